@@ -1,0 +1,1 @@
+"""Analytical cost models of attention and of checkpointing (theory only: no torch, no device)."""

@@ -1,0 +1,1 @@
+"""One module per figure or table: each reads the records and draws."""

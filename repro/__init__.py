@@ -1,0 +1,1 @@
+"""The attention operator, the checkpoint executor, instruments, experiments and records."""
