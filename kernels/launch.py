@@ -1,0 +1,210 @@
+"""Kernels, arrays and backends: what a driver says to launch a kernel.
+
+A :class:`Kernel` names a source file, an entry point and the macros that shape its code. An
+:class:`Array` is a view of memory that somebody else owns. A :class:`Backend` launches one on
+the other; the two backends are :class:`kernels.host.HostBackend` (any machine, counted and
+checked) and :class:`kernels.cupy_backend.CupyBackend` (an NVIDIA GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+KERNELS_DIR = Path(__file__).resolve().parent
+INCLUDE_DIR = KERNELS_DIR / "include"
+
+ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4, "int32": 4, "int64": 8, "uint8": 1}
+ACCESS = ("r", "w", "rw", "atomic")
+SCALARS = (np.int32, np.int64, np.uint32, np.uint64, np.float32)
+GRID_LIMIT = (2**31 - 1, 65535, 65535)
+THREAD_LIMIT = 1024
+
+Argument: TypeAlias = "Array | np.generic"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An entry point of a CUDA source, specialised by macros.
+
+    Args:
+        source: file name in this folder (``"flash_forward.cu"``), or the source text itself if
+            it contains a line break (tests write small faulty kernels that way).
+        entry: name of the ``extern "C" __global__`` function.
+        macros: ``-D`` constants as (name, value) pairs; the order does not matter.
+        threads: threads a block, a multiple of 32, at most 1024.
+    """
+
+    source: str
+    entry: str
+    macros: tuple[tuple[str, int], ...]
+    threads: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threads <= THREAD_LIMIT or self.threads % 32:
+            raise ValueError(
+                f"{self.entry}: threads must be a multiple of 32 in 32..{THREAD_LIMIT}, "
+                f"not {self.threads}"
+            )
+        names = [name for name, _ in self.macros]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.entry}: a macro is given twice: {sorted(names)}")
+        object.__setattr__(
+            self, "macros", tuple(sorted((name, int(value)) for name, value in self.macros))
+        )
+
+    @property
+    def path(self) -> Path | None:
+        """The source file, or None when ``source`` is the text itself."""
+        return None if "\n" in self.source else KERNELS_DIR / self.source
+
+    def text(self) -> str:
+        """The source text. FileNotFoundError names the file."""
+        return self.source if self.path is None else self.path.read_text()
+
+
+@dataclass(frozen=True)
+class Array:
+    """A view of host or device memory owned elsewhere.
+
+    Args:
+        name: counter name: ``"q"``, ``"k"``, ``"out"``, …
+        pointer: address of element 0.
+        shape: e.g. (B, H, N, D) or (B, H, N).
+        strides: in elements, non-negative; the last dimension is contiguous (stride 1).
+        dtype: one of ``ITEMSIZE``.
+        access: ``"r"``, ``"w"`` (every element is written by the launch), ``"rw"`` or
+            ``"atomic"``.
+        owner: keeps the memory alive.
+    """
+
+    name: str
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    access: str
+    owner: Any = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEMSIZE:
+            raise TypeError(f"{self.name}: dtype {self.dtype!r} is not one of {list(ITEMSIZE)}")
+        if self.access not in ACCESS:
+            raise ValueError(f"{self.name}: access {self.access!r} is not one of {ACCESS}")
+        if len(self.shape) != len(self.strides):
+            raise ValueError(f"{self.name}: shape {self.shape} but strides {self.strides}")
+        if min(self.shape, default=0) < 0 or min(self.strides, default=0) < 0:
+            raise ValueError(
+                f"{self.name}: shape {self.shape} and strides {self.strides} must not be negative"
+            )
+        if self.shape and self.shape[-1] > 1 and self.strides[-1] != 1:
+            raise ValueError(
+                f"{self.name}: the last dimension has stride {self.strides[-1]}, not 1"
+            )
+        if self.pointer % self.itemsize:
+            raise ValueError(
+                f"{self.name}: address {self.pointer:#x} is not a multiple of {self.itemsize} bytes"
+            )
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def extent_bytes(self) -> int:
+        """Bytes from element 0 to the end of the last element of the view."""
+        if self.size == 0:
+            return 0
+        last = sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.itemsize
+
+    def with_access(self, access: str, name: str | None = None) -> Array:
+        """The same memory for another role."""
+        return Array(
+            self.name if name is None else name,
+            self.pointer,
+            self.shape,
+            self.strides,
+            self.dtype,
+            access,
+            self.owner,
+        )
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Launches kernels on arrays of one kind of memory."""
+
+    name: str
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[Argument],
+        stream: int | None = None,
+    ) -> None:
+        """Run ``kernel`` over ``grid`` blocks with ``shared_bytes`` of dynamic shared memory."""
+        ...
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        """Uninitialised contiguous scratch memory, access ``"rw"``."""
+        ...
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a dense row-major array."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 2, -1, -1):
+        strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return tuple(strides)
+
+
+def encode_array(array: Array, pointer: int | None = None) -> bytes:
+    """An array as the kernel receives it by value.
+
+    Tensor4 (32 bytes) for 4 dimensions, Tensor3 (24) for 3, Tensor1 (8) for fewer; see
+    ``include/types.cuh``. ``pointer`` replaces the address (the host backend moves the data).
+    """
+    fields = [array.pointer if pointer is None else pointer]
+    ndim = len(array.shape)
+    if ndim > 4:
+        raise ValueError(f"{array.name}: {ndim} dimensions, kernels take at most 4")
+    if ndim >= 3:
+        # The innermost stride is 1 and not passed.
+        fields += array.strides[: ndim - 1]
+    return np.array(fields, dtype=np.uint64).tobytes()
+
+
+def encode_scalar(value: np.generic) -> bytes:
+    """A scalar as the kernel receives it. Python numbers are refused: their width is a guess."""
+    if not isinstance(value, SCALARS):
+        names = [t.__name__ for t in SCALARS]
+        raise TypeError(
+            f"kernel argument {value!r} of type {type(value).__name__}: give one of {names}"
+        )
+    return value.tobytes()
+
+
+def encode(arg: Argument) -> bytes:
+    """Bytes of one kernel argument."""
+    return encode_array(arg) if isinstance(arg, Array) else encode_scalar(arg)
+
+
+def check_grid(kernel: Kernel, grid: tuple[int, int, int]) -> None:
+    """ValueError when a grid axis is empty or above the hardware's limit."""
+    for axis, size, limit in zip("xyz", grid, GRID_LIMIT, strict=True):
+        if not 0 < size <= limit:
+            raise ValueError(f"{kernel.entry}: grid.{axis} = {size} is outside 1..{limit}")
