@@ -1,1 +1,1 @@
-"""CUDA sources and the two ways to run them: on a GPU through CuPy, or on the host with counters."""
+"""CUDA sources and two ways to run them: on a GPU through CuPy, on the host with counters."""
