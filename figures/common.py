@@ -1,0 +1,194 @@
+"""What all figures share: the registry, the look, and files that are the same on every run.
+
+A figure is a module of this package, ``figures/NAME.py``, with ::
+
+    EXPERIMENTS = ("fig2-middle",)          # whose records it shows; Make reads this line too
+
+    def draw(frame: pandas.DataFrame) -> Drawing: ...
+    def verdicts(frame: pandas.DataFrame) -> list[Verdict]: ...   # optional, for the table
+
+``frame`` is the tidy frame of those experiments (``repro.experiments.tidy``): predicted, measured
+and published rows with the same columns. Predicted values are drawn as lines, measured ones as
+filled points, published ones as hollow points. ``python -m figures NAME`` writes NAME.png, NAME.svg
+and NAME.csv to figures/out/.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import pkgutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # works without a display, and draws the same everywhere
+
+import matplotlib.pyplot as plt
+import pandas
+import seaborn
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+log = logging.getLogger("figures")
+
+OUT = Path(__file__).resolve().parent / "out"
+_NOT_FIGURES = {"common", "verdict_table"}
+
+#: One colour per algorithm, in every figure (Okabe-Ito: distinct for colour-blind readers).
+COLOURS = {
+    "standard": "#D55E00",
+    "flash1": "#0072B2",
+    "flash1-literal": "#56B4E9",
+    "flash": "#009E73",
+    "flash-deterministic": "#CC79A7",
+    "published": "#555555",
+    "bound": "#999999",
+}
+FILLED = {"linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": 6}
+HOLLOW = {"linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 1.3, "markersize": 7}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and the numbers in it (the CSV's rows, in the order drawn)."""
+
+    figure: Figure
+    table: pandas.DataFrame
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row of the verdict table: one claim, judged.
+
+    ``verdict`` starts with "holds", "holds within limits", "does not hold" or "open".
+    """
+
+    claim: str  # short id: "K1", "FA-1 Fig. 2 middle"
+    statement: str
+    predicted: str
+    measured: str
+    published: str
+    verdict: str
+    command: str
+
+
+def style() -> None:
+    """The common look; also what makes the files reproducible byte for byte."""
+    seaborn.set_theme(context="paper", style="ticks")
+    plt.rcParams.update({
+        "figure.dpi": 100,
+        "savefig.dpi": 160,
+        "font.family": "DejaVu Sans",  # ships with matplotlib, so text has one width everywhere
+        "font.size": 9,
+        "axes.titlesize": 10,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.labelsize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "#E6E6E6",
+        "grid.linewidth": 0.6,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "recompute-repro",
+    })  # fmt: skip
+
+
+def names() -> tuple[str, ...]:
+    """All figures, by module name."""
+    modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return tuple(sorted(m for m in modules if m not in _NOT_FIGURES and not m.startswith("_")))
+
+
+def module(name: str) -> ModuleType:
+    """The module of a figure; ValueError lists the known ones."""
+    if name not in names():
+        raise ValueError(f"no figure {name!r}; known: {', '.join(names())}")
+    return importlib.import_module(f"figures.{name}")
+
+
+def save(name: str, drawing: Drawing, out: Path = OUT) -> list[Path]:
+    """Write NAME.csv, NAME.png and NAME.svg, all or none, without dates or random ids."""
+    out.mkdir(parents=True, exist_ok=True)
+    finals = [out / f"{name}{ending}" for ending in (".csv", ".png", ".svg")]
+    with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
+        drafts = [Path(folder) / final.name for final in finals]
+        drawing.table.to_csv(drafts[0], index=False, float_format="%.6g", lineterminator="\n")
+        drawing.figure.savefig(drafts[1], metadata={"Software": None})
+        drawing.figure.savefig(drafts[2], metadata={"Date": None, "Creator": None})
+        for draft, final in zip(drafts, finals, strict=True):
+            os.replace(draft, final)
+    plt.close(drawing.figure)
+    return finals
+
+
+def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
+    """Rows whose columns have the wanted value (or one of a list of values)."""
+    rows = frame
+    for column, value in wanted.items():
+        key = "pass" if column == "pass_" else column
+        values = value if isinstance(value, list | tuple | set) else [value]
+        rows = rows[rows[key].isin(values)]
+    return rows
+
+
+def series(
+    ax: Axes,
+    rows: pandas.DataFrame,
+    x: str,
+    what: str,
+    *,
+    y: str = "value",
+    label: str | None = None,
+    **style: Any,
+) -> pandas.DataFrame:
+    """Draw y against x in the manner of the rows' source; returns what was drawn.
+
+    Rows without a value (out of memory, failed) are left out and named in the log, and so is a
+    series with nothing to draw: a gap is never silent and never an error.
+    """
+    usable = rows[rows[y].notna() & rows[x].notna()].sort_values(x)
+    for _, gap in rows[rows[y].isna()].iterrows():
+        log.warning("%s: no point at %s = %s (%s)", what, x, gap[x], gap.get("error") or "no value")
+    if usable.empty:
+        log.warning("%s: nothing to draw", what)
+        return usable
+    kinds = set(usable["source"])
+    if kinds == {"predicted"}:
+        style = {"linewidth": 1.5, **style}
+    elif kinds == {"measured"}:
+        style = {**FILLED, "marker": "o", **style}
+    elif kinds == {"published"}:
+        style = {**HOLLOW, "marker": "o", **style}
+    else:
+        raise ValueError(f"{what}: one series mixes sources {sorted(kinds)}")
+    ax.plot(usable[x], usable[y], label=label, **style)
+    return usable
+
+
+def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **options: Any) -> None:
+    """Write a label right of a curve's last point, in the curve's colour."""
+    place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+    ax.annotate(text, (x, y), color=colour, **{**place, **options})
+
+
+def powers_of_two(ax: Axes, ticks: Sequence[float], axis: str = "x") -> None:
+    """A base-two log axis with ticks written as 512, 1k, 2k, ..."""
+
+    def text(value: float) -> str:
+        return f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"
+
+    getattr(ax, f"set_{axis}scale")("log", base=2)
+    getattr(ax, f"set_{axis}ticks")(list(ticks), [text(t) for t in ticks])
+    ax.minorticks_off()

@@ -1,0 +1,129 @@
+"""Experiments: each is a list of cells that can be predicted, measured and compared.
+
+To add one, write a module here that ends with ::
+
+    EXPERIMENT = Experiment(name="my-experiment", title="...", cells=cells, predict=predict,
+                            measure=measure, device="host")
+
+where the module is called ``my_experiment.py`` and
+
+- ``cells()`` lists the points, each a ``Cell`` of record fields (implementation, pass, shape, ...);
+- ``predict(cell)`` gives the records that the formulas of ``analysis`` expect (cheap, pure);
+- ``measure(cell, context)`` runs the cell and gives what came out.
+
+Predictions are evaluated when a frame is made and never stored; measurements are stored cell by
+cell by ``repro.experiments.run`` under ``results/<machine>/<name>.jsonl``. Import torch, cupy and
+kernels inside ``measure``, so that drawing a figure needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro.records import Record, Scalar, frame, load, record
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Cell", "Context", "Experiment", "experiment", "names", "record", "tidy"]
+
+#: Where an experiment is measured: "host" runs kernels through the counting host backend, "cpu"
+#: runs torch on the CPU, "cuda" needs a GPU, "none" has recorded and published rows only.
+DEVICES = ("host", "cpu", "cuda", "none")
+
+
+class Cell(dict[str, Scalar]):
+    """One point of an experiment: JSON record fields, e.g. ``Cell(implementation="flash", ...)``.
+
+    ``pass`` is a Python keyword, so it is given as ``pass_``.
+    """
+
+    def __init__(self, **values: Scalar) -> None:
+        super().__init__({("pass" if k == "pass_" else k): v for k, v in values.items()})
+
+    @property
+    def id(self) -> str:
+        """Identity of the cell; a run resumes by it, so it must not depend on the machine."""
+        return " ".join(f"{k}={v}" for k, v in self.items())
+
+
+@dataclass
+class Context:
+    """What a measurement may use. ``host()`` is the counting backend, made on first use."""
+
+    device: str
+    checks: bool = True
+    _backend: Any = field(default=None, repr=False)
+
+    def host(self) -> Any:
+        """The host backend, shared by the cells of a run; its counters are reset for the caller."""
+        if self._backend is None:
+            from kernels.host import HostBackend
+
+            self._backend = HostBackend(checks=self.checks)
+        self._backend.reset()
+        return self._backend
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Name, cells, formula and measurement of one experiment (see the module's docstring)."""
+
+    name: str
+    title: str
+    cells: Callable[[], Iterable[Cell]]
+    predict: Callable[[Cell], Iterable[Record]]
+    measure: Callable[[Cell, Context], Iterable[Record]] | None = None
+    device: str = "none"
+    #: Folders and files whose change makes recorded cells stale, relative to the repository.
+    sources: Sequence[str] = ("kernels",)
+    #: Rough time of a whole measurement, for the progress line and the README.
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"device must be one of {DEVICES}, got {self.device!r}")
+        if (self.measure is None) != (self.device == "none"):
+            raise ValueError(
+                f"{self.name}: measure is {'absent' if self.measure is None else 'given'} "
+                f"but device is {self.device!r}"
+            )
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """All experiments, by name."""
+    modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    return tuple(
+        sorted(m.replace("_", "-") for m in modules if not m.startswith("_") and m != "run")
+    )
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name; ValueError lists the known ones."""
+    if name not in names():
+        raise ValueError(f"no experiment {name!r}; known: {', '.join(names())}")
+    module = importlib.import_module(f"repro.experiments.{name.replace('-', '_')}")
+    found: Experiment = module.EXPERIMENT
+    if found.name != name:
+        raise ValueError(f"module {module.__name__} defines experiment {found.name!r}")
+    return found
+
+
+def tidy(selected: Sequence[str], root: Path | None = None) -> pandas.DataFrame:
+    """Predicted, measured and published rows of these experiments in one tidy frame.
+
+    A name without a module stands for records only (published or measured elsewhere).
+    """
+    predicted: list[Record] = []
+    for name in selected:
+        if name in names():
+            known = experiment(name)
+            predicted += [r for cell in known.cells() for r in known.predict(cell)]
+    return frame(predicted + load(selected, root))

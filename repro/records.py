@@ -1,0 +1,268 @@
+"""Records: one measured, predicted or published number a row, kept as JSON Lines.
+
+A row says what was run (experiment, implementation, pass, shape (B, H, N, D), tile), what came out
+(metric, value, unit, spread) and where it comes from (source, tool, device, versions, date, or the
+paper's table or figure with how far that reading can be trusted). A cell that failed is a row too:
+``error`` holds the message and ``value`` is absent, so a gap in a figure has a reason on record.
+
+Files are ``results/<machine>/<experiment>.jsonl``. Rows are appended in one write and synced, so an
+interrupted run loses at most the cell it was in; a line torn by a crash is skipped when reading and
+cut off before the next append. Fields this module does not know are kept as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+SOURCES = ("predicted", "measured", "published")
+PASSES = ("forward", "backward", "forward+backward", "-")
+LEVELS = ("sm", "hbm")
+
+#: Folder with one sub-folder per machine, and one named ``published``.
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One row. Absent fields are None and are not written.
+
+    ``level`` tells the two kinds of traffic apart: "sm" is what crosses the boundary between L2 and
+    the multiprocessors, "hbm" what reaches DRAM. ``cell`` identifies the point of the experiment
+    that this row is part of; a run resumes by it.
+
+    Raises ValueError or TypeError, naming the offending values, when a row cannot be right.
+    """
+
+    experiment: str
+    implementation: str
+    metric: str
+    source: str
+    value: float | None = None
+    unit: str | None = None
+    pass_: str = "-"
+    batch: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    seqlen_q: int | None = None
+    seqlen_k: int | None = None
+    head_dim: int | None = None
+    dtype: str | None = None
+    causal: bool | None = None
+    dropout: float | None = None
+    key_mask: bool | None = None
+    block_m: int | None = None
+    block_n: int | None = None
+    level: str | None = None
+    kernel: str | None = None
+    tensor: str | None = None
+    direction: str | None = None
+    scale_factor: float | None = None  # value = counted on a smaller run x this (1 head -> B*H)
+    spread_min: float | None = None
+    spread_max: float | None = None
+    spread_n: int | None = None
+    tool: str | None = None
+    origin: str | None = None  # published: paper and table or figure
+    confidence: str | None = None  # published: "table", "label", "digitised ±0.03 GB", ...
+    note: str | None = None
+    error: str | None = None
+    cell: str | None = None
+    sources: str | None = None  # digest of the code that was measured
+    device: str | None = None
+    driver: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    date: str | None = None
+    commit: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("experiment", "implementation", "metric"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise TypeError(f"{name} must be a non-empty string, got {getattr(self, name)!r}")
+        if self.source not in SOURCES:
+            raise ValueError(f"source must be one of {SOURCES}, got {self.source!r}")
+        if self.level is not None and self.level not in LEVELS:
+            raise ValueError(f"level must be one of {LEVELS}, got {self.level!r}")
+        if (self.value is None) == (self.error is None):
+            raise ValueError(
+                f"a row has either a value or an error, got value={self.value!r} and "
+                f"error={self.error!r} ({self.experiment}, {self.implementation}, {self.metric})"
+            )
+        if self.value is not None:
+            if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+                raise TypeError(f"value must be a number, got {self.value!r}")
+            if not math.isfinite(self.value):
+                raise ValueError(f"value must be finite, got {self.value!r}; use error instead")
+            if not self.unit:
+                raise ValueError(f"value {self.value!r} of {self.metric} needs a unit")
+        for name in _COUNTS:
+            count = getattr(self, name)
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
+                raise TypeError(f"{name} must be an integer, got {count!r}")
+            if count is not None and count < 0:
+                raise ValueError(f"{name} must not be negative, got {count}")
+        clash = set(self.extra) & _NAMES
+        if clash:
+            raise ValueError(f"extra repeats fields of the record: {sorted(clash)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as a JSON object, absent fields left out, ``pass_`` spelled ``pass``."""
+        row = {
+            _spelled(f.name): getattr(self, f.name)
+            for f in fields(self)
+            if f.name != "extra" and getattr(self, f.name) is not None
+        }
+        return row | dict(self.extra)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Record:
+        """The record of a JSON object; unknown fields go to ``extra``."""
+        known = {("pass_" if k == "pass" else k): v for k, v in row.items() if k in _SPELLED}
+        missing = _REQUIRED - set(known)
+        if missing:
+            raise ValueError(f"row lacks {sorted(missing)}: {dict(row)}")
+        return cls(**known, extra={k: v for k, v in row.items() if k not in _SPELLED})
+
+
+_COUNTS = (
+    "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
+    "block_m", "block_n", "spread_n",
+)  # fmt: skip
+_NAMES = {f.name for f in fields(Record)} - {"extra"}
+_SPELLED = (_NAMES - {"pass_"}) | {"pass"}
+_REQUIRED = {"experiment", "implementation", "metric", "source"}
+
+
+def _spelled(name: str) -> str:
+    return "pass" if name == "pass_" else name
+
+
+def record(cell: Mapping[str, Scalar], **values: Any) -> Record:
+    """A record whose shape fields come from ``cell`` and the rest from ``values``.
+
+    ``cell`` maps JSON field names (``pass``, ``seqlen_q``, ...) to values; ``values`` win.
+    """
+    if "pass_" in values:
+        values["pass"] = values.pop("pass_")
+    return Record.from_json({**cell, **values})
+
+
+def append(path: Path, records: Iterable[Record]) -> None:
+    """Append rows in one write and sync them to disk; a torn last line is cut off first."""
+    text = "".join(json.dumps(r.to_json(), ensure_ascii=False) + "\n" for r in records)
+    if not text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        _cut_torn_tail(file.fileno())
+        data = text.encode()
+        while data:
+            data = data[os.write(file.fileno(), data) :]
+        os.fsync(file.fileno())
+
+
+def _cut_torn_tail(fd: int) -> None:
+    size = os.fstat(fd).st_size
+    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
+        return
+    content = os.pread(fd, size, 0)
+    os.ftruncate(fd, content.rfind(b"\n") + 1)
+
+
+def write(path: Path, records: Iterable[Record]) -> None:
+    """Replace a file as a whole: the old one stays until the new one is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            for r in records:
+                file.write(json.dumps(r.to_json(), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The rows of a file, in order. A missing file has none.
+
+    A last line torn by a crash is skipped with a warning; a broken line elsewhere is a ValueError
+    that names file and line.
+    """
+    if not path.exists():
+        return
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            if number == len(lines):  # no newline after it: the write was cut short
+                warnings.warn(f"{path.name}: last line is torn, skipped", stacklevel=2)
+                return
+            raise ValueError(f"{path.name}, line {number}: not JSON ({error})") from None
+        try:
+            yield Record.from_json(row)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path.name}, line {number}: {error}") from None
+
+
+def discard(path: Path, cells: set[str]) -> None:
+    """Remove the rows of these cells, so that they can be measured again."""
+    kept = [r for r in read(path) if r.cell not in cells]
+    write(path, kept)
+
+
+def frame(records: Iterable[Record]) -> pandas.DataFrame:
+    """One tidy frame, a row per record, always with every known column.
+
+    Columns carry the JSON names (``pass``); fields of ``extra`` become columns of their own.
+    """
+    import pandas
+
+    rows = [r.to_json() for r in records]
+    extra = sorted({k for row in rows for k in row} - _SPELLED)
+    columns = [_spelled(f.name) for f in fields(Record) if f.name != "extra"] + extra
+    table = pandas.DataFrame(rows, columns=columns)
+    for name in ("value", "dropout", "spread_min", "spread_max", "scale_factor", *_COUNTS):
+        table[name] = pandas.to_numeric(table[name])
+    return table
+
+
+def load(experiments: Sequence[str], root: Path | None = None) -> list[Record]:
+    """Everything on record for these experiments, from all machines and papers.
+
+    ``results/local`` holds what this very machine measured with the host backend and on its CPU,
+    ``results/host`` the same cells as committed by the authors: where both have a cell, the local
+    one is used. Each row gets ``machine``, the folder's name.
+    """
+    root = RESULTS if root is None else root
+    found: list[Record] = []
+    for name in experiments:
+        local = list(read(root / "local" / f"{name}.jsonl"))
+        mine = {r.cell for r in local if r.cell and r.error is None}
+        for folder in sorted(p for p in root.glob("*") if p.is_dir()):
+            for r in read(folder / f"{name}.jsonl"):
+                if folder.name == "host" and r.cell in mine:
+                    continue
+                if folder.name == "local" and r.cell and r.cell not in mine:
+                    continue  # failed here; the authors' row, if any, stands
+                found.append(Record.from_json(r.to_json() | {"machine": folder.name}))
+    return found
