@@ -1,0 +1,106 @@
+"""The shape of one attention problem and of one tile: the arguments of every formula here.
+
+Shapes are written (B, H, N, D): batch, heads, sequence length, head dimension. Queries are
+(B, heads, seqlen_q, head_dim), keys and values (B, kv_heads, seqlen_k, head_dim).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
+"""Bytes of one stored element."""
+
+STAT_BYTES = 4
+"""Bytes of one row statistic (lse, delta, m, l) and of one accumulator element: always fp32."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One attention problem.
+
+    Causal is bottom-right aligned: query i sees key j when j <= i + seqlen_k - seqlen_q.
+    With kv_heads < heads, query head h reads key/value head h // group.
+
+    Raises ValueError or TypeError, naming the values, for anything no kernel could run.
+    """
+
+    batch: int
+    heads: int
+    seqlen_q: int
+    seqlen_k: int
+    head_dim: int
+    kv_heads: int = 0
+    """Number of key/value heads; 0 means as many as query heads."""
+    dtype: str = "fp16"
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim"):
+            _require_positive_int(name, getattr(self, name))
+        if self.kv_heads == 0:
+            object.__setattr__(self, "kv_heads", self.heads)
+        _require_positive_int("kv_heads", self.kv_heads)
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if self.dtype not in ITEMSIZE:
+            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element of q, k, v or out."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def group(self) -> int:
+        """Query heads per key/value head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def visible_pairs(self) -> int:
+        """(query, key) pairs that enter the softmax, for one head."""
+        if not self.causal:
+            return self.seqlen_q * self.seqlen_k
+        # Query i sees clamp(i + 1 + Nk - Nq, 0, Nk) keys. From the last query backwards that is
+        # Nk, Nk-1, ... for as many queries as there are, and never below zero.
+        rows = min(self.seqlen_q, self.seqlen_k)
+        return rows * self.seqlen_k - rows * (rows - 1) // 2
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of q; also of out, dout and dq."""
+        return self.batch * self.heads * self.seqlen_q * self.head_dim * self.itemsize
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of k; also of v, dk and dv."""
+        return self.batch * self.kv_heads * self.seqlen_k * self.head_dim * self.itemsize
+
+    @property
+    def score_bytes(self) -> int:
+        """Bytes of the score matrix S in the io dtype; also of P, dP and dS."""
+        return self.batch * self.heads * self.seqlen_q * self.seqlen_k * self.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one fp32 number per query row: lse, delta, m or l."""
+        return self.batch * self.heads * self.seqlen_q * STAT_BYTES
+
+
+@dataclass(frozen=True)
+class Tile:
+    """block_m query rows (the papers' Br) by block_n keys (the papers' Bc)."""
+
+    block_m: int
+    block_n: int
+
+    def __post_init__(self) -> None:
+        _require_positive_int("block_m", self.block_m)
+        _require_positive_int("block_n", self.block_n)
+
+
+def _require_positive_int(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int")
+    if value < 1:
+        raise ValueError(f"{name}={value} is below 1")

@@ -1,0 +1,10 @@
+"""Exact byte counts at the SM boundary, one module per family of kernels.
+
+Every function returns {kernel: {(tensor, direction): bytes}} for the whole (B, H, N, D) problem,
+directions being "read", "write" and "atomic" (a reduction sent to L2 without reading back).
+``analysis.traffic`` is the front door.
+"""
+
+from collections.abc import Mapping
+
+KernelBytes = Mapping[str, Mapping[tuple[str, str], int]]

@@ -1,0 +1,138 @@
+"""How many bytes an attention kernel moves, exactly, from its tile loop alone.
+
+The FlashAttention paper (2022, §2.1 and §3.2) counts "HBM accesses" on a machine with two
+levels: one small fast memory of M elements, one large slow memory. Whatever a thread block loads
+comes from the slow memory, every time. On that machine a schedule of tiles fixes the traffic
+completely, and this module adds it up: one sum per tensor and direction, with ragged last tiles
+and skipped causal tiles counted as they are.
+
+A GPU of today has an L2 cache between the two, so the one number becomes two:
+
+``SM boundary``
+    What thread blocks request: bytes that cross between L2 and the SMs. It depends only on the
+    tile loop. It equals the paper's number, and it is what this module predicts, to the byte.
+
+``HBM``
+    What is left after L2 has served the re-reads it could hold. It is never more than the SM
+    boundary's traffic and never less than touching each tensor once. ``analysis.hbm`` predicts it.
+
+How a sum is made, for the forward pass with one 64 × 64 tile per step, fp16 and head_dim 64:
+a tile of 64 rows is 64·64·2 = 8192 bytes. At N = 128 there are 2 query tiles and 2 key tiles.
+Each query tile reads itself once and, for both key tiles, K and V: 2·(1 + 2·2)·8192 = 81 920
+bytes. The causal mask lets the first query tile stop after one key tile: 65 536.
+
+>>> from analysis.shapes import AttentionShape, Tile
+>>> shape = AttentionShape(batch=1, heads=1, seqlen_q=128, seqlen_k=128, head_dim=64)
+>>> predict_traffic("flash", shape, Tile(64, 64), "forward").read_bytes
+81920
+
+The tile loop is in ``analysis.tile_loop``, the sums in ``analysis.sums``: one short module for
+standard attention, one for FlashAttention 2022, one for the form used since FlashAttention-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from analysis.shapes import AttentionShape, Tile
+from analysis.sums import KernelBytes
+from analysis.sums.flash import flash_backward, flash_forward
+from analysis.sums.flash1 import flash1_backward, flash1_forward
+from analysis.sums.standard import standard_backward, standard_forward
+
+DIRECTIONS = ("read", "write", "atomic")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes moved, per kernel, tensor and direction. Entries of zero bytes are left out.
+
+    An atomic addition is sent once and nothing comes back, so it counts as written.
+    """
+
+    kernels: Mapping[str, Mapping[tuple[str, str], int]]
+
+    def __post_init__(self) -> None:
+        frozen = {}
+        for kernel, entries in self.kernels.items():
+            for (tensor, direction), count in entries.items():
+                if direction not in DIRECTIONS:
+                    raise ValueError(f"{kernel}/{tensor}: direction {direction!r}")
+                if count < 0:
+                    raise ValueError(f"{kernel}/{tensor}/{direction}: {count} bytes")
+            kept = {key: int(count) for key, count in entries.items() if count}
+            frozen[kernel] = MappingProxyType(kept)
+        object.__setattr__(self, "kernels", MappingProxyType(frozen))
+
+    @property
+    def read_bytes(self) -> int:
+        return self._total("read")
+
+    @property
+    def write_bytes(self) -> int:
+        """Plain writes and atomic additions."""
+        return self._total("write") + self._total("atomic")
+
+    @property
+    def total_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+    def by_tensor(self) -> dict[tuple[str, str], int]:
+        """Bytes per (tensor, direction), summed over kernels."""
+        totals: dict[tuple[str, str], int] = {}
+        for entries in self.kernels.values():
+            for key, count in entries.items():
+                totals[key] = totals.get(key, 0) + count
+        return totals
+
+    def __add__(self, other: Traffic) -> Traffic:
+        merged: dict[str, dict[tuple[str, str], int]] = {}
+        for part in (self, other):
+            for kernel, entries in part.kernels.items():
+                into = merged.setdefault(kernel, {})
+                for key, count in entries.items():
+                    into[key] = into.get(key, 0) + count
+        return Traffic(merged)
+
+    def _total(self, direction: str) -> int:
+        return sum(count for (_, way), count in self.by_tensor().items() if way == direction)
+
+
+# (algorithm, pass) -> the sum, and the keyword arguments that select a variant of it.
+_SUMS: dict[tuple[str, str], tuple[Callable[..., KernelBytes], dict[str, Any]]] = {
+    ("standard", "forward"): (standard_forward, {}),
+    ("standard", "backward"): (standard_backward, {}),
+    ("flash1-literal", "forward"): (flash1_forward, {"literal": True}),
+    ("flash1-literal", "backward"): (flash1_backward, {"literal": True}),
+    ("flash1", "forward"): (flash1_forward, {"literal": False}),
+    ("flash1", "backward"): (flash1_backward, {"literal": False}),
+    ("flash", "forward"): (flash_forward, {}),
+    ("flash", "backward"): (flash_backward, {"deterministic": False}),
+    ("flash-deterministic", "forward"): (flash_forward, {}),
+    ("flash-deterministic", "backward"): (flash_backward, {"deterministic": True}),
+}
+
+ALGORITHMS = tuple(dict.fromkeys(algorithm for algorithm, _ in _SUMS))
+
+
+def predict_traffic(
+    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, **options: Any
+) -> Traffic:
+    """SM-boundary traffic of one pass, exact to the byte.
+
+    algorithm: one of ``ALGORITHMS``; pass_: "forward" or "backward".
+
+    Raises ValueError for an unknown algorithm, pass or option, and for a shape that the
+    algorithm does not handle.
+    """
+    if pass_ not in ("forward", "backward"):
+        raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
+    if (algorithm, pass_) not in _SUMS:
+        raise ValueError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+    sum_of, variant = _SUMS[algorithm, pass_]
+    if options:
+        raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")
+    return Traffic(sum_of(shape, tile, **variant))
