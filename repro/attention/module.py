@@ -1,0 +1,63 @@
+"""The operator as a module: what a model holds."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from repro.attention.operator import flash_attention
+
+__all__ = ["FlashAttention"]
+
+
+class FlashAttention(nn.Module):
+    """:func:`repro.flash_attention` with its options fixed; drops weights in training mode only.
+
+    Args:
+        causal, scale, deterministic, tile: as in :func:`repro.flash_attention`.
+        dropout_p: probability used while ``self.training``; in eval mode nothing is dropped.
+    """
+
+    def __init__(
+        self,
+        *,
+        causal: bool = False,
+        dropout_p: float = 0.0,
+        scale: float | None = None,
+        deterministic: bool = False,
+        tile: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= dropout_p <= 1.0:
+            raise ValueError(f"dropout_p must lie in [0, 1], got {dropout_p}")
+        self.causal = causal
+        self.dropout_p = dropout_p
+        self.scale = scale
+        self.deterministic = deterministic
+        self.tile = tile
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None = None,
+        block_mask: Tensor | None = None,
+    ) -> Tensor:
+        """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D)."""
+        out = flash_attention(
+            q,
+            k,
+            v,
+            causal=self.causal,
+            key_mask=key_mask,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            scale=self.scale,
+            block_mask=block_mask,
+            deterministic=self.deterministic,
+            tile=self.tile,
+        )
+        assert isinstance(out, Tensor)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"causal={self.causal}, dropout_p={self.dropout_p}, scale={self.scale}"

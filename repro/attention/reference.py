@@ -1,0 +1,152 @@
+"""Dense attention in float64 on the CPU: the one answer every kernel is held to.
+
+Nothing here is tiled, fused or fast. The (N, N) matrices are stored and the gradients are the
+textbook ones (FlashAttention 2022, App. B.2, over the whole row), so an error in a tile loop
+cannot be repeated here.
+
+Conventions (shared by the operator, see :func:`repro.flash_attention`):
+
+* causal is aligned bottom-right: query i sees key j when ``j <= i + seqlen_k - seqlen_q``;
+* ``key_mask`` (B, Nk) boolean, True = the key takes part;
+* a row that sees no key has ``out = 0``, ``lse = -inf`` and neither takes nor sends gradient;
+* a key that no row sees may hold anything, NaN included.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Reference", "attention_reference", "max_error", "visible"]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """``out`` (B, H, Nq, D), ``lse`` (B, H, Nq) and, where a ``dout`` was given, the gradients."""
+
+    out: Tensor
+    lse: Tensor
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+
+
+def visible(
+    batch: int,
+    heads: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    block_mask: Tensor | None = None,
+    block: tuple[int, int] | None = None,
+) -> Tensor:
+    """Boolean (B, H, Nq, Nk): which pairs take part.
+
+    ``block_mask`` (rows, columns), (H, rows, columns) or (B, H, rows, columns) is expanded by
+    ``block`` = (block_m, block_n) and cut to (Nq, Nk).
+    """
+    seen = torch.ones(batch, heads, seqlen_q, seqlen_k, dtype=torch.bool)
+    if causal:
+        rows = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+        seen &= torch.arange(seqlen_k)[None, :] <= rows
+    if key_mask is not None:
+        seen &= key_mask.bool().cpu()[:, None, None, :]
+    if block_mask is not None:
+        if block is None:
+            raise ValueError("block_mask needs block = (block_m, block_n), got None")
+        wide = block_mask.bool().cpu()
+        wide = wide.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
+        seen &= wide[..., :seqlen_q, :seqlen_k]
+    return seen
+
+
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None = None,
+    *,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    block_mask: Tensor | None = None,
+    block: tuple[int, int] | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    keep: Tensor | None = None,
+    dlse: Tensor | None = None,
+) -> Reference:
+    """Attention and its gradients in float64.
+
+    Args:
+        q: (B, H, Nq, D); ``k``, ``v``: (B, Hkv, Nk, D) with Hkv dividing H.
+        dout: (B, H, Nq, D) incoming gradient; without it only the forward is computed.
+        keep: boolean (B, H, Nq, Nk), True = the weight survived dropout with ``dropout_p``.
+        dlse: (B, H, Nq) incoming gradient of ``lse``.
+    """
+    q, k, v = (t.detach().to("cpu", torch.float64) for t in (q, k, v))
+    batch, heads, seqlen_q, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    group = heads // kv_heads
+    scale = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
+    seen = visible(
+        batch, heads, seqlen_q, seqlen_k,
+        causal=causal, key_mask=key_mask, block_mask=block_mask, block=block,
+    )  # fmt: skip
+    # Slots nobody sees may hold NaN, and 0 * NaN is NaN, so they become 0 before any product.
+    used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]
+    k_rows = torch.where(used, k, 0.0).repeat_interleave(group, 1)
+    v_rows = torch.where(used, v, 0.0).repeat_interleave(group, 1)
+
+    scores = (scale * (q @ k_rows.mT)).masked_fill(~seen, -math.inf)
+    lse = torch.logsumexp(scores, -1)
+    finite = torch.where(torch.isneginf(lse), 0.0, lse)[..., None]
+    weights = torch.exp(scores - finite)
+    drop = torch.ones_like(weights)
+    if dropout_p > 0.0:
+        if keep is None:
+            raise ValueError(f"dropout_p = {dropout_p} needs the keep mask, got None")
+        drop = keep.cpu().double() / (1.0 - dropout_p) if dropout_p < 1.0 else torch.zeros(())
+    dropped = weights * drop
+    out = dropped @ v_rows
+    if dout is None:
+        return Reference(out, lse)
+
+    dout = dout.detach().to("cpu", torch.float64)
+    dv = dropped.mT @ dout
+    dweights = (dout @ v_rows.mT) * drop
+    # The sum is over the whole row: over one block only, it is wrong (study note fault F2).
+    row_sum = (weights * dweights).sum(-1, keepdim=True)
+    if dlse is not None:
+        row_sum = row_sum - dlse.detach().to("cpu", torch.float64)[..., None]
+    dscores = scale * weights * (dweights - row_sum)
+    dq = dscores @ k_rows
+    dk = dscores.mT @ q
+
+    def fold(grad: Tensor) -> Tensor:
+        return grad.view(batch, kv_heads, group, seqlen_k, head_dim).sum(2)
+
+    return Reference(out, lse, dq, fold(dk), fold(dv))
+
+
+def max_error(result: Tensor, reference: Tensor) -> float:
+    """Largest absolute difference; infinite when the two disagree about where they are finite.
+
+    A NaN or an infinity on one side only is a failure **in both directions**: a NaN in the
+    reference excuses nothing in the result. Equal infinities count as equal, NaNs never do.
+    """
+    if result.shape != reference.shape:
+        raise ValueError(f"shapes differ: {tuple(result.shape)} and {tuple(reference.shape)}")
+    x = result.detach().to("cpu", torch.float64)
+    y = reference.detach().to("cpu", torch.float64)
+    if x.numel() == 0:
+        return 0.0
+    if bool(torch.isnan(x).any()) or bool(torch.isnan(y).any()):
+        return math.inf
+    same = x == y  # true for equal infinities, whose difference would be NaN
+    difference = torch.where(same, 0.0, (x - y).abs())
+    return float(difference.max())

@@ -1,0 +1,133 @@
+"""Everything that can be wrong with the arguments, said before anything is launched.
+
+Each message names both values that disagree. ``TypeError``: the wrong kind of thing (type,
+device, layout of a tensor's numbers); ``ValueError``: the right kind with a wrong value.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import torch
+from torch import Tensor
+
+__all__ = ["DTYPES", "HEAD_DIM_MAX", "check_arguments", "resolve_scale"]
+
+#: torch type -> the name the kernels and the records use.
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+HEAD_DIM_MAX = 256
+
+
+def check_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    block_mask: Tensor | None = None,
+    tile: tuple[int, int] | None = None,
+) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute."""
+    _check_tensors(q, k, v)
+    if not 0.0 <= dropout_p <= 1.0:  # also false for NaN
+        raise ValueError(f"dropout_p must lie in [0, 1], got {dropout_p}")
+    if tile is not None:
+        _check_tile(tile)
+    if key_mask is not None:
+        _check_key_mask(key_mask, q, k)
+    if block_mask is not None:
+        _check_block_mask(block_mask, q, k, tile)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} must have 4 dimensions (B, H, N, D), got {tensor.dim()}: "
+                f"shape {tuple(tensor.shape)}"
+            )
+        if tensor.dtype not in DTYPES:
+            raise TypeError(
+                f"{name} has type {tensor.dtype}; supported are float16, bfloat16 and float32"
+            )
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype != q.dtype:
+            raise TypeError(f"q and {name} differ in type: {q.dtype} and {tensor.dtype}")
+        if tensor.device != q.device:
+            raise TypeError(f"q and {name} are on different devices: {q.device}, {tensor.device}")
+    if q.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"q is on {q.device}; kernels exist for cpu and cuda")
+    if k.shape != v.shape:
+        raise ValueError(f"k and v differ in shape: {tuple(k.shape)} and {tuple(v.shape)}")
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"q and k differ in batch: {q.shape[0]} and {k.shape[0]}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k differ in head dimension: {q.shape[3]} and {k.shape[3]}")
+    if not 1 <= q.shape[3] <= HEAD_DIM_MAX:
+        raise ValueError(f"head dimension must be 1 to {HEAD_DIM_MAX}, got {q.shape[3]}")
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if kv_heads == 0 and heads != 0 or kv_heads != 0 and heads % kv_heads != 0:
+        raise ValueError(f"q has {heads} heads, not a multiple of the {kv_heads} heads of k and v")
+
+
+def _check_tile(tile: tuple[int, int]) -> None:
+    if len(tile) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in tile):
+        raise ValueError(f"tile must be two positive integers (block_m, block_n), got {tile!r}")
+
+
+def _check_key_mask(key_mask: Tensor, q: Tensor, k: Tensor) -> None:
+    if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+        kind = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
+        raise TypeError(f"key_mask must be a boolean tensor (True = takes part), got {kind}")
+    if key_mask.shape != (k.shape[0], k.shape[2]):
+        raise ValueError(
+            f"key_mask must have shape (B, Nk) = {(k.shape[0], k.shape[2])}, "
+            f"got {tuple(key_mask.shape)}"
+        )
+    if key_mask.device != q.device:
+        raise TypeError(f"q and key_mask are on different devices: {q.device}, {key_mask.device}")
+
+
+def _check_block_mask(
+    block_mask: Tensor, q: Tensor, k: Tensor, tile: tuple[int, int] | None
+) -> None:
+    if not isinstance(block_mask, Tensor) or block_mask.dtype != torch.bool:
+        kind = block_mask.dtype if isinstance(block_mask, Tensor) else type(block_mask).__name__
+        raise TypeError(f"block_mask must be a boolean tensor (True = computed), got {kind}")
+    if block_mask.device != q.device:
+        raise TypeError(
+            f"q and block_mask are on different devices: {q.device}, {block_mask.device}"
+        )
+    if tile is None:
+        raise ValueError(
+            f"block_mask {tuple(block_mask.shape)} needs tile=(block_m, block_n), got None: "
+            "the block size is the tile"
+        )
+    batch, heads, seqlen_q, _ = q.shape
+    rows = -(-seqlen_q // tile[0])
+    columns = -(-k.shape[2] // tile[1])
+    allowed = [(rows, columns), (heads, rows, columns), (batch, heads, rows, columns)]
+    if tuple(block_mask.shape) not in allowed:
+        raise ValueError(
+            f"block_mask must have shape {allowed[0]}, {allowed[1]} or {allowed[2]} "
+            f"for tile {tuple(tile)}, got {tuple(block_mask.shape)}"
+        )
+
+
+def resolve_scale(scale: float | None, head_dim: int) -> float:
+    """The softmax scale: the caller's, or 1/sqrt(D) with the caller's own D, never a padded one.
+
+    Any real number is taken, whatever its spelling (Python int or float, NumPy scalar).
+    """
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"scale must be a real number or None, got {type(scale).__name__}")
+    value = float(scale)
+    if not math.isfinite(value):
+        raise ValueError(f"scale must be finite, got {value}")
+    return value
