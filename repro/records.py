@@ -160,9 +160,17 @@ def record(cell: Mapping[str, Scalar], **values: Any) -> Record:
     return Record.from_json({**cell, **values})
 
 
+def _line(r: Record) -> str:
+    """The row as one line; whole numbers are written without ".0"."""
+    row = r.to_json()
+    if isinstance(r.value, float) and r.value.is_integer():
+        row["value"] = int(r.value)
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
 def append(path: Path, records: Iterable[Record]) -> None:
     """Append rows in one write and sync them to disk; a torn last line is cut off first."""
-    text = "".join(json.dumps(r.to_json(), ensure_ascii=False) + "\n" for r in records)
+    text = "".join(_line(r) for r in records)
     if not text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +197,7 @@ def write(path: Path, records: Iterable[Record]) -> None:
     try:
         with open(handle, "w", encoding="utf-8") as file:
             for r in records:
-                file.write(json.dumps(r.to_json(), ensure_ascii=False) + "\n")
+                file.write(_line(r))
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

@@ -1,0 +1,101 @@
+# FlashAttention and gradient checkpointing: predicted, measured, published.
+#
+#   make figures                  environment, measurements this machine can make, every figure
+#   make figures/out/NAME.svg     one figure and just what it needs
+#   make test                     all tests that can run here (GPU tests skip without a GPU)
+#   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
+#   make bench                    micro-benchmarks (pytest-benchmark)
+#   make doctor                   what this machine can do, and why not the rest
+#   make lint | make clean
+#
+# PYTHON=python3.12 chooses the interpreter; NO_VENV=1 uses it as it is and installs nothing.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+
+ifdef NO_VENV
+PY := $(PYTHON)
+ENV :=
+else
+PY := $(VENV)/bin/python
+ENV := $(VENV)/.installed
+endif
+
+# One process, one thread: -j and pytest's workers are the parallelism here.
+export OMP_NUM_THREADS ?= 1
+export PYTHONUNBUFFERED := 1
+
+OUT := figures/out
+STAMPS := .cache/measured
+FIGURES := $(filter-out __init__ __main__ common verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
+EXPERIMENTS := $(subst _,-,$(filter-out __init__ run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
+THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/records.py repro/experiments/*.py)
+MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/* repro/*.py)
+
+.PHONY: figures test measure bench doctor lint readme clean
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+figures: $(foreach f,$(FIGURES),$(OUT)/$(f).svg $(OUT)/$(f).png $(OUT)/$(f).csv) $(OUT)/verdicts.md
+
+# A pattern rule with three targets runs once for all three, under -j too.
+$(OUT)/%.svg $(OUT)/%.png $(OUT)/%.csv: figures/%.py figures/common.py $(THEORY) | $(ENV)
+	@$(PY) -m figures draw $*
+
+# The experiments of a figure are the tuple EXPERIMENTS in its module, which must fit one line.
+experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' figures/$(1).py | tr -d '",')
+define needs
+$(foreach e,svg png csv,$(OUT)/$(1).$(e)): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
+    $(foreach x,$(2),$(wildcard results/*/$(x).jsonl))
+endef
+$(foreach f,$(FIGURES),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
+
+$(OUT)/verdicts.md: $(FIGURES:%=$(OUT)/%.svg) $(wildcard figures/verdict_table.py)
+	@$(PY) -m figures verdicts
+
+# Which cells are on record is decided by the command; the stamp only says that it has run.
+$(STAMPS)/%: $(THEORY) $(MACHINERY) | $(ENV)
+	@$(PY) -m repro measure $*
+	@mkdir -p $(STAMPS) && touch $@
+
+measure: | $(ENV)
+	@$(PY) -m repro measure $(EXPERIMENT)
+
+test: | $(ENV)
+	@workers=$$($(PY) -c 'import xdist' 2>/dev/null && echo "-n $(WORKERS) --dist loadfile"); \
+	$(PY) -m pytest $$workers --benchmark-skip $(ARGS)
+
+bench: | $(ENV)
+	@$(PY) -m pytest --benchmark-only -q $(ARGS)
+
+doctor: | $(ENV)
+	@$(PY) -m repro doctor
+
+lint: | $(ENV)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(dir $(PY))lint-imports
+
+# For the authors: the README's table and pictures, from the records that are committed.
+readme: | $(ENV)
+	@$(PY) -m figures readme
+
+clean:
+	rm -rf $(VENV) .cache $(OUT) results/local build *.egg-info
+
+CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \(1[23]\)\..*/,cuda\1/p')
+CXX_FOUND = command -v "$${CXX:-c++}" || command -v g++ || command -v clang++
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	    { echo "error: $(PYTHON) is missing or older than Python 3.11; set PYTHON=..." >&2; exit 1; }
+	@{ $(CXX_FOUND); } >/dev/null || \
+	    { echo "error: no C++ compiler (c++, g++ or clang++); install one or set CXX=..." >&2; exit 1; }
+	@echo "installing into $(VENV) (torch is the large part)"
+	@$(PYTHON) -m venv $(VENV) || \
+	    { echo "error: $(PYTHON) cannot make a virtual environment (package python3-venv?)" >&2; exit 1; }
+	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock \
+	    -e ".[test,dev$(CUDA)]"
+	@touch $@

@@ -1,0 +1,117 @@
+"""Measures experiments cell by cell and stores the rows as they come.
+
+A cell is done when it has rows without an error that were measured from the same code. Done cells
+are skipped, so an interrupted run (Ctrl-C, a crash, a reboot) goes on where it stopped and loses at
+most the cell it was in. A failed cell becomes a row with ``error`` and is tried again next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro import machine, records
+from repro.experiments import Cell, Context, Experiment
+from repro.progress import say, track
+from repro.records import Record
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of one experiment did; ``reason`` says why nothing could be measured."""
+
+    measured: int = 0
+    skipped: int = 0
+    failed: int = 0
+    reason: str | None = None
+
+
+def device_reason(device: str) -> str | None:
+    """Why nothing can be measured on this device here, or None where it can."""
+    if device == "none":
+        return "has recorded and published rows only"
+    if device == "cuda" and machine.gpu() is None:
+        return "needs an NVIDIA GPU, none found"
+    return None
+
+
+def folder(device: str, into: str | None = None) -> str:
+    """The folder under results/ for measurements on this device."""
+    if into is not None:
+        return into
+    if device == "cuda":
+        card = machine.gpu()
+        if card is None:
+            raise RuntimeError("no NVIDIA GPU found")
+        return card.slug
+    return "local"
+
+
+def measure(
+    experiment: Experiment,
+    *,
+    into: str | None = None,
+    again: bool = False,
+    root: Path | None = None,
+) -> Outcome:
+    """Measure the cells of one experiment that are not on record yet.
+
+    into: folder under results/ (default: the GPU's name, or "local" for host and CPU);
+    again: measure recorded cells anew.
+    """
+    reason = device_reason(experiment.device)
+    if reason is not None:
+        return Outcome(reason=reason)
+    assert experiment.measure is not None
+    path = (root or records.RESULTS) / folder(experiment.device, into) / f"{experiment.name}.jsonl"
+    digest = machine.digest(experiment.sources)
+    cells = list(experiment.cells())
+    todo = cells if again else pending(cells, list(records.read(path)), digest)
+    if not todo:
+        return Outcome(skipped=len(cells))
+
+    context = Context(device=experiment.device)
+    failed = 0
+    for cell in track(todo, experiment.name):
+        rows = _measured(experiment, cell, context)
+        errors = [r.error for r in rows if r.error]
+        for error in errors[:1]:
+            say(f"{experiment.name}: {cell.id}: {error}")
+        failed += bool(errors)
+        block = machine.provenance(experiment.device) | {"cell": cell.id, "sources": digest}
+        if any(r.cell == cell.id for r in records.read(path)):
+            records.discard(path, {cell.id})
+        records.append(path, [Record.from_json(block | r.to_json()) for r in rows])
+    return Outcome(len(todo) - failed, len(cells) - len(todo), failed)
+
+
+def pending(cells: Sequence[Cell], known: Sequence[Record], digest: str) -> list[Cell]:
+    """The cells that have no good row from this code yet; an id given twice is a ValueError."""
+    ids = [cell.id for cell in cells]
+    twice = {i for i in ids if ids.count(i) > 1}
+    if twice:
+        raise ValueError(f"cells listed twice: {sorted(twice)}")
+    bad = {r.cell for r in known if r.error is not None}
+    good = {r.cell for r in known if r.error is None and r.sources in (None, digest)} - bad
+    return [cell for cell in cells if cell.id not in good]
+
+
+def _measured(experiment: Experiment, cell: Cell, context: Context) -> list[Record]:
+    """The cell's rows; a failure becomes one row with the error's first line."""
+    assert experiment.measure is not None
+    try:
+        rows = list(experiment.measure(cell, context))
+        if not rows:
+            raise RuntimeError("the measurement returned no rows")
+        for row in rows:
+            if row.source != "measured" or row.experiment != experiment.name:
+                raise RuntimeError(f"not a measured row of {experiment.name}: {row.to_json()}")
+        return rows
+    except Exception as error:  # any failure of a cell is data; KeyboardInterrupt passes
+        first = (str(error).strip() or "no message").splitlines()[0]
+        failure = {"metric": "run", "source": "measured", "experiment": experiment.name}
+        defaults = {"implementation": str(cell.get("implementation", "-"))}
+        return [
+            records.record(defaults | cell, **failure, error=f"{type(error).__name__}: {first}")
+        ]

@@ -1,0 +1,142 @@
+"""Names the machine, the libraries and the code behind a measurement.
+
+Nothing here imports torch or CuPy, which take seconds; their versions come from the installed
+packages. The GPU is asked through NVML, if the ``nvidia-ml-py`` package and a driver are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+_CODE = {".cu", ".cuh", ".h", ".hpp", ".cpp", ".py"}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first visible GPU."""
+
+    name: str
+    driver: str
+    memory_bytes: int
+
+    @property
+    def slug(self) -> str:
+        """Folder name: "NVIDIA H200" -> "nvidia-h200"."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+
+@cache
+def gpu() -> Gpu | None:
+    """The first GPU, or None where there is none (or no way to ask)."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return Gpu(
+            name=str(pynvml.nvmlDeviceGetName(handle)),
+            driver=str(pynvml.nvmlSystemGetDriverVersion()),
+            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        )
+    except pynvml.NVMLError:
+        return None
+
+
+@cache
+def cpu() -> str:
+    """The processor's model name, with the number of cores this process may use."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.lower().startswith(("model name", "hardware")):
+                model = line.split(":", 1)[1].strip()
+                break
+    return f"{model}, {cores()} cores"
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    import os
+
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def version(package: str) -> str | None:
+    """Installed version of a package, None where it is absent."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cupy_version() -> str | None:
+    """Version of whichever CuPy wheel is installed."""
+    found = (version(name) for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"))
+    return next((v for v in found if v), None)
+
+
+@cache
+def commit() -> str | None:
+    """Short commit of this checkout, with ``-dirty`` after local changes; None outside git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def digest(sources: Sequence[str]) -> str:
+    """A short hash of the code under these paths (relative to the repository).
+
+    Raises ValueError for a path that does not exist.
+    """
+    files: list[Path] = []
+    for name in sources:
+        path = ROOT / name
+        if path.is_dir():
+            files += [f for f in path.rglob("*") if f.suffix in _CODE]
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise ValueError(f"source {name!r} does not exist")
+    total = hashlib.sha256()
+    for file in sorted(set(files)):
+        total.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """The machine block of a record measured on ``device`` ("host", "cpu" or "cuda")."""
+    block: dict[str, Any] = {
+        "device": cpu(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+    }
+    if device == "cuda":
+        card = gpu()
+        if card is None:
+            raise RuntimeError("no GPU found through NVML (driver or nvidia-ml-py missing)")
+        block |= {"device": card.name, "driver": card.driver, "cupy": cupy_version()}
+    return {key: value for key, value in block.items() if value is not None}
