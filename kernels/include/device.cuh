@@ -2,7 +2,7 @@
 // through these functions, so that the same source runs on a GPU (device_ptx.cuh) and, counted
 // and checked, on the host (../host/vocabulary.hpp).
 //
-//   T ld_global<T>(const T* p)             T of 2, 4, 8 or 16 bytes, aligned to its size
+//   T ld_global<T>(const T* p)             T of 1, 2, 4, 8 or 16 bytes, aligned to its size
 //   void st_global<T>(T* p, T v)
 //   void atomic_add_global(float* p, float v)
 //   T ld_shared<T>(const T* p)             pointers into shared_memory()
@@ -17,6 +17,7 @@
 //                                          lane l names row l % 8 of matrix l / 8 (16 bytes)
 //   void mma_16816(float (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2], fp16{} or bf16{})
 //                                          d += a b, m16n8k16 fragments as in the PTX manual
+//   float fma_rn(a, b, c)                  a b + c with one rounding
 //   float exp2_approx(x), log2_approx(x)   ex2 / lg2 .approx.ftz
 //   float to_float(T), T from_float<T>(x)  round to nearest even
 //   uint32 pack2<T>(lo, hi), void unpack2<T>(packed, lo, hi)     lo in the low half
