@@ -13,9 +13,10 @@ What the counters mean here:
 
 - ``hbm`` read and write: bytes between L2 and DRAM. Writes are reported, not judged: dirty lines
   may still be in L2 when the kernel ends.
-- ``sm`` read: bytes that arrive at the L1 caches of the SMs from L2. ``sm`` write: bytes that leave
-  them; this counter includes the request packets of loads, so it is judged against a prediction
-  only for kernels that write more than they read.
+- ``sm`` read and write: bytes between L2 and the L1 caches of the SMs. On the H200 records both are
+  exact for element-wise and softmax kernels. A register spill shows up here as extra writes (and, if
+  it falls out of L1, reads): a kernel whose writes exceed what it stores deserves a look at its
+  local memory first.
 """
 
 from __future__ import annotations
