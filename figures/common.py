@@ -133,6 +133,13 @@ def save(name: str, drawing: Drawing, out: Path = OUT) -> list[Path]:
     return finals
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file as a whole, or leave the old one."""
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
 def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
     """Rows whose columns have the wanted value (or one of a list of values)."""
     rows = frame

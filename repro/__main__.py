@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from repro import experiments, machine
+from repro import cli, experiments, machine
 from repro.experiments import run
 from repro.progress import say
 
@@ -58,21 +58,5 @@ def list_() -> None:
         print(f"{name:24} {one.title} ({what})")
 
 
-def main() -> int:
-    """Run the command; an error is one line and a non-zero exit status."""
-    try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        return stop.exit_code
-    except (typer.Abort, KeyboardInterrupt):
-        say("interrupted; run the same command again to go on")
-        return 130
-    except Exception as error:
-        text = error.format_message() if hasattr(error, "format_message") else str(error)
-        say(f"error: {text.strip() or type(error).__name__}")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(app))

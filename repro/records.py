@@ -254,19 +254,24 @@ def frame(records: Iterable[Record]) -> pandas.DataFrame:
     return table
 
 
-def load(experiments: Sequence[str], root: Path | None = None) -> list[Record]:
+def load(
+    experiments: Sequence[str], root: Path | None = None, *, local: bool = True
+) -> list[Record]:
     """Everything on record for these experiments, from all machines and papers.
 
     ``results/local`` holds what this very machine measured with the host backend and on its CPU,
     ``results/host`` the same cells as committed by the authors: where both have a cell, the local
-    one is used. Each row gets ``machine``, the folder's name.
+    one is used. ``local=False`` leaves this machine out: committed records only. Each row gets
+    ``machine``, the folder's name.
     """
     root = RESULTS if root is None else root
     found: list[Record] = []
     for name in experiments:
-        local = list(read(root / "local" / f"{name}.jsonl"))
-        mine = {r.cell for r in local if r.cell and r.error is None}
+        here = read(root / "local" / f"{name}.jsonl") if local else ()
+        mine = {r.cell for r in here if r.cell and r.error is None}
         for folder in sorted(p for p in root.glob("*") if p.is_dir()):
+            if folder.name == "local" and not local:
+                continue
             for r in read(folder / f"{name}.jsonl"):
                 if folder.name == "host" and r.cell in mine:
                     continue

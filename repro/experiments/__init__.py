@@ -116,14 +116,17 @@ def experiment(name: str) -> Experiment:
     return found
 
 
-def tidy(selected: Sequence[str], root: Path | None = None) -> pandas.DataFrame:
+def tidy(
+    selected: Sequence[str], root: Path | None = None, *, local: bool = True
+) -> pandas.DataFrame:
     """Predicted, measured and published rows of these experiments in one tidy frame.
 
     A name without a module stands for records only (published or measured elsewhere).
+    ``local=False`` leaves out what this machine measured: committed records only.
     """
     predicted: list[Record] = []
     for name in selected:
         if name in names():
             known = experiment(name)
             predicted += [r for cell in known.cells() for r in known.predict(cell)]
-    return frame(predicted + load(selected, root))
+    return frame(predicted + load(selected, root, local=local))

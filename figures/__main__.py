@@ -1,0 +1,76 @@
+"""Command line: ``python -m figures draw NAME ...``, ``list``, ``verdicts``, ``readme``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from figures import common
+from repro import cli
+from repro.experiments import tidy
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+#: The README's figures: the most telling ones, committed.
+IN_README = ("fa1_fig2_middle", "two_levels", "traffic_attribution", "fa1_fig3_memory")
+
+
+@app.command()
+def draw(
+    names: Annotated[list[str] | None, typer.Argument(help="figures; all if none")] = None,
+) -> None:
+    """Draw figures from what is on record; a gap in the data is named, never an error."""
+    for name in names or common.names():
+        _draw(name, common.OUT, local=True)
+        print(f"figures/out/{name}.svg", flush=True)
+
+
+@app.command("list")
+def list_() -> None:
+    """List the figures, with the experiments each one shows."""
+    for name in common.names():
+        figure = common.module(name)
+        print(f"{name:28} {', '.join(figure.EXPERIMENTS)}")
+
+
+@app.command()
+def verdicts() -> None:
+    """Judge the claims, print the table and keep it beside the figures."""
+    from figures import verdict_table
+
+    rows = verdict_table.collect()
+    print(verdict_table.text(rows, "simple_grid"))
+    common.OUT.mkdir(parents=True, exist_ok=True)
+    verdict_table.table(rows).to_csv(common.OUT / "verdicts.csv", index=False, lineterminator="\n")
+    common.write_text(common.OUT / "verdicts.md", verdict_table.text(rows) + "\n")
+    print(f"{len(rows)} claims; the same table is in figures/out/verdicts.md and verdicts.csv")
+
+
+@app.command()
+def readme() -> None:
+    """Write the README's verdict table and pictures from the committed records."""
+    from figures import verdict_table
+
+    block = verdict_table.text(verdict_table.collect(local=False))
+    page = verdict_table.README
+    common.write_text(page, verdict_table.readme_with(block, page.read_text()))
+    for name in IN_README:
+        _draw(name, IMAGES, local=False)
+        (IMAGES / f"{name}.csv").unlink()
+        (IMAGES / f"{name}.png").unlink()
+
+
+def _draw(name: str, out: Path, *, local: bool) -> None:
+    figure = common.module(name)
+    common.style()
+    common.save(name, figure.draw(tidy(figure.EXPERIMENTS, local=local)), out)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    sys.exit(cli.run(app))
