@@ -1,0 +1,61 @@
+"""Floating-point operations and exponentials of one attention pass.
+
+Two counts. *Useful* work counts visible (query, key) pairs only: it is what the papers divide by
+time when they print TFLOP/s (FlashAttention-2 §4.1 uses N²/2 pairs under the causal mask, here
+the exact N(N+1)/2). *Executed* work counts whole visited tiles, masked entries included: it is
+what the tensor cores are asked to do.
+"""
+
+from __future__ import annotations
+
+from analysis.shapes import AttentionShape, Tile
+from analysis.tile_loop import tile_loop
+
+FORWARD_PRODUCTS = 2
+"""QKᵀ and PV."""
+BACKWARD_PRODUCTS = 5
+"""QKᵀ again, dV = PᵀdO, dP = dO·Vᵀ, dQ = dS·K, dK = dSᵀQ. Without recomputation it is four."""
+
+
+def products(pass_: str, *, recompute: bool = True) -> int:
+    """Matrix products of one pass, each 2·pairs·head_dim FLOPs."""
+    if pass_ == "forward":
+        return FORWARD_PRODUCTS
+    if pass_ == "backward":
+        return BACKWARD_PRODUCTS if recompute else BACKWARD_PRODUCTS - 1
+    raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
+
+
+def useful_flops(shape: AttentionShape, pass_: str, *, recompute: bool = True) -> int:
+    """FLOPs of the matrix products over visible pairs, all batches and heads."""
+    pairs = shape.batch * shape.heads * shape.visible_pairs
+    return products(pass_, recompute=recompute) * 2 * pairs * shape.head_dim
+
+
+def visited_pairs(shape: AttentionShape, tile: Tile) -> int:
+    """(query, key) pairs inside visited tiles, for one head; ragged tiles count real rows.
+
+    Under the causal mask each query tile visits a prefix of the keys, so its pairs are its rows
+    times the keys of that prefix.
+    """
+    loop = tile_loop(shape, tile)
+    keys = (loop.visits_of_query_tile * tile.block_n).clip(max=shape.seqlen_k)
+    return int(loop.query_rows @ keys)
+
+
+def executed_flops(shape: AttentionShape, tile: Tile, pass_: str, *, recompute: bool = True) -> int:
+    """FLOPs of the matrix products over visited tiles."""
+    pairs = shape.batch * shape.heads * visited_pairs(shape, tile)
+    return products(pass_, recompute=recompute) * 2 * pairs * shape.head_dim
+
+
+def executed_exponentials(shape: AttentionShape, tile: Tile, pass_: str) -> int:
+    """Exponentials of the tiled form: one per visited pair, and in the forward pass one per row
+    and visited tile to rescale what was accumulated before (FlashAttention-2, Alg. 1, line 10).
+    """
+    per_head = visited_pairs(shape, tile)
+    if pass_ == "forward":
+        per_head += tile_loop(shape, tile).query_rows_visited
+    elif pass_ != "backward":
+        raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
+    return shape.batch * shape.heads * per_head
