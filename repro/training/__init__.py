@@ -1,0 +1,1 @@
+"""Training systems around attention: offload, host optimiser, accumulation, mixed types."""
