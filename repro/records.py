@@ -150,7 +150,7 @@ def _spelled(name: str) -> str:
     return "pass" if name == "pass_" else name
 
 
-def record(cell: Mapping[str, Scalar], **values: Any) -> Record:
+def record(cell: Mapping[str, Scalar], /, **values: Any) -> Record:
     """A record whose shape fields come from ``cell`` and the rest from ``values``.
 
     ``cell`` maps JSON field names (``pass``, ``seqlen_q``, ...) to values; ``values`` win.

@@ -81,6 +81,8 @@ class Experiment:
     predict: Callable[[Cell], Iterable[Record]]
     measure: Callable[[Cell, Context], Iterable[Record]] | None = None
     device: str = "none"
+    #: Predictions beside those of the cells, e.g. where a curve goes on beyond what is measured.
+    also: Callable[[], Iterable[Record]] | None = None
     #: Folders and files whose change makes recorded cells stale, relative to the repository.
     sources: Sequence[str] = ("kernels",)
     #: Rough time of a whole measurement, for the progress line and the README.
@@ -129,4 +131,5 @@ def tidy(
         if name in names():
             known = experiment(name)
             predicted += [r for cell in known.cells() for r in known.predict(cell)]
+            predicted += known.also() if known.also else ()
     return frame(predicted + load(selected, root, local=local))

@@ -1,0 +1,74 @@
+"""FlashAttention 2022, Fig. 2 left: FLOPs and memory traffic of one forward + backward.
+
+N = 1024, d = 64, 16 heads, batch 64, fp16. The paper prints one number per algorithm without the
+list of kernels behind it. Predicted here: standard attention as lists of whole-tensor passes (what
+a machine without L2 moves), and our kernels' exact sums, counted by running them.
+"""
+
+from collections.abc import Iterator
+
+from analysis.flops import useful_flops
+from analysis.shapes import AttentionShape, Tile
+from analysis.standard_passes import IMPLEMENTATIONS, total_bytes
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._attention import cell, counted_traffic, predicted_traffic
+from repro.records import Record, Scalar, record
+
+NAME = "fig2-left"
+SHAPE = AttentionShape(64, 16, 1024, 1024, 64)
+#: The released FlashAttention 2022 kernels use Br = 16 and Bc = 256 at this shape.
+TILES = {"standard": Tile(128, 128), "flash1": Tile(16, 256), "flash": Tile(128, 64)}
+
+
+def cells() -> list[Cell]:
+    """Forward and backward of each algorithm."""
+    return [
+        cell(name, pass_, tile, seqlen=1024, head_dim=64, batch=64, heads=16)
+        for name, tile in TILES.items()
+        for pass_ in ("forward", "backward")
+    ]
+
+
+def predict(one: Cell) -> list[Record]:
+    """The exact sums."""
+    return list(predicted_traffic(NAME, one))
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """The kernels, executed and counted."""
+    return list(counted_traffic(NAME, one, context))
+
+
+def also() -> Iterator[Record]:
+    """Standard attention as pass lists, and the FLOPs of six and seven matrix products."""
+    both: dict[str, Scalar] = {
+        "experiment": NAME, "source": "predicted", "pass": "forward+backward",
+        "batch": SHAPE.batch, "heads": SHAPE.heads, "kv_heads": SHAPE.kv_heads,
+        "seqlen_q": SHAPE.seqlen_q, "seqlen_k": SHAPE.seqlen_k, "head_dim": SHAPE.head_dim,
+        "dtype": SHAPE.dtype, "causal": SHAPE.causal,
+    }  # fmt: skip
+    for variant, kernels in IMPLEMENTATIONS.items():
+        yield record(
+            both, implementation="standard", metric="hbm_bytes", unit="B", level="hbm",
+            value=total_bytes(kernels, SHAPE), variant=variant, tool="whole-tensor passes",
+        )  # fmt: skip
+    for name, recompute in (("standard", False), ("flash1", True)):
+        flops = useful_flops(SHAPE, "forward") + useful_flops(
+            SHAPE, "backward", recompute=recompute
+        )
+        yield record(
+            both, implementation=name, metric="flops", unit="FLOP", value=flops,
+            tool="matrix products",
+        )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="FLOPs and traffic, forward + backward",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="host",
+    also=also,
+    seconds=30,
+)

@@ -1,0 +1,44 @@
+"""FlashAttention 2022, Fig. 2 middle: memory accesses against the column block size Bc.
+
+Forward, N = 1024, d = 64, 16 heads, batch 64, fp16. Br is 16, as in the released kernels (it does
+not enter the count). The paper's number is the count without the statistics l and m,
+(3 Tc + 1) N d elements with Tc = N / Bc; the kernels also move l and m, which are rows of their own
+here, so a figure can show both.
+"""
+
+from analysis.shapes import Tile
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._attention import cell, counted_traffic, predicted_traffic
+from repro.records import Record
+
+NAME = "fig2-middle"
+COLUMN_BLOCKS = (64, 128, 256, 512)
+
+
+def cells() -> list[Cell]:
+    """One forward pass per column block."""
+    return [
+        cell("flash1", "forward", Tile(16, bc), seqlen=1024, head_dim=64, batch=64, heads=16)
+        for bc in COLUMN_BLOCKS
+    ]
+
+
+def predict(one: Cell) -> list[Record]:
+    """The exact sums."""
+    return list(predicted_traffic(NAME, one))
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """The kernel, executed and counted."""
+    return list(counted_traffic(NAME, one, context))
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="accesses against block size",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="host",
+    seconds=10,
+)

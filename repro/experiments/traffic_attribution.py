@@ -1,0 +1,67 @@
+"""Where the bytes go: per tensor, what is compulsory, read again, statistics, or padding avoided.
+
+N = 1000 rather than 1024, so that the last tile is ragged: kernels move real rows only, and what a
+kernel that pads to whole tiles would move on top is a prediction beside it.
+"""
+
+from collections.abc import Iterator
+
+from analysis.shapes import Tile
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._attention import cell, counted_traffic, predicted_traffic
+from repro.records import Record
+
+NAME = "traffic-attribution"
+SEQLEN = 1000
+TILES = {
+    "standard": Tile(128, 128),
+    "flash1-literal": Tile(64, 64),
+    "flash1": Tile(16, 256),
+    "flash": Tile(128, 64),
+}
+
+
+def cells() -> list[Cell]:
+    """Forward and backward of each algorithm, and the causal form of the fast one."""
+    plain = [
+        cell(name, pass_, tile, seqlen=SEQLEN, head_dim=64)
+        for name, tile in TILES.items()
+        for pass_ in ("forward", "backward")
+    ]
+    causal = [
+        cell("flash", pass_, TILES["flash"], seqlen=SEQLEN, head_dim=64, causal=True)
+        for pass_ in ("forward", "backward")
+    ]
+    return plain + causal
+
+
+def predict(one: Cell) -> list[Record]:
+    """The exact sums."""
+    return list(predicted_traffic(NAME, one))
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """The kernels, executed and counted."""
+    return list(counted_traffic(NAME, one, context))
+
+
+def also() -> Iterator[Record]:
+    """The same with every length rounded up to whole tiles, as a kernel that pads would move."""
+    for one in cells():
+        whole = max(int(one["block_m"]), int(one["block_n"]))
+        padded = -(-SEQLEN // whole) * whole
+        longer = Cell(**{("pass_" if k == "pass" else k): v for k, v in one.items()})
+        longer |= {"seqlen_q": padded, "seqlen_k": padded, "padded_from": SEQLEN}
+        yield from predicted_traffic(NAME, longer)
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="bytes per tensor: compulsory, re-read, statistics, padding",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="host",
+    also=also,
+    seconds=60,
+)

@@ -1,0 +1,96 @@
+"""How traffic grows with N, d and M: the theorem's exponents, summed and counted.
+
+FlashAttention 2022, Theorem 2: with Bc = ceil(M / 4d) and Br = min(Bc, d) the accesses are
+Θ(N² d² / M), so log-log slopes 2 in N, 2 in d and -1 in M (M in elements). Standard attention is
+Θ(N d + N²): 2 in N, below 1 in d, 0 in M. Each sweep varies one of the three. The points that the
+host backend executes stop at N = 1024; the sums go on.
+"""
+
+from collections.abc import Iterator
+
+from analysis.shapes import Tile
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._attention import cell, counted_traffic, predicted_traffic
+from repro.records import Record
+
+NAME = "traffic-scaling"
+ALGORITHMS = ("standard", "flash1-literal", "flash1", "flash")
+#: Values of the fixed variables: d where N or M varies, M in elements where N or d varies.
+HEAD_DIM, ON_CHIP = 64, 16384
+EXECUTED = {
+    "seqlen": (128, 256, 512, 1024),
+    "head_dim": (32, 64, 128),
+    "on_chip": (4096, 8192, 16384, 32768, 65536),
+}
+SUMMED = {
+    "seqlen": (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
+    "head_dim": (32, 64, 128, 256),
+    "on_chip": (4096, 8192, 16384, 32768, 65536, 131072, 262144),
+}
+#: Sequence length of the sweeps over d and M: executed, and for the sums far inside d <= M <= Nd.
+SHORT, LONG = 512, 16384
+
+
+def papers_tile(on_chip_elements: int, head_dim: int) -> Tile:
+    """Bc = ceil(M / 4d), Br = min(Bc, d) (FlashAttention 2022, Alg. 1, line 1)."""
+    block_n = -(-on_chip_elements // (4 * head_dim))
+    return Tile(min(block_n, head_dim), block_n)
+
+
+def point(algorithm: str, sweep: str, value: int, seqlen: int) -> Cell:
+    """One forward pass, with ``value`` for the swept variable."""
+    head_dim = value if sweep == "head_dim" else HEAD_DIM
+    on_chip = value if sweep == "on_chip" else ON_CHIP
+    return cell(
+        algorithm,
+        "forward",
+        papers_tile(on_chip, head_dim),
+        seqlen=value if sweep == "seqlen" else seqlen,
+        head_dim=head_dim,
+        sweep=sweep,
+        on_chip=on_chip,
+    )
+
+
+def cells() -> list[Cell]:
+    """The points that are executed."""
+    return [
+        point(algorithm, sweep, value, SHORT)
+        for sweep, values in EXECUTED.items()
+        for value in values
+        for algorithm in ALGORITHMS
+        if sweep == "seqlen" or algorithm != "flash1"  # enough for the skipped first read
+    ]
+
+
+def predict(one: Cell) -> list[Record]:
+    """The exact sums."""
+    return list(predicted_traffic(NAME, one))
+
+
+def also() -> Iterator[Record]:
+    """The sums where nothing is executed: longer sequences, larger M."""
+    known = {one.id for one in cells()}
+    for sweep, values in SUMMED.items():
+        for value in values:
+            for algorithm in ALGORITHMS:
+                one = point(algorithm, sweep, value, LONG)
+                if one.id not in known:
+                    yield from predicted_traffic(NAME, one)
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """The kernel, executed and counted."""
+    return list(counted_traffic(NAME, one, context))
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="traffic against N, d and M",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="host",
+    also=also,
+    seconds=60,
+)
