@@ -1,0 +1,113 @@
+"""Launch the probes of ``probes.cu``: each driver says what moved or was computed.
+
+Every driver returns the work of its launch (bytes, FLOPs, exponentials or steps); the caller times
+it. On the host backend the same launches are counted, which is how the numbers are tested.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels.launch import Array, Backend, Kernel
+
+THREADS = 256
+STEPS = 8
+VECTOR_BYTES = 16
+MMA_FLOPS = 2 * 16 * 8 * 16
+
+
+def probe(entry: str, *, dtype: str = "fp16", threads: int = THREADS, steps: int = STEPS) -> Kernel:
+    """The kernel of one probe. ``steps`` is its independent operations a thread and round."""
+    macros = (
+        ("DTYPE", {"fp16": 0, "bf16": 1}[dtype]),
+        ("STEPS", steps),
+        ("THREADS", threads),
+    )
+    return Kernel("probes.cu", entry, macros, threads)
+
+
+def all_probes() -> list[Kernel]:
+    """Every probe, for the compile test."""
+    entries = ("read", "copy", "tile_read", "shared", "mma", "exp2", "chase")
+    return [probe(f"probe_{entry}") for entry in entries]
+
+
+def vectors(array: Array) -> np.int64:
+    """16-byte vectors of a flat array; ValueError when a block would not be filled evenly."""
+    total = array.size * array.itemsize
+    if total % (VECTOR_BYTES * THREADS * STEPS):
+        raise ValueError(
+            f"{array.name}: {total} bytes is not a multiple of {VECTOR_BYTES * THREADS * STEPS}"
+        )
+    return np.int64(total // VECTOR_BYTES)
+
+
+def read(backend: Backend, source: Array, blocks: int) -> int:
+    """Stream ``source`` once. Returns the bytes read."""
+    out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
+    n = vectors(source)
+    backend.launch(probe("probe_read"), (blocks, 1, 1), 0, [source, out, n])
+    return int(n) * VECTOR_BYTES
+
+
+def copy(backend: Backend, source: Array, target: Array, blocks: int) -> int:
+    """Copy ``source`` to ``target``. Returns the bytes read plus the bytes written."""
+    n = vectors(source)
+    backend.launch(probe("probe_copy"), (blocks, 1, 1), 0, [source, target, n])
+    return 2 * int(n) * VECTOR_BYTES
+
+
+def tile_read(backend: Backend, source: Array, blocks: int) -> int:
+    """Every block reads all of ``source``. Returns the bytes that cross the SM boundary."""
+    out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
+    n = vectors(source)
+    shared_bytes = 2 * THREADS * STEPS * VECTOR_BYTES
+    backend.launch(probe("probe_tile_read"), (blocks, 1, 1), shared_bytes, [source, out, n])
+    return blocks * int(n) * VECTOR_BYTES
+
+
+def shared(backend: Backend, blocks: int, rounds: int) -> int:
+    """Load from shared memory. Returns the bytes loaded."""
+    out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
+    shared_bytes = THREADS * STEPS * VECTOR_BYTES
+    args = [out, np.int32(rounds)]
+    backend.launch(probe("probe_shared"), (blocks, 1, 1), shared_bytes, args)
+    return blocks * THREADS * STEPS * VECTOR_BYTES * rounds
+
+
+def mma(backend: Backend, blocks: int, rounds: int, dtype: str = "fp16") -> int:
+    """Multiply in registers. Returns the FLOPs."""
+    out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
+    args = [out, np.int32(rounds)]
+    backend.launch(probe("probe_mma", dtype=dtype), (blocks, 1, 1), 0, args)
+    return blocks * (THREADS // 32) * STEPS * MMA_FLOPS * rounds
+
+
+def exp2(backend: Backend, blocks: int, rounds: int) -> int:
+    """Take powers of two. Returns how many."""
+    out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
+    backend.launch(probe("probe_exp2"), (blocks, 1, 1), 0, [out, np.int32(rounds)])
+    return blocks * THREADS * STEPS * rounds
+
+
+def chase(backend: Backend, links: Array, steps: int) -> int:
+    """Follow ``links`` (uint32 indices as int32) from element 0. Returns the steps taken."""
+    out = backend.empty("out", (1,), "int32").with_access("w")
+    kernel = probe("probe_chase", threads=32)
+    backend.launch(kernel, (1, 1, 1), 0, [links, out, np.int32(steps)])
+    return steps
+
+
+def chain(elements: int, stride: int) -> np.ndarray:
+    """A cycle through ``elements`` / ``stride`` places, ``stride`` elements apart, in random order.
+
+    Returns (elements,) int32: entry i names the place after i, so a chase never meets a pattern
+    that a prefetcher could guess. The order is the same in every run.
+    """
+    if elements % stride:
+        raise ValueError(f"elements={elements} is not a multiple of stride={stride}")
+    places = np.random.default_rng(0).permutation(elements // stride) * stride
+    places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
+    links = np.zeros(elements, dtype=np.int32)
+    links[places] = np.roll(places, -1)
+    return links
