@@ -70,16 +70,16 @@ def shared(backend: Backend, blocks: int, rounds: int) -> int:
     """Load from shared memory. Returns the bytes loaded."""
     out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
     shared_bytes = THREADS * STEPS * VECTOR_BYTES
-    args = [out, np.int32(rounds)]
-    backend.launch(probe("probe_shared"), (blocks, 1, 1), shared_bytes, args)
+    kernel = probe("probe_shared")
+    backend.launch(kernel, (blocks, 1, 1), shared_bytes, [out, np.int32(rounds)])
     return blocks * THREADS * STEPS * VECTOR_BYTES * rounds
 
 
 def mma(backend: Backend, blocks: int, rounds: int, dtype: str = "fp16") -> int:
     """Multiply in registers. Returns the FLOPs."""
     out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
-    args = [out, np.int32(rounds)]
-    backend.launch(probe("probe_mma", dtype=dtype), (blocks, 1, 1), 0, args)
+    kernel = probe("probe_mma", dtype=dtype)
+    backend.launch(kernel, (blocks, 1, 1), 0, [out, np.int32(rounds)])
     return blocks * (THREADS // 32) * STEPS * MMA_FLOPS * rounds
 
 
