@@ -13,10 +13,10 @@ What the counters mean here:
 
 - ``hbm`` read and write: bytes between L2 and DRAM. Writes are reported, not judged: dirty lines
   may still be in L2 when the kernel ends.
-- ``sm`` read and write: bytes between L2 and the L1 caches of the SMs. On the H200 records both are
-  exact for element-wise and softmax kernels. A register spill shows up here as extra writes (and, if
-  it falls out of L1, reads): a kernel whose writes exceed what it stores deserves a look at its
-  local memory first.
+- ``sm`` read and write: bytes between L2 and the L1 caches of the SMs. On the H200 records both
+  are exact for element-wise and softmax kernels. A register spill shows up here as extra writes
+  (and, if it falls out of L1, reads): a kernel whose writes exceed what it stores deserves a look
+  at its local memory first.
 """
 
 from __future__ import annotations
