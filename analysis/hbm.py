@@ -13,17 +13,21 @@ L2 and written back, so it counts both ways. Writes that are still dirty in L2 w
 ends are not in a counter read at that moment, so a write prediction comes with a lower end,
 ``write_bytes`` minus the L2's size.
 
-Against the H200's counters (FlashAttention-2 forward as PyTorch ships it, head_dim 128): 32k to
-256k tokens, HBM reads from 25 MB to 1.6 GB while 4 to 275 GB cross the SM boundary. Predicted
-within 0.1 % where L2 holds everything and in the first two waves, then 9 to 17 % too low. The
-reads above one per wave grow with the length of the walk, not with the number of waves: blocks
-of one wave drift apart, and once stragglers trail by more than the L2 holds they fetch again.
-``analysis.l2_simulation`` shows the effect for a given drift.
+Against the H200's counters (FlashAttention-2 forward as PyTorch ships it, head_dim 128): at 32k to
+256k tokens 4 to 275 GB cross the SM boundary and 25 MB to 1.6 GB cross to HBM. The rule is within
+0.4 % where K and V fit and at two waves of 34 MB, and 9 to 17 % too low beyond. What is missing
+grows with the length of the walk (0.12 reads per wave at 67 MB, 0.21 at 134 MB) and hardly with
+the number of waves (0.12 at 4 waves, 0.13 at 16). Drift between blocks alone does not produce that:
+in ``analysis.l2_simulation`` an LRU cache shows the rule exactly until stragglers trail by more
+than it holds, and then far more reads than were measured. The same runs write more to HBM than
+their output (41 MB where out and lse are 34), which can only be register spills that were evicted
+although they are rewritten every few microseconds: the real L2 does not evict strictly the least
+recently used line. Which of the two dominates cannot be told from these counters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from analysis.hardware import Gpu
@@ -115,18 +119,16 @@ def predict_hbm(
     loop = tile_loop(shape, tile)
 
     if "flash_forward" in traffic.kernels:
-        shared = _walk_of_keys(shape, tile, loop, concurrent)
-        if shared.working_set_bytes > gpu.usable_l2_bytes:
-            for tensor in ("k", "v"):
-                reads["flash_forward"][tensor] = shared.rows_walked * shared.row_bytes[tensor]
+        rows, row_bytes = _keys_from_hbm(shape, tile, loop, concurrent, gpu.usable_l2_bytes)
+        for tensor in ("k", "v"):
+            reads["flash_forward"][tensor] = rows * row_bytes
     elif "flash_backward" in traffic.kernels:
-        shared = _walk_of_queries(shape, tile, loop, concurrent)
-        if shared.working_set_bytes > gpu.usable_l2_bytes:
-            for tensor, row in shared.row_bytes.items():
-                if tensor in reads["flash_backward"]:
-                    reads["flash_backward"][tensor] = shared.rows_walked * row
-            if "dq_accum" in reads["flash_backward"]:
-                writes["flash_backward"]["dq_accum"] = reads["flash_backward"]["dq_accum"]
+        rows, per_row = _queries_from_hbm(shape, tile, loop, concurrent, gpu.usable_l2_bytes)
+        for tensor, row_bytes in per_row.items():
+            if tensor in reads["flash_backward"]:
+                reads["flash_backward"][tensor] = rows * row_bytes
+        if "dq_accum" in reads["flash_backward"]:  # atomics: what is fetched is written back
+            writes["flash_backward"]["dq_accum"] = reads["flash_backward"]["dq_accum"]
     elif algorithm.startswith("flash1"):
         # One block per head walks that head's rows again for every key tile, with no one to
         # share them: they stay only if those of all resident heads fit together.
@@ -144,67 +146,95 @@ def predict_hbm(
     return HbmTraffic(reads, writes, gpu.l2_bytes)
 
 
-@dataclass(frozen=True)
-class _Walk:
-    """What the waves of one kernel walk: rows of all (wave, group) meetings, and bytes a row."""
+def _keys_from_hbm(
+    shape: AttentionShape, tile: Tile, loop: TileLoop, concurrent: int, usable_l2: int
+) -> tuple[int, int]:
+    """Forward: the query tiles of a group of heads walk that group's keys and values.
 
-    rows_walked: int
-    row_bytes: Mapping[str, int]
-    working_set_bytes: int
-
-
-def _walk_of_keys(shape: AttentionShape, tile: Tile, loop: TileLoop, concurrent: int) -> _Walk:
-    """Forward: the query tiles of a group of heads walk that group's keys and values."""
+    Returns the rows of K (and as many of V) that come from HBM, and the bytes of one.
+    """
     row = shape.head_dim * shape.itemsize
     tr = loop.query_tiles
     rows_seen = (loop.visits_of_query_tile * tile.block_n).clip(max=shape.seqlen_k)
-    groups = shape.batch * shape.kv_heads
-    per_group = shape.group * tr
-    rows = 0
-    for first, last in _meetings(groups, per_group, concurrent):
+
+    def rows_walked(first: int, last: int) -> int:
         # The later a query tile, the more keys it sees; a whole head ends with its last tile.
-        same_head = first // tr == last // tr
-        rows += int(rows_seen[last % tr if same_head else tr - 1])
-    met = _groups_per_wave(groups, per_group, concurrent)
-    return _Walk(rows, {"k": row, "v": row}, met * shape.seqlen_k * 2 * row)
+        return int(rows_seen[last % tr if first // tr == last // tr else tr - 1])
+
+    waves = _Waves(shape.batch * shape.kv_heads, shape.group * tr, concurrent)
+    walk_bytes = shape.seqlen_k * 2 * row
+    return waves.rows_from_hbm(rows_walked, walk_bytes, usable_l2), row
 
 
-def _walk_of_queries(shape: AttentionShape, tile: Tile, loop: TileLoop, concurrent: int) -> _Walk:
-    """Backward: the key tiles of a group of heads walk all that group's query-side rows."""
+def _queries_from_hbm(
+    shape: AttentionShape, tile: Tile, loop: TileLoop, concurrent: int, usable_l2: int
+) -> tuple[int, dict[str, int]]:
+    """Backward: the key tiles of a group of heads walk all that group's query-side rows.
+
+    Returns the query rows that come from HBM, and the bytes of one per tensor. The partial tiles
+    of the deterministic backward are written, not walked, so they are not in the working set.
+    """
     row = shape.head_dim * shape.itemsize
-    row_bytes = {
-        "q": row,
-        "dout": row,
-        "lse": 4,
-        "delta": 4,
-        "dq_accum": shape.head_dim * 4,
-    }
+    per_row = {"q": row, "dout": row, "lse": 4, "delta": 4, "dq_accum": shape.head_dim * 4}
     first_tile = loop.query_tiles - loop.visits_of_key_tile
     rows_seen = (shape.seqlen_q - first_tile * tile.block_m).clip(min=0)
-    groups = shape.batch * shape.kv_heads
-    rows = 0
-    for first, _ in _meetings(groups, loop.key_tiles, concurrent):
-        # The earlier a key tile, the more queries see it.
-        rows += shape.group * int(rows_seen[first])
-    met = _groups_per_wave(groups, loop.key_tiles, concurrent)
-    return _Walk(rows, row_bytes, met * shape.group * shape.seqlen_q * sum(row_bytes.values()))
+
+    def rows_walked(first: int, last: int) -> int:
+        return shape.group * int(rows_seen[first])  # the earlier a key tile, the more it sees
+
+    waves = _Waves(shape.batch * shape.kv_heads, loop.key_tiles, concurrent)
+    walk_bytes = shape.group * shape.seqlen_q * sum(per_row.values())
+    return waves.rows_from_hbm(rows_walked, walk_bytes, usable_l2), per_row
 
 
-def _meetings(groups: int, per_group: int, concurrent: int) -> Iterator[tuple[int, int]]:
-    """For every wave and every group with a block in it: the group's first and last such block."""
-    for group in range(groups):
-        start, end = group * per_group, (group + 1) * per_group
-        for wave in range(start // concurrent, (end - 1) // concurrent + 1):
-            first = max(start, wave * concurrent) - start
-            last = min(end, (wave + 1) * concurrent) - 1 - start
-            yield first, last
+@dataclass(frozen=True)
+class _Waves:
+    """``groups`` × ``per_group`` blocks, group after group, ``concurrent`` at a time."""
 
+    groups: int
+    per_group: int
+    concurrent: int
 
-def _groups_per_wave(groups: int, per_group: int, concurrent: int) -> int:
-    """The most groups that have a block in one wave."""
-    blocks = groups * per_group
-    waves = -(-blocks // concurrent)
-    return max(
-        (min((wave + 1) * concurrent, blocks) - 1) // per_group - wave * concurrent // per_group + 1
-        for wave in range(waves)
-    )
+    def rows_from_hbm(
+        self, rows_walked: Callable[[int, int], int], walk_bytes: int, usable_l2: int
+    ) -> int:
+        """Rows fetched when each group's blocks walk that group's rows.
+
+        rows_walked(first, last): rows that the group's blocks first..last walk together.
+        walk_bytes: bytes of one group's whole walk.
+        """
+        fetched = 0
+        for group in range(self.groups):
+            start, end = group * self.per_group, (group + 1) * self.per_group
+            known = 0  # rows this group has touched in earlier waves
+            for wave in range(start // self.concurrent, (end - 1) // self.concurrent + 1):
+                first = max(start, wave * self.concurrent) - start
+                last = min(end, (wave + 1) * self.concurrent) - 1 - start
+                rows = rows_walked(first, last)
+                again = min(rows, known)
+                lost = self._lost_fraction(wave, walk_bytes, usable_l2) if known else 0.0
+                fetched += rows - again + round(again * lost)
+                known = max(known, rows)
+        return fetched
+
+    def _groups_in(self, wave: int) -> int:
+        last_block = min((wave + 1) * self.concurrent, self.groups * self.per_group) - 1
+        return last_block // self.per_group - wave * self.concurrent // self.per_group + 1
+
+    def _lost_fraction(self, wave: int, walk_bytes: int, usable_l2: int) -> float:
+        """Share of a walk that L2 has dropped when this wave repeats the previous wave's.
+
+        Between the two touches of the row at fraction x of the walk, the group itself touches one
+        whole walk, every other group of the previous wave the last 1 - x of its walk, and every
+        other group of this wave the first x. The row is lost where that exceeds the L2.
+        """
+        others_before = self._groups_in(wave - 1) - 1
+        others_now = self._groups_in(wave) - 1
+        at_start = (1 + others_before) * walk_bytes
+        at_end = (1 + others_now) * walk_bytes
+        low, high = min(at_start, at_end), max(at_start, at_end)
+        if low > usable_l2:
+            return 1.0
+        if high <= usable_l2:
+            return 0.0
+        return (high - usable_l2) / (high - low)

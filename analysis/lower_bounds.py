@@ -1,0 +1,106 @@
+"""How little any algorithm can move, in elements (or bytes where it says so), one head at a time.
+
+N is the sequence length, d the head dimension, M the fast memory in elements. Bounds with Θ carry
+no constant; they are compared by growth, never by value.
+"""
+
+from __future__ import annotations
+
+import math
+
+from analysis.shapes import AttentionShape
+
+
+def compulsory_read_bytes(shape: AttentionShape) -> int:
+    """Q, K and V once each; K and V once per key/value head."""
+    return shape.query_bytes + 2 * shape.key_bytes
+
+
+def compulsory_write_bytes(shape: AttentionShape) -> int:
+    """O and the log-sum-exp once."""
+    return shape.query_bytes + shape.row_bytes
+
+
+def compulsory_backward_read_bytes(shape: AttentionShape) -> int:
+    """Q, K, V, O, dO and the log-sum-exp once."""
+    return 3 * shape.query_bytes + 2 * shape.key_bytes + shape.row_bytes
+
+
+def compulsory_backward_write_bytes(shape: AttentionShape) -> int:
+    """dQ, dK and dV once."""
+    return shape.query_bytes + 2 * shape.key_bytes
+
+
+def standard_order(n: float, d: float) -> float:
+    """Θ(Nd + N²): standard attention, forward or backward (FlashAttention 2022, Thm 2, Thm 5)."""
+    return n * d + n * n
+
+
+def flash_order(n: float, d: float, m: float) -> float:
+    """Θ(N²d²/M): FlashAttention, forward or backward, for d ≤ M ≤ Nd (Thm 2, Thm 5)."""
+    _require_theorem_range(n, d, m)
+    return n * n * d * d / m
+
+
+def block_sparse_order(n: float, d: float, m: float, density: float) -> float:
+    """Θ(Nd + N²d²·s/M): block-sparse FlashAttention, s the share of non-zero blocks (Prop. 4)."""
+    _require_theorem_range(n, d, m)
+    if not 0 <= density <= 1:
+        raise ValueError(f"density={density} is outside [0, 1]")
+    return n * d + density * n * n * d * d / m
+
+
+def excluded_by_proposition_3(n: float, d: float, m: float, accesses: float) -> bool:
+    """Whether a claimed access count contradicts the argument of Prop. 3.
+
+    The proposition says that no exact algorithm needs o(N²d²/M) accesses for *every* M in [d, Nd].
+    Its proof looks at M = Θ(Nd), where the expression is Θ(Nd), the size of the inputs and the
+    output, which live in slow memory. So what is excluded, at any M, is moving fewer elements
+    than Q, K, V and O have. It does not exclude beating N²d²/M at a smaller M: for M < d² that is
+    possible (Saha & Ye 2024).
+    """
+    _require_theorem_range(n, d, m)
+    return accesses < 4 * n * d
+
+
+def saha_ye_order(n: float, d: float, m: float) -> float:
+    """Θ(min(N²d²/M, N²d/√M)): tight for exact attention (Saha & Ye 2024).
+
+    The terms meet at M = d². Above it FlashAttention is optimal; below it attention costs what the
+    product QKᵀ costs.
+    """
+    _require_positive(n=n, d=d, m=m)
+    return min(n * n * d * d / m, n * n * d / math.sqrt(m))
+
+
+def saha_ye_regime(d: float, m: float) -> str:
+    """ "large cache" for M ≥ d², where N²d²/M is the smaller term, else "small cache"."""
+    _require_positive(d=d, m=m)
+    return "large cache" if m >= d * d else "small cache"
+
+
+def matmul_accesses(n: float, m: float) -> float:
+    """2N³/√M: leading term of an N × N × N product's least traffic, reached by √M × √M tiles.
+
+    The red–blue pebble game of Hong and Kung (1981); the constant 2 after Smith et al. (2019) and
+    Kwasniewski et al. (2019).
+    """
+    return matmul_accesses_rectangular(n, n, n, m)
+
+
+def matmul_accesses_rectangular(rows: float, columns: float, inner: float, m: float) -> float:
+    """2·rows·columns·inner/√M, the same for a rectangular product."""
+    _require_positive(rows=rows, columns=columns, inner=inner, m=m)
+    return 2 * rows * columns * inner / math.sqrt(m)
+
+
+def _require_theorem_range(n: float, d: float, m: float) -> None:
+    _require_positive(n=n, d=d, m=m)
+    if not d <= m <= n * d:
+        raise ValueError(f"the theorem needs d <= M <= N·d, got d={d}, M={m}, N·d={n * d}")
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name}={value} is not positive")
