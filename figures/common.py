@@ -35,6 +35,7 @@ import pandas
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 log = logging.getLogger("figures")
 
@@ -190,6 +191,37 @@ def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **options: A
     ax.annotate(text, (x, y), color=colour, **{**place, **options})
 
 
+def label_ends(
+    ax: Axes, ends: Sequence[tuple[float, float, str, str]], *, gap: float = 11.0
+) -> None:
+    """Label curves at their last points (x, y, text, colour), at least ``gap`` points apart.
+
+    Call it when limits and scales are final: labels that would overlap are moved up and down.
+    """
+    if not ends:
+        return
+    figure = ax.get_figure()
+    assert figure is not None
+    figure.draw_without_rendering()  # settles the layout, so that pixels mean something
+    points = 72 / figure.dpi
+    heights = [ax.transData.transform((x, y))[1] * points for x, y, _, _ in ends]
+    order = sorted(range(len(ends)), key=lambda i: heights[i])
+    places = [heights[i] for i in order]
+    for _ in range(200):  # push neighbours apart evenly until they all fit
+        moved = False
+        for low in range(len(places) - 1):
+            lack = gap - (places[low + 1] - places[low])
+            if lack > 0.01:
+                places[low] -= lack / 2
+                places[low + 1] += lack / 2
+                moved = True
+        if not moved:
+            break
+    for place, i in zip(places, order, strict=True):
+        x, y, text, colour = ends[i]
+        label_end(ax, x, y, text, colour, xytext=(5, place - heights[i]))
+
+
 def powers_of_two(ax: Axes, ticks: Sequence[float], axis: str = "x") -> None:
     """A base-two log axis with ticks written as 512, 1k, 2k, ..."""
 
@@ -199,3 +231,26 @@ def powers_of_two(ax: Axes, ticks: Sequence[float], axis: str = "x") -> None:
     getattr(ax, f"set_{axis}scale")("log", base=2)
     getattr(ax, f"set_{axis}ticks")(list(ticks), [text(t) for t in ticks])
     ax.minorticks_off()
+
+
+def key(ax: Axes, measured: str | None, *, published: bool = True, **options: Any) -> None:
+    """A legend that says what a line, a point and a hollow point are."""
+    handles = [Line2D([], [], color="black", label="predicted")]
+    if measured:
+        filled = {**FILLED, "marker": "o", "color": "black"}
+        handles.append(Line2D([], [], **filled, label=f"measured ({measured})"))
+    if published:
+        hollow = {**HOLLOW, "marker": "o", "color": COLOURS["published"]}
+        handles.append(Line2D([], [], **hollow, label="published"))
+    ax.add_artist(ax.legend(handles=handles, handlelength=1.6, **options))
+
+
+def note(figure: Figure, text: str) -> None:
+    """Small print under the figure: shape, machine, origin."""
+    figure.supxlabel(text, fontsize=7.5, color="#555555", x=0.01, ha="left")
+
+
+def devices(rows: pandas.DataFrame) -> str:
+    """The machines behind measured rows, for the small print."""
+    found = sorted(set(rows.loc[rows["source"] == "measured", "device"].dropna()))
+    return ", ".join(found) or "no machine yet"

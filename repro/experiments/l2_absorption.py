@@ -17,7 +17,7 @@ from repro.records import Record, record
 NAME = "l2-absorption"
 TILE = Tile(128, 64)
 BLOCKS_PER_SM = 2
-SEQLENS = tuple(2**k for k in range(10, 20))
+SEQLENS = tuple(sorted({128 * round(2 ** (k / 8) * 8) for k in range(8 * 9 + 1)}))
 
 
 def cells() -> list[Cell]:

@@ -31,10 +31,14 @@ SUMMED = {
 SHORT, LONG = 512, 16384
 
 
-def papers_tile(on_chip_elements: int, head_dim: int) -> Tile:
-    """Bc = ceil(M / 4d), Br = min(Bc, d) (FlashAttention 2022, Alg. 1, line 1)."""
-    block_n = -(-on_chip_elements // (4 * head_dim))
-    return Tile(min(block_n, head_dim), block_n)
+def papers_tile(algorithm: str, on_chip_elements: int, head_dim: int) -> Tile:
+    """Bc = ceil(M / 4d), Br = min(Bc, d) (FlashAttention 2022, Alg. 1, line 1).
+
+    The form with queries outside swaps the two: its large block is of queries.
+    """
+    large = -(-on_chip_elements // (4 * head_dim))
+    small = min(large, head_dim)
+    return Tile(large, small) if algorithm == "flash" else Tile(small, large)
 
 
 def point(algorithm: str, sweep: str, value: int, seqlen: int) -> Cell:
@@ -44,7 +48,7 @@ def point(algorithm: str, sweep: str, value: int, seqlen: int) -> Cell:
     return cell(
         algorithm,
         "forward",
-        papers_tile(on_chip, head_dim),
+        papers_tile(algorithm, on_chip, head_dim),
         seqlen=value if sweep == "seqlen" else seqlen,
         head_dim=head_dim,
         sweep=sweep,
