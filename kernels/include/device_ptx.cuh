@@ -144,7 +144,6 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32 (&a)[4],
 
 // ---- arithmetic ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

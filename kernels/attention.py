@@ -1,0 +1,360 @@
+"""Attention on arrays: one ``forward`` and one ``backward`` for every step of the ladder.
+
+Both take :class:`kernels.launch.Array` views and a backend, and launch kernels; they allocate
+nothing but scratch. The torch operator (``repro.flash_attention``), the experiments and the tests
+all come through here.
+
+Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
+
+    q, out, dout, dq   (B, H, Nq, D)
+    k, v, dk, dv       (B, Hkv, Nk, D), Hkv divides H
+    stats["lse"]       (B, H, Nq) fp32, natural logarithm, -inf for a row that sees no key
+                       (flash; the steps of kernels.ladder keep other statistics)
+    key_mask           (B, Nk) uint8, dense; 0 takes the key out
+    block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
+
+Algorithms: "flash", "flash-deterministic" (here); "standard", "flash1", "flash1-literal"
+(kernels.ladder). "flash-deterministic" differs from "flash" in the backward pass only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from analysis.shapes import Tile
+from kernels.flash_config import (
+    DTYPE_CODE,
+    SHARED_LIMIT_BYTES,
+    FlashConfig,
+    configure,
+    default_tile,
+    padded_head_dim,
+    shared_bytes,
+)
+from kernels.launch import Argument, Array, Backend
+from kernels.philox import drop_threshold, keep_scale
+
+__all__ = [
+    "FLASH",
+    "SHARED_LIMIT_BYTES",
+    "FlashConfig",
+    "backward",
+    "configure",
+    "default_tile",
+    "forward",
+    "padded_head_dim",
+    "shared_bytes",
+]
+
+FLASH = ("flash", "flash-deterministic")
+
+
+def forward(
+    backend: Backend,
+    algorithm: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    stats: MutableMapping[str, Array],
+    *,
+    scale: float,
+    causal: bool = False,
+    tile: Tile | None = None,
+    key_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    block_mask: Array | None = None,
+    block_size: tuple[int, int] | None = None,
+    shared_limit: int = SHARED_LIMIT_BYTES,
+    stream: int | None = None,
+) -> None:
+    """out = softmax(scale · q kᵀ) v and its row statistics.
+
+    Args:
+        stats: receives the statistics; "flash" fills the array ``stats["lse"]``.
+        causal: query i sees key j when j <= i + Nk - Nq.
+        tile: rows of q and of k, v a tile; default :func:`default_tile`.
+        dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
+        block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
+            tile.
+        shared_limit: bytes of shared memory a block may use.
+        stream: where a GPU backend queues the work.
+
+    Raises:
+        TypeError, ValueError: before anything is launched, naming the values that disagree.
+    """
+    if algorithm not in FLASH:
+        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        from kernels import ladder
+
+        ladder.forward(
+            backend, algorithm, q, k, v, out, stats,
+            scale=scale, causal=causal, tile=tile, shared_limit=shared_limit, stream=stream,
+        )  # fmt: skip
+        return
+    lse = stats["lse"]
+    _check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, key_mask)
+    scale = _finite(scale)
+    config = configure(
+        "forward", q.dtype, q.shape[3],
+        tile=tile, limit=shared_limit,
+        block_size=_block_size(block_mask, block_size, tile, q, k, "forward", shared_limit),
+        causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
+        any_scale=scale <= 0.0,
+    )  # fmt: skip
+    batch, heads, seqlen_q, head_dim = q.shape
+    blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+    if blocks == 0:
+        return
+    args: list[Argument] = [
+        q.with_access("r", "q"),
+        k.with_access("r", "k"),
+        v.with_access("r", "v"),
+        out.with_access("w", "out"),
+        lse.with_access("w", "lse"),
+        np.int32(heads),
+        np.int32(heads // k.shape[1]),
+        np.int32(seqlen_q),
+        np.int32(k.shape[2]),
+        np.int32(head_dim),
+        np.float32(scale),
+        *_mask_arguments(key_mask, dropout_p, seed, block_mask),
+    ]
+    backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
+
+
+def backward(
+    backend: Backend,
+    algorithm: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    dout: Array,
+    stats: Mapping[str, Array],
+    dq: Array,
+    dk: Array,
+    dv: Array,
+    *,
+    scale: float,
+    causal: bool = False,
+    tile: Tile | None = None,
+    dlse: Array | None = None,
+    key_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    block_mask: Array | None = None,
+    block_size: tuple[int, int] | None = None,
+    shared_limit: int = SHARED_LIMIT_BYTES,
+    stream: int | None = None,
+) -> None:
+    """dq, dk, dv from dout (and ``dlse``, the gradient of lse), P recomputed from the statistics.
+
+    Arguments as in :func:`forward`; dropout needs the same ``dropout_p`` and ``seed``.
+    """
+    if algorithm not in FLASH:
+        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, dlse=dlse)
+        from kernels import ladder
+
+        ladder.backward(
+            backend, algorithm, q, k, v, out, dout, stats, dq, dk, dv,
+            scale=scale, causal=causal, tile=tile, shared_limit=shared_limit, stream=stream,
+        )  # fmt: skip
+        return
+    lse = stats["lse"]
+    rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
+    _check_shapes(
+        q, k, v, {"out": out, "dout": dout, "dq": dq}, {"dk": dk, "dv": dv}, rows, key_mask
+    )
+    scale = _finite(scale)
+    deterministic = algorithm == "flash-deterministic"
+    config = configure(
+        "backward", q.dtype, q.shape[3],
+        tile=tile, limit=shared_limit,
+        block_size=_block_size(block_mask, block_size, tile, q, k, "backward", shared_limit),
+        causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
+        deterministic=deterministic, dlse=dlse is not None,
+    )  # fmt: skip
+    batch, heads, seqlen_q, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    query_blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+    key_tiles = _tiles(seqlen_k, config.tile.block_n)
+    key_blocks = batch * kv_heads * key_tiles
+    preprocess, postprocess = config.row_kernels()
+
+    slabs = key_tiles if deterministic else 1
+    delta = backend.empty("delta", (batch, heads, seqlen_q), "fp32")
+    dq_accum = backend.empty("dq_accum", (slabs * batch, heads, seqlen_q, head_dim), "fp32")
+    if query_blocks:
+        args: list[Argument] = [
+            out.with_access("r", "out"),
+            dout.with_access("r", "dout"),
+            delta.with_access("w"),
+            np.int32(heads),
+            np.int32(seqlen_q),
+            np.int32(head_dim),
+        ]
+        if dlse is not None:
+            args.append(dlse.with_access("r", "dlse"))
+        if not deterministic:
+            args.append(dq_accum.with_access("w"))
+        backend.launch(preprocess, (query_blocks, 1, 1), 0, args, stream)
+    if key_blocks:
+        args = [
+            q.with_access("r", "q"),
+            k.with_access("r", "k"),
+            v.with_access("r", "v"),
+            dout.with_access("r", "dout"),
+            lse.with_access("r", "lse"),
+            delta.with_access("r"),
+            # The workspace is written in part: a causal or sparse pass skips tiles of it.
+            dq_accum.with_access("rw" if deterministic else "atomic"),
+            dk.with_access("w", "dk"),
+            dv.with_access("w", "dv"),
+            np.int32(batch),
+            np.int32(kv_heads),
+            np.int32(heads // kv_heads),
+            np.int32(seqlen_q),
+            np.int32(seqlen_k),
+            np.int32(head_dim),
+            np.float32(scale),
+            *_mask_arguments(key_mask, dropout_p, seed, block_mask),
+        ]
+        backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
+    if query_blocks:
+        args = [
+            dq_accum.with_access("r"),
+            dq.with_access("w", "dq"),
+            np.int32(batch),
+            np.int32(heads),
+            np.int32(seqlen_q),
+            np.int32(seqlen_k),
+            np.int32(head_dim),
+            np.float32(scale),
+        ]
+        if deterministic and block_mask is not None:
+            args.append(block_mask.with_access("r", "block_mask"))
+        backend.launch(postprocess, (query_blocks, 1, 1), postprocess.threads, args, stream)
+
+
+def _tiles(rows: int, block: int) -> int:
+    return -(-rows // block)
+
+
+def _refuse(algorithm: str, **features: Any) -> None:
+    """The first two steps of the ladder have causal masks and nothing else."""
+    asked = [name for name, value in features.items() if value not in (None, 0.0)]
+    if asked:
+        raise ValueError(f"{algorithm} does not take {', '.join(asked)}")
+
+
+def _finite(scale: float) -> float:
+    scale = float(scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale={scale} is not finite")
+    return scale
+
+
+def _mask_arguments(
+    key_mask: Array | None, dropout_p: float, seed: int, block_mask: Array | None
+) -> list[Argument]:
+    args: list[Argument] = []
+    if key_mask is not None:
+        args.append(key_mask.with_access("r", "key_mask"))
+    if dropout_p != 0.0:
+        args += [
+            np.uint64(seed),
+            np.uint32(drop_threshold(dropout_p)),
+            np.float32(keep_scale(dropout_p)),
+        ]
+    if block_mask is not None:
+        args.append(block_mask.with_access("r", "block_mask"))
+    return args
+
+
+def _block_size(
+    block_mask: Array | None,
+    block_size: tuple[int, int] | None,
+    tile: Tile | None,
+    q: Array,
+    k: Array,
+    pass_: str,
+    limit: int,
+) -> tuple[int, int] | None:
+    if block_mask is None:
+        if block_size is not None:
+            raise ValueError(f"block_size={block_size} without a block_mask")
+        return None
+    if block_size is None:
+        tile = tile or default_tile(q.shape[3], q.dtype, pass_, limit)
+        block_size = (tile.block_m, tile.block_n)
+    if block_mask.dtype != "uint8":
+        raise TypeError(f"block_mask has dtype {block_mask.dtype}, not uint8")
+    expected = (
+        *q.shape[:2],
+        _tiles(q.shape[2], block_size[0]),
+        _tiles(k.shape[2], block_size[1]),
+    )
+    if block_mask.shape != expected:
+        raise ValueError(
+            f"block_mask has shape {block_mask.shape}, blocks of {block_size} make it {expected}"
+        )
+    return block_size
+
+
+def _check_shapes(
+    q: Array,
+    k: Array,
+    v: Array,
+    like_q: Mapping[str, Array],
+    like_k: Mapping[str, Array],
+    rows: Mapping[str, Array],
+    key_mask: Array | None,
+) -> None:
+    """Refuse what the kernels would misread."""
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q has shape {q.shape} and k {k.shape}, not (B, H, N, D)")
+    batch, heads, _, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    padded_head_dim(head_dim)
+    if k.shape != (batch, kv_heads, seqlen_k, head_dim):
+        raise ValueError(f"q has shape {q.shape} but k {k.shape}")
+    if (heads % kv_heads if kv_heads else heads) != 0:
+        raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
+    expected = {"q": (q, q.shape), "k": (k, k.shape), "v": (v, k.shape)}
+    expected |= {name: (array, q.shape) for name, array in like_q.items()}
+    expected |= {name: (array, k.shape) for name, array in like_k.items()}
+    for name, (array, shape) in expected.items():
+        if array.dtype != q.dtype or array.dtype not in DTYPE_CODE:
+            raise TypeError(f"{name} has dtype {array.dtype}, q {q.dtype}")
+        if array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}, not {shape}")
+        _check_alignment(name, array)
+    for name, array in rows.items():
+        if array.dtype != "fp32" or array.shape != q.shape[:3]:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}, not fp32 {q.shape[:3]}")
+    if key_mask is not None:
+        dense = (seqlen_k, 1)
+        if key_mask.dtype != "uint8" or key_mask.shape != (batch, seqlen_k):
+            raise ValueError(
+                f"key_mask is {key_mask.dtype} {key_mask.shape}, not uint8 {(batch, seqlen_k)}"
+            )
+        if batch > 1 and key_mask.strides != dense:
+            raise ValueError(f"key_mask has strides {key_mask.strides}, not {dense}")
+
+
+def _check_alignment(name: str, array: Array) -> None:
+    """Rows are moved 16 bytes at a time."""
+    strides = [s for n, s in zip(array.shape[:3], array.strides[:3], strict=True) if n > 1]
+    if array.size and (
+        array.pointer % 16 or any(stride * array.itemsize % 16 for stride in strides)
+    ):
+        raise ValueError(
+            f"{name} is not aligned to 16 bytes: address {array.pointer:#x}, strides "
+            f"{array.strides} of {array.itemsize} bytes; copy it first"
+        )

@@ -1,0 +1,270 @@
+"""How the tensor-core kernels are cut to a problem: tile, warps, stages, shared memory, macros.
+
+The numbers here mirror the layout at the top of ``flash_forward.cu`` and ``flash_backward.cu``. The
+host backend refuses a kernel that steps outside the shared memory computed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.shapes import Tile
+from kernels.launch import ITEMSIZE, Kernel
+
+DTYPE_CODE = {"fp16": 0, "bf16": 1, "fp32": 2}
+HEAD_DIMS = (32, 64, 128, 256)
+"""Columns a tile can have; a head dimension in between is padded with zeros inside the kernel."""
+
+SHARED_LIMIT_BYTES = 227 * 1024
+"""Shared memory a block may have on H100 and H200; the limit of the host backend too."""
+
+PASSES = ("forward", "backward")
+
+# Tiles in order of preference: the first that fits into shared memory is taken. Large block_m
+# (forward) and block_n (backward) mean fewer reads of the other side, and in the backward pass
+# fewer additions to dQ; what limits them is the register file, with no spilled register allowed:
+#
+# forward   a thread of a warp with 16 rows holds head_dim/2 output and block_n/2 score values.
+#           128 x 64 at head_dim 128 is 64 + 32 of 255 registers and 96 KiB of tiles.
+# backward  a thread holds head_dim values of dK and dV for each 16 key rows of its warp: 128
+#           registers at head_dim 128, so every warp has 16 of the 128 rows; at 64, 32 rows.
+# fp32 has tiles of twice the bytes and stages P (and dS) in shared memory.
+_TILES: dict[tuple[str, bool], dict[int, tuple[tuple[int, int], ...]]] = {
+    ("forward", False): {
+        32: ((128, 64), (64, 64)),
+        64: ((128, 64), (64, 64)),
+        128: ((128, 64), (64, 64), (64, 32)),
+        256: ((128, 32), (64, 32), (32, 32)),
+    },
+    ("forward", True): {
+        32: ((64, 64), (32, 32)),
+        64: ((64, 64), (32, 32)),
+        128: ((64, 32), (32, 32)),
+        256: ((32, 32), (16, 16)),
+    },
+    ("backward", False): {
+        32: ((64, 128), (64, 64)),
+        64: ((64, 128), (64, 64), (32, 64)),
+        128: ((64, 128), (32, 128), (32, 64)),
+        256: ((32, 64), (16, 64), (16, 32)),
+    },
+    ("backward", True): {
+        32: ((32, 64), (32, 32)),
+        64: ((32, 64), (32, 32)),
+        128: ((32, 64), (32, 32), (16, 32)),
+        256: ((16, 32), (16, 16)),
+    },
+}
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """Columns of a tile that holds ``head_dim``.
+
+    ValueError unless head_dim is a multiple of 8 in 8…256; it names the value and the limit.
+    """
+    if head_dim < 1 or head_dim > HEAD_DIMS[-1]:
+        raise ValueError(f"head_dim={head_dim} is outside 8…{HEAD_DIMS[-1]}")
+    if head_dim % 8:
+        raise ValueError(f"head_dim={head_dim} is not a multiple of 8")
+    return next(d for d in HEAD_DIMS if d >= head_dim)
+
+
+def _groups_a_warp(pass_: str, head_dim: int, tile: Tile) -> int:
+    """16-row groups of a warp: two where the registers allow it, because then each operand of the
+    other side that comes from shared memory serves two products."""
+    if pass_ == "forward":
+        rows, registers = tile.block_m, tile.block_n // 2 + head_dim // 2
+    else:
+        rows, registers = tile.block_n, head_dim
+    return 2 if rows > 64 and rows % 32 == 0 and registers <= 64 else 1
+
+
+@dataclass(frozen=True)
+class FlashConfig:
+    """One compiled form of a pass. ``head_dim`` is the padded one."""
+
+    pass_: str
+    dtype: str
+    head_dim: int
+    tile: Tile
+    causal: bool = False
+    stages: int = 2
+    key_mask: bool = False
+    dropout: bool = False
+    block_size: tuple[int, int] | None = None
+    """(rows, keys) of a block of the block mask, multiples of the tile; None without one."""
+    any_scale: bool = False
+    """The scale may be zero or negative (forward only)."""
+    deterministic: bool = False
+    """dQ through an ordered workspace (backward only)."""
+    dlse: bool = False
+    """lse has an incoming gradient (backward only)."""
+
+    def __post_init__(self) -> None:
+        if self.pass_ not in PASSES:
+            raise ValueError(f"pass_={self.pass_!r} is not one of {PASSES}")
+        if self.dtype not in DTYPE_CODE:
+            raise TypeError(f"dtype {self.dtype!r} is not one of {list(DTYPE_CODE)}")
+        if self.head_dim not in HEAD_DIMS:
+            raise ValueError(f"padded head_dim={self.head_dim} is not one of {HEAD_DIMS}")
+        if self.stages not in (1, 2):
+            raise ValueError(f"stages={self.stages} is neither 1 nor 2")
+        for name, rows in (("block_m", self.tile.block_m), ("block_n", self.tile.block_n)):
+            if rows % 16 or not 16 <= rows <= 256:
+                raise ValueError(f"{name}={rows} is not a multiple of 16 in 16…256")
+        if self.threads > 512:
+            raise ValueError(
+                f"tile ({self.tile.block_m}, {self.tile.block_n}) at head_dim {self.head_dim} "
+                f"needs {self.threads} threads, the limit is 512"
+            )
+        if self.block_size is not None:
+            for name, block, rows in zip(
+                ("rows", "keys"),
+                self.block_size,
+                (self.tile.block_m, self.tile.block_n),
+                strict=True,
+            ):
+                if block < 1 or block % rows:
+                    raise ValueError(
+                        f"the block mask has {block} {name} a block, not a multiple of the "
+                        f"tile's {rows}"
+                    )
+
+    @property
+    def num_warps(self) -> int:
+        """Warps a block."""
+        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile)
+        if self.pass_ == "forward":
+            return self.tile.block_m // (16 * groups)
+        shares = 2 if self.head_dim > 128 else 1
+        return self.tile.block_n // (16 * groups) * shares
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return 32 * self.num_warps
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory a block of the pass's main kernel."""
+        size = ITEMSIZE[self.dtype]
+        block_m, block_n = self.tile.block_m, self.tile.block_n
+        query_tile = block_m * self.head_dim * size
+        key_tile = block_n * self.head_dim * size
+        scores = block_m * block_n * size
+        flags = self.threads if self.block_size else 0
+        if self.pass_ == "forward":
+            staged = scores if self.dtype == "fp32" else 0
+            keep = 2 * block_n if self.key_mask else 0
+            return query_tile + 2 * self.stages * key_tile + staged + keep + flags
+        staged = scores if self.dtype == "fp32" or self.head_dim > 128 else 0
+        keep = block_n if self.key_mask else 0
+        stats = 4 * block_m * 4
+        return 2 * key_tile + 2 * self.stages * query_tile + scores + staged + stats + keep + flags
+
+    def _macros(self) -> dict[str, int]:
+        macros = {
+            "DTYPE": DTYPE_CODE[self.dtype],
+            "HEAD_DIM": self.head_dim,
+            "BLOCK_M": self.tile.block_m,
+            "BLOCK_N": self.tile.block_n,
+            "CAUSAL": int(self.causal),
+        }
+        if self.block_size is not None:
+            macros |= {
+                "BLOCK_SPARSE": 1,
+                "SPARSE_M": self.block_size[0],
+                "SPARSE_N": self.block_size[1],
+            }
+        return macros
+
+    def kernel(self) -> Kernel:
+        """``flash_forward`` or ``flash_backward``."""
+        macros = self._macros() | {"NUM_WARPS": self.num_warps, "STAGES": self.stages}
+        for name, wanted in (
+            ("KEY_MASK", self.key_mask),
+            ("DROPOUT", self.dropout),
+            ("ANY_SCALE", self.any_scale),
+            ("DETERMINISTIC", self.deterministic),
+        ):
+            if wanted:
+                macros[name] = 1
+        entry = f"flash_{self.pass_}"
+        return Kernel(f"{entry}.cu", entry, tuple(macros.items()), self.threads)
+
+    def row_kernels(self) -> tuple[Kernel, Kernel]:
+        """``flash_backward_preprocess`` and ``flash_backward_postprocess``, four warps each."""
+        macros = self._macros() | {"NUM_WARPS": 4}
+        if self.deterministic:
+            macros["DETERMINISTIC"] = 1
+        else:
+            # Only the ordered sum asks which key tiles a query tile met.
+            for name in ("BLOCK_SPARSE", "SPARSE_M", "SPARSE_N", "CAUSAL", "BLOCK_N"):
+                macros.pop(name, None)
+        if self.dlse:
+            macros["DLSE"] = 1
+        source = "flash_backward_rows.cu"
+        return (
+            Kernel(source, "flash_backward_preprocess", tuple(macros.items()), 128),
+            Kernel(source, "flash_backward_postprocess", tuple(macros.items()), 128),
+        )
+
+
+def shared_bytes(config: FlashConfig, limit: int = SHARED_LIMIT_BYTES) -> int:
+    """Dynamic shared memory of the main kernel. ValueError with both numbers above ``limit``."""
+    needed = config.shared_bytes
+    if needed > limit:
+        raise ValueError(
+            f"{config.pass_} tile ({config.tile.block_m}, {config.tile.block_n}) at head_dim "
+            f"{config.head_dim}, {config.dtype} needs {needed} bytes of shared memory, "
+            f"the limit is {limit}"
+        )
+    return needed
+
+
+def default_tile(head_dim: int, dtype: str, pass_: str, limit: int = SHARED_LIMIT_BYTES) -> Tile:
+    """The tile used when the caller names none: the first of the list above that fits ``limit``.
+
+    head_dim: of the caller; any multiple of 8 up to 256. pass_: "forward" or "backward".
+    """
+    if dtype not in DTYPE_CODE:
+        raise TypeError(f"dtype {dtype!r} is not one of {list(DTYPE_CODE)}")
+    if pass_ not in PASSES:
+        raise ValueError(f"pass_={pass_!r} is not one of {PASSES}")
+    padded = padded_head_dim(head_dim)
+    tiles = [Tile(m, n) for m, n in _TILES[pass_, dtype == "fp32"][padded]]
+    smallest = 0
+    for tile in tiles:
+        smallest = FlashConfig(pass_, dtype, padded, tile, stages=1).shared_bytes
+        # Masks add a few hundred bytes.
+        if smallest + 1024 <= limit:
+            return tile
+    raise ValueError(
+        f"head_dim={head_dim}, {dtype}: even the smallest {pass_} tile needs {smallest + 1024} "
+        f"bytes of shared memory, the limit is {limit}"
+    )
+
+
+def configure(
+    pass_: str,
+    dtype: str,
+    head_dim: int,
+    *,
+    tile: Tile | None = None,
+    limit: int = SHARED_LIMIT_BYTES,
+    block_size: tuple[int, int] | None = None,
+    **features: bool,
+) -> FlashConfig:
+    """The form for a problem: tiles double-buffered where shared memory allows it.
+
+    ValueError with both numbers when a tile does not fit into ``limit`` bytes.
+    """
+    padded = padded_head_dim(head_dim)
+    if tile is None:
+        tile = default_tile(head_dim, dtype, pass_, limit)
+    two = FlashConfig(pass_, dtype, padded, tile, block_size=block_size, **features)
+    if two.shared_bytes <= limit:
+        return two
+    one = FlashConfig(pass_, dtype, padded, tile, stages=1, block_size=block_size, **features)
+    shared_bytes(one, limit)
+    return one

@@ -1,0 +1,363 @@
+// FlashAttention forward on tensor cores: O = softmax(scale Q K^T) V, queries outside.
+//
+// Paper: FlashAttention-2 (Dao 2023), Algorithm 1; online softmax of FlashAttention (2022), §3.1
+// and Algorithm 2 (masking, dropout). The products are mma.sync m16n8k16 (sm_80 and newer), fed by
+// ldmatrix from swizzled tiles that cp.async fills one step ahead. fp32 runs the same code with
+// fused multiply-adds in the place of the tensor cores.
+//
+// Loop order: one thread block per (batch, head, query tile i); inside it the key tiles j in
+// increasing order. A warp owns BLOCK_M / NUM_WARPS whole rows, so the softmax needs no exchange
+// between warps. Long rows of a causal mask start first.
+//
+// Reads and writes, in bytes, e = size of an element, rows without padding (analysis/sums/flash.py):
+//   q     read   rows_i D e    once per query tile that visits a key tile
+//   k, v  read   rows_j D e    each, per visited (i, j)
+//   out   write  Nq D e        per head
+//   lse   write  Nq 4          per head; natural logarithm, -inf for a row that sees no key
+//   KEY_MASK      key_mask   read  rows_j  per visited (i, j)
+//   BLOCK_SPARSE  block_mask read  1       per (i, j) that the causal mask leaves
+//
+// Limits: head_dim <= HEAD_DIM, a multiple of 8; HEAD_DIM a multiple of 32; BLOCK_M and BLOCK_N
+// multiples of 16; rows start on 16-byte boundaries; shared memory: shared_bytes in
+// kernels/flash_config.py.
+
+// ---- constants that shape the code (-D) ----------------------------------------------------------
+// DTYPE      0 fp16, 1 bf16, 2 fp32
+// HEAD_DIM   columns of a tile; the argument head_dim may be smaller, the rest is zero
+// BLOCK_M, BLOCK_N   rows of Q and of K, V a tile
+// CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
+// NUM_WARPS  warps a block; each owns BLOCK_M / NUM_WARPS rows, a multiple of 16
+// STAGES     2: the next K, V tile arrives during the work on this one; 1: after it
+#ifndef KEY_MASK
+#define KEY_MASK 0  // 1: bytes (B, seqlen_k), 0 takes a key out
+#endif
+#ifndef DROPOUT
+#define DROPOUT 0  // 1: drop weights, philox.cuh
+#endif
+#ifndef BLOCK_SPARSE
+#define BLOCK_SPARSE 0  // 1: bytes (B, H, rows / SPARSE_M, keys / SPARSE_N), 0 leaves a tile out
+#endif
+#ifndef ANY_SCALE
+#define ANY_SCALE 0  // 1: scale may be 0 or negative, for one more multiplication a score
+#endif
+
+#include "device.cuh"
+#include "fragments.cuh"
+#include "philox.cuh"
+#include "tile.cuh"
+#include "tile_order.cuh"
+
+constexpr int THREADS = NUM_WARPS * 32;
+constexpr int WARP_ROWS = BLOCK_M / NUM_WARPS;
+constexpr int GROUPS = WARP_ROWS / 16;    // 16-row groups of a warp
+constexpr int S_TILES = BLOCK_N / 8;      // 8-column tiles of the scores
+constexpr int O_TILES = HEAD_DIM / 8;     // 8-column tiles of the output
+// Q stays in registers where that costs at most 32 of them; else it is read again for each tile.
+constexpr bool Q_IN_REGISTERS = DTYPE != 2 && GROUPS * HEAD_DIM <= 128;
+static_assert(GROUPS * 16 * NUM_WARPS == BLOCK_M, "each warp owns whole 16-row groups");
+static_assert(STAGES == 1 || STAGES == 2, "stages");
+
+using QTile = Tile<io_t, BLOCK_M, HEAD_DIM>;   // also stages the output
+using KTile = Tile<io_t, BLOCK_N, HEAD_DIM>;   // K and V
+using PTile = Tile<io_t, BLOCK_M, BLOCK_N>;    // fp32 only: probabilities on their way to P V
+
+// Dynamic shared memory, in this order.
+constexpr int K_AT = QTile::BYTES;
+constexpr int V_AT = K_AT + STAGES * KTile::BYTES;
+constexpr int P_AT = V_AT + STAGES * KTile::BYTES;
+constexpr int KEEP_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
+constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N : 0);
+
+// The running softmax of the rows a thread shares in: row g (half 0) and g + 8 (half 1) of each
+// group. The four threads of a row hold the same maximum; the sum is split among them.
+struct Softmax {
+    float max[GROUPS][2];
+    float sum[GROUPS][2];
+};
+
+// One step of the online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores.
+// Out: scores hold exp(score - max). The output so far and the sum are rescaled to the new maximum.
+__device__ __forceinline__ void softmax_step(float (&score)[GROUPS][S_TILES][4],
+                                             float (&out)[GROUPS][O_TILES][4], Softmax& state,
+                                             float log2_scale) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float new_max = state.max[g][half];
+#pragma unroll
+            for (int n = 0; n < S_TILES; ++n)
+                new_max = fmaxf(new_max, fmaxf(score[g][n][2 * half], score[g][n][2 * half + 1]));
+            new_max = fmaxf(new_max, shfl_xor(new_max, 1));
+            new_max = fmaxf(new_max, shfl_xor(new_max, 2));
+            // A row that has seen no key yet has maximum -inf; 0 keeps (-inf) - (-inf) away.
+            const float shift = new_max == neg_infinity() ? 0.0f : new_max * log2_scale;
+            const float rescale = exp2_approx(fmaf(state.max[g][half], log2_scale, -shift));
+            state.max[g][half] = new_max;
+            float sum = state.sum[g][half] * rescale;
+#pragma unroll
+            for (int n = 0; n < S_TILES; ++n)
+#pragma unroll
+                for (int e = 2 * half; e < 2 * half + 2; ++e) {
+                    score[g][n][e] = exp2_approx(fmaf(score[g][n][e], log2_scale, -shift));
+                    sum += score[g][n][e];
+                }
+            state.sum[g][half] = sum;
+#pragma unroll
+            for (int n = 0; n < O_TILES; ++n) {
+                out[g][n][2 * half] *= rescale;
+                out[g][n][2 * half + 1] *= rescale;
+            }
+        }
+}
+
+// Sets what may not be seen to -inf. `keep` holds a byte per key of the tile (KEY_MASK only).
+__device__ __forceinline__ void mask_scores(float (&score)[GROUPS][S_TILES][4], int row0, int key0,
+                                            int seqlen_q, int seqlen_k, const uint8* keep) {
+    const int row = row0 + lane_id() / 4, key = key0 + lane_id() % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < S_TILES; ++n) {
+        bool kept[2] = {true, true};
+        if constexpr (KEY_MASK) {
+            const auto pair = ld_shared(reinterpret_cast<const Vec<uint8, 2>*>(keep + 8 * n +
+                                                                               key - key0));
+            kept[0] = pair[0] != 0;
+            kept[1] = pair[1] != 0;
+        }
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                int visible = seqlen_k;  // number of keys, from the first, that this row may see
+                if constexpr (CAUSAL)
+                    visible = min_int(visible,
+                                      row + 16 * g + e / 2 * 8 + 1 + seqlen_k - seqlen_q);
+                if (key + 8 * n + e % 2 >= visible || !kept[e % 2])
+                    score[g][n][e] = neg_infinity();
+            }
+    }
+}
+
+#if DROPOUT
+__device__ __forceinline__ void drop_weights(float (&p)[GROUPS][S_TILES][4], int row0, int key0,
+                                             const Dropout& dropout) {
+    const int row = row0 + lane_id() / 4, key = key0 + lane_id() % 4 * 2;
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int n = 0; n < S_TILES; n += 2)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const PhiloxWords words = dropout.words(row + 16 * g, key + 8 * n + c);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (words.w[i] < dropout.threshold) p[g][n + i % 2][i / 2 * 2 + c] = 0.0f;
+            }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> v,
+              Tensor4<io_t> out, Tensor3<float> lse, int heads, int group, int seqlen_q,
+              int seqlen_k, int head_dim, float scale
+#if KEY_MASK
+              , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
+#endif
+#if DROPOUT
+              , uint64 seed, uint32 drop_threshold, float keep_scale
+#endif
+#if BLOCK_SPARSE
+              , Tensor4<const uint8> block_mask
+#endif
+) {
+    // ---- which tile -----------------------------------------------------------------------------
+    const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
+    const int place = blockIdx.x % query_tiles;
+    const int i = CAUSAL ? query_tiles - 1 - place : place;
+    const int head = blockIdx.x / query_tiles % heads;
+    const int batch = blockIdx.x / query_tiles / heads;
+    const int row0 = i * BLOCK_M, rows = min_int(BLOCK_M, seqlen_q - row0);
+    const int warp_row = warp_id() * WARP_ROWS;
+    const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k);
+
+    unsigned char* shared = shared_memory();
+    const QTile q_tile = tile_at<QTile>(shared);
+    io_t* const out_rows = out.row(batch, head, row0);
+    float* const lse_rows = lse.at(batch, head, row0);
+
+#if BLOCK_SPARSE
+    const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
+    auto address = [=](int j) { return block_row + j * BLOCK_N / SPARSE_N; };
+    SparseWalk<THREADS, decltype(address)> walk{end, shared + FLAGS_AT, address};
+#else
+    DenseWalk walk{end};
+#endif
+
+    int j = walk.next(0);
+    if (j >= end) {  // these rows see nothing
+        store_zeros<THREADS, QTile>(out_rows, out.stride_n, rows, head_dim);
+        for (int r = threadIdx.x; r < rows; r += THREADS) st_global(lse_rows + r, neg_infinity());
+        return;
+    }
+
+    // ---- loads ------------------------------------------------------------------------------------
+    const int kv_head = head / group;
+    const io_t* const k_rows = k.row(batch, kv_head, 0);
+    const io_t* const v_rows = v.row(batch, kv_head, 0);
+    auto k_tile = [&](int stage) { return tile_at<KTile>(shared + K_AT + stage * KTile::BYTES); };
+    auto v_tile = [&](int stage) { return tile_at<KTile>(shared + V_AT + stage * KTile::BYTES); };
+    auto load_kv = [&](int tile, int stage) {
+        const int64 key0 = int64(tile) * BLOCK_N;
+        const int keys = min_int(BLOCK_N, seqlen_k - tile * BLOCK_N);
+        load_tile_async<THREADS>(k_tile(stage), k_rows + key0 * k.stride_n, k.stride_n, keys,
+                                 head_dim);
+        load_tile_async<THREADS>(v_tile(stage), v_rows + key0 * v.stride_n, v.stride_n, keys,
+                                 head_dim);
+        cp_async_commit();
+    };
+#if KEY_MASK
+    // The bytes of the next tile wait in registers while this tile is worked on.
+    constexpr int KEEPS = (BLOCK_N + THREADS - 1) / THREADS;
+    uint8 next_keep[KEEPS];
+    auto load_keep = [&](int tile) {
+#pragma unroll
+        for (int x = 0; x < KEEPS; ++x) {
+            const int key = x * THREADS + threadIdx.x;
+            const int64 at = int64(tile) * BLOCK_N + key;
+            next_keep[x] = 0;
+            if (key < BLOCK_N && at < seqlen_k)
+                next_keep[x] = ld_global(key_mask.data + int64(batch) * seqlen_k + at);
+        }
+    };
+    auto publish_keep = [&](int slot) {
+#pragma unroll
+        for (int x = 0; x < KEEPS; ++x) {
+            const int key = x * THREADS + threadIdx.x;
+            if (key < BLOCK_N) st_shared(shared + KEEP_AT + slot * BLOCK_N + key, next_keep[x]);
+        }
+    };
+    load_keep(j);
+    publish_keep(0);
+#endif
+    load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
+    load_kv(j, 0);
+
+    // ---- the loop over key tiles --------------------------------------------------------------------
+    const float log2_scale = ANY_SCALE ? LOG2E : scale * LOG2E;
+    float acc[GROUPS][O_TILES][4];
+    clear(acc);
+    Softmax state;
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+        for (int half = 0; half < 2; ++half) {
+            state.max[g][half] = neg_infinity();
+            state.sum[g][half] = 0.0f;
+        }
+#if DTYPE != 2
+    uint32 q_fragment[GROUPS][HEAD_DIM / 16][4];
+    bool first = true;
+#endif
+#if DROPOUT
+    const Dropout dropout{seed, drop_threshold, keep_scale, uint32(batch), uint32(head)};
+#endif
+
+    int stage = 0, slot = 0;
+    for (int next; j < end; j = next, stage ^= STAGES - 1, slot ^= 1) {
+        next = walk.next(j + 1);
+        cp_async_wait<0>();
+        block_sync();  // this tile is here, and every warp is done with the one before
+        if (STAGES == 2 && next < end) load_kv(next, stage ^ 1);
+        const uint8* keep = shared + KEEP_AT + slot * BLOCK_N;
+#if KEY_MASK
+        if (next < end) load_keep(next);
+        // A masked key may hold anything, and 0 * NaN is NaN.
+        for_each_chunk<KTile, THREADS>([&](int row, int c) {
+            if (ld_shared(keep + row) == 0)
+                st_shared(reinterpret_cast<Vec16*>(v_tile(stage).chunk(row, c)), Vec16{});
+        });
+        block_sync();
+#endif
+        const int key0 = j * BLOCK_N, warp_row0 = row0 + warp_row;
+        const int offset = seqlen_k - seqlen_q;
+        // The whole tile may lie to the right of what this warp's rows see.
+        if (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) {
+            float score[GROUPS][S_TILES][4];
+            clear(score);
+#if DTYPE != 2
+            if constexpr (Q_IN_REGISTERS) {
+                if (first)
+#pragma unroll
+                    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+                        for (int s = 0; s < HEAD_DIM / 16; ++s)
+                            load_a(q_fragment[g][s], Rows{q_tile, warp_row, 0}, g, s);
+                first = false;
+                gemm<HEAD_DIM>(score, Registers{q_fragment}, KMajor{k_tile(stage), 0});
+            } else
+#endif
+                gemm<HEAD_DIM>(score, Rows{q_tile, warp_row, 0}, KMajor{k_tile(stage), 0});
+            if constexpr (ANY_SCALE) multiply(score, scale);
+            const bool ragged = key0 + BLOCK_N > seqlen_k;
+            const bool diagonal = CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset;
+            if (KEY_MASK || ragged || diagonal)
+                mask_scores(score, warp_row0, key0, seqlen_q, seqlen_k, keep);
+            softmax_step(score, acc, state, log2_scale);
+#if DROPOUT
+            drop_weights(score, warp_row0, key0, dropout);
+#endif
+#if DTYPE != 2
+            uint32 p_fragment[GROUPS][S_TILES / 2][4];
+            round_to_operand(p_fragment, score);
+            gemm<BLOCK_N>(acc, Registers{p_fragment}, NMajor{v_tile(stage), 0, 0});
+#else
+            const PTile p_tile = tile_at<PTile>(shared + P_AT);  // a warp touches its own rows only
+            store_accumulator(p_tile, warp_row, 0, score);
+            warp_sync();
+            gemm<BLOCK_N>(acc, Rows{p_tile, warp_row, 0}, NMajor{v_tile(stage), 0, 0});
+            warp_sync();
+#endif
+        }
+#if KEY_MASK
+        if (next < end) publish_keep(slot ^ 1);
+#endif
+        if (STAGES == 1 && next < end) {
+            block_sync();
+            load_kv(next, 0);
+        }
+    }
+
+    // ---- normalise and store ---------------------------------------------------------------------------
+    const float unit = ANY_SCALE ? 1.0f : scale;
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float sum = state.sum[g][half];
+            sum += shfl_xor(sum, 1);
+            sum += shfl_xor(sum, 2);
+            // A sum of 0 means that nothing was seen; a NaN must stay one.
+            float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+#if DROPOUT
+            inverse *= keep_scale;
+#endif
+#pragma unroll
+            for (int n = 0; n < O_TILES; ++n) {
+                acc[g][n][2 * half] *= inverse;
+                acc[g][n][2 * half + 1] *= inverse;
+            }
+            // The exponents were shifted by the rounded product max * log2_scale. Its rounding
+            // error is taken back here: it matters where scores are in the thousands.
+            const float max = state.max[g][half];
+            const float residual = fmaf(max, log2_scale, -(max * log2_scale));
+            const float value =
+                sum == 0.0f ? neg_infinity()
+                            : fmaf(max, unit, LN2 * (log2_approx(sum) - residual));
+            const int r = warp_row + 16 * g + 8 * half + lane_id() / 4;
+            if (lane_id() % 4 == 0 && r < rows) st_global(lse_rows + r, value);
+        }
+    // A warp reads only its own rows of Q, so it may overwrite them without waiting for the others.
+    warp_sync();
+    store_accumulator(q_tile, warp_row, 0, acc);
+    block_sync();
+    store_tile<THREADS>(q_tile, out_rows, out.stride_n, rows, head_dim);
+}

@@ -1,0 +1,106 @@
+// Tiles in shared memory: rows of 16-byte chunks, swizzled so that eight rows of one chunk column,
+// which is what ldmatrix and the fragment stores touch together, never meet in a bank.
+#pragma once
+
+#include "device.cuh"
+
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
+
+__device__ __forceinline__ int min_int(int a, int b) { return a < b ? a : b; }
+__device__ __forceinline__ int max_int(int a, int b) { return a > b ? a : b; }
+__device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
+__device__ __forceinline__ int warp_id() { return threadIdx.x >> 5; }
+
+// ROWS x COLS values of type T in shared memory; COLS is a multiple of 16.
+template <class T, int ROWS_, int COLS_>
+struct Tile {
+    using value_type = T;
+    static constexpr int ROWS = ROWS_;
+    static constexpr int COLS = COLS_;
+    static constexpr int VEC = 16 / int(sizeof(T));  // values of one chunk
+    static constexpr int CHUNKS = COLS / VEC;
+    static constexpr int BYTES = ROWS * COLS * int(sizeof(T));
+    static_assert(COLS % 16 == 0 && ROWS % 16 == 0, "tiles are made of 16 x 16 blocks");
+
+    T* data;
+
+    // The eight 16-byte bank groups hold 8 / CHUNKS rows of a narrow tile at once: the swizzle
+    // changes when those are used up, and stays inside the row.
+    static __device__ __forceinline__ int swizzle(int row) {
+        if constexpr (CHUNKS % 8 == 0) return row & 7;
+        if constexpr (CHUNKS % 8 == 4) return (row >> 1) & 3;
+        return (row >> 2) & 1;
+    }
+    __device__ __forceinline__ T* chunk(int row, int c) const {
+        return data + row * COLS + (c ^ swizzle(row)) * VEC;
+    }
+    // Chunk `fixed` + `own` of a row, for an even constant and a thread's own 0 or 1. Written so that
+    // only one exclusive-or a step is left of it when a loop over `fixed` is unrolled.
+    __device__ __forceinline__ T* chunk(int row, int fixed, int own) const {
+        constexpr int SPAN = CHUNKS % 8 == 0 ? 7 : CHUNKS % 8 == 4 ? 3 : 1;
+        return data + row * COLS + (((own ^ swizzle(row)) ^ (fixed & SPAN)) + (fixed & ~SPAN)) * VEC;
+    }
+    __device__ __forceinline__ T* at(int row, int col) const {
+        return chunk(row, col / VEC) + col % VEC;
+    }
+};
+
+template <class TileT>
+__device__ __forceinline__ TileT tile_at(unsigned char* shared) {
+    return TileT{reinterpret_cast<typename TileT::value_type*>(shared)};
+}
+
+// Calls body(row, chunk) for every chunk of the tile, shared out over the threads of the block so
+// that neighbours touch neighbouring addresses.
+template <class TileT, int THREADS, class Body>
+__device__ __forceinline__ void for_each_chunk(Body body) {
+    constexpr int TOTAL = TileT::ROWS * TileT::CHUNKS;
+#pragma unroll
+    for (int start = 0; start < TOTAL; start += THREADS) {
+        const int index = start + threadIdx.x;
+        if (TOTAL % THREADS == 0 || index < TOTAL)
+            body(index / TileT::CHUNKS, index % TileT::CHUNKS);
+    }
+}
+
+// Starts copying `rows` real rows of `head_dim` values into the tile. The rest of the tile is
+// zeroed: a zero row of K gives a finite score to mask, a zero row of V keeps 0 * V at 0.
+template <int THREADS, class TileT, class T>
+__device__ __forceinline__ void load_tile_async(TileT tile, const T* source, int64 stride_n,
+                                                int rows, int head_dim) {
+    for_each_chunk<TileT, THREADS>([&](int row, int c) {
+        const bool valid = row < rows && c * TileT::VEC < head_dim;
+        const T* from = valid ? source + row * stride_n + c * TileT::VEC : source;
+        cp_async_16(tile.chunk(row, c), from, valid);
+    });
+}
+
+// Copies the real rows of a tile to global memory, 16 bytes at a time.
+template <int THREADS, class TileT, class T>
+__device__ __forceinline__ void store_tile(TileT tile, T* target, int64 stride_n, int rows,
+                                           int head_dim) {
+    for_each_chunk<TileT, THREADS>([&](int row, int c) {
+        if (row < rows && c * TileT::VEC < head_dim)
+            st_global(reinterpret_cast<Vec16*>(target + row * stride_n + c * TileT::VEC),
+                      ld_shared(reinterpret_cast<const Vec16*>(tile.chunk(row, c))));
+    });
+}
+
+// Writes zeros where store_tile would write the tile.
+template <int THREADS, class TileT, class T>
+__device__ __forceinline__ void store_zeros(T* target, int64 stride_n, int rows, int head_dim) {
+    for_each_chunk<TileT, THREADS>([&](int row, int c) {
+        if (row < rows && c * TileT::VEC < head_dim)
+            st_global(reinterpret_cast<Vec16*>(target + row * stride_n + c * TileT::VEC), Vec16{});
+    });
+}
+
+// Two neighbouring values, rounded to T.
+template <class T>
+__device__ __forceinline__ void store_pair(T* shared, float lo, float hi) {
+    if constexpr (sizeof(T) == 4)
+        st_shared(reinterpret_cast<Vec<float, 2>*>(shared), Vec<float, 2>{{lo, hi}});
+    else
+        st_shared(reinterpret_cast<uint32*>(shared), pack2<T>(lo, hi));
+}
