@@ -1,0 +1,360 @@
+// FlashAttention forward on Hopper: O = softmax(scale Q K^T) V with TMA, wgmma and warpgroups that
+// do different work.
+//
+// Paper: FlashAttention-3 (Shah et al. 2024), Algorithm 1 (producer and consumers), Algorithm 2
+// (OVERLAP: the scores of the next tile are multiplied while the softmax of this one runs).
+//
+// Loop order: one thread block per (batch, head, query tile i). Warpgroup 0 is the producer: one of
+// its threads keeps a ring of STAGES K and V tiles filled by TMA. Each of the CONSUMERS other
+// warpgroups owns 64 rows of Q and walks the key tiles from the last to the first, so that the
+// masked ones, which cost more, come while the ring fills. P never leaves registers: the layout of
+// the accumulator of Q K^T is that of the A operand of P V.
+//
+// Reads and writes, in bytes, e = 2, rows without padding (analysis/sums/flash.py, as the sm_80 form):
+//   q     read   rows_i D e    once per query tile that visits a key tile
+//   k, v  read   rows_j D e    each, per visited (i, j)
+//   out   write  Nq D e        per head
+//   lse   write  Nq 4          per head; natural logarithm, -inf for a row that sees no key
+//
+// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask (the
+// sm_80 form has them); strides are multiples of 16 bytes.
+
+// ---- constants that shape the code (-D) ----------------------------------------------------------
+// DTYPE      0 fp16, 1 bf16
+// HEAD_DIM   64 or 128
+// BLOCK_N    rows of K and V a tile, a multiple of 16
+// CONSUMERS  2 or 3 warpgroups of 64 query rows
+// CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
+// OVERLAP    1: multiply the next scores during the softmax, for BLOCK_N / 2 more registers
+// STAGES     K and V tiles in flight
+
+#include "device_sm90.cuh"
+#include "tile_order.cuh"
+
+constexpr int BLOCK_M = 64 * CONSUMERS;
+constexpr int WARPGROUP = 128;
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+// A tile lies in slabs of 64 columns: rows of 128 bytes, swizzled within groups of eight.
+constexpr int Q_BYTES = 64 * HEAD_DIM * 2;  // the part of one warpgroup; later its part of O
+constexpr int KV_BYTES = BLOCK_N * HEAD_DIM * 2;
+constexpr int SCORES = BLOCK_N / 2;  // accumulator registers a thread
+constexpr int OUTPUTS = HEAD_DIM / 2;
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "head dimension");
+static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
+
+// Dynamic shared memory, in this order, from a 1024-byte boundary.
+constexpr int K_AT = CONSUMERS * Q_BYTES;
+constexpr int V_AT = K_AT + STAGES * KV_BYTES;
+constexpr int BARRIERS_AT = V_AT + STAGES * KV_BYTES;
+
+struct Barriers {
+    Mbarrier q_full;
+    Mbarrier k_full[STAGES], k_empty[STAGES];
+    Mbarrier v_full[STAGES], v_empty[STAGES];
+};
+
+// Iteration `it` of a ring of STAGES slots: which slot, and the parity of the phase it belongs to.
+struct Slot {
+    int stage, parity;
+    __device__ __forceinline__ explicit Slot(int it) : stage(it % STAGES), parity(it / STAGES & 1) {}
+};
+
+// The running softmax of the two rows a thread shares in, g and g + 8 of its warp's 16. The four
+// threads of a row hold the same maximum; the sum is split among them until the end.
+struct Softmax {
+    float max[2] = {neg_infinity(), neg_infinity()};
+    float sum[2] = {0.0f, 0.0f};
+};
+
+// Online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores. Out: scores hold
+// exp(score - max), rescale what the output so far must be multiplied by.
+__device__ __forceinline__ void softmax_step(float (&score)[SCORES], Softmax& state,
+                                             float (&rescale)[2], float log2_scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float top = state.max[half];
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) top = fmaxf(top, fmaxf(score[n], score[n + 1]));
+        top = fmaxf(top, shfl_xor(top, 1));
+        top = fmaxf(top, shfl_xor(top, 2));
+        // A row that has seen no key yet has maximum -inf; 0 keeps (-inf) - (-inf) away.
+        const float shift = top == neg_infinity() ? 0.0f : top * log2_scale;
+        rescale[half] = exp2_approx(fmaf(state.max[half], log2_scale, -shift));
+        state.max[half] = top;
+        float sum = state.sum[half] * rescale[half];
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) {
+            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
+            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
+            sum += score[n] + score[n + 1];
+        }
+        state.sum[half] = sum;
+    }
+}
+
+// Sets what rows row, row + 8 may not see to -inf; key is the column of score[0].
+__device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int key, int seqlen_q,
+                                            int seqlen_k) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int visible = seqlen_k;
+        if constexpr (CAUSAL)
+            visible = min_int(visible, row + 8 * half + 1 + seqlen_k - seqlen_q);
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) {
+            if (key + 2 * n - 4 * half >= visible) score[n] = neg_infinity();
+            if (key + 2 * n - 4 * half + 1 >= visible) score[n + 1] = neg_infinity();
+        }
+    }
+}
+
+// score = Q K^T for 64 rows of Q; both K-major: 16 columns further is 32 bytes on in the slab.
+__device__ __forceinline__ void issue_scores(float (&score)[SCORES], const unsigned char* q,
+                                             const unsigned char* k) {
+    const uint64 a = smem_descriptor(q, 16, 1024), b = smem_descriptor(k, 16, 1024);
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; ++step) {
+        const uint64 a_step = a + (step / 4 * 64 * 128 + step % 4 * 32) / 16;
+        const uint64 b_step = b + (step / 4 * BLOCK_N * 128 + step % 4 * 32) / 16;
+        if (step == 0)
+            Wgmma<BLOCK_N>::template ss_first<0, 0>(score, a_step, b_step);
+        else
+            Wgmma<BLOCK_N>::template ss<0, 0>(score, a_step, b_step);
+    }
+    wgmma_commit();
+}
+
+// out += P V with P in registers; V is N-major: 16 keys further is 16 rows of 128 bytes on.
+__device__ __forceinline__ void issue_output(float (&out)[OUTPUTS],
+                                             const uint32 (&p)[BLOCK_N / 16][4],
+                                             const unsigned char* v) {
+    const uint64 b = smem_descriptor(v, BLOCK_N * 128, 1024);
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step)
+        Wgmma<HEAD_DIM>::template rs<1>(out, p[step], b + step * 16 * 128 / 16);
+    wgmma_commit();
+}
+
+__device__ __forceinline__ void round_weights(uint32 (&p)[BLOCK_N / 16][4],
+                                              const float (&score)[SCORES]) {
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            p[step][i] = pack2<io_t>(score[8 * step + 2 * i], score[8 * step + 2 * i + 1]);
+}
+
+__device__ __forceinline__ void multiply_rows(float (&out)[OUTPUTS], const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; ++n) out[n] *= factor[n / 2 % 2];
+}
+
+struct Place {
+    int tile, head, batch;
+};
+
+// Blocks start in the order of their index. Heads go in groups whose K and V fit in L2 together;
+// within a group all heads of a query tile are neighbours, and a causal mask's longest tiles go
+// first, so that the short ones fill the gaps at the end.
+__device__ __forceinline__ Place place_of(int block, int tiles, int heads, int batch,
+                                          int heads_per_group) {
+    const int group = block / (tiles * heads_per_group);
+    const int rest = block % (tiles * heads_per_group);
+    const int here = min_int(heads_per_group, heads * batch - group * heads_per_group);
+    const int tile = rest / here, bh = group * heads_per_group + rest % here;
+    return {CAUSAL ? tiles - 1 - tile : tile, bh % heads, bh / heads};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                   const __grid_constant__ TensorMap v_map,
+                   const __grid_constant__ TensorMap out_map, Tensor4<io_t> out, Tensor3<float> lse,
+                   int batch, int heads, int group, int seqlen_q, int seqlen_k, float scale,
+                   int heads_per_group) {
+    unsigned char* const shared = shared_memory_1024();
+    Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
+    const Place place = place_of(blockIdx.x, ceil_div(seqlen_q, BLOCK_M), heads, batch,
+                                 heads_per_group);
+    const int row0 = place.tile * BLOCK_M;
+    const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(place.tile, seqlen_q, seqlen_k);
+    const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
+
+    if (end == 0) {  // these rows see nothing
+        const int rows = min_int(BLOCK_M, seqlen_q - row0);
+        for (int x = threadIdx.x; x < rows * HEAD_DIM / 8; x += THREADS)
+            st_global(reinterpret_cast<Vec16*>(out.row(place.batch, place.head,
+                                                       row0 + x / (HEAD_DIM / 8))) +
+                          x % (HEAD_DIM / 8),
+                      Vec16{});
+        for (int r = threadIdx.x; r < rows; r += THREADS)
+            st_global(lse.at(place.batch, place.head, row0 + r), neg_infinity());
+        return;
+    }
+
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barriers->q_full, 1);
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(&barriers->k_full[s], 1);
+            mbarrier_init(&barriers->v_full[s], 1);
+            // One arrival a warp: a warp's wait for its products says nothing of the others.
+            mbarrier_init(&barriers->k_empty[s], 4 * CONSUMERS);
+            mbarrier_init(&barriers->v_empty[s], 4 * CONSUMERS);
+        }
+        mbarrier_init_done();
+    }
+    block_sync();
+
+    if (warpgroup == 0) {
+        // ---- producer ----------------------------------------------------------------------------
+        registers_shrink<CONSUMERS == 2 ? 24 : 32>();
+        if (threadIdx.x == 0) {
+            const int kv_head = place.head / group;
+            mbarrier_expect(&barriers->q_full, CONSUMERS * Q_BYTES);
+            for (int w = 0; w < CONSUMERS; ++w)
+                tma_load(shared + w * Q_BYTES, &q_map, &barriers->q_full, 0, row0 + 64 * w, 0,
+                         place.head, place.batch);
+            for (int it = 0; it < end; ++it) {
+                const Slot slot(it);
+                const int key0 = (end - 1 - it) * BLOCK_N;
+                mbarrier_wait(&barriers->k_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
+                tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
+                         &barriers->k_full[slot.stage], 0, key0, 0, kv_head, place.batch);
+                mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
+                tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map,
+                         &barriers->v_full[slot.stage], 0, key0, 0, kv_head, place.batch);
+            }
+        }
+        return;
+    }
+
+    // ---- consumers -------------------------------------------------------------------------------
+    registers_grow<CONSUMERS == 2 ? 240 : 160>();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    unsigned char* const q = shared + (warpgroup - 1) * Q_BYTES;
+    const int warp_row = row0 + (warpgroup - 1) * 64 + 16 * warp;
+    const int row = warp_row + lane / 4;
+    const float log2_scale = scale * LOG2E;
+
+    auto k_of = [&](const Slot& s) { return shared + K_AT + s.stage * KV_BYTES; };
+    auto v_of = [&](const Slot& s) { return shared + V_AT + s.stage * KV_BYTES; };
+    auto release = [&](Mbarrier* empty) {
+        if (lane == 0) mbarrier_arrive(empty);
+    };
+
+    float out_acc[OUTPUTS];
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; ++n) out_acc[n] = 0.0f;
+    Softmax state;
+    float rescale[2];
+
+    // Keys that even the first row of the block sees: tiles within them need no mask.
+    int seen_by_all = seqlen_k;
+    if constexpr (CAUSAL)
+        seen_by_all = min_int(seqlen_k, max_int(row0 + 1 + seqlen_k - seqlen_q, 0));
+    const int masked = end - min_int(end, seen_by_all / BLOCK_N);
+
+    mbarrier_wait(&barriers->q_full, 0);
+
+    auto mask = [&](float(&score)[SCORES], int it) {
+        if (it < masked)
+            mask_scores(score, row, (end - 1 - it) * BLOCK_N + lane % 4 * 2, seqlen_q, seqlen_k);
+    };
+
+#if OVERLAP
+    uint32 p[BLOCK_N / 16][4];
+    {
+        float score[SCORES];
+        const Slot slot(0);
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_scores(score, q, k_of(slot));
+        wgmma_wait<0>();
+        keep(score);
+        release(&barriers->k_empty[slot.stage]);
+        mask(score, 0);
+        softmax_step(score, state, rescale, log2_scale);
+        round_weights(p, score);
+    }
+    for (int it = 1; it < end; ++it) {
+        float score[SCORES];
+        const Slot slot(it), before(it - 1);
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_scores(score, q, k_of(slot));
+        mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+        issue_output(out_acc, p, v_of(before));
+        wgmma_wait<1>();
+        keep(score);
+        release(&barriers->k_empty[slot.stage]);
+        mask(score, it);
+        softmax_step(score, state, rescale, log2_scale);
+        wgmma_wait<0>();
+        keep(out_acc);
+        release(&barriers->v_empty[before.stage]);
+        multiply_rows(out_acc, rescale);
+        round_weights(p, score);
+    }
+    {
+        const Slot slot(end - 1);
+        mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_output(out_acc, p, v_of(slot));
+        wgmma_wait<0>();
+        keep(out_acc);
+    }
+#else
+    for (int it = 0; it < end; ++it) {
+        float score[SCORES];
+        const Slot slot(it);
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_scores(score, q, k_of(slot));
+        wgmma_wait<0>();
+        keep(score);
+        release(&barriers->k_empty[slot.stage]);
+        mask(score, it);
+        softmax_step(score, state, rescale, log2_scale);
+        multiply_rows(out_acc, rescale);
+        uint32 p[BLOCK_N / 16][4];
+        round_weights(p, score);
+        mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_output(out_acc, p, v_of(slot));
+        wgmma_wait<0>();
+        keep(out_acc);
+        release(&barriers->v_empty[slot.stage]);
+    }
+#endif
+
+    // ---- O = acc / sum, through this warpgroup's part of Q, which nobody reads any more -------------
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float sum = state.sum[half];
+        sum += shfl_xor(sum, 1);
+        sum += shfl_xor(sum, 2);
+        rescale[half] = sum > 0.0f ? 1.0f / sum : 0.0f;
+        if (lane % 4 == 0 && row + 8 * half < seqlen_q)
+            st_global(lse.at(place.batch, place.head, row + 8 * half),
+                      sum > 0.0f ? state.max[half] * scale + LN2 * log2_approx(sum)
+                                 : neg_infinity());
+    }
+    multiply_rows(out_acc, rescale);
+#pragma unroll
+    for (int c = 0; c < HEAD_DIM / 16; ++c) {
+        uint32 r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            r[i] = pack2<io_t>(out_acc[8 * c + 2 * i], out_acc[8 * c + 2 * i + 1]);
+        const int in_tile = 16 * warp + lane % 16, chunk = 2 * c + lane / 16;
+        stmatrix_x4(q + chunk / 8 * 64 * 128 + in_tile * 128 + (chunk % 8 ^ in_tile % 8) * 16, r);
+    }
+    tma_fence();
+    named_sync(warpgroup, WARPGROUP);
+    if (threadIdx.x % WARPGROUP == 0) {
+        tma_store(&out_map, q, 0, row0 + 64 * (warpgroup - 1), 0, place.head, place.batch);
+        bulk_commit();
+        bulk_wait<0>();
+    }
+}
