@@ -53,9 +53,10 @@ def executed_exponentials(shape: AttentionShape, tile: Tile, pass_: str) -> int:
     """Exponentials of the tiled form: one per visited pair, and in the forward pass one per row
     and visited tile to rescale what was accumulated before (FlashAttention-2, Alg. 1, line 10).
     """
+    loop = tile_loop(shape, tile)
     per_head = visited_pairs(shape, tile)
     if pass_ == "forward":
-        per_head += tile_loop(shape, tile).query_rows_visited
+        per_head += int(loop.query_rows @ loop.visits_of_query_tile)
     elif pass_ != "backward":
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     return shape.batch * shape.heads * per_head

@@ -69,7 +69,8 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     sizes = dict.fromkeys(("q", "out", "dout", "dq"), shape.query_bytes)
     sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
     sizes |= dict.fromkeys(("s", "p", "dp", "ds"), shape.score_bytes)
-    sizes |= dict.fromkeys(("lse", "delta", "m", "l"), shape.row_bytes)
+    sizes |= dict.fromkeys(("lse", "delta", "dlse", "m", "l"), shape.row_bytes)
+    sizes["key_mask"] = shape.batch * shape.seqlen_k
     return sizes | {"dq_accum": accumulator}
 
 
@@ -85,7 +86,7 @@ def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:
         reads[kernel], writes[kernel] = {}, {}
         plain_accumulator = ("dq_accum", "write") in entries
         for (tensor, direction), count in entries.items():
-            once = min(count, sizes[tensor])
+            once = min(count, sizes.get(tensor, count))
             if tensor == "dq_accum" and (plain_accumulator or direction == "read"):
                 once = count
             if direction in ("read", "atomic"):
@@ -106,8 +107,9 @@ def predict_hbm(
     """HBM traffic of one pass, each kernel starting with a cold L2 as under a profiler.
 
     blocks_per_sm: thread blocks of the main kernel that an SM holds at once
-    (``analysis.occupancy``). Blocks are launched head by head, query tiles (forward) or key
-    tiles (backward) in ascending order.
+    (``analysis.occupancy``). Blocks are launched head by head, and within a head those with the
+    longest walk first: under the causal mask the last query tile (forward) or the first key tile
+    (backward).
     """
     if blocks_per_sm < 1:
         raise ValueError(f"blocks_per_sm={blocks_per_sm} is below 1")
@@ -158,8 +160,9 @@ def _keys_from_hbm(
     rows_seen = (loop.visits_of_query_tile * tile.block_n).clip(max=shape.seqlen_k)
 
     def rows_walked(first: int, last: int) -> int:
-        # The later a query tile, the more keys it sees; a whole head ends with its last tile.
-        return int(rows_seen[last % tr if first // tr == last // tr else tr - 1])
+        # Causal heads start with their longest row of tiles, so the first block walks furthest;
+        # where a second head begins, that one starts with the whole walk.
+        return int(rows_seen[tr - 1 - first % tr if first // tr == last // tr else tr - 1])
 
     waves = _Waves(shape.batch * shape.kv_heads, shape.group * tr, concurrent)
     walk_bytes = shape.seqlen_k * 2 * row

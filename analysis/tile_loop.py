@@ -2,11 +2,12 @@
 
 Sequences are cut into Tr = ceil(Nq / block_m) query tiles and Tc = ceil(Nk / block_n) key tiles;
 the last of each may be ragged and counts with the rows it really has. Under the causal mask a
-pair of tiles is visited when at least one (query, key) pair in it is visible.
+pair of tiles is visited when at least one (query, key) pair in it is visible; under a block mask
+when its block is also set.
 
 The sums never need the Tr × Tc table of visited pairs, only its row and column totals: how many
-key tiles a query tile visits, and how many query tiles visit a key tile. That keeps a prediction
-for a million tokens as cheap as one for a thousand.
+key tiles a query tile visits, and how many query tiles visit a key tile. Without a block mask that
+keeps a prediction for a million tokens as cheap as one for a thousand.
 """
 
 from __future__ import annotations
@@ -19,20 +20,32 @@ import numpy.typing as npt
 from analysis.shapes import AttentionShape, Tile
 
 Counts = npt.NDArray[np.int64]
+BlockMask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class TileLoop:
-    """The tiles of one head and how often each is visited."""
+    """The tiles of a head and how often each is visited.
+
+    Without a block mask all heads are alike: the visit arrays have one dimension, and ``copies``
+    (batch · heads) says how many heads they stand for. With one, they have leading dimensions
+    (B, H) and ``copies`` is 1. Likewise ``kv_copies`` for ``key_tile_met``, per key/value head.
+    """
 
     query_rows: Counts
     """(Tr,) rows of query tile i."""
     key_rows: Counts
     """(Tc,) rows of key tile j."""
     visits_of_query_tile: Counts
-    """(Tr,) number of key tiles that query tile i meets."""
+    """(…, Tr) number of key tiles that query tile i meets."""
     visits_of_key_tile: Counts
-    """(Tc,) number of query tiles that key tile j meets."""
+    """(…, Tc) number of query tiles that key tile j meets."""
+    key_tile_met: BlockMask
+    """(…, Tc) whether any head of the group has a query tile that meets key tile j."""
+    pairs_left_by_causal: int
+    """Tile pairs of one head before a block mask is looked at."""
+    copies: int
+    kv_copies: int
 
     @property
     def query_tiles(self) -> int:
@@ -44,46 +57,70 @@ class TileLoop:
         """The papers' Tc."""
         return len(self.key_rows)
 
+    # The four totals below are over all batches and heads.
+
     @property
     def query_rows_visited(self) -> int:
         """Rows moved when a query tile is moved once per visit."""
-        return int(self.query_rows @ self.visits_of_query_tile)
+        return self.copies * int((self.visits_of_query_tile * self.query_rows).sum())
 
     @property
     def key_rows_visited(self) -> int:
         """Rows moved when a key tile is moved once per visit."""
-        return int(self.key_rows @ self.visits_of_key_tile)
+        return self.copies * int((self.visits_of_key_tile * self.key_rows).sum())
 
     @property
     def query_rows_with_a_visit(self) -> int:
         """Rows moved when a query tile is moved once, and only if it has a visit at all."""
-        return int(self.query_rows[self.visits_of_query_tile > 0].sum())
+        return self.copies * int(((self.visits_of_query_tile > 0) * self.query_rows).sum())
 
     @property
     def key_rows_with_a_visit(self) -> int:
-        """Rows moved when a key tile is moved once, and only if it has a visit at all."""
-        return int(self.key_rows[self.visits_of_key_tile > 0].sum())
+        """Rows moved when a key tile is moved once per key/value head, and only if visited."""
+        return self.kv_copies * int((self.key_tile_met * self.key_rows).sum())
 
 
-def tile_loop(shape: AttentionShape, tile: Tile) -> TileLoop:
-    """The dense or causal loop over tiles, causal tiles with nothing visible left out."""
+def tile_loop(
+    shape: AttentionShape,
+    tile: Tile,
+    block_mask: BlockMask | None = None,
+    mask_block: Tile | None = None,
+) -> TileLoop:
+    """The loop over tiles: dense, causal with empty tiles left out, or block-sparse.
+
+    block_mask: booleans that broadcast to (B, H, blocks of rows, blocks of keys).
+    mask_block: the size of its blocks, a multiple of the tile; by default the tile.
+    """
     query_rows = _rows_per_tile(shape.seqlen_q, tile.block_m)
     key_rows = _rows_per_tile(shape.seqlen_k, tile.block_n)
-    tr, tc = len(query_rows), len(key_rows)
-    if not shape.causal:
-        return TileLoop(query_rows, key_rows, np.full(tr, tc), np.full(tc, tr))
+    of_query, of_key = _visits(shape, tile, len(query_rows), len(key_rows))
+    pairs = int(of_query.sum())
+    copies, kv_copies = shape.batch * shape.heads, shape.batch * shape.kv_heads
+    met = of_key > 0
+    if block_mask is not None:
+        tiles = _per_tile(block_mask, shape, tile, mask_block or tile)
+        # Key tiles that the causal mask leaves to query tile i are the first of_query[i].
+        tiles = tiles & (np.arange(len(key_rows)) < of_query[:, None])
+        of_query, of_key = tiles.sum(axis=3), tiles.sum(axis=2)
+        by_group = of_key.reshape(shape.batch, shape.kv_heads, shape.group, len(key_rows))
+        met = by_group.any(axis=2)
+        copies = kv_copies = 1
+    return TileLoop(query_rows, key_rows, of_query, of_key, met, pairs, copies, kv_copies)
 
+
+def _visits(shape: AttentionShape, tile: Tile, tr: int, tc: int) -> tuple[Counts, Counts]:
+    """Visits of each query tile and of each key tile, in one head, without a block mask."""
+    if not shape.causal:
+        return np.full(tr, tc), np.full(tc, tr)
     offset = shape.seqlen_k - shape.seqlen_q
     # The last row of a query tile sees the most keys; those keys are the first ones.
-    last_query = np.cumsum(query_rows) - 1
+    last_query = np.minimum((np.arange(tr) + 1) * tile.block_m, shape.seqlen_q) - 1
     keys_seen = np.clip(last_query + offset + 1, 0, shape.seqlen_k)
-    visits_of_query_tile = -(-keys_seen // tile.block_n)
-
-    # The first key of a key tile is seen from query `first_query` on, to the end.
-    first_key = np.arange(tc) * tile.block_n
-    first_query = np.maximum(0, first_key - offset)
-    visits_of_key_tile = np.where(first_query < shape.seqlen_q, tr - first_query // tile.block_m, 0)
-    return TileLoop(query_rows, key_rows, visits_of_query_tile, visits_of_key_tile)
+    of_query = -(-keys_seen // tile.block_n)
+    # The first key of a key tile is seen from query `first_query` on, to the end. It exists: the
+    # last query sees every key.
+    first_query = np.maximum(0, np.arange(tc) * tile.block_n - offset)
+    return of_query, tr - first_query // tile.block_m
 
 
 def _rows_per_tile(rows: int, block: int) -> Counts:
@@ -91,3 +128,25 @@ def _rows_per_tile(rows: int, block: int) -> Counts:
     sizes = np.full(tiles, block, dtype=np.int64)
     sizes[-1] = rows - (tiles - 1) * block
     return sizes
+
+
+def _per_tile(mask: BlockMask, shape: AttentionShape, tile: Tile, block: Tile) -> BlockMask:
+    """The block mask as (B, H, Tr, Tc)."""
+    if block.block_m % tile.block_m or block.block_n % tile.block_n:
+        raise ValueError(
+            f"a mask block of {block.block_m} x {block.block_n} is not made of whole tiles of "
+            f"{tile.block_m} x {tile.block_n}"
+        )
+    rows = -(-shape.seqlen_q // block.block_m)
+    columns = -(-shape.seqlen_k // block.block_n)
+    wanted = (shape.batch, shape.heads, rows, columns)
+    try:
+        whole = np.broadcast_to(np.asarray(mask, dtype=bool), wanted)
+    except ValueError:
+        raise ValueError(
+            f"block_mask of shape {np.shape(mask)} does not broadcast to {wanted}"
+        ) from None
+    tr, tc = -(-shape.seqlen_q // tile.block_m), -(-shape.seqlen_k // tile.block_n)
+    row_of = np.arange(tr) * tile.block_m // block.block_m
+    column_of = np.arange(tc) * tile.block_n // block.block_n
+    return whole[:, :, row_of][:, :, :, column_of]

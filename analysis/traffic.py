@@ -32,6 +32,7 @@ standard attention, one for FlashAttention 2022, one for the form used since Fla
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -44,6 +45,8 @@ from analysis.sums.flash1 import flash1_backward, flash1_forward
 from analysis.sums.standard import standard_backward, standard_forward
 
 DIRECTIONS = ("read", "write", "atomic")
+ROW_STATISTICS = frozenset({"lse", "delta", "dlse", "m", "l"})
+"""Tensors of one fp32 number per query row."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,15 @@ class Traffic:
     @property
     def total_bytes(self) -> int:
         return self.read_bytes + self.write_bytes
+
+    def of_matrices(self) -> Traffic:
+        """Without the fp32 row statistics, as the papers count: multiples of N·d and N²."""
+        return Traffic(
+            {
+                kernel: {key: n for key, n in entries.items() if key[0] not in ROW_STATISTICS}
+                for kernel, entries in self.kernels.items()
+            }
+        )
 
     def by_tensor(self) -> dict[tuple[str, str], int]:
         """Bytes per (tensor, direction), summed over kernels."""
@@ -123,7 +135,8 @@ def predict_traffic(
 ) -> Traffic:
     """SM-boundary traffic of one pass, exact to the byte.
 
-    algorithm: one of ``ALGORITHMS``; pass_: "forward" or "backward".
+    algorithm: one of ``ALGORITHMS``; pass_: "forward" or "backward". Options, where the algorithm
+    has them (``analysis.sums``): key_mask, block_mask, mask_block, dropout, lse_gradient.
 
     Raises ValueError for an unknown algorithm, pass or option, and for a shape that the
     algorithm does not handle.
@@ -133,6 +146,7 @@ def predict_traffic(
     if (algorithm, pass_) not in _SUMS:
         raise ValueError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     sum_of, variant = _SUMS[algorithm, pass_]
-    if options:
+    unknown = [name for name in options if name not in inspect.signature(sum_of).parameters]
+    if unknown or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")
-    return Traffic(sum_of(shape, tile, **variant))
+    return Traffic(sum_of(shape, tile, **variant, **options))

@@ -5,46 +5,75 @@ O and the log-sum-exp once. Backward, one thread block per (batch, key/value hea
 K, V, dK, dV once; Q, dO, lse and delta once per visit; dQ leaves as fp32, either by atomic
 addition or, deterministically, as one partial tile per visit. Rows are the real ones: a ragged
 last tile moves what it has.
+
+Options cost what they read. A key mask is one byte per key and visit. A block mask is one byte per
+tile pair that the causal mask leaves, and saves the tiles it switches off. Dropout moves nothing:
+its mask is drawn again from (seed, position) wherever it is needed.
 """
 
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.sums import KernelBytes
-from analysis.tile_loop import tile_loop
+from analysis.tile_loop import BlockMask, tile_loop
+
+MASK_BYTES = 1
+"""Bytes of one entry of a key mask or of a block mask."""
 
 
-def flash_forward(shape: AttentionShape, tile: Tile) -> KernelBytes:
+def flash_forward(
+    shape: AttentionShape,
+    tile: Tile,
+    *,
+    key_mask: bool = False,
+    block_mask: BlockMask | None = None,
+    mask_block: Tile | None = None,
+    dropout: bool = False,
+) -> KernelBytes:
     """O = softmax(QKᵀ)V without S or P in memory. A query tile that meets no key reads nothing."""
-    loop = tile_loop(shape, tile)
+    del dropout  # moves nothing
+    loop = tile_loop(shape, tile, block_mask, mask_block)
     heads = shape.batch * shape.heads
     row = shape.head_dim * shape.itemsize
-    return {
-        "flash_forward": {
-            ("q", "read"): heads * loop.query_rows_with_a_visit * row,
-            ("k", "read"): heads * loop.key_rows_visited * row,
-            ("v", "read"): heads * loop.key_rows_visited * row,
-            ("out", "write"): shape.query_bytes,
-            ("lse", "write"): shape.row_bytes,
-        }
+    entries = {
+        ("q", "read"): loop.query_rows_with_a_visit * row,
+        ("k", "read"): loop.key_rows_visited * row,
+        ("v", "read"): loop.key_rows_visited * row,
+        ("out", "write"): shape.query_bytes,
+        ("lse", "write"): shape.row_bytes,
     }
+    if key_mask:
+        entries["key_mask", "read"] = loop.key_rows_visited * MASK_BYTES
+    if block_mask is not None:
+        entries["block_mask", "read"] = heads * loop.pairs_left_by_causal * MASK_BYTES
+    return {"flash_forward": entries}
 
 
-def flash_backward(shape: AttentionShape, tile: Tile, *, deterministic: bool) -> KernelBytes:
+def flash_backward(
+    shape: AttentionShape,
+    tile: Tile,
+    *,
+    deterministic: bool,
+    key_mask: bool = False,
+    block_mask: BlockMask | None = None,
+    mask_block: Tile | None = None,
+    dropout: bool = False,
+    lse_gradient: bool = False,
+) -> KernelBytes:
     """dQ, dK, dV with P recomputed from lse, and delta = rowsum(dO∘O) computed beforehand.
 
     dK and dV are summed over the heads of a group inside one thread block, so K and V are read
     once per key/value head. A key tile that meets no query writes zeros and reads nothing.
+    lse_gradient: the log-sum-exp was returned to the caller and has a gradient of its own.
     """
-    loop = tile_loop(shape, tile)
-    heads = shape.batch * shape.heads
-    kv_heads = shape.batch * shape.kv_heads
+    del dropout  # moves nothing
+    loop = tile_loop(shape, tile, block_mask, mask_block)
     row = shape.head_dim * shape.itemsize
     accumulator_row = shape.head_dim * STAT_BYTES
 
-    key_once = kv_heads * loop.key_rows_with_a_visit * row
-    query_per_visit = heads * loop.query_rows_visited * row
-    stat_per_visit = heads * loop.query_rows_visited * STAT_BYTES
-    partial_dq = heads * loop.query_rows_visited * accumulator_row
-    whole_dq = heads * shape.seqlen_q * accumulator_row
+    key_once = loop.key_rows_with_a_visit * row
+    query_per_visit = loop.query_rows_visited * row
+    stat_per_visit = loop.query_rows_visited * STAT_BYTES
+    partial_dq = loop.query_rows_visited * accumulator_row
+    whole_dq = shape.batch * shape.heads * shape.seqlen_q * accumulator_row
 
     preprocess = {
         ("out", "read"): shape.query_bytes,
@@ -69,6 +98,16 @@ def flash_backward(shape: AttentionShape, tile: Tile, *, deterministic: bool) ->
         preprocess["dq_accum", "write"] = whole_dq
         main["dq_accum", "atomic"] = partial_dq
         postprocess["dq_accum", "read"] = whole_dq
+
+    if lse_gradient:
+        preprocess["dlse", "read"] = shape.row_bytes
+    if key_mask:
+        main["key_mask", "read"] = loop.key_rows_with_a_visit * MASK_BYTES
+    if block_mask is not None:
+        looked_at = shape.batch * shape.heads * loop.pairs_left_by_causal * MASK_BYTES
+        main["block_mask", "read"] = looked_at
+        if deterministic:  # the postprocess must know which partial tiles were written
+            postprocess["block_mask", "read"] = looked_at
     return {
         "flash_backward_preprocess": preprocess,
         "flash_backward": main,

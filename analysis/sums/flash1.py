@@ -13,28 +13,35 @@ has nothing to read, so it initialises, and it also stores D_i for the later one
 
 Under the causal mask a query tile that sees nothing of key tile j is passed over. The released
 variant's first pass still writes such a tile's initial state, without reading anything for it.
+
+Block-sparse FlashAttention (Alg. 5) is the literal forward with the inner step left out where the
+block mask is zero.
 """
 
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.sums import KernelBytes
-from analysis.tile_loop import TileLoop, tile_loop
+from analysis.tile_loop import BlockMask, TileLoop, tile_loop
 
 
-def flash1_forward(shape: AttentionShape, tile: Tile, *, literal: bool) -> KernelBytes:
+def flash1_forward(
+    shape: AttentionShape, tile: Tile, *, literal: bool, block_mask: BlockMask | None = None
+) -> KernelBytes:
     """O, l, m by passes over the key tiles; O stays normalised and is stored in the io dtype."""
-    loop = _loop(shape, tile)
-    heads = shape.batch * shape.heads
+    if block_mask is not None and not literal:
+        raise ValueError("a block mask is for flash1-literal: the first pass must visit every tile")
+    _require_equal_heads(shape)
+    loop = tile_loop(shape, tile, block_mask)
     row = shape.head_dim * shape.itemsize
-    visited = heads * loop.query_rows_visited
+    visited = loop.query_rows_visited
     if literal:
         read_back, written = visited, visited
     else:
-        read_back = visited - heads * loop.query_rows_with_a_visit
-        written = visited + heads * _rows_without_a_visit(loop)
+        read_back = visited - loop.query_rows_with_a_visit
+        written = visited + _rows_without_a_visit(shape, loop)
 
     main = {
-        ("k", "read"): heads * loop.key_rows_with_a_visit * row,
-        ("v", "read"): heads * loop.key_rows_with_a_visit * row,
+        ("k", "read"): loop.key_rows_with_a_visit * row,
+        ("v", "read"): loop.key_rows_with_a_visit * row,
         ("q", "read"): visited * row,
         ("out", "read"): read_back * row,
         ("l", "read"): read_back * STAT_BYTES,
@@ -55,14 +62,14 @@ def flash1_forward(shape: AttentionShape, tile: Tile, *, literal: bool) -> Kerne
 
 def flash1_backward(shape: AttentionShape, tile: Tile, *, literal: bool) -> KernelBytes:
     """dQ by passes over the key tiles, stored in the io dtype; dK and dV once per key tile."""
-    loop = _loop(shape, tile)
-    heads = shape.batch * shape.heads
+    _require_equal_heads(shape)
+    loop = tile_loop(shape, tile)
     row = shape.head_dim * shape.itemsize
-    visited = heads * loop.query_rows_visited
+    visited = loop.query_rows_visited
 
     main = {
-        ("k", "read"): heads * loop.key_rows_with_a_visit * row,
-        ("v", "read"): heads * loop.key_rows_with_a_visit * row,
+        ("k", "read"): loop.key_rows_with_a_visit * row,
+        ("v", "read"): loop.key_rows_with_a_visit * row,
         ("dk", "write"): shape.key_bytes,
         ("dv", "write"): shape.key_bytes,
         ("q", "read"): visited * row,
@@ -77,23 +84,22 @@ def flash1_backward(shape: AttentionShape, tile: Tile, *, literal: bool) -> Kern
         init = {("dq", "write"): shape.query_bytes}
         return {"flash1_backward_init": init, "flash1_backward": main}
 
-    first_pass = heads * loop.query_rows_with_a_visit
+    first_pass = loop.query_rows_with_a_visit
     main["out", "read"] = first_pass * row
     main["delta", "write"] = first_pass * STAT_BYTES
     main["delta", "read"] = (visited - first_pass) * STAT_BYTES
     main["dq", "read"] = (visited - first_pass) * row
-    main["dq", "write"] = (visited + heads * _rows_without_a_visit(loop)) * row
+    main["dq", "write"] = (visited + _rows_without_a_visit(shape, loop)) * row
     return {"flash1_backward": main}
 
 
-def _rows_without_a_visit(loop: TileLoop) -> int:
-    return int(loop.query_rows.sum()) - loop.query_rows_with_a_visit
+def _rows_without_a_visit(shape: AttentionShape, loop: TileLoop) -> int:
+    return shape.batch * shape.heads * shape.seqlen_q - loop.query_rows_with_a_visit
 
 
-def _loop(shape: AttentionShape, tile: Tile) -> TileLoop:
+def _require_equal_heads(shape: AttentionShape) -> None:
     if shape.kv_heads != shape.heads:
         raise ValueError(
             f"FlashAttention 2022 has one key/value head per query head, "
             f"got heads={shape.heads}, kv_heads={shape.kv_heads}"
         )
-    return tile_loop(shape, tile)

@@ -3,7 +3,7 @@
 Three kernels forward, five backward. Products are tiled, so an operand of N·d elements is read
 once per tile of the other operand; an N × N matrix is read or written exactly once per kernel.
 The causal mask is applied but its empty tiles are not skipped, as in a framework's eager path.
-The scale enters dS when it is written, so dQ and dK need no further pass.
+The scale enters S, dQ and dK as they are written, so it needs no pass of its own.
 """
 
 from analysis.shapes import AttentionShape, Tile
@@ -34,7 +34,7 @@ def standard_forward(shape: AttentionShape, tile: Tile) -> KernelBytes:
 
 
 def standard_backward(shape: AttentionShape, tile: Tile) -> KernelBytes:
-    """dV = PᵀdO, dP = dO·Vᵀ, dS = P∘(dP − rowsum(P∘dP)), dQ = dS·K, dK = dSᵀQ."""
+    """dV = PᵀdO, dP = dO·Vᵀ, dS = P∘(dP − rowsum(P∘dP)), dQ = scale·dS·K, dK = scale·dSᵀQ."""
     tr, tc = _tile_counts(shape, tile)
     q, k, s = shape.query_bytes, shape.key_bytes, shape.score_bytes
     return {

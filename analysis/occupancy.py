@@ -1,0 +1,81 @@
+"""How many thread blocks an SM holds at once, from registers, shared memory and threads.
+
+The rules of the CUDA occupancy calculator for compute capability 7.5 to 9.0: registers are given
+to warps in units of 256, shared memory to blocks in units of 128 bytes (256 on 7.5) on top of 1
+KiB that the system keeps per block from 8.0 on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.hardware import Gpu
+
+WARP = 32
+REGISTER_UNIT = 256
+MAX_REGISTERS_PER_THREAD = 255
+MAX_THREADS_PER_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Blocks an SM holds, and what stops it from holding one more."""
+
+    blocks_per_sm: int
+    warps_per_sm: int
+    limits: dict[str, int]
+    """Blocks each resource alone would allow."""
+
+    @property
+    def limited_by(self) -> str:
+        return min(self.limits, key=lambda resource: self.limits[resource])
+
+
+def occupancy(gpu: Gpu, *, threads: int, registers_per_thread: int, shared_bytes: int) -> Occupancy:
+    """Blocks per SM. Zero blocks where the block cannot run at all; ``limits`` says why.
+
+    Raises ValueError for a thread or register count that no block can have.
+    """
+    if not 1 <= threads <= MAX_THREADS_PER_BLOCK:
+        raise ValueError(f"threads={threads} is outside 1..{MAX_THREADS_PER_BLOCK}")
+    if not 1 <= registers_per_thread <= MAX_REGISTERS_PER_THREAD:
+        raise ValueError(
+            f"registers_per_thread={registers_per_thread} is outside 1..{MAX_REGISTERS_PER_THREAD}"
+        )
+    if shared_bytes < 0:
+        raise ValueError(f"shared_bytes={shared_bytes} is negative")
+    warps = _ceil_to(threads, WARP) // WARP
+    registers_per_warp = _ceil_to(registers_per_thread * WARP, REGISTER_UNIT)
+    unit = 256 if gpu.compute_capability < (8, 0) else 128
+    shared = _ceil_to(shared_bytes + gpu.shared_reserved_per_block, unit)
+    by_shared = gpu.shared_bytes_per_sm // shared if shared else gpu.blocks_per_sm
+    limits = {
+        "registers": gpu.registers_per_sm // registers_per_warp // warps,
+        "shared memory": by_shared if shared_bytes <= gpu.shared_bytes_per_block else 0,
+        "threads": gpu.threads_per_sm // (warps * WARP),
+        "blocks": gpu.blocks_per_sm,
+    }
+    blocks = min(limits.values())
+    return Occupancy(blocks, blocks * warps, limits)
+
+
+def waves(gpu: Gpu, blocks: int, blocks_per_sm: int) -> float:
+    """Blocks of a launch over blocks that run at once."""
+    return blocks / (gpu.sms * blocks_per_sm)
+
+
+def wave_efficiency(gpu: Gpu, blocks: int, blocks_per_sm: int) -> float:
+    """Share of the SMs' time that equal blocks keep busy: waves over whole waves.
+
+    FlashAttention 2022 launches batch · heads blocks, which leaves SMs idle below about the SM
+    count (FlashAttention-2 §3.2); a launch of 1.1 waves takes as long as one of 2.
+    """
+    if blocks < 1 or blocks_per_sm < 1:
+        raise ValueError(f"blocks={blocks}, blocks_per_sm={blocks_per_sm}: both must be >= 1")
+    needed = waves(gpu, blocks, blocks_per_sm)
+    whole = -(-blocks // (gpu.sms * blocks_per_sm))
+    return needed / whole
+
+
+def _ceil_to(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

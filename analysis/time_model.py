@@ -1,0 +1,175 @@
+"""Time as a roofline over four ceilings: tensor cores, exponentials, SM boundary, HBM.
+
+A kernel cannot be faster than the slowest of: its FLOPs at the tensor cores' rate, its exponentials
+at the special-function units' rate, its SM-boundary bytes at L2's rate, its HBM bytes at HBM's
+rate. The prediction is that maximum, as if the four overlapped perfectly, so it is a lower bound:
+how far a measured time stands above it says what is left to gain, and which ceiling binds says
+where. Kernels of one pass run one after another and their times add.
+
+The ceilings should be those measured on the card in the same run; datasheet peaks are a fallback
+for cards that are not at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from analysis.flops import executed_exponentials, executed_flops
+from analysis.hardware import Gpu
+from analysis.hbm import predict_hbm
+from analysis.occupancy import wave_efficiency
+from analysis.shapes import AttentionShape, Tile
+from analysis.standard_passes import KernelPasses, Passes
+from analysis.traffic import predict_traffic
+
+RESOURCES = ("tensor cores", "exponentials", "SM boundary", "HBM")
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates per second, and where they are from. None: unknown, left out of the maximum."""
+
+    tensor_flops: float
+    exp_per_s: float
+    sm_boundary_bytes_per_s: float | None
+    hbm_bytes_per_s: float
+    origin: str
+
+    def __post_init__(self) -> None:
+        for name in ("tensor_flops", "exp_per_s", "sm_boundary_bytes_per_s", "hbm_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None and not rate > 0:
+                raise ValueError(f"{name}={rate} is not a positive rate")
+
+
+def datasheet_ceilings(gpu: Gpu) -> Ceilings:
+    """Peaks of ``analysis.hardware``."""
+    return Ceilings(
+        gpu.fp16_tensor_flops,
+        gpu.exp_per_s,
+        gpu.l2_bandwidth_bytes_per_s,
+        gpu.hbm_bandwidth_bytes_per_s,
+        origin=f"datasheet of {gpu.name}",
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one kernel does. efficiency: share of the SMs that its launch keeps busy, (0, 1]."""
+
+    flops: float = 0
+    exponentials: float = 0
+    sm_bytes: float = 0
+    hbm_bytes: float = 0
+    efficiency: float = 1.0
+
+
+@dataclass(frozen=True)
+class TimePrediction:
+    """Seconds each ceiling alone would take, summed over kernels, and their roofline."""
+
+    seconds: float
+    """Sum over kernels of each kernel's slowest ceiling."""
+    by_resource: Mapping[str, float]
+    """Sum over kernels of the time at each ceiling."""
+    bound_by: Mapping[str, str]
+    """Kernel -> the ceiling that binds it."""
+
+    @property
+    def binding(self) -> str:
+        """The ceiling with most time over all kernels."""
+        return max(self.by_resource, key=lambda resource: self.by_resource[resource])
+
+
+def predict_time(kernels: Mapping[str, Work], ceilings: Ceilings) -> TimePrediction:
+    """Roofline of kernels that run one after another.
+
+    Idle SMs slow what SMs do (tensor cores, exponentials, their boundary), not HBM.
+    """
+    total = 0.0
+    by_resource = dict.fromkeys(RESOURCES, 0.0)
+    bound_by = {}
+    for name, work in kernels.items():
+        if not 0 < work.efficiency <= 1:
+            raise ValueError(f"{name}: efficiency={work.efficiency} is outside (0, 1]")
+        boundary = ceilings.sm_boundary_bytes_per_s
+        seconds = {
+            "tensor cores": work.flops / ceilings.tensor_flops / work.efficiency,
+            "exponentials": work.exponentials / ceilings.exp_per_s / work.efficiency,
+            "SM boundary": work.sm_bytes / boundary / work.efficiency if boundary else 0.0,
+            "HBM": work.hbm_bytes / ceilings.hbm_bytes_per_s,
+        }
+        bound_by[name] = max(seconds, key=lambda resource: seconds[resource])
+        total += seconds[bound_by[name]]
+        for resource, value in seconds.items():
+            by_resource[resource] += value
+    return TimePrediction(total, MappingProxyType(by_resource), MappingProxyType(bound_by))
+
+
+def attention_work(
+    algorithm: str,
+    shape: AttentionShape,
+    tile: Tile,
+    pass_: str,
+    gpu: Gpu,
+    blocks_per_sm: int = 1,
+) -> dict[str, Work]:
+    """Work of each kernel of a tiled algorithm ("flash…" or "flash1…")."""
+    if algorithm == "standard":
+        raise ValueError("standard attention has its own kernels: use standard_work")
+    traffic = predict_traffic(algorithm, shape, tile, pass_)
+    hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm)
+    main = f"{'flash1' if algorithm.startswith('flash1') else 'flash'}_{pass_}"
+    if algorithm.startswith("flash1"):
+        blocks = shape.batch * shape.heads
+    elif pass_ == "forward":
+        blocks = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
+    else:
+        blocks = shape.batch * shape.kv_heads * -(-shape.seqlen_k // tile.block_n)
+    works = {}
+    for kernel, entries in traffic.kernels.items():
+        bytes_ = sum(entries.values())
+        hbm_bytes = sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values())
+        if kernel == main:
+            works[kernel] = Work(
+                executed_flops(shape, tile, pass_),
+                executed_exponentials(shape, tile, pass_),
+                bytes_,
+                hbm_bytes,
+                wave_efficiency(gpu, blocks, blocks_per_sm),
+            )
+        else:
+            works[kernel] = Work(sm_bytes=bytes_, hbm_bytes=hbm_bytes)
+    return works
+
+
+def standard_work(
+    kernels: tuple[KernelPasses, ...], shape: AttentionShape, pass_: str | None = None
+) -> dict[str, Work]:
+    """Work of an unfused implementation given by its list of kernels.
+
+    Each kernel's bytes are its passes, at both levels (N × N matrices re-use nothing); a product
+    does 2·Nq·Nk·d FLOPs, softmax one exponential an element. Nothing is skipped under a mask.
+    """
+    pairs = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
+    works: dict[str, Work] = {}
+    for kernel in kernels:
+        if pass_ is not None and kernel.pass_ != pass_:
+            continue
+        moved = (kernel.reads + kernel.writes).bytes(shape)
+        touches = kernel.reads + kernel.writes
+        product = touches.operands > 0 and touches.scores > 0
+        works[kernel.kernel] = Work(
+            flops=2 * pairs * shape.head_dim if product else 0,
+            exponentials=pairs if kernel.kernel == "softmax" else 0,
+            sm_bytes=moved,
+            hbm_bytes=moved,
+        )
+    return works
+
+
+def paper_machine_seconds(passes: Passes, shape: AttentionShape, gpu: Gpu) -> float:
+    """Bytes over HBM bandwidth and nothing else, the paper's argument (§2.1)."""
+    return passes.bytes(shape) / gpu.hbm_bandwidth_bytes_per_s
