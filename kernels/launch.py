@@ -164,6 +164,29 @@ class Backend(Protocol):
         ...
 
 
+def from_numpy(
+    name: str, values: np.ndarray, access: str, dtype: str | None = None, owner: Any = None
+) -> Array:
+    """A NumPy array as an :class:`Array`. bf16 values are uint16 bits with ``dtype="bf16"``."""
+    names = {"float16": "fp16", "float32": "fp32", "int32": "int32", "int64": "int64"}
+    names |= {"uint8": "uint8", "bool": "uint8", "uint16": "bf16"}
+    found = names.get(values.dtype.name)
+    dtype = found if dtype is None else dtype
+    if dtype is None or ITEMSIZE.get(dtype) != values.itemsize:
+        raise TypeError(f"{name}: a NumPy array of {values.dtype} cannot be passed as {dtype}")
+    if access != "r" and not values.flags.writeable:
+        raise ValueError(f"{name}: access {access!r} of a read-only NumPy array")
+    return Array(
+        name,
+        values.ctypes.data,
+        values.shape,
+        tuple(s // values.itemsize for s in values.strides),
+        dtype,
+        access,
+        values if owner is None else owner,
+    )
+
+
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a dense row-major array."""
     strides = [1] * len(shape)

@@ -7,27 +7,24 @@
 #pragma once
 
 #include "device.cuh"
+#include "reduce.cuh"
 
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM >= 8 && HEAD_DIM <= 128, "head_dim");
-static_assert(THREADS % 32 == 0, "whole warps");
 
-constexpr int WARPS = THREADS / 32;
 constexpr int VEC = 16 / int(sizeof(io_t));  // elements of one 16-byte access
 constexpr int CHUNKS = HEAD_DIM / VEC;       // 16-byte accesses of one row
 // Distance between rows in shared memory: an odd number of 16-byte chunks, so that the same chunk
 // of eight successive rows lies in eight different bank groups.
 constexpr int LD = (CHUNKS | 1) * VEC;
-constexpr float LOG2E = 1.4426950408889634f;
 
 using Chunk = Vec<io_t, VEC>;
 using Quad = Vec<float, 4>;
 
-constexpr int pad4(int rows) { return (rows + 3) / 4 * 4; }
-constexpr int at_least_1_at_most_4(int x) { return x < 1 ? 1 : x > 4 ? 4 : x; }
-__device__ __forceinline__ int min_int(int a, int b) { return a < b ? a : b; }
-__device__ __forceinline__ int max_int(int a, int b) { return a > b ? a : b; }
-__device__ __forceinline__ float max_float(float a, float b) { return a > b ? a : b; }
-
+__device__ constexpr int pad4(int rows) { return (rows + 3) / 4 * 4; }
+// Rows of a micro-tile: as many as keep all threads busy, at most four.
+__device__ constexpr int micro_rows(int rows_a_thread) {
+    return rows_a_thread >= 4 ? 4 : rows_a_thread >= 2 ? 2 : 1;
+}
 // ---- 16 bytes at a time --------------------------------------------------------------------------
 
 __device__ __forceinline__ void widen(float (&x)[VEC], const Chunk& chunk) {
@@ -159,18 +156,4 @@ __device__ __forceinline__ void product_atb(float (&acc)[4][VEC], const float* P
             for (int e = 0; e < VEC; ++e) acc[b][e] += p[b] * y[e];
         }
     }
-}
-
-// ---- reductions ----------------------------------------------------------------------------------
-
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x = max_float(x, shfl_xor(x, step));
-    return x;
-}
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-    for (int step = 16; step; step /= 2) x += shfl_xor(x, step);
-    return x;
 }

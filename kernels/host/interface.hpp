@@ -1,0 +1,45 @@
+// What a kernel compiled for the host and the runtime that executes it agree on.
+//
+// A kernel is a shared object of its own. It holds no state but a pointer to the runtime's table of
+// functions, set before each launch; checked and unchecked runs differ only in that table.
+#pragma once
+
+namespace host {
+
+struct Dim3 {
+    unsigned x, y, z;
+};
+
+// One thread of a block as the kernel sees it.
+struct Thread {
+    Dim3 thread_index, block_index, block_size, grid_size;
+};
+
+enum Direction { READ = 0, WRITE = 1, ATOMIC = 2 };
+enum Number { FP16 = 0, BF16 = 1 };
+
+// Where in the source a call stands, for messages.
+struct Site {
+    const char* file;
+    int line;
+};
+
+struct Runtime {
+    const Thread* (*thread)();
+    // Check and count an access of `bytes` at `p`; the caller then moves the data.
+    void (*global_access)(const void* p, unsigned bytes, Direction direction, Site site);
+    void (*shared_access)(const void* p, unsigned bytes, Direction direction, Site site);
+    void (*atomic_add)(float* p, float value, Site site);
+    void (*cp_async_16)(void* shared, const void* global, bool valid, Site site);
+    void (*cp_async_commit)();
+    void (*cp_async_wait)(int pending);
+    unsigned char* (*shared_memory)();
+    void (*block_sync)(Site site);
+    void (*warp_sync)(Site site);
+    // Warp collectives: pointers to the lane's registers; the last lane to arrive does the work.
+    void (*shuffle)(unsigned* value, int source_lane, Site site);
+    void (*ldmatrix_x4)(unsigned* r, const void* row, bool transposed, Site site);
+    void (*mma_16816)(float* d, const unsigned* a, const unsigned* b, Number type, Site site);
+};
+
+}  // namespace host
