@@ -9,28 +9,29 @@ second memory pool has to be told when a stream is done with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.launch import Argument, Array, Backend, Kernel
+from analysis.shapes import Tile
+from kernels import attention
+from kernels.launch import Array, Backend
 from repro.attention.validation import DTYPES
 
-__all__ = ["CHECKS_VARIABLE", "Options", "backward", "forward", "host_backend"]
+__all__ = ["CHECKS_VARIABLE", "Options", "backward", "check_tile", "forward", "scratch_bytes"]
 
 #: Set to 1 to run CPU tensors with the host backend's memory and race checks on.
 CHECKS_VARIABLE = "REPRO_HOST_CHECKS"
+ALIGNMENT_BYTES = 16
+#: Tiles tried under a block mask whose own blocks no kernel can hold, largest first.
+_DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 16))
 
-_TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()} | {
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-}
+_TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()} | {"uint8": torch.uint8}
 
 
 @dataclass(frozen=True)
@@ -45,3 +46,243 @@ class Options:
     dropout_p: float
     tile: Sequence[int] | None
     deterministic: bool
+
+    @property
+    def algorithm(self) -> str:
+        """The kernels' name for it."""
+        return "flash-deterministic" if self.deterministic else "flash"
+
+
+def check_tile(q: Tensor, options: Options) -> None:
+    """Raise ``ValueError`` with both numbers if a tile asked for fits neither pass's kernel."""
+    if options.tile is not None:
+        for pass_ in ("forward", "backward"):
+            _kernel_tile(pass_, q, options)
+
+
+def _padded(head_dim: int) -> int:
+    """Kernels move rows 16 bytes at a time: 8 elements of a 16-bit type."""
+    return -(-head_dim // 8) * 8
+
+
+def _kernel_tile(pass_: str, q: Tensor, options: Options) -> Tile | None:
+    """The tile a pass runs with: the caller's, or None for the kernels' own choice.
+
+    With a block mask the caller's tile is the block; a block too large for the kernel is walked
+    in the largest tile that divides it.
+    """
+    if options.tile is None:
+        return None
+    block = Tile(*options.tile)
+    configure = partial(
+        attention.configure, pass_, DTYPES[q.dtype], _padded(int(q.shape[3])),
+        causal=options.causal, key_mask=options.key_mask is not None,
+        dropout=options.dropout_p > 0.0,
+    )  # fmt: skip
+    if options.block_mask is None:
+        return configure(tile=block).tile
+    complaint: ValueError | None = None
+    for tile in (block, *_DIVISORS):
+        try:
+            return configure(tile=tile, block_size=(block.block_m, block.block_n)).tile
+        except ValueError as error:
+            complaint = complaint or error
+    assert complaint is not None
+    raise complaint
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options) -> None:
+    """Fill ``out`` and ``lse``."""
+    if q.numel() == 0 or k.numel() == 0:
+        out.zero_()
+        lse.fill_(-torch.inf)
+        return
+    with _launcher(q) as backend, _written(out) as out_view:
+        attention.forward(
+            backend,
+            options.algorithm,
+            _readable("q", q),
+            _readable("k", k),
+            _readable("v", v),
+            _array("out", out_view),
+            {"lse": _array("lse", lse)},
+            tile=_kernel_tile("forward", q, options),
+            **_features(q, k, options),
+        )
+
+
+def backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grads: Sequence[Tensor],
+    options: Options,
+    needed: Sequence[bool],
+) -> None:
+    """Fill those of ``grads`` = (dq, dk, dv) that are ``needed``."""
+    if q.numel() == 0 or k.numel() == 0:
+        for grad in grads:
+            grad.zero_()
+        return
+    with _launcher(q) as backend:
+        targets = [
+            grad if wanted else torch.empty_like(like, memory_format=torch.contiguous_format)
+            for grad, like, wanted in zip(grads, (q, k, v), needed, strict=True)
+        ]
+        with _written(targets[0]) as dq, _written(targets[1]) as dk, _written(targets[2]) as dv:
+            attention.backward(
+                backend,
+                options.algorithm,
+                _readable("q", q),
+                _readable("k", k),
+                _readable("v", v),
+                _readable("out", out),
+                _readable("dout", dout),
+                {"lse": _array("lse", lse.contiguous())},
+                _array("dq", dq),
+                _array("dk", dk),
+                _array("dv", dv),
+                tile=_kernel_tile("backward", q, options),
+                dlse=None if dlse is None else _array("dlse", dlse.contiguous()),
+                **_features(q, k, options),
+            )
+
+
+def _features(q: Tensor, k: Tensor, options: Options) -> dict[str, Any]:
+    features: dict[str, Any] = {
+        "scale": options.scale,
+        "causal": options.causal,
+        "dropout_p": options.dropout_p,
+        "stream": _stream(q.device),
+    }
+    if options.seed is not None:
+        features["seed"] = int(options.seed)
+    if options.key_mask is not None:
+        features["key_mask"] = _array("key_mask", options.key_mask.contiguous().view(torch.uint8))
+    if options.block_mask is not None:
+        assert options.tile is not None
+        mask = options.block_mask.contiguous().view(torch.uint8)
+        mask = mask.expand(*q.shape[:2], *mask.shape[-2:])
+        features["block_mask"] = _array("block_mask", mask)
+        features["block_size"] = tuple(options.tile)
+    return features
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def _array(name: str, tensor: Tensor) -> Array:
+    """The tensor's memory as kernels take it. Dimensions of size 1 have no stride to respect."""
+    strides = [s if n > 1 else 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    strides[-1] = 1
+    dtype = "uint8" if tensor.dtype == torch.uint8 else DTYPES[tensor.dtype]
+    return Array(name, tensor.data_ptr(), tuple(tensor.shape), tuple(strides), dtype, "rw", tensor)
+
+
+def _fits(tensor: Tensor) -> bool:
+    """Whether kernels can move rows of the tensor 16 bytes at a time where it lies."""
+    if tensor.shape[-1] % 8 or (tensor.shape[-1] > 1 and tensor.stride(-1) != 1):
+        return False
+    size = tensor.element_size()
+    rows = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    return tensor.data_ptr() % ALIGNMENT_BYTES == 0 and all(
+        n == 1 or stride * size % ALIGNMENT_BYTES == 0 for n, stride in rows
+    )
+
+
+def _fresh(tensor: Tensor) -> Tensor:
+    """Memory of the tensor's shape, rows padded to a multiple of 8 elements."""
+    return tensor.new_empty(*tensor.shape[:-1], _padded(tensor.shape[-1]))
+
+
+def _readable(name: str, tensor: Tensor) -> Array:
+    """The tensor itself, or a padded and aligned copy where kernels cannot read it in place."""
+    if _fits(tensor):
+        return _array(name, tensor)
+    copy = _fresh(tensor)
+    copy[..., tensor.shape[-1] :].zero_()
+    copy[..., : tensor.shape[-1]].copy_(tensor)
+    return _array(name, copy)
+
+
+@contextmanager
+def _written(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensor itself, or aligned memory whose content is copied to it at the end."""
+    if _fits(tensor):
+        yield tensor
+        return
+    fresh = _fresh(tensor)
+    yield fresh
+    tensor.copy_(fresh[..., : tensor.shape[-1]])
+
+
+# ---- backends ------------------------------------------------------------------------------------
+
+
+class _Launcher:
+    """A backend whose scratch is counted and, for CUDA, comes from torch's allocator."""
+
+    def __init__(self, backend: Backend, device: torch.device) -> None:
+        self.name = backend.name
+        self.device = device
+        self.scratch_bytes = 0
+        self._backend = backend
+        self.launch: Callable[..., None] = backend.launch
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        """Uninitialised scratch, safe to drop once the launches that use it are queued."""
+        if self.device.type == "cpu":
+            array = self._backend.empty(name, shape, dtype)  # knows what has been written
+        else:
+            array = _array(
+                name, torch.empty(shape, dtype=_TORCH_TYPES[dtype], device=self.device)
+            )
+        self.scratch_bytes += array.size * array.itemsize
+        return array
+
+
+_scratch_bytes = 0
+
+
+def scratch_bytes() -> int:
+    """Bytes of scratch that the latest call took beside its inputs and results."""
+    return _scratch_bytes
+
+
+@contextmanager
+def _launcher(q: Tensor) -> Iterator[Backend]:
+    """The backend for q's device, with that device current."""
+    global _scratch_bytes
+    if q.device.type == "cpu":
+        launcher = _Launcher(_host(os.environ.get(CHECKS_VARIABLE, "0") == "1"), q.device)
+        yield launcher
+    else:
+        with torch.cuda.device(q.device):
+            launcher = _Launcher(_cuda(q.device.index), q.device)
+            yield launcher
+    _scratch_bytes = launcher.scratch_bytes
+
+
+@cache
+def _host(checks: bool) -> Backend:
+    from kernels.host import HostBackend
+
+    return HostBackend(checks=checks)
+
+
+@cache
+def _cuda(index: int) -> Backend:
+    from kernels.cupy_backend import CupyBackend
+
+    return CupyBackend(index)
+
+
+def _stream(device: torch.device) -> int | None:
+    """torch's current stream, as kernels are queued behind the operations before them."""
+    if device.type == "cpu":
+        return None
+    return torch.cuda.current_stream(device).cuda_stream

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from repro.attention import engine
-from repro.attention.validation import check_arguments, resolve_scale
+from repro.attention.validation import DTYPES, check_arguments, resolve_scale
 
 __all__ = ["flash_attention"]
 
@@ -69,11 +69,13 @@ def flash_attention(
             default generator when left out, so checkpointing replays it.
         scale: default 1/sqrt(D), with the D of the arguments.
         block_mask: boolean (rows, columns), (H, rows, columns) or (B, H, rows, columns), True =
-            the tile is computed; one entry a ``tile``. Combines with ``causal``, ``key_mask``.
+            the block is computed; one entry a ``tile``. Combines with ``causal``, ``key_mask``.
         deterministic: accumulate dq in a fixed order instead of with atomic additions: bitwise
             the same gradients in every run, for more bytes.
         return_lse: also return the logarithm of the row sums.
-        tile: (block_m, block_n), rows of q and of k a tile; default: the rule's choice.
+        tile: (block_m, block_n), rows of q and of k a tile, multiples of 16 that fit into shared
+            memory; default: the kernels' choice, made for each pass. With ``block_mask`` it is
+            the size of a block, and a block no kernel can hold is walked in smaller tiles.
 
     Returns:
         ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in
@@ -91,9 +93,7 @@ def flash_attention(
     8 is padded by a copy. Under autocast floating inputs are cast to its type, as torch's own
     ``scaled_dot_product_attention`` does.
     """
-    if isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (_autocast(tensor, dtype) for tensor in (q, k, v))
+    q, k, v = _autocast(q, k, v)
     check_arguments(
         q, k, v, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, tile=tile
     )
@@ -122,13 +122,17 @@ def _refuse_forward_mode(*tensors: Tensor) -> None:
         raise RuntimeError("repro.flash_attention: forward-mode derivatives are not supported")
 
 
-def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    wanted = isinstance(tensor, Tensor) and tensor.dtype in (
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast the tensors in its type, as torch's own attention gets them."""
+    first = tensors[0]
+    kind = first.device.type if isinstance(first, Tensor) else "cpu"
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        tensor.to(dtype) if isinstance(tensor, Tensor) and tensor.dtype in DTYPES else tensor
+        for tensor in tensors
     )
-    return tensor.to(dtype) if wanted else tensor
 
 
 def _seed_tensor(seed: int | Tensor | None) -> Tensor:
@@ -166,13 +170,16 @@ def _row_statistics(q: Tensor) -> Tensor:
     schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
 )
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    chosen = engine.Options(*options)
+    engine.check_tile(q, chosen)
     out, lse = _like(q), _row_statistics(q)
-    engine.forward(q, k, v, out, lse, engine.Options(*options))
+    engine.forward(q, k, v, out, lse, chosen)
     return out, lse
 
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    engine.check_tile(q, engine.Options(*options))
     return _like(q), _row_statistics(q)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Reference", "attention_reference", "max_error", "visible"]
+__all__ = ["Reference", "attention_reference", "framework_result", "max_error", "visible"]
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,43 @@ def attention_reference(
         return grad.view(batch, kv_heads, group, seqlen_k, head_dim).sum(2)
 
     return Reference(out, lse, dq, fold(dk), fold(dv))
+
+
+def framework_result(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    *,
+    seen: Tensor,
+    scale: float,
+    dropout_p: float = 0.0,
+    keep: Tensor | None = None,
+) -> Reference:
+    """What the framework itself makes of the same inputs in their own type: the yardstick.
+
+    Eager matmul and softmax with S and P stored in the io type, gradients by autograd. ``seen``
+    (B, H, Nq, Nk) as :func:`visible` gives it; keys that no row sees are zeroed.
+    """
+    batch, heads, seqlen_q, seqlen_k = seen.shape
+    kv_heads = k.shape[1]
+    group = heads // kv_heads
+    used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]
+    leaves = [t.detach().cpu().requires_grad_() for t in (q, k, v)]
+    k_rows, v_rows = (
+        torch.where(used, t, t.new_zeros(())).repeat_interleave(group, 1) for t in leaves[1:]
+    )
+    scores = ((leaves[0] @ k_rows.mT) * scale).masked_fill(~seen, -math.inf)
+    alive = seen.any(-1, keepdim=True)
+    weights = torch.softmax(scores.masked_fill(~alive, 0.0), -1).masked_fill(~alive, 0.0)
+    if dropout_p > 0.0:
+        assert keep is not None
+        factor = 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
+        weights = weights * (keep.cpu() * factor).to(weights.dtype)
+    out = weights @ v_rows
+    grads = torch.autograd.grad(out, leaves, dout.detach().cpu())
+    lse = torch.logsumexp(scores.float(), -1)
+    return Reference(out.detach(), lse.detach(), *grads)
 
 
 def max_error(result: Tensor, reference: Tensor) -> float:

@@ -4,7 +4,7 @@
 standard               S and P stored, the framework's own matmul and softmax (FA 2022, Alg. 0, 3)
 standard-checkpointed  the same inside non-reentrant checkpointing: S and P die after the forward
 chunked                Rabe & Staats 2021: chunks of queries, each a checkpointed sum over chunks
-                       of keys; O(√N) memory with their chunk sizes, gradients by recomputation
+                       of keys, their published chunk sizes; gradients by recomputation
 flash                  ours, atomic dq on a GPU
 flash-deterministic    ours, dq summed in a fixed order
 sdpa-…                 torch's fused back ends, forced one at a time
@@ -96,21 +96,20 @@ def chunked(
     dropout_p: float = 0.0,
     scale: float | None = None,
     query_chunk: int = 1024,
-    key_chunk: int | None = None,
+    key_chunk: int = 4096,
 ) -> Tensor:
     """Self-attention does not need O(n²) memory (Rabe & Staats 2021, Fig. 1).
 
     For each chunk of queries, every chunk of keys gives (Σ e^{s−m} v, Σ e^{s−m}, m); the K
     partial results are kept and combined at the end (FlashAttention keeps one running result
-    instead: 2022, App. B.5). Each summary is checkpointed, so the backward recomputes it.
-    ``key_chunk`` defaults to about √Nk.
+    instead: 2022, App. B.5). Each summary is checkpointed, so the backward recomputes it. The
+    chunk sizes are those of their published code.
     """
     if dropout_p > 0.0:
         raise ValueError(f"chunked attention has no dropout, got dropout_p = {dropout_p}")
     k, v = _grouped(q, k, v)
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     seqlen_q, seqlen_k = q.shape[2], k.shape[2]
-    key_chunk = max(1, math.isqrt(seqlen_k)) if key_chunk is None else key_chunk
     offset = seqlen_k - seqlen_q
 
     def summary(
@@ -209,9 +208,7 @@ class _Fused(TorchDispatchMode):
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if "scaled_dot_product" in name or func.namespace == "repro":
             self.seen.append(f"{func.namespace}::{name}")
@@ -224,7 +221,7 @@ def ran_backend(variant: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -
     The name of the one fused operator the dispatcher saw, or "unfused" when matmul and softmax
     ran one by one.
     """
-    with torch.no_grad(), _Fused() as fused:
+    with _Fused() as fused:  # with gradients: a back end may decline because of them
         VARIANTS[variant](q, k, v, **options)
     return fused.seen[0] if fused.seen else "unfused"
 

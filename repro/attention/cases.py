@@ -1,0 +1,259 @@
+"""One random attention problem: shapes, masks, strides and types drawn from a seed, and checked.
+
+Shared by the property tests and by ``python -m repro.fuzz``. A case is plain data, so a failure
+is reported as one line that anybody can run again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repro.attention.operator import flash_attention
+from repro.attention.reference import Reference, attention_reference, framework_result, visible
+
+__all__ = ["LAYOUTS", "TILES", "Case", "draw", "failure", "smaller"]
+
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+LAYOUTS = ("bhnd", "bnhd", "packed", "inner", "offset", "transposed", "expanded")
+TILES = ((64, 64), (64, 32), (32, 64), (16, 16), (128, 64), (64, 128))
+VALUES = ("normal", "outliers", "large")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that defines a problem. ``0`` in ``key_keep`` and ``block_keep`` means no mask."""
+
+    batch: int = 1
+    heads: int = 1
+    kv_heads: int = 1
+    seqlen_q: int = 1
+    seqlen_k: int = 1
+    head_dim: int = 8
+    dtype: str = "fp32"
+    causal: bool = False
+    key_keep: float = 0.0
+    block_keep: float = 0.0
+    dropout_p: float = 0.0
+    scale: float | None = None
+    deterministic: bool = False
+    tile: tuple[int, int] | None = None
+    layout: str = "bhnd"
+    dout_layout: str = "bhnd"
+    values: str = "normal"
+    needed: tuple[bool, bool, bool] = (True, True, True)
+    seed: int = 0
+
+    def to_json(self) -> str:
+        """The fields that differ from the default."""
+        plain = asdict(Case())
+        return json.dumps({n: v for n, v in asdict(self).items() if v != plain[n]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Case:
+        """Inverse of :meth:`to_json`; TypeError names an unknown field."""
+        fields: dict[str, Any] = json.loads(text)
+        for name in ("tile", "needed"):
+            if isinstance(fields.get(name), list):
+                fields[name] = tuple(fields[name])
+        return cls(**fields)
+
+
+def draw(random: Random, max_pairs: int = 40_000) -> Case:
+    """A random case with at most ``max_pairs`` scores in all heads together."""
+    kv_heads = random.choice((1, 1, 1, 2, 3))
+    heads = kv_heads * random.choice((1, 1, 1, 2, 3))
+    batch = random.choice((1, 1, 2, 3))
+    most = max(1, max_pairs // (batch * heads))
+    seqlen_q = min(_length(random), most)
+    seqlen_k = min(_length(random) if random.random() < 0.6 else seqlen_q, max(1, most // seqlen_q))
+    sparse = random.random() < 0.25
+    return Case(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        head_dim=random.choice((8, 16, 24, 32, 40, 64, 64, 80, 96, 128, 1, 7, 33, 160, 256)),
+        dtype=random.choice(("fp16", "bf16", "fp32")),
+        causal=random.random() < 0.5,
+        key_keep=random.choice((0.0, 0.0, 0.1, 0.5, 0.9)),
+        block_keep=random.choice((0.2, 0.6, 1.0)) if sparse else 0.0,
+        dropout_p=random.choice((0.0, 0.0, 0.0, 0.1, 0.5, 1.0)),
+        scale=random.choice((None, None, None, 0.3, 1.0, -0.2, 0.0)),
+        deterministic=random.random() < 0.5,
+        tile=random.choice(TILES) if sparse or random.random() < 0.5 else None,
+        layout=random.choice(LAYOUTS),
+        dout_layout=random.choice(LAYOUTS),
+        values=random.choice(VALUES),
+        needed=random.choice(
+            ((True, True, True),) * 3 + ((True, False, False), (False, True, True))
+        ),
+        seed=random.randrange(2**31),
+    )
+
+
+def _length(random: Random) -> int:
+    edge = random.choice((1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200))
+    return edge if random.random() < 0.7 else random.randrange(1, 200)
+
+
+def smaller(case: Case) -> Iterator[Case]:
+    """Simpler neighbours of a failing case, the most drastic simplifications first."""
+    plain = Case()
+    for name in ("values", "layout", "dout_layout", "needed", "scale", "deterministic", "causal",
+                 "dropout_p", "key_keep", "dtype"):  # fmt: skip
+        if getattr(case, name) != getattr(plain, name):
+            yield replace(case, **{name: getattr(plain, name)})
+    if case.block_keep:
+        yield replace(case, block_keep=0.0)
+    elif case.tile:
+        yield replace(case, tile=None)
+    if case.heads != case.kv_heads:
+        yield replace(case, heads=case.kv_heads)
+    for name in ("batch", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"):
+        value = getattr(case, name)
+        for less in (getattr(plain, name), value // 2, value - 1):
+            if getattr(plain, name) <= less < value:
+                changes = {name: less}
+                if name == "kv_heads":
+                    changes["heads"] = less * (case.heads // case.kv_heads)
+                yield replace(case, **changes)
+
+
+def _values(case: Case, generator: torch.Generator, *shape: int) -> Tensor:
+    numbers = torch.randn(*shape, generator=generator)
+    if case.values == "outliers":  # FlashAttention-3 (2024), Table 3: one in a thousand is large
+        large = 10.0 * torch.randn(*shape, generator=generator)
+        numbers += large * (torch.rand(*shape, generator=generator) < 0.001)
+    elif case.values == "large":
+        numbers *= 8.0
+    return numbers
+
+
+def arranged(tensor: Tensor, layout: str) -> Tensor:
+    """The same (B, H, N, D) values behind other strides; "expanded" repeats item and head 0."""
+    if layout == "bnhd":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "packed":
+        return torch.stack([tensor, tensor, tensor], 3)[:, :, :, 1]
+    if layout == "inner":
+        return torch.stack([tensor, tensor], -1)[..., 1]
+    if layout == "offset":
+        return torch.cat([tensor.new_zeros(5), tensor.flatten()])[5:].view_as(tensor)
+    if layout == "transposed":
+        return tensor.mT.contiguous().mT
+    if layout == "expanded":
+        return tensor[:1, :1].expand_as(tensor)
+    return tensor
+
+
+def failure(case: Case, device: str = "cpu") -> str | None:
+    """Run a case, forward and backward; what is wrong with the result, or None.
+
+    Every result must be within twice the framework's own error in the same type, plus one
+    rounding of the largest value. Masked slots of k and v hold NaN.
+    """
+    generator = torch.Generator().manual_seed(case.seed)
+    dtype = TYPES[case.dtype]
+    query = (case.batch, case.heads, case.seqlen_q, case.head_dim)
+    key = (case.batch, case.kv_heads, case.seqlen_k, case.head_dim)
+    q, k, v, dout = (
+        arranged(_values(case, generator, *shape).to(dtype), layout)
+        for shape, layout in (
+            (query, case.layout), (key, case.layout), (key, case.layout), (query, case.dout_layout),
+        )
+    )  # fmt: skip
+    options: dict[str, Any] = {"causal": case.causal}
+    if case.key_keep:
+        mask = torch.rand(case.batch, case.seqlen_k, generator=generator) < case.key_keep
+        options["key_mask"] = mask
+        away = ~mask[:, None, :, None]
+        k, v = (arranged(t.masked_fill(away, math.nan), case.layout) for t in (k, v))
+    if case.block_keep:
+        assert case.tile is not None
+        rows, columns = -(-case.seqlen_q // case.tile[0]), -(-case.seqlen_k // case.tile[1])
+        size = (case.batch, case.heads, rows, columns)
+        options["block_mask"] = torch.rand(size, generator=generator) < case.block_keep
+    seen = visible(case.batch, case.heads, case.seqlen_q, case.seqlen_k, block=case.tile, **options)
+    if case.layout == "expanded" and case.key_keep:
+        # One memory stands for all items: a slot is free to hold NaN only where all mask it.
+        k, v = (torch.nan_to_num(t) for t in (k, v))
+    keep = kept_weights(case, device) if 0.0 < case.dropout_p < 1.0 else seen
+    scale = 1.0 / math.sqrt(case.head_dim) if case.scale is None else case.scale
+
+    leaves = [
+        t.detach().to(device).requires_grad_(wanted)
+        for t, wanted in zip((q, k, v), case.needed, strict=True)
+    ]
+    moved = {n: t.to(device) if isinstance(t, Tensor) else t for n, t in options.items()}
+    out, lse = flash_attention(
+        *leaves, **moved, scale=case.scale, dropout_p=case.dropout_p, seed=case.seed,
+        deterministic=case.deterministic, tile=case.tile, return_lse=True,
+    )  # fmt: skip
+    wanted_leaves = [t for t in leaves if t.requires_grad]
+    grads = iter(torch.autograd.grad(out, wanted_leaves, dout.to(device)))
+    got = {"out": out, "lse": lse}
+    got |= {n: next(grads) for n, w in zip(("dq", "dk", "dv"), case.needed, strict=True) if w}
+
+    drop: dict[str, Any] = {"dropout_p": case.dropout_p, "keep": keep}
+    want = attention_reference(q, k, v, dout, block=case.tile, scale=scale, **options, **drop)
+    theirs = framework_result(q, k, v, dout, seen=seen, scale=scale, **drop)
+    for name, result in got.items():
+        complaint = _compare(name, result, want, theirs, dtype)
+        if complaint:
+            return complaint
+    return None
+
+
+def _compare(
+    name: str, result: Tensor, want: Reference, theirs: Reference, dtype: torch.dtype
+) -> str | None:
+    expected: Tensor = getattr(want, name)
+    if result.shape != expected.shape:
+        return f"{name}: shape {tuple(result.shape)}, not {tuple(expected.shape)}"
+    x = result.detach().to("cpu", torch.float64)
+    finite = expected.isfinite()
+    if not torch.equal(torch.where(finite, 0.0, x), torch.where(finite, 0.0, expected)):
+        return f"{name}: not the reference's infinities"
+    if not bool(x[finite].isfinite().all()):
+        return f"{name}: NaN or infinity where the reference is finite"
+    if not bool(finite.any()):
+        return None
+    error = float((x - expected)[finite].abs().max())
+    yardstick = (getattr(theirs, name).double() - expected)[finite].abs()
+    # The row statistics are fp32 in every type.
+    unit = torch.finfo(torch.float32 if name == "lse" else dtype).eps
+    limit = 2.0 * float(yardstick.nan_to_num(0.0).max()) + unit * float(
+        expected[finite].abs().max()
+    )
+    if name != "lse" and error > limit:
+        return f"{name}: error {error:.3g} above {limit:.3g}"
+    if name == "lse" and error > 2e-5 * max(1.0, float(expected[finite].abs().max())):
+        return f"lse: error {error:.3g}"
+    return None
+
+
+def kept_weights(case: Case, device: str) -> Tensor:
+    """The dropout mask of a case (B, H, Nq, Nk), read off the operator with v = unit vectors."""
+    size = (case.batch, case.heads, case.seqlen_q, 8)
+    q = torch.zeros(size, device=device)
+    k = torch.zeros(case.batch, case.heads, case.seqlen_k, 8, device=device)
+    kept = torch.zeros(case.batch, case.heads, case.seqlen_q, case.seqlen_k, dtype=torch.bool)
+    width = min(256, case.seqlen_k)
+    for first in range(0, case.seqlen_k, width):
+        columns = range(first, min(first + width, case.seqlen_k))
+        v = torch.zeros(case.batch, case.heads, case.seqlen_k, width, device=device)
+        v[:, :, columns.start : columns.stop] = torch.eye(len(columns), width, device=device)
+        wide_q, wide_k = (torch.nn.functional.pad(t, (0, width - 8)) for t in (q, k))
+        out = flash_attention(wide_q, wide_k, v, dropout_p=case.dropout_p, seed=case.seed)
+        assert isinstance(out, Tensor)
+        kept[..., columns.start : columns.stop] = out[..., : len(columns)].cpu() != 0
+    return kept
