@@ -4,7 +4,8 @@
 // No standard header is included, so that a kernel compiles quickly.
 #pragma once
 
-#define __global__
+// inline: of a source with several entry points, only the one that HOST_ENTRY names is compiled.
+#define __global__ inline
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
@@ -17,6 +18,12 @@ namespace host {
 static const Runtime* host_runtime;  // set before each launch
 // GCC and Clang evaluate these builtins, used as default arguments, where the call stands.
 #define HOST_SITE ::host::Site site = {__builtin_FILE(), __builtin_LINE()}
+}  // namespace host
+
+namespace host {
+__attribute__((always_inline)) inline void go(Switch s) {
+    if (s.to) switch_context(s.from, s.to);
+}
 }  // namespace host
 
 #define threadIdx (::host::host_runtime->thread()->thread_index)
@@ -209,15 +216,15 @@ inline void cp_async_wait() {
 
 // ---- barriers and warp collectives ---------------------------------------------------------------
 
-inline void block_sync(HOST_SITE) { host::host_runtime->block_sync(site); }
-inline void warp_sync(HOST_SITE) { host::host_runtime->warp_sync(site); }
+inline void block_sync(HOST_SITE) { host::go(host::host_runtime->block_sync(site)); }
+inline void warp_sync(HOST_SITE) { host::go(host::host_runtime->warp_sync(site)); }
 
 template <class T>
 inline T shfl(T v, int lane, HOST_SITE) {
     static_assert(sizeof(T) == 4, "shuffles move 4 bytes");
     uint32 bits;
     __builtin_memcpy(&bits, &v, 4);
-    host::host_runtime->shuffle(&bits, lane & 31, site);
+    host::go(host::host_runtime->shuffle(&bits, lane & 31, site));
     __builtin_memcpy(&v, &bits, 4);
     return v;
 }
@@ -226,16 +233,16 @@ inline T shfl_xor(T v, int lane_mask, HOST_SITE) {
     return shfl(v, static_cast<int>(threadIdx.x & 31u) ^ lane_mask, site);
 }
 inline void ldmatrix_x4(uint32 (&r)[4], const void* row, HOST_SITE) {
-    host::host_runtime->ldmatrix_x4(r, row, false, site);
+    host::go(host::host_runtime->ldmatrix_x4(r, row, false, site));
 }
 inline void ldmatrix_x4_trans(uint32 (&r)[4], const void* row, HOST_SITE) {
-    host::host_runtime->ldmatrix_x4(r, row, true, site);
+    host::go(host::host_runtime->ldmatrix_x4(r, row, true, site));
 }
 inline void mma_16816(float (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2], fp16, HOST_SITE) {
-    host::host_runtime->mma_16816(d, a, b, host::FP16, site);
+    host::go(host::host_runtime->mma_16816(d, a, b, host::FP16, site));
 }
 inline void mma_16816(float (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2], bf16, HOST_SITE) {
-    host::host_runtime->mma_16816(d, a, b, host::BF16, site);
+    host::go(host::host_runtime->mma_16816(d, a, b, host::BF16, site));
 }
 
 // ---- entry ---------------------------------------------------------------------------------------
