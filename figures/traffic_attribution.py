@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 
 from figures.common import FILLED, Drawing, Verdict, note, pick
 from repro.experiments._attention import STATISTICS
-from repro.experiments.traffic_attribution import SEQLEN
+from repro.experiments.traffic_attribution import SEQLEN, TILES
 
 EXPERIMENTS = ("traffic-attribution",)
 MB = 1e6
@@ -91,17 +91,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     predicted, measured = split(frame, "predicted"), split(frame, "measured")
     figure, axes = plt.subplots(1, 2, figsize=(11.5, 4.2), layout="constrained", sharey=True)
     for ax, pass_ in zip(axes, ("forward", "backward"), strict=True):
+        sums = pick(predicted, pass_=pass_).groupby(["implementation", "causal"])["value"].sum()
+        widest = sums.max() / MB * 1.32
+        ax.set_xlim(0, widest)
         for place, (name, causal) in enumerate(LABELS):
             wanted = {"implementation": name, "causal": causal, "pass_": pass_}
-            total, end = bar(ax, -place, pick(predicted, **wanted))
+            total, end = bar(ax, -place, pick(predicted, **wanted), widest)
             counted = pick(measured, **wanted)["value"].sum() / MB
             if counted:
                 ax.plot(counted, -place, "o", color="black", **{**FILLED, "linestyle": "none"})
-            ax.text(end, -place, f"  {total:.2f} MB", va="center", fontsize=8)
+            tile = TILES[name, pass_]
+            ax.text(end, -place, f"  {total:.2f} MB ({tile.block_m} x {tile.block_n})",
+                    va="center", fontsize=8)  # fmt: skip
         ax.set(xlabel="bytes across the SM boundary, one head (MB)")
         ax.set_title(pass_)
         ax.grid(axis="y", visible=False)
-        ax.set_xlim(0, ax.get_xlim()[1] * 1.12)
     axes[0].set_yticks([-i for i in range(len(LABELS))], list(LABELS.values()))
     handles = [
         Patch(facecolor=colour, edgecolor="#777777", hatch="////" if "padding" in reason else None,
@@ -111,11 +115,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         axes[1].plot([], [], "o", color="black", **FILLED, label="counted, host backend")[0]
     )
     axes[1].legend(handles=handles, loc="lower right")
-    note(figure, f"N = {SEQLEN}, d = 64, fp16, one head. Bars: exact sums over the tile loop.")
+    note(figure, f"N = {SEQLEN}, d = 64, fp16, one head; tile rows x keys in brackets. "
+         "Bars: exact sums over the tile loop.")  # fmt: skip
     return Drawing(figure, pandas.concat([predicted, measured]).assign(unit="B"))
 
 
-def bar(ax: Axes, y: float, parts: pandas.DataFrame) -> tuple[float, float]:
+def bar(ax: Axes, y: float, parts: pandas.DataFrame, widest: float) -> tuple[float, float]:
     """One stacked bar, named where there is room; its end without and with padding, in MB."""
     left = total = 0.0
     for reason, colour in REASONS.items():
@@ -127,10 +132,11 @@ def bar(ax: Axes, y: float, parts: pandas.DataFrame) -> tuple[float, float]:
             ax.barh(y, width, left=left, height=0.62, color=colour, linewidth=0.5,
                     edgecolor="#777777" if padding else "white",
                     hatch="//////" if padding else None)  # fmt: skip
-            if width > 0.45 and not padding:
-                tensor = str(part["tensor"].iloc[0])
+            tensor = str(part["tensor"].iloc[0])
+            name = TENSORS.get(tensor, tensor)
+            if width > 0.012 * widest * (len(name) + 0.5) and not padding:
                 ink = "black" if reason == "intermediates" else "white"
-                ax.text(left + width / 2, y, TENSORS.get(tensor, tensor), ha="center", va="center",
+                ax.text(left + width / 2, y, name, ha="center", va="center",
                         fontsize=7, color=ink)  # fmt: skip
             left += width
     return total, left
