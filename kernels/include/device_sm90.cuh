@@ -29,8 +29,12 @@ struct alignas(8) Mbarrier {
 
 // Swizzled tiles need 1024-byte alignment, which the launch does not promise: reserve 1023 more.
 __device__ __forceinline__ unsigned char* shared_memory_1024() {
+#ifdef KERNELS_HOST
+    return shared_memory();  // the host backend's is aligned
+#else
     unsigned char* const base = shared_memory();
-    return base + (1024 - reinterpret_cast<uint64>(base) % 1024) % 1024;
+    return base + (0u - device_detail::shared_address(base)) % 1024;
+#endif
 }
 
 #ifdef KERNELS_HOST

@@ -1,0 +1,471 @@
+// FlashAttention backward on Hopper: dQ, dK, dV with P recomputed, by TMA, wgmma and warpgroups
+// that do different work.
+//
+// Paper: FlashAttention-2 (Dao 2023), Algorithm 2, in the form of FlashAttention-3 (Shah et al.
+// 2024), Algorithm 3 (a warp of its own adds dQ to memory).
+//
+// Loop order: one thread block per (batch, key/value head, key tile j of 128 keys); inside it the
+// query heads of the group and, for each, the query tiles i that see the key tile. K and V stay in
+// shared memory, dK and dV in registers. Of warpgroup 0, warp 0 loads Q, dO and their statistics by
+// TMA, and warp 1 adds finished dQ tiles to memory. Warpgroups 1 and 2 own 64 keys each:
+//
+//   S^T = K Q^T,  dP^T = V dO^T           transposed, so that P^T and dS^T come out in the layout of
+//   P^T = exp2(S^T - lse),                the A operand of the next products and stay in registers
+//   dS^T = P^T o (dP^T - delta)
+//   dV += P^T dO,  dK += dS^T Q
+//   dQ = dS K                             both warpgroups' dS, through shared memory
+//
+// Reads and writes, in bytes, e = 2; padded: a ragged tile's statistics and dQ count as full tiles
+// (analysis/sums/flash_sm90.py):
+//   preprocess   out, dout  read Nq D e; lse read Nq 4; stats write 2 x padded rows x 4;
+//                dq_accum write padded rows D 4
+//   main         k, v read rows_j D e if a query sees them; per visit q, dout read rows_i D e,
+//                stats read 2 BLOCK_M 4, dq_accum atomic BLOCK_M D 4; dk, dv write rows_j D e
+//   postprocess  dq_accum read padded rows D 4; dq write Nq D e
+//
+// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask;
+// strides are multiples of 16 bytes; dQ is added in no fixed order.
+
+// ---- constants that shape the code (-D) ----------------------------------------------------------
+// DTYPE      0 fp16, 1 bf16
+// HEAD_DIM   64 (BLOCK_M 128) or 128 (BLOCK_M 64)
+// BLOCK_M    query rows a tile; HEAD_DIM * BLOCK_M = 8192, so that dQ is 64 x 64 a warpgroup
+// CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
+
+#include "device_sm90.cuh"
+#include "tile_order.cuh"
+
+constexpr int BLOCK_N = 128;
+constexpr int CONSUMERS = 2;
+constexpr int STAGES = 2;
+constexpr int WARPGROUP = 128;
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr int KV_BYTES = BLOCK_N * HEAD_DIM * 2;
+constexpr int Q_BYTES = BLOCK_M * HEAD_DIM * 2;
+constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;  // slabs of 64 keys, one a warpgroup
+constexpr int DQ_FLOATS = 64 * 64;               // a warpgroup's part of a dQ tile
+constexpr int TILE_FLOATS = CONSUMERS * DQ_FLOATS;
+constexpr int SCORES = BLOCK_M / 2;              // registers a thread of S^T and of dP^T
+constexpr int GRADS = HEAD_DIM / 2;              // registers a thread of dK and of dV
+static_assert(HEAD_DIM * BLOCK_M == 8192 && (HEAD_DIM == 64 || HEAD_DIM == 128), "tile");
+
+// Dynamic shared memory, in this order, from a 1024-byte boundary.
+constexpr int V_AT = KV_BYTES;
+constexpr int Q_AT = V_AT + KV_BYTES;
+constexpr int DO_AT = Q_AT + STAGES * Q_BYTES;
+constexpr int DS_AT = DO_AT + STAGES * Q_BYTES;  // two buffers, in turn
+constexpr int DQ_AT = DS_AT + 2 * DS_BYTES;
+constexpr int LSE_AT = DQ_AT + CONSUMERS * DQ_FLOATS * 4;
+constexpr int DELTA_AT = LSE_AT + STAGES * BLOCK_M * 4;
+constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
+
+struct Barriers {
+    Mbarrier kv_full;
+    Mbarrier q_full[STAGES], q_empty[STAGES];    // Q and lse
+    Mbarrier do_full[STAGES], do_empty[STAGES];  // dO and delta
+};
+
+// Named barriers; 0 is the block's.
+constexpr int DS_READY = 1;   // both warpgroups have written their part of dS
+constexpr int DQ_EMPTY = 2;   // + warpgroup: its dQ buffer may be written
+constexpr int DQ_FULL = 4;    // + warpgroup: its dQ buffer may be added to memory
+constexpr int GRADS_READY = 6;  // + warpgroup: dK and dV are in shared memory
+
+struct Slot {
+    int stage, parity;
+    __device__ __forceinline__ explicit Slot(int it) : stage(it % STAGES), parity(it / STAGES & 1) {}
+};
+
+// acc = A B^T over the head dimension: 64 rows of A from a tile of BLOCK_N rows, B a tile of BLOCK_M.
+__device__ __forceinline__ void issue_transposed_scores(float (&acc)[SCORES],
+                                                        const unsigned char* a_tile,
+                                                        const unsigned char* b_tile) {
+    const uint64 a = smem_descriptor(a_tile, 16, 1024), b = smem_descriptor(b_tile, 16, 1024);
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; ++step) {
+        const uint64 a_step = a + (step / 4 * BLOCK_N * 128 + step % 4 * 32) / 16;
+        const uint64 b_step = b + (step / 4 * BLOCK_M * 128 + step % 4 * 32) / 16;
+        if (step == 0)
+            Wgmma<BLOCK_M>::template ss_first<0, 0>(acc, a_step, b_step);
+        else
+            Wgmma<BLOCK_M>::template ss<0, 0>(acc, a_step, b_step);
+    }
+    wgmma_commit();
+}
+
+// acc += A B with A (64 keys x BLOCK_M) in registers and B a tile of BLOCK_M rows.
+__device__ __forceinline__ void issue_key_gradient(float (&acc)[GRADS],
+                                                   const uint32 (&a)[BLOCK_M / 16][4],
+                                                   const unsigned char* b_tile) {
+    const uint64 b = smem_descriptor(b_tile, BLOCK_M * 128, 1024);
+#pragma unroll
+    for (int step = 0; step < BLOCK_M / 16; ++step)
+        Wgmma<HEAD_DIM>::template rs<1>(acc, a[step], b + step * 16 * 128 / 16);
+    wgmma_commit();
+}
+
+// One warpgroup's 64 x 64 of dQ = dS K: the left or right half of the columns, or the upper or
+// lower half of the rows.
+__device__ __forceinline__ void issue_query_gradient(float (&acc)[32], const unsigned char* ds,
+                                                     const unsigned char* k, int half) {
+    const uint64 a = smem_descriptor(ds + (BLOCK_M == 128 ? half * 64 * 128 : 0), 16, 1024);
+    const uint64 b =
+        smem_descriptor(k + (BLOCK_M == 64 ? half * BLOCK_N * 128 : 0), BLOCK_N * 128, 1024);
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step) {
+        const uint64 a_step = a + (step / 4 * BLOCK_M * 128 + step % 4 * 32) / 16;
+        const uint64 b_step = b + step * 16 * 128 / 16;
+        if (step == 0)
+            Wgmma<64>::template ss_first<0, 1>(acc, a_step, b_step);
+        else
+            Wgmma<64>::template ss<0, 1>(acc, a_step, b_step);
+    }
+    wgmma_commit();
+}
+
+__device__ __forceinline__ void round_to_operand(uint32 (&a)[BLOCK_M / 16][4],
+                                                 const float (&acc)[SCORES]) {
+#pragma unroll
+    for (int step = 0; step < BLOCK_M / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            a[step][i] = pack2<io_t>(acc[8 * step + 2 * i], acc[8 * step + 2 * i + 1]);
+}
+
+// 64 rows of a gradient, rounded, to `tile`: slabs of 64 columns, 64 rows each, swizzled.
+__device__ __forceinline__ void stage_gradient(unsigned char* tile, const float (&acc)[GRADS],
+                                               float factor) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int c = 0; c < HEAD_DIM / 16; ++c) {
+        uint32 r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            r[i] = pack2<io_t>(acc[8 * c + 2 * i] * factor, acc[8 * c + 2 * i + 1] * factor);
+        const int chunk = 2 * c + lane / 16;
+        stmatrix_x4(tile + chunk / 8 * 64 * 128 + row * 128 + (chunk % 8 ^ row % 8) * 16, r);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+                    const __grid_constant__ TensorMap v_map,
+                    const __grid_constant__ TensorMap dout_map,
+                    const __grid_constant__ TensorMap dk_map,
+                    const __grid_constant__ TensorMap dv_map, Tensor4<io_t> dk, Tensor4<io_t> dv,
+                    Tensor1<const float> lse2, Tensor1<const float> delta,
+                    Tensor1<float> dq_accum, int batch, int kv_heads, int group, int seqlen_q,
+                    int seqlen_k, float scale) {
+    unsigned char* const shared = shared_memory_1024();
+    Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
+    const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
+    // Key tile 0 is seen by the most queries, so the longest blocks start first.
+    const int bh = blockIdx.x % (kv_heads * batch), j = blockIdx.x / (kv_heads * batch);
+    const int kv_head = bh % kv_heads, b = bh / kv_heads;
+    const int key0 = j * BLOCK_N;
+    const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
+    const int visits = max_int(query_tiles - i0, 0);
+    const int count = group * visits;
+    const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
+
+    if (count == 0) {  // no query sees these keys
+        const int rows = min_int(BLOCK_N, seqlen_k - key0);
+        for (int x = threadIdx.x; x < rows * HEAD_DIM / 8; x += THREADS) {
+            const int row = key0 + x / (HEAD_DIM / 8), chunk = x % (HEAD_DIM / 8);
+            st_global(reinterpret_cast<Vec16*>(dk.row(b, kv_head, row)) + chunk, Vec16{});
+            st_global(reinterpret_cast<Vec16*>(dv.row(b, kv_head, row)) + chunk, Vec16{});
+        }
+        return;
+    }
+
+    if (threadIdx.x == 0) {
+        mbarrier_init(&barriers->kv_full, 1);
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(&barriers->q_full[s], 1);
+            mbarrier_init(&barriers->do_full[s], 1);
+            mbarrier_init(&barriers->q_empty[s], 4 * CONSUMERS);
+            mbarrier_init(&barriers->do_empty[s], 4 * CONSUMERS);
+        }
+        mbarrier_init_done();
+    }
+    block_sync();
+    const int lane = threadIdx.x % 32;
+
+    if (warpgroup == 0) {
+        registers_shrink<24>();
+        const int warp = shfl(static_cast<int>(threadIdx.x) / 32, 0);
+        if (warp == 0 && lane == 0) {
+            // ---- loader --------------------------------------------------------------------------
+            mbarrier_expect(&barriers->kv_full, 2 * KV_BYTES);
+            tma_load(shared, &k_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
+            tma_load(shared + V_AT, &v_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
+            int head = kv_head * group, row0 = i0 * BLOCK_M;
+            int64 at = (static_cast<int64>(b) * kv_heads * group + head) * query_tiles * BLOCK_M +
+                       row0;  // of the tile's first row in the statistics
+#pragma unroll 1
+            for (int it = 0; it < count; ++it) {
+                const Slot slot(it);
+                mbarrier_wait(&barriers->q_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_expect(&barriers->q_full[slot.stage], Q_BYTES + BLOCK_M * 4);
+                tma_load(shared + Q_AT + slot.stage * Q_BYTES, &q_map,
+                         &barriers->q_full[slot.stage], 0, row0, 0, head, b);
+                bulk_load(shared + LSE_AT + slot.stage * BLOCK_M * 4, lse2.data + at, BLOCK_M * 4,
+                          &barriers->q_full[slot.stage]);
+                mbarrier_wait(&barriers->do_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_expect(&barriers->do_full[slot.stage], Q_BYTES + BLOCK_M * 4);
+                tma_load(shared + DO_AT + slot.stage * Q_BYTES, &dout_map,
+                         &barriers->do_full[slot.stage], 0, row0, 0, head, b);
+                bulk_load(shared + DELTA_AT + slot.stage * BLOCK_M * 4, delta.data + at,
+                          BLOCK_M * 4, &barriers->do_full[slot.stage]);
+                row0 += BLOCK_M;
+                at += BLOCK_M;
+                if (row0 >= seqlen_q) {  // on to the next head of the group
+                    ++head;
+                    row0 = i0 * BLOCK_M;
+                    at += row0;
+                }
+            }
+        } else if (warp == 1) {
+            // ---- dQ to memory --------------------------------------------------------------------
+            const float* const buffers = reinterpret_cast<const float*>(shared + DQ_AT);
+            int tile = i0;
+            float* to = dq_accum.data +
+                        (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles *
+                            TILE_FLOATS +
+                        static_cast<int64>(tile) * TILE_FLOATS;
+            for (int w = 0; w < CONSUMERS; ++w) named_arrive(DQ_EMPTY + w, WARPGROUP + 32);
+#pragma unroll 1
+            for (int it = 0; it < count; ++it) {
+                for (int w = 0; w < CONSUMERS; ++w) {
+                    named_sync(DQ_FULL + w, WARPGROUP + 32);
+                    if (lane == 0) {
+                        bulk_add(to + w * DQ_FLOATS, buffers + w * DQ_FLOATS, DQ_FLOATS * 4);
+                        bulk_commit();
+                    }
+                }
+                if (it + 1 < count) {
+                    if (lane == 0) bulk_wait_read<1>();
+                    warp_sync();
+                    named_arrive(DQ_EMPTY, WARPGROUP + 32);
+                    if (lane == 0) bulk_wait_read<0>();
+                    warp_sync();
+                    named_arrive(DQ_EMPTY + 1, WARPGROUP + 32);
+                }
+                to += TILE_FLOATS;
+                if (++tile == query_tiles) {
+                    tile = i0;
+                    to += static_cast<int64>(i0) * TILE_FLOATS;
+                }
+            }
+            if (lane == 0) bulk_wait<0>();
+        }
+        return;
+    }
+
+    // ---- consumers -------------------------------------------------------------------------------
+    registers_grow<240>();
+    const int half = warpgroup - 1, warp = threadIdx.x / 32 % 4;
+    const int key = key0 + 64 * half + 16 * warp + lane / 4;  // and key + 8
+    const int column = lane % 4 * 2;  // of a query in its group of 8: column and column + 1
+    const float log2_scale = scale * LOG2E;
+    const unsigned char* const k = shared + half * 64 * 128;
+    const unsigned char* const v = shared + V_AT + half * 64 * 128;
+    float* const dq_buffer = reinterpret_cast<float*>(shared + DQ_AT) + half * DQ_FLOATS;
+
+    float dk_acc[GRADS], dv_acc[GRADS];
+#pragma unroll
+    for (int n = 0; n < GRADS; ++n) dk_acc[n] = dv_acc[n] = 0.0f;
+    mbarrier_wait(&barriers->kv_full, 0);
+
+    int row0 = i0 * BLOCK_M;
+    for (int it = 0; it < count; ++it) {
+        const Slot slot(it);
+        const unsigned char* const q = shared + Q_AT + slot.stage * Q_BYTES;
+        const unsigned char* const dout = shared + DO_AT + slot.stage * Q_BYTES;
+        const float* const lse_of = reinterpret_cast<const float*>(shared + LSE_AT) +
+                                    slot.stage * BLOCK_M + column;
+        const float* const delta_of = reinterpret_cast<const float*>(shared + DELTA_AT) +
+                                      slot.stage * BLOCK_M + column;
+        unsigned char* const ds = shared + DS_AT + it % 2 * DS_BYTES;
+
+        float score[SCORES], dp[SCORES];
+        mbarrier_wait(&barriers->q_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_transposed_scores(score, k, q);
+        mbarrier_wait(&barriers->do_full[slot.stage], slot.parity);
+        issue_transposed_scores(dp, v, dout);
+
+        wgmma_wait<1>();
+        keep(score);
+        // Only tiles on the mask's edge and the last keys need comparisons; a row past the end of Q
+        // and a row that sees nothing have lse = +inf, which makes P zero by itself.
+        const bool masked = key0 + BLOCK_N > seqlen_k ||
+                            (CAUSAL && key0 + BLOCK_N - 1 > row0 + seqlen_k - seqlen_q);
+        if (masked) {
+#pragma unroll
+            for (int n = 0; n < SCORES; ++n) {
+                const int query = row0 + n / 4 * 8 + column + n % 2;
+                const int visible =
+                    CAUSAL ? min_int(seqlen_k, query + 1 + seqlen_k - seqlen_q) : seqlen_k;
+                if (key + n / 2 % 2 * 8 >= visible) score[n] = neg_infinity();
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < SCORES; n += 4) {
+            const auto lse_pair = ld_shared(reinterpret_cast<const Vec<float, 2>*>(lse_of + 2 * n));
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                score[n + e] = exp2_approx(fmaf(score[n + e], log2_scale, -lse_pair[e % 2]));
+        }
+        uint32 operand[BLOCK_M / 16][4];
+        round_to_operand(operand, score);
+
+        wgmma_wait<0>();
+        keep(dp);
+        wgmma_fence();
+        issue_key_gradient(dv_acc, operand, dout);
+
+        // dS^T = P^T o (dP^T - delta), over P, while dV is multiplied.
+#pragma unroll
+        for (int n = 0; n < SCORES; n += 4) {
+            const auto delta_pair =
+                ld_shared(reinterpret_cast<const Vec<float, 2>*>(delta_of + 2 * n));
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dp[n + e] = score[n + e] * (dp[n + e] - delta_pair[e % 2]);
+        }
+        uint32 ds_operand[BLOCK_M / 16][4];
+        round_to_operand(ds_operand, dp);
+        // Transposed into this warpgroup's slab of 64 keys: rows are queries.
+#pragma unroll
+        for (int c = 0; c < BLOCK_M / 16; ++c) {
+            const int row = 16 * c + lane % 8 + lane / 16 * 8, chunk = 2 * warp + lane / 8 % 2;
+            stmatrix_x4_trans(ds + half * BLOCK_M * 128 + row * 128 + (chunk ^ row % 8) * 16,
+                              ds_operand[c]);
+        }
+        tma_fence();
+        named_sync(DS_READY, CONSUMERS * WARPGROUP);
+
+        float dq[32];
+        wgmma_fence();
+        issue_query_gradient(dq, ds, shared, half);
+        issue_key_gradient(dk_acc, ds_operand, q);
+
+        wgmma_wait<1>();
+        keep(dq);
+        if (lane == 0) mbarrier_arrive(&barriers->do_empty[slot.stage]);
+        named_sync(DQ_EMPTY + half, WARPGROUP + 32);
+        // In the order of the accumulator; the postprocess puts it right.
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            Vec<float, 4> four;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) four[e] = dq[4 * c + e];
+            st_shared(reinterpret_cast<Vec<float, 4>*>(dq_buffer) + c * WARPGROUP +
+                          threadIdx.x % WARPGROUP,
+                      four);
+        }
+        tma_fence();
+        named_arrive(DQ_FULL + half, WARPGROUP + 32);
+
+        wgmma_wait<0>();
+        keep(dk_acc);
+        keep(dv_acc);
+        if (lane == 0) mbarrier_arrive(&barriers->q_empty[slot.stage]);
+        row0 += BLOCK_M;
+        if (row0 >= seqlen_q) row0 = i0 * BLOCK_M;  // on to the next head of the group
+    }
+
+    // ---- dK and dV leave through the memory of K and V, once both warpgroups have read all of K ----
+    named_sync(DS_READY, CONSUMERS * WARPGROUP);
+    constexpr int PART = 64 * HEAD_DIM * 2;
+    stage_gradient(shared + half * PART, dk_acc, scale);
+    stage_gradient(shared + V_AT + half * PART, dv_acc, 1.0f);
+    tma_fence();
+    named_sync(GRADS_READY + half, WARPGROUP);
+    if (threadIdx.x % WARPGROUP == 0) {
+        tma_store(&dk_map, shared + half * PART, 0, key0 + 64 * half, 0, kv_head, b);
+        tma_store(&dv_map, shared + V_AT + half * PART, 0, key0 + 64 * half, 0, kv_head, b);
+        bulk_commit();
+        bulk_wait<0>();
+    }
+}
+
+// ---- before: delta = rowsum(O o dO), lse in base 2, dQ = 0 ---------------------------------------
+constexpr int PRE_THREADS = 128;
+constexpr int ROW_THREADS = HEAD_DIM / 8;  // threads of a row, 16 bytes each
+
+extern "C" __global__ void __launch_bounds__(PRE_THREADS)
+flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout,
+                               Tensor3<const float> lse, Tensor1<float> lse2, Tensor1<float> delta,
+                               Tensor1<float> dq_accum, int heads, int seqlen_q) {
+    constexpr int ROWS = PRE_THREADS / ROW_THREADS;
+    const int blocks = ceil_div(seqlen_q, BLOCK_M) * BLOCK_M / ROWS;
+    const int head = blockIdx.x / blocks % heads, b = blockIdx.x / blocks / heads;
+    const int row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_THREADS;
+    const int chunk = threadIdx.x % ROW_THREADS;
+    const int64 at = static_cast<int64>(blockIdx.x) * ROWS + threadIdx.x / ROW_THREADS;
+
+    float sum = 0.0f;
+    if (row < seqlen_q) {
+        const Vec16 o = ld_global(reinterpret_cast<const Vec16*>(out.row(b, head, row)) + chunk);
+        const Vec16 g = ld_global(reinterpret_cast<const Vec16*>(dout.row(b, head, row)) + chunk);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float o_lo, o_hi, g_lo, g_hi;
+            unpack2<io_t>(o[i], o_lo, o_hi);
+            unpack2<io_t>(g[i], g_lo, g_hi);
+            sum = fmaf(o_lo, g_lo, fmaf(o_hi, g_hi, sum));
+        }
+    }
+#pragma unroll
+    for (int step = ROW_THREADS / 2; step; step /= 2) sum += shfl_xor(sum, step);
+    if (chunk == 0) {
+        float base2 = -neg_infinity();
+        if (row < seqlen_q) {
+            const float natural = ld_global(lse.at(b, head, row));
+            if (natural != neg_infinity()) base2 = natural * LOG2E;
+        }
+        st_global(lse2.data + at, base2);
+        st_global(delta.data + at, sum);
+    }
+    Vec16* const zero = reinterpret_cast<Vec16*>(dq_accum.data) + (at * ROW_THREADS + chunk) * 2;
+    st_global(zero, Vec16{});
+    st_global(zero + 1, Vec16{});
+}
+
+// ---- after: dQ in rows, scaled, rounded ------------------------------------------------------------
+constexpr int POST_THREADS = CONSUMERS * WARPGROUP;
+constexpr int POST_STRIDE = HEAD_DIM + 8;  // elements; keeps the rows of a column in different banks
+
+extern "C" __global__ void __launch_bounds__(POST_THREADS)
+flash_backward_sm90_postprocess(Tensor1<const float> dq_accum, Tensor4<io_t> dq, int heads,
+                                int seqlen_q, float scale) {
+    io_t* const staged = reinterpret_cast<io_t*>(shared_memory());
+    const int tiles = ceil_div(seqlen_q, BLOCK_M), tile = blockIdx.x % tiles;
+    const int head = blockIdx.x / tiles % heads, b = blockIdx.x / tiles / heads;
+    const int half = threadIdx.x / WARPGROUP, lane = threadIdx.x % 32;
+    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (BLOCK_M == 128 ? 64 * half : 0);
+    const int column = lane % 4 * 2 + (BLOCK_M == 64 ? 64 * half : 0);
+
+    const Vec<float, 4>* const from =
+        reinterpret_cast<const Vec<float, 4>*>(
+            dq_accum.data + (static_cast<int64>(blockIdx.x) * CONSUMERS + half) * DQ_FLOATS) +
+        threadIdx.x % WARPGROUP;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        const Vec<float, 4> four = ld_global(from + c * WARPGROUP);
+#pragma unroll
+        for (int e = 0; e < 4; e += 2)
+            st_shared(reinterpret_cast<uint32*>(staged + (row + 4 * e) * POST_STRIDE + column +
+                                                8 * c),
+                      pack2<io_t>(four[e] * scale, four[e + 1] * scale));
+    }
+    block_sync();
+    const int rows = min_int(BLOCK_M, seqlen_q - tile * BLOCK_M);
+    for (int x = threadIdx.x; x < rows * HEAD_DIM / 8; x += POST_THREADS) {
+        const int r = x / (HEAD_DIM / 8), chunk = x % (HEAD_DIM / 8);
+        const io_t* const at = staged + r * POST_STRIDE + 8 * chunk;
+        st_global(reinterpret_cast<Vec16*>(dq.row(b, head, tile * BLOCK_M + r)) + chunk,
+                  ld_shared(reinterpret_cast<const Vec16*>(at)));
+    }
+}
