@@ -59,45 +59,111 @@ inline void split(U8 packed, F8& low, F8& high) {
     }
 }
 
-// D += A B in fp32, products and sums fused, k ascending.
+// The fragments of 32 lanes as matrices. Pairs are values of one register: A(i, 2p) and A(i, 2p+1).
+struct Operands {
+    alignas(32) float a_low[16][8], a_high[16][8];  // A: row, pair of columns
+    F8 b_low[8], b_high[8];                        // B: pair of rows, column
+    alignas(32) float sums[16][8];                 // D
+};
+
+#if defined(__F16C__) && defined(__AVX2__)
+
+// Four lanes of one row group at a time, as transposes of 4 x 4 registers.
 template <Number TYPE>
-void multiply(float* const* d, const std::uint32_t* const* a, const std::uint32_t* const* b) {
-    alignas(32) std::uint32_t rows[16][8];    // A: row, pair of columns
-    alignas(32) std::uint32_t columns[8][8];  // B: pair of rows, column
-    alignas(32) float sums[16][8];
+inline void gather(Operands& m, float* const* d, const std::uint32_t* const* a,
+                   const std::uint32_t* const* b) {
+    __m256i columns[8];  // B transposed: column g, pairs of rows
+    for (int g = 0; g < 8; ++g) {
+        __m128i r[4], c[4];
+        __m128 s[4];
+        for (int q = 0; q < 4; ++q) {
+            r[q] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a[4 * g + q]));
+            c[q] = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b[4 * g + q]));
+            s[q] = _mm_loadu_ps(d[4 * g + q]);
+        }
+        const __m128i r01l = _mm_unpacklo_epi32(r[0], r[1]), r23l = _mm_unpacklo_epi32(r[2], r[3]);
+        const __m128i r01h = _mm_unpackhi_epi32(r[0], r[1]), r23h = _mm_unpackhi_epi32(r[2], r[3]);
+        const __m256i upper = _mm256_set_m128i(_mm_unpacklo_epi64(r01h, r23h),   // a2
+                                               _mm_unpacklo_epi64(r01l, r23l));  // a0
+        const __m256i lower = _mm256_set_m128i(_mm_unpackhi_epi64(r01h, r23h),   // a3
+                                               _mm_unpackhi_epi64(r01l, r23l));  // a1
+        split<TYPE>(reinterpret_cast<U8>(upper), *reinterpret_cast<F8*>(m.a_low[g]),
+                    *reinterpret_cast<F8*>(m.a_high[g]));
+        split<TYPE>(reinterpret_cast<U8>(lower), *reinterpret_cast<F8*>(m.a_low[g + 8]),
+                    *reinterpret_cast<F8*>(m.a_high[g + 8]));
+        const __m128i c01 = _mm_unpacklo_epi32(c[0], c[1]), c23 = _mm_unpacklo_epi32(c[2], c[3]);
+        columns[g] = _mm256_set_m128i(_mm_unpackhi_epi64(c01, c23), _mm_unpacklo_epi64(c01, c23));
+        _mm256_store_ps(m.sums[g], _mm256_set_m128(_mm_movelh_ps(s[2], s[3]),
+                                                   _mm_movelh_ps(s[0], s[1])));
+        _mm256_store_ps(m.sums[g + 8], _mm256_set_m128(_mm_movehl_ps(s[3], s[2]),
+                                                       _mm_movehl_ps(s[1], s[0])));
+    }
+    // Transpose the 8 x 8 pairs: rows of B are wanted along a vector.
+    __m256i t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_epi32(columns[i], columns[i + 1]);
+        t[i + 1] = _mm256_unpackhi_epi32(columns[i], columns[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+        u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
+        u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
+        u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for (int p = 0; p < 4; ++p) {
+        split<TYPE>(reinterpret_cast<U8>(_mm256_permute2x128_si256(u[p], u[p + 4], 0x20)),
+                    m.b_low[p], m.b_high[p]);
+        split<TYPE>(reinterpret_cast<U8>(_mm256_permute2x128_si256(u[p], u[p + 4], 0x31)),
+                    m.b_low[p + 4], m.b_high[p + 4]);
+    }
+}
+
+#else
+
+template <Number TYPE>
+inline void gather(Operands& m, float* const* d, const std::uint32_t* const* a,
+                   const std::uint32_t* const* b) {
+    alignas(32) std::uint32_t rows[16][8], pairs[8][8];
     for (int lane = 0; lane < 32; ++lane) {
         const int g = lane / 4, q = lane % 4;
         rows[g][q] = a[lane][0];
         rows[g + 8][q] = a[lane][1];
         rows[g][q + 4] = a[lane][2];
         rows[g + 8][q + 4] = a[lane][3];
-        columns[q][g] = b[lane][0];
-        columns[q + 4][g] = b[lane][1];
-        std::memcpy(&sums[g][2 * q], d[lane], 8);
-        std::memcpy(&sums[g + 8][2 * q], d[lane] + 2, 8);
+        pairs[q][g] = b[lane][0];
+        pairs[q + 4][g] = b[lane][1];
+        std::memcpy(&m.sums[g][2 * q], d[lane], 8);
+        std::memcpy(&m.sums[g + 8][2 * q], d[lane] + 2, 8);
     }
-    F8 b_low[8], b_high[8];
     for (int p = 0; p < 8; ++p)
-        split<TYPE>(*reinterpret_cast<const U8*>(columns[p]), b_low[p], b_high[p]);
-    alignas(32) float a_low[16][8], a_high[16][8];
+        split<TYPE>(*reinterpret_cast<const U8*>(pairs[p]), m.b_low[p], m.b_high[p]);
     for (int i = 0; i < 16; ++i)
-        split<TYPE>(*reinterpret_cast<const U8*>(rows[i]), *reinterpret_cast<F8*>(a_low[i]),
-                    *reinterpret_cast<F8*>(a_high[i]));
+        split<TYPE>(*reinterpret_cast<const U8*>(rows[i]), *reinterpret_cast<F8*>(m.a_low[i]),
+                    *reinterpret_cast<F8*>(m.a_high[i]));
+}
+
+#endif
+
+// D += A B in fp32, products and sums fused, k ascending.
+template <Number TYPE>
+void multiply(float* const* d, const std::uint32_t* const* a, const std::uint32_t* const* b) {
+    Operands m;
+    gather<TYPE>(m, d, a, b);
     // Eight rows at a time keep their sums in registers.
     for (int half = 0; half < 16; half += 8) {
         F8 s[8];
-        for (int i = 0; i < 8; ++i) s[i] = *reinterpret_cast<const F8*>(sums[half + i]);
+        for (int i = 0; i < 8; ++i) s[i] = *reinterpret_cast<const F8*>(m.sums[half + i]);
         for (int p = 0; p < 8; ++p)
             for (int i = 0; i < 8; ++i) {
-                s[i] += a_low[half + i][p] * b_low[p];
-                s[i] += a_high[half + i][p] * b_high[p];
+                s[i] += m.a_low[half + i][p] * m.b_low[p];
+                s[i] += m.a_high[half + i][p] * m.b_high[p];
             }
-        for (int i = 0; i < 8; ++i) *reinterpret_cast<F8*>(sums[half + i]) = s[i];
+        for (int i = 0; i < 8; ++i) *reinterpret_cast<F8*>(m.sums[half + i]) = s[i];
     }
     for (int lane = 0; lane < 32; ++lane) {
         const int g = lane / 4, q = lane % 4;
-        std::memcpy(d[lane], &sums[g][2 * q], 8);
-        std::memcpy(d[lane] + 2, &sums[g + 8][2 * q], 8);
+        std::memcpy(d[lane], &m.sums[g][2 * q], 8);
+        std::memcpy(d[lane] + 2, &m.sums[g + 8][2 * q], 8);
     }
 }
 

@@ -18,8 +18,10 @@ from kernels.launch import INCLUDE_DIR, Kernel
 
 HOST_DIR = Path(__file__).resolve().parent
 CANDIDATES = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-math-errno")
-FLAGS += ("-fno-trapping-math", "-fvisibility=hidden")
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"),
+)
 RUNTIME_FLAGS = (*FLAGS, "-pthread", "-Wall", "-Wextra")
 # A kernel is CUDA: its pragmas mean nothing to a host compiler and are not worth a warning.
 KERNEL_FLAGS = (*FLAGS, "-w", f"-I{INCLUDE_DIR}", "-DKERNELS_HOST")
@@ -60,7 +62,8 @@ def find_compiler(chosen: str | None = None) -> Compiler:
         [*command, "--version"], capture_output=True, text=True, check=False
     ).stdout.split("\n")[0]
     flags = []
-    for flag in ("-march=native", "-ftls-model=initial-exec"):
+    # The red zone is left free for the context switch; the thread-local pointer is read often.
+    for flag in ("-march=native", "-mno-red-zone", "-ftls-model=initial-exec"):
         probe = [*command, flag, "-x", "c++", "-fsyntax-only", os.devnull]
         if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
             flags.append(flag)
@@ -137,7 +140,9 @@ def load_kernel(kernel: Kernel) -> HostKernel:
     else:
         included = f'#include "{kernel.path}"\n'
     defines = "".join(f"#define {name} {value}\n" for name, value in kernel.macros)
-    vocabulary = read_all([HOST_DIR / "vocabulary.hpp", HOST_DIR / "interface.hpp"])
+    vocabulary = read_all(
+        [HOST_DIR / name for name in ("vocabulary.hpp", "interface.hpp", "fiber.hpp")]
+    )
     path = build(
         f"{defines}{included}HOST_ENTRY({kernel.entry})\n",
         KERNEL_FLAGS,

@@ -1,13 +1,14 @@
-// Switching between stacks. A switch saves the registers that the calling convention says a
-// function preserves, exchanges the stack pointer and returns on the other stack.
+// Switching between stacks.
+//
+// The switch is part of the code that waits, not a function of the runtime: returns then pair with
+// their calls on every stack, and the processor predicts where a switch goes. Everything but the
+// stack pointer, the frame pointer and the place to go on is left to the compiler, which knows
+// which registers are in use.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #if !defined(__x86_64__) && !defined(__aarch64__)
-#include <ucontext.h>
 #define HOST_UCONTEXT 1
+#include <ucontext.h>
 #endif
 
 namespace host {
@@ -17,80 +18,83 @@ namespace host {
 struct Context {
     ucontext_t place;
 };
-inline void switch_context(Context& from, Context& to) { swapcontext(&from.place, &to.place); }
-inline void start_context(Context& c, void* stack, std::size_t bytes, void (*function)()) {
-    getcontext(&c.place);
-    c.place.uc_stack.ss_sp = stack;
-    c.place.uc_stack.ss_size = bytes;
-    c.place.uc_link = nullptr;
-    makecontext(&c.place, function, 0);
+inline void switch_context(Context* from, Context* to) { swapcontext(&from->place, &to->place); }
+inline void start_context(Context* c, void* stack, unsigned long bytes, void (*function)()) {
+    getcontext(&c->place);
+    c->place.uc_stack.ss_sp = stack;
+    c->place.uc_stack.ss_size = bytes;
+    c->place.uc_link = nullptr;
+    makecontext(&c->place, function, 0);
 }
 
 #else
 
 struct Context {
-    void* stack_pointer;
+    void* stack_pointer;  // at the top: where to go on
 };
 
-extern "C" void host_switch(void** from, void* to) __attribute__((visibility("hidden")));
-
-#if defined(__APPLE__)
-#define HOST_SYMBOL "_host_switch"
-#define HOST_BEGIN ".text\n.p2align 4\n.private_extern _host_switch\n_host_switch:\n"
-#define HOST_END ""
-#else
-#define HOST_BEGIN                                                        \
-    ".pushsection .text\n.p2align 4\n.globl host_switch\n.hidden host_switch\n" \
-    ".type host_switch, %function\nhost_switch:\n"
-#define HOST_END ".size host_switch, .-host_switch\n.popsection\n"
-#endif
-
+// Suspends the running code into `from` and goes on where `to` was suspended.
+__attribute__((always_inline)) inline void switch_context(Context* from, Context* to) {
 #if defined(__x86_64__)
-
-__asm__(HOST_BEGIN
-        "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
-        "movq %rsp, (%rdi)\n"
-        "movq %rsi, %rsp\n"
-        "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
-        "ret\n" HOST_END);
-
-inline void start_context(Context& c, void* stack, std::size_t bytes, void (*function)()) {
-    auto top = (reinterpret_cast<std::uintptr_t>(stack) + bytes) & ~std::uintptr_t{15};
-    auto* frame = reinterpret_cast<void**>(top) - 8;  // 6 registers, return address, alignment
-    for (int i = 0; i < 6; ++i) frame[i] = nullptr;
-    frame[6] = reinterpret_cast<void*>(function);
-    frame[7] = nullptr;  // where a caller's return address would be
-    c.stack_pointer = frame;
-}
-
-#else  // aarch64
-
-__asm__(HOST_BEGIN
-        "sub sp, sp, #160\n"
-        "stp x19, x20, [sp, #0]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n"
-        "stp x25, x26, [sp, #48]\n stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
-        "stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n"
-        "stp d14, d15, [sp, #144]\n"
-        "mov x9, sp\n str x9, [x0]\n mov sp, x1\n"
-        "ldp x19, x20, [sp, #0]\n ldp x21, x22, [sp, #16]\n ldp x23, x24, [sp, #32]\n"
-        "ldp x25, x26, [sp, #48]\n ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n"
-        "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n"
-        "ldp d14, d15, [sp, #144]\n"
-        "add sp, sp, #160\n"
-        "ret\n" HOST_END);
-
-inline void start_context(Context& c, void* stack, std::size_t bytes, void (*function)()) {
-    auto top = (reinterpret_cast<std::uintptr_t>(stack) + bytes) & ~std::uintptr_t{15};
-    auto* frame = reinterpret_cast<void**>(top) - 20;
-    for (int i = 0; i < 20; ++i) frame[i] = nullptr;
-    frame[11] = reinterpret_cast<void*>(function);  // x30, the return address
-    c.stack_pointer = frame;
-}
-
+    // Compiled with -mno-red-zone: pushing must not overwrite locals.
+    __asm__ volatile(
+        "pushq %%rbp\n\t"
+        "leaq 1f(%%rip), %%rdx\n\t"
+        "pushq %%rdx\n\t"
+        "movq %%rsp, (%0)\n\t"
+        "movq (%1), %%rsp\n\t"
+        "popq %%rdx\n\t"
+        "jmpq *%%rdx\n\t"
+        "1:\n\t"
+        "popq %%rbp\n\t"
+        : "+a"(from), "+c"(to)
+        :
+        : "rbx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+          "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
+          "xmm11", "xmm12", "xmm13", "xmm14", "xmm15",
+#if defined(__AVX512F__)
+          "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
+          "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6",
+          "k7",
 #endif
+          "cc", "memory");
+#else
+    __asm__ volatile(
+        "adr x2, 1f\n\t"
+        "sub sp, sp, #32\n\t"
+        "str x2, [sp]\n\t"
+        "stp x19, x29, [sp, #16]\n\t"
+        "mov x2, sp\n\t"
+        "str x2, [%0]\n\t"
+        "ldr x2, [%1]\n\t"
+        "mov sp, x2\n\t"
+        "ldr x2, [sp]\n\t"
+        "br x2\n\t"
+        "1:\n\t"
+        "ldp x19, x29, [sp, #16]\n\t"
+        "add sp, sp, #32\n\t"
+        : "+r"(from), "+r"(to)
+        :
+        : "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15",
+          "x16", "x17", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "v0",
+          "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",
+          "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26",
+          "v27", "v28", "v29", "v30", "v31", "cc", "memory");
+#endif
+}
 
-inline void switch_context(Context& from, Context& to) {
-    host_switch(&from.stack_pointer, to.stack_pointer);
+// Makes the first switch to `c` call `function` on the given stack. It must never return.
+inline void start_context(Context* c, void* stack, unsigned long bytes, void (*function)()) {
+    const auto top = (reinterpret_cast<unsigned long>(stack) + bytes) & ~15ul;
+    // x86 functions start with the stack 8 bytes off a multiple of 16: the return address of their
+    // caller, here absent, lies there.
+    auto* frame = reinterpret_cast<void**>(top) - 4;
+#if defined(__x86_64__)
+    frame += 2;
+    frame[1] = nullptr;
+#endif
+    frame[0] = reinterpret_cast<void*>(function);
+    c->stack_pointer = frame;
 }
 
 #endif

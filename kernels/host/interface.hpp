@@ -4,6 +4,8 @@
 // functions, set before each launch; checked and unchecked runs differ only in that table.
 #pragma once
 
+#include "fiber.hpp"
+
 namespace host {
 
 struct Dim3 {
@@ -24,6 +26,12 @@ struct Site {
     int line;
 };
 
+// Answer of a call that may have to wait: the caller then switches contexts. Null: go on.
+struct Switch {
+    Context* from;
+    Context* to;
+};
+
 struct Runtime {
     const Thread* (*thread)();
     // Check and count an access of `bytes` at `p`; the caller then moves the data.
@@ -34,12 +42,12 @@ struct Runtime {
     void (*cp_async_commit)();
     void (*cp_async_wait)(int pending);
     unsigned char* (*shared_memory)();
-    void (*block_sync)(Site site);
-    void (*warp_sync)(Site site);
+    Switch (*block_sync)(Site site);
+    Switch (*warp_sync)(Site site);
     // Warp collectives: pointers to the lane's registers; the last lane to arrive does the work.
-    void (*shuffle)(unsigned* value, int source_lane, Site site);
-    void (*ldmatrix_x4)(unsigned* r, const void* row, bool transposed, Site site);
-    void (*mma_16816)(float* d, const unsigned* a, const unsigned* b, Number type, Site site);
+    Switch (*shuffle)(unsigned* value, int source_lane, Site site);
+    Switch (*ldmatrix_x4)(unsigned* r, const void* row, bool transposed, Site site);
+    Switch (*mma_16816)(float* d, const unsigned* a, const unsigned* b, Number type, Site site);
 };
 
 }  // namespace host

@@ -107,7 +107,7 @@ GlobalStamp with_reader(Worker& w, GlobalStamp before) {
     if (reads_ordered(w, before)) return me;
     const Stamp latest = std::max(now, global_stamp(before));
     const bool one_warp = global_kind(before) != WARPS &&
-                          stamp_thread(global_stamp(before)) / 32 == w.running / 32;
+                          stamp_thread(global_stamp(before)) / 32 == static_cast<int>(w.running / 32);
     return make_global(w.block, one_warp ? ONE_WARP : WARPS, latest);
 }
 
@@ -264,18 +264,18 @@ void cp_async_16(void* shared, const void* global, bool valid, Site site) {
         const Fault f = w.shadow.begin_copy(offset, w.clock(), w.running, other);
         if (f != Fault::NONE) fail_shared(w, f, other, offset, 16, "cp_async", site);
     }
-    Fiber& fiber = w.fiber();
+    Fiber& fiber = *w.fiber;
     fiber.copies.push_back({static_cast<unsigned char*>(shared), valid ? global : nullptr,
                             fiber.group});
 }
 
-void cp_async_commit() { ++current_worker->fiber().group; }
+void cp_async_commit() { ++current_worker->fiber->group; }
 
 // Data arrives as late as the rules allow: at the wait.
 template <bool CHECKS>
 void cp_async_wait(int pending) {
     Worker& w = *current_worker;
-    Fiber& fiber = w.fiber();
+    Fiber& fiber = *w.fiber;
     std::size_t kept = 0;
     for (const Copy& copy : fiber.copies) {
         if (copy.group + static_cast<std::uint32_t>(pending) >= fiber.group) {
@@ -293,42 +293,44 @@ void cp_async_wait(int pending) {
 
 // ---- collectives ---------------------------------------------------------------------------------
 
-void block_sync(Site site) { current_worker->block_sync(site); }
-void warp_sync(Site site) { current_worker->warp_sync(site); }
+Switch block_sync(Site site) { return current_worker->block_sync(site); }
+Switch warp_sync(Site site) { return current_worker->warp_sync(site); }
 
-void shuffle(unsigned* value, int source_lane, Site site) {
+Switch shuffle(unsigned* value, int source_lane, Site site) {
     Worker& w = *current_worker;
-    Warp& warp = w.warp();
+    Warp& warp = *w.warp;
     warp.out[w.lane()] = value;
     warp.number[w.lane()] = source_lane;
-    if (!w.arrive(Wait::SHUFFLE, site)) return w.wait(Wait::SHUFFLE, site);
+    if (!w.arrive(Wait::SHUFFLE, site)) return w.leave();
     std::uint32_t values[32];
     for (int l = 0; l < 32; ++l) values[l] = *static_cast<std::uint32_t*>(warp.out[l]);
     for (int l = 0; l < 32; ++l)
         *static_cast<std::uint32_t*>(warp.out[l]) = values[warp.number[l]];
     w.finish_collective();
+    return {};
 }
 
 template <bool CHECKS>
-void ldmatrix_x4(unsigned* r, const void* row, bool transposed, Site site) {
+Switch ldmatrix_x4(unsigned* r, const void* row, bool transposed, Site site) {
     Worker& w = *current_worker;
     if constexpr (CHECKS) check_shared(w, row, 16, false, w.running, "ldmatrix", site);
-    Warp& warp = w.warp();
+    Warp& warp = *w.warp;
     warp.out[w.lane()] = r;
     warp.in[w.lane()] = row;
-    if (!w.arrive(Wait::LDMATRIX, site)) return w.wait(Wait::LDMATRIX, site);
+    if (!w.arrive(Wait::LDMATRIX, site)) return w.leave();
     load_matrices(reinterpret_cast<std::uint32_t* const*>(warp.out), warp.in, transposed);
     w.finish_collective();
+    return {};
 }
 
-void mma_16816(float* d, const unsigned* a, const unsigned* b, Number type, Site site) {
+Switch mma_16816(float* d, const unsigned* a, const unsigned* b, Number type, Site site) {
     Worker& w = *current_worker;
-    Warp& warp = w.warp();
-    const int lane = w.lane();
+    Warp& warp = *w.warp;
+    const unsigned lane = w.lane();
     warp.out[lane] = d;
     warp.in[lane] = a;
     warp.in2[lane] = b;
-    if (!w.arrive(Wait::MMA, site)) return w.wait(Wait::MMA, site);
+    if (!w.arrive(Wait::MMA, site)) return w.leave();
     auto* out = reinterpret_cast<float* const*>(warp.out);
     auto* in = reinterpret_cast<const std::uint32_t* const*>(warp.in);
     auto* in2 = reinterpret_cast<const std::uint32_t* const*>(warp.in2);
@@ -337,9 +339,10 @@ void mma_16816(float* d, const unsigned* a, const unsigned* b, Number type, Site
     else
         multiply<BF16>(out, in, in2);
     w.finish_collective();
+    return {};
 }
 
-const Thread* thread() { return &current_worker->fiber().info; }
+const Thread* thread() { return &current_worker->fiber->info; }
 
 template <bool CHECKS>
 constexpr Runtime RUNTIME = {thread,

@@ -54,10 +54,9 @@ struct Launch {
     Failure* failure;
 };
 
-enum class Wait { NOTHING, BLOCK_SYNC, WARP_SYNC, SHUFFLE, LDMATRIX, MMA };
+enum class Wait { WARP_SYNC, SHUFFLE, LDMATRIX, MMA };
 inline const char* wait_name(Wait w) {
-    static const char* const names[] = {"nothing", "block_sync", "warp_sync",
-                                        "shuffle", "ldmatrix",   "mma"};
+    static const char* const names[] = {"warp_sync", "shuffle", "ldmatrix", "mma"};
     return names[static_cast<int>(w)];
 }
 
@@ -67,18 +66,16 @@ struct Copy {  // a cp_async that has not been waited for
     std::uint32_t group;
 };
 
-struct Fiber {
+struct alignas(64) Fiber {
     Context context;
     Thread info;
-    Wait waiting = Wait::NOTHING;
-    Site site = {nullptr, 0};
     std::uint32_t group = 0;  // the open cp_async group
     std::vector<Copy> copies;
 };
 
 struct Warp {
     std::uint32_t ready, exited;
-    // The collective in progress.
+    // The collective in progress: which lanes have come, and their registers.
     std::uint32_t arrived;
     Wait kind;
     Site site;
@@ -105,11 +102,12 @@ inline thread_local Worker* current_worker = nullptr;
 struct Worker {
     Launch* launch = nullptr;
     std::int64_t block = 0;
-    int running = 0;  // thread index
+    unsigned running = 0;  // thread index
+    Fiber* fiber = nullptr;  // of the running thread
+    Warp* warp = nullptr;
     int live = 0;
     int warp_count = 0;
     std::uint32_t time = 0;  // synchronisations of the block so far
-    std::uint32_t ready_warps = 0;
     std::uint64_t random_state = 0;
     Context main;
     std::unique_ptr<Fiber[]> fibers{new Fiber[1024]};
@@ -123,10 +121,8 @@ struct Worker {
     // The row that the last checked access to each tensor fell into.
     std::int64_t row_begin[SLOTS], row_end[SLOTS];
 
-    Fiber& fiber() { return fibers[running]; }
-    Warp& warp() { return warps[running / 32]; }
-    int lane() const { return running % 32; }
-    Clock& clock() { return warps[running / 32].clock; }
+    unsigned lane() const { return running % 32; }
+    Clock& clock() { return warp->clock; }
 
     // False: no memory.
     bool prepare(Launch& l) {
@@ -182,16 +178,11 @@ struct Worker {
                 f.thread = running;
             }
         }
-        switch_context(fiber().context, main);
+        switch_context(&fiber->context, &main);
         __builtin_unreachable();
     }
 
     // ---- choosing who runs -------------------------------------------------------------------
-
-    void make_ready(int warp_index, std::uint32_t lanes) {
-        warps[warp_index].ready |= lanes;
-        if (warps[warp_index].ready) ready_warps |= 1u << warp_index;
-    }
 
     static int nth_bit(std::uint32_t mask, int n) {
         for (; n > 0; --n) mask &= mask - 1;
@@ -202,61 +193,62 @@ struct Worker {
         return static_cast<int>((random_state >> 33) % static_cast<unsigned>(n));
     }
 
-    // Takes the next ready thread out of the ready sets: the running warp first. -1: none.
-    int pick() {
-        int w = running / 32;
-        if (launch->random) {
-            if (!ready_warps) return -1;
-            w = nth_bit(ready_warps, draw(__builtin_popcount(ready_warps)));
-        } else if (!warps[w].ready) {
-            if (!ready_warps) return -1;
-            const std::uint32_t later = w == 31 ? 0 : ready_warps >> (w + 1) << (w + 1);
-            w = __builtin_ctz(later ? later : ready_warps);
-        }
-        std::uint32_t& ready = warps[w].ready;
-        const int l = launch->random ? nth_bit(ready, draw(__builtin_popcount(ready)))
-                                     : __builtin_ctz(ready);
-        ready &= ~(1u << l);
-        if (!ready) ready_warps &= ~(1u << w);
-        return w * 32 + l;
+    void run_lane(unsigned warp_index, unsigned l) {
+        warp = &warps[warp_index];
+        warp->ready &= ~(1u << l);
+        running = warp_index * 32 + l;
+        fiber = &fibers[running];
     }
 
-    // Suspends the running fiber until somebody makes it ready.
-    void wait(Wait what, Site site) {
-        Fiber& me = fiber();
-        me.waiting = what;
-        me.site = site;
-        const int next = pick();
-        if (next < 0) fail_deadlock();
-        running = next;
-        switch_context(me.context, fibers[next].context);
-        me.waiting = Wait::NOTHING;
+    // Another warp, or any thread when a seed was given. False: nobody is ready.
+    bool pick_elsewhere() {
+        const unsigned mine = running / 32;
+        const unsigned count = static_cast<unsigned>(warp_count);
+        const unsigned shift = launch->random ? static_cast<unsigned>(draw(warp_count)) : 1u;
+        for (unsigned i = 0; i < count; ++i) {
+            const unsigned w = (mine + shift + i) % count;
+            const std::uint32_t ready = warps[w].ready;
+            if (!ready) continue;
+            run_lane(w, launch->random ? nth_bit(ready, draw(__builtin_popcount(ready)))
+                                       : __builtin_ctz(ready));
+            return true;
+        }
+        return false;
+    }
+
+    // Leaves the running thread, which waits, for the next: a lane of the same warp if one is ready.
+    Switch leave() {
+        Fiber* from = fiber;
+        const std::uint32_t ready = warp->ready;
+        if (ready && !launch->random) {
+            const unsigned l = __builtin_ctz(ready);
+            warp->ready = ready & (ready - 1);
+            running = (running & ~31u) | l;
+            fiber = &fibers[running];
+        } else if (!pick_elsewhere()) {
+            fail_deadlock();
+        }
+        return {&from->context, &fiber->context};
     }
 
     [[noreturn]] void fail_deadlock() {
-        // Threads that wait for the same thing at the same place, as ranges.
-        char text[900];
+        char text[900] = "";
         int used = 0;
-        const int threads = launch->threads;
-        std::vector<bool> told(threads, false);
-        for (int t = 0; t < threads && used < 700; ++t) {
-            const Fiber& f = fibers[t];
-            if (told[t] || f.waiting == Wait::NOTHING) continue;
-            used += std::snprintf(text + used, sizeof text - used, "%sthreads", used ? "; " : "");
-            for (int u = t; u < threads && used < 700; ++u) {
-                auto same = [&](int v) {
-                    return fibers[v].waiting == f.waiting && fibers[v].site.line == f.site.line;
-                };
-                if (told[u] || !same(u)) continue;
-                int end = u;
-                while (end + 1 < threads && same(end + 1)) ++end;
-                for (int v = u; v <= end; ++v) told[v] = true;
-                used += std::snprintf(text + used, sizeof text - used,
-                                      u == end ? " %d" : " %d-%d", u, end);
-                u = end;
-            }
-            used += std::snprintf(text + used, sizeof text - used, " wait in %s at %s:%d",
-                                  wait_name(f.waiting), f.site.file, f.site.line);
+        auto tell = [&](unsigned w, std::uint32_t lanes, const char* what, Site site) {
+            if (!lanes || used > 700) return;
+            used += std::snprintf(text + used, sizeof text - used, "%s", used ? "; " : "");
+            if (lanes == ~0u)
+                used += std::snprintf(text + used, sizeof text - used, "threads %u-%u", w * 32,
+                                      w * 32 + 31);
+            else
+                used += std::snprintf(text + used, sizeof text - used, "lanes %08x of warp %u",
+                                      lanes, w);
+            used += std::snprintf(text + used, sizeof text - used, " wait in %s at %s:%d", what,
+                                  site.file, site.line);
+        };
+        for (int w = 0; w < warp_count; ++w) {
+            tell(w, barrier.waiting[w], "block_sync", barrier.site);
+            tell(w, warps[w].arrived, wait_name(warps[w].kind), warps[w].site);
         }
         fail("deadlock", -1, 0, "%d threads wait for threads that never come: %s", live, text);
     }
@@ -270,7 +262,7 @@ struct Worker {
         return time;
     }
 
-    void block_sync(Site site) {
+    Switch block_sync(Site site) {
         if (barrier.arrived == 0) barrier.site = site;
         if (barrier.site.line != site.line)
             fail("divergence", -1, 0,
@@ -279,10 +271,10 @@ struct Worker {
         ++barrier.arrived;
         if (barrier.arrived == live) {
             complete_barrier();
-            return;
+            return {};
         }
         barrier.waiting[running / 32] |= 1u << lane();
-        wait(Wait::BLOCK_SYNC, site);
+        return leave();
     }
 
     void complete_barrier() {
@@ -291,7 +283,7 @@ struct Worker {
         for (int w = 0; w < warp_count; ++w) {
             for (int v = 0; v < warp_count; ++v) warps[w].clock.seen[v] = now - 1;
             warps[w].clock.advance(now, warp_count);
-            make_ready(w, barrier.waiting[w]);
+            warps[w].ready |= barrier.waiting[w];
             barrier.waiting[w] = 0;
         }
         barrier.arrived = 0;
@@ -300,13 +292,11 @@ struct Worker {
     // ---- warp collectives --------------------------------------------------------------------
 
     // Announces the running lane at a collective. True: it is the last one, does the work for all
-    // lanes and calls finish_collective. False: it must wait() next.
+    // lanes and calls finish_collective. False: it must leave().
     bool arrive(Wait kind, Site site) {
-        Warp& w = warp();
-        if (w.exited)
-            fail("divergence", -1, 0, "%s at %s:%d, but lanes (mask %08x) of the warp have exited",
-                 wait_name(kind), site.file, site.line, w.exited);
+        Warp& w = *warp;
         if (!w.arrived) {
+            if (w.exited) fail_partial(kind, site);
             w.kind = kind;
             w.site = site;
         } else if (w.kind != kind || w.site.line != site.line) {
@@ -319,18 +309,23 @@ struct Worker {
         return w.arrived == 0xffffffffu;
     }
 
-    void finish_collective() {
-        Warp& w = warp();
-        w.arrived = 0;
-        make_ready(running / 32, ~(1u << lane()));
+    [[noreturn]] void fail_partial(Wait kind, Site site) {
+        fail("divergence", -1, 0, "%s at %s:%d, but lanes (mask %08x) of the warp have exited",
+             wait_name(kind), site.file, site.line, warp->exited);
     }
 
-    void warp_sync(Site site) {
-        if (!arrive(Wait::WARP_SYNC, site)) return wait(Wait::WARP_SYNC, site);
+    void finish_collective() {
+        warp->arrived = 0;
+        warp->ready = ~(1u << lane());
+    }
+
+    Switch warp_sync(Site site) {
+        if (!arrive(Wait::WARP_SYNC, site)) return leave();
         Clock& c = clock();
         c.seen[running / 32] = c.time;
         c.advance(tick(), warp_count);
         finish_collective();
+        return {};
     }
 
     // ---- a block -----------------------------------------------------------------------------
@@ -342,22 +337,18 @@ struct Worker {
     }
 
     [[noreturn]] void exit_thread() {
-        Warp& w = warp();
-        w.exited |= 1u << lane();
-        if (w.arrived)
+        warp->exited |= 1u << lane();
+        if (warp->arrived)
             fail("divergence", -1, 0, "exits while lanes (mask %08x) of the warp wait in %s at %s:%d",
-                 w.arrived, wait_name(w.kind), w.site.file, w.site.line);
+                 warp->arrived, wait_name(warp->kind), warp->site.file, warp->site.line);
         --live;
-        // Exited threads do not count at a barrier.
-        if (live > 0 && barrier.arrived == live) complete_barrier();
-        Fiber& me = fiber();
         if (live == 0) {
-            switch_context(me.context, main);
+            switch_context(&fiber->context, &main);
         } else {
-            const int next = pick();
-            if (next < 0) fail_deadlock();
-            running = next;
-            switch_context(me.context, fibers[next].context);
+            // Exited threads do not count at a barrier.
+            if (barrier.arrived == live) complete_barrier();
+            const Switch s = leave();
+            switch_context(s.from, s.to);
         }
         __builtin_unreachable();
     }
@@ -372,7 +363,6 @@ struct Worker {
         time = 1;
         random_state = launch->seed + static_cast<std::uint64_t>(linear) * 0x9e3779b97f4a7c15u;
         barrier = Barrier{};
-        ready_warps = 0;
         const Dim3 index = block_index(linear);
         for (int t = 0; t < launch->threads; ++t) {
             Fiber& f = fibers[t];
@@ -380,24 +370,22 @@ struct Worker {
                       index,
                       {static_cast<unsigned>(launch->threads), 1, 1},
                       launch->grid};
-            f.waiting = Wait::NOTHING;
             f.group = 0;
             f.copies.clear();
             // Stacks start at different cache sets: 32 lanes touch the same frame in turn.
             const std::size_t colour = static_cast<std::size_t>(t) * 1088 % 16384;
             *canary(t) = CANARY;
-            start_context(f.context, canary(t), STACK_BYTES - colour, fiber_main);
+            start_context(&f.context, canary(t), STACK_BYTES - colour, fiber_main);
         }
         for (int w = 0; w < warp_count; ++w) {
-            warps[w].ready = warps[w].exited = warps[w].arrived = 0;
+            warps[w].exited = warps[w].arrived = 0;
+            warps[w].ready = 0xffffffffu;
             warps[w].clock.start();
-            make_ready(w, 0xffffffffu);
         }
         std::memset(shared, 0xff, launch->shared_bytes);  // NaN, should anybody read it
         if (checks) shadow.reset(launch->shared_bytes);
-        running = 0;
-        running = pick();
-        switch_context(main, fiber().context);
+        run_lane(0, 0);
+        switch_context(&main, &fiber->context);
         for (int t = 0; t < launch->threads; ++t)
             if (*canary(t) != CANARY && !launch->failed.exchange(true)) {
                 std::snprintf(launch->failure->kind, sizeof launch->failure->kind, "limit");

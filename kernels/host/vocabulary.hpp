@@ -58,6 +58,16 @@ inline float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
 inline float fminf(float a, float b) { return a < b || b != b ? a : b; }
 inline float fabsf(float x) { return __builtin_fabsf(x); }
 inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float mul_rn(float a, float b) {
+    float product = a * b;
+    // The compiler may fuse a product into a sum that follows; not through this.
+#if defined(__x86_64__)
+    asm("" : "+x"(product));
+#else
+    asm("" : "+w"(product));
+#endif
+    return product;
+}
 inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 inline float expf(float x) { return __builtin_expf(x); }
 inline float logf(float x) { return __builtin_logf(x); }
