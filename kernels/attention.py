@@ -20,12 +20,13 @@ Algorithms: "flash", "flash-deterministic" (here); "standard", "flash1", "flash1
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from analysis.shapes import Tile
+from kernels import ladder
 from kernels.flash_config import (
     DTYPE_CODE,
     SHARED_LIMIT_BYTES,
@@ -60,7 +61,7 @@ def forward(
     k: Array,
     v: Array,
     out: Array,
-    stats: MutableMapping[str, Array],
+    stats: dict[str, Array],
     *,
     scale: float,
     causal: bool = False,
@@ -70,19 +71,19 @@ def forward(
     seed: int = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
-    shared_limit: int = SHARED_LIMIT_BYTES,
+    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and its row statistics.
 
     Args:
-        stats: receives the statistics; "flash" fills the array ``stats["lse"]``.
+        stats: receives the statistics; "flash" fills ``stats["lse"]`` if it is there already.
         causal: query i sees key j when j <= i + Nk - Nq.
         tile: rows of q and of k, v a tile; default :func:`default_tile`.
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
-        shared_limit: bytes of shared memory a block may use.
+        shared_limit_bytes: shared memory a block may have.
         stream: where a GPU backend queues the work.
 
     Raises:
@@ -90,20 +91,27 @@ def forward(
     """
     if algorithm not in FLASH:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
-        from kernels import ladder
-
-        ladder.forward(
-            backend, algorithm, q, k, v, out, stats,
-            scale=scale, causal=causal, tile=tile, shared_limit=shared_limit, stream=stream,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "scale": scale, "tile": tile,
+            "shared_limit_bytes": shared_limit_bytes, "stream": stream,
+        }  # fmt: skip
+        if algorithm == "standard":
+            ladder.standard_forward(backend, q, k, v, out, stats, causal=causal, **settings)
+        else:
+            literal = algorithm == "flash1-literal"
+            ladder.flash1_forward(
+                backend, q, k, v, out, stats, causal=causal, literal=literal, **settings
+            )
         return
+    if "lse" not in stats:
+        stats["lse"] = backend.empty("lse", q.shape[:3], "fp32")
     lse = stats["lse"]
     _check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, key_mask)
     scale = _finite(scale)
     config = configure(
         "forward", q.dtype, q.shape[3],
-        tile=tile, limit=shared_limit,
-        block_size=_block_size(block_mask, block_size, tile, q, k, "forward", shared_limit),
+        tile=tile, limit=shared_limit_bytes,
+        block_size=_block_size(block_mask, block_size, tile, q, k, "forward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
         any_scale=scale <= 0.0,
     )  # fmt: skip
@@ -136,7 +144,7 @@ def backward(
     v: Array,
     out: Array,
     dout: Array,
-    stats: Mapping[str, Array],
+    stats: dict[str, Array],
     dq: Array,
     dk: Array,
     dv: Array,
@@ -150,7 +158,7 @@ def backward(
     seed: int = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
-    shared_limit: int = SHARED_LIMIT_BYTES,
+    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
 ) -> None:
     """dq, dk, dv from dout (and ``dlse``, the gradient of lse), P recomputed from the statistics.
@@ -159,12 +167,18 @@ def backward(
     """
     if algorithm not in FLASH:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, dlse=dlse)
-        from kernels import ladder
-
-        ladder.backward(
-            backend, algorithm, q, k, v, out, dout, stats, dq, dk, dv,
-            scale=scale, causal=causal, tile=tile, shared_limit=shared_limit, stream=stream,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "scale": scale, "tile": tile,
+            "shared_limit_bytes": shared_limit_bytes, "stream": stream,
+        }  # fmt: skip
+        if algorithm == "standard":  # the mask is in the stored P
+            ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **settings)
+        else:
+            literal = algorithm == "flash1-literal"
+            ladder.flash1_backward(
+                backend, q, k, v, out, dout, stats, dq, dk, dv,
+                causal=causal, literal=literal, **settings,
+            )  # fmt: skip
         return
     lse = stats["lse"]
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
@@ -175,8 +189,8 @@ def backward(
     deterministic = algorithm == "flash-deterministic"
     config = configure(
         "backward", q.dtype, q.shape[3],
-        tile=tile, limit=shared_limit,
-        block_size=_block_size(block_mask, block_size, tile, q, k, "backward", shared_limit),
+        tile=tile, limit=shared_limit_bytes,
+        block_size=_block_size(block_mask, block_size, tile, q, k, "backward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
         deterministic=deterministic, dlse=dlse is not None,
     )  # fmt: skip
@@ -248,6 +262,8 @@ def _tiles(rows: int, block: int) -> int:
 
 def _refuse(algorithm: str, **features: Any) -> None:
     """The first two steps of the ladder have causal masks and nothing else."""
+    if algorithm not in ladder.ALGORITHMS:
+        raise ValueError(f"algorithm={algorithm!r} is not one of {(*FLASH, *ladder.ALGORITHMS)}")
     asked = [name for name, value in features.items() if value not in (None, 0.0)]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")

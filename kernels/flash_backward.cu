@@ -100,8 +100,12 @@ __device__ __forceinline__ void recompute_probabilities(Scores& s, const float* 
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                s[g][n][e] = exp2_approx(fmaf(s[g][n][e], scale, -l[e % 2]) * LOG2E);
+            for (int e = 0; e < 4; ++e) {
+                // fp32 rounds the product as the forward pass did, so that a lone key cancels.
+                const float exponent = DTYPE == 2 ? mul_rn(s[g][n][e], scale) - l[e % 2]
+                                                  : fmaf(s[g][n][e], scale, -l[e % 2]);
+                s[g][n][e] = exp2_approx(exponent * LOG2E);
+            }
     }
 }
 

@@ -18,6 +18,7 @@
 //   void mma_16816(float (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2], fp16{} or bf16{})
 //                                          d += a b, m16n8k16 fragments as in the PTX manual
 //   fmaf, fmaxf, fminf                     as in CUDA
+//   float mul_rn(a, b)                     a product that is rounded: never part of a fused one
 //   float exp2_approx(x), log2_approx(x)   ex2 / lg2 .approx.ftz
 //   float to_float(T), T from_float<T>(x)  round to nearest even
 //   uint32 pack2<T>(lo, hi), void unpack2<T>(packed, lo, hi)     lo in the low half

@@ -144,6 +144,7 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32 (&a)[4],
 
 // ---- arithmetic ----------------------------------------------------------------------------------
 
+__device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

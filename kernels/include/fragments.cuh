@@ -72,18 +72,23 @@ __device__ __forceinline__ void multiply(float (&acc)[GROUPS][TILES][4], float f
             for (int e = 0; e < 4; ++e) acc[g][n][e] *= factor;
 }
 
-// Rounds an accumulator to the tile's type and puts it at (row0, col0).
+// Rounds an accumulator to the tile's type and puts it at (row0, col0), multiples of 8.
 template <class TileT, int GROUPS, int TILES>
 __device__ __forceinline__ void store_accumulator(TileT tile, int row0, int col0,
                                                   const float (&acc)[GROUPS][TILES][4]) {
-    const int row = row0 + lane_id() / 4, col = col0 + lane_id() % 4 * 2;
+    const int row = lane_id() / 4, col = lane_id() % 4 * 2;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
-        for (int n = 0; n < TILES; ++n) {
-            store_pair(tile.at(row + 16 * g, col + 8 * n), acc[g][n][0], acc[g][n][1]);
-            store_pair(tile.at(row + 16 * g + 8, col + 8 * n), acc[g][n][2], acc[g][n][3]);
-        }
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int left = col0 + 8 * n;  // of the 8 values, 16 (fp32: 32) bytes
+                auto* p = sizeof(*tile.data) == 2
+                              ? tile.chunk(row0 + 16 * g + 8 * half, row, left / 8, 0) + col
+                              : tile.chunk(row0 + 16 * g + 8 * half, row, left / 4, col / 4) + col % 4;
+                store_pair(p, acc[g][n][2 * half], acc[g][n][2 * half + 1]);
+            }
 }
 
 #if DTYPE != 2
@@ -93,14 +98,14 @@ constexpr int K_STEP = 16;
 template <class TileT>
 __device__ __forceinline__ void load_a(uint32 (&r)[4], const Rows<TileT>& a, int group, int step) {
     const int l = lane_id();
-    ldmatrix_x4(r, a.tile.chunk(a.row0 + 16 * group + (l & 15), a.k0 / 8 + 2 * step, l >> 4));
+    ldmatrix_x4(r, a.tile.chunk(a.row0 + 16 * group, l & 15, a.k0 / 8 + 2 * step, l >> 4));
 }
 template <class TileT>
 __device__ __forceinline__ void load_a(uint32 (&r)[4], const Columns<TileT>& a, int group,
                                        int step) {
     const int l = lane_id();
-    ldmatrix_x4_trans(r, a.tile.chunk(16 * step + (l & 7) + (l >> 4) * 8,
-                                      a.row0 / 8 + 2 * group, l >> 3 & 1));
+    ldmatrix_x4_trans(r, a.tile.chunk(16 * step, (l & 7) + (l >> 4) * 8, a.row0 / 8 + 2 * group,
+                                      l >> 3 & 1));
 }
 template <int GROUPS, int STEPS>
 __device__ __forceinline__ void load_a(uint32 (&r)[4], const Registers<GROUPS, STEPS>& a, int group,
@@ -112,14 +117,12 @@ __device__ __forceinline__ void load_a(uint32 (&r)[4], const Registers<GROUPS, S
 template <class TileT>
 __device__ __forceinline__ void load_b(uint32 (&r)[4], const KMajor<TileT>& b, int pair, int step) {
     const int l = lane_id();
-    ldmatrix_x4(r, b.tile.chunk(b.n0 + 16 * pair + (l & 7) + (l >> 4) * 8,
-                                2 * step, l >> 3 & 1));
+    ldmatrix_x4(r, b.tile.chunk(b.n0 + 16 * pair, (l & 7) + (l >> 4) * 8, 2 * step, l >> 3 & 1));
 }
 template <class TileT>
 __device__ __forceinline__ void load_b(uint32 (&r)[4], const NMajor<TileT>& b, int pair, int step) {
     const int l = lane_id();
-    ldmatrix_x4_trans(r, b.tile.chunk(b.k0 + 16 * step + (l & 15),
-                                      b.n0 / 8 + 2 * pair, l >> 4));
+    ldmatrix_x4_trans(r, b.tile.chunk(b.k0 + 16 * step, l & 15, b.n0 / 8 + 2 * pair, l >> 4));
 }
 
 // acc += A B with a sum over K values.
@@ -177,8 +180,8 @@ __device__ __forceinline__ void load_a(float (&r)[2][4], const Rows<TileT>& a, i
                                        int step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int row = a.row0 + 16 * group + 8 * half + lane_id() / 4;
-        const Float4 value = load_float4(a.tile.chunk(row, a.k0 / 4 + step));
+        const Float4 value = load_float4(a.tile.chunk(
+            a.row0 + 16 * group + 8 * half, lane_id() / 4, a.k0 / 4 + step, 0));
 #pragma unroll
         for (int x = 0; x < 4; ++x) r[half][x] = value[x];
     }
@@ -199,7 +202,7 @@ __device__ __forceinline__ void load_b(float (&r)[2][4], const KMajor<TileT>& b,
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         const Float4 value =
-            load_float4(b.tile.chunk(b.n0 + 8 * n + lane_id() % 4 * 2 + c, step));
+            load_float4(b.tile.chunk(b.n0 + 8 * n, lane_id() % 4 * 2 + c, step, 0));
 #pragma unroll
         for (int x = 0; x < 4; ++x) r[c][x] = value[x];
     }

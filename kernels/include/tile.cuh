@@ -35,11 +35,13 @@ struct Tile {
     __device__ __forceinline__ T* chunk(int row, int c) const {
         return data + row * COLS + (c ^ swizzle(row)) * VEC;
     }
-    // Chunk `fixed` + `own` of a row, for an even constant and a thread's own 0 or 1. Written so that
-    // only one exclusive-or a step is left of it when a loop over `fixed` is unrolled.
-    __device__ __forceinline__ T* chunk(int row, int fixed, int own) const {
+    // The same with what differs between threads kept apart: row `block` + `row` for a multiple of 8
+    // and a thread's own row below 16, chunk `fixed` + `own` for an even constant and a thread's own
+    // 0 or 1. Unrolled loops over the constant parts then cost one addition or exclusive-or a step.
+    __device__ __forceinline__ T* chunk(int block, int row, int fixed, int own) const {
         constexpr int SPAN = CHUNKS % 8 == 0 ? 7 : CHUNKS % 8 == 4 ? 3 : 1;
-        return data + row * COLS + (((own ^ swizzle(row)) ^ (fixed & SPAN)) + (fixed & ~SPAN)) * VEC;
+        const int column = ((own ^ swizzle(row)) ^ (fixed & SPAN)) * VEC + row * COLS;
+        return data + (block * COLS + (fixed & ~SPAN) * VEC) + column;
     }
     __device__ __forceinline__ T* at(int row, int col) const {
         return chunk(row, col / VEC) + col % VEC;
@@ -52,15 +54,25 @@ __device__ __forceinline__ TileT tile_at(unsigned char* shared) {
 }
 
 // Calls body(row, chunk) for every chunk of the tile, shared out over the threads of the block so
-// that neighbours touch neighbouring addresses.
+// that neighbours touch neighbouring addresses. Where the widths allow, a thread stays in its chunk
+// column and steps down whole swizzle periods: its addresses then differ by constants.
 template <class TileT, int THREADS, class Body>
 __device__ __forceinline__ void for_each_chunk(Body body) {
     constexpr int TOTAL = TileT::ROWS * TileT::CHUNKS;
+    const int thread = threadIdx.x;
+    if constexpr (THREADS % (8 * TileT::CHUNKS) == 0) {
+        constexpr int STEP = THREADS / TileT::CHUNKS;
+        const int row0 = thread / TileT::CHUNKS, c = thread % TileT::CHUNKS;
 #pragma unroll
-    for (int start = 0; start < TOTAL; start += THREADS) {
-        const int index = start + threadIdx.x;
-        if (TOTAL % THREADS == 0 || index < TOTAL)
-            body(index / TileT::CHUNKS, index % TileT::CHUNKS);
+        for (int down = 0; down < TileT::ROWS; down += STEP)
+            if (TileT::ROWS % STEP == 0 || row0 + down < TileT::ROWS) body(row0 + down, c);
+    } else {
+#pragma unroll
+        for (int start = 0; start < TOTAL; start += THREADS) {
+            const int index = start + thread;
+            if (TOTAL % THREADS == 0 || index < TOTAL)
+                body(index / TileT::CHUNKS, index % TileT::CHUNKS);
+        }
     }
 }
 
