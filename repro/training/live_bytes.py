@@ -62,8 +62,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _plain(leaf: object) -> TypeGuard[Tensor]:
-    plain = isinstance(leaf, Tensor) and type(leaf) in (Tensor, torch.nn.Parameter)
-    return plain and leaf.device.type != "meta"
+    if not isinstance(leaf, Tensor):
+        return False
+    return type(leaf) in (Tensor, torch.nn.Parameter) and leaf.device.type != "meta"
 
 
 def _key(tensor: Tensor) -> int:

@@ -1,0 +1,58 @@
+"""Gradient accumulation: the gradient of one large batch from several small ones.
+
+A mean loss must be weighted by what it averages over. Dividing each micro-batch's mean by the
+number of micro-batches, as the study notes do, is right only when all micro-batches count the same
+number of terms; a ragged last batch or ignored tokens break it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Batch = TypeVar("Batch")
+
+
+def accumulate_gradients(
+    micro_batches: Sequence[Batch],
+    loss_sum: Callable[[Batch], Tensor],
+    count: Callable[[Batch], int],
+    scaler: torch.amp.GradScaler | None = None,
+) -> Tensor:
+    """Add to ``.grad`` the gradient of the mean loss over all micro-batches taken together.
+
+    Args:
+        micro_batches: each is passed to the two functions; one graph is alive at a time, so saved
+            bytes fall with the micro-batch while gradients stay.
+        loss_sum: the **sum** of a micro-batch's loss terms (``reduction="sum"``).
+        count: how many terms that sum has (examples, or tokens that are not ignored).
+        scaler: scales the loss before the backward, for fp16. Unscaling stays with the caller.
+
+    Returns:
+        The mean loss over all terms, detached.
+
+    Raises:
+        ValueError: no micro-batches, a negative count, or no term in any of them.
+
+    In exact arithmetic this equals the large batch. In floating point the sums are taken in another
+    order; the result is bitwise the same only where every partial sum is exact.
+    """
+    if not micro_batches:
+        raise ValueError("no micro-batches to accumulate over")
+    counts = [count(batch) for batch in micro_batches]
+    total = sum(counts)
+    if min(counts) < 0 or total == 0:
+        raise ValueError(f"micro-batches count {counts} loss terms; need at least one in total")
+    mean: Tensor | None = None
+    for batch, terms in zip(micro_batches, counts, strict=True):
+        if terms == 0:
+            continue  # nothing to learn from: a mean over it would be 0/0
+        loss = loss_sum(batch) / total
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        mean = loss.detach() if mean is None else mean + loss.detach()
+        del loss  # free this graph before the next micro-batch builds its own
+    assert mean is not None
+    return mean
