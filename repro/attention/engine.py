@@ -23,7 +23,16 @@ from kernels import attention
 from kernels.launch import Array, Backend
 from repro.attention.validation import DTYPES
 
-__all__ = ["CHECKS_VARIABLE", "Options", "backward", "check_tile", "forward", "scratch_bytes"]
+__all__ = [
+    "CHECKS_VARIABLE",
+    "Options",
+    "array_of",
+    "backward",
+    "check_tile",
+    "forward",
+    "launcher_for",
+    "scratch_bytes",
+]
 
 #: Set to 1 to run CPU tensors with the host backend's memory and race checks on.
 CHECKS_VARIABLE = "REPRO_HOST_CHECKS"
@@ -97,15 +106,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
         out.zero_()
         lse.fill_(-torch.inf)
         return
-    with _launcher(q) as backend, _written(out) as out_view:
+    with launcher_for(q) as backend, _written(out) as out_view:
         attention.forward(
             backend,
             options.algorithm,
             _readable("q", q),
             _readable("k", k),
             _readable("v", v),
-            _array("out", out_view),
-            {"lse": _array("lse", lse)},
+            array_of("out", out_view),
+            {"lse": array_of("lse", lse)},
             tile=_kernel_tile("forward", q, options),
             **_features(q, k, options),
         )
@@ -128,7 +137,7 @@ def backward(
         for grad in grads:
             grad.zero_()
         return
-    with _launcher(q) as backend:
+    with launcher_for(q) as backend:
         targets = [
             grad if wanted else torch.empty_like(like, memory_format=torch.contiguous_format)
             for grad, like, wanted in zip(grads, (q, k, v), needed, strict=True)
@@ -142,12 +151,12 @@ def backward(
                 _readable("v", v),
                 _readable("out", out),
                 _readable("dout", dout),
-                {"lse": _array("lse", lse.contiguous())},
-                _array("dq", dq),
-                _array("dk", dk),
-                _array("dv", dv),
+                {"lse": array_of("lse", lse.contiguous())},
+                array_of("dq", dq),
+                array_of("dk", dk),
+                array_of("dv", dv),
                 tile=_kernel_tile("backward", q, options),
-                dlse=None if dlse is None else _array("dlse", dlse.contiguous()),
+                dlse=None if dlse is None else array_of("dlse", dlse.contiguous()),
                 **_features(q, k, options),
             )
 
@@ -162,12 +171,12 @@ def _features(q: Tensor, k: Tensor, options: Options) -> dict[str, Any]:
     if options.seed is not None:
         features["seed"] = int(options.seed)
     if options.key_mask is not None:
-        features["key_mask"] = _array("key_mask", options.key_mask.contiguous().view(torch.uint8))
+        features["key_mask"] = array_of("key_mask", options.key_mask.contiguous().view(torch.uint8))
     if options.block_mask is not None:
         assert options.tile is not None
         mask = options.block_mask.contiguous().view(torch.uint8)
         mask = mask.expand(*q.shape[:2], *mask.shape[-2:])
-        features["block_mask"] = _array("block_mask", mask)
+        features["block_mask"] = array_of("block_mask", mask)
         features["block_size"] = tuple(options.tile)
     return features
 
@@ -175,7 +184,7 @@ def _features(q: Tensor, k: Tensor, options: Options) -> dict[str, Any]:
 # ---- memory --------------------------------------------------------------------------------------
 
 
-def _array(name: str, tensor: Tensor) -> Array:
+def array_of(name: str, tensor: Tensor) -> Array:
     """The tensor's memory as kernels take it. Dimensions of size 1 have no stride to respect."""
     strides = [s if n > 1 else 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
     strides[-1] = 1
@@ -202,11 +211,11 @@ def _fresh(tensor: Tensor) -> Tensor:
 def _readable(name: str, tensor: Tensor) -> Array:
     """The tensor itself, or a padded and aligned copy where kernels cannot read it in place."""
     if _fits(tensor):
-        return _array(name, tensor)
+        return array_of(name, tensor)
     copy = _fresh(tensor)
     copy[..., tensor.shape[-1] :].zero_()
     copy[..., : tensor.shape[-1]].copy_(tensor)
-    return _array(name, copy)
+    return array_of(name, copy)
 
 
 @contextmanager
@@ -238,7 +247,7 @@ class _Launcher:
         if self.device.type == "cpu":
             array = self._backend.empty(name, shape, dtype)  # knows what has been written
         else:
-            array = _array(
+            array = array_of(
                 name, torch.empty(shape, dtype=_TORCH_TYPES[dtype], device=self.device)
             )
         self.scratch_bytes += array.size * array.itemsize
@@ -254,7 +263,7 @@ def scratch_bytes() -> int:
 
 
 @contextmanager
-def _launcher(q: Tensor) -> Iterator[Backend]:
+def launcher_for(q: Tensor) -> Iterator[Backend]:
     """The backend for q's device, with that device current."""
     global _scratch_bytes
     if q.device.type == "cpu":
