@@ -118,6 +118,7 @@ struct Worker {
     std::size_t shared_capacity = 0;
     SharedShadow shadow;
     std::uint64_t bytes[SLOTS][3] = {};
+    std::uint64_t shared_traffic[2] = {};  // bytes read from and written to shared memory
     // The row that the last checked access to each tensor fell into.
     std::int64_t row_begin[SLOTS], row_end[SLOTS];
 
