@@ -67,8 +67,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     left.set_ylabel("forward + backward (ms)")
     left.set_title("2022, A100: dropout and mask")
     right.set_title("H200, PyTorch 2.11: no dropout, no mask")
-    note(figure, "Batch 16, 8 heads, d = 64, fp16. Predicted: rooflines, lower bounds, at datasheet "
-         "(A100) and measured (H200) ceilings.")  # fmt: skip
+    note(figure, "Batch 16, 8 heads, d = 64, fp16. Predicted: rooflines (lower bounds) at datasheet"
+         " (A100) and measured (H200) ceilings.")  # fmt: skip
     kept = ["source", "implementation", "seqlen_q", "value", "unit", "device", "error"]
     csv = pandas.concat(rows.values())
     return Drawing(figure, csv.loc[csv["implementation"].isin([*PAPER, *TODAY]), kept])

@@ -18,7 +18,9 @@ kernels inside ``measure``, so that drawing a figure needs none of them.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +51,11 @@ class Cell(dict[str, Scalar]):
 
     @property
     def id(self) -> str:
-        """Identity of the cell; a run resumes by it, so it must not depend on the machine."""
+        """Identity of the cell: a digest of its fields in any order. A run resumes by it."""
+        fields = json.dumps(dict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(fields.encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
         return " ".join(f"{k}={v}" for k, v in self.items())
 
 

@@ -87,15 +87,15 @@ def counted_traffic(experiment: str, cell: Cell, context: Context) -> Iterator[R
         for (tensor, direction), count in entries.items():
             yield record(
                 cell, experiment=experiment, source="measured",
-                tool="host backend: one head executed, bytes counted, times batch x heads",
+                tool="host backend, one head counted",
                 kernel=kernel, tensor=tensor, direction=direction, value=count * factor,
                 scale_factor=factor, **TRAFFIC,
             )  # fmt: skip
     yield record(
-        cell, experiment=experiment, source="measured", tool="against float64 on the same inputs",
+        cell, experiment=experiment, source="measured", tool="host backend against float64",
         metric="max_abs_error", unit="1", value=result.max_abs_error, note=result.error_of,
     )  # fmt: skip
     yield record(
-        cell, experiment=experiment, source="measured", tool="wall clock of the host backend",
+        cell, experiment=experiment, source="measured", tool="wall clock",
         metric="emulation_s", unit="s", value=round(result.seconds, 3),
     )  # fmt: skip

@@ -77,7 +77,7 @@ def measure(
         rows = _measured(experiment, cell, context)
         errors = [r.error for r in rows if r.error]
         for error in errors[:1]:
-            say(f"{experiment.name}: {cell.id}: {error}")
+            say(f"{experiment.name}: {cell}: {error}")
         failed += bool(errors)
         block = machine.provenance(experiment.device) | {"cell": cell.id, "sources": digest}
         if any(r.cell == cell.id for r in records.read(path)):
@@ -89,9 +89,9 @@ def measure(
 def pending(cells: Sequence[Cell], known: Sequence[Record], digest: str) -> list[Cell]:
     """The cells that have no good row from this code yet; an id given twice is a ValueError."""
     ids = [cell.id for cell in cells]
-    twice = {i for i in ids if ids.count(i) > 1}
+    twice = sorted({str(cell) for cell in cells if ids.count(cell.id) > 1})
     if twice:
-        raise ValueError(f"cells listed twice: {sorted(twice)}")
+        raise ValueError(f"cells listed twice: {twice}")
     bad = {r.cell for r in known if r.error is not None}
     good = {r.cell for r in known if r.error is None and r.sources in (None, digest)} - bad
     return [cell for cell in cells if cell.id not in good]
