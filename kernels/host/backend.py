@@ -54,6 +54,7 @@ class _LaunchArguments(ctypes.Structure):
         ("checks", ctypes.c_int32),
         ("random", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
+        ("shared_traffic", ctypes.c_void_p),
     )
 
 
@@ -151,6 +152,8 @@ class HostBackend:
     Attributes:
         traffic: kernel entry -> {(tensor, direction): bytes} since :meth:`reset`, without zeros;
             direction is "read", "write" or "atomic".
+        shared_traffic: kernel entry -> {"read" or "write": bytes of shared memory}, all threads
+        added up, since :meth:`reset`; ldmatrix reads, cp_async writes.
     """
 
     name = "host"
@@ -164,10 +167,12 @@ class HostBackend:
         if self.os_threads < 1:
             raise ValueError(f"os_threads = {self.os_threads} is not a positive number")
         self.traffic: dict[str, dict[tuple[str, str], int]] = {}
+        self.shared_traffic: dict[str, dict[str, int]] = {}
 
     def reset(self) -> None:
         """Forget the traffic counted so far."""
         self.traffic = {}
+        self.shared_traffic = {}
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
         """Uninitialised scratch; reading an element before it was written is an error."""
@@ -213,6 +218,7 @@ class HostBackend:
         for tensor, (position, array) in zip(tensors, arrays, strict=False):
             _describe(tensor, position, array)
         params = (ctypes.c_void_p * max(len(encoded), 1))(*(ctypes.addressof(e) for e in encoded))
+        shared_traffic = (ctypes.c_uint64 * 2)()
         request = _LaunchArguments(
             loaded.entry,
             loaded.runtime_slot,
@@ -226,12 +232,16 @@ class HostBackend:
             int(self.checks),
             int(self.seed is not None),
             0 if self.seed is None else self.seed,
+            ctypes.addressof(shared_traffic),
         )
         failure = _Failure()
         with _launching:
             failed = runtime_library().host_launch(ctypes.byref(request), ctypes.byref(failure))
         if failed:
             raise _error(kernel, grid, [array for _, array in arrays], failure)
+        shared = self.shared_traffic.setdefault(kernel.entry, {})
+        for direction, count in zip(DIRECTIONS, shared_traffic, strict=False):
+            shared[direction] = shared.get(direction, 0) + count
         counted = self.traffic.setdefault(kernel.entry, {})
         for tensor, (_, array) in zip(tensors, arrays, strict=False):
             for direction, count in zip(DIRECTIONS, tensor.bytes, strict=True):

@@ -246,10 +246,9 @@ inline void check_shared(Worker& w, const void* p, unsigned bytes, bool write, i
 
 template <bool CHECKS>
 void shared_access(const void* p, unsigned bytes, Direction d, Site site) {
-    if constexpr (CHECKS) {
-        Worker& w = *current_worker;
-        check_shared(w, p, bytes, d == WRITE, w.running, verb(d), site);
-    }
+    Worker& w = *current_worker;
+    if constexpr (CHECKS) check_shared(w, p, bytes, d == WRITE, w.running, verb(d), site);
+    w.shared_traffic[d] += bytes;
 }
 
 unsigned char* shared_memory() { return current_worker->shared; }
@@ -264,6 +263,7 @@ void cp_async_16(void* shared, const void* global, bool valid, Site site) {
         const Fault f = w.shadow.begin_copy(offset, w.clock(), w.running, other);
         if (f != Fault::NONE) fail_shared(w, f, other, offset, 16, "cp_async", site);
     }
+    w.shared_traffic[WRITE] += 16;
     Fiber& fiber = *w.fiber;
     fiber.copies.push_back({static_cast<unsigned char*>(shared), valid ? global : nullptr,
                             fiber.group});
@@ -314,6 +314,7 @@ template <bool CHECKS>
 Switch ldmatrix_x4(unsigned* r, const void* row, bool transposed, Site site) {
     Worker& w = *current_worker;
     if constexpr (CHECKS) check_shared(w, row, 16, false, w.running, "ldmatrix", site);
+    w.shared_traffic[READ] += 16;
     Warp& warp = *w.warp;
     warp.out[w.lane()] = r;
     warp.in[w.lane()] = row;
@@ -463,6 +464,7 @@ struct LaunchArguments {  // backend.py holds the same layout
     std::int32_t checks;
     std::int32_t random;
     std::uint64_t seed;
+    std::uint64_t* shared_traffic;  // out: bytes read, written, over all blocks
 };
 
 // 0: done and written back. 1: `failure` says why; no tensor was touched.
@@ -520,6 +522,10 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
             t.argument->bytes[d] = 0;
             for (int k = 0; k < os_threads; ++k) t.argument->bytes[d] += workers[k]->bytes[i][d];
         }
+    }
+    for (int d = 0; d < 2; ++d) {
+        a->shared_traffic[d] = 0;
+        for (int k = 0; k < os_threads; ++k) a->shared_traffic[d] += workers[k]->shared_traffic[d];
     }
     slots.release();
     return 0;

@@ -146,6 +146,7 @@ struct Worker {
             shared = static_cast<unsigned char*>(p);
         }
         std::memset(bytes, 0, sizeof bytes);
+        std::memset(shared_traffic, 0, sizeof shared_traffic);
         std::memset(row_begin, 0, sizeof row_begin);
         std::memset(row_end, 0, sizeof row_end);
         warp_count = l.threads / 32;
