@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import analysis.traffic
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from analysis.traffic import ALGORITHMS, Traffic, predict_traffic
@@ -191,6 +194,12 @@ def test_impossible_shapes_are_refused_with_both_values(
     with pytest.raises(ValueError, match=names[0]) as caught:
         AttentionShape(**whole)  # type: ignore[arg-type]
     assert all(name in str(caught.value) for name in names)
+
+
+def test_the_example_in_the_docstring_is_right() -> None:
+    results = doctest.testmod(analysis.traffic)
+    assert results.attempted
+    assert not results.failed
 
 
 def test_unknown_names_are_refused() -> None:
