@@ -29,8 +29,11 @@ SOURCES = ("predicted", "measured", "published")
 PASSES = ("forward", "backward", "forward+backward", "-")
 LEVELS = ("sm", "hbm")
 
-#: Folder with one sub-folder per machine, and one named ``published``.
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+#: Folder with one sub-folder per machine, and one named ``published``. ``REPRO_RESULTS`` moves it,
+#: so that a run on a rented machine leaves its records where they can be taken away.
+RESULTS = Path(
+    os.environ.get("REPRO_RESULTS") or Path(__file__).resolve().parent.parent / "results"
+)
 
 Scalar = str | int | float | bool
 

@@ -1,0 +1,119 @@
+"""Throughput against sequence length, ours and the peers in turn, as FA-2 and FA-3 draw it.
+
+16,384 tokens, hidden size 2,048 (32 heads of 64 or 16 of 128), bf16, N = 512 … 16k, causal or not,
+forward and backward. All implementations of a cell take turns in every round, because a card under
+load changes its clock: only their ratios within a round can be compared. FLOPs are the papers'
+count: 4 N² d per head forward, half of it causal, 2.5 times it backward.
+"""
+
+from __future__ import annotations
+
+from analysis.hardware import find_gpu
+from analysis.time_model import attention_work, datasheet_ceilings, predict_time
+from kernels.flash_config import default_tile
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._attention import shape_of
+from repro.records import Record, record
+
+NAME = "gpu-throughput"
+TOKENS, HIDDEN = 16384, 2048
+IMPLEMENTATIONS = ("flash", "sdpa-flash", "sdpa-cudnn")
+#: Milliseconds of timed work for each implementation of a cell.
+BUDGET_MS = 40.0
+
+
+def cells() -> list[Cell]:
+    """Longest and shortest sequences first, so that a cut run still spans the range."""
+    listed = []
+    for seqlen in (16384, 2048, 512, 8192, 4096, 1024):
+        for head_dim in (128, 64):
+            for causal in (False, True):
+                for pass_ in ("forward", "backward"):
+                    heads = HIDDEN // head_dim
+                    listed.append(
+                        Cell(
+                            pass_=pass_, batch=TOKENS // seqlen, heads=heads, kv_heads=heads,
+                            seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim, dtype="bf16",
+                            causal=causal,
+                        )
+                    )  # fmt: skip
+    return listed
+
+
+def predict(one: Cell) -> list[Record]:
+    """The four-ceiling bound of our kernel on an H200, from its datasheet."""
+    gpu = find_gpu("NVIDIA H200")
+    assert gpu is not None
+    shape, pass_ = shape_of(one), str(one["pass"])
+    tile = default_tile(shape.head_dim, shape.dtype, pass_)
+    bound = predict_time(attention_work("flash", shape, tile, pass_, gpu), datasheet_ceilings(gpu))
+    return [
+        record(
+            one, experiment=NAME, implementation="flash", source="predicted",
+            metric="throughput_tflops", unit="TFLOP/s", block_m=tile.block_m, block_n=tile.block_n,
+            value=paper_flops(one) / bound.seconds / 1e12,
+            tool="four ceilings, datasheet",
+        )
+    ]  # fmt: skip
+
+
+def paper_flops(one: Cell) -> float:
+    """FLOPs as FlashAttention-2 counts them (§4.1): half for causal, whatever the tiles execute."""
+    shape = shape_of(one)
+    forward = 4 * shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k * shape.head_dim
+    return forward * (0.5 if shape.causal else 1.0) * (2.5 if one["pass"] == "backward" else 1.0)
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """Time and throughput of every implementation that runs; the others' refusals as rows."""
+    from repro.instruments.gpu_work import Operands, Work, work
+    from repro.instruments.timing import TorchDevice, time_interleaved
+
+    shape, pass_ = shape_of(one), str(one["pass"])
+    operands = Operands(shape)
+    works: dict[str, Work] = {}
+    rows = []
+    for name in IMPLEMENTATIONS:
+        try:
+            works[name] = work(name, pass_, operands)
+            works[name]()
+        except (RuntimeError, ValueError, TypeError) as error:
+            works.pop(name, None)
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            rows.append(
+                record(
+                    one, experiment=NAME, implementation=name, source="measured",
+                    metric="time_ms", error=reason,
+                )
+            )  # fmt: skip
+    flops = paper_flops(one)
+    times = time_interleaved(works, TorchDevice(), budget_ms=BUDGET_MS)
+    for name, timing in times.items():
+        spread = {"spread_n": timing.repeats, "tool": "CUDA events, median, in turn, L2 flushed"}
+        rows.append(
+            record(
+                one, experiment=NAME, implementation=name, source="measured", metric="time_ms",
+                value=timing.median_ms, unit="ms", spread_min=timing.min_ms,
+                spread_max=timing.max_ms, **spread,
+            )
+        )  # fmt: skip
+        rows.append(
+            record(
+                one, experiment=NAME, implementation=name, source="measured",
+                metric="throughput_tflops", unit="TFLOP/s",
+                value=flops / timing.median_ms / 1e9, spread_min=flops / timing.max_ms / 1e9,
+                spread_max=flops / timing.min_ms / 1e9, **spread,
+            )
+        )  # fmt: skip
+    return rows
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="throughput, ours and the peers in turn",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cuda",
+    seconds=140,
+)

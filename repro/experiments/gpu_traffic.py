@@ -1,0 +1,122 @@
+"""Counted bytes of our kernels on a GPU, at both levels, beside the predictions.
+
+Every step of the ladder at the shape of FlashAttention 2022, Fig. 2 (N = 1024, d = 64, 1024 heads)
+with its block sizes, ragged and causal shapes, and one long head whose keys outgrow L2. All cells
+are counted in one profiled process, so the first cell waits for all and the rest are at hand.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from analysis.hardware import find_gpu
+from analysis.hbm import predict_hbm
+from analysis.shapes import Tile
+from analysis.traffic import predict_traffic
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._attention import cell, shape_of, tile_of
+from repro.instruments.counters import CounterError, KernelCount
+from repro.records import Record, record
+
+NAME = "gpu-traffic"
+#: Seconds for ncu and everything under it.
+LIMIT_S = 110.0
+
+
+def cells() -> list[Cell]:
+    """The headline first: if the run is cut short, that is what there is."""
+    figure2: dict[str, Any] = {"seqlen": 1024, "head_dim": 64, "batch": 64, "heads": 16}
+    square = Tile(64, 64)
+    listed = [cell("flash", p, square, **figure2) for p in ("forward", "backward")]
+    listed += [cell("flash-deterministic", "backward", square, **figure2)]
+    listed += [
+        cell("flash1", p, Tile(16, bc), **figure2)
+        for p in ("forward", "backward")
+        for bc in (64, 128, 256)
+    ]
+    ragged: dict[str, Any] = {
+        "seqlen": 1000,
+        "head_dim": 128,
+        "batch": 4,
+        "heads": 8,
+        "dtype": "bf16",
+    }
+    listed += [
+        cell("flash", p, square, causal=causal, **ragged)
+        for p in ("forward", "backward")
+        for causal in (False, True)
+    ]
+    long: dict[str, Any] = {"head_dim": 128, "dtype": "bf16"}
+    listed += [
+        cell("flash", "forward", Tile(128, 64), seqlen=n, **long) for n in (32768, 65536, 131072)
+    ]
+    listed += [cell("flash", "backward", square, seqlen=32768, **long)]
+    listed += [cell("flash1-literal", p, Tile(16, 256), **figure2) for p in ("forward", "backward")]
+    listed += [cell("standard", p, square, **figure2) for p in ("forward", "backward")]
+    return listed
+
+
+def predict(one: Cell) -> list[Record]:
+    """Per kernel and direction at the SM boundary; HBM reads on an H200 for the whole pass."""
+    shape, tile = shape_of(one), tile_of(one)
+    algorithm, pass_ = str(one["implementation"]), str(one["pass"])
+    traffic = predict_traffic(algorithm, shape, tile, pass_)
+    rows = []
+    for kernel, entries in traffic.kernels.items():
+        for direction, ways in (("read", ("read",)), ("write", ("write", "atomic"))):
+            value = sum(count for (_, way), count in entries.items() if way in ways)
+            rows.append(_row(one, kernel, "sm", direction, value, "predicted",
+                             "sum over the tile loop"))  # fmt: skip
+    gpu = find_gpu("NVIDIA H200")
+    if gpu is not None and not algorithm.startswith("standard"):
+        hbm = predict_hbm(algorithm, shape, tile, pass_, gpu)
+        rows.append(_row(one, "all", "hbm", "read", hbm.read_bytes, "predicted", "wave model"))
+    return rows
+
+
+@cache
+def _counted() -> list[list[KernelCount]] | CounterError:
+    from repro.instruments.counted import count_cells
+
+    try:
+        return count_cells(cells(), timeout_s=LIMIT_S)
+    except CounterError as error:  # kept, so that the other cells do not start ncu again
+        return error
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """The counters of every kernel of the cell, and the HBM reads of all together."""
+    counted = _counted()
+    if isinstance(counted, CounterError):
+        raise counted
+    kernels = counted[[c.id for c in cells()].index(one.id)]
+    if not kernels:
+        raise CounterError("the cell launched no kernel; its error is in the profiled process' log")
+    rows = [
+        _row(one, kernel.name, level, direction, value, "measured", "ncu")
+        for kernel in kernels
+        for (level, direction), value in kernel.bytes.items()
+    ]
+    total = sum(kernel.bytes["hbm", "read"] for kernel in kernels)
+    return [*rows, _row(one, "all", "hbm", "read", total, "measured", "ncu")]
+
+
+def _row(
+    one: Cell, kernel: str, level: str, direction: str, value: int, source: str, tool: str
+) -> Record:
+    return record(
+        one, experiment=NAME, source=source, tool=tool, kernel=kernel, level=level,
+        direction=direction, metric="traffic_bytes", value=value, unit="B",
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="our kernels' traffic by hardware counters",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cuda",
+    seconds=LIMIT_S,
+)

@@ -1,0 +1,75 @@
+"""The process that ncu profiles: runs cells one after the other, each behind a marker.
+
+    python -m repro.instruments.counted CELLS.json
+
+CELLS.json is a list of cells as ``gpu_work.cell_work`` takes them. A cell that fails is named on
+standard error and leaves its marker alone, so that the others keep their places.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from repro.instruments.counters import (
+    MARKER,
+    NVTX_RANGE,
+    CounterError,
+    KernelCount,
+    count_kernels,
+    split_by_cell,
+)
+
+
+def count_cells(
+    cells: Sequence[Mapping[str, Any]], *, timeout_s: float, ncu: str | None = None
+) -> list[list[KernelCount]]:
+    """Counters of every cell's kernels, in the order of the cells. Raises CounterError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cells.json"
+        path.write_text(json.dumps([dict(cell) for cell in cells]))
+        command = [sys.executable, "-m", "repro.instruments.counted", str(path)]
+        counts = split_by_cell(count_kernels(command, timeout_s=timeout_s, ncu=ncu))
+    missing = [i for i in range(len(cells)) if not counts.get(i)]
+    if len(missing) == len(cells):
+        raise CounterError("no cell launched a kernel between its marker and the next")
+    return [counts.get(i, []) for i in range(len(cells))]
+
+
+def main(path: Path) -> None:
+    """Run the cells, each once unprofiled (compilation, first touch) and once in the range."""
+    import cupy
+    import torch
+
+    from repro.experiments import Cell
+    from repro.instruments.gpu_work import cell_work
+
+    marker = cupy.RawKernel(f'extern "C" __global__ void {MARKER}() {{}}', MARKER)
+    torch.cuda.init()
+    for index, cell in enumerate(json.loads(path.read_text())):
+        run = None
+        try:
+            run = cell_work(Cell(**cell))
+            run()
+            torch.cuda.synchronize()
+        except Exception as error:  # the other cells still count
+            first = (str(error).strip() or "no message").splitlines()[0]
+            print(f"cell {index}: {type(error).__name__}: {first}", file=sys.stderr)
+        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        torch.cuda.nvtx.range_push(NVTX_RANGE)
+        with stream:
+            marker((index + 1,), (1,), ())
+        if run is not None:
+            run()
+        torch.cuda.synchronize()
+        torch.cuda.nvtx.range_pop()
+        del run
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

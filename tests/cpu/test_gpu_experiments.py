@@ -1,0 +1,187 @@
+"""The GPU experiments as far as they go without a GPU: cells, predictions, work on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.shapes import AttentionShape, Tile
+from kernels import probes
+from kernels.host import HostBackend
+from kernels.launch import from_numpy
+from repro import experiments
+from repro.experiments import Cell, Context, gpu_throughput, gpu_traffic
+from repro.instruments.counters import CounterError, KernelCount
+from repro.instruments.gpu_work import Operands, cell_work, work
+
+GPU_EXPERIMENTS = [n for n in experiments.names() if n.startswith("gpu-")]
+
+
+@pytest.mark.parametrize("name", GPU_EXPERIMENTS)
+def test_cells_are_distinct_and_predictions_are_records_of_them(name: str) -> None:
+    experiment = experiments.experiment(name)
+    cells = list(experiment.cells())
+    assert len({cell.id for cell in cells}) == len(cells) > 0
+    assert experiment.device == "cuda"
+    for cell in cells:
+        for row in experiment.predict(cell):
+            assert (row.source, row.experiment) == ("predicted", name)
+
+
+@pytest.mark.parametrize("implementation", ["flash", "flash1", "standard", "sdpa-math"])
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_work_runs_the_pass_that_was_asked_for(implementation: str, pass_: str) -> None:
+    shape = AttentionShape(1, 2, 40, 40, 32, dtype="fp32", causal=True)
+    operands = Operands(shape, "cpu")
+    result = work(implementation, pass_, operands)()
+    if implementation == "sdpa-math":  # torch's variants hand their results back
+        shapes = [t.shape for t in (result if isinstance(result, tuple) else (result,))]
+        assert shapes == [operands.q.shape] * (3 if pass_ == "backward" else 1)
+
+
+def test_work_takes_the_tile_of_the_cell() -> None:
+    cell = gpu_traffic.cell("flash", "forward", Tile(64, 64), seqlen=64, head_dim=32)
+    with pytest.raises(ValueError, match="block_m=40"):
+        cell_work(Cell(**{**cell, "block_m": 40}), "cpu")()
+
+
+def test_unknown_names_are_refused() -> None:
+    operands = Operands(AttentionShape(1, 1, 4, 4, 32, dtype="fp32"), "cpu")
+    with pytest.raises(ValueError, match="'sideways'"):
+        work("flash", "sideways", operands)
+    with pytest.raises(ValueError, match="'flash9'"):
+        work("flash9", "forward", operands)
+
+
+def test_throughput_counts_flops_as_the_papers_do() -> None:
+    """16k, d = 128, 16 heads: 4 N² d a head forward; half for causal; 2.5 times backward."""
+    cells = {(c["causal"], c["pass"]): c for c in gpu_throughput.cells()
+             if c["seqlen_q"] == 16384 and c["head_dim"] == 128}  # fmt: skip
+    full = 4 * 16 * 16384**2 * 128
+    assert gpu_throughput.paper_flops(cells[False, "forward"]) == full
+    assert gpu_throughput.paper_flops(cells[True, "forward"]) == full / 2
+    assert gpu_throughput.paper_flops(cells[False, "backward"]) == full * 2.5
+
+
+def test_every_throughput_cell_has_the_papers_tokens_and_hidden_size() -> None:
+    for cell in gpu_throughput.cells():
+        assert cell["batch"] * cell["seqlen_q"] == 16384
+        assert cell["heads"] * cell["head_dim"] == 2048
+
+
+class TestCountedTraffic:
+    """gpu-traffic with counters that a fake profiler gave."""
+
+    @pytest.fixture
+    def counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        counts = {("hbm", "read"): 10, ("hbm", "write"): 20, ("sm", "read"): 30, ("sm", "write"): 4}
+        kernels = [KernelCount("flash_forward", (1, 1, 1), counts)]
+        everything = [kernels] + [[] for _ in gpu_traffic.cells()[1:]]
+        monkeypatch.setattr(gpu_traffic, "_counted", lambda: everything)
+
+    @pytest.mark.usefixtures("counted")
+    def test_rows_carry_kernel_level_and_direction(self) -> None:
+        rows = gpu_traffic.measure(gpu_traffic.cells()[0], Context("cuda"))
+        values = {(r.kernel, r.level, r.direction): r.value for r in rows}
+        assert values == {
+            ("flash_forward", "hbm", "read"): 10,
+            ("flash_forward", "hbm", "write"): 20,
+            ("flash_forward", "sm", "read"): 30,
+            ("flash_forward", "sm", "write"): 4,
+            ("all", "hbm", "read"): 10,
+        }
+        predicted = {(r.kernel, r.level, r.direction) for r in
+                     gpu_traffic.predict(gpu_traffic.cells()[0])}  # fmt: skip
+        assert predicted & set(values) == predicted
+
+    @pytest.mark.usefixtures("counted")
+    def test_a_cell_without_kernels_is_an_error(self) -> None:
+        with pytest.raises(CounterError, match="launched no kernel"):
+            gpu_traffic.measure(gpu_traffic.cells()[1], Context("cuda"))
+
+    def test_ncu_is_asked_once_even_if_it_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+
+        def refuse(*_: object, **__: object) -> None:
+            calls.append(1)
+            raise CounterError("no permission")
+
+        monkeypatch.setattr("repro.instruments.counted.count_cells", refuse)
+        gpu_traffic._counted.cache_clear()
+        for cell in gpu_traffic.cells()[:3]:
+            with pytest.raises(CounterError, match="no permission"):
+                gpu_traffic.measure(cell, Context("cuda"))
+        gpu_traffic._counted.cache_clear()
+        assert len(calls) == 1
+
+
+class TestProbes:
+    """The probes move what they say, counted on the host."""
+
+    BYTES = probes.THREADS * probes.STEPS * probes.VECTOR_BYTES * 3
+
+    def source(self) -> np.ndarray:
+        return np.random.default_rng(0).random(self.BYTES // 4, dtype=np.float32)
+
+    def test_read_streams_once(self) -> None:
+        backend = HostBackend()
+        values = self.source()
+        assert probes.read(backend, from_numpy("source", values, "r"), 2) == self.BYTES
+        assert backend.traffic["probe_read"]["source", "read"] == self.BYTES
+
+    def test_copy_copies(self) -> None:
+        backend = HostBackend()
+        values = self.source()
+        target = np.zeros_like(values)
+        moved = probes.copy(
+            backend, from_numpy("source", values, "r"), from_numpy("target", target, "w"), 2
+        )
+        np.testing.assert_array_equal(target, values)
+        assert moved == 2 * self.BYTES
+        traffic = backend.traffic["probe_copy"]
+        assert traffic["source", "read"] + traffic["target", "write"] == moved
+
+    def test_tile_read_crosses_the_boundary_once_a_block(self) -> None:
+        backend = HostBackend()
+        values = self.source()
+        moved = probes.tile_read(backend, from_numpy("source", values, "r"), 3)
+        assert moved == 3 * self.BYTES
+        assert backend.traffic["probe_tile_read"]["source", "read"] == moved
+
+    def test_the_arithmetic_probes_touch_no_input(self) -> None:
+        backend = HostBackend()
+        assert probes.mma(backend, 1, 2) == 8 * 8 * 4096 * 2
+        assert probes.exp2(backend, 1, 3) == 256 * 8 * 3
+        assert probes.shared(backend, 1, 2) == 256 * 8 * 16 * 2
+        for entries in backend.traffic.values():
+            assert set(entries) == {("out", "write")}
+
+    def test_a_chain_visits_every_place_once(self) -> None:
+        links = probes.chain(1 << 12, 32)
+        at, seen = 0, set()
+        for _ in range((1 << 12) // 32):
+            seen.add(at)
+            at = int(links[at])
+        assert at == 0
+        assert seen == set(range(0, 1 << 12, 32))
+
+    def test_chase_takes_the_steps_it_is_told(self) -> None:
+        backend = HostBackend()
+        links = probes.chain(1 << 12, 32)
+        assert probes.chase(backend, from_numpy("links", links, "r"), 50) == 50
+        assert backend.traffic["probe_chase"]["links", "read"] == 4 * 50
+
+    def test_a_buffer_that_does_not_fill_the_blocks_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="100 bytes is not a multiple"):
+            probes.read(HostBackend(), from_numpy("source", np.zeros(25, np.float32), "r"), 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
+def test_without_a_gpu_nothing_is_measured_and_the_reason_is_told() -> None:
+    from repro.experiments.run import measure
+
+    outcome = measure(experiments.experiment("gpu-throughput"))
+    assert outcome.measured == 0
+    assert outcome.reason is not None
+    assert "GPU" in outcome.reason
