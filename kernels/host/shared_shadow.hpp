@@ -1,8 +1,8 @@
 // What is known about each byte of a block's shared memory: who wrote it, who read it since.
 //
 // One cell describes a line of 16 bytes as long as all accesses are of whole lines (ldmatrix,
-// cp_async, 16-byte vectors); the first smaller access splits a line into cells of 2 bytes, and the
-// next 16-byte write makes it whole again. Accesses of 1 byte count as 2.
+// cp_async, 16-byte vectors). The first smaller access splits a line into words of 4 bytes, or into
+// bytes if it is smaller than that; the next 16-byte write makes the line whole again.
 #pragma once
 
 #include <cstdint>
@@ -34,26 +34,15 @@ class SharedShadow {
                  Stamp& other) {
         Line& line = lines_[offset / 16];
         const Stamp now = make_stamp(clock.time, thread);
-        if (bytes == 16) {
-            if (!line.split) return touch(line.whole, write, clock, now, other);
-            for (Cell& cell : parts_[offset / 16].cells)
-                if (Fault f = touch(cell, write, clock, now, other); f != Fault::NONE) return f;
-            if (write) {
-                line.split = 0;
-                line.whole = {now, 0, 0};
-            }
-            return Fault::NONE;
-        }
-        Parts& parts = parts_[offset / 16];
-        if (!line.split) {
-            for (Cell& cell : parts.cells) cell = line.whole;
-            line.split = 1;
-        }
-        const unsigned first = offset % 16 / 2;
-        const unsigned last = (offset % 16 + bytes - 1) / 2;
+        const unsigned wanted = bytes == 16 ? 16 : bytes >= 4 ? 4 : 1;
+        if (wanted < line.granule) split(line, parts_[offset / 16], wanted);
+        if (line.granule == 16) return touch(line.whole, write, clock, now, other);
+        Cell* const cells = parts_[offset / 16].cells;
+        const unsigned first = offset % 16 / line.granule;
+        const unsigned last = (offset % 16 + bytes - 1) / line.granule;
         for (unsigned i = first; i <= last; ++i)
-            if (Fault f = touch(parts.cells[i], write, clock, now, other); f != Fault::NONE)
-                return f;
+            if (Fault f = touch(cells[i], write, clock, now, other); f != Fault::NONE) return f;
+        if (write && bytes == 16) line = {{now, 0, 0}, 16};
         return Fault::NONE;
     }
 
@@ -71,11 +60,19 @@ class SharedShadow {
   private:
     struct Line {
         Cell whole;
-        std::uint32_t split = 0;
+        std::uint32_t granule = 16;  // bytes a cell: 16 (`whole`), 4 or 1 (its parts)
     };
     struct Parts {
-        Cell cells[8];
+        Cell cells[16];
     };
+
+    static void split(Line& line, Parts& parts, unsigned granule) {
+        if (line.granule == 16)
+            for (unsigned i = 0; i < 16 / granule; ++i) parts.cells[i] = line.whole;
+        else  // words into bytes
+            for (unsigned i = 16; i-- > 0;) parts.cells[i] = parts.cells[i / 4];
+        line.granule = granule;
+    }
 
     static Fault touch(Cell& c, bool write, const Clock& clock, Stamp now, Stamp& other) {
         const int thread = stamp_thread(now);

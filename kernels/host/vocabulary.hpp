@@ -88,9 +88,11 @@ inline float exp2_approx(float x) {
     y = y * f + 0.5f;
     y = y * f + 1.0f;
     y = y * f + 1.0f;
-    // Two factors, because 2^128 is no float: y 2^(n-1) 2 overflows to infinity as it should.
+    // 2^n in two factors, because 2^128 is no float and y 2^-127 may still be a normal one.
     const int n = static_cast<int>(rounded == rounded ? rounded : 0.0f);
-    const float scaled = y * bits_float(static_cast<uint32>(n - 1 + 127) << 23) * 2.0f;
+    const int half = n >> 1;
+    const float scaled = y * bits_float(static_cast<uint32>(half + 127) << 23) *
+                         bits_float(static_cast<uint32>(n - half + 127) << 23);
     const float result = x < -126.0f ? 0.0f : scaled;
     return x != x ? x : result;
 }
