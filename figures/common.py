@@ -36,6 +36,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 log = logging.getLogger("figures")
 
@@ -52,8 +53,18 @@ COLOURS = {
     "published": "#555555",
     "bound": "#999999",
 }
-FILLED = {"linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": 6}
-HOLLOW = {"linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 1.3, "markersize": 7}
+FILLED: dict[str, Any] = {
+    "linestyle": "none",
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.6,
+    "markersize": 6,
+}
+HOLLOW: dict[str, Any] = {
+    "linestyle": "none",
+    "markerfacecolor": "none",
+    "markeredgewidth": 1.3,
+    "markersize": 7,
+}
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,13 @@ def series(
 
 def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **options: Any) -> None:
     """Write a label right of a curve's last point, in the curve's colour."""
-    place = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+    place: dict[str, Any] = {
+        "xytext": (5, 0),
+        "textcoords": "offset points",
+        "va": "center",
+        "fontsize": 8,
+    }
+    place["path_effects"] = [withStroke(linewidth=2.5, foreground="white")]
     ax.annotate(text, (x, y), color=colour, **{**place, **options})
 
 
@@ -201,7 +218,7 @@ def label_ends(
     if not ends:
         return
     figure = ax.get_figure()
-    assert figure is not None
+    assert isinstance(figure, Figure)
     figure.draw_without_rendering()  # settles the layout, so that pixels mean something
     points = 72 / figure.dpi
     heights = [ax.transData.transform((x, y))[1] * points for x, y, _, _ in ends]

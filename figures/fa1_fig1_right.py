@@ -5,6 +5,8 @@ is memory-bound in all five. The rooflines say what the five kernels must cost o
 is above them is the kernels' own doing.
 """
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
@@ -81,13 +83,13 @@ def bar(ax: Axes, y: float, parts: dict[str, float], source: str) -> float:
     left = 0.0
     for name, width in parts.items():
         colour = OPERATIONS[name][1] if name in OPERATIONS else FUSED
-        look = {
+        looks: dict[str, dict[str, Any]] = {
             "published": {"facecolor": "white", "edgecolor": colour, "linewidth": 1.8},
             "measured": {"facecolor": colour, "edgecolor": "white"},
             "predicted": {"facecolor": colour, "edgecolor": "white", "alpha": 0.35},
-        }[source]
+        }
         inset = 0.04 if source == "published" else 0.0  # outlines must not hide each other
-        ax.barh(y, width - 2 * inset, left=left + inset, height=0.62, **look)
+        ax.barh(y, width - 2 * inset, left=left + inset, height=0.62, **looks[source])
         left += width
     return left
 

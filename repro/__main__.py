@@ -58,5 +58,16 @@ def list_() -> None:
         print(f"{name:24} {one.title} ({what})")
 
 
+@app.command()
+def doctor() -> None:
+    """Say what this machine can do, and why not the rest."""
+    from repro.doctor import report
+
+    text, complete = report()
+    print(text)
+    if not complete:
+        raise ValueError("something that is needed is missing, see above")
+
+
 if __name__ == "__main__":
     sys.exit(cli.run(app))

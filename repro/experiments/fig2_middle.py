@@ -6,10 +6,22 @@ not enter the count). The paper's number is the count without the statistics l a
 here, so a figure can show both.
 """
 
+from collections.abc import Iterator
+
+from analysis.flops import useful_flops
+from analysis.hardware import A100_40GB
 from analysis.shapes import Tile
+from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, counted_traffic, predicted_traffic
-from repro.records import Record
+from repro.experiments._attention import (
+    STATISTICS,
+    cell,
+    counted_traffic,
+    predicted_traffic,
+    shape_of,
+    tile_of,
+)
+from repro.records import Record, record
 
 NAME = "fig2-middle"
 COLUMN_BLOCKS = (64, 128, 256, 512)
@@ -28,6 +40,24 @@ def predict(one: Cell) -> list[Record]:
     return list(predicted_traffic(NAME, one))
 
 
+def also() -> Iterator[Record]:
+    """The paper's argument about time: accesses over bandwidth, and products over peak rate."""
+    for one in cells():
+        shape = shape_of(one)
+        by_tensor = predict_traffic("flash1", shape, tile_of(one), "forward").by_tensor()
+        accesses = sum(n for (tensor, _), n in by_tensor.items() if tensor not in STATISTICS)
+        bounds = {
+            "accesses": accesses / A100_40GB.hbm_bandwidth_bytes_per_s,
+            "products": useful_flops(shape, "forward") / A100_40GB.fp16_tensor_flops,
+        }
+        for bound, seconds in bounds.items():
+            yield record(
+                one, experiment=NAME, source="predicted", metric="time_ms", unit="ms",
+                value=seconds * 1e3, bound=bound, device=f"NVIDIA {A100_40GB.name}",
+                tool="datasheet rate",
+            )  # fmt: skip
+
+
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernel, executed and counted."""
     return list(counted_traffic(NAME, one, context))
@@ -40,5 +70,6 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="host",
+    also=also,
     seconds=10,
 )
