@@ -155,11 +155,10 @@ def awkward_floats() -> np.ndarray:
     tiesb = (patterns[:40_000] & 0xFFFF0000) + 0x8000 + rng.integers(-1, 2, 40_000)
     # The exponents where fp16 is subnormal, ends, or overflows.
     near = (rng.integers(100, 145, 60_000) << 23) | rng.integers(0, 2**23, 60_000)
-    special = np.array(
-        [0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519.996, 65520, 65536, 2**-24, 2**-25]
-        + [1.5 * 2**-24, 2.5 * 2**-24, 2**-14, 2**-126, 1e-45, 3.4028235e38, 3.3961e38, 1.0078125],
-        np.float32,
-    ).view(np.uint32)
+    borders = [0.0, np.inf, np.nan, 65504, 65519.996, 65520, 65536, 2**-14, 2**-126, 1e-45]
+    subnormal_ties = [2**-24, 2**-25, 1.5 * 2**-24, 2.5 * 2**-24]
+    large = [3.4028235e38, 3.3961e38, 1.0078125]
+    special = np.array([*borders, *subnormal_ties, *large], np.float32).view(np.uint32)
     parts = [patterns, ties16, tiesb, near, special, special ^ 0x80000000]
     all_bits = np.concatenate([part.astype(np.uint32) for part in parts])
     return np.resize(all_bits, len(all_bits) // 2 * 2).view(np.float32)
@@ -227,7 +226,7 @@ def test_mma_fragments(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mma_keeps_every_element_in_its_place(dtype: str) -> None:
-    # One 1 in A and one in B: exactly one element of D, for all 16 x 16 x 8 combinations of (i, k, j).
+    # A single 1 in A picks one element of one column of B: all 16 x 16 x 8 combinations.
     a = np.zeros((16, 16, 16, 16), np.float32)  # (i k, ...) as batch of 256
     for i in range(16):
         for k in range(16):
@@ -279,7 +278,7 @@ def test_ldmatrix_and_cp_async() -> None:
         from_numpy("transposed", transposed.reshape(-1), "w"),
     ]
     backend.launch(kernel("matrices", 64), (1, 1, 1), 64 * 48, args)
-    # PTX: thread i of the warp gives row i % 8 of matrix i / 8 and gets row i / 4, columns 2 (i % 4)..
+    # PTX: thread i gives row i % 8 of matrix i / 8 and gets row i / 4, columns 2 (i % 4)..
     tiles = values[rows].reshape(2, 4, 8, 8)  # warp, matrix, row, column
     for out, source in ((plain, tiles), (transposed, tiles.swapaxes(2, 3))):
         pairs = np.ascontiguousarray(source).view(np.uint32)  # warp, matrix, g, q
