@@ -42,6 +42,7 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_backward, flash_forward
 from analysis.sums.flash1 import flash1_backward, flash1_forward
+from analysis.sums.flash_sm90 import flash_backward_sm90, flash_forward_sm90
 from analysis.sums.standard import standard_backward, standard_forward
 
 DIRECTIONS = ("read", "write", "atomic")
@@ -125,6 +126,8 @@ _SUMS: dict[tuple[str, str], tuple[Callable[..., KernelBytes], dict[str, Any]]] 
     ("flash", "backward"): (flash_backward, {"deterministic": False}),
     ("flash-deterministic", "forward"): (flash_forward, {}),
     ("flash-deterministic", "backward"): (flash_backward, {"deterministic": True}),
+    ("flash-sm90", "forward"): (flash_forward_sm90, {}),
+    ("flash-sm90", "backward"): (flash_backward_sm90, {}),
 }
 
 ALGORITHMS = tuple(dict.fromkeys(algorithm for algorithm, _ in _SUMS))

@@ -5,6 +5,8 @@ datasheet) for our tensor-core kernel's tile; the hollow points are what FlashAt
 an H100, so they are no peers of the H200's points but show the shape of the curve to expect.
 """
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
@@ -97,7 +99,7 @@ def panel(ax: Axes, rows: pandas.DataFrame, pass_: str) -> None:
         )
         if points.empty:
             continue  # not every implementation is installed on every card
-        style = {"marker": marker, "color": colour}
+        style: dict[str, Any] = {"marker": marker, "color": colour}
         if marker == "x":
             style |= {"markeredgecolor": colour, "markeredgewidth": 1.4}
         add(series(ax, points, "seqlen_q", f"{pass_} {label}", y="tflops", **style), label, colour)

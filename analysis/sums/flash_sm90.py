@@ -1,0 +1,52 @@
+"""The Hopper form (``flash_forward_sm90.cu``, ``flash_backward_sm90.cu``): what TMA moves.
+
+Forward, the bytes are those of ``analysis.sums.flash``: a tile that reaches past the last row moves
+the rows that exist. Backward, the row statistics and dQ travel as plain blocks of memory rather
+than tensors with an end, so they are stored for whole query tiles and a ragged tile moves
+``block_m`` of them.
+"""
+
+from analysis.shapes import STAT_BYTES, AttentionShape, Tile
+from analysis.sums import KernelBytes
+from analysis.sums.flash import flash_forward
+from analysis.tile_loop import tile_loop
+
+
+def flash_forward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:
+    """O = softmax(QKᵀ)V, one thread block per query tile."""
+    return {"flash_forward_sm90": flash_forward(shape, tile)["flash_forward"]}
+
+
+def flash_backward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:
+    """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O)."""
+    loop = tile_loop(shape, tile)
+    row = shape.head_dim * shape.itemsize
+    accumulator_row = shape.head_dim * STAT_BYTES
+    tiles_visited = loop.copies * int(loop.visits_of_query_tile.sum())
+    padded_visits = tiles_visited * tile.block_m
+    padded_rows = shape.batch * shape.heads * loop.query_tiles * tile.block_m
+    return {
+        "flash_backward_sm90_preprocess": {
+            ("out", "read"): shape.query_bytes,
+            ("dout", "read"): shape.query_bytes,
+            ("lse", "read"): shape.row_bytes,
+            ("lse2", "write"): padded_rows * STAT_BYTES,
+            ("delta", "write"): padded_rows * STAT_BYTES,
+            ("dq_accum", "write"): padded_rows * accumulator_row,
+        },
+        "flash_backward_sm90": {
+            ("k", "read"): loop.key_rows_with_a_visit * row,
+            ("v", "read"): loop.key_rows_with_a_visit * row,
+            ("q", "read"): loop.query_rows_visited * row,
+            ("dout", "read"): loop.query_rows_visited * row,
+            ("lse2", "read"): padded_visits * STAT_BYTES,
+            ("delta", "read"): padded_visits * STAT_BYTES,
+            ("dq_accum", "atomic"): padded_visits * accumulator_row,
+            ("dk", "write"): shape.key_bytes,
+            ("dv", "write"): shape.key_bytes,
+        },
+        "flash_backward_sm90_postprocess": {
+            ("dq_accum", "read"): padded_rows * accumulator_row,
+            ("dq", "write"): shape.query_bytes,
+        },
+    }
