@@ -169,7 +169,7 @@ def flash1_backward(
     if tile is None:
         tile = flash1_tile(head_dim, q.dtype, "backward", shared_limit_bytes)
     shared_bytes = _require_tile(tile, head_dim, q.dtype, "backward", shared_limit_bytes)
-    row_sum, row_max = (saved(stats, name, "flash1") for name in ("l", "m"))
+    row_sum, row_max = (saved(stats, name, "flash1", q.shape[:3], "fp32") for name in ("l", "m"))
 
     def kernel(entry: str) -> Kernel:
         return flash1_kernel(entry, tile, head_dim, q.dtype, "backward", literal=literal)

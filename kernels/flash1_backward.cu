@@ -23,7 +23,8 @@
 //
 // Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; dQ is
 // rounded to the io type at every key tile. Shared memory: SHARED_BYTES, see ladder.py.
-// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, THREADS.
+// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, THREADS. The launch bounds say
+// one block a multiprocessor: shared memory allows few, and without the 1 the compiler spills for more.
 
 #include "ladder.cuh"
 
@@ -73,7 +74,8 @@ __device__ __forceinline__ void probabilities(Shared& shared, int row0, int key0
                 const int c = c0 + b * COLUMNS, key = key0 + c;
                 bool visible = inverse_l > 0.f && c < BLOCK_N && key < seqlen_k;
                 if (causal) visible = visible && key <= row0 + r0 + a + seqlen_k - seqlen_q;
-                const float p = visible ? exp_approx(s[a][b] * scale - m) * inverse_l : 0.f;
+                // Rounded as in the forward pass: the row's maximum gives e^0 = 1, exactly.
+                const float p = visible ? exp_approx(mul_rn(s[a][b], scale) - m) * inverse_l : 0.f;
                 st_shared(shared.p + (r0 + a) * LD_P + c, p);
             }
         }

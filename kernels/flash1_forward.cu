@@ -21,7 +21,8 @@
 //
 // Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; l and m are
 // fp32, O is rounded to the io type at every key tile. Shared memory: SHARED_BYTES, see ladder.py.
-// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, THREADS.
+// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, THREADS. The launch bounds say
+// one block a multiprocessor: shared memory allows few, and without the 1 the compiler spills for more.
 
 #include "ladder.cuh"
 

@@ -96,15 +96,22 @@ def score_matrix(backend: Backend, name: str, q: Array, seqlen_k: int) -> Array:
 def row_statistic(backend: Backend, stats: dict[str, Array], name: str, q: Array) -> Array:
     """``stats[name]``, (B, H, Nq) in fp32: the caller's memory, or scratch put there."""
     array = stats.setdefault(name, backend.empty(name, q.shape[:3], "fp32"))
-    if array.shape != q.shape[:3] or array.dtype != "fp32":
-        raise ValueError(f"stats[{name!r}] is {array.shape} {array.dtype}, not {q.shape[:3]} fp32")
+    _require_stat(array, name, q.shape[:3], "fp32")
     return array
 
 
-def saved(stats: dict[str, Array], name: str, algorithm: str) -> Array:
-    """What the forward pass left for the backward pass."""
+def saved(
+    stats: dict[str, Array], name: str, algorithm: str, shape: tuple[int, ...], dtype: str
+) -> Array:
+    """What the forward pass left for the backward pass; ValueError if it is not there."""
     if name not in stats:
         raise ValueError(
             f"{algorithm} backward needs {name!r} of its forward pass, stats has {sorted(stats)}"
         )
+    _require_stat(stats[name], name, shape, dtype)
     return stats[name]
+
+
+def _require_stat(array: Array, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(f"stats[{name!r}] is {array.shape} {array.dtype}, not {shape} {dtype}")

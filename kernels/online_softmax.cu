@@ -18,7 +18,7 @@
 
 #include "reduce.cuh"
 
-// Running maximum m and sum d of e^(x - m); the pairs form a monoid under `merge` (§3.1, eq. 4).
+// Running maximum m and sum d of e^(x - m); pairs are combined in any order by `merge`.
 struct Normaliser {
     float m = neg_infinity(), d = 0.f;
 

@@ -13,7 +13,7 @@ from kernels.launch import ITEMSIZE, Array, Backend, Kernel, contiguous_strides
 
 ALGORITHMS = ("naive", "safe", "online")
 ACCESSES = {"naive": 3, "safe": 4, "online": 3, "online-topk": 1, "topk": 1}
-"""Memory accesses an element: loads of x (or y) and stores of y (table in §3 and §4)."""
+"""Memory accesses an element: loads of x (or y) and stores of y."""
 
 MAX_K = 32
 THREADS = 256
@@ -103,5 +103,6 @@ def _require_rows(x: Array) -> tuple[int, int]:
 def _require_like(array: Array, shape: tuple[int, ...], dtype: str) -> None:
     if array.shape != shape or array.dtype != dtype:
         raise ValueError(f"{array.name} is {array.shape} {array.dtype}, not {shape} {dtype}")
-    if array.size and array.strides != contiguous_strides(shape):
+    dense = zip(shape, array.strides, contiguous_strides(shape), strict=True)
+    if any(size > 1 and stride != wanted for size, stride, wanted in dense):
         raise ValueError(f"{array.name}: strides {array.strides} of shape {shape}, not contiguous")

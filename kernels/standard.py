@@ -189,7 +189,7 @@ def standard_backward(
         shared_limit_bytes, "standard_dv", "standard_dp", "standard_softmax_backward",
         "standard_dq", "standard_dk",
     )  # fmt: skip
-    p = saved(stats, "p", "standard")
+    p = saved(stats, "p", "standard", (*q.shape[:3], launch.seqlen_k), q.dtype)
     dp = score_matrix(backend, "dp", q, launch.seqlen_k)
     ds = score_matrix(backend, "ds", q, launch.seqlen_k)
     factor = np.float32(scale)

@@ -1,0 +1,157 @@
+"""Standard attention and FlashAttention 2022 on the host backend: values, gradients, bytes.
+
+Every run is held to float64 and, to the byte, to ``analysis.traffic``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flash_support import BOUNDS, Problem, check, largest_error, reference
+from ladder_support import Run, execute, predicted
+
+from analysis.shapes import Tile
+from kernels.ladder import ALGORITHMS, paper_tile
+
+FLASH1 = ("flash1-literal", "flash1")
+
+#: (algorithm, dtype, head_dim, tile): every algorithm in every type, head dimensions that fill a
+#: 16-byte access oddly, tiles that divide nothing, and the paper's own rule.
+VARIANTS = [
+    ("standard", "fp16", 64, Tile(64, 64)),
+    ("standard", "bf16", 128, Tile(16, 32)),
+    ("standard", "fp32", 40, Tile(13, 24)),
+    ("flash1-literal", "fp16", 64, Tile(16, 64)),
+    ("flash1-literal", "fp32", 8, paper_tile(800, 8)),
+    ("flash1", "fp16", 64, Tile(16, 64)),
+    ("flash1", "bf16", 128, Tile(64, 32)),
+    ("flash1", "fp32", 40, Tile(13, 27)),
+]
+
+SHAPES = {
+    "one-tile": [(1, 1), (2, 2), (15, 15), (17, 17), (2, 5), (5, 2), (1, 16)],
+    "edges": [(63, 63), (64, 64), (65, 65)],
+    "several": [(127, 128), (129, 129), (129, 65), (65, 257)],
+}
+
+
+def hold(p: Problem, algorithm: str, tile: Tile, run: Run) -> None:
+    """Values within the bounds, bytes equal."""
+    named = {"out", "lse", "dq", "dk", "dv"}
+    check(p, {name: value for name, value in run.values.items() if name in named})
+    assert run.forward == predicted(p, algorithm, tile, "forward"), p
+    if run.backward:
+        assert run.backward == predicted(p, algorithm, tile, "backward"), p
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    "variant", VARIANTS, ids=lambda v: f"{v[0]}-{v[1]}-d{v[2]}-{v[3].block_m}x{v[3].block_n}"
+)
+def test_values_and_bytes(
+    variant: tuple[str, str, int, Tile], shapes: list[tuple[int, int]], causal: bool
+) -> None:
+    algorithm, dtype, head_dim, tile = variant
+    for seqlen_q, seqlen_k in shapes:
+        p = Problem(
+            seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, dtype=dtype, causal=causal
+        )
+        hold(p, algorithm, tile, execute(p, algorithm, tile))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_batch_and_heads(algorithm: str) -> None:
+    p = Problem(batch=2, heads=3, seqlen_q=33, seqlen_k=70, causal=True)
+    tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
+    hold(p, algorithm, tile, execute(p, algorithm, tile))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_scale_is_an_argument(algorithm: str) -> None:
+    p = Problem(seqlen_q=20, seqlen_k=30, scale=0.031)
+    tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
+    hold(p, algorithm, tile, execute(p, algorithm, tile))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_single_key_is_copied_bit_for_bit(algorithm: str) -> None:
+    p = Problem(batch=5, heads=2, seqlen_q=1, seqlen_k=1)
+    tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
+    got = execute(p, algorithm, tile).values
+    np.testing.assert_array_equal(got["out"], p.data["v"])
+    np.testing.assert_array_equal(got["dv"], p.data["dout"])
+    assert max(np.abs(got["dq"]).max(), np.abs(got["dk"]).max()) <= 1e-4
+    if "l" in got:
+        np.testing.assert_array_equal(got["l"], 1.0)
+        scores = p.scale * (p.data["q"] * p.data["k"]).sum(axis=3)
+        np.testing.assert_allclose(got["m"], scores, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_without_a_key_are_zero(algorithm: str) -> None:
+    """Causal with Nq = 5, Nk = 2: rows 0 to 2 see nothing, row 3 one key, row 4 both."""
+    identity = np.zeros((1, 1, 2, 64))
+    identity[0, 0, :, :2] = np.eye(2)
+    zeros = {"q": np.zeros((1, 1, 5, 64)), "k": np.zeros((1, 1, 2, 64))}
+    p = Problem(
+        seqlen_q=5, seqlen_k=2, causal=True,
+        data=zeros | {"v": identity, "dout": np.ones((1, 1, 5, 64))},
+    )  # fmt: skip
+    tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
+    got = execute(p, algorithm, tile).values
+    np.testing.assert_array_equal(
+        got["out"][0, 0, :, :2], [[0, 0], [0, 0], [0, 0], [1, 0], [0.5, 0.5]]
+    )
+    np.testing.assert_array_equal(got["dq"], 0.0)
+    np.testing.assert_array_equal(got["dv"][0, 0, :, 0], [1.5, 0.5])
+    if "l" in got:
+        np.testing.assert_array_equal(got["l"][0, 0], [0, 0, 0, 1, 2])
+        np.testing.assert_array_equal(got["m"][0, 0], [-np.inf] * 3 + [0, 0])
+
+
+@pytest.mark.parametrize("algorithm", FLASH1)
+def test_whole_query_tiles_without_a_key(algorithm: str) -> None:
+    """Nq much longer than Nk: the first 12 of 17 query tiles see nothing and cost only writes."""
+    p = Problem(seqlen_q=257, seqlen_k=65, causal=True)
+    tile = Tile(16, 64)
+    run = execute(p, algorithm, tile)
+    hold(p, algorithm, tile, run)
+    np.testing.assert_array_equal(run.values["out"][0, 0, :192], 0.0)
+    np.testing.assert_array_equal(run.values["dq"][0, 0, :192], 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_products_beyond_the_range_of_fp16(algorithm: str, dtype: str) -> None:
+    """q·k = 131072 does not fit fp16; sums, scale and statistics are fp32."""
+    rows = np.repeat(np.arange(4.0)[:, None], 128, axis=1)[None, None]
+    p = Problem(
+        seqlen_q=1, seqlen_k=4, head_dim=128, dtype=dtype,
+        data={
+            "q": np.full((1, 1, 1, 128), 32.0),
+            "k": np.full((1, 1, 4, 128), 32.0),
+            "v": rows,
+            "dout": np.ones((1, 1, 1, 128)),
+        },
+    )  # fmt: skip
+    tile = Tile(16, 32)
+    got = execute(p, algorithm, tile).values
+    np.testing.assert_array_equal(got["out"], 1.5)
+    np.testing.assert_allclose(got["dv"], 0.25, rtol=1e-3)
+    expected = np.array([-135.76, -45.25, 45.25, 135.76])
+    np.testing.assert_allclose(got["dk"][0, 0, :, 0], expected, atol=0.5)
+    assert np.abs(got["dq"]).max() <= 0.5
+    if "lse" in got:
+        assert abs(got["lse"][0, 0, 0] - 11586.62) <= 0.01
+
+
+def test_a_larger_key_tile_rounds_less() -> None:
+    """O and dQ are rounded to the io type once per key tile, so fewer tiles err less."""
+    p = Problem(seqlen_q=64, seqlen_k=512)
+    want = reference(p)
+    errors = {}
+    for block_n in (16, 512):
+        got = execute(p, "flash1", Tile(16, block_n), backward=False).values["out"]
+        errors[block_n] = largest_error(got, want["out"])
+    assert errors[512] < errors[16] <= BOUNDS["fp16"][0]
