@@ -7,9 +7,8 @@ without a GPU. Launching goes through :mod:`kernels.cupy_backend`.
 from __future__ import annotations
 
 import io
-import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from kernels.cache import cache_dir, digest, headers, write_atomically
@@ -32,6 +31,8 @@ class Compiled:
     shared_bytes: int  # static; dynamic shared memory is the launch's business
     stack_bytes: int  # a thread, arrays that do not live in registers
     spill_bytes: int  # a thread, stores plus loads
+    # ptxas' remarks that it serialised or repaired a wgmma pipeline (C7510 … C7519)
+    wgmma_remarks: tuple[str, ...] = ()
 
 
 class CompileError(RuntimeError):
@@ -66,16 +67,20 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
     """
     program, options, version = _nvrtc()
     text = kernel.text()
-    key = digest(text, headers(), repr(kernel.macros), kernel.entry, arch, version)
-    path = cache_dir() / "cubin" / f"{kernel.entry}-{arch}-{key}"
+    # Without the entry point: all of a source's kernels share one compilation.
+    key = digest(text, headers(), repr(kernel.macros), arch, version)
+    name = f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
+    path = cache_dir() / "cubin" / f"{name}-{arch}-{key}"
+    cubin_path, log_path = (path.with_name(path.name + end) for end in (".cubin", ".log"))
     try:
-        facts = json.loads(path.with_suffix(".json").read_text())
-        return Compiled(cubin=path.with_suffix(".cubin").read_bytes(), **facts)
+        log_text = log_path.read_text()
+        cubin = cubin_path.read_bytes()
     except FileNotFoundError:
         pass
+    else:
+        return Compiled(cubin=cubin, **parse_ptxas(log_text, kernel.entry, arch))
 
     log = io.StringIO()
-    name = f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
     try:
         cubin = bytes(
             program(
@@ -99,11 +104,9 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
             raise CompileError(f"{name} for {arch}: {log.getvalue() or error}") from None
         raise
     compiled = Compiled(cubin=cubin, **parse_ptxas(log.getvalue(), kernel.entry, arch))
-    facts = asdict(compiled)
-    del facts["cubin"]
-    write_atomically(path.with_suffix(".cubin"), cubin)
-    # The description goes last: where it exists, so does the cubin.
-    write_atomically(path.with_suffix(".json"), json.dumps(facts).encode())
+    write_atomically(cubin_path, cubin)
+    # The log goes last: where it exists, so does the cubin.
+    write_atomically(log_path, log.getvalue().encode())
     return compiled
 
 
@@ -129,4 +132,5 @@ def parse_ptxas(log: str, entry: str, arch: str) -> dict[str, Any]:
         "shared_bytes": number(r"(\d+) bytes smem"),
         "stack_bytes": number(r"(\d+) bytes stack frame"),
         "spill_bytes": number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        "wgmma_remarks": tuple(sorted(set(re.findall(r"\(C75\d\d\)[^\n]*", log)))),
     }
