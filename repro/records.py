@@ -5,19 +5,24 @@ A row says what was run (experiment, implementation, pass, shape (B, H, N, D), t
 paper's table or figure with how far that reading can be trusted). A cell that failed is a row too:
 ``error`` holds the message and ``value`` is absent, so a gap in a figure has a reason on record.
 
-Files are ``results/<machine>/<experiment>.jsonl``. Rows are appended in one write and synced, so an
-interrupted run loses at most the cell it was in; a line torn by a crash is skipped when reading and
-cut off before the next append. Fields this module does not know are kept as they are.
+Files are ``results/<machine>/<experiment>.jsonl``. The rows of a cell are appended together: each
+line says how many follow it (``more``), so a cell of which a crash or a full disk kept only a part
+is skipped when reading and cut off before the next append. Each line ends with a checksum
+(``crc``), so a damaged one is noticed. A file is locked while it changes. Fields this module does
+not know are kept as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +33,13 @@ if TYPE_CHECKING:
 SOURCES = ("predicted", "measured", "published")
 PASSES = ("forward", "backward", "forward+backward", "-")
 LEVELS = ("sm", "hbm")
+
+#: Version of the line format. 1: the fields alone. 2: also ``schema``, ``more`` and ``crc``.
+SCHEMA = 2
+#: Version -> what turns a row of that version into one of the next.
+MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: dict}
+#: Fields of a line that are not fields of the record.
+ENVELOPE = ("schema", "more", "crc")
 
 #: Folder with one sub-folder per machine, and one named ``published``. ``REPRO_RESULTS`` moves it,
 #: so that a run on a rented machine leaves its records where they can be taken away.
@@ -117,7 +129,7 @@ class Record:
                 raise TypeError(f"{name} must be an integer, got {count!r}")
             if count is not None and count < 0:
                 raise ValueError(f"{name} must not be negative, got {count}")
-        clash = set(self.extra) & _NAMES
+        clash = set(self.extra) & (_NAMES | set(ENVELOPE))
         if clash:
             raise ValueError(f"extra repeats fields of the record: {sorted(clash)}")
 
@@ -163,44 +175,123 @@ def record(cell: Mapping[str, Scalar], /, **values: Any) -> Record:
     return Record.from_json({**cell, **values})
 
 
-def _line(r: Record) -> str:
-    """The row as one line; whole numbers are written without ".0"."""
-    row = r.to_json()
-    if isinstance(r.value, float) and r.value.is_integer():
-        row["value"] = int(r.value)
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
+def _lines(records: Iterable[Record]) -> str:
+    """The rows of one append, a line each; whole numbers are written without ".0"."""
+    rows = [r.to_json() for r in records]
+    lines = []
+    for more, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+        if isinstance(row.get("value"), float) and row["value"].is_integer():
+            row["value"] = int(row["value"])
+        row["schema"] = SCHEMA
+        if more:
+            row["more"] = more
+        body = json.dumps(row, ensure_ascii=False, separators=(",", ":"))[:-1]
+        lines.append(f'{body}{_CRC}{zlib.crc32(body.encode()):08x}"}}\n')
+    return "".join(lines)
+
+
+_CRC = ',"crc":"'
 
 
 def append(path: Path, records: Iterable[Record]) -> None:
-    """Append rows in one write and sync them to disk; a torn last line is cut off first."""
-    text = "".join(_line(r) for r in records)
-    if not text:
+    """Append the rows of a cell, all or none, and sync them; a torn tail is cut off first.
+
+    OSError (disk full, ...) leaves the file as it was.
+    """
+    data = _lines(records).encode()
+    if not data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
-        _cut_torn_tail(file.fileno())
-        data = text.encode()
-        while data:
-            data = data[os.write(file.fileno(), data) :]
-        os.fsync(file.fileno())
+    with _locked(path) as fd:
+        start = _cut_torn_tail(fd)
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+            os.fsync(fd)
+        except BaseException:
+            os.ftruncate(fd, start)
+            raise
 
 
-def _cut_torn_tail(fd: int) -> None:
-    size = os.fstat(fd).st_size
-    if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
-        return
-    content = os.pread(fd, size, 0)
-    os.ftruncate(fd, content.rfind(b"\n") + 1)
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """The file, opened for appending and locked against other processes; made if it is missing."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # While this process waited, the holder may have put another file in its place.
+            if path.exists() and os.path.samestat(os.fstat(fd), os.stat(path)):
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Hold an experiment's records for a whole run, so that two runs never measure the same cell.
+
+    ``waiting`` is called once if another run holds them; then this one waits for its end. The lock
+    is the kernel's, so a killed run leaves none behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.lock")
+    while True:
+        fd = os.open(beside, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if beside.exists() and os.path.samestat(os.fstat(fd), os.stat(beside)):
+                try:
+                    yield
+                finally:
+                    beside.unlink(missing_ok=True)
+                return
+        finally:
+            os.close(fd)
+
+
+def _cut_torn_tail(fd: int) -> int:
+    """Cut off what an interrupted append left; returns the size of the rest."""
+    content = os.pread(fd, os.fstat(fd).st_size, 0)
+    whole = content.rfind(b"\n") + 1
+    while whole:
+        start = content.rfind(b"\n", 0, whole - 1) + 1
+        line = content[start:whole].strip()
+        if not line or not _more(line):
+            break
+        whole = start
+    if whole != len(content):
+        os.ftruncate(fd, whole)
+    return whole
+
+
+def _more(line: bytes) -> int:
+    """How many lines of the same append should follow; 0 where the line does not say."""
+    try:
+        more = json.loads(line).get("more", 0)
+    except (ValueError, AttributeError):
+        return 0  # whoever reads the file will be told
+    return more if isinstance(more, int) else 0
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
     """Replace a file as a whole: the old one stays until the new one is complete."""
+    text = "".join(_lines([r]) for r in records)
     path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path) if path.exists() else contextlib.nullcontext():
+        _replace(path, text)
+
+
+def _replace(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(handle, "w", encoding="utf-8") as file:
-            for r in records:
-                file.write(_line(r))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -213,12 +304,15 @@ def write(path: Path, records: Iterable[Record]) -> None:
 def read(path: Path) -> Iterator[Record]:
     """The rows of a file, in order. A missing file has none.
 
-    A last line torn by a crash is skipped with a warning; a broken line elsewhere is a ValueError
-    that names file and line.
+    What an interrupted append left at the end is skipped with a warning; a broken or damaged line
+    elsewhere, or one of a schema that this program does not know, is a ValueError that names file
+    and line.
     """
     if not path.exists():
         return
     lines = path.read_bytes().split(b"\n")
+    found: list[Record] = []
+    complete = 0  # rows up to the last append that is whole
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -227,18 +321,59 @@ def read(path: Path) -> Iterator[Record]:
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             if number == len(lines):  # no newline after it: the write was cut short
                 warnings.warn(f"{path.name}: last line is torn, skipped", stacklevel=2)
-                return
+                break
             raise ValueError(f"{path.name}, line {number}: not JSON ({error})") from None
         try:
-            yield Record.from_json(row)
+            more = row.get("more", 0) if isinstance(row, dict) else 0
+            found.append(Record.from_json(_opened(row, line)))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from None
+        if not more:
+            complete = len(found)
+    if complete < len(found):
+        warnings.warn(
+            f"{path.name}: the last cell is incomplete, its {len(found) - complete} rows skipped",
+            stacklevel=2,
+        )
+    yield from found[:complete]
+
+
+def _opened(row: Any, line: bytes) -> dict[str, Any]:
+    """The record's fields of a line, checked against its checksum and brought to SCHEMA."""
+    if not isinstance(row, dict):
+        raise ValueError(f"not a JSON object but a {type(row).__name__}")
+    if "crc" in row:
+        body, _, _ = line.rpartition(_CRC.encode())
+        if row["crc"] != f"{zlib.crc32(body):08x}":
+            raise ValueError(
+                "the checksum does not match, so the line is not what was measured; restore it, "
+                "or take its crc out if the change is meant"
+            )
+    schema = row.get("schema", 1)
+    if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
+        raise ValueError(f"schema must be a version number, got {schema!r}")
+    if schema > SCHEMA:
+        raise ValueError(
+            f"schema {schema} is newer than this program's {SCHEMA}; update the program"
+        )
+    row = {key: value for key, value in row.items() if key not in ENVELOPE}
+    for version in range(schema, SCHEMA):
+        row = MIGRATIONS[version](row)
+    return row
 
 
 def discard(path: Path, cells: set[str]) -> None:
     """Remove the rows of these cells, so that they can be measured again."""
-    kept = [r for r in read(path) if r.cell not in cells]
-    write(path, kept)
+    replace(path, cells, ())
+
+
+def replace(path: Path, cells: set[str], rows: Iterable[Record]) -> None:
+    """Put rows in the place of those of ``cells``, in one step."""
+    rows = list(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        kept = [r for r in read(path) if r.cell not in cells]
+        _replace(path, "".join(_lines([r]) for r in kept) + _lines(rows))
 
 
 def frame(records: Iterable[Record]) -> pandas.DataFrame:

@@ -33,11 +33,27 @@ from repro.records import Record, Scalar, frame, load, record
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Cell", "Context", "Experiment", "experiment", "names", "record", "tidy"]
+__all__ = [
+    "Cell",
+    "Context",
+    "Experiment",
+    "UnavailableError",
+    "experiment",
+    "names",
+    "record",
+    "tidy",
+]
 
 #: Where an experiment is measured: "host" runs kernels through the counting host backend, "cpu"
 #: runs torch on the CPU, "cuda" needs a GPU, "none" has recorded and published rows only.
 DEVICES = ("host", "cpu", "cuda", "none")
+
+
+class UnavailableError(RuntimeError):
+    """No cell of the experiment can be measured here; the message is one line, cause and cure.
+
+    Raised by ``measure``. A failure of one cell alone is any other exception.
+    """
 
 
 class Cell(dict[str, Scalar]):

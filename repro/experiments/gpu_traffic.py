@@ -14,7 +14,7 @@ from analysis.hardware import find_gpu
 from analysis.hbm import predict_hbm
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, UnavailableError
 from repro.experiments._attention import cell, shape_of, tile_of
 from repro.instruments.counters import CounterError, KernelCount
 from repro.records import Record, record
@@ -89,10 +89,10 @@ def measure(one: Cell, context: Context) -> list[Record]:
     """The counters of every kernel of the cell, and the HBM reads of all together."""
     counted = _counted()
     if isinstance(counted, CounterError):
-        raise counted
+        raise UnavailableError(str(counted))
     kernels = counted[[c.id for c in cells()].index(one.id)]
     if not kernels:
-        raise CounterError("the cell launched no kernel; its error is in the profiled process' log")
+        raise RuntimeError("the cell launched no kernel; its error is in the profiled process' log")
     rows = [
         _row(one, kernel.name, level, direction, value, "measured", "ncu")
         for kernel in kernels

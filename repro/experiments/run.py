@@ -1,8 +1,12 @@
 """Measures experiments cell by cell and stores the rows as they come.
 
+A run holds the experiment's records, so a second run of it waits and then finds the cells done.
+
 A cell is done when it has rows without an error that were measured from the same code. Done cells
 are skipped, so an interrupted run (Ctrl-C, a crash, a reboot) goes on where it stopped and loses at
 most the cell it was in. A failed cell becomes a row with ``error`` and is tried again next time.
+Where no cell can be measured for want of a profiler or a permission, the run ends with that reason
+and writes no rows of errors.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro import machine, records
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, UnavailableError
 from repro.progress import say, track
 from repro.records import Record
 
@@ -63,38 +67,54 @@ def measure(
     reason = device_reason(experiment.device)
     if reason is not None:
         return Outcome(reason=reason)
-    assert experiment.measure is not None
-    path = (root or records.RESULTS) / folder(experiment.device, into) / f"{experiment.name}.jsonl"
-    digest = machine.digest(experiment.sources)
     cells = list(experiment.cells())
+    _require_distinct(cells)
+    path = (root or records.RESULTS) / folder(experiment.device, into) / f"{experiment.name}.jsonl"
+    say_so = f"{experiment.name}: another run is measuring it; waiting for its end"
+    with records.exclusive(path, waiting=lambda: say(say_so)):
+        return _measure_missing(experiment, cells, path, again)
+
+
+def _measure_missing(experiment: Experiment, cells: list[Cell], path: Path, again: bool) -> Outcome:
+    digest = machine.digest(experiment.sources)
     todo = cells if again else pending(cells, list(records.read(path)), digest)
     if not todo:
         return Outcome(skipped=len(cells))
 
     context = Context(device=experiment.device)
-    failed = 0
+    failed = done = 0
     for cell in track(todo, experiment.name):
-        rows = _measured(experiment, cell, context)
+        try:
+            rows = _measured(experiment, cell, context)
+        except UnavailableError as cause:  # it would be the same for every cell: no rows of errors
+            return Outcome(done, len(cells) - len(todo), failed, reason=str(cause))
         errors = [r.error for r in rows if r.error]
         for error in errors[:1]:
             say(f"{experiment.name}: {cell}: {error}")
         failed += bool(errors)
         block = machine.provenance(experiment.device) | {"cell": cell.id, "sources": digest}
+        rows = [Record.from_json(block | r.to_json()) for r in rows]
         if any(r.cell == cell.id for r in records.read(path)):
-            records.discard(path, {cell.id})
-        records.append(path, [Record.from_json(block | r.to_json()) for r in rows])
+            records.replace(path, {cell.id}, rows)
+        else:
+            records.append(path, rows)
+        done += not errors
     return Outcome(len(todo) - failed, len(cells) - len(todo), failed)
 
 
 def pending(cells: Sequence[Cell], known: Sequence[Record], digest: str) -> list[Cell]:
     """The cells that have no good row from this code yet; an id given twice is a ValueError."""
+    _require_distinct(cells)
+    bad = {r.cell for r in known if r.error is not None}
+    good = {r.cell for r in known if r.error is None and r.sources in (None, digest)} - bad
+    return [cell for cell in cells if cell.id not in good]
+
+
+def _require_distinct(cells: Sequence[Cell]) -> None:
     ids = [cell.id for cell in cells]
     twice = sorted({str(cell) for cell in cells if ids.count(cell.id) > 1})
     if twice:
         raise ValueError(f"cells listed twice: {twice}")
-    bad = {r.cell for r in known if r.error is not None}
-    good = {r.cell for r in known if r.error is None and r.sources in (None, digest)} - bad
-    return [cell for cell in cells if cell.id not in good]
 
 
 def _measured(experiment: Experiment, cell: Cell, context: Context) -> list[Record]:
@@ -108,6 +128,8 @@ def _measured(experiment: Experiment, cell: Cell, context: Context) -> list[Reco
             if row.source != "measured" or row.experiment != experiment.name:
                 raise RuntimeError(f"not a measured row of {experiment.name}: {row.to_json()}")
         return rows
+    except UnavailableError:
+        raise
     except Exception as error:  # any failure of a cell is data; KeyboardInterrupt passes
         first = (str(error).strip() or "no message").splitlines()[0]
         failure = {"metric": "run", "source": "measured", "experiment": experiment.name}

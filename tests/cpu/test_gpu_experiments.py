@@ -11,7 +11,7 @@ from kernels import probes
 from kernels.host import HostBackend
 from kernels.launch import from_numpy
 from repro import experiments
-from repro.experiments import Cell, Context, gpu_throughput, gpu_traffic
+from repro.experiments import Cell, Context, UnavailableError, gpu_throughput, gpu_traffic
 from repro.instruments.counters import CounterError, KernelCount
 from repro.instruments.gpu_work import Operands, cell_work, work
 
@@ -97,7 +97,7 @@ class TestCountedTraffic:
 
     @pytest.mark.usefixtures("counted")
     def test_a_cell_without_kernels_is_an_error(self) -> None:
-        with pytest.raises(CounterError, match="launched no kernel"):
+        with pytest.raises(RuntimeError, match="launched no kernel"):
             gpu_traffic.measure(gpu_traffic.cells()[1], Context("cuda"))
 
     def test_ncu_is_asked_once_even_if_it_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ class TestCountedTraffic:
         monkeypatch.setattr("repro.instruments.counted.count_cells", refuse)
         gpu_traffic._counted.cache_clear()
         for cell in gpu_traffic.cells()[:3]:
-            with pytest.raises(CounterError, match="no permission"):
+            with pytest.raises(UnavailableError, match="no permission"):
                 gpu_traffic.measure(cell, Context("cuda"))
         gpu_traffic._counted.cache_clear()
         assert len(calls) == 1
