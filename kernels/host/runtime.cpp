@@ -37,7 +37,6 @@ inline Place locate(Worker& w, const void* p, unsigned bytes, Direction d, Site 
     const auto address = reinterpret_cast<std::uintptr_t>(p);
     const std::uintptr_t slot = (address - w.launch->region) >> SLOT_BITS;
     if (slot >= w.launch->tensors.size()) fail_stray(w, p, bytes, d, site);
-    w.bytes[slot][d] += bytes;
     Tensor& t = w.launch->tensors[slot];
     return {static_cast<int>(slot), &t, static_cast<const char*>(p) - t.base};
 }
@@ -45,12 +44,9 @@ inline Place locate(Worker& w, const void* p, unsigned bytes, Direction d, Site 
 void check_bounds(Worker& w, const Place& at, const void* p, unsigned bytes, Direction d,
                   Site site) {
     const Tensor& t = *at.tensor;
-    if (reinterpret_cast<std::uintptr_t>(p) % bytes != 0)
+    if (reinterpret_cast<std::uintptr_t>(p) & (bytes - 1))  // sizes are powers of 2
         w.fail("misaligned", at.slot, at.offset, "%s of %u bytes at %s:%d is not aligned to its size",
                verb(d), bytes, site.file, site.line);
-    std::int64_t& begin = w.row_begin[at.slot];
-    std::int64_t& end = w.row_end[at.slot];
-    if (at.offset >= begin && at.offset + bytes <= end) return;
     std::int64_t row = 0;
     if (at.offset < 0 || at.offset + static_cast<std::int64_t>(bytes) > t.extent)
         w.fail("out of bounds", at.slot, at.offset,
@@ -60,8 +56,11 @@ void check_bounds(Worker& w, const Place& at, const void* p, unsigned bytes, Dir
         w.fail("out of bounds", at.slot, at.offset,
                "%s of %u bytes at %s:%d between the rows of a strided view", verb(d), bytes,
                site.file, site.line);
-    begin = row;
-    end = row + t.row_bytes;
+    Window& window = w.windows[at.slot];
+    window.begin = reinterpret_cast<std::uintptr_t>(t.base) + row;
+    window.end = window.begin + t.row_bytes;
+    const bool plain = t.access == ACCESS_R && !t.argument->initialised;
+    window.quick_bytes = plain ? t.itemsize : ~0u;
 }
 
 [[noreturn]] void fail_race(Worker& w, const Place& at, unsigned bytes, Direction d, Site site,
@@ -165,12 +164,12 @@ void check_access(Worker& w, const Place& at, unsigned bytes, Direction d, Site 
     if (!allowed)
         w.fail("access", at.slot, at.offset, "%s of %u bytes at %s:%d of a tensor passed as %s",
                verb(d), bytes, site.file, site.line, passed_as[t.access]);
-    if (bytes % t.itemsize || at.offset % t.itemsize)
+    if ((bytes | at.offset) & (t.itemsize - 1))
         w.fail("access", at.slot, at.offset, "%s of %u bytes at %s:%d is a part of a %d-byte element",
                verb(d), bytes, site.file, site.line, t.itemsize);
     if (!t.writes && !t.argument->initialised) return;
-    const std::int64_t first = at.offset / t.itemsize;
-    const std::int64_t last = first + bytes / t.itemsize;
+    const std::int64_t first = at.offset >> t.item_shift;
+    const std::int64_t last = first + (bytes >> t.item_shift);
     for (std::int64_t e = first; e < last; ++e) {
         if (d == WRITE)
             check_element_write(w, at, e, bytes, site);
@@ -179,13 +178,25 @@ void check_access(Worker& w, const Place& at, unsigned bytes, Direction d, Site 
     }
 }
 
-template <bool CHECKS>
-void global_access(const void* p, unsigned bytes, Direction d, Site site) {
-    Worker& w = *current_worker;
+__attribute__((noinline)) void check_global(Worker& w, const void* p, unsigned bytes, Direction d,
+                                            Site site) {
     const Place at = locate(w, p, bytes, d, site);
+    check_bounds(w, at, p, bytes, d, site);
+    check_access(w, at, bytes, d, site);
+}
+
+template <bool CHECKS>
+inline void global_access(const void* p, unsigned bytes, Direction d, Site site) {
+    Worker& w = *current_worker;
+    const auto address = reinterpret_cast<std::uintptr_t>(p);
+    const std::uintptr_t slot = (address - w.launch->region) >> SLOT_BITS;
+    if (slot >= SLOTS) fail_stray(w, p, bytes, d, site);
+    Window& window = w.windows[slot];
+    window.bytes[d] += bytes;
     if constexpr (CHECKS) {
-        check_bounds(w, at, p, bytes, d, site);
-        check_access(w, at, bytes, d, site);
+        const bool quick = d == READ && bytes >= window.quick_bytes && address >= window.begin &&
+                           address + bytes <= window.end && !(address & (bytes - 1));
+        if (!quick) check_global(w, p, bytes, d, site);
     }
 }
 
@@ -212,7 +223,7 @@ inline std::int64_t check_shared_bounds(Worker& w, const void* p, unsigned bytes
                "%s of %u bytes at %s:%d at offset %" PRId64 " of %" PRId64
                " bytes of dynamic shared memory",
                what, bytes, site.file, site.line, offset, w.launch->shared_bytes);
-    if (offset % bytes)
+    if (offset & (bytes - 1))
         w.fail("misaligned", -1, offset,
                "%s of %u bytes at %s:%d at offset %" PRId64
                " of shared memory is not aligned to its size",
@@ -236,19 +247,29 @@ inline std::int64_t check_shared_bounds(Worker& w, const void* p, unsigned bytes
            what, bytes, site.file, site.line, offset, other_what, stamp_thread(other));
 }
 
-inline void check_shared(Worker& w, const void* p, unsigned bytes, bool write, int thread,
-                         const char* what, Site site) {
+__attribute__((noinline)) void check_shared_slowly(Worker& w, const void* p, unsigned bytes,
+                                                   bool write, const char* what, Site site) {
     const std::int64_t offset = check_shared_bounds(w, p, bytes, what, site);
     Stamp other = 0;
-    const Fault f = w.shadow.access(offset, bytes, write, w.clock(), thread, other);
+    const Fault f = w.shadow.access(offset, bytes, write, w.clock(), w.running, other);
     if (f != Fault::NONE) fail_shared(w, f, other, offset, bytes, what, site);
+}
+
+inline void check_shared(Worker& w, const void* p, unsigned bytes, bool write, const char* what,
+                         Site site) {
+    const auto offset = static_cast<std::size_t>(static_cast<const unsigned char*>(p) - w.shared);
+    const Clock& clock = w.clock();
+    const bool inside = offset < w.shared_bytes && offset + bytes <= w.shared_bytes;
+    if (!inside || offset & (bytes - 1) ||
+        !w.shadow.quick_access(offset, bytes, write, clock, make_stamp(clock.time, w.running)))
+        check_shared_slowly(w, p, bytes, write, what, site);
 }
 
 template <bool CHECKS>
 void shared_access(const void* p, unsigned bytes, Direction d, Site site) {
     Worker& w = *current_worker;
-    if constexpr (CHECKS) check_shared(w, p, bytes, d == WRITE, w.running, verb(d), site);
     w.shared_traffic[d] += bytes;
+    if constexpr (CHECKS) check_shared(w, p, bytes, d == WRITE, d == WRITE ? "write" : "read", site);
 }
 
 unsigned char* shared_memory() { return current_worker->shared; }
@@ -313,7 +334,7 @@ Switch shuffle(unsigned* value, int source_lane, Site site) {
 template <bool CHECKS>
 Switch ldmatrix_x4(unsigned* r, const void* row, bool transposed, Site site) {
     Worker& w = *current_worker;
-    if constexpr (CHECKS) check_shared(w, row, 16, false, w.running, "ldmatrix", site);
+    if constexpr (CHECKS) check_shared(w, row, 16, false, "ldmatrix", site);
     w.shared_traffic[READ] += 16;
     Warp& warp = *w.warp;
     warp.out[w.lane()] = r;
@@ -520,7 +541,7 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
         mark_initialised(t);
         for (int d = 0; d < 3; ++d) {
             t.argument->bytes[d] = 0;
-            for (int k = 0; k < os_threads; ++k) t.argument->bytes[d] += workers[k]->bytes[i][d];
+            for (int k = 0; k < os_threads; ++k) t.argument->bytes[d] += workers[k]->windows[i].bytes[d];
         }
     }
     for (int d = 0; d < 2; ++d) {

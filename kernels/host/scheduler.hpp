@@ -92,6 +92,14 @@ struct Barrier {
     std::uint32_t waiting[MAX_WARPS];  // lanes
 };
 
+// What an OS thread knows of a tensor: bytes moved, and the row that the last access fell into.
+// Reads of at least `quick_bytes` inside that row need no further check.
+struct Window {
+    std::uintptr_t begin = 0, end = 0;
+    unsigned quick_bytes = ~0u;
+    std::uint64_t bytes[3] = {};
+};
+
 constexpr std::size_t STACK_BYTES = 64 * 1024;
 constexpr std::uint64_t CANARY = 0x5afe57ac4b0770a5u;
 
@@ -115,12 +123,10 @@ struct Worker {
     Barrier barrier;
     unsigned char* stacks = nullptr;
     unsigned char* shared = nullptr;
-    std::size_t shared_capacity = 0;
+    std::size_t shared_capacity = 0, shared_bytes = 0;
     SharedShadow shadow;
-    std::uint64_t bytes[SLOTS][3] = {};
     std::uint64_t shared_traffic[2] = {};  // bytes read from and written to shared memory
-    // The row that the last checked access to each tensor fell into.
-    std::int64_t row_begin[SLOTS], row_end[SLOTS];
+    Window windows[SLOTS];
 
     unsigned lane() const { return running % 32; }
     Clock& clock() { return warp->clock; }
@@ -145,10 +151,9 @@ struct Worker {
             if (p == MAP_FAILED) return false;
             shared = static_cast<unsigned char*>(p);
         }
-        std::memset(bytes, 0, sizeof bytes);
+        for (auto& window : windows) window = Window{};
         std::memset(shared_traffic, 0, sizeof shared_traffic);
-        std::memset(row_begin, 0, sizeof row_begin);
-        std::memset(row_end, 0, sizeof row_end);
+        shared_bytes = static_cast<std::size_t>(l.shared_bytes);
         warp_count = l.threads / 32;
         return true;
     }

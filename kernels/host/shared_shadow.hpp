@@ -28,21 +28,52 @@ class SharedShadow {
         if (parts_.size() < lines_.size()) parts_.resize(lines_.size());
     }
 
+    // The common cases of access(), without a call: whole lines and words, ordered by barriers.
+    // False: ask access().
+    bool quick_access(std::size_t offset, unsigned bytes, bool write, const Clock& clock,
+                      Stamp now) {
+        Line& line = lines_[offset / 16];
+        Cell* c;
+        if (bytes == 16 && line.granule == WHOLE)
+            c = &line.whole;
+        else if (bytes == 4 && line.granule == WORDS)
+            c = &parts_[offset / 16].cells[offset % 16 / 4];
+        else
+            return false;
+        if (c->write >= clock.limit) return false;
+        if (write) {
+            if (c->read >= clock.limit) return false;
+            *c = {now, 0, 0};
+            return true;
+        }
+        if (c->write == 0) return false;
+        if (c->read < clock.limit) {
+            c->read = now;
+            c->warps = 0;
+            return true;
+        }
+        // A further reader of a warp that has read it already.
+        if (c->read == now) return true;
+        if (!(c->warps & 1u << stamp_thread(now) / 32)) return false;
+        if (now > c->read) c->read = now;
+        return true;
+    }
+
     // Checks and records a read or write of `bytes` at `offset` (aligned, inside). On a fault
     // `other` is the stamp of the access it collides with.
     Fault access(std::size_t offset, unsigned bytes, bool write, const Clock& clock, int thread,
                  Stamp& other) {
         Line& line = lines_[offset / 16];
         const Stamp now = make_stamp(clock.time, thread);
-        const unsigned wanted = bytes == 16 ? 16 : bytes >= 4 ? 4 : 1;
+        const unsigned wanted = bytes == 16 ? WHOLE : bytes >= 4 ? WORDS : BYTES;
         if (wanted < line.granule) split(line, parts_[offset / 16], wanted);
-        if (line.granule == 16) return touch(line.whole, write, clock, now, other);
+        if (line.granule == WHOLE) return touch(line.whole, write, clock, now, other);
         Cell* const cells = parts_[offset / 16].cells;
-        const unsigned first = offset % 16 / line.granule;
-        const unsigned last = (offset % 16 + bytes - 1) / line.granule;
+        const unsigned first = offset % 16 >> line.granule;
+        const unsigned last = (offset % 16 + bytes - 1) >> line.granule;
         for (unsigned i = first; i <= last; ++i)
             if (Fault f = touch(cells[i], write, clock, now, other); f != Fault::NONE) return f;
-        if (write && bytes == 16) line = {{now, 0, 0}, 16};
+        if (write && bytes == 16) line = {{now, 0, 0}, WHOLE};
         return Fault::NONE;
     }
 
@@ -58,17 +89,20 @@ class SharedShadow {
     }
 
   private:
+    // Logarithms of the bytes that a cell describes.
+    static constexpr unsigned WHOLE = 4, WORDS = 2, BYTES = 0;
+
     struct Line {
         Cell whole;
-        std::uint32_t granule = 16;  // bytes a cell: 16 (`whole`), 4 or 1 (its parts)
+        std::uint32_t granule = WHOLE;  // else its parts are in use
     };
     struct Parts {
         Cell cells[16];
     };
 
     static void split(Line& line, Parts& parts, unsigned granule) {
-        if (line.granule == 16)
-            for (unsigned i = 0; i < 16 / granule; ++i) parts.cells[i] = line.whole;
+        if (line.granule == WHOLE)
+            for (unsigned i = 0; i < 16u >> granule; ++i) parts.cells[i] = line.whole;
         else  // words into bytes
             for (unsigned i = 16; i-- > 0;) parts.cells[i] = parts.cells[i / 4];
         line.granule = granule;

@@ -52,7 +52,7 @@ inline Stamp global_stamp(GlobalStamp s) { return static_cast<Stamp>(s); }
 struct Tensor {
     char* base = nullptr;
     std::int64_t extent = 0;  // bytes to the end of the last element
-    int itemsize = 0;
+    int itemsize = 0, item_shift = 0;
     Access access = ACCESS_R;
     TensorArgument* argument = nullptr;
 
@@ -71,6 +71,7 @@ struct Tensor {
     void set_view(TensorArgument& a) {
         argument = &a;
         itemsize = a.itemsize;
+        item_shift = __builtin_ctz(static_cast<unsigned>(itemsize));
         access = static_cast<Access>(a.access);
         struct Dimension {
             std::int64_t size, stride;
