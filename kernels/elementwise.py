@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.fusion import ROWS_PER_BLOCK, THREADS, Operation, operations
 from kernels.ladder_arrays import DTYPES, flat_grid, require_fit
-from kernels.launch import ITEMSIZE, Argument, Array, Backend, Kernel, contiguous_strides
+from kernels.launch import Argument, Array, Backend, Kernel, contiguous_strides
 from kernels.philox import drop_threshold, keep_scale
 
 SCRATCH_BYTES = THREADS // 32 * 4
