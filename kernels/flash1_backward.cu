@@ -58,7 +58,8 @@ flash1_backward_init(Tensor4<io_t> dq, int heads, int seqlen_q) {
 constexpr int MM = micro_rows(BLOCK_M * BLOCK_N / (4 * THREADS));
 constexpr int COLUMNS = pad4(BLOCK_N) / 4;
 
-// Line 13: P from the saved statistics; 0 where the key does not exist or lies after the query.
+// Line 13: P from the saved statistics; 0 where the key does not exist or lies after the query, and,
+// by inverse_l, in rows that do not exist.
 __device__ __forceinline__ void probabilities(Shared& shared, int row0, int key0, int seqlen_q,
                                               int seqlen_k, int causal, float scale) {
     for (int t = threadIdx.x; t < pad4(BLOCK_M) / MM * COLUMNS; t += THREADS) {
@@ -72,7 +73,7 @@ __device__ __forceinline__ void probabilities(Shared& shared, int row0, int key0
 #pragma unroll
             for (int b = 0; b < 4; ++b) {
                 const int c = c0 + b * COLUMNS, key = key0 + c;
-                bool visible = inverse_l > 0.f && c < BLOCK_N && key < seqlen_k;
+                bool visible = c < BLOCK_N && key < seqlen_k;
                 if (causal) visible = visible && key <= row0 + r0 + a + seqlen_k - seqlen_q;
                 // Rounded as in the forward pass: the row's maximum gives e^0 = 1, exactly.
                 const float p = visible ? exp_approx(mul_rn(s[a][b], scale) - m) * inverse_l : 0.f;

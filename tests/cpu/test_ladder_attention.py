@@ -74,10 +74,19 @@ def test_scale_is_an_argument(algorithm: str) -> None:
     hold(p, algorithm, tile, execute(p, algorithm, tile))
 
 
+#: The variants above in 16 and in 32 bits, one of each algorithm.
+NARROW = {v[0]: v for v in VARIANTS if v[1] == "fp16"}
+WIDE = {v[0]: v for v in VARIANTS if v[1] == "fp32"}
+
+
+@pytest.mark.parametrize("variants", [NARROW, WIDE], ids=["fp16", "fp32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_single_key_is_copied_bit_for_bit(algorithm: str) -> None:
-    p = Problem(batch=5, heads=2, seqlen_q=1, seqlen_k=1)
-    tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
+def test_a_single_key_is_copied_bit_for_bit(
+    algorithm: str, variants: dict[str, tuple[str, str, int, Tile]]
+) -> None:
+    """P is 1, not nearly 1: the backward pass must round the score as the forward pass did."""
+    _, dtype, head_dim, tile = variants[algorithm]
+    p = Problem(batch=5, heads=7, seqlen_q=1, seqlen_k=1, head_dim=head_dim, dtype=dtype)
     got = execute(p, algorithm, tile).values
     np.testing.assert_array_equal(got["out"], p.data["v"])
     np.testing.assert_array_equal(got["dv"], p.data["dout"])
@@ -86,6 +95,22 @@ def test_a_single_key_is_copied_bit_for_bit(algorithm: str) -> None:
         np.testing.assert_array_equal(got["l"], 1.0)
         scores = p.scale * (p.data["q"] * p.data["k"]).sum(axis=3)
         np.testing.assert_allclose(got["m"], scores, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_scores_far_below_zero(algorithm: str) -> None:
+    """Scores near -230: a padding column, whose score would be 0, must not enter by any way."""
+    _, dtype, head_dim, tile = WIDE[algorithm]
+    rng = np.random.default_rng(5)
+    ones = np.ones((1, 1, 61, head_dim))
+    data = {"q": 6.0 * ones, "k": -6.0 * ones + 0.01 * rng.standard_normal(ones.shape)}
+    data = {name: x.astype(np.float32).astype(float) for name, x in data.items()}
+    scale = 230.0 / (36.0 * head_dim)
+    p = Problem(seqlen_q=61, seqlen_k=61, head_dim=head_dim, dtype=dtype, data=data, scale=scale)
+    run = execute(p, algorithm, tile)
+    # A score of 230 is rounded by 230 x 2^-24 = 1.4e-5, and with it each weight.
+    named = {name: run.values[name] for name in ("out", "dq", "dk", "dv")}
+    check(p, named, factor=4.0)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
