@@ -15,6 +15,7 @@ Conventions (shared by the operator, see :func:`repro.flash_attention`):
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +26,20 @@ __all__ = ["Reference", "attention_reference", "framework_result", "max_error", 
 
 @dataclass(frozen=True)
 class Reference:
-    """``out`` (B, H, Nq, D), ``lse`` (B, H, Nq) and, where a ``dout`` was given, the gradients."""
+    """``out`` (B, H, Nq, D), ``lse`` (B, H, Nq) and, where a ``dout`` was given, the gradients.
+
+    ``terms`` holds, for out, dq, dk and dv, the same sums over absolute values: dP - D cancels, and
+    what rounding acts on is the size of the terms, not of the result. ``score`` is the largest
+    |scale · q·k|: a score off by one rounding changes its weight by that much.
+    """
 
     out: Tensor
     lse: Tensor
     dq: Tensor | None = None
     dk: Tensor | None = None
     dv: Tensor | None = None
+    terms: Mapping[str, Tensor] | None = None
+    score: float = 0.0
 
 
 def visible(
@@ -130,7 +138,15 @@ def attention_reference(
     def fold(grad: Tensor) -> Tensor:
         return grad.view(batch, kv_heads, group, seqlen_k, head_dim).sum(2)
 
-    return Reference(out, lse, dq, fold(dk), fold(dv))
+    sizes = abs(scale) * weights * (dout.abs() @ v_rows.abs().mT * drop + row_sum.abs())
+    terms = {
+        "out": dropped @ v_rows.abs(),
+        "dq": sizes @ k_rows.abs(),
+        "dk": fold(sizes.mT @ q.abs()),
+        "dv": fold(dropped.mT @ dout.abs()),
+    }
+    score = float(scores.masked_fill(~seen, 0.0).abs().max()) if scores.numel() else 0.0
+    return Reference(out, lse, dq, fold(dk), fold(dv), terms, score)
 
 
 def framework_result(

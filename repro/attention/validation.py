@@ -70,7 +70,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not 1 <= q.shape[3] <= HEAD_DIM_MAX:
         raise ValueError(f"head dimension must be 1 to {HEAD_DIM_MAX}, got {q.shape[3]}")
     heads, kv_heads = q.shape[1], k.shape[1]
-    if kv_heads == 0 and heads != 0 or kv_heads != 0 and heads % kv_heads != 0:
+    if (heads % kv_heads if kv_heads else heads) != 0:
         raise ValueError(f"q has {heads} heads, not a multiple of the {kv_heads} heads of k and v")
 
 

@@ -1,0 +1,202 @@
+"""The operator as torch sees it: registration, compilation, autocast, arguments, lse gradients."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from attention_support import BOUNDS, inputs, run
+from torch import Tensor
+
+import repro
+from repro.attention.reference import attention_reference, max_error
+
+
+def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
+    values: dict[str, Any] = {
+        "key_mask": None, "block_mask": None, "seed": None, "causal": False, "scale": 0.25,
+        "dropout_p": 0.0, "tile": None, "deterministic": False,
+    }  # fmt: skip
+    return tuple((values | changes).values())
+
+
+VARIATIONS: list[dict[str, Any]] = [
+    {},
+    {"causal": True, "key_mask": torch.arange(20)[None].expand(2, 20) < 15},
+    {"dropout_p": 0.3, "seed": torch.tensor(5)},
+    {"block_mask": torch.ones(2, 2, dtype=torch.bool).tril(), "tile": [16, 16]},
+]
+
+
+@pytest.mark.parametrize("changes", VARIATIONS)
+def test_opcheck_forward(changes: dict[str, Any]) -> None:
+    q, k, v, _ = inputs(2, 2, 20, 20, 16)
+    arguments = (q.requires_grad_(), k.requires_grad_(), v, *_operator_arguments(**changes))
+    torch.library.opcheck(torch.ops.repro.flash_attention, arguments)
+
+
+@pytest.mark.parametrize("needed", [[True, True, True], [True, False, False]])
+def test_opcheck_backward(needed: list[bool]) -> None:
+    q, k, v, dout = inputs(2, 2, 20, 20, 16)
+    options = _operator_arguments(causal=True)
+    out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
+    torch.library.opcheck(
+        torch.ops.repro.flash_attention_backward,
+        (dout, None, q, k, v, out, lse, *options, needed),
+    )
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_equals_eager(backend: str) -> None:
+    q, k, v, dout = inputs(1, 2, 20, 20, 16)
+    mask = torch.arange(20)[None] < 17
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = repro.flash_attention(q * 2, k, v, key_mask=mask, dropout_p=0.2)
+        assert isinstance(out, Tensor)
+        return out + 1
+
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    torch.manual_seed(1)
+    plain = torch.autograd.grad(attend(*leaves), leaves, dout)
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend=backend, fullgraph=True)
+    if backend == "inductor":
+        # Inductor has a random generator of its own; the framework's is the one to compare with.
+        torch._inductor.config.fallback_random = True
+    torch.manual_seed(1)
+    for got, want in zip(torch.autograd.grad(compiled(*leaves), leaves, dout), plain, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_compiled_for_any_length() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(repro.flash_attention, backend="aot_eager", dynamic=True)
+    for seqlen in (5, 20, 33):
+        q, k, v, _ = inputs(1, 2, seqlen, seqlen, 16)
+        assert torch.equal(
+            compiled(q, k, v, causal=True), repro.flash_attention(q, k, v, causal=True)
+        )
+
+
+def test_both_operators_stand_in_the_compiled_graph() -> None:
+    """A compiler sees two nodes, not their insides."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen: list[str] = []
+
+    def collect(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    leaves = [t.requires_grad_() for t in inputs(1, 1, 8, 8, 8)[:3]]
+    backend = aot_autograd(fw_compiler=collect, bw_compiler=collect)
+    torch.compile(repro.flash_attention, backend=backend, fullgraph=True)(*leaves).sum().backward()
+    assert seen.count("repro.flash_attention.default") == 1
+    assert seen.count("repro.flash_attention_backward.default") == 1
+
+
+def test_gradient_of_the_row_sums(device: str) -> None:
+    """lse is a result like any other: its gradient reaches q and k."""
+    q, k, v, dout = inputs(1, 2, 40, 50, 16, device=device)
+    dlse = torch.linspace(-1, 1, 80, device=device).view(1, 2, 40)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    for incoming in (dout, torch.zeros_like(dout)):
+        out, lse = repro.flash_attention(*leaves, causal=True, return_lse=True)
+        grads = torch.autograd.grad((out, lse), leaves, (incoming, dlse))
+        want = attention_reference(q, k, v, incoming, causal=True, dlse=dlse)
+        for got, expected in zip(grads, (want.dq, want.dk, want.dv), strict=True):
+            assert expected is not None
+            assert max_error(got, expected) <= BOUNDS[torch.float32][1]
+    _, lse = repro.flash_attention(*leaves, return_lse=True)
+    (dq,) = torch.autograd.grad(lse.sum(), leaves[:1])
+    want = attention_reference(q, k, v, torch.zeros_like(dout), dlse=torch.ones_like(lse))
+    assert want.dq is not None
+    assert max_error(dq, want.dq) <= BOUNDS[torch.float32][1]
+
+
+def test_autocast_casts_like_the_framework(device: str) -> None:
+    q, k, v, _ = inputs(1, 1, 20, 20, 128, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        out = repro.flash_attention(q.requires_grad_(), k.half(), v)
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert isinstance(out, Tensor)
+    assert out.dtype == theirs.dtype == torch.bfloat16
+    out.sum().backward()
+    assert q.grad is not None
+    assert q.grad.dtype == torch.float32
+
+
+def test_deterministic_gradients_repeat(device: str) -> None:
+    tensors = inputs(2, 2, 130, 130, 32, device=device)
+    first = run(*tensors, causal=True, deterministic=True)
+    for _ in range(3):
+        for got, want in zip(run(*tensors, causal=True, deterministic=True), first, strict=True):
+            assert torch.equal(got, want)
+
+
+def _q(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+Q = _q(2, 4, 6, 8)
+MASK = torch.ones(2, 6, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((Q[0], Q, Q), {}, ValueError, r"4 dimensions \(B, H, N, D\), got 3"),
+        (
+            (Q, Q.half(), Q),
+            {},
+            TypeError,
+            "differ in type: torch.float32 and torch.float16",
+        ),
+        ((Q, Q, Q.tolist()), {}, TypeError, "v must be a torch.Tensor, got list"),
+        ((Q, Q[:, :, :5], Q), {}, ValueError, r"\(2, 4, 5, 8\) and \(2, 4, 6, 8\)"),
+        ((Q[:1], Q, Q), {}, ValueError, "differ in batch: 1 and 2"),
+        ((Q[..., :4], Q, Q), {}, ValueError, "differ in head dimension: 4 and 8"),
+        ((Q, Q[:, :3], Q[:, :3]), {}, ValueError, "4 heads, not a multiple of the 3 heads"),
+        ((Q, Q[:, :0], Q[:, :0]), {}, ValueError, "4 heads, not a multiple of the 0 heads"),
+        ((Q.to("meta"), Q, Q), {}, TypeError, "different devices: meta, cpu"),
+        ((Q.to("meta"),) * 3, {}, TypeError, "q is on meta"),
+        ((Q, Q, Q), {"key_mask": MASK.int()}, TypeError, "boolean .* got torch.int32"),
+        ((Q, Q, Q), {"key_mask": MASK[:, :5]}, ValueError, r"\(2, 6\), got \(2, 5\)"),
+        ((Q, Q, Q), {"scale": "1"}, TypeError, "real number or None, got str"),
+        ((Q, Q, Q), {"scale": True}, TypeError, "real number or None, got bool"),
+        ((Q, Q, Q), {"scale": float("inf")}, ValueError, "finite, got inf"),
+        ((Q, Q, Q), {"tile": (64, 0)}, ValueError, r"got \(64, 0\)"),
+        ((Q, Q, Q), {"tile": (60, 64)}, ValueError, "60"),
+        ((Q, Q, Q), {"tile": (4096, 4096)}, ValueError, "4096"),
+        ((Q, Q, Q), {"block_mask": MASK}, ValueError, r"needs tile=\(block_m, block_n\), got None"),
+        (
+            (Q, Q, Q),
+            {"block_mask": MASK, "tile": (16, 16)},
+            ValueError,
+            r"\(1, 1\).* for tile \(16, 16\), got \(2, 6\)",
+        ),
+        ((Q, Q, Q), {"dropout_p": 0.5, "seed": 2**63}, ValueError, "got 9223372036854775808"),
+        ((Q, Q, Q), {"dropout_p": 0.5, "seed": 1.5}, TypeError, "int, .* got <class 'float'>"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        repro.flash_attention(*arguments, **options)
+
+
+def test_importing_repro_is_cheap() -> None:
+    """`import repro` loads no torch; the names in it are found when they are asked for."""
+    code = (
+        "import sys, repro; assert 'torch' not in sys.modules; "
+        "assert 'flash_attention' in dir(repro)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = repro.nothing
