@@ -28,34 +28,16 @@ class SharedShadow {
         if (parts_.size() < lines_.size()) parts_.resize(lines_.size());
     }
 
-    // The common cases of access(), without a call: whole lines and words, ordered by barriers.
-    // False: ask access().
+    // The common cases of access(): lines and words, ordered by barriers. False: ask access(), which
+    // may find some of its cells updated already.
     bool quick_access(std::size_t offset, unsigned bytes, bool write, const Clock& clock,
                       Stamp now) {
         Line& line = lines_[offset / 16];
-        Cell* c;
-        if (bytes == 16 && line.granule == WHOLE)
-            c = &line.whole;
-        else if (bytes == 4 && line.granule == WORDS)
-            c = &parts_[offset / 16].cells[offset % 16 / 4];
-        else
-            return false;
-        if (c->write >= clock.limit) return false;
-        if (write) {
-            if (c->read >= clock.limit) return false;
-            *c = {now, 0, 0};
-            return true;
-        }
-        if (c->write == 0) return false;
-        if (c->read < clock.limit) {
-            c->read = now;
-            c->warps = 0;
-            return true;
-        }
-        // A further reader of a warp that has read it already.
-        if (c->read == now) return true;
-        if (!(c->warps & 1u << stamp_thread(now) / 32)) return false;
-        if (now > c->read) c->read = now;
+        if (line.granule == WHOLE) return bytes == 16 && quick_touch(line.whole, write, clock, now);
+        if (line.granule != WORDS || bytes < 4 || (write && bytes == 16)) return false;
+        Cell* const first = &parts_[offset / 16].cells[offset % 16 / 4];
+        for (Cell* c = first; c != first + bytes / 4; ++c)
+            if (!quick_touch(*c, write, clock, now)) return false;
         return true;
     }
 
@@ -106,6 +88,26 @@ class SharedShadow {
         else  // words into bytes
             for (unsigned i = 16; i-- > 0;) parts.cells[i] = parts.cells[i / 4];
         line.granule = granule;
+    }
+
+    static bool quick_touch(Cell& c, bool write, const Clock& clock, Stamp now) {
+        if (c.write >= clock.limit) return false;
+        if (write) {
+            if (c.read >= clock.limit) return false;
+            c = {now, 0, 0};
+            return true;
+        }
+        if (c.write == 0) return false;
+        if (c.read < clock.limit) {
+            c.read = now;
+            c.warps = 0;
+            return true;
+        }
+        // A further read by a warp that has read it already.
+        if (c.read == now) return true;
+        if (!(c.warps & 1u << stamp_thread(now) / 32)) return false;
+        if (now > c.read) c.read = now;
+        return true;
     }
 
     static Fault touch(Cell& c, bool write, const Clock& clock, Stamp now, Stamp& other) {
