@@ -24,9 +24,9 @@ inline std::uint32_t stamp_time(Stamp s) { return s >> THREAD_BITS; }
 inline int stamp_thread(Stamp s) { return static_cast<int>(s & ((1u << THREAD_BITS) - 1)); }
 
 struct Clock {
-    std::uint32_t time;            // of the warp's last synchronisation
+    std::uint32_t time;             // of the warp's last synchronisation
     std::uint32_t seen[MAX_WARPS];  // accesses of warp v up to seen[v] happen before ours
-    Stamp limit;                   // stamps below happen before, whoever made them
+    Stamp limit;                    // stamps below happen before, whoever made them
 
     void start() {
         time = 1;

@@ -2,9 +2,10 @@
 // the PTX manual ("Matrix fragments for mma.m16n8k16", "ldmatrix").
 //
 // Lane l has g = l / 4 and q = l % 4. Each 32-bit register holds two values, the first in the low
-// half.  A (16 x 16): a0 (row g, columns 2q, 2q+1), a1 (g+8, 2q..), a2 (g, 2q+8..), a3 (g+8, 2q+8..).
-// B (16 x 8): b0 (rows 2q, 2q+1 of column g), b1 (rows 2q+8..).  C, D (16 x 8): d0, d1 (g, 2q..),
-// d2, d3 (g+8, 2q..).
+// half.
+//   A (16 x 16)  a0 (row g, columns 2q, 2q+1), a1 (g+8, 2q..), a2 (g, 2q+8..), a3 (g+8, 2q+8..)
+//   B (16 x 8)   b0 (rows 2q, 2q+1 of column g), b1 (rows 2q+8..)
+//   D (16 x 8)   d0, d1 (g, 2q..), d2, d3 (g+8, 2q..)
 #pragma once
 
 #include <cstdint>
@@ -62,8 +63,8 @@ inline void split(U8 packed, F8& low, F8& high) {
 // The fragments of 32 lanes as matrices. Pairs are values of one register: A(i, 2p) and A(i, 2p+1).
 struct Operands {
     alignas(32) float a_low[16][8], a_high[16][8];  // A: row, pair of columns
-    F8 b_low[8], b_high[8];                        // B: pair of rows, column
-    alignas(32) float sums[16][8];                 // D
+    F8 b_low[8], b_high[8];                         // B: pair of rows, column
+    alignas(32) float sums[16][8];                  // D
 };
 
 #if defined(__F16C__) && defined(__AVX2__)
@@ -93,10 +94,10 @@ inline void gather(Operands& m, float* const* d, const std::uint32_t* const* a,
                     *reinterpret_cast<F8*>(m.a_high[g + 8]));
         const __m128i c01 = _mm_unpacklo_epi32(c[0], c[1]), c23 = _mm_unpacklo_epi32(c[2], c[3]);
         columns[g] = _mm256_set_m128i(_mm_unpackhi_epi64(c01, c23), _mm_unpacklo_epi64(c01, c23));
-        _mm256_store_ps(m.sums[g], _mm256_set_m128(_mm_movelh_ps(s[2], s[3]),
-                                                   _mm_movelh_ps(s[0], s[1])));
-        _mm256_store_ps(m.sums[g + 8], _mm256_set_m128(_mm_movehl_ps(s[3], s[2]),
-                                                       _mm_movehl_ps(s[1], s[0])));
+        _mm256_store_ps(m.sums[g],
+                        _mm256_set_m128(_mm_movelh_ps(s[2], s[3]), _mm_movelh_ps(s[0], s[1])));
+        _mm256_store_ps(m.sums[g + 8],
+                        _mm256_set_m128(_mm_movehl_ps(s[3], s[2]), _mm_movehl_ps(s[1], s[0])));
     }
     // Transpose the 8 x 8 pairs: rows of B are wanted along a vector.
     __m256i t[8], u[8];

@@ -1,4 +1,4 @@
-// The runtime behind vocabulary.hpp: counted and checked memory, and the launch itself.
+// The runtime behind vocabulary.hpp: its table of functions, and the launch.
 //
 // Compiled once; loaded by backend.py through ctypes. The rules that the checks hold a kernel to
 // are listed in __init__.py.
@@ -6,313 +6,14 @@
 #include <thread>
 
 #include "collectives.hpp"
+#include "global_memory.hpp"
 #include "scheduler.hpp"
+#include "shared_memory.hpp"
 
 namespace host {
 namespace {
 
-const char* verb(Direction d) {
-    static const char* const names[] = {"read", "write", "atomic add"};
-    return names[d];
-}
-
-// ---- global memory -------------------------------------------------------------------------------
-
-struct Place {
-    int slot;
-    Tensor* tensor;
-    std::int64_t offset;
-};
-
-[[noreturn]] void fail_stray(Worker& w, const void* p, unsigned bytes, Direction d, Site site) {
-    const auto* c = static_cast<const unsigned char*>(p);
-    if (c >= w.shared && c < w.shared + w.shared_capacity)
-        w.fail("out of bounds", -1, 0, "global %s of %u bytes at %s:%d of a shared memory address",
-               verb(d), bytes, site.file, site.line);
-    w.fail("out of bounds", -1, 0, "%s of %u bytes at %s:%d of address %p, which is in no tensor",
-           verb(d), bytes, site.file, site.line, p);
-}
-
-inline Place locate(Worker& w, const void* p, unsigned bytes, Direction d, Site site) {
-    const auto address = reinterpret_cast<std::uintptr_t>(p);
-    const std::uintptr_t slot = (address - w.launch->region) >> SLOT_BITS;
-    if (slot >= w.launch->tensors.size()) fail_stray(w, p, bytes, d, site);
-    Tensor& t = w.launch->tensors[slot];
-    return {static_cast<int>(slot), &t, static_cast<const char*>(p) - t.base};
-}
-
-void check_bounds(Worker& w, const Place& at, const void* p, unsigned bytes, Direction d,
-                  Site site) {
-    const Tensor& t = *at.tensor;
-    if (reinterpret_cast<std::uintptr_t>(p) & (bytes - 1))  // sizes are powers of 2
-        w.fail("misaligned", at.slot, at.offset, "%s of %u bytes at %s:%d is not aligned to its size",
-               verb(d), bytes, site.file, site.line);
-    std::int64_t row = 0;
-    if (at.offset < 0 || at.offset + static_cast<std::int64_t>(bytes) > t.extent)
-        w.fail("out of bounds", at.slot, at.offset,
-               "%s of %u bytes at %s:%d outside the tensor's %" PRId64 " bytes", verb(d), bytes,
-               site.file, site.line, t.extent);
-    if (!t.find_row(at.offset, row) || at.offset + bytes > row + t.row_bytes)
-        w.fail("out of bounds", at.slot, at.offset,
-               "%s of %u bytes at %s:%d between the rows of a strided view", verb(d), bytes,
-               site.file, site.line);
-    Window& window = w.windows[at.slot];
-    window.begin = reinterpret_cast<std::uintptr_t>(t.base) + row;
-    window.end = window.begin + t.row_bytes;
-    const bool plain = t.access == ACCESS_R && !t.argument->initialised;
-    window.quick_bytes = plain ? t.itemsize : ~0u;
-}
-
-[[noreturn]] void fail_race(Worker& w, const Place& at, unsigned bytes, Direction d, Site site,
-                            GlobalStamp other, const char* other_verb) {
-    char who[96];
-    const std::uint64_t b = global_block(other);
-    if (b + 1 == MANY_BLOCKS)
-        std::snprintf(who, sizeof who, "several blocks");
-    else if (global_kind(other) != ONE_THREAD)
-        std::snprintf(who, sizeof who, "several threads of block %" PRIu64, b);
-    else
-        std::snprintf(who, sizeof who, "block %" PRIu64 " thread %d", b,
-                      stamp_thread(global_stamp(other)));
-    w.fail("race", at.slot, at.offset, "%s of %u bytes at %s:%d is not ordered after the %s by %s",
-           verb(d), bytes, site.file, site.line, other_verb, who);
-}
-
-// Is the write or single read `s` ordered before the running thread?
-inline bool ordered(Worker& w, GlobalStamp s) {
-    return global_block(s) == static_cast<std::uint64_t>(w.block) &&
-           w.clock().ordered(global_stamp(s), w.running);
-}
-
-bool reads_ordered(Worker& w, GlobalStamp s) {
-    if (global_block(s) != static_cast<std::uint64_t>(w.block)) return false;
-    const Clock& c = w.clock();
-    const Stamp stamp = global_stamp(s);
-    if (global_kind(s) == ONE_THREAD || stamp < c.limit) return c.ordered(stamp, w.running);
-    // Of several readers only the latest time is kept: ask for all warps it may have been.
-    const std::uint32_t all = w.warp_count == 32 ? ~0u : (1u << w.warp_count) - 1;
-    const std::uint32_t warps =
-        global_kind(s) == ONE_WARP ? 1u << stamp_thread(stamp) / 32 : all;
-    return c.ordered_after_warps(warps, stamp_time(stamp));
-}
-
-// The readers of an element once the running thread has read it too.
-GlobalStamp with_reader(Worker& w, GlobalStamp before) {
-    const Stamp now = make_stamp(w.clock().time, w.running);
-    const GlobalStamp me = make_global(w.block, ONE_THREAD, now);
-    if (before == 0 || before == me) return me;
-    if (global_block(before) != static_cast<std::uint64_t>(w.block))
-        return make_global(MANY_BLOCKS - 1, WARPS, now);
-    if (reads_ordered(w, before)) return me;
-    const Stamp latest = std::max(now, global_stamp(before));
-    const bool one_warp = global_kind(before) != WARPS &&
-                          stamp_thread(global_stamp(before)) / 32 == static_cast<int>(w.running / 32);
-    return make_global(w.block, one_warp ? ONE_WARP : WARPS, latest);
-}
-
-void check_element_read(Worker& w, const Place& at, std::int64_t e, unsigned bytes, Site site) {
-    const Tensor& t = *at.tensor;
-    const std::uint8_t* initialised = t.argument->initialised;
-    bool written = t.access != ACCESS_W && (!initialised || initialised[e]);
-    if (t.writes) {
-        // The read is announced before writes are looked at, and a writer does the reverse: of two
-        // blocks that collide, at least one sees the other.
-        auto& reads = t.reads[e];
-        GlobalStamp before = reads.load(std::memory_order_relaxed);
-        GlobalStamp after = with_reader(w, before);
-        if (!w.launch->parallel) {
-            reads.store(after, std::memory_order_relaxed);
-        } else {
-            while (before != after && !reads.compare_exchange_weak(before, after))
-                after = with_reader(w, before);
-        }
-        const GlobalStamp writer = t.writes[e].load();
-        if (writer != 0) {
-            if (!ordered(w, writer)) fail_race(w, at, bytes, READ, site, writer, "write");
-            written = true;
-        }
-    }
-    if (!written)
-        w.fail("uninitialised", at.slot, e * t.itemsize,
-               "read of %u bytes at %s:%d of an element that was never written", bytes, site.file,
-               site.line);
-}
-
-void check_element_write(Worker& w, const Place& at, std::int64_t e, unsigned bytes, Site site) {
-    const Tensor& t = *at.tensor;
-    const GlobalStamp me =
-        make_global(w.block, ONE_THREAD, make_stamp(w.clock().time, w.running));
-    GlobalStamp writer;
-    if (w.launch->parallel) {
-        writer = t.writes[e].exchange(me);
-    } else {
-        writer = t.writes[e].load(std::memory_order_relaxed);
-        t.writes[e].store(me, std::memory_order_relaxed);
-    }
-    if (writer != 0 && !ordered(w, writer)) fail_race(w, at, bytes, WRITE, site, writer, "write");
-    const GlobalStamp reader = t.reads[e].load();
-    if (reader != 0 && !reads_ordered(w, reader))
-        fail_race(w, at, bytes, WRITE, site, reader, "read");
-}
-
-void check_access(Worker& w, const Place& at, unsigned bytes, Direction d, Site site) {
-    static const char* const passed_as[] = {"read-only", "write-only", "read-write", "atomic"};
-    const Tensor& t = *at.tensor;
-    const bool allowed = d == READ    ? t.access != ACCESS_ATOMIC
-                         : d == WRITE ? t.access == ACCESS_W || t.access == ACCESS_RW
-                                      : t.access == ACCESS_ATOMIC;
-    if (!allowed)
-        w.fail("access", at.slot, at.offset, "%s of %u bytes at %s:%d of a tensor passed as %s",
-               verb(d), bytes, site.file, site.line, passed_as[t.access]);
-    if ((bytes | at.offset) & (t.itemsize - 1))
-        w.fail("access", at.slot, at.offset, "%s of %u bytes at %s:%d is a part of a %d-byte element",
-               verb(d), bytes, site.file, site.line, t.itemsize);
-    if (!t.writes && !t.argument->initialised) return;
-    const std::int64_t first = at.offset >> t.item_shift;
-    const std::int64_t last = first + (bytes >> t.item_shift);
-    for (std::int64_t e = first; e < last; ++e) {
-        if (d == WRITE)
-            check_element_write(w, at, e, bytes, site);
-        else
-            check_element_read(w, at, e, bytes, site);
-    }
-}
-
-__attribute__((noinline)) void check_global(Worker& w, const void* p, unsigned bytes, Direction d,
-                                            Site site) {
-    const Place at = locate(w, p, bytes, d, site);
-    check_bounds(w, at, p, bytes, d, site);
-    check_access(w, at, bytes, d, site);
-}
-
-template <bool CHECKS>
-inline void global_access(const void* p, unsigned bytes, Direction d, Site site) {
-    Worker& w = *current_worker;
-    const auto address = reinterpret_cast<std::uintptr_t>(p);
-    const std::uintptr_t slot = (address - w.launch->region) >> SLOT_BITS;
-    if (slot >= SLOTS) fail_stray(w, p, bytes, d, site);
-    Window& window = w.windows[slot];
-    window.bytes[d] += bytes;
-    if constexpr (CHECKS) {
-        const bool quick = d == READ && bytes >= window.quick_bytes && address >= window.begin &&
-                           address + bytes <= window.end && !(address & (bytes - 1));
-        if (!quick) check_global(w, p, bytes, d, site);
-    }
-}
-
-template <bool CHECKS>
-void atomic_add(float* p, float value, Site site) {
-    global_access<CHECKS>(p, 4, ATOMIC, site);
-    auto* bits = reinterpret_cast<std::atomic<std::uint32_t>*>(p);
-    std::uint32_t before = bits->load(std::memory_order_relaxed), after;
-    do {
-        float sum;
-        std::memcpy(&sum, &before, 4);
-        sum += value;
-        std::memcpy(&after, &sum, 4);
-    } while (!bits->compare_exchange_weak(before, after, std::memory_order_relaxed));
-}
-
-// ---- shared memory -------------------------------------------------------------------------------
-
-inline std::int64_t check_shared_bounds(Worker& w, const void* p, unsigned bytes, const char* what,
-                                        Site site) {
-    const std::int64_t offset = static_cast<const unsigned char*>(p) - w.shared;
-    if (offset < 0 || offset + static_cast<std::int64_t>(bytes) > w.launch->shared_bytes)
-        w.fail("out of bounds", -1, offset,
-               "%s of %u bytes at %s:%d at offset %" PRId64 " of %" PRId64
-               " bytes of dynamic shared memory",
-               what, bytes, site.file, site.line, offset, w.launch->shared_bytes);
-    if (offset & (bytes - 1))
-        w.fail("misaligned", -1, offset,
-               "%s of %u bytes at %s:%d at offset %" PRId64
-               " of shared memory is not aligned to its size",
-               what, bytes, site.file, site.line, offset);
-    return offset;
-}
-
-[[noreturn]] void fail_shared(Worker& w, Fault fault, Stamp other, std::int64_t offset,
-                              unsigned bytes, const char* what, Site site) {
-    if (fault == Fault::UNINITIALISED)
-        w.fail("uninitialised", -1, offset,
-               "%s of %u bytes at %s:%d at offset %" PRId64
-               " of shared memory, which was never written",
-               what, bytes, site.file, site.line, offset);
-    const char* other_what = fault == Fault::RACE_WITH_WRITE  ? "write"
-                             : fault == Fault::RACE_WITH_READ ? "read"
-                                                              : "unfinished cp_async";
-    w.fail("race", -1, offset,
-           "%s of %u bytes at %s:%d at offset %" PRId64
-           " of shared memory is not ordered after the %s by thread %d",
-           what, bytes, site.file, site.line, offset, other_what, stamp_thread(other));
-}
-
-__attribute__((noinline)) void check_shared_slowly(Worker& w, const void* p, unsigned bytes,
-                                                   bool write, const char* what, Site site) {
-    const std::int64_t offset = check_shared_bounds(w, p, bytes, what, site);
-    Stamp other = 0;
-    const Fault f = w.shadow.access(offset, bytes, write, w.clock(), w.running, other);
-    if (f != Fault::NONE) fail_shared(w, f, other, offset, bytes, what, site);
-}
-
-inline void check_shared(Worker& w, const void* p, unsigned bytes, bool write, const char* what,
-                         Site site) {
-    const auto offset = static_cast<std::size_t>(static_cast<const unsigned char*>(p) - w.shared);
-    const Clock& clock = w.clock();
-    const bool inside = offset < w.shared_bytes && offset + bytes <= w.shared_bytes;
-    if (!inside || offset & (bytes - 1) ||
-        !w.shadow.quick_access(offset, bytes, write, clock, make_stamp(clock.time, w.running)))
-        check_shared_slowly(w, p, bytes, write, what, site);
-}
-
-template <bool CHECKS>
-void shared_access(const void* p, unsigned bytes, Direction d, Site site) {
-    Worker& w = *current_worker;
-    w.shared_traffic[d] += bytes;
-    if constexpr (CHECKS) check_shared(w, p, bytes, d == WRITE, d == WRITE ? "write" : "read", site);
-}
-
-unsigned char* shared_memory() { return current_worker->shared; }
-
-template <bool CHECKS>
-void cp_async_16(void* shared, const void* global, bool valid, Site site) {
-    Worker& w = *current_worker;
-    if (valid) global_access<CHECKS>(global, 16, READ, site);
-    if constexpr (CHECKS) {
-        const std::int64_t offset = check_shared_bounds(w, shared, 16, "cp_async", site);
-        Stamp other = 0;
-        const Fault f = w.shadow.begin_copy(offset, w.clock(), w.running, other);
-        if (f != Fault::NONE) fail_shared(w, f, other, offset, 16, "cp_async", site);
-    }
-    w.shared_traffic[WRITE] += 16;
-    Fiber& fiber = *w.fiber;
-    fiber.copies.push_back({static_cast<unsigned char*>(shared), valid ? global : nullptr,
-                            fiber.group});
-}
-
-void cp_async_commit() { ++current_worker->fiber->group; }
-
-// Data arrives as late as the rules allow: at the wait.
-template <bool CHECKS>
-void cp_async_wait(int pending) {
-    Worker& w = *current_worker;
-    Fiber& fiber = *w.fiber;
-    std::size_t kept = 0;
-    for (const Copy& copy : fiber.copies) {
-        if (copy.group + static_cast<std::uint32_t>(pending) >= fiber.group) {
-            fiber.copies[kept++] = copy;
-            continue;
-        }
-        if (copy.from)
-            std::memcpy(copy.to, copy.from, 16);
-        else
-            std::memset(copy.to, 0, 16);
-        if constexpr (CHECKS) w.shadow.end_copy(copy.to - w.shared, w.clock(), w.running);
-    }
-    fiber.copies.resize(kept);
-}
-
-// ---- collectives ---------------------------------------------------------------------------------
+// ---- collectives -------------------------------------------------------------------------------
 
 Switch block_sync(Site site) { return current_worker->block_sync(site); }
 Switch warp_sync(Site site) { return current_worker->warp_sync(site); }
@@ -325,8 +26,7 @@ Switch shuffle(unsigned* value, int source_lane, Site site) {
     if (!w.arrive(Wait::SHUFFLE, site)) return w.leave();
     std::uint32_t values[32];
     for (int l = 0; l < 32; ++l) values[l] = *static_cast<std::uint32_t*>(warp.out[l]);
-    for (int l = 0; l < 32; ++l)
-        *static_cast<std::uint32_t*>(warp.out[l]) = values[warp.number[l]];
+    for (int l = 0; l < 32; ++l) *static_cast<std::uint32_t*>(warp.out[l]) = values[warp.number[l]];
     w.finish_collective();
     return {};
 }
@@ -381,7 +81,7 @@ constexpr Runtime RUNTIME = {thread,
                              ldmatrix_x4<CHECKS>,
                              mma_16816};
 
-// ---- launch --------------------------------------------------------------------------------------
+// ---- launch ------------------------------------------------------------------------------------
 
 Slots slots;
 std::vector<std::unique_ptr<Worker>> workers;  // kept: their stacks are warm
@@ -422,8 +122,7 @@ bool place_tensors(Launch& launch, TensorArgument* arguments, int count, bool ch
         if (t.access == ACCESS_W)
             t.each_row([&](std::int64_t at) { std::memset(t.base + at, 0xff, t.row_bytes); });
         else
-            t.each_row(
-                [&](std::int64_t at) { std::memcpy(t.base + at, user + at, t.row_bytes); });
+            t.each_row([&](std::int64_t at) { std::memcpy(t.base + at, user + at, t.row_bytes); });
         *static_cast<void**>(launch.params[a.parameter]) = t.base;
     }
     return true;
@@ -460,12 +159,12 @@ void mark_initialised(const Tensor& t) {
     });
 }
 
-void run(Launch& launch, Worker& worker, bool checks) {
+void run(Launch& launch, Worker& worker) {
     current_worker = &worker;
     while (!launch.failed.load(std::memory_order_relaxed)) {
         const std::int64_t block = launch.next_block.fetch_add(1);
         if (block >= launch.blocks) break;
-        worker.run_block(block, checks);
+        worker.run_block(block);
     }
     current_worker = nullptr;
 }
@@ -501,7 +200,7 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
     launch.shared_bytes = a->shared_bytes;
     launch.random = a->random != 0;
     launch.seed = a->seed;
-    const bool checks = a->checks != 0;
+    const bool checks = launch.checks = a->checks != 0;
     *a->runtime_of_kernel = checks ? &RUNTIME<true> : &RUNTIME<false>;
 
     const int os_threads =
@@ -527,8 +226,8 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
 
     std::vector<std::thread> threads;
     for (int i = 1; i < os_threads; ++i)
-        threads.emplace_back([&, i] { run(launch, *workers[i], checks); });
-    run(launch, *workers[0], checks);
+        threads.emplace_back([&, i] { run(launch, *workers[i]); });
+    run(launch, *workers[0]);
     for (auto& t : threads) t.join();
 
     if (launch.failed || (checks && find_unwritten(launch))) return 1;
@@ -536,12 +235,12 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
         const Tensor& t = launch.tensors[i];
         auto* user = reinterpret_cast<char*>(t.argument->pointer);
         if (t.access != ACCESS_R)
-            t.each_row(
-                [&](std::int64_t at) { std::memcpy(user + at, t.base + at, t.row_bytes); });
+            t.each_row([&](std::int64_t at) { std::memcpy(user + at, t.base + at, t.row_bytes); });
         mark_initialised(t);
         for (int d = 0; d < 3; ++d) {
             t.argument->bytes[d] = 0;
-            for (int k = 0; k < os_threads; ++k) t.argument->bytes[d] += workers[k]->windows[i].bytes[d];
+            for (int k = 0; k < os_threads; ++k)
+                t.argument->bytes[d] += workers[k]->windows[i].bytes[d];
         }
     }
     for (int d = 0; d < 2; ++d) {

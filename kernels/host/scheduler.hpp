@@ -28,10 +28,10 @@ namespace host {
 struct Failure {
     char kind[32];
     char text[1024];
-    std::int32_t tensor;     // index into the tensor arguments, or -1
-    std::int32_t thread;     // or -1
-    std::int64_t block;      // linear, or -1
-    std::int64_t offset;     // bytes into the tensor or into shared memory
+    std::int32_t tensor;  // index into the tensor arguments, or -1
+    std::int32_t thread;  // or -1
+    std::int64_t block;   // linear, or -1
+    std::int64_t offset;  // bytes into the tensor or into shared memory
 };
 
 struct Launch {
@@ -44,6 +44,7 @@ struct Launch {
     bool random;
     std::uint64_t seed;
     bool parallel;  // more than one OS thread
+    bool checks;
     std::vector<Tensor> tensors;
     std::uintptr_t region;
     const Runtime* runtime;
@@ -110,7 +111,7 @@ inline thread_local Worker* current_worker = nullptr;
 struct Worker {
     Launch* launch = nullptr;
     std::int64_t block = 0;
-    unsigned running = 0;  // thread index
+    unsigned running = 0;    // thread index
     Fiber* fiber = nullptr;  // of the running thread
     Warp* warp = nullptr;
     int live = 0;
@@ -168,8 +169,8 @@ struct Worker {
 
     // Records the launch's first error and leaves the block: its fibers are abandoned where they
     // stand. Kernels own nothing, so nothing leaks.
-    [[noreturn]] void fail(const char* kind, int tensor, std::int64_t offset, const char* format, ...)
-        __attribute__((format(printf, 5, 6))) {
+    [[noreturn]] void fail(const char* kind, int tensor, std::int64_t offset, const char* format,
+                           ...) __attribute__((format(printf, 5, 6))) {
         {
             std::lock_guard<std::mutex> lock(launch->mutex);
             if (!launch->failed.exchange(true)) {
@@ -223,7 +224,7 @@ struct Worker {
         return false;
     }
 
-    // Leaves the running thread, which waits, for the next: a lane of the same warp if one is ready.
+    // Leaves the running thread, which waits, for the next one: of the same warp if one is ready.
     Switch leave() {
         Fiber* from = fiber;
         const std::uint32_t ready = warp->ready;
@@ -263,10 +264,11 @@ struct Worker {
     // ---- barriers ----------------------------------------------------------------------------
 
     std::uint32_t tick() {
-        if (++time >= MAX_TIME)
-            fail("limit", -1, 0,
-                 "more than %u synchronisations in a block: run without checks", MAX_TIME);
-        return time;
+        if (++time < MAX_TIME) return time;
+        if (launch->checks)
+            fail("limit", -1, 0, "more than %u synchronisations in a block: run without checks",
+                 MAX_TIME);
+        return time = MAX_TIME;
     }
 
     Switch block_sync(Site site) {
@@ -346,8 +348,9 @@ struct Worker {
     [[noreturn]] void exit_thread() {
         warp->exited |= 1u << lane();
         if (warp->arrived)
-            fail("divergence", -1, 0, "exits while lanes (mask %08x) of the warp wait in %s at %s:%d",
-                 warp->arrived, wait_name(warp->kind), warp->site.file, warp->site.line);
+            fail("divergence", -1, 0,
+                 "exits while lanes (mask %08x) of the warp wait in %s at %s:%d", warp->arrived,
+                 wait_name(warp->kind), warp->site.file, warp->site.line);
         --live;
         if (live == 0) {
             switch_context(&fiber->context, &main);
@@ -364,7 +367,7 @@ struct Worker {
         return reinterpret_cast<std::uint64_t*>(stacks + thread * STACK_BYTES);
     }
 
-    void run_block(std::int64_t linear, bool checks) {
+    void run_block(std::int64_t linear) {
         block = linear;
         live = launch->threads;
         time = 1;
@@ -390,7 +393,7 @@ struct Worker {
             warps[w].clock.start();
         }
         std::memset(shared, 0xff, launch->shared_bytes);  // NaN, should anybody read it
-        if (checks) shadow.reset(launch->shared_bytes);
+        if (launch->checks) shadow.reset(launch->shared_bytes);
         run_lane(0, 0);
         switch_context(&main, &fiber->context);
         for (int t = 0; t < launch->threads; ++t)

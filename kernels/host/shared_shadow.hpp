@@ -17,19 +17,19 @@ enum class Fault { NONE, UNINITIALISED, RACE_WITH_WRITE, RACE_WITH_READ, RACE_WI
 
 struct Cell {
     Stamp write = 0;
-    Stamp read = 0;          // the latest read since the write
+    Stamp read = 0;           // the latest read since the write
     std::uint32_t warps = 0;  // the reading warps when there were several readers, else 0
 };
 
 class SharedShadow {
-  public:
+   public:
     void reset(std::size_t bytes) {
         lines_.assign((bytes + 15) / 16, Line{});
         if (parts_.size() < lines_.size()) parts_.resize(lines_.size());
     }
 
-    // The common cases of access(): lines and words, ordered by barriers. False: ask access(), which
-    // may find some of its cells updated already.
+    // The common cases of access(): lines and words, ordered by barriers. False: ask access(),
+    // which may find some of its cells updated already.
     bool quick_access(std::size_t offset, unsigned bytes, bool write, const Clock& clock,
                       Stamp now) {
         Line& line = lines_[offset / 16];
@@ -70,7 +70,7 @@ class SharedShadow {
         lines_[offset / 16].whole.write = make_stamp(clock.time, thread);
     }
 
-  private:
+   private:
     // Logarithms of the bytes that a cell describes.
     static constexpr unsigned WHOLE = 4, WORDS = 2, BYTES = 0;
 

@@ -30,10 +30,10 @@ struct TensorArgument {
     std::int64_t stride[DIMENSIONS];  // elements
     std::int32_t itemsize;
     std::int32_t access;
-    std::int32_t parameter;             // which kernel parameter
+    std::int32_t parameter;  // which kernel parameter
     std::int32_t reserved;
-    std::uint8_t* initialised;          // scratch: per element from element 0; null: all are
-    std::uint64_t bytes[3];            // out: read, written, atomically added
+    std::uint8_t* initialised;  // scratch: per element from element 0; null: all are
+    std::uint64_t bytes[3];     // out: read, written, atomically added
 };
 
 // Who accessed an element of a tensor that the launch writes: a block above a stamp of that block.
@@ -147,13 +147,13 @@ struct Tensor {
 };
 
 class Slots {
-  public:
+   public:
     // Reserves the address range once per process. False: no address space.
     bool reserve() {
         if (region_) return true;
         const std::size_t bytes = std::size_t{SLOTS + 1} << SLOT_BITS;
-        void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                       0);
+        void* p =
+            mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) return false;
         const std::uintptr_t slot = std::uintptr_t{1} << SLOT_BITS;
         region_ = (reinterpret_cast<std::uintptr_t>(p) + slot - 1) & ~(slot - 1);
@@ -162,7 +162,7 @@ class Slots {
 
     std::uintptr_t region() const { return region_; }
 
-    // Memory for `extent` bytes in the middle of slot `i`, at the user's alignment. Null: no memory.
+    // Memory for `extent` bytes in the middle of slot `i`, aligned as the user's. Null: none left.
     char* commit(int i, std::uint64_t user_pointer, std::int64_t extent) {
         const std::size_t page = 65536;
         char* middle = reinterpret_cast<char*>(region_) + (std::uintptr_t(i) << SLOT_BITS) +
@@ -180,21 +180,20 @@ class Slots {
     void release() {
         for (int i = 0; i < SLOTS; ++i)
             if (committed_[i] > (std::size_t{8} << 20)) {
-                char* middle = reinterpret_cast<char*>(region_) +
-                               (std::uintptr_t(i) << SLOT_BITS) +
+                char* middle = reinterpret_cast<char*>(region_) + (std::uintptr_t(i) << SLOT_BITS) +
                                (std::uintptr_t{1} << (SLOT_BITS - 1));
                 madvise(middle, committed_[i], MADV_DONTNEED);
             }
     }
 
-  private:
+   private:
     std::uintptr_t region_ = 0;
     std::size_t committed_[SLOTS] = {};
 };
 
 // Zeroed memory for the duration of a launch.
 class ZeroedMemory {
-  public:
+   public:
     ZeroedMemory() = default;
     ZeroedMemory(const ZeroedMemory&) = delete;
     ZeroedMemory& operator=(const ZeroedMemory&) = delete;
@@ -212,7 +211,7 @@ class ZeroedMemory {
         return p;
     }
 
-  private:
+   private:
     std::vector<std::pair<void*, std::size_t>> pieces_;
 };
 

@@ -31,7 +31,7 @@ __attribute__((always_inline)) inline void go(Switch s) {
 #define blockDim (::host::host_runtime->thread()->block_size)
 #define gridDim (::host::host_runtime->thread()->grid_size)
 
-// ---- bits and math -------------------------------------------------------------------------------
+// ---- bits and math -----------------------------------------------------------------------------
 
 inline uint32 float_bits(float x) {
     uint32 u;
@@ -74,7 +74,7 @@ inline float logf(float x) { return __builtin_logf(x); }
 
 inline float exp2_approx(float x) {
     // ex2.approx.ftz: 2^x to 2^-22 relative, results below 2^-126 are 0. No branch and no call, so
-    // that a loop over a fragment vectorises. x = n + f with |f| <= 1/2, Taylor series of e^(f ln 2).
+    // that a loop over a fragment vectorises. x = n + f with |f| <= 1/2; series of e^(f ln 2).
     float bounded = x < -127.0f ? -127.0f : x;
     bounded = bounded > 128.0f ? 128.0f : bounded;
     const float shifter = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
@@ -101,7 +101,7 @@ inline float log2_approx(float x) {
     return __builtin_log2f(__builtin_fabsf(x) < 1.17549435e-38f ? 0.0f : x);
 }
 
-// ---- 16-bit floating point -----------------------------------------------------------------------
+// ---- 16-bit floating point ---------------------------------------------------------------------
 
 namespace host {
 
@@ -190,7 +190,7 @@ inline void unpack2(uint32 packed, float& lo, float& hi) {
     hi = to_float(T{static_cast<uint16>(packed >> 16)});
 }
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 
 template <class T>
 inline T ld_global(const T* p, HOST_SITE) {
@@ -226,7 +226,7 @@ inline void cp_async_wait() {
     host::host_runtime->cp_async_wait(N);
 }
 
-// ---- barriers and warp collectives ---------------------------------------------------------------
+// ---- barriers and warp collectives -------------------------------------------------------------
 
 inline void block_sync(HOST_SITE) { host::go(host::host_runtime->block_sync(site)); }
 inline void warp_sync(HOST_SITE) { host::go(host::host_runtime->warp_sync(site)); }
@@ -257,7 +257,7 @@ inline void mma_16816(float (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2],
     host::go(host::host_runtime->mma_16816(d, a, b, host::BF16, site));
 }
 
-// ---- entry ---------------------------------------------------------------------------------------
+// ---- entry -------------------------------------------------------------------------------------
 
 namespace host {
 
@@ -288,7 +288,7 @@ inline int parameter_sizes(Types<All...>, unsigned* sizes) {
 // Makes `kernel` callable by the runtime: parameters as an array of pointers, as cuLaunchKernel
 // takes them, and their sizes so that the launcher can refuse a wrong argument list.
 #define HOST_ENTRY(kernel)                                                                   \
-    extern "C" __attribute__((visibility("default"))) void host_entry(void** params) {      \
+    extern "C" __attribute__((visibility("default"))) void host_entry(void** params) {       \
         ::host::call(kernel, params, decltype(::host::types(kernel)){});                     \
     }                                                                                        \
     extern "C" __attribute__((visibility("default"))) int host_parameters(unsigned* sizes) { \
