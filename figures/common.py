@@ -138,6 +138,7 @@ def save(name: str, drawing: Drawing, out: Path = OUT) -> list[Path]:
         drafts = [Path(folder) / final.name for final in finals]
         drawing.table.to_csv(drafts[0], index=False, float_format="%.6g", lineterminator="\n")
         drawing.figure.savefig(drafts[1], metadata={"Software": None})
+        drawing.figure.set_layout_engine("none")  # it has been laid out; not again for the SVG
         drawing.figure.savefig(drafts[2], metadata={"Date": None, "Creator": None})
         for draft, final in zip(drafts, finals, strict=True):
             os.replace(draft, final)
@@ -196,6 +197,12 @@ def series(
     return usable
 
 
+def worst(ratio: pandas.Series) -> float:
+    """The value farthest from 1, NaN if there is none: what a claim about many points hangs on."""
+    known = ratio.dropna()
+    return float(known.iloc[(known - 1).abs().argmax()]) if len(known) else float("nan")
+
+
 def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **options: Any) -> None:
     """Write a label right of a curve's last point, in the curve's colour."""
     place: dict[str, Any] = {
@@ -215,13 +222,11 @@ def label_ends(
 
     Call it when limits and scales are final: labels that would overlap are moved up and down.
     """
-    if not ends:
-        return
-    figure = ax.get_figure()
-    assert isinstance(figure, Figure)
-    figure.draw_without_rendering()  # settles the layout, so that pixels mean something
-    points = 72 / figure.dpi
-    heights = [ax.transData.transform((x, y))[1] * points for x, y, _, _ in ends]
+    # Heights in points within the axes. The layout is not settled yet; its few percent do not
+    # matter, and drawing everything once just to know them would double the time of a figure.
+    tall = ax.get_window_extent().height * 72 / ax.figure.dpi
+    fraction = ax.transScale + ax.transLimits
+    heights = [fraction.transform((x, y))[1] * tall for x, y, _, _ in ends]
     order = sorted(range(len(ends)), key=lambda i: heights[i])
     places = [heights[i] for i in order]
     for _ in range(200):  # push neighbours apart evenly until they all fit

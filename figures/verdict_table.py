@@ -64,8 +64,10 @@ def readme_with(block: str, readme: str) -> str:
 
 def judged(measured: float, predicted: float, tolerance: float) -> str:
     """ "holds" with the deviation, or "does not hold" with it; tolerance is relative."""
-    if not (math.isfinite(measured) and math.isfinite(predicted)):
+    if not math.isfinite(measured):
         return "open: not measured"
+    if not math.isfinite(predicted):
+        return "open: not predicted"
     if predicted == 0:
         raise ValueError(f"cannot judge {measured} against a prediction of 0")
     deviation = measured / predicted - 1

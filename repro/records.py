@@ -386,9 +386,12 @@ def frame(records: Iterable[Record]) -> pandas.DataFrame:
     rows = [r.to_json() for r in records]
     extra = sorted({k for row in rows for k in row} - _SPELLED)
     columns = [_spelled(f.name) for f in fields(Record) if f.name != "extra"] + extra
-    table = pandas.DataFrame(rows, columns=columns)
+    table = pandas.DataFrame(rows, columns=columns, dtype=object)
     for name in ("value", "dropout", "spread_min", "spread_max", "scale_factor", *_COUNTS):
         table[name] = pandas.to_numeric(table[name])
+    for name in extra:  # numbers stay numbers, anything else stays as it was written
+        if table[name].map(lambda x: isinstance(x, int | float) or x is None).all():
+            table[name] = pandas.to_numeric(table[name])
     return table
 
 

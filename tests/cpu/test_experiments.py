@@ -1,0 +1,220 @@
+"""Running experiments: resuming, failures as rows, staleness, and the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repro import experiments, machine, records
+from repro.experiments import Cell, Experiment, record, run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cells():
+    return [Cell(implementation="flash", pass_="forward", seqlen_q=n) for n in (1, 2, 3)]
+
+
+def experiment(measure, **values):
+    return Experiment(
+        name="toy", title="", cells=cells, predict=lambda cell: [], measure=measure, device="cpu",
+        sources=("repro/records.py",), **values,
+    )  # fmt: skip
+
+
+def good(cell, context):
+    return [
+        record(cell, experiment="toy", source="measured", metric="n", unit="1",
+               value=cell["seqlen_q"])
+    ]  # fmt: skip
+
+
+def stored(root):
+    return list(records.read(root / "local" / "toy.jsonl"))
+
+
+def test_every_cell_becomes_a_row_with_its_machine(tmp_path):
+    outcome = run.measure(experiment(good), root=tmp_path)
+    assert (outcome.measured, outcome.skipped, outcome.failed) == (3, 0, 0)
+    rows = stored(tmp_path)
+    assert [r.value for r in rows] == [1, 2, 3]
+    assert all(r.device == machine.cpu() and r.date and r.sources for r in rows)
+    assert len({r.cell for r in rows}) == 3
+
+
+def test_an_interrupted_run_goes_on_and_loses_only_its_cell(tmp_path):
+    def interrupted(cell, context):
+        if cell["seqlen_q"] == 3:
+            raise KeyboardInterrupt
+        return good(cell, context)
+
+    with pytest.raises(KeyboardInterrupt):
+        run.measure(experiment(interrupted), root=tmp_path)
+    assert [r.value for r in stored(tmp_path)] == [1, 2]
+    seen = []
+
+    def counting(cell, context):
+        seen.append(cell["seqlen_q"])
+        return good(cell, context)
+
+    outcome = run.measure(experiment(counting), root=tmp_path)
+    assert seen == [3]
+    assert (outcome.measured, outcome.skipped) == (1, 2)
+    assert [r.value for r in stored(tmp_path)] == [1, 2, 3]
+
+
+def test_a_failed_cell_is_a_row_and_is_tried_again(tmp_path):
+    def failing(cell, context):
+        if cell["seqlen_q"] == 2:
+            raise MemoryError("out of memory: 3 GiB\nsecond line")
+        return good(cell, context)
+
+    outcome = run.measure(experiment(failing), root=tmp_path)
+    assert (outcome.measured, outcome.failed) == (2, 1)
+    (bad,) = [r for r in stored(tmp_path) if r.error]
+    assert bad.error == "MemoryError: out of memory: 3 GiB"
+    assert bad.seqlen_q == 2
+    assert run.measure(experiment(good), root=tmp_path).measured == 1
+    rows = stored(tmp_path)
+    assert sorted(r.value for r in rows) == [1, 2, 3]
+    assert not any(r.error for r in rows)
+
+
+def test_cells_measured_from_other_code_are_measured_again(tmp_path):
+    run.measure(experiment(good), root=tmp_path)
+    path = tmp_path / "local" / "toy.jsonl"
+    old = [records.Record.from_json(r.to_json() | {"sources": "older"}) for r in stored(tmp_path)]
+    records.write(path, old)
+    assert run.measure(experiment(good), root=tmp_path).measured == 3
+    assert len(stored(tmp_path)) == 3
+    assert run.measure(experiment(good), root=tmp_path).measured == 0
+    assert run.measure(experiment(good), root=tmp_path, again=True).measured == 3
+    assert len(stored(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "returned no rows"),
+        (
+            [record({}, experiment="other", implementation="x", source="measured", metric="n",
+                    unit="1", value=1)],
+            "not a measured row of toy",
+        ),
+        (
+            [record({}, experiment="toy", implementation="x", source="predicted", metric="n",
+                    unit="1", value=1)],
+            "not a measured row of toy",
+        ),
+    ],
+)  # fmt: skip
+def test_a_measurement_that_gives_the_wrong_rows_fails_its_cell(tmp_path, rows, message):
+    assert run.measure(experiment(lambda cell, context: rows), root=tmp_path).failed == 3
+    assert all(message in r.error for r in stored(tmp_path))
+
+
+def test_a_cell_listed_twice_is_an_error_before_any_work(tmp_path):
+    twice = Experiment(
+        name="toy", title="", cells=lambda: cells() + cells()[:1], predict=lambda c: [],
+        measure=good, device="cpu", sources=("repro/records.py",),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"twice.*seqlen_q=1"):
+        run.measure(twice, root=tmp_path)
+    assert not (tmp_path / "local").exists()
+
+
+def test_a_cell_is_the_same_whatever_the_order_of_its_fields():
+    one = Cell(implementation="flash", pass_="forward")
+    other = Cell(pass_="forward", implementation="flash")
+    assert one.id == other.id
+    assert one.id != Cell(implementation="flash", pass_="backward").id
+    assert str(one) == "implementation=flash pass=forward"
+
+
+def test_device_and_measure_must_agree():
+    with pytest.raises(ValueError, match="tpu"):
+        Experiment(
+            name="x", title="", cells=cells, predict=lambda c: [], measure=good, device="tpu"
+        )
+    with pytest.raises(ValueError, match="measure is absent"):
+        Experiment(name="x", title="", cells=cells, predict=lambda c: [], device="cpu")
+
+
+def test_gpu_experiments_say_why_they_do_not_run(monkeypatch):
+    monkeypatch.setattr(machine, "gpu", lambda: None)
+    assert "GPU" in run.device_reason("cuda")
+    assert run.device_reason("host") is None
+    monkeypatch.setattr(machine, "gpu", lambda: machine.Gpu("NVIDIA H200 NVL", "580", 1))
+    assert run.folder("cuda") == "nvidia-h200-nvl"
+    assert run.folder("cuda", "elsewhere") == "elsewhere"
+
+
+def test_the_digest_follows_the_code_and_only_the_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    (tmp_path / "kernels").mkdir()
+    source = tmp_path / "kernels" / "a.cu"
+    source.write_text("one")
+    first = machine.digest(["kernels"])
+    (tmp_path / "kernels" / "README.md").write_text("words")
+    assert machine.digest(["kernels"]) == first
+    source.write_text("two")
+    assert machine.digest(["kernels"]) != first
+    with pytest.raises(ValueError, match="nowhere"):
+        machine.digest(["nowhere"])
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_experiment_lists_cells_and_valid_predictions(name):
+    one = experiments.experiment(name)
+    listed = list(one.cells())
+    assert len({cell.id for cell in listed}) == len(listed)
+    assert one.device == "none" or listed
+    json.dumps([dict(cell) for cell in listed])
+    rows = [r for cell in listed for r in one.predict(cell)]
+    rows += one.also() if one.also else ()
+    assert all(r.source == "predicted" and r.experiment == name for r in rows)
+    machine.digest(one.sources)
+
+
+def test_listing_figures_and_experiments_needs_neither_torch_nor_cupy():
+    code = (
+        "import sys, repro.experiments as e, figures.common as c\n"
+        "[e.experiment(n) for n in e.names()]; [c.module(n) for n in c.names()]\n"
+        "print(sorted({'torch', 'cupy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["repro", "measure", "nonsense"], "no experiment 'nonsense'; known: "),
+        (["repro", "nonsense"], "No such command 'nonsense'"),
+        (["figures", "draw", "nonsense"], "no figure 'nonsense'; known: "),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_a_failure(arguments, words):
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_doctor_names_a_missing_compiler(monkeypatch):
+    from repro import doctor
+
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    found = doctor.compiler()
+    assert not found.ok
+    assert "no-such-compiler" in found.detail
+    text, complete = doctor.report()
+    assert not complete
+    assert "MISSING" in text

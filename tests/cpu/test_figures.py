@@ -1,0 +1,161 @@
+"""Figures: the same bytes every time, whatever is missing from the records."""
+
+import logging
+import re
+from functools import cache
+
+import numpy as np
+import pandas
+import pytest
+
+from figures import common, verdict_table
+from figures.common import Drawing, Verdict
+from repro.experiments import tidy
+
+NAMES = common.names()
+
+
+@pytest.fixture(autouse=True)
+def _style(monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    common.style()
+    yield
+    common.plt.close("all")
+
+
+@cache
+def frame_of(name):
+    return tidy(common.module(name).EXPERIMENTS, local=False)
+
+
+GAPS = ("nothing", "predicted missing", "predicted", "measured", "published")
+
+
+def without(frame, gap):
+    """The frame with nothing in it, or with one source missing or failed (all its values NaN)."""
+    if gap == "nothing":
+        return frame.iloc[:0].copy()
+    source = gap.split()[0]
+    frame = frame.copy()
+    chosen = frame["source"] == source
+    if gap.endswith("missing"):
+        return frame[~chosen].copy()
+    frame.loc[chosen, "value"] = np.nan
+    frame.loc[chosen, "error"] = "CUDA out of memory"
+    return frame
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drawn_twice_the_files_are_identical(name, tmp_path):
+    paths = []
+    for run in ("first", "second"):
+        drawing = common.module(name).draw(frame_of(name))
+        paths.append(common.save(name, drawing, tmp_path / run))
+    assert {p.suffix for p in paths[0]} == {".csv", ".png", ".svg"}
+    for first, second in zip(*paths, strict=True):
+        assert first.read_bytes() == second.read_bytes(), first.name
+        assert first.stat().st_size > 100
+    assert sorted(p.name for p in (tmp_path / "first").iterdir()) == sorted(
+        p.name for p in paths[0]
+    )
+
+
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("name", NAMES)
+def test_gaps_leave_a_figure_and_verdicts(name, gap):
+    figure = common.module(name)
+    frame = without(frame_of(name), gap)
+    drawing = figure.draw(frame)
+    assert isinstance(drawing, Drawing)
+    assert drawing.figure.axes
+    common.plt.close(drawing.figure)
+    if hasattr(figure, "verdicts"):
+        for verdict in figure.verdicts(frame):
+            assert isinstance(verdict, Verdict)
+            assert re.match("holds|does not hold|open", verdict.verdict), verdict
+
+
+def test_a_gap_is_named_in_the_log_and_the_rest_is_drawn(caplog):
+    rows = pandas.DataFrame({
+        "n": [1, 2, 4], "value": [1.0, np.nan, 4.0], "source": "measured",
+        "error": [None, "CUDA out of memory", None],
+    })  # fmt: skip
+    ax = common.plt.subplots()[1]
+    with caplog.at_level(logging.WARNING):
+        drawn = common.series(ax, rows, "n", "eager")
+        common.series(ax, rows.assign(value=np.nan), "n", "all missing")
+        common.series(ax, rows.iloc[:0], "n", "empty")
+    assert drawn["n"].tolist() == [1, 4]
+    assert "eager: no point at n = 2 (CUDA out of memory)" in caplog.text
+    assert "all missing: nothing to draw" in caplog.text
+    assert "empty: nothing to draw" in caplog.text
+    assert len(ax.lines) == 1
+
+
+def test_one_series_does_not_mix_sources():
+    rows = pandas.DataFrame({"n": [1, 2], "value": [1.0, 2.0], "source": ["measured", "published"]})
+    with pytest.raises(ValueError, match="mixes sources"):
+        common.series(common.plt.subplots()[1], rows, "n", "both")
+
+
+def test_published_points_are_hollow_measured_filled_predicted_lines():
+    ax = common.plt.subplots()[1]
+    for source in ("predicted", "measured", "published"):
+        rows = pandas.DataFrame({"n": [1, 2], "value": [1.0, 2.0], "source": source})
+        common.series(ax, rows, "n", source, color="red")
+    line, filled, hollow = ax.lines
+    assert (line.get_linestyle(), line.get_marker()) == ("-", "None")
+    assert filled.get_linestyle() == hollow.get_linestyle() == "None"
+    assert filled.get_markerfacecolor() == "red"
+    assert hollow.get_markerfacecolor() == "none"
+
+
+def test_a_generator_that_dies_leaves_nothing_behind(tmp_path, monkeypatch):
+    figure = common.plt.figure()
+    table = pandas.DataFrame({"a": [1]})
+
+    def die(*arguments, **options):
+        raise RuntimeError("disk full")
+
+    monkeypatch.setattr(figure, "savefig", die)
+    with pytest.raises(RuntimeError, match="disk full"):
+        common.save("broken", Drawing(figure, table), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_that_would_overlap_are_moved_apart():
+    figure, ax = common.plt.subplots(layout="constrained")
+    ax.set(xlim=(0, 2), ylim=(0, 100))
+    ends = [(1, 50, "one", "red"), (1, 50.1, "two", "red"), (1, 50.2, "three", "red")]
+    common.label_ends(ax, ends, gap=12)
+    places = [
+        t.get_position()[1] + ax.transData.transform((1, y))[1] * 72 / figure.dpi
+        for t, (_, y, _, _) in zip(ax.texts, ends, strict=True)
+    ]
+    assert np.diff(places).min() > 10.5
+    assert np.mean(places) == pytest.approx(
+        np.mean([ax.transData.transform((1, y))[1] for _, y, _, _ in ends]) * 72 / figure.dpi, abs=1
+    )
+
+
+def test_judging():
+    assert verdict_table.judged(1.0, 1.0, 0.01) == "holds (exactly; tolerance 1.0%)"
+    assert verdict_table.judged(1.005, 1.0, 0.01).startswith("holds (+0.50%")
+    assert verdict_table.judged(0.98, 1.0, 0.01).startswith("does not hold (-2.00%")
+    assert verdict_table.judged(float("nan"), 1.0, 0.01).startswith("open")
+    with pytest.raises(ValueError, match="prediction of 0"):
+        verdict_table.judged(1.0, 0.0, 0.01)
+
+
+def test_the_committed_records_support_the_verdicts():
+    """What the README states, as numbers: these would change if a record or a formula did."""
+    rows = {v.claim: v for v in verdict_table.collect(local=False)}
+    assert rows["K5"].verdict.startswith("holds (counts equal")
+    assert rows["SM boundary"].verdict.startswith("holds")
+    assert rows["HBM behind L2"].verdict.startswith("holds within limits")
+    assert rows["FA-1 Fig. 2 left, GFLOPs"].verdict.startswith("does not hold (12.4 times")
+    for claim in (
+        "FA-1 Fig. 2 left, standard", "FA-1 Fig. 2 left, flash", "FA-1 Fig. 2 middle",
+        "FA-1 Fig. 3 right", "FA-1 20x memory", "FA-1 Theorem 2",
+    ):  # fmt: skip
+        assert rows[claim].verdict.startswith("holds ("), rows[claim]

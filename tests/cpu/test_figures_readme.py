@@ -1,0 +1,47 @@
+"""The README says what the committed records say."""
+
+import re
+
+import pytest
+
+from figures import __main__ as command
+from figures import verdict_table
+
+ROOT = verdict_table.README.parent
+
+
+def test_the_readmes_verdicts_are_up_to_date():
+    page = verdict_table.README.read_text()
+    block = verdict_table.text(verdict_table.collect(local=False))
+    assert verdict_table.readme_with(block, page) == page, "stale: run `make readme`"
+
+
+def test_the_readmes_pictures_are_there_and_small():
+    page = verdict_table.README.read_text()
+    shown = re.findall(r"docs/images/([\w.]+)", page)
+    assert sorted(set(shown)) == sorted(f"{name}.svg" for name in command.IN_README)
+    for name in shown:
+        size = (command.IMAGES / name).stat().st_size
+        assert 2_000 < size < 150_000, f"{name}: {size} bytes"
+
+
+def test_the_readmes_links_and_commands_exist():
+    page = verdict_table.README.read_text()
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page):
+        assert (ROOT / target).exists(), target
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([a-z-]+)`", page):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for name in re.findall(r"figures/out/(\w+)\.svg", page):
+        assert (ROOT / "figures" / f"{name}.py").exists(), name
+
+
+def test_the_markers_are_needed_once():
+    with pytest.raises(ValueError, match="exactly one"):
+        verdict_table.readme_with("x", "no markers")
+    page = f"a {verdict_table.BEGIN} old {verdict_table.END} b"
+    new = verdict_table.readme_with("new", page)
+    assert new.startswith("a ")
+    assert new.endswith(" b")
+    assert "old" not in new
+    assert verdict_table.readme_with("new", new) == new
