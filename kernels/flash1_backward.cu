@@ -3,28 +3,36 @@
 //
 //   for j in key tiles:                       K_j, V_j to shared memory; dK_j = dV_j = 0 there
 //     for i in query tiles:                   Q_i, O_i, dO_i, dQ_i, l_i, m_i from global memory
-//       P    = exp(scale Q_i K_j^T - m_i) / l_i                                      (line 13)
-//       dV_j += P^T dO_i                                                             (line 16)
-//       dP   = dO_i V_j^T                                                            (line 17)
-//       D_i  = rowsum(dO_i o O_i)             = rowsum(P o dP) over the whole row    (line 19)
-//       dS   = P o (dP - D_i)                                                        (line 20)
-//       dQ_i += scale dS K_j                  back to global memory                  (line 21)
-//       dK_j += scale dS^T Q_i                                                       (line 22)
-//     dK_j, dV_j to global memory                                                    (line 24)
+//       P     = exp(scale Q_i K_j^T - m_i) / l_i
+//       dV_j += P^T dO_i
+//       dP    = dO_i V_j^T
+//       D_i   = rowsum(dO_i o O_i)          = rowsum(P o dP) over the whole row
+//       dS    = P o (dP - D_i)
+//       dQ_i += scale dS K_j                back to global memory
+//       dK_j += scale dS^T Q_i
+//     dK_j, dV_j to global memory
 //
-// Grid: one block per (batch, head). Bytes per head, with e bytes an element, d = head_dim and
-// Tc = ceil(Nk / BLOCK_N), no mask (a causal tile pair with nothing visible is not visited):
-//   both forms                   K, V, dK, dV: 4 Nk d e.  Q, dO in, dQ out: 3 Tc Nq d e.
-//                                l, m in: 8 Tc Nq.
-//   SKIP_FIRST_READ 0, literal:  O, dQ in: 2 Tc Nq d e.  flash1_backward_init before it: Nq d e.
-//   SKIP_FIRST_READ 1, as the authors released it: no init; the first key tile reads no dQ, and only it
-//                                reads O: dQ, O in: Tc Nq d e. D_i is kept for the other key tiles:
-//                                4 Nq out, 4 (Tc - 1) Nq in.
+// Grid: one block per (batch, head). Bytes per head, e = size of an element,
+// Tc = ceil(Nk / BLOCK_N), without a mask; a causal tile pair with nothing visible is passed over
+// (analysis/sums/flash1.py):
+//   SKIP_FIRST_READ            0, as printed     1, as released
+//   k, v     read              Nk d e each       Nk d e each
+//   dk, dv   write             Nk d e each       Nk d e each
+//   q, dout  read              Tc Nq d e each    Tc Nq d e each
+//   l, m     read              Tc Nq 4 each      Tc Nq 4 each
+//   out      read              Tc Nq d e         Nq d e            the first key tile keeps D
+//   delta    write             -                 Nq 4              for the others
+//   delta    read              -                 (Tc - 1) Nq 4
+//   dq       read              Tc Nq d e         (Tc - 1) Nq d e   nothing to read back at first
+//   dq       write             Tc Nq d e         Tc Nq d e
+//   flash1_backward_init       Nq d e            not launched
+// For Nq = Nk = N: (5 Tc + 4) N d e as printed, (4 Tc + 4) N d e as released, and statistics.
 //
 // Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; dQ is
-// rounded to the io type at every key tile. Shared memory: SHARED_BYTES, see ladder.py.
-// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, THREADS. The launch bounds say
-// one block a multiprocessor: shared memory allows few, and without the 1 the compiler spills for more.
+// rounded to the io type at every key tile. Shared memory: SHARED_BYTES, flash1.py.
+// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, SHARED_BYTES, THREADS.
+// The launch bounds ask for one block a multiprocessor: shared memory allows few, and without the 1
+// the compiler spills registers to make room for more.
 
 #include "ladder.cuh"
 
@@ -42,9 +50,9 @@ struct Shared {
     float inverse_l[pad4(BLOCK_M)];  // 1 / l, and 0 for a row that sees no key or does not exist
     float delta[pad4(BLOCK_M)];      // D
 };
-static_assert(sizeof(Shared) == SHARED_BYTES, "ladder.py counts other bytes than the kernel uses");
+static_assert(sizeof(Shared) == SHARED_BYTES, "flash1.py counts other bytes than the kernel uses");
 
-// Line 5: dQ = 0. Grid: batch * heads * query tiles.
+// dQ = 0. Grid: batch * heads * query tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash1_backward_init(Tensor4<io_t> dq, int heads, int seqlen_q) {
     const int tiles = ceil_div(seqlen_q, BLOCK_M);
@@ -58,7 +66,7 @@ flash1_backward_init(Tensor4<io_t> dq, int heads, int seqlen_q) {
 constexpr int MM = micro_rows(BLOCK_M * BLOCK_N / (4 * THREADS));
 constexpr int COLUMNS = pad4(BLOCK_N) / 4;
 
-// Line 13: P from the saved statistics; 0 where the key does not exist or lies after the query, and,
+// P from the saved statistics; 0 where the key does not exist or lies after the query and,
 // by inverse_l, in rows that do not exist.
 __device__ __forceinline__ void probabilities(Shared& shared, int row0, int key0, int seqlen_q,
                                               int seqlen_k, int causal, float scale) {
@@ -83,7 +91,7 @@ __device__ __forceinline__ void probabilities(Shared& shared, int row0, int key0
     }
 }
 
-// Lines 17 and 20: dS = P o (dO V^T - D), over P.
+// dS = P o (dO V^T - D), over P.
 __device__ __forceinline__ void score_gradients(Shared& shared) {
     for (int t = threadIdx.x; t < pad4(BLOCK_M) / MM * COLUMNS; t += THREADS) {
         const int r0 = t / COLUMNS * MM, c0 = t % COLUMNS;
@@ -101,7 +109,7 @@ __device__ __forceinline__ void score_gradients(Shared& shared) {
     }
 }
 
-// Lines 16 and 22: sum += P^T Y, with the sum in shared memory for the whole inner loop.
+// dV and dK: sum += P^T Y, with the sum in shared memory for the whole inner loop.
 __device__ __forceinline__ void add_product(float* sum, const float* p, const io_t* y) {
     for (int t = threadIdx.x; t < pad4(BLOCK_N) / 4 * CHUNKS; t += THREADS) {
         const int key0 = t / CHUNKS * 4, d0 = t % CHUNKS * VEC;
@@ -121,7 +129,7 @@ __device__ __forceinline__ void add_product(float* sum, const float* p, const io
     }
 }
 
-// Line 19: D = rowsum(dO o O), one warp a row.
+// D = rowsum(dO o O), one warp a row.
 __device__ __forceinline__ void row_products(Shared& shared, const io_t* out, int64 stride,
                                              int rows) {
     const int lane = threadIdx.x % 32;
@@ -139,7 +147,7 @@ __device__ __forceinline__ void row_products(Shared& shared, const io_t* out, in
     }
 }
 
-// Line 24: a finished gradient tile, times `factor`.
+// A finished gradient tile, times `factor`.
 __device__ __forceinline__ void store_sum(io_t* dst, int64 stride, const float* sum, int rows,
                                           float factor) {
     for (int t = threadIdx.x; t < rows * CHUNKS; t += THREADS) {
@@ -189,8 +197,8 @@ flash1_backward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t>
                 const float sum = real ? ld_global(l.at(batch, head, row0 + r)) : 0.f;
                 st_shared(shared.inverse_l + r, sum > 0.f ? 1.f / sum : 0.f);
                 st_shared(shared.m + r, real ? ld_global(m.at(batch, head, row0 + r)) : 0.f);
-                const bool kept = real && !reads_out;
-                st_shared(shared.delta + r, kept ? ld_global(delta.at(batch, head, row0 + r)) : 0.f);
+                const float* kept = delta.at(batch, head, row0 + r);
+                st_shared(shared.delta + r, real && !reads_out ? ld_global(kept) : 0.f);
             }
             block_sync();
             if (reads_out) {
@@ -208,7 +216,7 @@ flash1_backward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t>
             score_gradients(shared);
             block_sync();
 
-            // Line 21, MMQ rows by one 16-byte chunk a thread.
+            // dQ, MMQ rows by one 16-byte chunk a thread.
             constexpr int MMQ = micro_rows(BLOCK_M * CHUNKS / THREADS);
             for (int t = threadIdx.x; t < pad4(BLOCK_M) / MMQ * CHUNKS; t += THREADS) {
                 const int r0 = t / CHUNKS * MMQ, d0 = t % CHUNKS * VEC;

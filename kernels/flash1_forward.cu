@@ -12,17 +12,25 @@
 // The old row sum l_i in line 12 is there because O_i is stored normalised. O, l and m make a round
 // trip through global memory at every step; FlashAttention-2 swaps the loops to avoid that.
 //
-// Grid: one block per (batch, head). Bytes per head, with e bytes an element, d = head_dim and
-// Tc = ceil(Nk / BLOCK_N), no mask (a causal tile pair with nothing visible is not visited):
-//   SKIP_FIRST_READ 0, literal:  K, V: 2 Nk d e.  Q, O in, O out: 3 Tc Nq d e.  l, m in and out:
-//                                16 Tc Nq.  flash1_init before it: Nq d e + 8 Nq.
-//   SKIP_FIRST_READ 1, as the authors released it: no init; the first key tile reads no O, l, m.
-//                                For Nq = Nk = N: (3 Tc + 1) N d e + 8 (2 Tc - 1) N, the paper's Fig. 2.
+// Grid: one block per (batch, head). Bytes per head, e = size of an element,
+// Tc = ceil(Nk / BLOCK_N), without a mask; a causal tile pair with nothing visible is passed over
+// (analysis/sums/flash1.py):
+//   SKIP_FIRST_READ   0, as printed            1, as released
+//   k, v  read        Nk d e each              Nk d e each
+//   q     read        Tc Nq d e                Tc Nq d e
+//   out   read        Tc Nq d e                (Tc - 1) Nq d e     the first key tile has nothing
+//   out   write       Tc Nq d e                Tc Nq d e           to read back
+//   l, m  read        Tc Nq 4 each             (Tc - 1) Nq 4 each
+//   l, m  write       Tc Nq 4 each             Tc Nq 4 each
+//   flash1_init       Nq d e + 2 Nq 4          not launched
+// For Nq = Nk = N and as released, q, k, v and out come to (3 Tc + 1) N d e: the paper's Fig. 2.
 //
-// Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; l and m are
-// fp32, O is rounded to the io type at every key tile. Shared memory: SHARED_BYTES, see ladder.py.
-// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, THREADS. The launch bounds say
-// one block a multiprocessor: shared memory allows few, and without the 1 the compiler spills for more.
+// Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned. l and m are
+// fp32. O is rounded to the io type at every key tile; the authors' code has an fp32 buffer for an
+// unfinished O, but the bytes of Fig. 2 are those of the io type. SHARED_BYTES: flash1.py.
+// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, SHARED_BYTES, THREADS.
+// The launch bounds ask for one block a multiprocessor: shared memory allows few, and without the 1
+// the compiler spills registers to make room for more.
 
 #include "ladder.cuh"
 
@@ -38,7 +46,7 @@ struct Shared {
     float keep[pad4(BLOCK_M)];                  // l e^(m - m') / l', the factor of the old O
     float gain[pad4(BLOCK_M)];                  // e^(m~ - m') / l', the factor of P~ V
 };
-static_assert(sizeof(Shared) == SHARED_BYTES, "ladder.py counts other bytes than the kernel uses");
+static_assert(sizeof(Shared) == SHARED_BYTES, "flash1.py counts other bytes than the kernel uses");
 
 // Line 2: O = 0, l = 0, m = -inf. Grid: batch * heads * query tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -70,7 +78,8 @@ __device__ __forceinline__ void scores(Shared& shared, int row0, int key0, int s
                 const int c = c0 + b * COLUMNS, key = key0 + c;
                 bool visible = c < BLOCK_N && key < seqlen_k;
                 if (causal) visible = visible && key <= row0 + r0 + a + seqlen_k - seqlen_q;
-                st_shared(shared.p + (r0 + a) * LD_P + c, visible ? s[a][b] * scale : neg_infinity());
+                st_shared(shared.p + (r0 + a) * LD_P + c,
+                          visible ? s[a][b] * scale : neg_infinity());
             }
         }
     }

@@ -1,15 +1,15 @@
 // Milakov & Gimelshein 2018: softmax of every row of x (rows, cols), and how often each form must
 // touch memory. Every pass reads the row from global memory again, as for rows too long to keep.
 //
-//   entry                  passes over the row                            accesses an element
-//   softmax_naive          d = sum e^x;  y = e^x / d                      2 reads, 1 write   (Alg. 1)
-//   softmax_safe           m = max x;  d = sum e^(x-m);  y = e^(x-m) / d  3 reads, 1 write   (Alg. 2)
-//   softmax_online         m and d in one pass;  y = e^(x-m) / d          2 reads, 1 write   (Alg. 3)
-//   softmax_online_topk    m, d and the TOPK largest in one pass          1 read             (Alg. 4)
-//   topk                   the TOPK largest of a finished softmax         1 read
+//   entry                  passes over the row                              accesses an element
+//   softmax_naive (Alg. 1) d = sum e^x;  y = e^x / d                        2 reads, 1 write
+//   softmax_safe (Alg. 2)  m = max x;  d = sum e^(x-m);  y = e^(x-m) / d    3 reads, 1 write
+//   softmax_online (Alg. 3) m and d in one pass;  y = e^(x-m) / d           2 reads, 1 write
+//   softmax_online_topk    m, d and the TOPK largest in one pass (Alg. 4)   1 read
+//   topk                   the TOPK largest of a finished softmax           1 read
 //
 // so safe softmax followed by top-k costs 5 accesses, online followed by top-k 4, fused 1 (plus
-// 8 TOPK bytes a row for the answer). softmax_naive overflows for x > 88 in fp32: that is its fault.
+// 8 TOPK bytes a row for the answer). softmax_naive overflows for x > 88 in fp32: its fault.
 //
 // Grid: one block per row. x and y are contiguous, in the io type; the arithmetic is fp32.
 // A row of nothing but -inf gives y = 0. Top-k: ordered by value, equal values by index; entries
@@ -74,7 +74,9 @@ softmax_naive(Tensor1<io_t> x, Tensor1<io_t> y, int cols) {
     const io_t* x_row = x.data + int64(blockIdx.x) * cols;
     Normaliser n;
     n.m = 0.f;  // nothing is subtracted
-    for (int c = threadIdx.x; c < cols; c += THREADS) n.d += exp_approx(to_float(ld_global(x_row + c)));
+    for (int c = threadIdx.x; c < cols; c += THREADS) {
+        n.d += exp_approx(to_float(ld_global(x_row + c)));
+    }
     n.d = block_sum(n.d, scratch);
     store_softmax(y.data + int64(blockIdx.x) * cols, x_row, cols, n);
 }
@@ -106,7 +108,7 @@ softmax_online(Tensor1<io_t> x, Tensor1<io_t> y, int cols) {
     store_softmax(y.data + int64(blockIdx.x) * cols, x_row, cols, n);
 }
 
-// ---- top-k ---------------------------------------------------------------------------------------
+// ---- top-k --------------------------------------------------------------------------------------
 
 struct Entry {
     float value = neg_infinity();

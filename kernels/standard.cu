@@ -11,14 +11,17 @@
 //   4 standard_dq                 dQ = scale dS K                            tiles i, loop over j
 //   5 standard_dk                 dK = scale dS^T Q                          tiles j, loop over i
 //
-// Bytes per head, with e bytes an element, d = head_dim, Tr = ceil(Nq / BLOCK_M), Tc = ceil(Nk / BLOCK_N):
-//   an N x N matrix moves once per kernel that names it: 4 Nq Nk e forward, 7 Nq Nk e backward
-//   (P, dP, dS out 1 each; P in twice, dP once, dS twice; forward S and P out and in).
-//   Q and dO are read once per key tile, K and V once per query tile; O, dQ, dK, dV are written once.
-//   The causal mask is applied, its empty tiles are computed all the same, as by a framework.
+// Bytes per head, e = size of an element, Tr = ceil(Nq / BLOCK_M), Tc = ceil(Nk / BLOCK_N)
+// (analysis/sums/standard.py):
+//   S, P, dP, dS        Nq Nk e each time a kernel names one: 4 times forward (S and P, out and
+//                       in), 7 times backward (dP and dS out; P in twice, dP once, dS twice)
+//   q, dout  read       Tc Nq d e per product that is tiled over keys (scores, dP, dV, dK)
+//   k, v     read       Tr Nk d e per product that is tiled over queries (scores, O, dP, dQ)
+//   out, dq, dk, dv     once
+// The causal mask is applied; tiles it empties are computed all the same, as by a framework.
 //
 // Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; BLOCK_N a
-// multiple of 8; a row of S (two in the backward pass) must fit shared memory. ladder.py says how much.
+// multiple of 8; a row of S (two in the backward pass) must fit shared memory (standard.py).
 // A row that sees no key has P = 0. S, P, dP, dS are rounded to the io type; dS is not scaled.
 // Macros: DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, THREADS.
 
@@ -38,9 +41,9 @@ struct Weighted {
     alignas(16) float p[pad4(BLOCK_M) * LD_P];
     alignas(16) io_t y[pad4(ROWS) * LD];
 };
-static_assert(sizeof(Operands) == SHARED_BYTES_PAIRS, "ladder.py counts other bytes");
-static_assert(sizeof(Weighted<BLOCK_N>) == SHARED_BYTES_QUERIES, "ladder.py counts other bytes");
-static_assert(sizeof(Weighted<BLOCK_M>) == SHARED_BYTES_KEYS, "ladder.py counts other bytes");
+static_assert(sizeof(Operands) == SHARED_BYTES_PAIRS, "standard.py counts other bytes");
+static_assert(sizeof(Weighted<BLOCK_N>) == SHARED_BYTES_QUERIES, "standard.py counts other bytes");
+static_assert(sizeof(Weighted<BLOCK_M>) == SHARED_BYTES_KEYS, "standard.py counts other bytes");
 
 // Head and tile of this block; `tiles` blocks work on one head.
 struct Place {
@@ -51,7 +54,7 @@ struct Place {
           tile(blockIdx.x % tiles) {}
 };
 
-// ---- three forms of product ----------------------------------------------------------------------
+// ---- three forms of product ---------------------------------------------------------------------
 
 // C = factor A B^T, one BLOCK_M x BLOCK_N tile of it; -inf where `masked` and not visible.
 __device__ __forceinline__ void pairs(Tensor4<io_t> A, Tensor4<io_t> B, Tensor4<io_t> C, int heads,
@@ -180,7 +183,7 @@ __device__ __forceinline__ void keys_of(Tensor4<io_t> P, Tensor4<io_t> Y, Tensor
     }
 }
 
-// ---- forward -------------------------------------------------------------------------------------
+// ---- forward ------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 standard_scores(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> s, int heads, int seqlen_q,
@@ -232,7 +235,7 @@ standard_output(Tensor4<io_t> p, Tensor4<io_t> v, Tensor4<io_t> out, int heads, 
     queries(p, v, out, heads, seqlen_q, seqlen_k, 1.f);
 }
 
-// ---- backward ------------------------------------------------------------------------------------
+// ---- backward -----------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 standard_dv(Tensor4<io_t> p, Tensor4<io_t> dout, Tensor4<io_t> dv, int heads, int seqlen_q,

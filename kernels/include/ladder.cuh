@@ -1,5 +1,5 @@
 // What the first two steps of the ladder share: tiles in shared memory and three small matrix
-// products made of plain multiply-adds, each thread holding a small tile of the result in registers.
+// products of plain multiply-adds, each thread holding a small tile of the result in registers.
 //
 // A tile of ROWS real rows occupies pad4(ROWS) rows of shared memory, so that a thread may always
 // work on four of them; every row a tensor does not have is zero. Products accumulate in fp32.
@@ -25,7 +25,7 @@ __device__ constexpr int pad4(int rows) { return (rows + 3) / 4 * 4; }
 __device__ constexpr int micro_rows(int rows_a_thread) {
     return rows_a_thread >= 4 ? 4 : rows_a_thread >= 2 ? 2 : 1;
 }
-// ---- 16 bytes at a time --------------------------------------------------------------------------
+// ---- 16 bytes at a time -------------------------------------------------------------------------
 
 __device__ __forceinline__ void widen(float (&x)[VEC], const Chunk& chunk) {
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_upto(io_t* p, const float (&x)[VEC], int c
     }
 }
 
-// ---- tiles ---------------------------------------------------------------------------------------
+// ---- tiles --------------------------------------------------------------------------------------
 
 // The first `rows` rows of a (N, HEAD_DIM) matrix to shared memory; zeros up to pad4(ROWS).
 template <int ROWS>
@@ -86,11 +86,11 @@ __device__ __forceinline__ void zero_rows(io_t* dst, int64 stride, int rows) {
     }
 }
 
-// ---- products ------------------------------------------------------------------------------------
+// ---- products -----------------------------------------------------------------------------------
 // A result of ROWS rows is cut into micro-tiles; micro-tile t belongs to thread t % THREADS.
 
-// Rows by keys: acc[a][b] = <A[row0 + a], B[col0 + b * col_step]>, both tiles with HEAD_DIM columns.
-// The columns of one thread lie col_step apart, so that neighbouring threads read neighbouring rows.
+// Rows by keys: acc[a][b] = <A[row0 + a], B[col0 + b * col_step]>, both of HEAD_DIM columns. A
+// thread's results lie col_step apart, so that neighbouring threads read neighbouring rows of B.
 template <int MM>
 __device__ __forceinline__ void product_abt(float (&acc)[MM][4], const io_t* A, const io_t* B,
                                             int row0, int col0, int col_step) {
