@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,12 @@ from kernels.cache import digest, headers
 from kernels.launch import (
     INCLUDE_DIR,
     ITEMSIZE,
+    TENSOR_MAP_BYTES,
+    TENSOR_MAP_ROW_BYTES,
     Argument,
     Array,
     Kernel,
+    TensorMap,
     check_grid,
     contiguous_strides,
     encode_array,
@@ -41,14 +45,77 @@ def import_cupy() -> Any:
 def kernel_argument(arg: Argument) -> np.generic | np.ndarray:
     """An argument in the form that CuPy passes by value.
 
-    A view becomes a void array of size 1 with the bytes of Tensor4, Tensor3 or Tensor1; a scalar
-    stays the NumPy scalar that it is. A Python number is refused: CuPy would pass 64 bits.
+    A view becomes a void array of size 1 with the bytes of Tensor4, Tensor3 or Tensor1, a tensor
+    map one with the driver's 128 bytes; a scalar stays the NumPy scalar that it is. A Python number
+    is refused: CuPy would pass 64 bits.
     """
+    if isinstance(arg, TensorMap):
+        array = arg.array
+        return _driver_tensor_map(
+            array.pointer, array.shape, array.strides, array.dtype, arg.box_rows
+        )
     if isinstance(arg, Array):
         data = encode_array(arg)
         return np.frombuffer(data, np.dtype((np.void, len(data))))
     encode_scalar(arg)  # refuses what has no definite width
     return arg
+
+
+def tensor_map_geometry(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, box_rows: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Sizes, byte strides of all but the innermost, and box of a (B, H, N, D) array's tensor map.
+
+    Innermost first: 128 bytes of a row, rows, the row's next 128 bytes, heads, batches. N is a
+    dimension of its own, so that rows past it read as zero in every head. The stride of a dimension
+    of size 1 means nothing, but the driver wants a multiple of 16.
+    """
+    batch, heads, rows, columns = shape
+    chunk = TENSOR_MAP_ROW_BYTES // itemsize
+    row_bytes = strides[2] * itemsize if rows > 1 else columns * itemsize
+    head_bytes = strides[1] * itemsize if heads > 1 else row_bytes * rows
+    batch_bytes = strides[0] * itemsize if batch > 1 else head_bytes * heads
+    return (
+        [chunk, rows, columns // chunk, heads, batch],
+        [row_bytes, TENSOR_MAP_ROW_BYTES, head_bytes, batch_bytes],
+        [chunk, box_rows, columns // chunk, 1, 1],
+    )
+
+
+# Making four maps costs about 50 us in Python; a training loop asks for the same ones again.
+@lru_cache(maxsize=4096)
+def _driver_tensor_map(
+    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, box_rows: int
+) -> np.ndarray:
+    from cuda.bindings import driver
+
+    types = driver.CUtensorMapDataType
+    kinds = {
+        "fp16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "fp32": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }
+    sizes, steps, box = tensor_map_geometry(shape, strides, ITEMSIZE[dtype], box_rows)
+    error, encoded = driver.cuTensorMapEncodeTiled(
+        kinds[dtype],
+        len(sizes),
+        pointer,
+        [driver.cuuint64_t(n) for n in sizes],
+        [driver.cuuint64_t(n) for n in steps],
+        [driver.cuuint32_t(n) for n in box],
+        [driver.cuuint32_t(1)] * len(sizes),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise ValueError(
+            f"the driver refuses a tensor map of {shape}, strides {strides}, {dtype}, boxes of "
+            f"{box_rows} rows: {error.name}"
+        )
+    words = np.array([int(word) for word in encoded.opaque], dtype=np.uint64)
+    return words.view(np.dtype((np.void, TENSOR_MAP_BYTES)))
 
 
 def source_for_cupy(kernel: Kernel) -> str:

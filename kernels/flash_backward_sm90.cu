@@ -152,8 +152,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     const __grid_constant__ TensorMap v_map,
                     const __grid_constant__ TensorMap dout_map,
                     const __grid_constant__ TensorMap dk_map,
-                    const __grid_constant__ TensorMap dv_map, Tensor4<io_t> dk, Tensor4<io_t> dv,
-                    Tensor1<const float> lse2, Tensor1<const float> delta,
+                    const __grid_constant__ TensorMap dv_map, Tensor1<const float> lse2, Tensor1<const float> delta,
                     Tensor1<float> dq_accum, int batch, int kv_heads, int group, int seqlen_q,
                     int seqlen_k, float scale) {
     unsigned char* const shared = shared_memory_1024();
@@ -164,19 +163,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     const int kv_head = bh % kv_heads, b = bh / kv_heads;
     const int key0 = j * BLOCK_N;
     const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
-    const int visits = max_int(query_tiles - i0, 0);
+    const int visits = query_tiles - i0;  // at least one: the last query sees every key
     const int count = group * visits;
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
-
-    if (count == 0) {  // no query sees these keys
-        const int rows = min_int(BLOCK_N, seqlen_k - key0);
-        for (int x = threadIdx.x; x < rows * HEAD_DIM / 8; x += THREADS) {
-            const int row = key0 + x / (HEAD_DIM / 8), chunk = x % (HEAD_DIM / 8);
-            st_global(reinterpret_cast<Vec16*>(dk.row(b, kv_head, row)) + chunk, Vec16{});
-            st_global(reinterpret_cast<Vec16*>(dv.row(b, kv_head, row)) + chunk, Vec16{});
-        }
-        return;
-    }
 
     if (threadIdx.x == 0) {
         mbarrier_init(&barriers->kv_full, 1);

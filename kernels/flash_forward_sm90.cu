@@ -168,8 +168,8 @@ __device__ __forceinline__ Place place_of(int block, int tiles, int heads, int b
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                    const __grid_constant__ TensorMap v_map,
-                   const __grid_constant__ TensorMap out_map, Tensor4<io_t> out, Tensor3<float> lse,
-                   int batch, int heads, int group, int seqlen_q, int seqlen_k, float scale,
+                   const __grid_constant__ TensorMap out_map, Tensor3<float> lse, int batch,
+                   int heads, int group, int seqlen_q, int seqlen_k, float scale,
                    int heads_per_group) {
     unsigned char* const shared = shared_memory_1024();
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
@@ -180,14 +180,19 @@ flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constan
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
 
     if (end == 0) {  // these rows see nothing
-        const int rows = min_int(BLOCK_M, seqlen_q - row0);
-        for (int x = threadIdx.x; x < rows * HEAD_DIM / 8; x += THREADS)
-            st_global(reinterpret_cast<Vec16*>(out.row(place.batch, place.head,
-                                                       row0 + x / (HEAD_DIM / 8))) +
-                          x % (HEAD_DIM / 8),
-                      Vec16{});
-        for (int r = threadIdx.x; r < rows; r += THREADS)
+        for (int x = threadIdx.x; x < CONSUMERS * Q_BYTES / 16; x += THREADS)
+            st_shared(reinterpret_cast<Vec16*>(shared) + x, Vec16{});
+        for (int r = threadIdx.x; r < min_int(BLOCK_M, seqlen_q - row0); r += THREADS)
             st_global(lse.at(place.batch, place.head, row0 + r), neg_infinity());
+        tma_fence();
+        block_sync();
+        if (threadIdx.x == 0) {
+            for (int w = 0; w < CONSUMERS; ++w)
+                tma_store(&out_map, shared + w * Q_BYTES, 0, row0 + 64 * w, 0, place.head,
+                          place.batch);
+            bulk_commit();
+            bulk_wait<0>();
+        }
         return;
     }
 

@@ -25,7 +25,7 @@ SCALARS = (np.int32, np.int64, np.uint32, np.uint64, np.float32)
 GRID_LIMIT = (2**31 - 1, 65535, 65535)
 THREAD_LIMIT = 1024
 
-Argument: TypeAlias = "Array | np.generic"
+Argument: TypeAlias = "Array | TensorMap | np.generic"
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,48 @@ class Array:
         )
 
 
+#: Bytes of a tensor map, on the GPU and on the host.
+TENSOR_MAP_BYTES = 128
+#: A swizzled row of a TMA box is 128 bytes wide.
+TENSOR_MAP_ROW_BYTES = 128
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """How TMA sees a (B, H, N, D) array: boxes of ``box_rows`` rows, all D columns at once.
+
+    A box lands in shared memory as D·itemsize / 128 slabs of ``box_rows`` rows of 128 bytes, with
+    the 128-byte swizzle. Rows past N read as zero and are not written. The kernel's coordinates
+    are (0, row, 0, head, batch).
+
+    Raises ValueError for what the hardware cannot take, naming the value.
+    """
+
+    array: Array
+    box_rows: int
+
+    def __post_init__(self) -> None:
+        array = self.array
+        if len(array.shape) != 4:
+            raise ValueError(f"{array.name}: a tensor map needs 4 dimensions, not {array.shape}")
+        if not 1 <= self.box_rows <= 256:
+            raise ValueError(f"{array.name}: box_rows={self.box_rows} is outside 1..256")
+        row_bytes = array.shape[-1] * array.itemsize
+        if row_bytes % TENSOR_MAP_ROW_BYTES:
+            raise ValueError(
+                f"{array.name}: rows of {row_bytes} bytes are no multiple of {TENSOR_MAP_ROW_BYTES}"
+            )
+        strides = [stride * array.itemsize for stride in array.strides]
+        unaligned = [
+            s for n, s in zip(array.shape[:-1], strides[:-1], strict=True) if n > 1 and s % 16
+        ]
+        if array.pointer % 16 or unaligned:
+            raise ValueError(
+                f"{array.name}: address {array.pointer:#x} and strides {strides} bytes must be "
+                "multiples of 16"
+            )
+
+
 @runtime_checkable
 class Backend(Protocol):
     """Launches kernels on arrays of one kind of memory."""
@@ -211,6 +253,20 @@ def encode_array(array: Array, pointer: int | None = None) -> bytes:
     return np.array(fields, dtype=np.uint64).tobytes()
 
 
+def encode_tensor_map(tensor_map: TensorMap, pointer: int | None = None) -> bytes:
+    """A tensor map as the host backend reads it (``host/hopper.hpp``): pointer, sizes, strides.
+
+    Sixteen 64-bit words: address, itemsize, D, N, H, B, strides of N, H, B in bytes, box rows, 0…
+    """
+    array = tensor_map.array
+    batch, heads, rows, columns = array.shape
+    stride_b, stride_h, stride_n = (s * array.itemsize for s in array.strides[:3])
+    words = [array.pointer if pointer is None else pointer, array.itemsize]
+    words += [columns, rows, heads, batch, stride_n, stride_h, stride_b, tensor_map.box_rows]
+    words += [0] * (TENSOR_MAP_BYTES // 8 - len(words))
+    return np.array(words, dtype=np.uint64).tobytes()
+
+
 def encode_scalar(value: np.generic) -> bytes:
     """A scalar as the kernel receives it. Python numbers are refused: their width is a guess."""
     if not isinstance(value, SCALARS):
@@ -223,6 +279,8 @@ def encode_scalar(value: np.generic) -> bytes:
 
 def encode(arg: Argument) -> bytes:
     """Bytes of one kernel argument."""
+    if isinstance(arg, TensorMap):
+        return encode_tensor_map(arg)
     return encode_array(arg) if isinstance(arg, Array) else encode_scalar(arg)
 
 

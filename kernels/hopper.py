@@ -1,0 +1,282 @@
+"""Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
+
+They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads and the
+log-sum-exp. Key masks, dropout, block masks, other head dimensions, a scale that is not positive
+and the deterministic backward stay with the sm_80 kernels: ``why_not`` says which of them it was.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.shapes import Tile
+from kernels.flash_config import DTYPE_CODE
+from kernels.launch import Argument, Array, Backend, Kernel, TensorMap
+
+WARPGROUP = 128
+STAGES = 2
+ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
+L2_BYTES_FOR_KEYS = 25 << 20  # half of an H100's L2: what a group of heads may fill with K and V
+
+
+@dataclass(frozen=True)
+class ForwardForm:
+    """One compiled form of the forward: how many consumer warpgroups, which key tile."""
+
+    head_dim: int
+    consumers: int
+    block_n: int
+    overlap: bool
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(64 * self.consumers, self.block_n)
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * WARPGROUP
+
+    @property
+    def shared_bytes(self) -> int:
+        """Q, the K and V rings, 1 + 4·STAGES barriers of 8 bytes, and the slack."""
+        row = 2 * self.head_dim
+        tiles = self.tile.block_m * row + 2 * STAGES * self.block_n * row
+        return tiles + 8 * (1 + 4 * STAGES) + ALIGNMENT_SLACK
+
+    def kernel(self, dtype: str, causal: bool) -> Kernel:
+        macros = (
+            ("DTYPE", DTYPE_CODE[dtype]),
+            ("HEAD_DIM", self.head_dim),
+            ("BLOCK_N", self.block_n),
+            ("CONSUMERS", self.consumers),
+            ("CAUSAL", int(causal)),
+            ("OVERLAP", int(self.overlap)),
+            ("STAGES", STAGES),
+        )
+        return Kernel("flash_forward_sm90.cu", "flash_forward_sm90", macros, self.threads)
+
+
+#: Every form that compiles without a spill or a serialised wgmma, for tests and tuning.
+FORWARD_FORMS = (
+    ForwardForm(64, 3, 128, True),
+    ForwardForm(64, 3, 128, False),
+    ForwardForm(128, 3, 128, False),
+    ForwardForm(128, 2, 128, True),
+    ForwardForm(128, 2, 176, True),
+)
+
+
+@dataclass(frozen=True)
+class BackwardForm:
+    """The one form of the backward: 128 keys, 8192 / head_dim queries."""
+
+    head_dim: int
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(8192 // self.head_dim, 128)
+
+    @property
+    def shared_bytes(self) -> int:
+        """K, V, two stages of Q and dO, two buffers of dS, dQ, the statistics, the barriers."""
+        block_m, block_n = self.tile.block_m, self.tile.block_n
+        row = 2 * self.head_dim
+        tiles = 2 * block_n * row + 2 * STAGES * block_m * row + 2 * 2 * block_m * block_n
+        rest = 4 * block_m * self.head_dim + 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
+        return tiles + rest + ALIGNMENT_SLACK
+
+    def kernel(self, entry: str, threads: int, dtype: str, causal: bool) -> Kernel:
+        macros = (
+            ("DTYPE", DTYPE_CODE[dtype]),
+            ("HEAD_DIM", self.head_dim),
+            ("BLOCK_M", self.tile.block_m),
+            ("CAUSAL", int(causal)),
+        )
+        return Kernel("flash_backward_sm90.cu", entry, macros, threads)
+
+
+def why_not(
+    dtype: str,
+    head_dim: int,
+    *,
+    scale: float,
+    key_mask: bool = False,
+    dropout: bool = False,
+    block_mask: bool = False,
+    deterministic: bool = False,
+    dlse: bool = False,
+) -> str | None:
+    """The first reason why the Hopper kernels do not cover a problem, or None."""
+    if dtype not in ("fp16", "bf16"):
+        return f"dtype {dtype} (tensor cores take fp16 and bf16)"
+    if head_dim not in (64, 128):
+        return f"head_dim {head_dim} (64 and 128 are covered)"
+    if not scale > 0:
+        return f"scale {scale} (it must be positive)"
+    features = {
+        "a key mask": key_mask,
+        "dropout": dropout,
+        "a block mask": block_mask,
+        "the deterministic backward": deterministic,
+        "a gradient of lse": dlse,
+    }
+    return next((name for name, used in features.items() if used), None)
+
+
+def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
+    """The form for a shape.
+
+    head_dim 64: three consumers, whose 192 rows read K and V least, with the softmax of one tile
+    under the products of the next; 128: two consumers with that overlap, since three would not
+    have the registers for it. Longer key tiles (176) pay off where few are ragged: without a mask
+    and from 4096 rows on.
+    """
+    if head_dim == 64:
+        return ForwardForm(64, 3, 128, True)
+    return ForwardForm(128, 2, 176 if not causal and seqlen_q >= 4096 else 128, True)
+
+
+def heads_per_group(heads: int, seqlen_k: int, head_dim: int) -> int:
+    """How many heads run side by side: the power of two whose K and V fit in L2, at least one."""
+    one = 2 * seqlen_k * head_dim * 2
+    fitting = max(1, L2_BYTES_FOR_KEYS // max(one, 1))
+    return int(min(heads, 2 ** int(math.log2(fitting))))
+
+
+def forward(
+    backend: Backend,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    scale: float,
+    causal: bool = False,
+    form: ForwardForm | None = None,
+    stream: int | None = None,
+) -> None:
+    """out = softmax(scale · q kᵀ) v and lse. Shapes as in ``kernels.attention``, checked there.
+
+    Raises ValueError with the reason when the problem is not covered.
+    """
+    _check(why_not(q.dtype, q.shape[3], scale=scale))
+    batch, heads, seqlen_q, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    form = form or forward_form(head_dim, causal, seqlen_q)
+    if form.head_dim != head_dim:
+        raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
+    blocks = batch * heads * -(-seqlen_q // form.tile.block_m)
+    args: list[Argument] = [
+        TensorMap(q.with_access("r", "q"), 64),
+        TensorMap(k.with_access("r", "k"), form.block_n),
+        TensorMap(v.with_access("r", "v"), form.block_n),
+        TensorMap(out.with_access("w", "out"), 64),
+        lse.with_access("w", "lse"),
+        np.int32(batch),
+        np.int32(heads),
+        np.int32(heads // kv_heads),
+        np.int32(seqlen_q),
+        np.int32(seqlen_k),
+        np.float32(scale),
+        np.int32(heads_per_group(batch * heads, seqlen_k, head_dim)),
+    ]
+    kernel = form.kernel(q.dtype, causal)
+    backend.launch(kernel, (blocks, 1, 1), form.shared_bytes, args, stream)
+
+
+def backward(
+    backend: Backend,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    dout: Array,
+    lse: Array,
+    dq: Array,
+    dk: Array,
+    dv: Array,
+    *,
+    scale: float,
+    causal: bool = False,
+    stream: int | None = None,
+) -> None:
+    """dq, dk, dv from dout; dq is added up in no fixed order.
+
+    Raises ValueError with the reason when the problem is not covered.
+    """
+    _check(why_not(q.dtype, q.shape[3], scale=scale))
+    batch, heads, seqlen_q, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    form = BackwardForm(head_dim)
+    block_m, block_n = form.tile.block_m, form.tile.block_n
+    query_tiles = -(-seqlen_q // block_m)
+    padded_rows = batch * heads * query_tiles * block_m
+
+    def kernel(suffix: str, threads: int) -> Kernel:
+        return form.kernel(f"flash_backward_sm90{suffix}", threads, q.dtype, causal)
+
+    lse2 = backend.empty("lse2", (padded_rows,), "fp32")
+    delta = backend.empty("delta", (padded_rows,), "fp32")
+    dq_accum = backend.empty("dq_accum", (padded_rows * head_dim,), "fp32")
+    rows_a_block = WARPGROUP // (head_dim // 8)
+    backend.launch(
+        kernel("_preprocess", WARPGROUP),
+        (padded_rows // rows_a_block, 1, 1),
+        0,
+        [
+            out.with_access("r", "out"),
+            dout.with_access("r", "dout"),
+            lse.with_access("r", "lse"),
+            lse2.with_access("w"),
+            delta.with_access("w"),
+            dq_accum.with_access("w"),
+            np.int32(heads),
+            np.int32(seqlen_q),
+        ],
+        stream,
+    )
+    backend.launch(
+        kernel("", 3 * WARPGROUP),
+        (batch * kv_heads * -(-seqlen_k // block_n), 1, 1),
+        form.shared_bytes,
+        [
+            TensorMap(q.with_access("r", "q"), block_m),
+            TensorMap(k.with_access("r", "k"), block_n),
+            TensorMap(v.with_access("r", "v"), block_n),
+            TensorMap(dout.with_access("r", "dout"), block_m),
+            TensorMap(dk.with_access("w", "dk"), 64),
+            TensorMap(dv.with_access("w", "dv"), 64),
+            lse2.with_access("r"),
+            delta.with_access("r"),
+            dq_accum.with_access("atomic"),
+            np.int32(batch),
+            np.int32(kv_heads),
+            np.int32(heads // kv_heads),
+            np.int32(seqlen_q),
+            np.int32(seqlen_k),
+            np.float32(scale),
+        ],
+        stream,
+    )
+    backend.launch(
+        kernel("_postprocess", 2 * WARPGROUP),
+        (batch * heads * query_tiles, 1, 1),
+        block_m * (head_dim + 8) * 2,
+        [
+            dq_accum.with_access("r"),
+            dq.with_access("w", "dq"),
+            np.int32(heads),
+            np.int32(seqlen_q),
+            np.float32(scale),
+        ],
+        stream,
+    )
+
+
+def _check(reason: str | None) -> None:
+    if reason is not None:
+        raise ValueError(f"the Hopper kernels do not cover {reason}")
