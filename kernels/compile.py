@@ -101,7 +101,8 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
     except Exception as error:
         # cuda-core has raised several types for a failed compile over its versions.
         if type(error).__module__.startswith("cuda") or isinstance(error, RuntimeError):
-            raise CompileError(f"{name} for {arch}: {log.getvalue() or error}") from None
+            text_of_log = (log.getvalue() or str(error)).replace("\0", "").strip()
+            raise CompileError(f"{name} for {arch}: {text_of_log}") from None
         raise
     compiled = Compiled(cubin=cubin, **parse_ptxas(log.getvalue(), kernel.entry, arch))
     write_atomically(cubin_path, cubin)

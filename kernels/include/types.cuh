@@ -18,7 +18,7 @@ struct bf16 {
     uint16 bits;
 };
 
-// N values moved by one instruction; sizeof must be 2, 4, 8 or 16 bytes, aligned to its size.
+// N values moved by one instruction; sizeof must be 1, 2, 4, 8 or 16 bytes, aligned to its size.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Vec {
     T v[N];
