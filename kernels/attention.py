@@ -14,7 +14,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms: "flash", "flash-deterministic" (here); "standard", "flash1", "flash1-literal"
-(kernels.ladder). "flash-deterministic" differs from "flash" in the backward pass only.
+(kernels.ladder). "flash-deterministic" and "flash-split" differ from "flash" in the backward pass only: dQ through an
+ordered workspace, or by a pass of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ __all__ = [
     "shared_bytes",
 ]
 
-FLASH = ("flash", "flash-deterministic")
+FLASH = ("flash", "flash-deterministic", "flash-split")
 
 
 def forward(
@@ -145,9 +146,9 @@ def backward(
     out: Array,
     dout: Array,
     stats: dict[str, Array],
-    dq: Array,
-    dk: Array,
-    dv: Array,
+    dq: Array | None,
+    dk: Array | None,
+    dv: Array | None,
     *,
     scale: float,
     causal: bool = False,
@@ -163,9 +164,13 @@ def backward(
 ) -> None:
     """dq, dk, dv from dout (and ``dlse``, the gradient of lse), P recomputed from the statistics.
 
-    Arguments as in :func:`forward`; dropout needs the same ``dropout_p`` and ``seed``.
+    Arguments as in :func:`forward`; dropout needs the same ``dropout_p`` and ``seed``. With
+    "flash-split" dq, or both dk and dv, may be None: their pass is then left out.
     """
+    if algorithm != "flash-split" and (dq is None or dk is None or dv is None):
+        raise ValueError(f"{algorithm} makes dq, dk and dv together, none of them may be None")
     if algorithm not in FLASH:
+        assert dq is not None and dk is not None and dv is not None
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, dlse=dlse)
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,
@@ -182,17 +187,20 @@ def backward(
         return
     lse = stats["lse"]
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
-    _check_shapes(
-        q, k, v, {"out": out, "dout": dout, "dq": dq}, {"dk": dk, "dv": dv}, rows, key_mask
-    )
+    like_q = {"out": out, "dout": dout} | ({} if dq is None else {"dq": dq})
+    if (dk is None) != (dv is None):
+        raise ValueError("dk and dv are made together, one of them is None")
+    like_k = {} if dk is None or dv is None else {"dk": dk, "dv": dv}
+    _check_shapes(q, k, v, like_q, like_k, rows, key_mask)
     scale = _finite(scale)
     deterministic = algorithm == "flash-deterministic"
+    split = algorithm == "flash-split"
     config = configure(
         "backward", q.dtype, q.shape[3],
         tile=tile, limit=shared_limit_bytes,
         block_size=_block_size(block_mask, block_size, tile, q, k, "backward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
-        deterministic=deterministic, dlse=dlse is not None,
+        deterministic=deterministic, dlse=dlse is not None, query_gradient=not split,
     )  # fmt: skip
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
@@ -201,9 +209,10 @@ def backward(
     key_blocks = batch * kv_heads * key_tiles
     preprocess, postprocess = config.row_kernels()
 
-    slabs = key_tiles if deterministic else 1
+    slabs = 0 if split else key_tiles if deterministic else 1
     delta = backend.empty("delta", (batch, heads, seqlen_q), "fp32")
     dq_accum = backend.empty("dq_accum", (slabs * batch, heads, seqlen_q, head_dim), "fp32")
+    masks = _mask_arguments(key_mask, dropout_p, seed, block_mask)
     if query_blocks:
         args: list[Argument] = [
             out.with_access("r", "out"),
@@ -215,19 +224,23 @@ def backward(
         ]
         if dlse is not None:
             args.append(dlse.with_access("r", "dlse"))
-        if not deterministic:
+        if not deterministic and not split:
             args.append(dq_accum.with_access("w"))
         backend.launch(preprocess, (query_blocks, 1, 1), 0, args, stream)
-    if key_blocks:
+    operands: list[Argument] = [
+        q.with_access("r", "q"),
+        k.with_access("r", "k"),
+        v.with_access("r", "v"),
+        dout.with_access("r", "dout"),
+        lse.with_access("r", "lse"),
+        delta.with_access("r"),
+    ]
+    # The workspace is written in part: a causal or sparse pass skips tiles of it.
+    sums = [] if split else [dq_accum.with_access("rw" if deterministic else "atomic")]
+    if key_blocks and dk is not None and dv is not None:
         args = [
-            q.with_access("r", "q"),
-            k.with_access("r", "k"),
-            v.with_access("r", "v"),
-            dout.with_access("r", "dout"),
-            lse.with_access("r", "lse"),
-            delta.with_access("r"),
-            # The workspace is written in part: a causal or sparse pass skips tiles of it.
-            dq_accum.with_access("rw" if deterministic else "atomic"),
+            *operands,
+            *sums,
             dk.with_access("w", "dk"),
             dv.with_access("w", "dv"),
             np.int32(batch),
@@ -237,10 +250,33 @@ def backward(
             np.int32(seqlen_k),
             np.int32(head_dim),
             np.float32(scale),
-            *_mask_arguments(key_mask, dropout_p, seed, block_mask),
+            *masks,
         ]
         backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
-    if query_blocks:
+    if dq is None or not query_blocks:
+        return
+    if split:
+        config = configure(
+            "backward-dq", q.dtype, head_dim, tile=tile, limit=shared_limit_bytes,
+            block_size=_block_size(
+                block_mask, block_size, tile, q, k, "backward-dq", shared_limit_bytes
+            ),
+            causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
+        )  # fmt: skip
+        args = [
+            *operands,
+            dq.with_access("w", "dq"),
+            np.int32(heads),
+            np.int32(heads // kv_heads),
+            np.int32(seqlen_q),
+            np.int32(seqlen_k),
+            np.int32(head_dim),
+            np.float32(scale),
+            *masks,
+        ]
+        blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+        backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
+    else:
         args = [
             dq_accum.with_access("r"),
             dq.with_access("w", "dq"),
@@ -251,9 +287,11 @@ def backward(
             np.int32(head_dim),
             np.float32(scale),
         ]
+        flags_bytes = 0
         if deterministic and block_mask is not None:
             args.append(block_mask.with_access("r", "block_mask"))
-        backend.launch(postprocess, (query_blocks, 1, 1), postprocess.threads, args, stream)
+            flags_bytes = 4 * postprocess.threads
+        backend.launch(postprocess, (query_blocks, 1, 1), flags_bytes, args, stream)
 
 
 def _tiles(rows: int, block: int) -> int:

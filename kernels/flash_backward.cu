@@ -19,7 +19,8 @@
 //   lse, delta  read   rows_i 4    each, per visited (head, i, j)
 //   dk, dv      write  Nk D e      each, per key/value head
 //   dq_accum    atomic rows_i D 4  per visited (head, i, j); DETERMINISTIC: plain writes of as much,
-//                                  one slab per key tile, added up in order by the postprocess
+//                                  one slab per key tile, added up in order by the postprocess;
+//                                  QUERY_GRADIENT 0: nothing
 //   KEY_MASK      key_mask   read  rows_j  per key tile that any query tile meets
 //   BLOCK_SPARSE  block_mask read  1       per (head, i, j) that the causal mask leaves
 //
@@ -31,8 +32,12 @@
 // NUM_WARPS      warps a block, over BLOCK_N / 16 groups of key rows (and halves of HEAD_DIM > 128)
 // STAGES         2: the next Q, dO tile arrives during the work on this one; 1: after it
 // DETERMINISTIC  1: partial dQ tiles to a workspace (key tiles * B, H, seqlen_q, head_dim)
+// QUERY_GRADIENT 0: dK and dV only; dQ comes from flash_backward_dq.cu or is not wanted
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
+#endif
+#ifndef QUERY_GRADIENT
+#define QUERY_GRADIENT 1
 #endif
 #ifndef KEY_MASK
 #define KEY_MASK 0
@@ -62,9 +67,11 @@ constexpr bool STAGED = DTYPE == 2 || SHARES == 2;
 // Queries worked on at once: few, to leave the registers to dK and dV.
 constexpr int CHUNK_M = BLOCK_M % 32 == 0 ? 32 : 16;
 constexpr int S_TILES = CHUNK_M / 8;
-// dQ is made in pieces of 16 rows and DQ_DIM columns, dealt out to the warps.
-constexpr int DQ_DIM = HEAD_DIM < 64 ? HEAD_DIM : 64;
-constexpr int DQ_TILES = DQ_DIM / 8;
+// dQ is made in pieces of DQ_ROWS x 32, dealt out to the warps. 32 rows, where there is work enough
+// for all warps, let an operand from shared memory serve two products.
+constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && BLOCK_M / 32 * (HEAD_DIM / 32) >= NUM_WARPS ? 32 : 16;
+constexpr int DQ_DIM = 32;
+constexpr int DQ_GROUPS = DQ_ROWS / 16, DQ_TILES = DQ_DIM / 8;
 static_assert(NUM_WARPS % SHARES == 0 && GROUPS * 16 * NUM_WARPS == BLOCK_N * SHARES,
               "each warp owns whole 16-row groups");
 static_assert(STAGES == 1 || STAGES == 2, "stages");
@@ -81,7 +88,7 @@ constexpr int DS_AT = DO_AT + STAGES * QTile::BYTES;
 constexpr int P_AT = DS_AT + STile::BYTES;
 constexpr int STATS_AT = P_AT + (STAGED ? STile::BYTES : 0);  // lse and delta, two slots
 constexpr int KEEP_AT = STATS_AT + 2 * 2 * BLOCK_M * 4;
-constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? BLOCK_N : 0);
+constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? BLOCK_N * 4 : 0);
 
 using Scores = float[GROUPS][S_TILES][4];  // transposed: rows are keys, columns are queries
 
@@ -109,17 +116,27 @@ __device__ __forceinline__ void recompute_probabilities(Scores& s, const float* 
     }
 }
 
-// Zeroes the weights that do not exist. `first_query[g][half]` is the first query that sees the key.
-__device__ __forceinline__ void mask_probabilities(Scores& p, const int (&first_query)[GROUPS][2],
-                                                   int query0) {
+// Zeroes the weights that do not exist. Coordinates are those of the warp's first key and of the
+// chunk's first query; `keep` holds a word per key of the warp (KEY_MASK only).
+__device__ __forceinline__ void mask_probabilities(Scores& p, int key0, int query0, int seqlen_q,
+                                                   int seqlen_k, const uint32* keep) {
     const int query = query0 + lane_id() % 4 * 2;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
-        for (int n = 0; n < S_TILES; ++n)
+        for (int half = 0; half < 2; ++half) {
+            const int c = 16 * g + 8 * half + lane_id() / 4;
+            bool exists = key0 + c < seqlen_k;
+            if constexpr (KEY_MASK) exists = ld_shared(keep + c) != 0;
+            int first = 0;  // query that sees the key
+            if constexpr (CAUSAL) first = key0 + c - (seqlen_k - seqlen_q);
+            if (!exists) first = seqlen_q;
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (query + 8 * n + e % 2 < first_query[g][e / 2]) p[g][n][e] = 0.0f;
+            for (int n = 0; n < S_TILES; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    if (query + 8 * n + e < first) p[g][n][2 * half + e] = 0.0f;
+        }
 }
 
 // dP^T -> dS^T = P^T o (dP^T - D).
@@ -168,11 +185,39 @@ __device__ __forceinline__ void drop(Scores& to, const Scores& from, const uint3
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// Adds a piece of dQ to the accumulator, or puts it into the workspace.
+__device__ __forceinline__ void send_dq(float* dq_rows, int64 stride_n,
+                                        const float (&dq)[DQ_GROUPS][DQ_TILES][4], int row0,
+                                        int col0, int rows, int head_dim) {
+#pragma unroll
+    for (int g = 0; g < DQ_GROUPS; ++g)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int r = row0 + 16 * g + 8 * half + lane_id() / 4;
+            float* const row = dq_rows + r * stride_n;
+#pragma unroll
+            for (int n = 0; n < DQ_TILES; ++n) {
+                const int col = col0 + 8 * n + lane_id() % 4 * 2;
+                if (r >= rows || col >= head_dim) continue;
+                const float lo = dq[g][n][2 * half], hi = dq[g][n][2 * half + 1];
+                if constexpr (DETERMINISTIC) {
+                    st_global(reinterpret_cast<Vec<float, 2>*>(row + col), {{lo, hi}});
+                } else {
+                    atomic_add_global(row + col, lo);
+                    atomic_add_global(row + col + 1, hi);
+                }
+            }
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> v,
                Tensor4<const io_t> dout, Tensor3<const float> lse, Tensor3<const float> delta,
-               Tensor4<float> dq_accum, Tensor4<io_t> dk, Tensor4<io_t> dv, int batches,
-               int kv_heads, int group, int seqlen_q, int seqlen_k, int head_dim, float scale
+#if QUERY_GRADIENT
+               Tensor4<float> dq_accum,
+#endif
+               Tensor4<io_t> dk, Tensor4<io_t> dv, int batches, int kv_heads, int group,
+               int seqlen_q, int seqlen_k, int head_dim, float scale
 #if KEY_MASK
                , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
 #endif
@@ -196,8 +241,6 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     unsigned char* shared = shared_memory();
     const KTile k_tile = tile_at<KTile>(shared), v_tile = tile_at<KTile>(shared + V_AT);
     const STile ds_tile = tile_at<STile>(shared + DS_AT), p_tile = tile_at<STile>(shared + P_AT);
-    io_t* const dk_rows = dk.row(batch, kv_head, key0);
-    io_t* const dv_rows = dv.row(batch, kv_head, key0);
 
     // Visits are numbered over the heads of the group and, for each, the query tiles i >= i0.
     const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
@@ -209,15 +252,16 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         return block_mask.row(batch, head_of(t), tile_of(t) * BLOCK_M / SPARSE_M) +
                key0 / SPARSE_N;
     };
-    SparseWalk<THREADS, decltype(address)> walk{visits, shared + FLAGS_AT, address};
+    SparseWalk<THREADS, decltype(address)> walk{
+        visits, reinterpret_cast<uint32*>(shared + FLAGS_AT), address};
 #else
     DenseWalk walk{visits};
 #endif
 
     int t = walk.next(0);
     if (t >= visits) {  // nobody looks at these keys
-        store_zeros<THREADS, KTile>(dk_rows, dk.stride_n, keys, head_dim);
-        store_zeros<THREADS, KTile>(dv_rows, dv.stride_n, keys, head_dim);
+        store_zeros<THREADS>(k_tile, dk.row(batch, kv_head, key0), dk.stride_n, keys, head_dim);
+        store_zeros<THREADS>(v_tile, dv.row(batch, kv_head, key0), dv.stride_n, keys, head_dim);
         return;
     }
 
@@ -265,35 +309,16 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     load_tile_async<THREADS>(v_tile, v.row(batch, kv_head, key0), v.stride_n, keys, head_dim);
     load_visit(t, 0);
     publish_stats(0);
+    uint32* const keep = reinterpret_cast<uint32*>(shared + KEEP_AT);
 #if KEY_MASK
-    uint8* const keep = shared + KEEP_AT;
+    const uint8* const keep_bytes = key_mask.data + int64(batch) * seqlen_k + key0;
     for (int c = threadIdx.x; c < BLOCK_N; c += THREADS)
-        st_shared(keep + c, c < keys ? ld_global(key_mask.data + int64(batch) * seqlen_k + key0 + c)
-                                     : uint8(0));
+        st_shared(keep + c, c < keys ? ld_global(keep_bytes + c) : 0);
     cp_async_wait<0>();
     block_sync();
-    // A masked key may hold anything, and 0 * NaN is NaN.
-    for_each_chunk<KTile, THREADS>([&](int row, int c) {
-        if (ld_shared(keep + row) == 0) {
-            st_shared(reinterpret_cast<Vec16*>(k_tile.chunk(row, c)), Vec16{});
-            st_shared(reinterpret_cast<Vec16*>(v_tile.chunk(row, c)), Vec16{});
-        }
-    });
+    clear_rows<THREADS>(k_tile, keep);
+    clear_rows<THREADS>(v_tile, keep);
 #endif
-    // First query that sees each of this thread's keys.
-    int first_query[GROUPS][2];
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int c = warp_key + 16 * g + 8 * half + lane_id() / 4;
-            bool exists = c < keys;
-#if KEY_MASK
-            exists = ld_shared(keep + c) != 0;
-#endif
-            first_query[g][half] = !exists ? seqlen_q : CAUSAL ? key0 + c - offset : 0;
-        }
-
     // ---- the loop over heads and query tiles --------------------------------------------------------
     float dk_acc[GROUPS][D_TILES][4], dv_acc[GROUPS][D_TILES][4];
     clear(dk_acc);
@@ -318,9 +343,11 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         for (int chunk = share * CHUNK_M; chunk < BLOCK_M; chunk += SHARES * CHUNK_M) {
             Scores p;
             clear(p);
-            gemm<HEAD_DIM>(p, Rows{k_tile, warp_key, 0}, KMajor{q_tile(stage), chunk});
+            gemm<HEAD_DIM>(p, Rows{k_tile.from_row(warp_key)}, KMajor{q_tile(stage).from_row(chunk)});
             recompute_probabilities(p, lse_rows, chunk, scale);
-            if (masked) mask_probabilities(p, first_query, row0 + chunk);
+            if (masked)
+                mask_probabilities(p, key0 + warp_key, row0 + chunk, seqlen_q, seqlen_k,
+                                   keep + warp_key);
 #if DROPOUT
             uint32 kept[GROUPS];
             draw_mask(kept, dropout, row0 + chunk, key0 + warp_key);
@@ -333,65 +360,50 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             uint32 operand[GROUPS][S_TILES / 2][4];
 #endif
             if constexpr (STAGED) {
-                store_accumulator(p_tile, warp_key, chunk, dropped);
+                store_accumulator(p_tile.from_row(warp_key), chunk, dropped);
             } else {
 #if DTYPE != 2
                 round_to_operand(operand, dropped);
-                gemm<CHUNK_M>(dv_acc, Registers{operand}, NMajor{do_tile(stage), chunk, 0});
+                gemm<CHUNK_M>(dv_acc, Registers{operand}, NMajor{do_tile(stage).from_row(chunk), 0});
 #endif
             }
             Scores ds;
             clear(ds);
-            gemm<HEAD_DIM>(ds, Rows{v_tile, warp_key, 0}, KMajor{do_tile(stage), chunk});
+            gemm<HEAD_DIM>(ds, Rows{v_tile.from_row(warp_key)}, KMajor{do_tile(stage).from_row(chunk)});
 #if DROPOUT
             drop(ds, ds, kept, keep_scale);
 #endif
             softmax_gradient(ds, p, delta_rows, chunk);
-            store_accumulator(ds_tile, warp_key, chunk, ds);
+            if constexpr (QUERY_GRADIENT || STAGED)
+                store_accumulator(ds_tile.from_row(warp_key), chunk, ds);
             if constexpr (!STAGED) {
 #if DTYPE != 2
                 round_to_operand(operand, ds);
-                gemm<CHUNK_M>(dk_acc, Registers{operand}, NMajor{q_tile(stage), chunk, 0});
+                gemm<CHUNK_M>(dk_acc, Registers{operand}, NMajor{q_tile(stage).from_row(chunk), 0});
 #endif
             }
         }
         if (next < visits && STAGES == 2) publish_stats(slot ^ 1);
         block_sync();  // dS^T (and P^T) complete
         if constexpr (STAGED) {
-            gemm<BLOCK_M>(dv_acc, Rows{p_tile, warp_key, 0}, NMajor{do_tile(stage), 0, dim0});
-            gemm<BLOCK_M>(dk_acc, Rows{ds_tile, warp_key, 0}, NMajor{q_tile(stage), 0, dim0});
+            gemm<BLOCK_M>(dv_acc, Rows{p_tile.from_row(warp_key)}, NMajor{do_tile(stage), dim0});
+            gemm<BLOCK_M>(dk_acc, Rows{ds_tile.from_row(warp_key)}, NMajor{q_tile(stage), dim0});
         }
 
+#if QUERY_GRADIENT
         // ---- dQ += dS K ----
         float* const dq_rows = dq_accum.row(DETERMINISTIC ? int64(j) * batches + batch : batch,
                                             head, row0);
         constexpr int COLUMNS = HEAD_DIM / DQ_DIM;
 #pragma unroll 1
-        for (int piece = warp_id(); piece < BLOCK_M / 16 * COLUMNS; piece += NUM_WARPS) {
-            const int dq_row = piece / COLUMNS * 16, dq_col = piece % COLUMNS * DQ_DIM;
-            float dq[1][DQ_TILES][4];
+        for (int piece = warp_id(); piece < BLOCK_M / DQ_ROWS * COLUMNS; piece += NUM_WARPS) {
+            const int dq_row = piece / COLUMNS * DQ_ROWS, dq_col = piece % COLUMNS * DQ_DIM;
+            float dq[DQ_GROUPS][DQ_TILES][4];
             clear(dq);
-            gemm<BLOCK_N>(dq, Columns{ds_tile, dq_row}, NMajor{k_tile, 0, dq_col});
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int r = dq_row + 8 * half + lane_id() / 4;
-                float* const row = dq_rows + r * dq_accum.stride_n;
-#pragma unroll
-                for (int n = 0; n < DQ_TILES; ++n) {
-                    const int col = dq_col + 8 * n + lane_id() % 4 * 2;
-                    if (row0 + r < seqlen_q && col < head_dim) {
-                        const float lo = dq[0][n][2 * half], hi = dq[0][n][2 * half + 1];
-                        if constexpr (DETERMINISTIC) {
-                            st_global(reinterpret_cast<Vec<float, 2>*>(row + col),
-                                      Vec<float, 2>{{lo, hi}});
-                        } else {
-                            atomic_add_global(row + col, lo);
-                            atomic_add_global(row + col + 1, hi);
-                        }
-                    }
-                }
-            }
+            gemm<BLOCK_N>(dq, Columns{ds_tile, dq_row}, NMajor{k_tile, dq_col});
+            send_dq(dq_rows, dq_accum.stride_n, dq, dq_row, dq_col, seqlen_q - row0, head_dim);
         }
+#endif
         if (STAGES == 1 && next < visits) {
             block_sync();
             load_visit(next, 0);
@@ -405,9 +417,9 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #if DROPOUT
     multiply(dv_acc, keep_scale);
 #endif
-    store_accumulator(k_tile, warp_key, dim0, dk_acc);
-    store_accumulator(v_tile, warp_key, dim0, dv_acc);
+    store_accumulator(k_tile.from_row(warp_key), dim0, dk_acc);
+    store_accumulator(v_tile.from_row(warp_key), dim0, dv_acc);
     block_sync();
-    store_tile<THREADS>(k_tile, dk_rows, dk.stride_n, keys, head_dim);
-    store_tile<THREADS>(v_tile, dv_rows, dv.stride_n, keys, head_dim);
+    store_tile<THREADS>(k_tile, dk.row(batch, kv_head, key0), dk.stride_n, keys, head_dim);
+    store_tile<THREADS>(v_tile, dv.row(batch, kv_head, key0), dv.stride_n, keys, head_dim);
 }

@@ -134,7 +134,8 @@ flash_backward_postprocess(Tensor4<const float> dq_accum, Tensor4<io_t> dq, int 
 #if BLOCK_SPARSE
     const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
     auto address = [=](int j) { return block_row + j * BLOCK_N / SPARSE_N; };
-    SparseWalk<THREADS, decltype(address)> walk{end, shared_memory(), address};
+    SparseWalk<THREADS, decltype(address)> walk{
+        end, reinterpret_cast<uint32*>(shared_memory()), address};
 #else
     DenseWalk walk{end};
 #endif

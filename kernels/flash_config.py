@@ -18,7 +18,8 @@ HEAD_DIMS = (32, 64, 128, 256)
 SHARED_LIMIT_BYTES = 227 * 1024
 """Shared memory a block may have on H100 and H200; the limit of the host backend too."""
 
-PASSES = ("forward", "backward")
+PASSES = ("forward", "backward", "backward-dq")
+"""The main kernels; "backward-dq" is the split form's second pass, dQ with the queries outside."""
 
 # Tiles in order of preference: the first that fits into shared memory is taken. Large block_m
 # (forward) and block_n (backward) mean fewer reads of the other side, and in the backward pass
@@ -72,6 +73,8 @@ def padded_head_dim(head_dim: int) -> int:
 def _groups_a_warp(pass_: str, head_dim: int, tile: Tile) -> int:
     """16-row groups of a warp: two where the registers allow it, because then each operand of the
     other side that comes from shared memory serves two products."""
+    if pass_ == "backward-dq":
+        return 1  # it holds two score tiles beside dQ
     if pass_ == "forward":
         rows, registers = tile.block_m, tile.block_n // 2 + head_dim // 2
     else:
@@ -99,6 +102,8 @@ class FlashConfig:
     """dQ through an ordered workspace (backward only)."""
     dlse: bool = False
     """lse has an incoming gradient (backward only)."""
+    query_gradient: bool = True
+    """dQ is made, or at least its sum (backward only); False leaves it to "backward-dq"."""
 
     def __post_init__(self) -> None:
         if self.pass_ not in PASSES:
@@ -134,7 +139,7 @@ class FlashConfig:
     def num_warps(self) -> int:
         """Warps a block."""
         groups = _groups_a_warp(self.pass_, self.head_dim, self.tile)
-        if self.pass_ == "forward":
+        if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
         shares = 2 if self.head_dim > 128 else 1
         return self.tile.block_n // (16 * groups) * shares
@@ -152,13 +157,14 @@ class FlashConfig:
         query_tile = block_m * self.head_dim * size
         key_tile = block_n * self.head_dim * size
         scores = block_m * block_n * size
-        flags = self.threads if self.block_size else 0
-        if self.pass_ == "forward":
+        flags = 4 * self.threads if self.block_size else 0
+        if self.pass_ != "backward":
+            queries = query_tile if self.pass_ == "forward" else 2 * query_tile
             staged = scores if self.dtype == "fp32" else 0
-            keep = 2 * block_n if self.key_mask else 0
-            return query_tile + 2 * self.stages * key_tile + staged + keep + flags
+            keep = 2 * 4 * block_n if self.key_mask else 0
+            return queries + 2 * self.stages * key_tile + staged + keep + flags
         staged = scores if self.dtype == "fp32" or self.head_dim > 128 else 0
-        keep = block_n if self.key_mask else 0
+        keep = 4 * block_n if self.key_mask else 0
         stats = 4 * block_m * 4
         return 2 * key_tile + 2 * self.stages * query_tile + scores + staged + stats + keep + flags
 
@@ -179,7 +185,7 @@ class FlashConfig:
         return macros
 
     def kernel(self) -> Kernel:
-        """``flash_forward`` or ``flash_backward``."""
+        """``flash_forward``, ``flash_backward`` or ``flash_backward_dq``."""
         macros = self._macros() | {"NUM_WARPS": self.num_warps, "STAGES": self.stages}
         for name, wanted in (
             ("KEY_MASK", self.key_mask),
@@ -189,14 +195,16 @@ class FlashConfig:
         ):
             if wanted:
                 macros[name] = 1
-        entry = f"flash_{self.pass_}"
+        if not self.query_gradient:
+            macros["QUERY_GRADIENT"] = 0
+        entry = f"flash_{self.pass_}".replace("-", "_")
         return Kernel(f"{entry}.cu", entry, tuple(macros.items()), self.threads)
 
     def row_kernels(self) -> tuple[Kernel, Kernel]:
         """``flash_backward_preprocess`` and ``flash_backward_postprocess``, four warps each."""
         macros = self._macros() | {"NUM_WARPS": 4}
-        if self.deterministic:
-            macros["DETERMINISTIC"] = 1
+        if self.deterministic or not self.query_gradient:
+            macros["DETERMINISTIC"] = 1  # there is no accumulator to zero
         else:
             # Only the ordered sum asks which key tiles a query tile met.
             for name in ("BLOCK_SPARSE", "SPARSE_M", "SPARSE_N", "CAUSAL", "BLOCK_N"):
@@ -232,15 +240,16 @@ def default_tile(head_dim: int, dtype: str, pass_: str, limit: int = SHARED_LIMI
     if pass_ not in PASSES:
         raise ValueError(f"pass_={pass_!r} is not one of {PASSES}")
     padded = padded_head_dim(head_dim)
-    tiles = [Tile(m, n) for m, n in _TILES[pass_, dtype == "fp32"][padded]]
+    table = "backward" if pass_ == "backward" else "forward"
+    tiles = [Tile(m, n) for m, n in _TILES[table, dtype == "fp32"][padded]]
     smallest = 0
     for tile in tiles:
         smallest = FlashConfig(pass_, dtype, padded, tile, stages=1).shared_bytes
-        # Masks add a few hundred bytes.
-        if smallest + 1024 <= limit:
+        # Masks add up to 2 KiB.
+        if smallest + 2048 <= limit:
             return tile
     raise ValueError(
-        f"head_dim={head_dim}, {dtype}: even the smallest {pass_} tile needs {smallest + 1024} "
+        f"head_dim={head_dim}, {dtype}: even the smallest {pass_} tile needs {smallest + 2048} "
         f"bytes of shared memory, the limit is {limit}"
     )
 

@@ -69,7 +69,7 @@ constexpr int K_AT = QTile::BYTES;
 constexpr int V_AT = K_AT + STAGES * KTile::BYTES;
 constexpr int P_AT = V_AT + STAGES * KTile::BYTES;
 constexpr int KEEP_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
-constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N : 0);
+constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
 
 // The running softmax of the rows a thread shares in: row g (half 0) and g + 8 (half 1) of each
 // group. The four threads of a row hold the same maximum; the sum is split among them.
@@ -119,16 +119,15 @@ __device__ __forceinline__ void softmax_step(float (&score)[GROUPS][S_TILES][4],
         }
 }
 
-// Sets what may not be seen to -inf. `keep` holds a byte per key of the tile (KEY_MASK only).
+// Sets what may not be seen to -inf. `keep` holds a word per key of the tile (KEY_MASK only).
 __device__ __forceinline__ void mask_scores(float (&score)[GROUPS][S_TILES][4], int row0, int key0,
-                                            int seqlen_q, int seqlen_k, const uint8* keep) {
+                                            int seqlen_q, int seqlen_k, const uint32* keep) {
     const int row = row0 + lane_id() / 4, key = key0 + lane_id() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
         bool kept[2] = {true, true};
         if constexpr (KEY_MASK) {
-            const auto pair = ld_shared(reinterpret_cast<const Vec<uint8, 2>*>(keep + 8 * n +
-                                                                               key - key0));
+            const auto pair = ld_shared(reinterpret_cast<const Vec8*>(keep + 8 * n + key - key0));
             kept[0] = pair[0] != 0;
             kept[1] = pair[1] != 0;
         }
@@ -164,7 +163,7 @@ __device__ __forceinline__ void drop_weights(float (&p)[GROUPS][S_TILES][4], int
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> v,
               Tensor4<io_t> out, Tensor3<float> lse, int heads, int group, int seqlen_q,
               int seqlen_k, int head_dim, float scale
@@ -196,14 +195,15 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #if BLOCK_SPARSE
     const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
     auto address = [=](int j) { return block_row + j * BLOCK_N / SPARSE_N; };
-    SparseWalk<THREADS, decltype(address)> walk{end, shared + FLAGS_AT, address};
+    SparseWalk<THREADS, decltype(address)> walk{
+        end, reinterpret_cast<uint32*>(shared + FLAGS_AT), address};
 #else
     DenseWalk walk{end};
 #endif
 
     int j = walk.next(0);
     if (j >= end) {  // these rows see nothing
-        store_zeros<THREADS, QTile>(out_rows, out.stride_n, rows, head_dim);
+        store_zeros<THREADS>(q_tile, out_rows, out.stride_n, rows, head_dim);
         for (int r = threadIdx.x; r < rows; r += THREADS) st_global(lse_rows + r, neg_infinity());
         return;
     }
@@ -214,6 +214,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     const io_t* const v_rows = v.row(batch, kv_head, 0);
     auto k_tile = [&](int stage) { return tile_at<KTile>(shared + K_AT + stage * KTile::BYTES); };
     auto v_tile = [&](int stage) { return tile_at<KTile>(shared + V_AT + stage * KTile::BYTES); };
+    auto keep_at = [&](int slot) {
+        return reinterpret_cast<uint32*>(shared + KEEP_AT) + slot * BLOCK_N;
+    };
     auto load_kv = [&](int tile, int stage) {
         const int64 key0 = int64(tile) * BLOCK_N;
         const int keys = min_int(BLOCK_N, seqlen_k - tile * BLOCK_N);
@@ -226,7 +229,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #if KEY_MASK
     // The bytes of the next tile wait in registers while this tile is worked on.
     constexpr int KEEPS = (BLOCK_N + THREADS - 1) / THREADS;
-    uint8 next_keep[KEEPS];
+    uint32 next_keep[KEEPS];
     auto load_keep = [&](int tile) {
 #pragma unroll
         for (int x = 0; x < KEEPS; ++x) {
@@ -241,7 +244,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #pragma unroll
         for (int x = 0; x < KEEPS; ++x) {
             const int key = x * THREADS + threadIdx.x;
-            if (key < BLOCK_N) st_shared(shared + KEEP_AT + slot * BLOCK_N + key, next_keep[x]);
+            if (key < BLOCK_N) st_shared(keep_at(slot) + key, next_keep[x]);
         }
     };
     load_keep(j);
@@ -275,14 +278,10 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
         cp_async_wait<0>();
         block_sync();  // this tile is here, and every warp is done with the one before
         if (STAGES == 2 && next < end) load_kv(next, stage ^ 1);
-        const uint8* keep = shared + KEEP_AT + slot * BLOCK_N;
+        const uint32* keep = keep_at(slot);
 #if KEY_MASK
         if (next < end) load_keep(next);
-        // A masked key may hold anything, and 0 * NaN is NaN.
-        for_each_chunk<KTile, THREADS>([&](int row, int c) {
-            if (ld_shared(keep + row) == 0)
-                st_shared(reinterpret_cast<Vec16*>(v_tile(stage).chunk(row, c)), Vec16{});
-        });
+        clear_rows<THREADS>(v_tile(stage), keep);
         block_sync();
 #endif
         const int key0 = j * BLOCK_N, warp_row0 = row0 + warp_row;
@@ -298,12 +297,12 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
                     for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
                         for (int s = 0; s < HEAD_DIM / 16; ++s)
-                            load_a(q_fragment[g][s], Rows{q_tile, warp_row, 0}, g, s);
+                            load_a(q_fragment[g][s], Rows{q_tile.from_row(warp_row)}, g, s);
                 first = false;
-                gemm<HEAD_DIM>(score, Registers{q_fragment}, KMajor{k_tile(stage), 0});
+                gemm<HEAD_DIM>(score, Registers{q_fragment}, KMajor{k_tile(stage)});
             } else
 #endif
-                gemm<HEAD_DIM>(score, Rows{q_tile, warp_row, 0}, KMajor{k_tile(stage), 0});
+                gemm<HEAD_DIM>(score, Rows{q_tile.from_row(warp_row)}, KMajor{k_tile(stage)});
             if constexpr (ANY_SCALE) multiply(score, scale);
             const bool ragged = key0 + BLOCK_N > seqlen_k;
             const bool diagonal = CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset;
@@ -316,12 +315,13 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #if DTYPE != 2
             uint32 p_fragment[GROUPS][S_TILES / 2][4];
             round_to_operand(p_fragment, score);
-            gemm<BLOCK_N>(acc, Registers{p_fragment}, NMajor{v_tile(stage), 0, 0});
+            gemm<BLOCK_N>(acc, Registers{p_fragment}, NMajor{v_tile(stage), 0});
 #else
-            const PTile p_tile = tile_at<PTile>(shared + P_AT);  // a warp touches its own rows only
-            store_accumulator(p_tile, warp_row, 0, score);
+            // A warp touches its own rows only.
+            const PTile p_tile = tile_at<PTile>(shared + P_AT).from_row(warp_row);
+            store_accumulator(p_tile, 0, score);
             warp_sync();
-            gemm<BLOCK_N>(acc, Rows{p_tile, warp_row, 0}, NMajor{v_tile(stage), 0, 0});
+            gemm<BLOCK_N>(acc, Rows{p_tile}, NMajor{v_tile(stage), 0});
             warp_sync();
 #endif
         }
@@ -366,7 +366,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
         }
     // A warp reads only its own rows of Q, so it may overwrite them without waiting for the others.
     warp_sync();
-    store_accumulator(q_tile, warp_row, 0, acc);
+    store_accumulator(q_tile.from_row(warp_row), 0, acc);
     block_sync();
     store_tile<THREADS>(q_tile, out_rows, out.stride_n, rows, head_dim);
 }

@@ -7,12 +7,12 @@
 // fp16 and bf16 multiply on tensor cores, operands by ldmatrix. fp32 multiplies with fused
 // multiply-adds read from shared memory, in the same layout, so that a kernel's code is the same.
 //
-// Operands (which values of a tile in shared memory are A[row][k] or B[k][col]):
-//   Rows{tile, r, k}        A[i][x] = tile[r + i][k + x]
-//   Columns{tile, r}        A[i][x] = tile[x][r + i]                  A is the tile transposed
+// Operands: which values of a tile in shared memory are A[row][k] or B[k][col].
+//   Rows{tile}              A[i][x] = tile[i][x]
+//   Columns{tile, c}        A[i][x] = tile[x][c + i]            the tile transposed
 //   Registers{fragments}    A, already in registers (tensor-core path only)
-//   KMajor{tile, n}         B[x][j] = tile[n + j][x]                  K in Q K^T
-//   NMajor{tile, k, n}      B[x][j] = tile[k + x][n + j]              V in P V
+//   KMajor{tile}            B[x][j] = tile[j][x]                K in Q K^T
+//   NMajor{tile, c}         B[x][j] = tile[x][c + j]            V in P V
 #pragma once
 
 #include "tile.cuh"
@@ -20,12 +20,11 @@
 template <class TileT>
 struct Rows {
     TileT tile;
-    int row0, k0;
 };
 template <class TileT>
 struct Columns {
     TileT tile;
-    int row0;
+    int col0;
 };
 template <int GROUPS, int STEPS>
 struct Registers {
@@ -34,23 +33,22 @@ struct Registers {
 template <class TileT>
 struct KMajor {
     TileT tile;
-    int n0;
 };
 template <class TileT>
 struct NMajor {
     TileT tile;
-    int k0, n0;
+    int col0;
 };
 template <class TileT>
-Rows(TileT, int, int) -> Rows<TileT>;
+Rows(TileT) -> Rows<TileT>;
 template <class TileT>
 Columns(TileT, int) -> Columns<TileT>;
 template <int GROUPS, int STEPS>
 Registers(uint32 (&)[GROUPS][STEPS][4]) -> Registers<GROUPS, STEPS>;
 template <class TileT>
-KMajor(TileT, int) -> KMajor<TileT>;
+KMajor(TileT) -> KMajor<TileT>;
 template <class TileT>
-NMajor(TileT, int, int) -> NMajor<TileT>;
+NMajor(TileT, int) -> NMajor<TileT>;
 
 template <int GROUPS, int TILES>
 __device__ __forceinline__ void clear(float (&acc)[GROUPS][TILES][4]) {
@@ -72,9 +70,9 @@ __device__ __forceinline__ void multiply(float (&acc)[GROUPS][TILES][4], float f
             for (int e = 0; e < 4; ++e) acc[g][n][e] *= factor;
 }
 
-// Rounds an accumulator to the tile's type and puts it at (row0, col0), multiples of 8.
+// Rounds an accumulator to the tile's type and puts it at the tile's first row, column col0.
 template <class TileT, int GROUPS, int TILES>
-__device__ __forceinline__ void store_accumulator(TileT tile, int row0, int col0,
+__device__ __forceinline__ void store_accumulator(TileT tile, int col0,
                                                   const float (&acc)[GROUPS][TILES][4]) {
     const int row = lane_id() / 4, col = lane_id() % 4 * 2;
 #pragma unroll
@@ -83,10 +81,9 @@ __device__ __forceinline__ void store_accumulator(TileT tile, int row0, int col0
         for (int n = 0; n < TILES; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int left = col0 + 8 * n;  // of the 8 values, 16 (fp32: 32) bytes
-                auto* p = sizeof(*tile.data) == 2
-                              ? tile.chunk(row0 + 16 * g + 8 * half, row, left / 8, 0) + col
-                              : tile.chunk(row0 + 16 * g + 8 * half, row, left / 4, col / 4) + col % 4;
+                // Eight values are one chunk of 16-bit values, or two of fp32.
+                const int down = 16 * g + 8 * half, left = (col0 + 8 * n) / TileT::VEC;
+                auto* p = tile.chunk(down, row, left, col / TileT::VEC) + col % TileT::VEC;
                 store_pair(p, acc[g][n][2 * half], acc[g][n][2 * half + 1]);
             }
 }
@@ -98,13 +95,13 @@ constexpr int K_STEP = 16;
 template <class TileT>
 __device__ __forceinline__ void load_a(uint32 (&r)[4], const Rows<TileT>& a, int group, int step) {
     const int l = lane_id();
-    ldmatrix_x4(r, a.tile.chunk(a.row0 + 16 * group, l & 15, a.k0 / 8 + 2 * step, l >> 4));
+    ldmatrix_x4(r, a.tile.chunk(16 * group, l & 15, 2 * step, l >> 4));
 }
 template <class TileT>
 __device__ __forceinline__ void load_a(uint32 (&r)[4], const Columns<TileT>& a, int group,
                                        int step) {
     const int l = lane_id();
-    ldmatrix_x4_trans(r, a.tile.chunk(16 * step, (l & 7) + (l >> 4) * 8, a.row0 / 8 + 2 * group,
+    ldmatrix_x4_trans(r, a.tile.chunk(16 * step, (l & 7) + (l >> 4) * 8, a.col0 / 8 + 2 * group,
                                       l >> 3 & 1));
 }
 template <int GROUPS, int STEPS>
@@ -117,12 +114,12 @@ __device__ __forceinline__ void load_a(uint32 (&r)[4], const Registers<GROUPS, S
 template <class TileT>
 __device__ __forceinline__ void load_b(uint32 (&r)[4], const KMajor<TileT>& b, int pair, int step) {
     const int l = lane_id();
-    ldmatrix_x4(r, b.tile.chunk(b.n0 + 16 * pair, (l & 7) + (l >> 4) * 8, 2 * step, l >> 3 & 1));
+    ldmatrix_x4(r, b.tile.chunk(16 * pair, (l & 7) + (l >> 4) * 8, 2 * step, l >> 3 & 1));
 }
 template <class TileT>
 __device__ __forceinline__ void load_b(uint32 (&r)[4], const NMajor<TileT>& b, int pair, int step) {
     const int l = lane_id();
-    ldmatrix_x4_trans(r, b.tile.chunk(b.k0 + 16 * step, l & 15, b.n0 / 8 + 2 * pair, l >> 4));
+    ldmatrix_x4_trans(r, b.tile.chunk(16 * step, l & 15, b.col0 / 8 + 2 * pair, l >> 4));
 }
 
 // acc += A B with a sum over K values.
@@ -180,8 +177,7 @@ __device__ __forceinline__ void load_a(float (&r)[2][4], const Rows<TileT>& a, i
                                        int step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const Float4 value = load_float4(a.tile.chunk(
-            a.row0 + 16 * group + 8 * half, lane_id() / 4, a.k0 / 4 + step, 0));
+        const Float4 value = load_float4(a.tile.chunk(16 * group + 8 * half, lane_id() / 4, step, 0));
 #pragma unroll
         for (int x = 0; x < 4; ++x) r[half][x] = value[x];
     }
@@ -193,8 +189,9 @@ __device__ __forceinline__ void load_a(float (&r)[2][4], const Columns<TileT>& a
     for (int x = 0; x < 4; ++x)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            r[half][x] = ld_shared(
-                a.tile.at(4 * step + x, a.row0 + 16 * group + 8 * half + lane_id() / 4));
+            r[half][x] = ld_shared(a.tile.chunk(0, 4 * step + x, (a.col0 + 16 * group + 8 * half) / 4,
+                                                lane_id() / 16) +
+                                   lane_id() / 4 % 4);
 }
 // Columns 2t (r[0]) and 2t + 1 (r[1]) of an 8-column tile of B.
 template <class TileT>
@@ -202,7 +199,7 @@ __device__ __forceinline__ void load_b(float (&r)[2][4], const KMajor<TileT>& b,
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         const Float4 value =
-            load_float4(b.tile.chunk(b.n0 + 8 * n, lane_id() % 4 * 2 + c, step, 0));
+            load_float4(b.tile.chunk(8 * n, lane_id() % 4 * 2 + c, step, 0));
 #pragma unroll
         for (int x = 0; x < 4; ++x) r[c][x] = value[x];
     }
@@ -211,8 +208,9 @@ template <class TileT>
 __device__ __forceinline__ void load_b(float (&r)[2][4], const NMajor<TileT>& b, int n, int step) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
+        const int t = lane_id() % 4;
         const Float2 value = ld_shared(reinterpret_cast<const Float2*>(
-            b.tile.at(b.k0 + 4 * step + x, b.n0 + 8 * n + lane_id() % 4 * 2)));
+            b.tile.chunk(0, 4 * step + x, b.col0 / 4 + 2 * n, t / 2) + t % 2 * 2));
         r[0][x] = value[0];
         r[1][x] = value[1];
     }
@@ -220,7 +218,7 @@ __device__ __forceinline__ void load_b(float (&r)[2][4], const NMajor<TileT>& b,
 
 template <int K, int GROUPS, int TILES, class A, class B>
 __device__ __forceinline__ void gemm(float (&acc)[GROUPS][TILES][4], const A& a, const B& b) {
-#pragma unroll 2
+#pragma unroll 1
     for (int step = 0; step < K / K_STEP; ++step) {
         float left[GROUPS][2][4];
 #pragma unroll

@@ -35,16 +35,15 @@ struct Tile {
     __device__ __forceinline__ T* chunk(int row, int c) const {
         return data + row * COLS + (c ^ swizzle(row)) * VEC;
     }
-    // The same with what differs between threads kept apart: row `block` + `row` for a multiple of 8
-    // and a thread's own row below 16, chunk `fixed` + `own` for an even constant and a thread's own
-    // 0 or 1. Unrolled loops over the constant parts then cost one addition or exclusive-or a step.
-    __device__ __forceinline__ T* chunk(int block, int row, int fixed, int own) const {
+    // The tile from a multiple of 8 rows further down.
+    __device__ __forceinline__ Tile from_row(int row) const { return Tile{data + row * COLS}; }
+    // Chunk `fixed` + `own` of row `down` + `row`, with what differs between threads kept apart:
+    // `own` is 0 or 1 (and `fixed` even, where it is not 0), `down` a multiple of 8. In unrolled loops
+    // over `down` and `fixed` all addresses are then one of a few plus a constant.
+    __device__ __forceinline__ T* chunk(int down, int row, int fixed, int own) const {
         constexpr int SPAN = CHUNKS % 8 == 0 ? 7 : CHUNKS % 8 == 4 ? 3 : 1;
-        const int column = ((own ^ swizzle(row)) ^ (fixed & SPAN)) * VEC + row * COLS;
-        return data + (block * COLS + (fixed & ~SPAN) * VEC) + column;
-    }
-    __device__ __forceinline__ T* at(int row, int col) const {
-        return chunk(row, col / VEC) + col % VEC;
+        T* const there = data + (row * COLS + ((own ^ swizzle(row)) ^ (fixed & SPAN)) * VEC);
+        return there + (down * COLS + (fixed & ~SPAN) * VEC);
     }
 };
 
@@ -53,25 +52,29 @@ __device__ __forceinline__ TileT tile_at(unsigned char* shared) {
     return TileT{reinterpret_cast<typename TileT::value_type*>(shared)};
 }
 
-// Calls body(row, chunk) for every chunk of the tile, shared out over the threads of the block so
-// that neighbours touch neighbouring addresses. Where the widths allow, a thread stays in its chunk
-// column and steps down whole swizzle periods: its addresses then differ by constants.
-template <class TileT, int THREADS, class Body>
-__device__ __forceinline__ void for_each_chunk(Body body) {
-    constexpr int TOTAL = TileT::ROWS * TileT::CHUNKS;
+// Calls body(row, chunk, shared address, address in `global`) for every chunk of the tile, shared out
+// over the threads of the block so that neighbours touch neighbouring addresses. Where the widths
+// allow, a thread stays in its chunk column and steps down whole swizzle periods, so that all its
+// addresses follow from the first.
+template <int THREADS, class TileT, class T, class Body>
+__device__ __forceinline__ void for_each_chunk(TileT tile, T* global, int64 stride_n, Body body) {
+    constexpr int TOTAL = TileT::ROWS * TileT::CHUNKS, VEC = TileT::VEC;
     const int thread = threadIdx.x;
     if constexpr (THREADS % (8 * TileT::CHUNKS) == 0) {
         constexpr int STEP = THREADS / TileT::CHUNKS;
         const int row0 = thread / TileT::CHUNKS, c = thread % TileT::CHUNKS;
+        auto* const shared = tile.chunk(row0, c);
+        T* there = global + row0 * stride_n + c * VEC;
 #pragma unroll
-        for (int down = 0; down < TileT::ROWS; down += STEP)
-            if (TileT::ROWS % STEP == 0 || row0 + down < TileT::ROWS) body(row0 + down, c);
+        for (int down = 0; down < TileT::ROWS; down += STEP, there += STEP * stride_n)
+            if (TileT::ROWS % STEP == 0 || row0 + down < TileT::ROWS)
+                body(row0 + down, c, shared + down * TileT::COLS, there);
     } else {
-#pragma unroll
+#pragma unroll 2
         for (int start = 0; start < TOTAL; start += THREADS) {
-            const int index = start + thread;
-            if (TOTAL % THREADS == 0 || index < TOTAL)
-                body(index / TileT::CHUNKS, index % TileT::CHUNKS);
+            const int row = (start + thread) / TileT::CHUNKS, c = (start + thread) % TileT::CHUNKS;
+            if (TOTAL % THREADS == 0 || row < TileT::ROWS)
+                body(row, c, tile.chunk(row, c), global + row * stride_n + c * VEC);
         }
     }
 }
@@ -81,10 +84,9 @@ __device__ __forceinline__ void for_each_chunk(Body body) {
 template <int THREADS, class TileT, class T>
 __device__ __forceinline__ void load_tile_async(TileT tile, const T* source, int64 stride_n,
                                                 int rows, int head_dim) {
-    for_each_chunk<TileT, THREADS>([&](int row, int c) {
+    for_each_chunk<THREADS>(tile, source, stride_n, [&](int row, int c, T* shared, const T* from) {
         const bool valid = row < rows && c * TileT::VEC < head_dim;
-        const T* from = valid ? source + row * stride_n + c * TileT::VEC : source;
-        cp_async_16(tile.chunk(row, c), from, valid);
+        cp_async_16(shared, valid ? from : source, valid);
     });
 }
 
@@ -92,19 +94,29 @@ __device__ __forceinline__ void load_tile_async(TileT tile, const T* source, int
 template <int THREADS, class TileT, class T>
 __device__ __forceinline__ void store_tile(TileT tile, T* target, int64 stride_n, int rows,
                                            int head_dim) {
-    for_each_chunk<TileT, THREADS>([&](int row, int c) {
+    for_each_chunk<THREADS>(tile, target, stride_n, [&](int row, int c, T* shared, T* to) {
         if (row < rows && c * TileT::VEC < head_dim)
-            st_global(reinterpret_cast<Vec16*>(target + row * stride_n + c * TileT::VEC),
-                      ld_shared(reinterpret_cast<const Vec16*>(tile.chunk(row, c))));
+            st_global(reinterpret_cast<Vec16*>(to),
+                      ld_shared(reinterpret_cast<const Vec16*>(shared)));
     });
 }
 
 // Writes zeros where store_tile would write the tile.
 template <int THREADS, class TileT, class T>
-__device__ __forceinline__ void store_zeros(T* target, int64 stride_n, int rows, int head_dim) {
-    for_each_chunk<TileT, THREADS>([&](int row, int c) {
+__device__ __forceinline__ void store_zeros(TileT tile, T* target, int64 stride_n, int rows,
+                                            int head_dim) {
+    for_each_chunk<THREADS>(tile, target, stride_n, [&](int row, int c, T*, T* to) {
         if (row < rows && c * TileT::VEC < head_dim)
-            st_global(reinterpret_cast<Vec16*>(target + row * stride_n + c * TileT::VEC), Vec16{});
+            st_global(reinterpret_cast<Vec16*>(to), Vec16{});
+    });
+}
+
+// Zeroes the rows whose word in `keep` is 0: a masked key may hold anything, and 0 * NaN is NaN.
+template <int THREADS, class TileT>
+__device__ __forceinline__ void clear_rows(TileT tile, const uint32* keep) {
+    auto* const nowhere = tile.data;
+    for_each_chunk<THREADS>(tile, nowhere, 0, [&](int row, int, auto* shared, auto*) {
+        if (ld_shared(keep + row) == 0) st_shared(reinterpret_cast<Vec16*>(shared), Vec16{});
     });
 }
 

@@ -32,12 +32,12 @@ struct DenseWalk {
 };
 
 // Walks the candidates whose byte in the block mask is not 0. The block reads every candidate's
-// byte once, THREADS at a time, into `flags` (THREADS bytes of shared memory). All threads of the
+// byte once, THREADS at a time, into `flags` (THREADS words of shared memory). All threads of the
 // block must call next() together, with growing t.
 template <int THREADS, class Address>
 struct SparseWalk {
     int count;
-    uint8* flags;
+    uint32* flags;
     Address address;  // of the byte of candidate t
     int loaded = 0;   // candidates read so far, the last THREADS of them at hand
 
