@@ -6,6 +6,8 @@ a fault. Each fault stands beside its repair: an even number is broken, the next
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -129,7 +131,7 @@ def run_global(variant: int, backend: HostBackend, far: int = 2**31) -> dict[str
         "state": np.full(64, -7, np.float32),
         "sums": np.zeros(1, np.float32),
     }
-    args = [
+    args: list[Any] = [
         from_numpy("in", memory["in"], "r"),
         from_numpy("out", memory["out"][..., :16], "w"),
         from_numpy("state", memory["state"], "rw"),
@@ -387,7 +389,11 @@ SHARED_CASES = [
 def run_shared(variant: int, backend: HostBackend) -> np.ndarray:
     halves = np.arange(2048, dtype=np.float16)
     out = np.full(96, -7, np.float32)
-    args = [from_numpy("in", halves, "r"), from_numpy("out", out, "w"), np.int32(variant)]
+    args: list[Any] = [
+        from_numpy("in", halves, "r"),
+        from_numpy("out", out, "w"),
+        np.int32(variant),
+    ]
     # Case 20 leaves early by design; its outputs would be missed first.
     if variant == 2 * 20:
         args[1] = from_numpy("out", out, "rw")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def kernel(entry: str, threads: int = 32, **macros: int) -> Kernel:
 
 def add(backend: HostBackend, source: np.ndarray, out: np.ndarray) -> None:
     b, h, n, d = source.shape
-    args = [
+    args: list[Any] = [
         from_numpy("in", source, "r"),
         from_numpy("out", out, "w"),
         *(np.int32(x) for x in (h, n, d)),
@@ -130,12 +131,12 @@ def test_scratch_remembers_what_was_written() -> None:
     out = np.zeros(1, np.float32)
 
     def total(count: int) -> float:
-        args = [scratch.with_access("r"), from_numpy("out", out, "w"), np.int32(count)]
+        args: list[Any] = [scratch.with_access("r"), from_numpy("out", out, "w"), np.int32(count)]
         backend.launch(kernel("sum"), (1, 1, 1), 0, args)
         return float(out[0])
 
     def fill(access: str, first: int, count: int) -> None:
-        args = [scratch.with_access(access), np.int32(first), np.int32(count)]
+        args: list[Any] = [scratch.with_access(access), np.int32(first), np.int32(count)]
         backend.launch(kernel("fill"), (1, 1, 1), 0, args)
 
     with pytest.raises(KernelError, match=r"uninitialised.*'scratch'.*index \(0,\)"):
@@ -168,7 +169,7 @@ def test_alignment_of_the_users_memory_counts() -> None:
     start = -memory.ctypes.data % 16 // 4
     out = np.zeros(128, np.float32)
     for shift in range(4):
-        args = [
+        args: list[Any] = [
             from_numpy("in", memory[start + shift : start + shift + 128], "r"),
             from_numpy("out", out, "w"),
         ]
@@ -189,7 +190,7 @@ def test_written_views_must_not_overlap_themselves() -> None:
 
 
 def test_empty_tensors() -> None:
-    args = [
+    args: list[Any] = [
         from_numpy("out", np.zeros(0, np.float32), "w"),
         np.int32(0),
         np.int32(0),
@@ -203,7 +204,7 @@ def test_empty_tensors() -> None:
 def test_wrong_arguments_are_refused() -> None:
     backend = HostBackend()
     out = from_numpy("out", np.zeros(4, np.float32), "w")
-    good = [out, np.int32(0), np.int32(4)]
+    good: list[Any] = [out, np.int32(0), np.int32(4)]
     fill = kernel("fill")
     backend.launch(fill, (1, 1, 1), 0, good)
     with pytest.raises(TypeError, match="takes 3 arguments, 2 are given"):
@@ -211,9 +212,9 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(TypeError, match=r"argument 2 \(int64\) has 8 bytes, .* 4"):
         backend.launch(fill, (1, 1, 1), 0, [*good[:2], np.int64(4)])
     with pytest.raises(TypeError, match="4 of type int: give one of"):
-        backend.launch(fill, (1, 1, 1), 0, [*good[:2], 4])
+        backend.launch(fill, (1, 1, 1), 0, [*good[:2], 4])  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"0\.5 of type float: give one of"):
-        backend.launch(fill, (1, 1, 1), 0, [*good[:2], 0.5])
+        backend.launch(fill, (1, 1, 1), 0, [*good[:2], 0.5])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"grid.y = 65536 is outside 1..65535"):
         backend.launch(fill, (1, 65536, 1), 0, good)
     with pytest.raises(ValueError, match=r"grid.x = 0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def test_mma_fragments(dtype: str) -> None:
     c = rng.standard_normal((64, 1, 16, 8)).astype(np.float32)
     d = c.copy()
     backend = HostBackend()
-    args = [
+    args: list[Any] = [
         from_numpy("a", a_bits, "r", dtype),
         from_numpy("b", b_bits, "r", dtype),
         from_numpy("d", d, "rw"),
@@ -126,7 +127,7 @@ def test_mma_keeps_every_element_in_its_place(dtype: str) -> None:
         b = np.zeros((256, 1, 8, 16), np.float32)
         b[:, :, j, :] = np.arange(1, 17)
         d = np.zeros((256, 1, 16, 8), np.float32)
-        args = [
+        args: list[Any] = [
             from_numpy("a", a_bits, "r", dtype),
             from_numpy("b", narrow(b, dtype), "r", dtype),
             from_numpy("d", d, "rw"),
@@ -145,7 +146,7 @@ def test_mma_special_values() -> None:
     a[0, 0, 3, :2] = np.inf, -np.inf
     a[0, 0, 4, :] = 65504  # far beyond fp16, well inside fp32
     d = np.zeros((1, 1, 16, 8), np.float32)
-    args = [from_numpy("a", a, "r"), from_numpy("b", b, "r"), from_numpy("d", d, "rw")]
+    args: list[Any] = [from_numpy("a", a, "r"), from_numpy("b", b, "r"), from_numpy("d", d, "rw")]
     HostBackend().launch(kernel("multiply"), (1, 1, 1), 0, args)
     assert np.isposinf(d[0, 0, 0]).all()
     assert np.isnan(d[0, 0, 1]).all()
@@ -161,7 +162,7 @@ def test_ldmatrix_and_cp_async() -> None:
     rows = rng.permutation(64).astype(np.int32)
     plain, transposed = np.empty((64, 4), np.int32), np.empty((64, 4), np.int32)
     backend = HostBackend()
-    args = [
+    args: list[Any] = [
         from_numpy("in", values.reshape(-1), "r", "fp16"),
         from_numpy("rows", rows, "r"),
         from_numpy("plain", plain.reshape(-1), "w"),
@@ -184,7 +185,7 @@ def test_shuffles_and_indices() -> None:
     by_xor = np.empty((blocks, threads, 5), np.int32)
     from_lane = np.empty((blocks, threads), np.float32)
     who = np.empty((blocks, threads, 8), np.int32)
-    args = [
+    args: list[Any] = [
         from_numpy("by_xor", by_xor.reshape(-1), "w"),
         from_numpy("from_lane", from_lane.reshape(-1), "w"),
         from_numpy("who", who.reshape(-1), "w"),
@@ -248,7 +249,7 @@ def test_every_width_moves_its_bytes() -> None:
     values = rng.integers(0, 256, (3, 2, 96), dtype=np.uint8)
     out = np.zeros_like(values)
     backend = HostBackend()
-    args = [from_numpy("in", values, "r"), from_numpy("out", out, "w")]
+    args: list[Any] = [from_numpy("in", values, "r"), from_numpy("out", out, "w")]
     backend.launch(kernel("widths", 32), (1, 1, 1), 96, args)
     np.testing.assert_array_equal(out, values)
     assert backend.traffic["widths"] == {("in", "read"): 576, ("out", "write"): 576}
