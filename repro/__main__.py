@@ -1,6 +1,8 @@
-"""Command line: ``python -m repro measure [NAME ...]``, ``python -m repro list``.
+"""Command line: ``python -m repro COMMAND``; after installation also ``recompute-repro COMMAND``.
 
-Figures are drawn by ``python -m figures``.
+``predict`` and ``plan`` need formulas only; ``measure`` fills the records, ``explain`` and
+``compare`` read them; ``doctor`` says what this machine can do. Figures are drawn by
+``python -m figures``.
 """
 
 from __future__ import annotations
@@ -11,10 +13,36 @@ from typing import Annotated
 import typer
 
 from repro import cli, experiments, machine
+from repro.commands import compare, doctor, explain, plan, predict
 from repro.experiments import run
 from repro.progress import say
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="FlashAttention and gradient checkpointing: predicted, measured, published.",
+    epilog="A range such as 512:16384:*2 goes wherever a number goes.",
+)
+app.command("predict")(predict.command)
+app.command("plan")(plan.command)
+app.command("explain")(explain.command)
+app.command("compare")(compare.command)
+app.command("doctor")(doctor.command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(machine.version("recompute-repro") or "not installed (run from a checkout)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -58,16 +86,10 @@ def list_() -> None:
         print(f"{name:24} {one.title} ({what})")
 
 
-@app.command()
-def doctor() -> None:
-    """Say what this machine can do, and why not the rest."""
-    from repro.doctor import report
-
-    text, complete = report()
-    print(text)
-    if not complete:
-        raise ValueError("something that is needed is missing, see above")
+def main() -> int:
+    """The installed command."""
+    return cli.run(app)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(app))
+    sys.exit(cli.run(app, "python -m repro"))

@@ -1,8 +1,13 @@
-"""How the command lines of this project end: an error is one line and a non-zero exit status."""
+"""How the command lines of this project end: an error is one line and a non-zero exit status.
+
+0 is success, 1 an error, 2 a command line that cannot be (with a hint at ``--help``), 130 an
+interruption. A reader that closes the pipe (``| head``) is no error.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from typing import Any
 
@@ -12,21 +17,35 @@ from repro.progress import say
 TRACEBACK_VARIABLE = "REPRO_TRACEBACK"
 
 
-def run(app: Any) -> int:
-    """Run a typer app; returns the exit status."""
+def run(app: Any, name: str | None = None) -> int:
+    """Run a typer app, called ``name`` in its help; returns the exit status."""
     import typer
 
     try:
-        status = app(standalone_mode=False)
+        status = app(standalone_mode=False, prog_name=name)
+        sys.stdout.flush()
     except typer.Exit as stop:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
         say("interrupted; run the same command again to go on")
         return 130
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; into nothing, or it would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             traceback.print_exc()
-        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+            return 2
+        # click's own errors (an unknown option, ...) know their text, status and command.
+        message = getattr(error, "format_message", None)
+        text = message() if message else str(error)
         say(f"error: {text.strip() or type(error).__name__}")
-        return 1
+        if message is None:
+            return 1
+        context = getattr(error, "ctx", None)
+        if context is not None:
+            say(f"try: {context.command_path} --help")
+        return int(getattr(error, "exit_code", 1))
     return status if isinstance(status, int) else 0

@@ -1,0 +1,293 @@
+"""``python -m repro plan``: how to train a model within a memory budget by recomputing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from repro.commands import output, sweep
+from repro.commands.chains import PRESETS, imported_chain, textbook_chain, transformer_chain
+
+if TYPE_CHECKING:
+    from analysis.checkpointing import Chain, Plan
+
+#: Budgets of the Pareto curve, as shares of the way from the smallest budget to store-all.
+STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=f"{', '.join(PRESETS)}; chain-64 (64 equal stages); or module:name of a "
+            "(model, sample) pair, a Chain, or a function that gives one"
+        ),
+    ],
+    budget: Annotated[
+        str | None,
+        typer.Option(help="most bytes of activations, as 8GiB or 30% (of storing everything)"),
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="one planner, e.g. sqrt, optimal; default: all, compared")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="named models: micro-batch")] = 1,
+    seqlen: Annotated[int | None, typer.Option(min=1, help="named models: sequence")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="named models: layers")] = None,
+    attention: Annotated[str, typer.Option(help="named models: flash or standard")] = "flash",
+    gpu: Annotated[str, typer.Option(help="named models: its tensor cores time them")] = "H200",
+    repeats: Annotated[
+        int, typer.Option(min=0, help="imported models: timed runs per stage; 0 counts stages")
+    ] = 3,
+    actions: Annotated[
+        bool, typer.Option(help="also print the schedule, action by action")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="draw memory against time to this .svg, .png or .pdf")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="plans with their schedules")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="a line per plan")] = False,
+) -> None:
+    """Plan the recomputation of a model: schedule, predicted peak and overhead, trade-off.
+
+    Without a budget every planner is compared. With one, the fastest plan that fits is shown; a
+    budget below the least possible is an error that names it.
+    """
+    output.require_one_format(as_json, as_csv)
+    if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"--plot {plot}: expected a name ending in .svg, .png or .pdf")
+    chain = chain_of(
+        model,
+        repeats=repeats,
+        batch=batch,
+        seqlen=seqlen,
+        layers=layers,
+        attention=attention,
+        gpu=gpu,
+    )
+    from analysis.checkpointing import store_all
+
+    everything = store_all(chain)
+    budget_bytes = None if budget is None else _budget(budget, everything.peak_bytes)
+    plans = find_plans(chain, strategy, budget_bytes)
+    if plot is not None:
+        draw(chain, plans if strategy is None else [*plans, *pareto(chain)], plot, model)
+    rows = [row(chain, plan, everything.peak_bytes) for plan in plans]
+    if as_csv:
+        output.print_csv(rows)
+        return
+    chosen = min(plans, key=lambda p: (p.seconds, p.peak_bytes)) if budget or strategy else None
+    if as_json:
+        for found, plan in zip(rows, plans, strict=True):
+            if chosen is None or plan is chosen:
+                found["schedule"] = [str(action) for action in plan.schedule]
+        output.print_json({"model": model, "stages": len(chain), "budget_bytes": budget_bytes,
+                           "plans": rows})  # fmt: skip
+        return
+    _tables(model, chain, rows, budget_bytes)
+    if chosen is not None:
+        describe(chain, chosen, actions)
+    elif actions:
+        raise ValueError("--actions needs a --budget or a --strategy to choose one plan")
+
+
+def chain_of(
+    model: str,
+    *,
+    repeats: int = 3,
+    batch: int = 1,
+    seqlen: int | None = None,
+    layers: int | None = None,
+    attention: str = "flash",
+    gpu: str = "H200",
+) -> Chain:
+    """The chain of a model by name or import path. ValueError lists the names."""
+    if ":" in model:
+        return imported_chain(model, repeats=repeats)
+    textbook = textbook_chain(model)
+    if textbook is not None:
+        return textbook
+    if model not in PRESETS:
+        raise ValueError(
+            f"no model {model!r}; known: {', '.join(PRESETS)}, chain-N, or module:name"
+        )
+    return transformer_chain(
+        PRESETS[model],
+        batch=batch,
+        seqlen=seqlen,
+        layers=layers,
+        attention=attention,
+        flops_per_s=sweep.gpus(gpu)[0].fp16_tensor_flops,
+    )
+
+
+def _budget(text: str, everything: int) -> int:
+    if text.endswith("%"):
+        try:
+            share = float(text[:-1]) / 100
+        except ValueError:
+            share = -1.0
+        if not 0 < share <= 1:
+            raise ValueError(f"--budget {text!r}: a share must be above 0 % and at most 100 %")
+        return int(share * everything)
+    return sweep.byte_count(text, "--budget")
+
+
+def find_plans(chain: Chain, strategy: str | None, budget_bytes: int | None) -> list[Plan]:
+    """The plans to show, least memory first.
+
+    Raises ValueError for an unknown strategy, one that lacks its budget, or a budget too small.
+    """
+    from analysis.checkpointing import optimal, store_all
+    from analysis.checkpointing.optimal import heuristic_plans
+
+    if strategy is not None:
+        from repro.checkpointing import STRATEGIES, choose
+        from repro.checkpointing.planned import NEEDS_BUDGET
+
+        if strategy not in STRATEGIES:
+            raise ValueError(f"no strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+        if strategy in NEEDS_BUDGET:
+            if budget_bytes is None:
+                raise ValueError(f"strategy {strategy!r} needs a --budget")
+            return [choose(chain, strategy, budget_bytes)]
+        plan = choose(chain, strategy, **_defaults(chain, strategy))
+        if budget_bytes is not None and plan.peak_bytes > budget_bytes:
+            raise ValueError(
+                f"{plan.name} peaks at {plan.peak_bytes} bytes, the budget is {budget_bytes}; "
+                "--strategy optimal finds what fits"
+            )
+        return [plan]
+    if budget_bytes is not None:
+        best = optimal(chain, budget_bytes)  # raises where nothing fits
+        others = [p for p in heuristic_plans(chain) if p.peak_bytes <= budget_bytes]
+        return _sorted([best, *others])
+    return _sorted([store_all(chain), *heuristic_plans(chain), *pareto(chain)])
+
+
+def _defaults(chain: Chain, strategy: str) -> dict[str, Any]:
+    """Options that a planner needs and the command line has no field for."""
+    half = max(1, len(chain) // 2)
+    options: dict[str, dict[str, Any]] = {
+        "uniform": {"segments": half},
+        "every": {"stages": 2},
+        "revolve": {"states": max(2, round(len(chain) ** 0.5))},
+        "selective": {"kinds": {"attention"}},
+    }
+    return options.get(strategy, {})
+
+
+def pareto(chain: Chain) -> list[Plan]:
+    """The optimal planner at budgets between the smallest that works and storing everything."""
+    from dataclasses import replace
+
+    from analysis.checkpointing import optimal, smallest_budget, store_all
+
+    low, high = smallest_budget(chain), store_all(chain).peak_bytes
+    budgets = sorted({low + round(step * (high - low)) for step in STEPS})
+    found = [optimal(chain, budget) for budget in budgets]
+    return [replace(plan, name=f"optimal within {output.of_bytes(b)}")
+            for plan, b in zip(found, budgets, strict=True)]  # fmt: skip
+
+
+def _sorted(plans: Sequence[Plan]) -> list[Plan]:
+    """Least memory first; of plans that cost the same the first named."""
+    seen: dict[tuple[int, float], Plan] = {}
+    for plan in plans:
+        seen.setdefault((plan.peak_bytes, plan.seconds), plan)
+    return sorted(seen.values(), key=lambda p: (p.peak_bytes, p.seconds))
+
+
+def row(chain: Chain, plan: Plan, everything: int) -> dict[str, Any]:
+    """A plan's numbers; overhead is extra time over a step that recomputes nothing."""
+    least = chain.forward_s + chain.backward_s
+    return {
+        "plan": plan.name,
+        "peak_bytes": plan.peak_bytes,
+        "peak_share": plan.peak_bytes / everything,
+        "forwards": plan.forwards,
+        "advances": plan.advances,
+        "seconds": plan.seconds,
+        "overhead": plan.seconds / least - 1 if least else 0.0,
+    }
+
+
+def front(rows: Sequence[dict[str, Any]]) -> list[bool]:
+    """Whether no other plan is at most as slow with less memory; rows sorted by memory."""
+    best, marks = float("inf"), []
+    for one in rows:
+        marks.append(one["seconds"] < best)
+        best = min(best, one["seconds"])
+    return marks
+
+
+def _tables(
+    model: str, chain: Chain, rows: Sequence[dict[str, Any]], budget_bytes: int | None
+) -> None:
+    limit = f", budget {output.of_bytes(budget_bytes)}" if budget_bytes is not None else ""
+    print(f"{model}: {len(chain)} stages, one step without recomputation "
+          f"{output.of_seconds(chain.forward_s + chain.backward_s)}{limit}\n")  # fmt: skip
+    output.print_table(
+        ["", "plan", "peak", "of store-all", "forward runs", "overhead"],
+        [
+            ["*" if mark else "", r["plan"], output.of_bytes(r["peak_bytes"]),
+             f"{r['peak_share']:.1%}", r["forwards"], f"{r['overhead']:+.1%}"]
+            for r, mark in zip(rows, front(rows), strict=True)
+        ],
+    )  # fmt: skip
+    if len(rows) > 1:
+        print("* no other plan here is as fast with less memory")
+
+
+def describe(chain: Chain, plan: Plan, actions: bool) -> None:
+    """Replays the plan with the simulator, which knows no planner, and says what it does."""
+    from analysis.checkpointing import simulate
+
+    replay = simulate(chain, plan.schedule)
+    print(f"\n{plan.name}: {len(plan.schedule)} actions; replayed: peak "
+          f"{output.of_bytes(replay.peak_bytes)} at action {replay.peak_index} "
+          f"({plan.schedule[replay.peak_index]})")  # fmt: skip
+    for runs in sorted(set(replay.forwards_by_stage)):
+        stages = [i for i, n in enumerate(replay.forwards_by_stage, start=1) if n == runs]
+        times = {1: "once", 2: "twice"}.get(runs, f"{runs} times")
+        print(f"  forward {times}: stages {_ranges(stages)}")
+    if actions:
+        for index, action in enumerate(plan.schedule):
+            print(f"{index:6}  {action}  {output.of_bytes(replay.live_bytes[index])}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """1-4, 6, 8-9."""
+    breaks = [0] + [i for i, (a, b) in enumerate(pairwise(numbers), start=1) if b != a + 1]
+    parts = [numbers[a:b] for a, b in zip(breaks, [*breaks[1:], len(numbers)], strict=True)]
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
+    """Memory against overhead: the optimal planner as a line, the others as points."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    least = chain.forward_s + chain.backward_s
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    points = [(p.peak_bytes / 1e9, 100 * (p.seconds / least - 1), p.name) for p in _sorted(plans)]
+    line = [p for p in points if p[2].startswith("optimal")]
+    axes.step([p[0] for p in line], [p[1] for p in line], where="post", color="#009E73",
+              label="optimal")  # fmt: skip
+    rest = [p for p in points if not p[2].startswith("optimal")]
+    axes.plot([p[0] for p in rest], [p[1] for p in rest], "o", color="#0072B2", label="heuristics")
+    for x, y, name in rest:
+        axes.annotate(name, (x, y), xytext=(4, 3), textcoords="offset points", fontsize=6.5)
+    axes.set(xlabel="peak of activations (GB)", ylabel="extra time (%)", title=title)
+    axes.set_xscale("log")
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ValueError(f"--plot {path}: {error.strerror}") from None

@@ -1,0 +1,108 @@
+"""What a field may be on the command line: one value, a list, a range, or a mixture of those."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from analysis.hardware import GPUS, Gpu, find_gpu
+from analysis.shapes import Tile
+
+#: More points than anyone reads, and a few seconds of work.
+LIMIT = 20_000
+_NUMBER = re.compile(r"(\d+)([kK]?)")
+_SPELLING = "a number (16k is 16384), a list 1,2,8, or a range 512:16384:*2 or 64:256:+64"
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """ "512", "16k", "1,2,8", "512:16384:*2", "64:256:+64"; the end of a range is included.
+
+    Raises ValueError, naming the option, for anything else.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        found += _range(part.strip(), option) if ":" in part else [_number(part.strip(), option)]
+    return list(dict.fromkeys(found))
+
+
+def _number(text: str, option: str) -> int:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{option} {text!r}: expected {_SPELLING}")
+    return int(match[1]) * (1024 if match[2] else 1)
+
+
+def _range(text: str, option: str) -> list[int]:
+    ends = text.split(":")
+    if len(ends) != 3 or not ends[2]:
+        raise ValueError(f"{option} {text!r}: expected {_SPELLING}")
+    value, last = _number(ends[0], option), _number(ends[1], option)
+    times = ends[2].startswith("*")
+    step = _number(ends[2].lstrip("*+") if ends[2][0] in "*+" else ends[2], option)
+    if step < (2 if times else 1) or value < 1:
+        raise ValueError(f"{option} {text!r}: the range does not grow")
+    if last < value:
+        raise ValueError(f"{option} {text!r}: {last} is below {value}")
+    found = []
+    while value <= last:
+        found.append(value)
+        if len(found) > LIMIT:
+            raise ValueError(f"{option} {text!r}: more than {LIMIT} values")
+        value = value * step if times else value + step
+    return found
+
+
+def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:
+    """A list of names; "all" stands for every one. Raises ValueError with those allowed."""
+    if text == "all":
+        return list(allowed)
+    chosen = [part.strip() for part in text.split(",")]
+    for word in chosen:
+        if word not in allowed:
+            raise ValueError(f"{option} {word!r}: expected {', '.join(allowed)} or all")
+    return list(dict.fromkeys(chosen))
+
+
+def tiles(text: str) -> list[Tile | None]:
+    """ "128x64", a list of those, "auto" (None), or "all": 16 to 256 both ways."""
+    if text == "all":
+        blocks = (16, 32, 64, 128, 256)
+        return [Tile(m, n) for m in blocks for n in blocks]
+    found: list[Tile | None] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)x(\d+)", part.strip())
+        if part.strip() == "auto":
+            found.append(None)
+        elif match:
+            found.append(Tile(int(match[1]), int(match[2])))
+        else:
+            raise ValueError(f"--tile {part!r}: expected block_m x block_n as 128x64, auto or all")
+    return found
+
+
+def gpus(text: str) -> list[Gpu]:
+    """GPUs of ``analysis.hardware`` by name; "A100" and "H100" are short for one of them."""
+    if text == "all":
+        return list(GPUS.values())
+    found = []
+    for part in (p.strip() for p in text.split(",")):
+        gpu = GPUS.get(part) or find_gpu(part)
+        if gpu is None:
+            raise ValueError(f"--gpu {part!r}: known are {', '.join(GPUS)}")
+        found.append(gpu)
+    return found
+
+
+_UNITS = {
+    "": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+
+
+def byte_count(text: str, option: str) -> int:
+    """ "8GiB", "80 GB", "1.5MiB" or plain bytes. Raises ValueError naming the units."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    by_name = {unit.lower(): size for unit, size in _UNITS.items()}
+    if match is None or match[2].lower() not in by_name:
+        raise ValueError(f"{option} {text!r}: expected bytes as 8GiB, 80GB or 1073741824")
+    return int(float(match[1]) * by_name[match[2].lower()])

@@ -1,0 +1,170 @@
+"""``plan``: named, imported and measured models; budgets, strategies, outputs, mistakes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.checkpointing import Action, Chain, Keep, Op, Value, simulate
+from analysis.parallel_activations import LayerShape, saved_bytes
+from repro.commands import plan
+from repro.commands.chains import PRESETS, transformer_chain
+from tests.command_support import run
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_named_model_saves_what_the_paper_counts(name):
+    """Korthikanti 2022, Eq. 1: sbh(34 + 5as/h) bytes a layer; selective leaves 34 sbh."""
+    preset = PRESETS[name]
+    shape = LayerShape(preset.seqlen, 2, preset.hidden, preset.heads)
+    for attention, recompute in (("standard", "none"), ("flash", "selective")):
+        chain = transformer_chain(preset, batch=2, flops_per_s=1e15, attention=attention)
+        held = sum(s.activation_bytes + s.saved_bytes for s in chain.stages)
+        if attention == "flash":  # and a row statistic, which the paper leaves out
+            held -= 4 * preset.layers * preset.heads * preset.seqlen * 2
+        # The first norm's input is the chain's; the last stage's output belongs to what follows.
+        assert held == preset.layers * saved_bytes(shape, recompute=recompute)
+
+
+def test_every_planner_is_compared_and_the_table_marks_the_front(capsys):
+    status, out, err = run(capsys, "plan", "gpt2-small", "--csv")
+    assert (status, err) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    peaks = [int(r["peak_bytes"]) for r in rows]
+    assert peaks == sorted(peaks)
+    assert {"store all", "exponential", "Chen's search"} <= {r["plan"] for r in rows}
+    assert float(rows[-1]["overhead"]) == 0
+    status, out, _ = run(capsys, "plan", "gpt2-small")
+    assert "* no other plan here is as fast with less memory" in out
+
+
+def action(text: str) -> Action:
+    op, rest = text.split(" ", 1)
+    stage, _, detail = rest.partition(" ")
+    detail = detail.strip("()")
+    return Action(
+        Op(op), int(stage),
+        keep=Keep(detail) if op == "forward" else None,
+        value=Value(detail) if op in ("drop", "offload", "fetch") else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("budget", ["15%", "200MB", "60%", "100%"])
+def test_a_budget_is_kept_by_a_schedule_that_replays(capsys, budget):
+    status, out, _ = run(capsys, "plan", "gpt2-small", "--budget", budget, "--batch", "2", "--json")
+    assert status == 0
+    found = json.loads(out)
+    (chosen,) = [p for p in found["plans"] if "schedule" in p]
+    assert all(p["peak_bytes"] <= found["budget_bytes"] for p in found["plans"])
+    assert all(chosen["seconds"] <= p["seconds"] for p in found["plans"])
+    chain = plan.chain_of("gpt2-small", batch=2)
+    replay = simulate(chain, tuple(action(a) for a in chosen["schedule"]))
+    assert replay.peak_bytes == chosen["peak_bytes"] <= found["budget_bytes"]
+    assert replay.forwards == chosen["forwards"]
+    if budget == "100%":
+        assert replay.advances == 0
+
+
+def test_a_budget_below_the_least_is_refused_and_the_least_is_named(capsys):
+    status, out, err = run(capsys, "plan", "chain-16", "--budget", "1MiB")
+    assert (status, out) == (1, "")
+    least = int(err.split("smallest feasible budget is ")[1].split()[0])
+    assert run(capsys, "plan", "chain-16", "--budget", str(least))[0] == 0
+    assert run(capsys, "plan", "chain-16", "--budget", str(least - 1))[0] == 1
+
+
+def test_a_strategy_tells_what_runs_twice_and_its_actions(capsys):
+    status, out, _ = run(capsys, "plan", "chain-16", "--strategy", "sqrt", "--actions")
+    assert status == 0
+    assert "forward once: stages 13-16" in out
+    assert "forward twice: stages 1-12" in out
+    assert "backward 1 " in out
+
+
+MODEL = """
+from torch import nn, ones
+from analysis.checkpointing import uniform_chain
+chain = uniform_chain(8, activation_bytes=100)
+def small():
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), ones(16, 64)
+class nested:
+    model = nn.Sequential(nn.Linear(4, 4))
+"""
+
+
+def test_models_come_by_import_path(tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "mymodels.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run(capsys, "plan", "mymodels:chain", "--strategy", "recompute-all", "--json")
+    assert status == 0
+    assert json.loads(out)["plans"][0]["forwards"] == 8 * 9 // 2
+    status, out, _ = run(
+        capsys, "plan", "mymodels:small", "--strategy", "store-all", "--json", "--repeats", "0"
+    )
+    assert status == 0
+    found = json.loads(out)
+    assert found["stages"] == 4
+    # Four outputs and the input of 16 x 64 fp32, and the two gradients of the worst moment.
+    assert found["plans"][0]["peak_bytes"] >= 5 * 16 * 64 * 4
+    for path, message in [
+        ("mymodels:nothing", "has no 'nothing'"),
+        ("mymodels:nested.model", "a pair of a sequential model and an input"),
+        ("absent_module:x", "cannot import 'absent_module'"),
+    ]:
+        status, _, err = run(capsys, "plan", path)
+        assert status == 1
+        assert message in err
+
+
+def test_a_plot_is_drawn_without_a_display(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    for ending in ("svg", "png", "pdf"):
+        path = tmp_path / f"trade.{ending}"
+        assert run(capsys, "plan", "chain-32", "--plot", str(path))[0] == 0
+        assert path.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpt5",), "known: gpt2-small"),
+        (("chain-0",), "at least 1 stage"),
+        (("chain-8", "--strategy", "magic"), "no strategy 'magic'; known: store-all"),
+        (("chain-8", "--strategy", "optimal"), "needs a --budget"),
+        (("chain-8", "--strategy", "store-all", "--budget", "3MiB"), "the budget is 3145728"),
+        (("chain-8", "--budget", "0%"), "above 0 %"),
+        (("chain-8", "--budget", "lots"), "--budget 'lots'"),
+        (("chain-8", "--actions"), "needs a --budget or a --strategy"),
+        (("chain-8", "--plot", "x.doc"), ".svg, .png or .pdf"),
+        (("chain-8", "--plot", "nowhere/x.svg"), "No such file"),
+        (("gpt2-small", "--attention", "linear"), "'linear'"),
+        (("gpt2-small", "--json", "--csv"), "exclude each other"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, arguments, message):
+    status, out, err = run(capsys, "plan", *arguments)
+    assert status == 1
+    assert message in err
+    assert len(err.splitlines()) == 1
+    if "--actions" not in arguments:
+        assert out == ""
+
+
+def test_ranges_are_written_short():
+    assert plan._ranges([1, 2, 3, 5, 8, 9]) == "1-3, 5, 8-9"
+    assert plan._ranges([4]) == "4"
+
+
+def test_the_front_needs_less_time_for_more_memory():
+    rows = [{"seconds": s} for s in (5.0, 4.0, 4.5, 4.0, 1.0)]
+    assert plan.front(rows) == [True, True, False, False, True]
+
+
+def test_chain_of_is_the_chain_that_a_script_gets():
+    chain = plan.chain_of("gpt2-small", layers=2, seqlen=128)
+    assert isinstance(chain, Chain)
+    assert len(chain) == 4

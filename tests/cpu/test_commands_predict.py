@@ -1,0 +1,201 @@
+"""``predict``: sweeps, agreement with the formulas, outputs, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.hardware import A100_40GB, GPUS, H200
+from analysis.hbm import compulsory_hbm
+from analysis.shapes import AttentionShape, Tile
+from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
+from analysis.traffic import ALGORITHMS, predict_traffic
+from repro.commands import output, sweep
+from repro.prediction import PASSES, predict
+from tests.command_support import run
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("512", [512]),
+        ("16k", [16384]),
+        ("1,2,8", [1, 2, 8]),
+        ("512:16384:*2", [512, 1024, 2048, 4096, 8192, 16384]),
+        ("512:16000:*2", [512, 1024, 2048, 4096, 8192]),
+        ("64:256:+64", [64, 128, 192, 256]),
+        ("64:200:64", [64, 128, 192]),
+        ("1k:4k:*2,100,1024", [1024, 2048, 4096, 100]),
+    ],
+)
+def test_a_number_can_be_a_value_a_list_a_range_or_all_of_them(text, values):
+    assert sweep.numbers(text, "--seqlen") == values
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "-1", "1.5", "512:", "512:1024", "512:1024:*1", "512:1024:+0", "8:4:*2",
+             "0:8:*2", "1:8:", "1:99999999:1", "1,,2"],
+)  # fmt: skip
+def test_what_is_no_number_is_refused_with_the_option_and_the_text(text):
+    with pytest.raises(ValueError, match="--seqlen") as refusal:
+        sweep.numbers(text, "--seqlen")
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@given(st.integers(1, 10**15))
+def test_bytes_are_read_as_they_are_written(count):
+    assert sweep.byte_count(str(count), "--budget") == count
+    shown = output.of_bytes(count)
+    assert sweep.byte_count(shown, "--budget") == pytest.approx(count, rel=1e-3)
+
+
+def test_byte_units_and_their_refusal():
+    assert sweep.byte_count("8GiB", "--budget") == 8 << 30
+    assert sweep.byte_count("1.5 mb", "--budget") == 1_500_000
+    for text in ("8 bananas", "-1", "", "GiB"):
+        with pytest.raises(ValueError, match="--budget"):
+            sweep.byte_count(text, "--budget")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("gpu", [H200, A100_40GB], ids=lambda g: g.name)
+def test_a_prediction_holds_together(algorithm, pass_, gpu):
+    shape = AttentionShape(2, 3, 1000, 1000, 64)
+    p = predict(algorithm, shape, pass_, gpu)
+    assert p.traffic == predict_traffic(algorithm, shape, p.tile, pass_)
+    tensors, row = p.tensors(), p.row()
+    assert sum(t["sm_bytes"] for t in tensors) == p.traffic.total_bytes
+    assert sum(t["hbm_read_bytes"] for t in tensors) == row["hbm_read_bytes"]
+    assert sum(t["hbm_write_bytes"] for t in tensors) == row["hbm_write_bytes"]
+    once = compulsory_hbm(p.traffic, shape)
+    assert row["hbm_read_bytes"] >= once.read_bytes
+    assert p.time.seconds >= max(p.time.by_resource.values())
+    assert p.executed_flops >= p.useful_flops > 0
+    assert p.peak_bytes >= p.saved_bytes > 0
+    assert row["bound_by"] in p.time.by_resource
+
+
+def test_standard_attention_reads_and_writes_what_algorithms_0_and_3_list():
+    """On the paper's machine each operand comes once; our eight kernels are those of Alg. 0, 3."""
+    shape = AttentionShape(1, 4, 1024, 1024, 64)
+    for pass_ in PASSES:
+        once = predict("standard", shape, pass_, H200).compulsory
+        listed = total_bytes(ALGORITHM_0_AND_3, shape, pass_)
+        assert once.read_bytes + once.write_bytes == listed
+
+
+def test_anchors_of_the_edge_cases():
+    """EC-24: forward 274,877,906,944 FLOPs, backward 687,194,767,360, saved bytes."""
+    shape = AttentionShape(64, 16, 1024, 1024, 64)
+    assert predict("flash", shape, "forward", H200).useful_flops == 274_877_906_944
+    assert predict("flash", shape, "backward", H200).useful_flops == 687_194_767_360
+    saved = predict("flash", AttentionShape(1, 32, 4096, 4096, 256), "forward", H200).saved
+    assert sum(t.bytes for t in saved if t.name != "lse") == 268_435_456
+    assert next(t.bytes for t in saved if t.name == "lse") == 524_288
+
+
+def test_a_tile_that_no_sm_holds_is_refused_with_both_numbers():
+    shape = AttentionShape(1, 1, 512, 512, 128)
+    with pytest.raises(ValueError, match=r"needs 294912 bytes .* has 232448|registers"):
+        predict("flash", shape, "forward", H200, tile=Tile(128, 256))
+
+
+def test_json_of_a_sweep_has_a_row_per_point_and_bytes_per_tensor(capsys):
+    status, out, err = run(
+        capsys,
+        "predict",
+        "-n",
+        "512:2048:*2",
+        "--pass",
+        "forward",
+        "-a",
+        "flash,standard",
+        "--json",
+    )
+    assert (status, err) == (0, "")
+    rows = json.loads(out)
+    assert [(r["algorithm"], r["seqlen_q"]) for r in rows] == [
+        (a, n) for a in ("flash", "standard") for n in (512, 1024, 2048)
+    ]
+    for r in rows:
+        moved = sum(t["sm_bytes"] for t in r["tensors"])
+        assert moved == r["sm_read_bytes"] + r["sm_write_bytes"]
+        assert sum(r["saved"].values()) == r["saved_bytes"]
+
+
+def test_csv_can_be_read_back(capsys):
+    status, out, _ = run(
+        capsys, "predict", "--dtype", "all", "--mask", "all", "--gpu", "all", "-d", "64", "--csv"
+    )
+    assert status == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 3 * 2 * len(GPUS) * 2
+    assert {r["gpu"] for r in rows} == set(GPUS)
+
+
+def test_points_that_cannot_be_are_rows_with_their_reason(capsys):
+    status, out, _ = run(capsys, "predict", "--tile", "all", "--pass", "forward", "--csv")
+    assert status == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 25
+    bad = [r for r in rows if r["error"]]
+    assert 0 < len(bad) < 25
+    assert all("block_m" in r and not r["time_bound_s"] for r in bad)
+    status, out, _ = run(capsys, "predict", "--tile", "all", "--pass", "forward")
+    assert status == 0
+    assert "cannot be" in out
+
+
+def test_the_table_names_what_is_common_and_shows_what_varies(capsys):
+    status, out, _ = run(capsys, "predict", "-n", "1k:4k:*2", "--pass", "forward", "--gpu", "A100")
+    assert status == 0
+    assert "gpu=A100-SXM4-40GB" in out
+    header = next(line for line in out.splitlines() if "SM read" in line)
+    assert header.split()[0] == "seqlen_q"
+    assert "seqlen_k" not in header
+
+
+def test_one_point_also_shows_its_tensors(capsys):
+    _, out, _ = run(capsys, "predict", "--pass", "backward", "-n", "1024", "--causal")
+    assert "flash_backward_preprocess" in out
+    assert "time at each ceiling" in out
+
+
+def test_measured_ceilings_come_from_the_records_or_are_refused(capsys):
+    status, out, _ = run(capsys, "predict", "--ceilings", "measured", "--gpu", "H200")
+    assert status == 0
+    assert "measured on NVIDIA H200" in out
+    status, _, err = run(capsys, "predict", "--ceilings", "measured", "--gpu", "T4", "-d", "32")
+    assert status == 1
+    assert "no ceiling of T4 is on record" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("-n", "5x"), 1, "--seqlen '5x'"),
+        (("-a", "flash9"), 1, "--algorithm 'flash9'"),
+        (("--gpu", "B9000"), 1, "known are A100"),
+        (("--tile", "64"), 1, "--tile '64'"),
+        (("--dtype", "fp8"), 1, "fp16, bf16, fp32"),
+        (("--heads", "6", "--kv-heads", "4"), 1, "heads=6 is not a multiple of kv_heads=4"),
+        (("-d", "0"), 1, "head_dim=0"),
+        (("--json", "--csv"), 1, "exclude each other"),
+        (("-n", "1:20000:1", "--batch", "1,2"), 1, "points are more than"),
+        (("--ceilings", "guessed"), 1, "datasheet or measured"),
+        (("--sequence", "5"), 2, "No such option"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(capsys, arguments, status, message):
+    found, out, err = run(capsys, "predict", *arguments)
+    assert found == status
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == (2 if status == 2 else 1)
