@@ -23,7 +23,7 @@
 // Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; BLOCK_N a
 // multiple of 8; a row of S (two in the backward pass) must fit shared memory (standard.py).
 // A row that sees no key has P = 0. S, P, dP, dS are rounded to the io type; dS is not scaled.
-// Macros: DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, THREADS.
+// Macros: DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, THREADS, SHARED_BYTES_PAIRS, _QUERIES, _KEYS.
 
 #include "ladder.cuh"
 
