@@ -86,13 +86,13 @@ clean:
 	rm -rf $(VENV) .cache $(OUT) results/local build *.egg-info
 
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \(1[23]\)\..*/,cuda\1/p')
-CXX_FOUND = command -v "$${CXX:-c++}" || command -v g++ || command -v clang++
+COMPILERS ?= $${CXX:-c++ g++ clang++}
 
 $(VENV)/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	    { echo "error: $(PYTHON) is missing or older than Python 3.11; set PYTHON=..." >&2; exit 1; }
-	@{ $(CXX_FOUND); } >/dev/null || \
-	    { echo "error: no C++ compiler (c++, g++ or clang++); install one or set CXX=..." >&2; exit 1; }
+	@for c in $(COMPILERS); do command -v "$$c" >/dev/null && exit 0; done; \
+	    echo "error: no C++ compiler ($(COMPILERS)); install one or set CXX=..." >&2; exit 1
 	@echo "installing into $(VENV) (torch is the large part)"
 	@$(PYTHON) -m venv $(VENV) || \
 	    { echo "error: $(PYTHON) cannot make a virtual environment (package python3-venv?)" >&2; exit 1; }

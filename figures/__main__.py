@@ -53,12 +53,11 @@ def verdicts() -> None:
 
 @app.command()
 def readme() -> None:
-    """Write the README's verdict table and pictures from the committed records."""
+    """Write the README's tables and pictures from the committed records."""
     from figures import verdict_table
 
-    block = verdict_table.text(verdict_table.collect(local=False))
     page = verdict_table.README
-    common.write_text(page, verdict_table.readme_with(block, page.read_text()))
+    common.write_text(page, verdict_table.readme_with(verdict_table.blocks(), page.read_text()))
     for name in IN_README:
         _draw(name, IMAGES, local=False)
         (IMAGES / f"{name}.csv").unlink()

@@ -59,8 +59,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     panel(right, rows, TODAY, "measured")
     ticks = [128, 512, 2048, 8192, 32768]
     for ax, capacity, machine in ((left, 40e9 / MIB, "A100 40 GB"), (right, 139.8 * 1024, "H200")):
-        powers_of_two(ax, ticks)
         ax.set_yscale("log")
+        powers_of_two(ax, ticks)
         ax.axhline(capacity, color="#999999", linewidth=0.8, linestyle=":")
         ax.text(110, capacity * 1.12, f"memory of the {machine}", fontsize=8, color="#555555")
         ax.set(xlabel="sequence length N", xlim=(100, 65536 * 14), ylim=(8, 6e5))

@@ -1,13 +1,13 @@
-"""The verdict table: every figure's claims, judged, as text, CSV and the README's block.
+"""The verdict table: every figure's claims, judged, as text, CSV and a block of the README.
 
-The README's block is made from committed records only, so it does not depend on the machine that
-writes it; ``tests/cpu/test_figures_readme.py`` fails when it is stale.
+The README's blocks are made from committed records only, so they do not depend on the machine that
+writes them; ``tests/cpu/test_figures_readme.py`` fails when they are stale.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
 
@@ -15,11 +15,16 @@ import pandas
 from tabulate import tabulate
 
 from figures.common import Verdict, module, names
-from repro.experiments import tidy
+from repro.experiments import experiment, tidy
+from repro.experiments import names as experiment_names
+from repro.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-BEGIN = "<!-- verdicts: written by `make readme` from the committed records -->"
-END = "<!-- end of verdicts -->"
+#: Parts of the README that are generated: name -> the comment lines around it.
+MARKERS = {
+    name: (f"<!-- {name}: written by `make readme` -->", f"<!-- end of {name} -->")
+    for name in ("verdicts", "figures")
+}
 HEADERS = ("claim", "what it says", "predicted", "measured", "published", "verdict", "recheck")
 
 
@@ -40,6 +45,7 @@ def text(rows: Sequence[Verdict], form: str = "github") -> str:
     """The table through tabulate; ``form`` is one of its formats."""
     if form == "github":
         cells = [[c.replace("|", "\\|") for c in astuple(r)] for r in rows]
+        cells = [[*c[:-1], f"`{c[-1]}`" if c[-1] else ""] for c in cells]
         return tabulate(cells, HEADERS, tablefmt="github", disable_numparse=True)
     widths = [12, 34, 22, 26, 20, 30, 0]
     shown = [astuple(r)[:-1] for r in rows]
@@ -53,13 +59,40 @@ def table(rows: Sequence[Verdict]) -> pandas.DataFrame:
     return pandas.DataFrame([astuple(r) for r in rows], columns=[f.name for f in fields(Verdict)])
 
 
-def readme_with(block: str, readme: str) -> str:
-    """The README's text with this block between its markers; ValueError if they are missing."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise ValueError(f"README.md needs exactly one {BEGIN!r} and one {END!r}")
-    before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{block}\n\n{END}{after}"
+def figure_list() -> str:
+    """The figures: what each shows, the command, the time to measure, whose records it draws."""
+    rows = []
+    for name in names():
+        figure = module(name)
+        first = (figure.__doc__ or "").strip().splitlines()[0]
+        known = [experiment(e) for e in figure.EXPERIMENTS if e in experiment_names()]
+        seconds = sum(e.seconds for e in known if e.device in ("host", "cpu"))
+        machines = {r.extra["machine"] for r in load(figure.EXPERIMENTS, local=False)}
+        if seconds:
+            machines.add("host")
+        rows.append((
+            f"[{name}](figures/{name}.py)", first, f"`make figures/out/{name}.svg`",
+            f"{max(1, round(seconds))} s" if seconds else "drawn only",
+            ", ".join(sorted(machines)),
+        ))  # fmt: skip
+    headers = ("figure", "what it shows", "command", "measuring", "records of")
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def readme_with(blocks: Mapping[str, str], readme: str) -> str:
+    """The README's text with these blocks between their markers; ValueError if one is missing."""
+    for name, block in blocks.items():
+        begin, end = MARKERS[name]
+        if readme.count(begin) != 1 or readme.count(end) != 1:
+            raise ValueError(f"README.md needs exactly one {begin!r} and one {end!r}")
+        before, rest = readme.split(begin)
+        readme = f"{before}{begin}\n\n{block}\n\n{end}{rest.split(end)[1]}"
+    return readme
+
+
+def blocks() -> dict[str, str]:
+    """The generated parts of the README, from committed records."""
+    return {"verdicts": text(collect(local=False)), "figures": figure_list()}
 
 
 def judged(measured: float, predicted: float, tolerance: float) -> str:

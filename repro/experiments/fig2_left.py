@@ -87,5 +87,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     device="host",
     also=also,
-    seconds=30,
+    seconds=20,
 )

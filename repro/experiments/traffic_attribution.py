@@ -63,5 +63,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     device="host",
     also=also,
-    seconds=60,
+    seconds=35,
 )

@@ -10,10 +10,9 @@ from figures import verdict_table
 ROOT = verdict_table.README.parent
 
 
-def test_the_readmes_verdicts_are_up_to_date():
+def test_the_readmes_tables_are_up_to_date():
     page = verdict_table.README.read_text()
-    block = verdict_table.text(verdict_table.collect(local=False))
-    assert verdict_table.readme_with(block, page) == page, "stale: run `make readme`"
+    assert verdict_table.readme_with(verdict_table.blocks(), page) == page, "run `make readme`"
 
 
 def test_the_readmes_pictures_are_there_and_small():
@@ -36,12 +35,15 @@ def test_the_readmes_links_and_commands_exist():
         assert (ROOT / "figures" / f"{name}.py").exists(), name
 
 
-def test_the_markers_are_needed_once():
+def test_each_marker_is_needed_once():
     with pytest.raises(ValueError, match="exactly one"):
-        verdict_table.readme_with("x", "no markers")
-    page = f"a {verdict_table.BEGIN} old {verdict_table.END} b"
-    new = verdict_table.readme_with("new", page)
+        verdict_table.readme_with({"verdicts": "x"}, "no markers")
+    begin, end = verdict_table.MARKERS["verdicts"]
+    page = f"a {begin} old {end} b"
+    new = verdict_table.readme_with({"verdicts": "new"}, page)
     assert new.startswith("a ")
     assert new.endswith(" b")
     assert "old" not in new
-    assert verdict_table.readme_with("new", new) == new
+    assert verdict_table.readme_with({"verdicts": "new"}, new) == new
+    with pytest.raises(ValueError, match="exactly one"):
+        verdict_table.readme_with({"verdicts": "x"}, page + begin)

@@ -1,0 +1,163 @@
+"""The Makefile: dependencies, one run per generator, clear errors, nothing left half-done."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from figures import common
+from repro import experiments
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKE = shutil.which("make")
+
+pytestmark = pytest.mark.skipif(MAKE is None, reason="make is not installed")
+
+
+def make(folder, *arguments, **environment):
+    """Run make without a virtual environment, on a stand-in Python unless one is given."""
+    values = {"NO_VENV": "1", "PYTHON": str(folder / "python"), **environment}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        [MAKE, *arguments, *(f"{k}={v}" for k, v in values.items())],
+        cwd=folder, env=clean, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The files that Make looks at, and a stand-in for Python that logs and makes the outputs."""
+    for pattern in ("Makefile", "pyproject.toml", "requirements.lock", "figures/*.py",
+                    "repro/*.py", "repro/experiments/*.py", "analysis/*.py", "kernels/*.cu",
+                    "kernels/*.py", "results/*/*.jsonl"):  # fmt: skip
+        for source in ROOT.glob(pattern):
+            if "results/local" not in source.as_posix():
+                target = tmp_path / source.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        'echo "$*" >> calls\n'
+        'if [ "$3" = draw ]; then\n'
+        "  sleep 0.05; mkdir -p figures/out\n"
+        "  for e in csv png svg; do\n"
+        '    echo x > "figures/out/$4.$e"; [ "$4" = "$DIE" ] && exit 1\n'
+        "  done\n"
+        "fi\n"
+        '[ "$3" = verdicts ] && echo x > figures/out/verdicts.md\n'
+        "exit 0\n"
+    )
+    stand_in.chmod(0o755)
+    return tmp_path
+
+
+def calls(tree):
+    path = tree / "calls"
+    found = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return found
+
+
+def test_each_generator_runs_once_under_many_jobs_and_the_second_run_does_nothing(tree):
+    done = make(tree, "-j8", "figures")
+    assert done.returncode == 0, done.stderr
+    drawn = sorted(c.split()[-1] for c in calls(tree) if " draw " in c)
+    assert drawn == sorted(common.names())
+    again = make(tree, "-j8", "figures")
+    assert again.returncode == 0
+    assert calls(tree) == []
+    assert make(tree, "--question", "figures").returncode == 0
+
+
+def test_one_figure_runs_just_what_it_needs(tree):
+    done = make(tree, "figures/out/fa1_fig2_middle.svg")
+    assert done.returncode == 0, done.stderr
+    assert calls(tree) == ["-m repro measure fig2-middle", "-m figures draw fa1_fig2_middle"]
+
+
+def test_a_changed_module_or_record_redraws_only_its_figures(tree):
+    sources = [p for p in tree.rglob("*") if p.is_file()]
+    make(tree, "figures")
+    calls(tree)
+    now = time.time()
+    for path in tree.rglob("*"):  # sources are older than outputs, outputs older than now
+        age = 200 if path in sources else 100
+        os.utime(path, (now - age, now - age))
+    for changed, redrawn in (
+        ("figures/two_levels.py", "two_levels"),
+        ("results/published/fig2-middle.jsonl", "fa1_fig2_middle"),
+    ):
+        os.utime(tree / changed)
+        make(tree, "figures")
+        assert calls(tree) == [f"-m figures draw {redrawn}", "-m figures verdicts"]
+
+
+def test_a_generator_that_dies_leaves_no_target_and_is_run_again(tree):
+    target = tree / "figures" / "out" / "two_levels.csv"
+    (tree / "python").write_text((tree / "python").read_text().replace("$DIE", "two_levels"))
+    failed = make(tree, "figures/out/two_levels.csv")
+    assert failed.returncode != 0
+    assert not target.exists()
+    calls(tree)
+    (tree / "python").write_text((tree / "python").read_text().replace('"two_levels" ]', '"" ]'))
+    assert make(tree, "figures/out/two_levels.csv").returncode == 0
+    assert [c for c in calls(tree) if " draw " in c] == ["-m figures draw two_levels"]
+
+
+@pytest.mark.parametrize("name", common.names())
+def test_make_and_python_agree_on_what_a_figure_shows(name):
+    """Make reads the tuple EXPERIMENTS from the module's text: one line."""
+    text = (ROOT / "figures" / f"{name}.py").read_text()
+    found = re.findall(r"^EXPERIMENTS = \((.*)\)$", text, re.MULTILINE)
+    assert len(found) == 1, "EXPERIMENTS must be a tuple on one line"
+    shown = tuple(part.strip(' "') for part in found[0].split(",") if part.strip())
+    assert shown == common.module(name).EXPERIMENTS
+    recorded = {p.stem for p in (ROOT / "results").glob("*/*.jsonl")}
+    assert set(shown) <= set(experiments.names()) | recorded
+
+
+def test_a_missing_or_old_python_is_one_line(tree):
+    for python in ("no-such-python", "false"):
+        done = make(tree, ".venv/.installed", NO_VENV="", PYTHON=python)
+        assert done.returncode != 0
+        said = [line for line in done.stderr.splitlines() if line.startswith("error")]
+        assert said == [f"error: {python} is missing or older than Python 3.11; set PYTHON=..."], (
+            done.stderr
+        )
+        assert not (tree / ".venv").exists()
+
+
+def test_a_missing_compiler_is_one_line(tree):
+    done = make(tree, ".venv/.installed", NO_VENV="", PYTHON="true", COMPILERS="no-such-cc")
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert said == ["error: no C++ compiler (no-such-cc); install one or set CXX=..."]
+    assert not (tree / ".venv").exists()
+
+
+def test_every_dependency_is_locked():
+    """Direct dependencies of the project and its extras have exactly one pinned version."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
+    locked = [re.sub(r"[_.]", "-", pin.split("==")[0].lower()) for pin in pins]
+    assert len(set(locked)) == len(locked)
+    for requirement in wanted:
+        name = re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
+        assert name in locked, requirement
+
+
+def test_nothing_names_a_package_index():
+    for name in ("pyproject.toml", "requirements.lock", "Makefile", ".ci/run"):
+        text = (ROOT / name).read_text()
+        assert not re.search(r"index-url|--find-links|https?://", text), name
