@@ -1,0 +1,74 @@
+"""Chains by formula against chains measured on the real models, and peaks of whole steps."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from analysis.checkpointing import Chain, chen_recursive, simulate, sqrt, store_all
+from analysis.checkpointing.networks import (
+    gpt_chain,
+    gpt_layer_bytes,
+    lstm_chain,
+    mlp_chain,
+    resnet_chain,
+)
+from repro.checkpointing import profile
+from repro.models import GPT, MLPChain, PreActivationResNet, UnrolledLSTM
+
+Case = tuple[nn.Module, tuple[Tensor, ...], Chain]
+
+
+def mlp() -> Case:
+    return MLPChain(12, 64), (torch.randn(512, 64),), mlp_chain(12, 64, 512)
+
+
+def resnet() -> Case:
+    model = PreActivationResNet(26, width=8)
+    return model, (torch.randn(4, 3, 32, 32),), resnet_chain(26, 8, 4, 32)
+
+
+def lstm() -> Case:
+    sizes = {"batch": 32, "layers": 3, "hidden": 64, "classes": 50}
+    model = UnrolledLSTM(20, **sizes)
+    return model, model.initial_state(), lstm_chain(20, **sizes)
+
+
+def gpt() -> Case:
+    sizes = {"hidden": 64, "heads": 4, "seqlen": 128, "vocabulary": 256}
+    model = GPT(4, dropout=0.0, stage="sublayer", **sizes)
+    return model, (torch.randint(256, (4, 128)),), gpt_chain(4, batch=4, **sizes)
+
+
+@pytest.mark.parametrize("make", [mlp, resnet, lstm, gpt])
+def test_outputs_and_interiors_follow_from_shapes(make: Callable[[], Case]) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, state, formula = make()
+    measured = profile(model, state, repeats=0).chain
+    assert len(measured) == len(formula)
+    assert measured.input_bytes == formula.input_bytes
+    for index, (found, expected) in enumerate(zip(measured.stages, formula.stages, strict=True)):
+        assert found.activation_bytes == expected.activation_bytes, index
+        if expected.kind != "loss":
+            assert found.saved_bytes == pytest.approx(expected.saved_bytes, rel=0.01, abs=600)
+    for planner in (store_all, sqrt, chen_recursive):
+        peak = simulate(measured, planner(measured).schedule).peak_bytes
+        assert planner(formula).peak_bytes == pytest.approx(peak, rel=0.08), planner.__name__
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_bytes_per_layer_of_the_paper(recompute: str) -> None:
+    """sbh(34 + 5as/h) and 34sbh, in bfloat16; norm statistics and padding are under 1 %."""
+    sizes = {"hidden": 64, "heads": 4, "seqlen": 128}
+    granularity = {"none": "none", "selective": "attention core"}[recompute]
+    model = GPT(2, granularity=granularity, **sizes).to(torch.bfloat16)
+    chain = profile(model, torch.randint(256, (2, 128)), repeats=0).chain
+    block = chain.stages[1]
+    expected = gpt_layer_bytes(batch=2, recompute=recompute, **sizes)
+    sbh = 128 * 2 * 64
+    ratio = {"none": 34 + 5 * 4 * 128 / 64, "selective": 34}[recompute]
+    assert expected == sbh * ratio
+    # The block's output is the next block's input: counted once a layer either way.
+    assert block.saved_bytes + block.activation_bytes == pytest.approx(expected, rel=0.02)
