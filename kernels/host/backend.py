@@ -16,6 +16,7 @@ from kernels.launch import (
     Argument,
     Array,
     Kernel,
+    TensorMap,
     check_grid,
     contiguous_strides,
     encode,
@@ -213,7 +214,9 @@ class HostBackend:
             )
         loaded = load_kernel(kernel)
         encoded = _encode_all(kernel, loaded, args)
-        arrays = [(i, arg) for i, arg in enumerate(args) if isinstance(arg, Array)]
+        # A tensor map begins with the address of its array, as a view does.
+        views = [(i, arg.array if isinstance(arg, TensorMap) else arg) for i, arg in enumerate(args)]
+        arrays = [(i, view) for i, view in views if isinstance(view, Array)]
         tensors = (_TensorArgument * max(len(arrays), 1))()
         for tensor, (position, array) in zip(tensors, arrays, strict=False):
             _describe(tensor, position, array)
@@ -260,7 +263,8 @@ def _encode_all(kernel: Kernel, loaded: HostKernel, args: Sequence[Argument]) ->
     for i, (arg, size) in enumerate(zip(args, loaded.parameter_bytes, strict=True)):
         data = encode(arg)
         if len(data) != size:
-            what = arg.name if isinstance(arg, Array) else type(arg).__name__
+            view = arg.array if isinstance(arg, TensorMap) else arg
+            what = view.name if isinstance(view, Array) else type(view).__name__
             raise TypeError(
                 f"{kernel.entry}: argument {i} ({what}) has {len(data)} bytes, "
                 f"the kernel's parameter {size}"

@@ -17,7 +17,7 @@ from kernels.cache import cache_dir, digest, headers, read_all
 from kernels.launch import INCLUDE_DIR, Kernel
 
 HOST_DIR = Path(__file__).resolve().parent
-KERNEL_HEADERS = ("vocabulary.hpp", "interface.hpp", "fiber.hpp")
+KERNEL_HEADERS = ("vocabulary.hpp", "hopper.hpp", "interface.hpp", "fiber.hpp")
 CANDIDATES = ("c++", "g++", "clang++")
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),

@@ -32,6 +32,36 @@ struct Switch {
     Context* to;
 };
 
+// One lane's part of a warpgroup product m64nNk16 (hopper_runtime.hpp).
+struct WarpgroupProduct {
+    float* d;
+    const unsigned* a_registers;  // null: A is in shared memory
+    unsigned long long a, b;      // descriptors
+    unsigned n;
+    bool transposed_a, transposed_b;
+    bool first;  // d = A B instead of d += A B
+    Number type;
+};
+
+struct HopperRuntime {
+    void (*mbarrier_init)(void* b, int count, Site site);
+    void (*mbarrier_arrive)(void* b, int bytes, Site site);
+    Switch (*mbarrier_wait)(void* b, int parity, Site site);
+    void (*tma_load)(void* smem, const void* map, void* b, const int* at, Site site);
+    void (*tma_store)(const void* map, const void* smem, const int* at, Site site);
+    void (*bulk_load)(void* smem, const void* gmem, int bytes, void* b, Site site);
+    void (*bulk_add)(float* gmem, const float* smem, int bytes, Site site);
+    void (*bulk_commit)();
+    void (*bulk_wait)(int pending, Site site);
+    void (*tma_fence)();
+    Switch (*named_barrier)(int id, int threads, bool sync, Site site);
+    Switch (*set_registers)(int registers, bool grow, Site site);
+    Switch (*wgmma)(const WarpgroupProduct& product, Site site);
+    Switch (*wgmma_commit)(Site site);
+    Switch (*wgmma_wait)(int pending, Site site);
+    Switch (*stmatrix_x4)(void* row, const unsigned* r, bool transposed, Site site);
+};
+
 struct Runtime {
     const Thread* (*thread)();
     // Check and count an access of `bytes` at `p`; the caller then moves the data.
@@ -48,6 +78,7 @@ struct Runtime {
     Switch (*shuffle)(unsigned* value, int source_lane, Site site);
     Switch (*ldmatrix_x4)(unsigned* r, const void* row, bool transposed, Site site);
     Switch (*mma_16816)(float* d, const unsigned* a, const unsigned* b, Number type, Site site);
+    const HopperRuntime* hopper;
 };
 
 }  // namespace host

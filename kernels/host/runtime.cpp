@@ -7,6 +7,7 @@
 
 #include "collectives.hpp"
 #include "global_memory.hpp"
+#include "hopper_runtime.hpp"
 #include "scheduler.hpp"
 #include "shared_memory.hpp"
 
@@ -79,7 +80,8 @@ constexpr Runtime RUNTIME = {thread,
                              warp_sync,
                              shuffle,
                              ldmatrix_x4<CHECKS>,
-                             mma_16816};
+                             mma_16816,
+                             &HOPPER<CHECKS>};
 
 // ---- launch ------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdarg>
 #include <cstdint>
@@ -55,9 +57,13 @@ struct Launch {
     Failure* failure;
 };
 
-enum class Wait { WARP_SYNC, SHUFFLE, LDMATRIX, MMA };
+enum class Wait {
+    WARP_SYNC, SHUFFLE, LDMATRIX, MMA, STMATRIX, REGISTERS, WGMMA, WGMMA_COMMIT, WGMMA_WAIT
+};
 inline const char* wait_name(Wait w) {
-    static const char* const names[] = {"warp_sync", "shuffle", "ldmatrix", "mma"};
+    static const char* const names[] = {
+        "warp_sync",  "shuffle", "ldmatrix",     "mma",       "stmatrix",
+        "setmaxnreg", "wgmma",   "wgmma_commit", "wgmma_wait"};
     return names[static_cast<int>(w)];
 }
 
@@ -67,11 +73,51 @@ struct Copy {  // a cp_async that has not been waited for
     std::uint32_t group;
 };
 
+// What Hopper's asynchronous units still have to do, and its barriers (hopper_runtime.hpp).
+using Seen = std::array<std::uint32_t, MAX_WARPS>;  // as Clock::seen
+
+struct BulkStore {  // a TMA store or a bulk addition that has not been waited for
+    const struct HostTensorMap* map = nullptr;  // null: an addition of `bytes` to `target`
+    int at[5] = {};
+    float* target = nullptr;
+    int bytes = 0;
+    std::size_t base = 0;  // in shared memory
+    std::uint32_t group = 0;
+    Site site{};
+};
+
+struct WarpProduct {  // a warpgroup product, one warp's 16 rows of it
+    WarpgroupProduct lanes[32];
+    unsigned warp;  // of its warpgroup
+    std::uint32_t group;
+    Site site;
+};
+
+struct MbarrierState {
+    std::int64_t offset;  // in shared memory
+    int count, pending;   // arrivals a phase, and how many are still to come
+    int bytes = 0;        // still to come
+    unsigned phase = 0;   // phases completed
+    Seen gathering{}, released{};
+    std::array<std::uint32_t, MAX_WARPS> waiting{};  // lanes
+    Site site{};
+};
+
+struct NamedBarrier {
+    int arrived = 0, threads = 0;
+    Seen gathering{};
+    std::array<std::uint32_t, MAX_WARPS> waiting{};  // lanes
+    Site site{};
+};
+
 struct alignas(64) Fiber {
     Context context;
     Thread info;
     std::uint32_t group = 0;  // the open cp_async group
     std::vector<Copy> copies;
+    std::uint32_t fenced = 0;      // time of the latest tma_fence
+    std::uint32_t bulk_group = 0;  // the open bulk group
+    std::vector<BulkStore> bulk_stores;
 };
 
 struct Warp {
@@ -85,6 +131,8 @@ struct Warp {
     const void* in2[32];
     int number[32];
     Clock clock;
+    std::uint32_t product_group;  // the open wgmma group
+    std::vector<WarpProduct> products;
 };
 
 struct Barrier {
@@ -122,6 +170,10 @@ struct Worker {
     std::unique_ptr<Fiber[]> fibers{new Fiber[1024]};
     Warp warps[MAX_WARPS];
     Barrier barrier;
+    int clock_warps = 0;  // warps, and the copy engine where a kernel uses it
+    std::vector<MbarrierState> mbarriers;
+    NamedBarrier named[16];
+    int registers[MAX_WARPS];  // a thread, as asked for by setmaxnreg; 0 as launched
     unsigned char* stacks = nullptr;
     unsigned char* shared = nullptr;
     std::size_t shared_capacity = 0, shared_bytes = 0;
@@ -163,6 +215,28 @@ struct Worker {
         const Dim3& g = launch->grid;
         return {static_cast<unsigned>(linear % g.x), static_cast<unsigned>(linear / g.x % g.y),
                 static_cast<unsigned>(linear / g.x / g.y)};
+    }
+
+    // ---- the copy engine ---------------------------------------------------------------------
+
+    // It counts as one more warp, whose writes are ordered for those who waited on a barrier only.
+    int engine_thread() const { return warp_count * 32; }
+
+    void use_copy_engine() {
+        if (clock_warps > warp_count) return;
+        if (warp_count >= MAX_WARPS)
+            fail("limit", -1, 0, "mbarriers in a block of %d threads: the limit here is %d",
+                 launch->threads, (MAX_WARPS - 1) * 32);
+        clock_warps = warp_count + 1;
+        shadow.tell_readers_apart();
+    }
+
+    // The clock of a copy that the running thread starts now.
+    Clock begin_engine_copy() {
+        Clock c = clock();
+        c.seen[running / 32] = c.time;
+        c.advance(tick(), clock_warps);
+        return c;
     }
 
     // ---- errors ------------------------------------------------------------------------------
@@ -240,7 +314,7 @@ struct Worker {
     }
 
     [[noreturn]] void fail_deadlock() {
-        char text[900] = "";
+        char text[900] = "", what[120];
         int used = 0;
         auto tell = [&](unsigned w, std::uint32_t lanes, const char* what, Site site) {
             if (!lanes || used > 700) return;
@@ -257,6 +331,17 @@ struct Worker {
         for (int w = 0; w < warp_count; ++w) {
             tell(w, barrier.waiting[w], "block_sync", barrier.site);
             tell(w, warps[w].arrived, wait_name(warps[w].kind), warps[w].site);
+            for (const auto& b : mbarriers) {
+                std::snprintf(what, sizeof what,
+                              "mbarrier_wait (offset %lld: %d of %d arrivals and %d bytes missing)",
+                              static_cast<long long>(b.offset), b.pending, b.count, b.bytes);
+                tell(w, b.waiting[w], what, b.site);
+            }
+            for (int id = 1; id < 16; ++id) {
+                std::snprintf(what, sizeof what, "named barrier %d (%d of %d threads have come)",
+                              id, named[id].arrived, named[id].threads);
+                tell(w, named[id].waiting[w], what, named[id].site);
+            }
         }
         fail("deadlock", -1, 0, "%d threads wait for threads that never come: %s", live, text);
     }
@@ -289,9 +374,13 @@ struct Worker {
     void complete_barrier() {
         // Every warp is ordered after everything that any warp did before.
         const std::uint32_t now = tick();
+        std::uint32_t engine = 0;  // the latest copy that any warp has waited for
+        for (int w = 0; w < warp_count; ++w)
+            engine = std::max(engine, warps[w].clock.seen[warp_count % MAX_WARPS]);
         for (int w = 0; w < warp_count; ++w) {
             for (int v = 0; v < warp_count; ++v) warps[w].clock.seen[v] = now - 1;
-            warps[w].clock.advance(now, warp_count);
+            if (clock_warps > warp_count) warps[w].clock.seen[warp_count] = engine;
+            warps[w].clock.advance(now, clock_warps);
             warps[w].ready |= barrier.waiting[w];
             barrier.waiting[w] = 0;
         }
@@ -332,7 +421,7 @@ struct Worker {
         if (!arrive(Wait::WARP_SYNC, site)) return leave();
         Clock& c = clock();
         c.seen[running / 32] = c.time;
-        c.advance(tick(), warp_count);
+        c.advance(tick(), clock_warps);
         finish_collective();
         return {};
     }
@@ -351,6 +440,13 @@ struct Worker {
             fail("divergence", -1, 0,
                  "exits while lanes (mask %08x) of the warp wait in %s at %s:%d", warp->arrived,
                  wait_name(warp->kind), warp->site.file, warp->site.line);
+        if (!fiber->bulk_stores.empty())
+            fail("race", -1, static_cast<std::int64_t>(fiber->bulk_stores[0].base),
+                 "exits before its bulk store at %s:%d has been waited for",
+                 fiber->bulk_stores[0].site.file, fiber->bulk_stores[0].site.line);
+        if (warp->exited == ~0u && !warp->products.empty())
+            fail("race", -1, 0, "the warp exits before its wgmma at %s:%d has been waited for",
+                 warp->products[0].site.file, warp->products[0].site.line);
         --live;
         if (live == 0) {
             switch_context(&fiber->context, &main);
@@ -373,6 +469,9 @@ struct Worker {
         time = 1;
         random_state = launch->seed + static_cast<std::uint64_t>(linear) * 0x9e3779b97f4a7c15u;
         barrier = Barrier{};
+        clock_warps = warp_count;
+        mbarriers.clear();
+        for (auto& b : named) b = NamedBarrier{};
         const Dim3 index = block_index(linear);
         for (int t = 0; t < launch->threads; ++t) {
             Fiber& f = fibers[t];
@@ -380,8 +479,9 @@ struct Worker {
                       index,
                       {static_cast<unsigned>(launch->threads), 1, 1},
                       launch->grid};
-            f.group = 0;
+            f.group = f.fenced = f.bulk_group = 0;
             f.copies.clear();
+            f.bulk_stores.clear();
             // Stacks start at different cache sets: 32 lanes touch the same frame in turn.
             const std::size_t colour = static_cast<std::size_t>(t) * 1088 % 16384;
             *canary(t) = CANARY;
@@ -390,7 +490,10 @@ struct Worker {
         for (int w = 0; w < warp_count; ++w) {
             warps[w].exited = warps[w].arrived = 0;
             warps[w].ready = 0xffffffffu;
+            warps[w].product_group = 0;
+            warps[w].products.clear();
             warps[w].clock.start();
+            registers[w] = 0;
         }
         std::memset(shared, 0xff, launch->shared_bytes);  // NaN, should anybody read it
         if (launch->checks) shadow.reset(launch->shared_bytes);

@@ -5,8 +5,10 @@
 // bytes if it is smaller than that; the next 16-byte write makes the line whole again.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
+#include <unordered_map>
 #include <vector>
 
 #include "clocks.hpp"
@@ -26,7 +28,10 @@ class SharedShadow {
     void reset(std::size_t bytes) {
         lines_.assign((bytes + 15) / 16, Line{});
         if (parts_.size() < lines_.size()) parts_.resize(lines_.size());
+        read_times_.clear();
+        each_reader_ = false;
     }
+    void tell_readers_apart() { each_reader_ = true; }
 
     // The common cases of access(): lines and words, ordered by barriers. False: ask access(),
     // which may find some of its cells updated already.
@@ -70,6 +75,21 @@ class SharedShadow {
         lines_[offset / 16].whole.write = make_stamp(clock.time, thread);
     }
 
+    // A write to the line at `offset` whose thread has not fenced since, by fenced(thread), the
+    // time of its latest fence; 0 if there is none. Threads from `threads` on need no fence.
+    template <class Fenced>
+    Stamp unfenced_writer(std::size_t offset, int threads, Fenced fenced) const {
+        const Line& line = lines_[offset / 16];
+        auto lacks = [&](const Cell& c) {
+            const int thread = stamp_thread(c.write);
+            return c.write && thread < threads && fenced(thread) < stamp_time(c.write);
+        };
+        if (line.granule == WHOLE) return lacks(line.whole) ? line.whole.write : 0;
+        for (unsigned i = 0; i < 16u >> line.granule; ++i)
+            if (const Cell& c = parts_[offset / 16].cells[i]; lacks(c)) return c.write;
+        return 0;
+    }
+
    private:
     // Logarithms of the bytes that a cell describes.
     static constexpr unsigned WHOLE = 4, WORDS = 2, BYTES = 0;
@@ -90,7 +110,7 @@ class SharedShadow {
         line.granule = granule;
     }
 
-    static bool quick_touch(Cell& c, bool write, const Clock& clock, Stamp now) {
+    bool quick_touch(Cell& c, bool write, const Clock& clock, Stamp now) {
         if (c.write >= clock.limit) return false;
         if (write) {
             if (c.read >= clock.limit) return false;
@@ -105,12 +125,12 @@ class SharedShadow {
         }
         // A further read by a warp that has read it already.
         if (c.read == now) return true;
-        if (!(c.warps & 1u << stamp_thread(now) / 32)) return false;
+        if (each_reader_ || !(c.warps & 1u << stamp_thread(now) / 32)) return false;
         if (now > c.read) c.read = now;
         return true;
     }
 
-    static Fault touch(Cell& c, bool write, const Clock& clock, Stamp now, Stamp& other) {
+    Fault touch(Cell& c, bool write, const Clock& clock, Stamp now, Stamp& other) {
         const int thread = stamp_thread(now);
         if (c.write >= clock.limit && !clock.ordered(c.write, thread)) {
             other = c.write;
@@ -119,8 +139,7 @@ class SharedShadow {
         }
         if (write) {
             if (c.read >= clock.limit &&
-                !(c.warps ? clock.ordered_after_warps(c.warps, stamp_time(c.read))
-                          : clock.ordered(c.read, thread))) {
+                !(c.warps ? ordered_after_readers(c, clock) : clock.ordered(c.read, thread))) {
                 other = c.read;
                 return Fault::RACE_WITH_READ;
             }
@@ -138,21 +157,38 @@ class SharedShadow {
         return Fault::NONE;
     }
 
-    static void merge_reader(Cell& c, const Clock& clock, Stamp now) {
+    void merge_reader(Cell& c, const Clock& clock, Stamp now) {
         const int thread = stamp_thread(now);
         if (!c.warps) {
             if (clock.ordered(c.read, thread)) {
                 c.read = now;
                 return;
             }
-            c.warps = 1u << stamp_thread(c.read) / 32;
+            const int before = stamp_thread(c.read) / 32;
+            c.warps = 1u << before;
+            if (each_reader_) read_times_[&c][before] = stamp_time(c.read);
         }
         c.warps |= 1u << thread / 32;
+        if (each_reader_) read_times_[&c][thread / 32] = stamp_time(now);
         if (now > c.read) c.read = now;
+    }
+
+    bool ordered_after_readers(const Cell& c, const Clock& clock) {
+        if (!each_reader_) return clock.ordered_after_warps(c.warps, stamp_time(c.read));
+        const auto& times = read_times_[&c];
+        for (std::uint32_t mask = c.warps; mask; mask &= mask - 1) {
+            const int w = __builtin_ctz(mask);
+            if (times[w] > clock.seen[w]) return false;
+        }
+        return true;
     }
 
     std::vector<Line> lines_;
     std::vector<Parts> parts_;
+    // Warps that meet only at block barriers read in common epochs, and the latest time of all
+    // speaks for each. Warps that meet at mbarriers come at their own times: then each counts.
+    bool each_reader_ = false;
+    std::unordered_map<const Cell*, std::array<std::uint32_t, MAX_WARPS>> read_times_;
 };
 
 }  // namespace host

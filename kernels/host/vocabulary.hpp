@@ -10,6 +10,7 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 #include "../include/types.cuh"
 #include "interface.hpp"
