@@ -215,8 +215,8 @@ class HostBackend:
         loaded = load_kernel(kernel)
         encoded = _encode_all(kernel, loaded, args)
         # A tensor map begins with the address of its array, as a view does.
-        views = [(i, arg.array if isinstance(arg, TensorMap) else arg) for i, arg in enumerate(args)]
-        arrays = [(i, view) for i, view in views if isinstance(view, Array)]
+        views = [arg.array if isinstance(arg, TensorMap) else arg for arg in args]
+        arrays = [(i, view) for i, view in enumerate(views) if isinstance(view, Array)]
         tensors = (_TensorArgument * max(len(arrays), 1))()
         for tensor, (position, array) in zip(tensors, arrays, strict=False):
             _describe(tensor, position, array)
