@@ -125,23 +125,28 @@ def predict_misses(n: int, block: int, first: Cache, last: Cache) -> dict[str, M
 
 
 def closed_form(n: int, block: int | None, cache: Cache) -> float:
-    """Misses of a fully associative LRU cache, to leading order. L floats a line, Z lines.
+    """Misses of a fully associative LRU cache that starts empty, to leading order.
 
-    naive: between two uses of a line of B (neighbouring columns j) n lines of B and n/L of A pass.
-    If they do not fit, B misses at every reference, n³, and A once a line and column, n³/L. If they
-    fit but B does not, B misses once a line and row of A, n³/L. If everything fits: once a line.
-    tiled: a block of A and one of B are loaded per block product, n³/(block L) each when a block's
-    row is whole lines, and C once, n²/L. A's half lines serve the next block, B's do not.
+    L floats a line, Z lines. What a reference finds depends on whether everything touched since its
+    line's last use still fits:
+
+    naive   between neighbouring columns of C: n lines of B, n/L of A. If they do not fit, B misses
+            at every reference, n³, and A's row comes again for every column, n³/L. Between rows of
+            C: all of B. If that does not fit, B comes again for every row, n³/L, else once.
+    tiled   a block of B comes for every row of blocks, n³/(block L); a block of A for every column
+            of blocks unless a panel of A, one of B and a block of C fit together; C once.
     """
     per_line = cache.line_bytes // FLOAT_BYTES
-    once = 3 * n * n / per_line
-    if once <= cache.lines:
-        return once
+    once = n * n / per_line  # one matrix
+    if 3 * once <= cache.lines:
+        return 3 * once
     if block is None:
         if n + 2 * n / per_line > cache.lines:
-            return n**3 * (1 + 1 / per_line) + n * n / per_line
-        return n**3 / per_line + 2 * n * n / per_line
+            return n**3 * (1 + 1 / per_line) + once
+        return (n**3 / per_line if once + 2 * n / per_line > cache.lines else once) + 2 * once
     lines_a_row = -(-block // per_line)
     if 3 * block * lines_a_row > cache.lines:
         raise ValueError(f"three blocks of {block} do not fit into {cache.lines} lines")
-    return n**3 / (block * per_line) + n**3 / block**2 * lines_a_row + n * n / per_line
+    panels = block * n / per_line + n * lines_a_row + block * lines_a_row
+    a_misses = once if panels <= cache.lines else n**3 / (block * per_line)
+    return a_misses + n**3 / block**2 * lines_a_row + once

@@ -65,7 +65,7 @@ CHAINS: dict[str, tuple[tuple[Operation, ...], Operation]] = {
             ),
             Operation("affine", ("normalised",), ("y",), ("gamma", "beta")),
         ),
-        Operation("layer_norm", ("x",), ("y",), ("gamma", "beta"), row_a_block=True),
+        Operation("layer_norm", ("x",), ("y",), ("gamma", "beta")),
     ),
 }
 

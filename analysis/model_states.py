@@ -121,8 +121,16 @@ class HostOptimizerStep:
     transfer_s: float
 
 
-#: Adam on the host: reads fp32 weight, momentum, variance and a gradient, writes the first three.
-ADAM_STREAMED_BYTES = 3 * 4 + 3 * 4
+def host_streamed_bytes(parameter_bytes: float = 2, gradient_bytes: float = 2) -> float:
+    """Bytes a parameter that an update on the host reads and writes.
+
+    The gradient arrives and is widened to fp32; Adam reads weight, momentum, variance and gradient
+    and writes the first three; the result is narrowed and leaves.
+    """
+    arrive_and_widen = gradient_bytes + (gradient_bytes + 4)
+    adam = 4 * 4 + 3 * 4
+    narrow_and_leave = (4 + parameter_bytes) + parameter_bytes
+    return arrive_and_widen + adam + narrow_and_leave
 
 
 def host_optimizer_step(
@@ -138,7 +146,7 @@ def host_optimizer_step(
     The update streams its operands once, so it is bound by host memory bandwidth. The two transfer
     directions and the update overlap at best; one after the other at worst.
     """
-    streamed = parameters * (ADAM_STREAMED_BYTES + gradient_bytes + parameter_bytes)
+    streamed = parameters * host_streamed_bytes(parameter_bytes, gradient_bytes)
     moved = parameters * (gradient_bytes + parameter_bytes)
     return HostOptimizerStep(
         device_bytes=parameters * (parameter_bytes + gradient_bytes),

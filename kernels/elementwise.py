@@ -85,7 +85,7 @@ def run_chain(
             held[name] = backend.empty(name, (rows,), "fp32")
     width = 16 // x.itemsize
     aligned = cols % width == 0 and all(a.pointer % 16 == 0 for a in held.values())
-    row_bytes = SCRATCH_BYTES + 4 * cols
+    row_bytes = SCRATCH_BYTES + 3 * 4 * cols  # a row, gamma and beta in fp32
     if any(step.kernel == "layer_norm" for step in steps):
         require_fit(f"a row of {cols} elements", row_bytes, SHARED_LIMIT_BYTES)
     drop = (
@@ -103,11 +103,13 @@ def run_chain(
         "layer_norm": (np.float32(eps),),
     }
     for step in steps:
-        shared = row_bytes if step.kernel == "layer_norm" else SCRATCH_BYTES
+        shared = SCRATCH_BYTES if step.row_a_block else 0
+        if step.kernel == "layer_norm":
+            shared = row_bytes
         backend.launch(
             elementwise_kernel(step.kernel, x.dtype, width if aligned else 1),
             flat_grid(rows if step.row_a_block else -(-rows // ROWS_PER_BLOCK)),
-            shared if step.row_a_block else 0,
+            shared,
             [*_order(step, held), *_sizes(step, rows, cols), *tails.get(step.kernel, ())],
             stream,
         )

@@ -9,11 +9,11 @@
 //   layer norm                      row_mean, row_variance, normalise, affine 6 layer_norm        2
 //
 // Study note 003, section 3.2. bias, gamma and beta are read once per ROWS rows: a block keeps them
-// in registers while it goes down its rows. The dropout mask is a function of (seed, element) and is
+// on chip while it goes down its rows. The dropout mask is a function of (seed, element) and is
 // stored by nobody: Philox word (i mod 4) of counter i / 4 decides element i.
 // GELU is the tanh form (Hendrycks & Gimpel 2016). Row statistics and arithmetic are fp32.
 //
-// Grid: ceil(rows / ROWS) blocks; row_mean, row_variance and layer_norm one block a row.
+// Grid: ceil(rows / ROWS) blocks; row_mean, row_variance and normalise one block a row.
 // Macros: DTYPE, THREADS, ROWS, VEC (elements an access: 1, or 16 / size of an element where cols
 // is a multiple of that).
 
@@ -68,6 +68,8 @@ struct ElementDropout {
         return word < threshold ? 0.0f : x * keep_scale;
     }
 };
+
+__device__ __forceinline__ int64 min_rows(int64 a, int64 b) { return a < b ? a : b; }
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
 
@@ -183,37 +185,50 @@ KERNEL affine(Tensor1<io_t> tmp, Tensor1<io_t> gamma, Tensor1<io_t> beta, Tensor
             return fmaf(v, to_float(w.gamma.v[i]), to_float(w.beta.v[i])); }));
     });
 }
-// One read of x: the row waits in shared memory, fp32, for the mean and the variance about it.
+// One read of x: the row waits in shared memory, fp32, for the mean and the variance about it. gamma
+// and beta wait there too, for all rows of the block.
 KERNEL layer_norm(Tensor1<io_t> x, Tensor1<io_t> gamma, Tensor1<io_t> beta, Tensor1<io_t> y,
-                  int cols, float eps) {
+                  int rows, int cols, float eps) {
     float* scratch = reinterpret_cast<float*>(shared_memory());
     float* kept = scratch + WARPS;
-    const int64 first = int64(blockIdx.x) * cols;
-    float sum = 0.0f;
-    for (int c = threadIdx.x * VEC; c < cols; c += THREADS * VEC) {
-        const Piece piece = load(x.data + first + c);
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) {
-            st_shared(kept + c + i, to_float(piece.v[i]));
-            sum += to_float(piece.v[i]);
-        }
-    }
-    const float m = block_sum(sum, scratch) / float(cols);
-    sum = 0.0f;
-    for (int c = threadIdx.x * VEC; c < cols; c += THREADS * VEC)
-#pragma unroll
-        for (int i = 0; i < VEC; ++i) {
-            const float d = ld_shared(kept + c + i) - m;
-            sum += d * d;
-        }
-    const float r = 1.0f / sqrtf(block_sum(sum, scratch) / float(cols) + eps);
+    float* weights = kept + cols;  // gamma, then beta
     for (int c = threadIdx.x * VEC; c < cols; c += THREADS * VEC) {
         const Piece g = load(gamma.data + c), b = load(beta.data + c);
-        Piece out;
 #pragma unroll
-        for (int i = 0; i < VEC; ++i)
-            out.v[i] = from_float<io_t>(fmaf((ld_shared(kept + c + i) - m) * r, to_float(g.v[i]),
-                                             to_float(b.v[i])));
-        store(y.data + first + c, out);
+        for (int i = 0; i < VEC; ++i) {  // each thread reads back only what it wrote
+            st_shared(weights + c + i, to_float(g.v[i]));
+            st_shared(weights + cols + c + i, to_float(b.v[i]));
+        }
+    }
+    const int64 last = min_rows(int64(blockIdx.x + 1) * ROWS, rows);
+    for (int64 row = int64(blockIdx.x) * ROWS; row < last; ++row) {
+        const int64 first = row * cols;
+        float sum = 0.0f;
+        for (int c = threadIdx.x * VEC; c < cols; c += THREADS * VEC) {
+            const Piece piece = load(x.data + first + c);
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) {
+                st_shared(kept + c + i, to_float(piece.v[i]));
+                sum += to_float(piece.v[i]);
+            }
+        }
+        const float m = block_sum(sum, scratch) / float(cols);
+        sum = 0.0f;
+        for (int c = threadIdx.x * VEC; c < cols; c += THREADS * VEC)
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) {
+                const float d = ld_shared(kept + c + i) - m;
+                sum += d * d;
+            }
+        const float r = 1.0f / sqrtf(block_sum(sum, scratch) / float(cols) + eps);
+        for (int c = threadIdx.x * VEC; c < cols; c += THREADS * VEC) {
+            Piece out;
+#pragma unroll
+            for (int i = 0; i < VEC; ++i)
+                out.v[i] = from_float<io_t>(fmaf((ld_shared(kept + c + i) - m) * r,
+                                                 ld_shared(weights + c + i),
+                                                 ld_shared(weights + cols + c + i)));
+            store(y.data + first + c, out);
+        }
     }
 }

@@ -50,12 +50,12 @@ gemm_tensor_core(Tensor1<io_t> a, Tensor1<io_t> b, Tensor1<io_t> c, int m, int n
         }
         block_sync();
         unsigned char* stage = shared + step % 2 * STAGE_BYTES;
-        gemm<BLOCK_K>(sum, Rows{tile_at<ATile>(stage), my_row, 0},
-                      NMajor{tile_at<BTile>(stage + ATile::BYTES), 0, my_col});
+        gemm<BLOCK_K>(sum, Rows{tile_at<ATile>(stage).from_row(my_row)},
+                      NMajor{tile_at<BTile>(stage + ATile::BYTES), my_col});
         block_sync();  // this stage is filled again two steps from now
     }
     const auto result = tile_at<CTile>(shared);
-    store_accumulator(result, my_row, my_col, sum);
+    store_accumulator(result.from_row(my_row), my_col, sum);
     block_sync();
     store_tile<THREADS>(result, c.data + int64(row0) * n + col0, n, m - row0, n - col0);
 }

@@ -202,7 +202,8 @@ class ParallelTransformerLayer(nn.Module):
         seqlen, batch, _ = qkv.shape
         parts = qkv.view(seqlen, batch, 3, self.heads, self.head_dim).permute(2, 1, 3, 0, 4)
         q, k, v = (p.reshape(batch * self.heads, seqlen, self.head_dim) for p in parts)
-        return q * (1 / math.sqrt(self.head_dim)), k, v
+        # A batch of one reshapes without a copy; views would keep the whole product alive.
+        return q * (1 / math.sqrt(self.head_dim)), k.contiguous(), v.contiguous()
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention on (b·heads, s, d), the part that selective recomputation repeats."""

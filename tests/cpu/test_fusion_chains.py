@@ -137,5 +137,5 @@ def test_bad_arguments() -> None:
         run_chain(backend, "layer-norm", wrong, fused=True)
     long = {n: wrap(n, torch.zeros(1, 20000)) for n in ("x", "y")}
     long |= {n: wrap(n, torch.zeros(20000)) for n in ("gamma", "beta")}
-    with pytest.raises(ValueError, match="80032 bytes of shared memory, the limit is 49152"):
+    with pytest.raises(ValueError, match="240032 bytes of shared memory, the limit is 49152"):
         run_chain(backend, "layer-norm", long, fused=True)

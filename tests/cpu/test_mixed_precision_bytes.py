@@ -31,7 +31,9 @@ def saved(shape: LayerShape, policy: str) -> int:
 
 @pytest.mark.parametrize("policy", ["fp32", "16-bit", "autocast"])
 @pytest.mark.parametrize(
-    "shape", [LayerShape(16, 2, 64, 4), LayerShape(48, 3, 32, 2)], ids=["wide", "long"]
+    "shape",
+    [LayerShape(16, 2, 64, 4), LayerShape(48, 3, 32, 2), LayerShape(32, 1, 64, 4)],
+    ids=["wide", "long", "batch of one"],
 )
 def test_saved_bytes_by_policy(shape: LayerShape, policy: str) -> None:
     assert saved(shape, policy) == sum(saved_under(shape, policy).values())
