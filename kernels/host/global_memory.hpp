@@ -183,6 +183,13 @@ __attribute__((noinline)) inline void check_global(Worker& w, const void* p, uns
     check_access(w, at, bytes, d, site);
 }
 
+// May the launch write the tensor that `p`, which has been checked, points into?
+inline bool is_written(Worker& w, const void* p) {
+    const std::uintptr_t slot =
+        (reinterpret_cast<std::uintptr_t>(p) - w.launch->region) >> SLOT_BITS;
+    return w.launch->tensors[slot].writes != nullptr;
+}
+
 template <bool CHECKS>
 inline void global_access(const void* p, unsigned bytes, Direction d, Site site) {
     Worker& w = *current_worker;

@@ -71,9 +71,10 @@ struct Copy {  // a cp_async that has not been waited for
     unsigned char* to;
     const void* from;  // null: zeros
     std::uint32_t group;
+    Site site;
 };
 
-// What Hopper's asynchronous units still have to do, and its barriers (hopper_runtime.hpp).
+// What Hopper's asynchronous units still have to do, and its barriers (hopper_barriers.hpp, _copies, _products).
 using Seen = std::array<std::uint32_t, MAX_WARPS>;  // as Clock::seen
 
 struct BulkStore {  // a TMA store or a bulk addition that has not been waited for
@@ -83,6 +84,7 @@ struct BulkStore {  // a TMA store or a bulk addition that has not been waited f
     int bytes = 0;
     std::size_t base = 0;  // in shared memory
     std::uint32_t group = 0;
+    std::uint32_t issued = 0;  // later writes to what it reads come too early
     Site site{};
 };
 
@@ -90,6 +92,7 @@ struct WarpProduct {  // a warpgroup product, one warp's 16 rows of it
     WarpgroupProduct lanes[32];
     unsigned warp;  // of its warpgroup
     std::uint32_t group;
+    std::uint32_t issued;
     Site site;
 };
 
@@ -98,6 +101,8 @@ struct MbarrierState {
     int count, pending;   // arrivals a phase, and how many are still to come
     int bytes = 0;        // still to come
     unsigned phase = 0;   // phases completed
+    Stamp set_up = 0;
+    bool announced = false;  // to the copy engine, by mbarrier_init_done
     Seen gathering{}, released{};
     std::array<std::uint32_t, MAX_WARPS> waiting{};  // lanes
     Site site{};
@@ -115,7 +120,7 @@ struct alignas(64) Fiber {
     Thread info;
     std::uint32_t group = 0;  // the open cp_async group
     std::vector<Copy> copies;
-    std::uint32_t fenced = 0;      // time of the latest tma_fence
+    std::uint32_t fenced = 0;      // its writes up to this time have been fenced
     std::uint32_t bulk_group = 0;  // the open bulk group
     std::vector<BulkStore> bulk_stores;
 };
@@ -394,7 +399,7 @@ struct Worker {
     bool arrive(Wait kind, Site site) {
         Warp& w = *warp;
         if (!w.arrived) {
-            if (w.exited) fail_partial(kind, site);
+            if (w.exited && kind != Wait::WARP_SYNC) fail_partial(kind, site);
             w.kind = kind;
             w.site = site;
         } else if (w.kind != kind || w.site.line != site.line) {
@@ -417,13 +422,21 @@ struct Worker {
         warp->ready = ~(1u << lane());
     }
 
+    // Exited lanes do not count at a warp_sync; every other collective needs all lanes.
     Switch warp_sync(Site site) {
-        if (!arrive(Wait::WARP_SYNC, site)) return leave();
+        arrive(Wait::WARP_SYNC, site);
+        if ((warp->arrived | warp->exited) != ~0u) return leave();
+        complete_warp_sync();
+        warp->ready &= ~(1u << lane());
+        return {};
+    }
+
+    void complete_warp_sync() {
         Clock& c = clock();
         c.seen[running / 32] = c.time;
-        c.advance(tick(), clock_warps);
-        finish_collective();
-        return {};
+        c.advance(tick(), warp_count);
+        warp->ready = warp->arrived;
+        warp->arrived = 0;
     }
 
     // ---- a block -----------------------------------------------------------------------------
@@ -436,19 +449,14 @@ struct Worker {
 
     [[noreturn]] void exit_thread() {
         warp->exited |= 1u << lane();
-        if (warp->arrived)
+        if (warp->arrived && warp->kind != Wait::WARP_SYNC)
             fail("divergence", -1, 0,
                  "exits while lanes (mask %08x) of the warp wait in %s at %s:%d", warp->arrived,
                  wait_name(warp->kind), warp->site.file, warp->site.line);
-        if (!fiber->bulk_stores.empty())
-            fail("race", -1, static_cast<std::int64_t>(fiber->bulk_stores[0].base),
-                 "exits before its bulk store at %s:%d has been waited for",
-                 fiber->bulk_stores[0].site.file, fiber->bulk_stores[0].site.line);
-        if (warp->exited == ~0u && !warp->products.empty())
-            fail("race", -1, 0, "the warp exits before its wgmma at %s:%d has been waited for",
-                 warp->products[0].site.file, warp->products[0].site.line);
+        if (warp->arrived && (warp->arrived | warp->exited) == ~0u) complete_warp_sync();
         --live;
         if (live == 0) {
+            check_registers();
             switch_context(&fiber->context, &main);
         } else {
             // Exited threads do not count at a barrier.
@@ -457,6 +465,26 @@ struct Worker {
             switch_context(s.from, s.to);
         }
         __builtin_unreachable();
+    }
+
+    int registers_at_start() const { return std::min(255, 65536 / launch->threads) / 8 * 8; }
+
+    // Once one warpgroup has asked for registers, all had to: whole, and within the block's share.
+    void check_registers() {
+        if (std::none_of(registers, registers + warp_count, [](int n) { return n != 0; })) return;
+        int total = 0;
+        for (int first = 0; first < warp_count; first += 4) {
+            const int* const group = registers + first;
+            if (std::any_of(group, group + 4, [&](int n) { return n != group[0]; }))
+                fail("divergence", -1, 0, "setmaxnreg in some warps only of the warpgroup of thread "
+                     "%d", first * 32);
+            total += group[0] ? group[0] : registers_at_start();
+        }
+        if (total > warp_count / 4 * registers_at_start())
+            fail("deadlock", -1, 0,
+                 "setmaxnreg: warpgroups hold %d registers a thread together, the block has %d; a "
+                 "group that shrinks is missing",
+                 total, warp_count / 4 * registers_at_start());
     }
 
     std::uint64_t* canary(int thread) {

@@ -82,7 +82,7 @@ inline void cp_async_16(void* shared, const void* global, bool valid, Site site)
     w.shared_traffic[WRITE] += 16;
     Fiber& fiber = *w.fiber;
     fiber.copies.push_back(
-        {static_cast<unsigned char*>(shared), valid ? global : nullptr, fiber.group});
+        {static_cast<unsigned char*>(shared), valid ? global : nullptr, fiber.group, site});
 }
 
 inline void cp_async_commit() { ++current_worker->fiber->group; }
@@ -98,6 +98,10 @@ inline void cp_async_wait(int pending) {
             fiber.copies[kept++] = copy;
             continue;
         }
+        // The source is being read until now: nobody may have overwritten it.
+        if constexpr (CHECKS)
+            if (copy.from && is_written(w, copy.from))
+                check_global(w, copy.from, 16, READ, copy.site);
         if (copy.from)
             std::memcpy(copy.to, copy.from, 16);
         else

@@ -96,8 +96,15 @@ extern "C" __global__ void global_faults(Tensor4<const float> in, Tensor4<float>
         case 15:  // a null pointer
             if (!repaired) ld_global(static_cast<const float*>(nullptr));
             break;
-        case 16:  // reads its own output before writing it
-            if (blockIdx.x == 0 && t == 1 && !repaired) ld_global(state.data + 200);
+        case 16:  // overwrites what a cp_async is still reading
+            if (blockIdx.x == 0) {
+                if (t == 0) cp_async_16(shared_memory(), state.data, true);
+                cp_async_commit();
+                if (repaired) cp_async_wait<0>();
+                block_sync();
+                if (t == 1) st_global(state.data, 1.f);
+                cp_async_wait<0>();
+            }
             break;
     }
 }
@@ -121,6 +128,7 @@ GLOBAL_CASES = [
     (12, "no atomic", "access", "sums", (0,)),
     (14, "shared address", "out of bounds", None, None),
     (15, "null pointer", "out of bounds", None, None),
+    (16, "source of a copy", "race", "state", (0,)),
 ]
 
 
@@ -348,6 +356,14 @@ extern "C" __global__ void shared_faults(Tensor1<const fp16> in, Tensor1<float> 
             if (repaired) block_sync();
             if (t == 80) st_shared(reinterpret_cast<Vec16*>(bytes), Vec16{});
             break;
+        case 26:  // lanes that left do not count at a warp_sync, but still have written
+            if (lane < 8) {
+                st_shared(words + t, 2.f);
+                return;
+            }
+            if (repaired) warp_sync();
+            x = ld_shared(words + t / 32 * 32);
+            break;
         case 25:  // a global address in shared memory's place
             if (!repaired) ld_shared(in.data);
             break;
@@ -383,6 +399,7 @@ SHARED_CASES = [
     (23, "two barriers", "divergence", None),
     (24, "split line", "race", 0),
     (25, "global address", "out of bounds", None),
+    (26, "lanes that left", "race", None),
 ]
 
 
@@ -391,12 +408,9 @@ def run_shared(variant: int, backend: HostBackend) -> np.ndarray:
     out = np.full(96, -7, np.float32)
     args: list[Any] = [
         from_numpy("in", halves, "r"),
-        from_numpy("out", out, "w"),
+        from_numpy("out", out, "rw"),  # not "w": some faults leave early and write nothing
         np.int32(variant),
     ]
-    # Case 20 leaves early by design; its outputs would be missed first.
-    if variant == 2 * 20:
-        args[1] = from_numpy("out", out, "rw")
     try:
         backend.launch(Kernel(SHARED_FAULTS, "shared_faults", (), 96), (1, 1, 1), 4096, args)
     except KernelError:
