@@ -24,9 +24,11 @@ from analysis.time_model import (
     datasheet_ceilings,
     predict_time,
 )
-from analysis.traffic import ALGORITHMS, Traffic, predict_traffic
+from analysis.traffic import Traffic, predict_traffic
 
 PASSES = ("forward", "backward")
+#: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
+ALGORITHMS = ("standard", "flash1-literal", "flash1", "flash", "flash-deterministic")
 #: Block sizes of the kernels that FlashAttention's authors released in 2022, at head_dim <= 64.
 RELEASED_2022 = Tile(16, 256)
 

@@ -11,10 +11,9 @@ import typer
 from analysis.hardware import H200, Gpu, find_gpu
 from analysis.shapes import ITEMSIZE, AttentionShape
 from analysis.time_model import Ceilings, datasheet_ceilings
-from analysis.traffic import ALGORITHMS
 from repro import machine
 from repro.commands import output, sweep
-from repro.prediction import PASSES, Prediction, predict
+from repro.prediction import ALGORITHMS, PASSES, Prediction, predict
 
 MASKS = ("none", "causal")
 

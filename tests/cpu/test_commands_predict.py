@@ -14,9 +14,9 @@ from analysis.hardware import A100_40GB, GPUS, H200
 from analysis.hbm import compulsory_hbm
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
-from analysis.traffic import ALGORITHMS, predict_traffic
+from analysis.traffic import predict_traffic
 from repro.commands import output, sweep
-from repro.prediction import PASSES, predict
+from repro.prediction import ALGORITHMS, PASSES, predict
 from tests.command_support import run
 
 
