@@ -18,7 +18,7 @@ from repro.experiments._attention import shape_of, tile_of
 Floats = NDArray[np.float64]
 NUMPY = {"fp16": np.float16, "fp32": np.float32}
 #: Row statistics that the caller provides; the other algorithms make their own.
-GIVEN = {"flash": ("lse",), "flash-deterministic": ("lse",)}
+GIVEN = dict.fromkeys(("flash", "flash-deterministic", "flash-split"), ("lse",))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""Error of the forward and of the gradients against float64, per data type and variant.
+
+Two kinds of input: N(0, 1), and the outlier-heavy N(0, 1) + N(0, 100) · Bernoulli(0.001) of
+FlashAttention-3 (2024), Table 3, whose published errors stand beside (it gives the distribution
+but not the shape). The framework's eager attention in the same type is the yardstick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from repro.experiments import Cell, Context, Experiment
+from repro.records import Record, record
+
+NAME = "accuracy"
+DTYPES = ("fp32", "bf16", "fp16")
+INPUTS = ("normal", "outliers")
+VARIANTS = ("standard", "chunked", "sdpa-flash", "flash")
+#: The kernel ladder, which runs below torch: what rounding O in every step costs (Alg. 1).
+LADDER = ("flash1",)
+BATCH, HEADS, SEQLEN, HEAD_DIM = 1, 1, 512, 64
+RESULTS = ("out", "dq", "dk", "dv")
+
+
+def cells() -> list[Cell]:
+    """Type × inputs × variant."""
+    return [
+        Cell(implementation=name, pass_="forward+backward", batch=BATCH, heads=HEADS,
+             kv_heads=HEADS, seqlen_q=SEQLEN, seqlen_k=SEQLEN, head_dim=HEAD_DIM, dtype=dtype,
+             causal=False, inputs=inputs)
+        for dtype in DTYPES
+        for inputs in INPUTS
+        for name in VARIANTS + LADDER
+    ]  # fmt: skip
+
+
+def predict(cell: Cell) -> Iterator[Record]:
+    """No formula: the yardstick is the framework's own error, measured beside."""
+    return iter(())
+
+
+def measure(cell: Cell, context: Context) -> Iterator[Record]:
+    """Root-mean-square and largest error of out, dq, dk, dv."""
+    import torch
+
+    from repro.attention.reference import attention_reference
+
+    q, k, v, dout = tensors(str(cell["inputs"]), str(cell["dtype"]))
+    implementation = str(cell["implementation"])
+    if implementation in LADDER:
+        results, ran = _ladder(implementation, q, k, v, dout, context)
+    else:
+        from repro.attention.variants import VARIANTS as ALL
+        from repro.attention.variants import ran_backend
+
+        leaves = [t.requires_grad_() for t in (q, k, v)]
+        out = ALL[implementation](*leaves)
+        results = dict(
+            zip(RESULTS, (out.detach(), *torch.autograd.grad(out, leaves, dout)), strict=True)
+        )
+        ran = ran_backend(implementation, *leaves)
+    expected = attention_reference(q, k, v, dout)
+    for name in RESULTS:
+        want = getattr(expected, name)
+        error = results[name].double() - want
+        for metric, value in (
+            ("rmse", error.pow(2).mean().sqrt()),
+            ("max_abs_error", error.abs().max()),
+            ("relative_rmse", (error.pow(2).mean() / want.pow(2).mean()).sqrt()),
+        ):
+            yield record(
+                cell, experiment=NAME, source="measured", metric=metric, unit="1",
+                tensor=name, value=float(value), note=f"ran {ran}",
+                tool="against float64 on the same rounded inputs",
+            )  # fmt: skip
+
+
+def tensors(inputs: str, dtype: str):  # type: ignore[no-untyped-def]
+    """q, k, v, dout (B, H, N, D), the same numbers for every variant."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (BATCH, HEADS, SEQLEN, HEAD_DIM)
+    made = []
+    for _ in range(4):
+        numbers = torch.randn(shape, generator=generator)
+        if inputs == "outliers":
+            chosen = torch.rand(shape, generator=generator) < 0.001
+            numbers += 10.0 * torch.randn(shape, generator=generator) * chosen
+        made.append(numbers)
+    torch_type = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    return [numbers.to(torch_type) for numbers in made]
+
+
+def _ladder(implementation, q, k, v, dout, context):  # type: ignore[no-untyped-def]
+    """A step of the ladder on the host backend, which takes memory, not tensors."""
+    import torch
+
+    from kernels import attention
+    from repro.attention.engine import array_of
+
+    backend = context.host()
+    results = {name: torch.empty_like(q) for name in RESULTS}
+    views = {name: array_of(name, tensor) for name, tensor in results.items()}
+    operands = [array_of(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))]
+    stats: dict[str, object] = {}
+    scale = HEAD_DIM**-0.5
+    attention.forward(backend, implementation, *operands, views["out"], stats, scale=scale)
+    attention.backward(
+        backend, implementation, *operands, views["out"], array_of("dout", dout), stats,
+        views["dq"], views["dk"], views["dv"], scale=scale,
+    )  # fmt: skip
+    return results, "kernels of the ladder on the host backend"
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="error of forward and gradients against float64",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="host",
+    sources=("kernels", "repro/attention"),
+    seconds=60,
+)
