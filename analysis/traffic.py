@@ -40,7 +40,7 @@ from typing import Any
 
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
-from analysis.sums.flash import flash_backward, flash_forward
+from analysis.sums.flash import flash_backward, flash_backward_split, flash_forward
 from analysis.sums.flash1 import flash1_backward, flash1_forward
 from analysis.sums.flash_sm90 import flash_backward_sm90, flash_forward_sm90
 from analysis.sums.standard import standard_backward, standard_forward
@@ -126,6 +126,8 @@ _SUMS: dict[tuple[str, str], tuple[Callable[..., KernelBytes], dict[str, Any]]] 
     ("flash", "backward"): (flash_backward, {"deterministic": False}),
     ("flash-deterministic", "forward"): (flash_forward, {}),
     ("flash-deterministic", "backward"): (flash_backward, {"deterministic": True}),
+    ("flash-split", "forward"): (flash_forward, {}),
+    ("flash-split", "backward"): (flash_backward_split, {}),
     ("flash-sm90", "forward"): (flash_forward_sm90, {}),
     ("flash-sm90", "backward"): (flash_backward_sm90, {}),
 }

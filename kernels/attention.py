@@ -14,8 +14,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms: "flash", "flash-deterministic" (here); "standard", "flash1", "flash1-literal"
-(kernels.ladder). "flash-deterministic" and "flash-split" differ from "flash" in the backward pass only: dQ through an
-ordered workspace, or by a pass of its own.
+(kernels.ladder). "flash-deterministic" and "flash-split" differ from "flash" in the backward pass
+only: dQ through an ordered workspace, or by a pass of its own (which makes dQ deterministic too).
 """
 
 from __future__ import annotations
@@ -170,7 +170,9 @@ def backward(
     if algorithm != "flash-split" and (dq is None or dk is None or dv is None):
         raise ValueError(f"{algorithm} makes dq, dk and dv together, none of them may be None")
     if algorithm not in FLASH:
-        assert dq is not None and dk is not None and dv is not None
+        assert dq is not None
+        assert dk is not None
+        assert dv is not None
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, dlse=dlse)
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,

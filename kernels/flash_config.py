@@ -43,11 +43,23 @@ _TILES: dict[tuple[str, bool], dict[int, tuple[tuple[int, int], ...]]] = {
         128: ((64, 32), (32, 32)),
         256: ((32, 32), (16, 16)),
     },
+    ("backward-dq", False): {
+        32: ((128, 64), (64, 64)),
+        64: ((128, 64), (64, 64)),
+        128: ((128, 32), (64, 32)),
+        256: ((128, 16), (64, 16)),
+    },
     ("backward", False): {
         32: ((64, 128), (64, 64)),
         64: ((64, 128), (64, 64), (32, 64)),
         128: ((64, 128), (32, 128), (32, 64)),
         256: ((32, 64), (16, 64), (16, 32)),
+    },
+    ("backward-dq", True): {
+        32: ((64, 64), (32, 32)),
+        64: ((64, 64), (32, 32)),
+        128: ((64, 32), (32, 32)),
+        256: ((32, 32), (16, 16)),
     },
     ("backward", True): {
         32: ((32, 64), (32, 32)),
@@ -70,11 +82,11 @@ def padded_head_dim(head_dim: int) -> int:
     return next(d for d in HEAD_DIMS if d >= head_dim)
 
 
-def _groups_a_warp(pass_: str, head_dim: int, tile: Tile) -> int:
+def _groups_a_warp(pass_: str, head_dim: int, tile: Tile, dropout: bool) -> int:
     """16-row groups of a warp: two where the registers allow it, because then each operand of the
     other side that comes from shared memory serves two products."""
-    if pass_ == "backward-dq":
-        return 1  # it holds two score tiles beside dQ
+    if pass_ == "backward-dq" or dropout:
+        return 1  # dQ has two score tiles beside it; the random words take registers too
     if pass_ == "forward":
         rows, registers = tile.block_m, tile.block_n // 2 + head_dim // 2
     else:
@@ -138,11 +150,12 @@ class FlashConfig:
     @property
     def num_warps(self) -> int:
         """Warps a block."""
-        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile)
+        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, self.dropout)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
-        shares = 2 if self.head_dim > 128 else 1
-        return self.tile.block_n // (16 * groups) * shares
+        # Warps that share key rows, each with its columns of dK and dV: SHARES in the source.
+        columns = 64 if self.dtype == "fp32" else 128
+        return self.tile.block_n // (16 * groups) * max(self.head_dim // columns, 1)
 
     @property
     def threads(self) -> int:
@@ -233,15 +246,14 @@ def shared_bytes(config: FlashConfig, limit: int = SHARED_LIMIT_BYTES) -> int:
 def default_tile(head_dim: int, dtype: str, pass_: str, limit: int = SHARED_LIMIT_BYTES) -> Tile:
     """The tile used when the caller names none: the first of the list above that fits ``limit``.
 
-    head_dim: of the caller; any multiple of 8 up to 256. pass_: "forward" or "backward".
+    head_dim: of the caller; any multiple of 8 up to 256. pass_: one of ``PASSES``.
     """
     if dtype not in DTYPE_CODE:
         raise TypeError(f"dtype {dtype!r} is not one of {list(DTYPE_CODE)}")
     if pass_ not in PASSES:
         raise ValueError(f"pass_={pass_!r} is not one of {PASSES}")
     padded = padded_head_dim(head_dim)
-    table = "backward" if pass_ == "backward" else "forward"
-    tiles = [Tile(m, n) for m, n in _TILES[table, dtype == "fp32"][padded]]
+    tiles = [Tile(m, n) for m, n in _TILES[pass_, dtype == "fp32"][padded]]
     smallest = 0
     for tile in tiles:
         smallest = FlashConfig(pass_, dtype, padded, tile, stages=1).shared_bytes

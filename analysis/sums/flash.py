@@ -4,7 +4,9 @@ Forward, one thread block per (batch, head, query tile): Q once, K and V once pe
 O and the log-sum-exp once. Backward, one thread block per (batch, key/value head, key tile):
 K, V, dK, dV once; Q, dO, lse and delta once per visit; dQ leaves as fp32, either by atomic
 addition or, deterministically, as one partial tile per visit. Rows are the real ones: a ragged
-last tile moves what it has.
+last tile moves what it has. The split backward takes dQ out of that loop and gives it one of its
+own with queries outside, as in the forward pass: K and V are read once more per visit, and no sum
+of dQ ever leaves the chip.
 
 Options cost what they read. A key mask is one byte per key and visit. A block mask is one byte per
 tile pair that the causal mask leaves, and saves the tiles it switches off. Dropout moves nothing:
@@ -112,4 +114,49 @@ def flash_backward(
         "flash_backward_preprocess": preprocess,
         "flash_backward": main,
         "flash_backward_postprocess": postprocess,
+    }
+
+
+def flash_backward_split(
+    shape: AttentionShape,
+    tile: Tile,
+    *,
+    key_mask: bool = False,
+    block_mask: BlockMask | None = None,
+    mask_block: Tile | None = None,
+    dropout: bool = False,
+    lse_gradient: bool = False,
+) -> KernelBytes:
+    """dK and dV as in :func:`flash_backward`, dQ in a second pass with queries outside.
+
+    Deterministic without a workspace. P and dP are computed twice: seven products, not five.
+    """
+    whole = flash_backward(
+        shape, tile, deterministic=True, key_mask=key_mask, block_mask=block_mask,
+        mask_block=mask_block, dropout=dropout, lse_gradient=lse_gradient,
+    )  # fmt: skip
+    main = {key: count for key, count in whole["flash_backward"].items() if key[0] != "dq_accum"}
+
+    loop = tile_loop(shape, tile, block_mask, mask_block)
+    row = shape.head_dim * shape.itemsize
+    query_once = loop.query_rows_with_a_visit * row
+    stat_once = loop.query_rows_with_a_visit * STAT_BYTES
+    queries_outside = {
+        ("q", "read"): query_once,
+        ("dout", "read"): query_once,
+        ("lse", "read"): stat_once,
+        ("delta", "read"): stat_once,
+        ("k", "read"): loop.key_rows_visited * row,
+        ("v", "read"): loop.key_rows_visited * row,
+        ("dq", "write"): shape.query_bytes,
+    }
+    if key_mask:
+        queries_outside["key_mask", "read"] = loop.key_rows_visited * MASK_BYTES
+    if block_mask is not None:
+        looked_at = shape.batch * shape.heads * loop.pairs_left_by_causal * MASK_BYTES
+        queries_outside["block_mask", "read"] = looked_at
+    return {
+        "flash_backward_preprocess": whole["flash_backward_preprocess"],
+        "flash_backward": main,
+        "flash_backward_dq": queries_outside,
     }

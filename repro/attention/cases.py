@@ -225,7 +225,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
         t.detach().to(device).requires_grad_(wanted)
         for t, wanted in zip((q, k, v), case.needed, strict=True)
     ]
-    moved = {n: t.to(device) if isinstance(t, Tensor) else t for n, t in options.items()}
+    moved: dict[str, Any] = {n: t.to(device) if isinstance(t, Tensor) else t for n, t in options.items()}
     out, lse = flash_attention(
         *leaves, **moved, scale=case.scale, dropout_p=case.dropout_p, seed=case.seed,
         deterministic=case.deterministic, tile=case.tile, return_lse=True,

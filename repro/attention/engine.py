@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kernels.cupy_backend import CupyBackend
 
 from analysis.shapes import Tile
 from kernels import attention
@@ -40,6 +43,9 @@ ALIGNMENT_BYTES = 16
 #: Tiles tried under a block mask whose own blocks no kernel can hold, largest first.
 _DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 16))
 
+#: The kernels that a pass may launch with one tile.
+_KERNELS = {"forward": ("forward",), "backward": ("backward", "backward-dq")}
+
 _TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()} | {"uint8": torch.uint8}
 
 
@@ -58,15 +64,19 @@ class Options:
 
     @property
     def algorithm(self) -> str:
-        """The kernels' name for it."""
-        return "flash-deterministic" if self.deterministic else "flash"
+        """The kernels' name for it.
+
+        Of the two deterministic forms the split one: at most as many bytes as the ordered
+        workspace, and none of its memory, which grows with Nq · Nk (the price of determinism is a
+        figure of its own).
+        """
+        return "flash-split" if self.deterministic else "flash"
 
 
 def check_tile(q: Tensor, options: Options) -> None:
-    """Raise ``ValueError`` with both numbers if a tile asked for fits neither pass's kernel."""
-    if options.tile is not None:
-        for pass_ in ("forward", "backward"):
-            _kernel_tile(pass_, q, options)
+    """Raise ``ValueError`` with both numbers if the tile asked for does not fit some kernel."""
+    for pass_ in _KERNELS:
+        _kernel_tile(pass_, q, options)
 
 
 def _padded(head_dim: int) -> int:
@@ -77,23 +87,24 @@ def _padded(head_dim: int) -> int:
 def _kernel_tile(pass_: str, q: Tensor, options: Options) -> Tile | None:
     """The tile a pass runs with: the caller's, or None for the kernels' own choice.
 
-    With a block mask the caller's tile is the block; a block too large for the kernel is walked
+    With a block mask the caller's tile is the block; a block too large for the kernels is walked
     in the largest tile that divides it.
     """
     if options.tile is None:
         return None
     block = Tile(*options.tile)
-    configure = partial(
-        attention.configure, pass_, DTYPES[q.dtype], _padded(int(q.shape[3])),
-        causal=options.causal, key_mask=options.key_mask is not None,
-        dropout=options.dropout_p > 0.0,
-    )  # fmt: skip
-    if options.block_mask is None:
-        return configure(tile=block).tile
+    sparse = options.block_mask is not None
     complaint: ValueError | None = None
-    for tile in (block, *_DIVISORS):
+    for tile in (block, *_DIVISORS) if sparse else (block,):
         try:
-            return configure(tile=tile, block_size=(block.block_m, block.block_n)).tile
+            for kernel in _KERNELS[pass_]:
+                attention.configure(
+                    kernel, DTYPES[q.dtype], _padded(int(q.shape[3])), tile=tile,
+                    block_size=(block.block_m, block.block_n) if sparse else None,
+                    causal=options.causal, key_mask=options.key_mask is not None,
+                    dropout=options.dropout_p > 0.0,
+                )  # fmt: skip
+            return tile
         except ValueError as error:
             complaint = complaint or error
     assert complaint is not None
@@ -137,28 +148,39 @@ def backward(
         for grad in grads:
             grad.zero_()
         return
-    with launcher_for(q) as backend:
-        targets = [
-            grad if wanted else torch.empty_like(like, memory_format=torch.contiguous_format)
-            for grad, like, wanted in zip(grads, (q, k, v), needed, strict=True)
-        ]
-        with _written(targets[0]) as dq, _written(targets[1]) as dk, _written(targets[2]) as dv:
-            attention.backward(
-                backend,
-                options.algorithm,
-                _readable("q", q),
-                _readable("k", k),
-                _readable("v", v),
-                _readable("out", out),
-                _readable("dout", dout),
-                {"lse": array_of("lse", lse.contiguous())},
-                array_of("dq", dq),
-                array_of("dk", dk),
-                array_of("dv", dv),
-                tile=_kernel_tile("backward", q, options),
-                dlse=None if dlse is None else array_of("dlse", dlse.contiguous()),
-                **_features(q, k, options),
+    need_dq, need_kv = needed[0], needed[1] or needed[2]
+    # The fused pass makes all three; where dq, or both dk and dv, are not wanted, so is no pass.
+    algorithm = options.algorithm if need_dq and need_kv else "flash-split"
+    with launcher_for(q) as backend, ExitStack() as results:
+
+        def target(name: str, grad: Tensor, like: Tensor, wanted: bool) -> Array:
+            # dk and dv come together: if only one is asked for, the other goes to scratch.
+            memory = grad if wanted else torch.empty(like.shape, dtype=like.dtype, device=q.device)
+            return array_of(name, results.enter_context(_written(memory)))
+
+        dq, dk, dv = (
+            target(name, grad, like, wanted) if made else None
+            for name, grad, like, wanted, made in zip(
+                ("dq", "dk", "dv"), grads, (q, k, v), needed, (need_dq, need_kv, need_kv),
+                strict=True,
             )
+        )  # fmt: skip
+        attention.backward(
+            backend,
+            algorithm,
+            _readable("q", q),
+            _readable("k", k),
+            _readable("v", v),
+            _readable("out", out),
+            _readable("dout", dout),
+            {"lse": array_of("lse", lse.contiguous())},
+            dq,
+            dk,
+            dv,
+            tile=_kernel_tile("backward", q, options),
+            dlse=None if dlse is None else array_of("dlse", dlse.contiguous()),
+            **_features(q, k, options),
+        )
 
 
 def _features(q: Tensor, k: Tensor, options: Options) -> dict[str, Any]:
@@ -168,6 +190,8 @@ def _features(q: Tensor, k: Tensor, options: Options) -> dict[str, Any]:
         "dropout_p": options.dropout_p,
         "stream": _stream(q.device),
     }
+    if q.device.type == "cuda":
+        features["shared_limit_bytes"] = _cuda(q.device.index).shared_limit_bytes
     if options.seed is not None:
         features["seed"] = int(options.seed)
     if options.key_mask is not None:
@@ -245,13 +269,12 @@ class _Launcher:
     def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
         """Uninitialised scratch, safe to drop once the launches that use it are queued."""
         if self.device.type == "cpu":
-            array = self._backend.empty(name, shape, dtype)  # knows what has been written
+            scratch = self._backend.empty(name, shape, dtype)  # knows what has been written
         else:
-            array = array_of(
-                name, torch.empty(shape, dtype=_TORCH_TYPES[dtype], device=self.device)
-            )
-        self.scratch_bytes += array.size * array.itemsize
-        return array
+            memory = torch.empty(shape, dtype=_TORCH_TYPES[dtype], device=self.device)
+            scratch = array_of(name, memory)
+        self.scratch_bytes += scratch.size * scratch.itemsize
+        return scratch
 
 
 _scratch_bytes = 0
@@ -284,7 +307,7 @@ def _host(checks: bool) -> Backend:
 
 
 @cache
-def _cuda(index: int) -> Backend:
+def _cuda(index: int) -> CupyBackend:
     from kernels.cupy_backend import CupyBackend
 
     return CupyBackend(index)

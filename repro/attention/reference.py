@@ -181,9 +181,9 @@ def framework_result(
         factor = 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
         weights = weights * (keep.cpu() * factor).to(weights.dtype)
     out = weights @ v_rows
-    grads = torch.autograd.grad(out, leaves, dout.detach().cpu())
+    dq, dk, dv = torch.autograd.grad(out, leaves, dout.detach().cpu())
     lse = torch.logsumexp(scores.float(), -1)
-    return Reference(out.detach(), lse.detach(), *grads)
+    return Reference(out.detach(), lse.detach(), dq, dk, dv)
 
 
 def max_error(result: Tensor, reference: Tensor) -> float:
