@@ -41,18 +41,6 @@ def flash1_shared_bytes(tile: Tile, head_dim: int, dtype: str, pass_: str) -> in
     return (2 * n + 2 * m) * row + 2 * n * head_dim * 4 + scores + 3 * m * 4
 
 
-def paper_tile(sram_elements: int, head_dim: int) -> Tile:
-    """FlashAttention 2022, Algorithm 1 line 1: Bc = ceil(M / 4d), Br = min(Bc, d).
-
-    M is in elements, not bytes, and pays for four tiles: K, V, Q and O. Our kernels hold S, the
-    statistics and, backward, fp32 sums beside them, so a block needs more than M elements.
-    """
-    if sram_elements < 1 or head_dim < 1:
-        raise ValueError(f"sram_elements={sram_elements} and head_dim={head_dim} must be positive")
-    block_n = -(-sram_elements // (4 * head_dim))
-    return Tile(min(block_n, head_dim), block_n)
-
-
 def flash1_tile(
     head_dim: int, dtype: str, pass_: str, shared_limit_bytes: int = SHARED_LIMIT_BYTES
 ) -> Tile:

@@ -22,7 +22,6 @@ from kernels.flash1 import (
     flash1_kernel,
     flash1_shared_bytes,
     flash1_tile,
-    paper_tile,
 )
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.launch import Kernel
@@ -44,7 +43,6 @@ __all__ = [
     "flash1_backward",
     "flash1_forward",
     "flash1_shared_bytes",
-    "paper_tile",
     "standard_backward",
     "standard_forward",
     "standard_row_bytes",

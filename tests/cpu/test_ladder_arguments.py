@@ -9,6 +9,7 @@ import pytest
 from flash_support import Problem, aligned, check, to_float, view
 
 from analysis.shapes import Tile
+from analysis.tiles import paper_tile
 from kernels import attention, ladder
 from kernels.flash1 import flash1_tile
 from kernels.host import HostBackend
@@ -211,11 +212,11 @@ def test_shared_bytes_grow_with_the_type() -> None:
 
 def test_the_papers_tile() -> None:
     """Bc = ceil(M / 4d), Br = min(Bc, d), M in elements."""
-    assert ladder.paper_tile(48 * 1024, 64) == Tile(64, 192)
-    assert ladder.paper_tile(48 * 1024 + 1, 64) == Tile(64, 193)
-    assert ladder.paper_tile(4096, 64) == Tile(16, 16)
-    with pytest.raises(ValueError, match="sram_elements=0"):
-        ladder.paper_tile(0, 64)
+    assert paper_tile(64, 48 * 1024) == Tile(64, 192)
+    assert paper_tile(64, 48 * 1024 + 1) == Tile(64, 193)
+    assert paper_tile(64, 4096) == Tile(16, 16)
+    with pytest.raises(ValueError, match="M=0"):
+        paper_tile(64, 0)
 
 
 def test_default_tiles_fit_the_device() -> None:

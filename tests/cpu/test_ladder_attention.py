@@ -11,7 +11,8 @@ from flash_support import BOUNDS, Problem, check, largest_error, reference
 from ladder_support import Run, execute, predicted
 
 from analysis.shapes import Tile
-from kernels.ladder import ALGORITHMS, paper_tile
+from analysis.tiles import paper_tile
+from kernels.ladder import ALGORITHMS
 
 FLASH1 = ("flash1-literal", "flash1")
 
@@ -22,7 +23,7 @@ VARIANTS = [
     ("standard", "bf16", 128, Tile(16, 32)),
     ("standard", "fp32", 40, Tile(13, 24)),
     ("flash1-literal", "fp16", 64, Tile(16, 64)),
-    ("flash1-literal", "fp32", 8, paper_tile(800, 8)),
+    ("flash1-literal", "fp32", 8, paper_tile(8, 800)),
     ("flash1", "fp16", 64, Tile(16, 64)),
     ("flash1", "bf16", 128, Tile(64, 32)),
     ("flash1", "fp32", 40, Tile(13, 27)),
