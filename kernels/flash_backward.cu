@@ -24,8 +24,7 @@
 //   KEY_MASK      key_mask   read  rows_j  per key tile that any query tile meets
 //   BLOCK_SPARSE  block_mask read  1       per (head, i, j) that the causal mask leaves
 //
-// Limits: as flash_forward.cu. With HEAD_DIM above 128 two warps share the rows, each half of the
-// columns of dK and dV, so NUM_WARPS is even there.
+// Limits: as flash_forward.cu. With HEAD_DIM above 128 (fp32: 64) several warps share the rows.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL   as in flash_forward.cu
@@ -56,22 +55,21 @@
 #include "tile_order.cuh"
 
 constexpr int THREADS = NUM_WARPS * 32;
-constexpr int SHARES = HEAD_DIM > 128 ? 2 : 1;  // warps that share key rows
+// Warps that share key rows, each with its columns of dK and dV.
+constexpr int SHARES = HEAD_DIM > (DTYPE == 2 ? 64 : 128) ? HEAD_DIM / (DTYPE == 2 ? 64 : 128) : 1;
 constexpr int WARP_KEYS = BLOCK_N / (NUM_WARPS / SHARES);
 constexpr int GROUPS = WARP_KEYS / 16;
 constexpr int WARP_DIM = HEAD_DIM / SHARES;     // columns of dK and dV of a warp
 constexpr int D_TILES = WARP_DIM / 8;
 // P^T and dS^T reach their products through registers, or through shared memory where the
-// operands come from there anyway (fp32) or from the other warp of the rows.
-constexpr bool STAGED = DTYPE == 2 || SHARES == 2;
+// operands come from there anyway (fp32) or from another warp of the rows.
+constexpr bool STAGED = DTYPE == 2 || SHARES > 1;
 // Queries worked on at once: few, to leave the registers to dK and dV.
-constexpr int CHUNK_M = BLOCK_M % 32 == 0 ? 32 : 16;
+constexpr int CHUNK_M = GROUPS == 1 && BLOCK_M % 32 == 0 ? 32 : 16;
 constexpr int S_TILES = CHUNK_M / 8;
-// dQ is made in pieces of DQ_ROWS x 32, dealt out to the warps. 32 rows, where there is work enough
-// for all warps, let an operand from shared memory serve two products.
-constexpr int DQ_ROWS = BLOCK_M % 32 == 0 && BLOCK_M / 32 * (HEAD_DIM / 32) >= NUM_WARPS ? 32 : 16;
+// dQ is made in pieces of 16 rows and DQ_DIM columns, dealt out to the warps.
 constexpr int DQ_DIM = 32;
-constexpr int DQ_GROUPS = DQ_ROWS / 16, DQ_TILES = DQ_DIM / 8;
+constexpr int DQ_TILES = DQ_DIM / 8;
 static_assert(NUM_WARPS % SHARES == 0 && GROUPS * 16 * NUM_WARPS == BLOCK_N * SHARES,
               "each warp owns whole 16-row groups");
 static_assert(STAGES == 1 || STAGES == 2, "stages");
@@ -187,27 +185,25 @@ __device__ __forceinline__ void drop(Scores& to, const Scores& from, const uint3
 
 // Adds a piece of dQ to the accumulator, or puts it into the workspace.
 __device__ __forceinline__ void send_dq(float* dq_rows, int64 stride_n,
-                                        const float (&dq)[DQ_GROUPS][DQ_TILES][4], int row0,
-                                        int col0, int rows, int head_dim) {
+                                        const float (&dq)[1][DQ_TILES][4], int row0, int col0,
+                                        int rows, int head_dim) {
 #pragma unroll
-    for (int g = 0; g < DQ_GROUPS; ++g)
+    for (int half = 0; half < 2; ++half) {
+        const int r = row0 + 8 * half + lane_id() / 4;
+        float* const row = dq_rows + r * stride_n;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int r = row0 + 16 * g + 8 * half + lane_id() / 4;
-            float* const row = dq_rows + r * stride_n;
-#pragma unroll
-            for (int n = 0; n < DQ_TILES; ++n) {
-                const int col = col0 + 8 * n + lane_id() % 4 * 2;
-                if (r >= rows || col >= head_dim) continue;
-                const float lo = dq[g][n][2 * half], hi = dq[g][n][2 * half + 1];
-                if constexpr (DETERMINISTIC) {
-                    st_global(reinterpret_cast<Vec<float, 2>*>(row + col), {{lo, hi}});
-                } else {
-                    atomic_add_global(row + col, lo);
-                    atomic_add_global(row + col + 1, hi);
-                }
+        for (int n = 0; n < DQ_TILES; ++n) {
+            const int col = col0 + 8 * n + lane_id() % 4 * 2;
+            if (r >= rows || col >= head_dim) continue;
+            const float lo = dq[0][n][2 * half], hi = dq[0][n][2 * half + 1];
+            if constexpr (DETERMINISTIC) {
+                st_global(reinterpret_cast<Vec<float, 2>*>(row + col), {{lo, hi}});
+            } else {
+                atomic_add_global(row + col, lo);
+                atomic_add_global(row + col + 1, hi);
             }
         }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -396,9 +392,9 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
                                             head, row0);
         constexpr int COLUMNS = HEAD_DIM / DQ_DIM;
 #pragma unroll 1
-        for (int piece = warp_id(); piece < BLOCK_M / DQ_ROWS * COLUMNS; piece += NUM_WARPS) {
-            const int dq_row = piece / COLUMNS * DQ_ROWS, dq_col = piece % COLUMNS * DQ_DIM;
-            float dq[DQ_GROUPS][DQ_TILES][4];
+        for (int piece = warp_id(); piece < BLOCK_M / 16 * COLUMNS; piece += NUM_WARPS) {
+            const int dq_row = piece / COLUMNS * 16, dq_col = piece % COLUMNS * DQ_DIM;
+            float dq[1][DQ_TILES][4];
             clear(dq);
             gemm<BLOCK_N>(dq, Columns{ds_tile, dq_row}, NMajor{k_tile, dq_col});
             send_dq(dq_rows, dq_accum.stride_n, dq, dq_row, dq_col, seqlen_q - row0, head_dim);

@@ -126,7 +126,8 @@ __device__ __forceinline__ void load_b(uint32 (&r)[4], const NMajor<TileT>& b, i
 template <int K, int GROUPS, int TILES, class A, class B>
 __device__ __forceinline__ void gemm(float (&acc)[GROUPS][TILES][4], const A& a, const B& b) {
     static_assert(K % K_STEP == 0 && TILES % 2 == 0, "16 x 16 blocks");
-#pragma unroll
+    // Four steps are one period of the swizzle. Unrolling further only costs registers.
+#pragma unroll 4
     for (int step = 0; step < K / K_STEP; ++step) {
         uint32 left[GROUPS][4];
 #pragma unroll
