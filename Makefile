@@ -33,6 +33,11 @@ EXPERIMENTS := $(subst _,-,$(filter-out __init__ run,$(basename $(notdir $(wildc
 THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/records.py repro/experiments/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/* repro/*.py)
 
+# Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/quiet.py).
+ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
+MAKEFLAGS += -j2
+endif
+
 .PHONY: figures test measure bench doctor lint readme clean
 .DELETE_ON_ERROR:
 .SECONDARY:

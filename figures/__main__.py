@@ -1,4 +1,4 @@
-"""Command line: ``python -m figures draw NAME ...``, ``list``, ``verdicts``, ``readme``."""
+"""Command line: ``python -m figures draw NAME ...``, ``list``, ``verdicts``, ``report``, ``readme``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from figures import common
-from repro import cli
+from repro import cli, quiet
 from repro.experiments import tidy
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -64,10 +64,22 @@ def readme() -> None:
         (IMAGES / f"{name}.png").unlink()
 
 
+@app.command()
+def report(
+    to: Annotated[Path, typer.Option(help="the file to write")] = common.OUT / "report.html",
+) -> None:
+    """Write the report: verdicts, figures, calculator, formulas and provenance in one HTML file."""
+    from figures.report import write
+
+    size = write(to)
+    print(f"{to.name}: {size / 1e6:.1f} MB, needs no other file")
+
+
 def _draw(name: str, out: Path, *, local: bool) -> None:
     figure = common.module(name)
-    common.style()
-    common.save(name, figure.draw(tidy(figure.EXPERIMENTS, local=local)), out)
+    with quiet.beside_others():
+        common.style()
+        common.save(name, figure.draw(tidy(figure.EXPERIMENTS, local=local)), out)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repro import experiments, machine, records
+from repro import experiments, machine, quiet, records
 from repro.experiments import Cell, Experiment, record, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -218,3 +218,35 @@ def test_doctor_names_a_missing_compiler(monkeypatch):
     text, complete = doctor.report()
     assert not complete
     assert "MISSING" in text
+
+
+@pytest.mark.parametrize(
+    ("held", "other", "waits"),
+    [
+        ("alone", "alone", True),
+        ("alone", "beside_others", True),
+        ("beside_others", "alone", True),
+        ("beside_others", "beside_others", False),
+    ],
+)
+def test_measurements_run_alone_and_drawings_beside_each_other(
+    tmp_path, monkeypatch, held, other, waits
+):
+    monkeypatch.setattr(quiet, "LOCK", tmp_path / "lock")
+    code = (
+        "import sys; from pathlib import Path; from repro import quiet\n"
+        "quiet.LOCK = Path(sys.argv[1]); print('ready', flush=True)\n"
+        f"with quiet.{other}(): print('in')\n"
+    )
+    with getattr(quiet, held)():
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(quiet.LOCK)], cwd=ROOT, stdout=subprocess.PIPE
+        )
+        assert process.stdout.readline() == b"ready\n"
+        if waits:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+        else:
+            assert process.wait(60) == 0
+    assert process.wait(60) == 0
+    process.stdout.close()
