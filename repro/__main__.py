@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from repro import cli, experiments, machine
+from repro import cli, experiments, machine, quiet
 from repro.commands import compare, doctor, explain, plan, predict
 from repro.experiments import run
 from repro.progress import say
@@ -60,7 +60,8 @@ def measure(
     chosen = [experiments.experiment(name) for name in names or experiments.names()]
     broken = []
     for one in chosen:
-        outcome = run.measure(one, into=into, again=again)
+        with quiet.alone():
+            outcome = run.measure(one, into=into, again=again)
         if outcome.reason:
             say(f"{one.name}: nothing to measure: {outcome.reason}")
             continue
