@@ -5,7 +5,7 @@
 inline void mbarrier_init(Mbarrier* b, int count, HOST_SITE) {
     host::host_runtime->hopper->mbarrier_init(b, count, site);
 }
-inline void mbarrier_init_done() {}
+inline void mbarrier_init_done() { host::host_runtime->hopper->mbarrier_init_done(); }
 inline void mbarrier_arrive(Mbarrier* b, HOST_SITE) {
     host::host_runtime->hopper->mbarrier_arrive(b, 0, site);
 }

@@ -45,6 +45,7 @@ struct WarpgroupProduct {
 
 struct HopperRuntime {
     void (*mbarrier_init)(void* b, int count, Site site);
+    void (*mbarrier_init_done)();
     void (*mbarrier_arrive)(void* b, int bytes, Site site);
     Switch (*mbarrier_wait)(void* b, int parity, Site site);
     void (*tma_load)(void* smem, const void* map, void* b, const int* at, Site site);

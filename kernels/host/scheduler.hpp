@@ -74,7 +74,7 @@ struct Copy {  // a cp_async that has not been waited for
     Site site;
 };
 
-// What Hopper's asynchronous units still have to do, and its barriers (hopper_barriers.hpp, _copies, _products).
+// What Hopper's asynchronous units still have to do, and its barriers (hopper_runtime.hpp).
 using Seen = std::array<std::uint32_t, MAX_WARPS>;  // as Clock::seen
 
 struct BulkStore {  // a TMA store or a bulk addition that has not been waited for
@@ -434,7 +434,7 @@ struct Worker {
     void complete_warp_sync() {
         Clock& c = clock();
         c.seen[running / 32] = c.time;
-        c.advance(tick(), warp_count);
+        c.advance(tick(), clock_warps);
         warp->ready = warp->arrived;
         warp->arrived = 0;
     }
@@ -453,6 +453,13 @@ struct Worker {
             fail("divergence", -1, 0,
                  "exits while lanes (mask %08x) of the warp wait in %s at %s:%d", warp->arrived,
                  wait_name(warp->kind), warp->site.file, warp->site.line);
+        if (!fiber->bulk_stores.empty())
+            fail("race", -1, static_cast<std::int64_t>(fiber->bulk_stores[0].base),
+                 "exits before its bulk store at %s:%d has been waited for",
+                 fiber->bulk_stores[0].site.file, fiber->bulk_stores[0].site.line);
+        if (warp->exited == ~0u && !warp->products.empty())
+            fail("race", -1, 0, "the warp exits before its wgmma at %s:%d has been waited for",
+                 warp->products[0].site.file, warp->products[0].site.line);
         if (warp->arrived && (warp->arrived | warp->exited) == ~0u) complete_warp_sync();
         --live;
         if (live == 0) {

@@ -75,18 +75,14 @@ class SharedShadow {
         lines_[offset / 16].whole.write = make_stamp(clock.time, thread);
     }
 
-    // A write to the line at `offset` whose thread has not fenced since, by fenced(thread), the
-    // time of its latest fence; 0 if there is none. Threads from `threads` on need no fence.
-    template <class Fenced>
-    Stamp unfenced_writer(std::size_t offset, int threads, Fenced fenced) const {
+    // A latest write of some bytes of the line at `offset` that has a property; 0 if there is none.
+    template <class Property>
+    Stamp find_write(std::size_t offset, Property property) const {
         const Line& line = lines_[offset / 16];
-        auto lacks = [&](const Cell& c) {
-            const int thread = stamp_thread(c.write);
-            return c.write && thread < threads && fenced(thread) < stamp_time(c.write);
-        };
-        if (line.granule == WHOLE) return lacks(line.whole) ? line.whole.write : 0;
+        auto found = [&](const Cell& c) { return c.write && property(c.write); };
+        if (line.granule == WHOLE) return found(line.whole) ? line.whole.write : 0;
         for (unsigned i = 0; i < 16u >> line.granule; ++i)
-            if (const Cell& c = parts_[offset / 16].cells[i]; lacks(c)) return c.write;
+            if (const Cell& c = parts_[offset / 16].cells[i]; found(c)) return c.write;
         return 0;
     }
 
