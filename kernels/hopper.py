@@ -32,6 +32,11 @@ class ForwardForm:
     overlap: bool
 
     @property
+    def name(self) -> str:
+        overlap = ", overlap" if self.overlap else ""
+        return f"d{self.head_dim} {self.tile.block_m}x{self.block_n}{overlap}"
+
+    @property
     def tile(self) -> Tile:
         return Tile(64 * self.consumers, self.block_n)
 

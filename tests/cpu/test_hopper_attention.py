@@ -1,0 +1,236 @@
+"""The Hopper kernels on the host: right against float64, every byte as predicted, in any order.
+
+Every launch runs with all checks on; where a seed is given, the threads of a block are interleaved
+at random, so that a missing barrier is met whichever warp is ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from flash_support import Problem, aligned, check, reference, to_bits, to_float, view
+
+from analysis.shapes import AttentionShape
+from analysis.traffic import Traffic, predict_traffic
+from kernels import hopper
+from kernels.hopper import FORWARD_FORMS, BackwardForm, ForwardForm
+from kernels.host import HostBackend
+from kernels.launch import Array
+
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+
+
+def execute(
+    p: Problem,
+    form: ForwardForm | None = None,
+    *,
+    seed: int | None = None,
+    backward: bool = False,
+    arrays: dict[str, Array] | None = None,
+) -> tuple[dict[str, np.ndarray], Traffic]:
+    """Results as float64, and what was counted."""
+    given: dict[str, Array] = {}
+    memory: dict[str, np.ndarray] = {}
+    likes = {"out": "q", "dq": "q", "dk": "k", "dv": "v"}
+    for name in ("q", "k", "v", "dout", *likes):
+        memory[name] = aligned(p.data[likes.get(name, name)].shape, p.dtype)
+        memory[name][...] = to_bits(p.data[name] if name not in likes else
+                                    np.full(memory[name].shape, np.nan), p.dtype)  # fmt: skip
+        given[name] = view(name, memory[name], p.dtype)
+    given |= arrays or {}
+    lse = aligned(p.data["q"].shape[:3], "fp32")
+    stats = view("lse", lse, "fp32")
+    backend = HostBackend(seed=seed)
+    options: dict[str, Any] = {"scale": p.scale, "causal": p.causal}
+    q, k, v, out, dout = (given[name] for name in ("q", "k", "v", "out", "dout"))
+    hopper.forward(backend, q, k, v, out, stats, form=form, **options)
+    names = ["out"]
+    if backward:
+        gradients = [given[name] for name in ("dq", "dk", "dv")]
+        hopper.backward(backend, q, k, v, out, dout, stats, *gradients, **options)
+        names += ["dq", "dk", "dv"]
+    results = {name: to_float(memory[name], p.dtype) for name in names}
+    return results | {"lse": lse.astype(np.float64)}, Traffic(backend.traffic)
+
+
+def predicted(p: Problem, form: ForwardForm | None, backward: bool) -> Traffic:
+    shape = AttentionShape(
+        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal
+    )
+    form = form or hopper.forward_form(p.head_dim, p.causal, p.seqlen_q)
+    total = predict_traffic("flash-sm90", shape, form.tile, "forward")
+    if backward:
+        tile = BackwardForm(p.head_dim).tile
+        total += predict_traffic("flash-sm90", shape, tile, "backward")
+    return total
+
+
+def hold(p: Problem, form: ForwardForm | None = None, **options: Any) -> None:
+    """Values to float64 and bytes to the prediction."""
+    got, counted = execute(p, form, **options)
+    check(p, got)
+    assert counted.kernels == predicted(p, form, options.get("backward", False)).kernels
+
+
+# (Nq, Nk): below, at and beyond the tiles' 64, 128, 176 and 192; rows that see nothing; one row
+LENGTHS = [(1, 1), (2, 65), (64, 63), (127, 129), (193, 128), (128, 193), (257, 191), (333, 90),
+           (70, 333)]  # fmt: skip
+
+
+@CAUSAL
+@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+def test_every_form(form: ForwardForm, causal: bool) -> None:
+    for seed, (seqlen_q, seqlen_k) in enumerate(LENGTHS):
+        p = Problem(
+            heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=form.head_dim, dtype="bf16",
+            causal=causal, seed=seed,
+        )  # fmt: skip
+        hold(p, form, seed=seed or None)
+
+
+@CAUSAL
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_both_passes(head_dim: int, causal: bool) -> None:
+    lengths = [(1, 1), (63, 65), (129, 127), (65, 257), (193, 100)]
+    for seed, (seqlen_q, seqlen_k) in enumerate(lengths):
+        p = Problem(
+            heads=2, kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
+            dtype="fp16", causal=causal, seed=seed,
+        )  # fmt: skip
+        hold(p, seed=seed or None, backward=True)
+
+
+def test_both_passes_in_bf16() -> None:
+    hold(Problem(batch=2, seqlen_q=130, seqlen_k=200, dtype="bf16", causal=True), backward=True)
+
+
+def test_batches_and_grouped_heads_each_have_their_place() -> None:
+    """Six heads share three; every (batch, head) has values of its own."""
+    p = Problem(
+        batch=2, heads=6, kv_heads=3, seqlen_q=70, seqlen_k=66, dtype="fp16", causal=True
+    )  # fmt: skip
+    hold(p, backward=True, seed=5)
+
+
+def test_results_do_not_depend_on_the_order_of_threads() -> None:
+    """The forward is the same bit for bit; dq is added in any order."""
+    p = Problem(heads=2, seqlen_q=200, seqlen_k=300, dtype="fp16", causal=True)
+    first, _ = execute(p, backward=True)
+    for seed in (1, 2, 3):
+        again, _ = execute(p, backward=True, seed=seed)
+        for name in ("out", "lse", "dk", "dv"):
+            np.testing.assert_array_equal(again[name], first[name])
+        np.testing.assert_allclose(again["dq"], first["dq"], atol=2e-3)
+
+
+def test_rows_that_see_nothing() -> None:
+    p = Problem(heads=1, seqlen_q=200, seqlen_k=70, dtype="fp16", causal=True)
+    got, _ = execute(p, backward=True, seed=1)
+    blind = 200 - 70
+    assert not got["out"][:, :, :blind].any()
+    assert not got["dq"][:, :, :blind].any()
+    assert (got["lse"][:, :, :blind] == -np.inf).all()
+    check(p, got)
+
+
+def test_packed_views_in_place() -> None:
+    """q, k and v out of one (B, N, 3, H, D) tensor; gradients into another, with a guard around."""
+    p = Problem(batch=2, heads=2, seqlen_q=100, seqlen_k=100, dtype="fp16", causal=True)
+    memory = {name: aligned((2, 100, 4, 2, 64), "fp16") for name in ("qkv", "grads")}
+    arrays = {}
+    memory["grads"][...] = 77
+    for place, name in enumerate(("q", "k", "v")):
+        part = memory["qkv"][:, :, place].transpose(0, 2, 1, 3)
+        part[...] = to_bits(p.data[name], "fp16")
+        arrays[name] = view(name, part, "fp16")
+        target = memory["grads"][:, :, place].transpose(0, 2, 1, 3)
+        arrays["d" + name] = view("d" + name, target, "fp16")
+    memory["qkv"][:, :, 3] = np.nan
+    got, _ = execute(p, backward=True, arrays=arrays)
+    for place, name in enumerate(("dq", "dk", "dv")):
+        got[name] = memory["grads"][:, :, place].transpose(0, 2, 1, 3).astype(np.float64)
+    check(p, got)
+    assert (memory["grads"][:, :, 3] == 77).all()
+
+
+def test_large_scores_and_a_late_outlier() -> None:
+    """Scores beyond fp16 (64 · 45 · 45 unscaled) and a key that dwarfs all keys met before it."""
+    p = Problem(heads=1, seqlen_q=64, seqlen_k=400, dtype="fp16", scale=1.0)
+    p.data["k"][:, :, 3] *= 20  # key tiles are walked from the last to the first
+    p.data["k"] = to_float(to_bits(p.data["k"], "fp16"), "fp16")
+    for form in (FORWARD_FORMS[0], FORWARD_FORMS[1]):
+        got, _ = execute(p, form)
+        want = reference(p)
+        # A score of 300 has 300 · 2^-24 of absolute error in fp32 before exp.
+        assert abs(got["out"] - want["out"]).max() < 3e-3 * np.abs(p.data["v"]).max()
+        np.testing.assert_allclose(got["lse"], want["lse"], rtol=2e-6, atol=1e-5)
+    p = Problem(heads=1, seqlen_q=1, seqlen_k=4, head_dim=128, dtype="fp16")
+    p.data["q"][...] = p.data["k"][...] = 32
+    p.data["v"][...] = np.arange(4)[:, None]
+    p.data["dout"][...] = 1
+    got, _ = execute(p, backward=True)
+    assert (got["out"] == 1.5).all()
+    assert abs(got["lse"] - (131072 / math.sqrt(128) + math.log(4))).max() < 0.01
+    np.testing.assert_allclose(got["dv"], 0.25, rtol=1e-3)
+    dk = np.array([-135.76, -45.25, 45.25, 135.76])[:, None]
+    assert abs(got["dk"] - dk).max() < 0.5
+    assert abs(got["dq"]).max() < 0.5
+
+
+def test_one_key_is_returned_bit_for_bit() -> None:
+    p = Problem(heads=1, seqlen_q=1, seqlen_k=1, dtype="fp16")
+    got, _ = execute(p, backward=True)
+    np.testing.assert_array_equal(got["out"], p.data["v"])
+    np.testing.assert_array_equal(got["dv"], p.data["dout"])
+    assert abs(got["dq"]).max() <= 1e-4
+    assert abs(got["dk"]).max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"dtype": "fp32"}, "dtype fp32"),
+        ({"head_dim": 96}, "head_dim 96"),
+        ({"scale": 0.0}, "scale 0.0"),
+        ({"scale": -1.0}, "scale -1.0"),
+        ({"scale": math.nan}, "scale nan"),
+        ({"key_mask": True}, "a key mask"),
+        ({"dropout": True}, "dropout"),
+        ({"block_mask": True}, "a block mask"),
+        ({"deterministic": True}, "the deterministic backward"),
+        ({"dlse": True}, "a gradient of lse"),
+    ],
+)
+def test_what_is_not_covered_is_said(settings: dict[str, Any], reason: str) -> None:
+    covered: dict[str, Any] = {"dtype": "bf16", "head_dim": 64, "scale": 0.125}
+    assert hopper.why_not(**covered) is None
+    said = hopper.why_not(**{**covered, **settings})
+    assert said is not None
+    assert said.startswith(reason)
+
+
+def test_refusals_come_before_a_launch() -> None:
+    p = Problem(seqlen_q=8, seqlen_k=8, dtype="fp32")
+    with pytest.raises(ValueError, match="do not cover dtype fp32"):
+        execute(p)
+    with pytest.raises(ValueError, match="form for head_dim 128, arrays with 64"):
+        execute(Problem(seqlen_q=8, seqlen_k=8), FORWARD_FORMS[2])
+
+
+def test_heads_run_in_groups_that_fit_in_l2() -> None:
+    """One head of 16k keys and d = 128 has 8 MiB of K and V; 25 MiB hold two of them."""
+    assert hopper.heads_per_group(16, 16384, 128) == 2
+    assert hopper.heads_per_group(16, 1 << 20, 128) == 1
+    assert hopper.heads_per_group(3, 64, 64) == 3
+    # Whatever the size of a group, every tile is computed once: six heads in groups of four.
+    p = Problem(batch=1, heads=6, seqlen_q=130, seqlen_k=130, dtype="bf16", causal=True)
+    limit = hopper.L2_BYTES_FOR_KEYS
+    try:
+        hopper.L2_BYTES_FOR_KEYS = 4 * 2 * 130 * 64 * 2
+        assert hopper.heads_per_group(6, 130, 64) == 4
+        hold(p)
+    finally:
+        hopper.L2_BYTES_FOR_KEYS = limit
