@@ -198,13 +198,15 @@ def test_listing_figures_and_experiments_needs_neither_torch_nor_cupy():
         (["figures", "draw", "nonsense"], "no figure 'nonsense'; known: "),
     ],
 )
-def test_a_wrong_command_is_one_line_and_a_failure(arguments, words):
+def test_a_wrong_command_is_one_line_of_error_and_a_failure(arguments, words):
     done = subprocess.run(
         [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode != 0
-    assert done.stderr.count("\n") == 1
-    assert words in done.stderr
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert words in first
+    assert all(line.startswith("try: ") for line in rest)
     assert done.stdout == ""
 
 
