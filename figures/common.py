@@ -119,7 +119,8 @@ def style() -> None:
 
 def names() -> tuple[str, ...]:
     """All figures, by module name."""
-    modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    modules = (m.name for m in found if not m.ispkg)
     return tuple(sorted(m for m in modules if m not in _NOT_FIGURES and not m.startswith("_")))
 
 

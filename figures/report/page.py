@@ -1,0 +1,261 @@
+"""Puts the report together: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import pandas
+
+from analysis.hardware import GPUS
+from analysis.shapes import ITEMSIZE
+from analysis.symbolic_costs import ALGORITHMS
+from figures import common, verdict_table
+from figures.common import Verdict
+from figures.report import calculator, formulas, provenance
+from repro import machine
+from repro.experiments import tidy
+
+HERE = Path(__file__).resolve().parent
+TITLE = "FlashAttention and gradient checkpointing: predicted, measured, published"
+KINDS = ("holds", "holds within limits", "does not hold", "open")
+#: Rows of a figure's data shown in the page; the CSV beside them has all.
+SHOWN = 200
+
+
+def write(path: Path, *, out: Path = common.OUT, local: bool = True) -> int:
+    """Write the report and return its size in bytes. Figures that ``out`` lacks are drawn first."""
+    common.style()
+    figures = []
+    for name in common.names():
+        svg, data = out / f"{name}.svg", out / f"{name}.csv"
+        if not (svg.exists() and data.exists()):
+            figure = common.module(name)
+            common.save(name, figure.draw(tidy(figure.EXPERIMENTS, local=local)), out)
+        figures.append((name, svg, data))
+    sections = [
+        ("verdicts", "Verdicts", verdict_section(verdict_table.collect(local=local))),
+        ("figures", "Figures", "".join(figure_section(*f) for f in figures)),
+        ("calculator", "Calculator", calculator_section()),
+        ("formulas", "Formulas", formula_section(formulas.sections())),
+        ("provenance", "Provenance", provenance_section(provenance.files())),
+    ]
+    text = page(sections)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    common.write_text(path, text)
+    return len(text.encode())
+
+
+def page(sections: Sequence[tuple[str, str, str]]) -> str:
+    """The document around the sections (id, title, content)."""
+    links = "".join(f'<li><a href="#{i}">{title}</a></li>' for i, title, _ in sections)
+    body = "".join(
+        f'<section id="{i}" aria-labelledby="{i}-title"><h2 id="{i}-title">{title}</h2>{text}'
+        "</section>"
+        for i, title, text in sections
+    )
+    code = "\n".join(
+        [calculator.script(), *((HERE / f).read_text() for f in ("calculator.js", "report.js"))]
+    )
+    version = machine.version("recompute-repro") or "checkout"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{TITLE}</title>\n<style>\n{(HERE / 'report.css').read_text()}</style>\n"
+        '</head>\n<body>\n<a class="skip" href="#verdicts">Skip to the verdicts</a>\n'
+        f"<header><h1>{TITLE}</h1>"
+        f"<p>Version {version}, commit {machine.commit() or 'unknown'}. Lines are predictions, "
+        "filled points measurements, hollow points what the papers print. Everything on this "
+        "page is in this file.</p></header>\n"
+        f'<nav aria-label="Sections"><ul>{links}</ul>'
+        '<button type="button" id="theme" hidden>Theme: auto</button></nav>\n'
+        f"<main>\n{body}</main>\n<script>\n{code}</script>\n</body>\n</html>\n"
+    )
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str) -> str:
+    """A table that scrolls sideways by itself, also from the keyboard. Cells are HTML."""
+    head = "".join(f'<th scope="col">{h}</th>' for h in headers)
+    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>\n" for row in rows)
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(label)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def download(content: bytes, name: str, kind: str, text: str) -> str:
+    """A link that saves content carried by the page itself."""
+    data = base64.b64encode(content).decode()
+    return f'<a download="{name}" href="data:{kind};base64,{data}">{text}</a>'
+
+
+def kind_of(verdict: str) -> str:
+    """Which of KINDS a verdict's text begins with; the longest one that does."""
+    found = [kind for kind in KINDS if verdict.startswith(kind)]
+    if not found:
+        raise ValueError(f"verdict {verdict!r} begins with none of {KINDS}")
+    return max(found, key=len)
+
+
+def verdict_section(rows: Sequence[Verdict]) -> str:
+    """How many claims hold, and the table."""
+    counts = Counter(kind_of(r.verdict) for r in rows)
+    buttons = "".join(
+        f'<button type="button" class="filter" data-kind="{slug(kind)}" aria-pressed="false">'
+        f'<span class="mark {slug(kind)}"></span>{kind}: {counts[kind]}</button>'
+        for kind in KINDS
+    )
+    lines = []
+    for row in rows:
+        cells = [html.escape(c) for c in astuple(row)]
+        cells[-2] = f'<span class="mark {slug(kind_of(row.verdict))}"></span>{cells[-2]}'
+        cells[-1] = recheck(row.command)
+        lines.append(cells)
+    return (
+        f'<p>{len(rows)} claims.</p><p class="filters" role="group" aria-label="Show only">'
+        f"{buttons}</p>" + table(verdict_table.HEADERS, lines, "Verdicts")
+    )
+
+
+def recheck(command: str) -> str:
+    """The command, breaking at its slashes, and linked to the figure it draws."""
+    shown = f"<code>{html.escape(command).replace('/', '/<wbr>').replace('_', '_<wbr>')}</code>"
+    drawn = re.search(r"figures/out/(\w+)\.svg", command)
+    return f'<a href="#{drawn[1]}">{shown}</a>' if drawn else shown
+
+
+def slug(text: str) -> str:
+    return text.replace(" ", "-")
+
+
+def figure_section(name: str, svg: Path, data: Path) -> str:
+    """One figure: the picture, what its module says about it, its data, its command."""
+    documentation = (common.module(name).__doc__ or name).strip()
+    title, _, rest = documentation.partition("\n\n")
+    title = " ".join(title.split())
+    paragraphs = "".join(f"<p>{prose(p)}</p>" for p in rest.split("\n\n") if p.strip())
+    content = data.read_bytes()
+    frame = pandas.read_csv(data, dtype=str, keep_default_na=False)
+    more = f" (the first {SHOWN} here)" if len(frame) > SHOWN else ""
+    shown = table(
+        [html.escape(str(c)) for c in frame.columns],
+        ([html.escape(c) for c in row] for row in frame.head(SHOWN).itertuples(index=False)),
+        f"Data of {name}",
+    )
+    return (
+        f'<article id="{name}"><h3>{html.escape(title)}</h3>{paragraphs}'
+        f'<figure><div class="scroll picture" role="region" tabindex="0" aria-label="{name}">'
+        f"{inline(svg.read_text(), name, title)}</div><figcaption>"
+        f"<details><summary>Data, {len(frame)} rows{more}</summary>{shown}</details>"
+        f"{download(content, f'{name}.csv', 'text/csv', f'{name}.csv')} · drawn by "
+        f"<code>make figures/out/{name}.svg</code></figcaption></figure></article>"
+    )
+
+
+def prose(text: str) -> str:
+    """A docstring's paragraph as HTML: ``code`` in double backticks, the rest as it is."""
+    escaped = html.escape(" ".join(text.split()))
+    return re.sub(r"``(.+?)``", r"<code>\1</code>", escaped)
+
+
+def inline(svg: str, name: str, title: str) -> str:
+    """An SVG file as an element of the page: no prolog, ids of its own, sized by the page."""
+    start = svg.index("<svg")
+    body = re.sub(r"<metadata>.*?</metadata>", "", svg[start:], flags=re.DOTALL)
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', body)
+    body = re.sub(r'((?:xlink:)?href)="#([^"]+)"', rf'\1="#{name}-\2"', body)
+    body = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", body)
+    head, rest = body.split(">", 1)
+    width = re.search(r'width="([\d.]+)pt"', head)
+    head = re.sub(r' (?:width|height)="[^"]*"', "", head)
+    points = float(width[1]) if width else 600.0
+    return (
+        f'{head} role="img" aria-label="{html.escape(title)}" '
+        f'style="max-width:{points * 4 / 3:.0f}px">{rest}'
+    )
+
+
+def calculator_section() -> str:
+    """The form; its numbers come from functions printed from SymPy."""
+
+    def select(name: str, label: str, values: Iterable[str], chosen: str) -> str:
+        options = "".join(
+            f"<option{' selected' if v == chosen else ''}>{html.escape(v)}</option>" for v in values
+        )
+        return f'<label>{label}<select name="{name}">{options}</select></label>'
+
+    def number(name: str, label: str, value: int) -> str:
+        return (
+            f'<label>{label}<input name="{name}" type="number" min="1" step="1" value="{value}" '
+            'inputmode="numeric" required></label>'
+        )
+
+    fields = [
+        select("algorithm", "algorithm", ALGORITHMS, "flash"),
+        select("pass", "pass", ("forward", "backward"), "forward"),
+        select("gpu", "GPU", GPUS, "H200"),
+        select("dtype", "dtype", ITEMSIZE, "bf16"),
+        number("batch", "batch", 1),
+        number("heads", "heads", 16),
+        number("kv_heads", "key/value heads", 16),
+        number("seqlen_q", "seqlen_q", 4096),
+        number("seqlen_k", "seqlen_k", 4096),
+        number("head_dim", "head_dim", 128),
+        number("block_m", "block_m", 128),
+        number("block_n", "block_n", 64),
+        '<label class="check"><input name="causal" type="checkbox" value="1"> causal</label>',
+    ]
+    return (
+        "<p>One pass of one algorithm: traffic, memory and a lower bound of its time, by the "
+        "formulas below, exact for ragged tiles. The functions behind it are printed from the "
+        "same SymPy expressions. The bound takes datasheet ceilings, all SMs busy and each "
+        "tensor once through HBM; <code>python -m repro predict</code> also has idle SMs and "
+        "re-reads behind L2.</p>"
+        f'<form id="calculator-form">{"".join(fields)}</form>'
+        '<p id="calculator-message" role="alert"></p>'
+        '<div class="scroll" role="region" tabindex="0" aria-label="Result">'
+        '<table id="calculator-output"><tbody aria-live="polite"></tbody></table></div>'
+        "<noscript><p>The calculator needs JavaScript; the formulas below do not.</p></noscript>"
+    )
+
+
+def formula_section(sections: Sequence[formulas.Section]) -> str:
+    """Every closed form with its source."""
+    return "".join(
+        f"<details><summary>{html.escape(s.title)}</summary><p>{html.escape(s.text)}</p>"
+        + table(
+            ("quantity", "formula", "source"),
+            ((html.escape(f.label), f.math(), html.escape(f.source)) for f in s.formulas),
+            s.title,
+        )
+        + "</details>"
+        for s in sections
+    )
+
+
+def provenance_section(files: Sequence[provenance.SourceFile]) -> str:
+    """A row per kind of origin; the file itself is a click away."""
+    total = sum(f.records for f in files)
+    rows = []
+    for f in files:
+        link = download(
+            f.content, f.name.replace("/", "-"), "application/jsonl", html.escape(f.name)
+        )
+        for n, o in enumerate(f.origins):
+            failed = f" ({o.failed} failed)" if o.failed else ""
+            texts = (o.source, f"{o.records}{failed}", o.where, o.how, o.versions, o.date, o.commit)
+            first = f"{link}<br><code>{f.digest[:12]}</code>" if n == 0 else ""
+            rows.append([first, *(html.escape(t) for t in texts)])
+    headers = (
+        "file, SHA-256", "source", "records", "device, or paper", "tool, or reading", "versions",
+        "date", "commit",
+    )  # fmt: skip
+    return f"<p>{total} records in {len(files)} files under <code>results/</code>.</p>" + table(
+        headers, rows, "Provenance"
+    )

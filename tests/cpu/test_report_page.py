@@ -1,0 +1,156 @@
+"""The report is one valid file: nothing external, unique ids, all formulas and data."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas
+import pytest
+
+from analysis import symbolic
+from analysis.checkpointing import closed_forms
+from figures import common
+from figures.common import Drawing, Verdict
+from figures.report import formulas, page, provenance
+from repro import records
+from repro.experiments import record
+
+VOID = {"meta", "input", "br", "wbr", "path", "use", "link"}
+
+
+class Structure(HTMLParser):
+    """Ids, targets of links, and whether tags nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.external: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids.append(value)
+            if name in ("href", "src", "xlink:href") and value:
+                if value.startswith("#"):
+                    self.targets.append(value[1:])
+                elif not value.startswith("data:"):
+                    self.external.append(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    import matplotlib.pyplot as plt
+
+    tmp_path = tmp_path_factory.mktemp("figures")
+    common.style()
+    verdicts = [
+        Verdict("K1", "a < b & c", "1", "2", "-", f"{kind} (so)",
+                "make figures/out/fa1_fig2_middle.svg")
+        for kind in page.KINDS
+    ]  # fmt: skip
+    parts = []
+    for name in ("fa1_fig2_middle", "two_levels"):
+        figure, axes = plt.subplots()
+        axes.plot([1, 2], [3, 4], "o", label="points")
+        axes.set_title("same <picture> twice")
+        axes.legend()
+        table = pandas.DataFrame({"x": range(300), "text": ["<&>"] * 300})
+        common.save(name, Drawing(figure, table), tmp_path)
+        parts.append(page.figure_section(name, tmp_path / f"{name}.svg", tmp_path / f"{name}.csv"))
+    return page.page([
+        ("verdicts", "Verdicts", page.verdict_section(verdicts)),
+        ("figures", "Figures", "".join(parts)),
+        ("calculator", "Calculator", page.calculator_section()),
+        ("formulas", "Formulas", page.formula_section(formulas.sections())),
+        ("provenance", "Provenance", page.provenance_section(provenance.files())),
+    ])  # fmt: skip
+
+
+def test_the_page_needs_nothing_from_outside_and_its_links_lead_somewhere(report: str) -> None:
+    structure = Structure()
+    structure.feed(report)
+    assert structure.open == []
+    assert structure.external == []
+    assert not re.search(r"@import|fetch\(|XMLHttpRequest|<link\b|src=", report)
+    addresses = set(re.findall(r"https?://[^\s\"'<)]+", report))
+    assert all("www.w3.org" in a for a in addresses), addresses  # names of XML namespaces
+    twice = {i for i in structure.ids if structure.ids.count(i) > 1}
+    assert twice == set()
+    missing = set(structure.targets) - set(structure.ids)
+    assert missing == set()
+
+
+def test_data_is_carried_by_the_page(report: str) -> None:
+    match = re.search(
+        r'download="fa1_fig2_middle\.csv" href="data:text/csv;base64,([^"]+)"', report
+    )
+    assert match
+    assert base64.b64decode(match[1]).decode().splitlines()[1] == "0,<&>"
+    assert "Data, 300 rows (the first 200 here)" in report
+    assert "<td><&></td>" not in report
+
+
+def test_verdicts_come_first_and_are_counted_and_marked(report: str) -> None:
+    assert report.index('id="verdicts"') < report.index('id="figures"')
+    for kind in page.KINDS:
+        assert f"{kind}: 1</button>" in report
+        assert f'class="mark {page.slug(kind)}"' in report
+    assert "a &lt; b &amp; c" in report
+    with pytest.raises(ValueError, match="'perhaps'"):
+        page.kind_of("perhaps")
+
+
+def test_every_formula_is_typeset_and_well_formed() -> None:
+    listed = [f for s in formulas.sections() for f in s.formulas]
+    for formula in listed:
+        root = ET.fromstring(formula.math())
+        assert root.tag == "math"
+        assert len(list(root.iter())) > 1
+        assert formula.source
+    shown = {formula.expression for formula in listed}
+    for form in symbolic.FORMS.values():
+        assert set(form.values()) <= shown
+    for closed in closed_forms.ALL:
+        assert {closed.peak, closed.forwards} <= shown
+    assert set(formulas.SOURCES) == set(symbolic.FORMS)
+
+
+def test_every_record_has_its_origin(tmp_path: Path) -> None:
+    rows = [
+        record({}, experiment="x", implementation="a", metric="n", source="measured", value=1,
+               unit="1", device="card", tool="clock", date="2026-01-02", torch="2.0", cell="c"),
+        record({}, experiment="x", implementation="a", metric="n", source="measured",
+               error="out of memory", device="card", tool="clock", date="2026-01-02",
+               torch="2.0"),
+        record({}, experiment="x", implementation="a", metric="n", source="published", value=1,
+               unit="1", origin="Paper, Table 1", confidence="table"),
+    ]  # fmt: skip
+    path = tmp_path / "m" / "x.jsonl"
+    records.write(path, rows)
+    (file,) = provenance.files(tmp_path)
+    assert file.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert file.records == 3
+    measured, published = file.origins
+    assert (measured.records, measured.failed, measured.where) == (2, 1, "card")
+    assert measured.versions == "torch 2.0"
+    assert (published.where, published.how) == ("Paper, Table 1", "table")
+
+
+def test_all_committed_records_are_accounted_for() -> None:
+    files = {f.name: f for f in provenance.files()}
+    for path in records.RESULTS.glob("*/*.jsonl"):
+        rows = list(records.read(path))
+        assert files[f"{path.parent.name}/{path.name}"].records == len(rows)
