@@ -63,8 +63,12 @@ class HbmTraffic:
         )
 
 
-_MAIN_KERNELS = ("flash_forward", "flash_backward", "flash1_forward", "flash1_backward")
-_PER_QUERY = frozenset({"q", "out", "dout", "lse", "delta", "m", "l", "dq", "dq_accum"})
+_MAIN_KERNELS = tuple(
+    f"{name}_{pass_}{form}"
+    for name, form in (("flash", ""), ("flash", "_sm90"), ("flash1", ""))
+    for pass_ in ("forward", "backward")
+)
+_PER_QUERY = frozenset({"q", "out", "dout", "lse", "lse2", "delta", "m", "l", "dq", "dq_accum"})
 
 
 def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
@@ -73,7 +77,7 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     sizes = dict.fromkeys(("q", "out", "dout", "dq"), shape.query_bytes)
     sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
     sizes |= dict.fromkeys(("s", "p", "dp", "ds"), shape.score_bytes)
-    sizes |= dict.fromkeys(("lse", "delta", "dlse", "m", "l"), shape.row_bytes)
+    sizes |= dict.fromkeys(("lse", "lse2", "delta", "dlse", "m", "l"), shape.row_bytes)
     sizes["key_mask"] = shape.batch * shape.seqlen_k
     return sizes | {"dq_accum": accumulator}
 
@@ -128,17 +132,18 @@ def predict_hbm(
     concurrent = gpu.sms * blocks_per_sm
     loop = tile_loop(shape, tile)
 
-    if "flash_forward" in traffic.kernels:
+    main = next((k for k in traffic.kernels if k in (f"flash_{pass_}", f"flash_{pass_}_sm90")), "")
+    if main and pass_ == "forward":
         rows, row_bytes = _keys_from_hbm(shape, tile, loop, concurrent, gpu.usable_l2_bytes)
         for tensor in ("k", "v"):
-            reads["flash_forward"][tensor] = rows * row_bytes
-    elif "flash_backward" in traffic.kernels:
+            reads[main][tensor] = rows * row_bytes
+    elif main:
         rows, per_row = _queries_from_hbm(shape, tile, loop, concurrent, gpu.usable_l2_bytes)
         for tensor, row_bytes in per_row.items():
-            if tensor in reads["flash_backward"]:
-                reads["flash_backward"][tensor] = rows * row_bytes
-        if "dq_accum" in reads["flash_backward"]:  # atomics: what is fetched is written back
-            writes["flash_backward"]["dq_accum"] = reads["flash_backward"]["dq_accum"]
+            if tensor in reads[main]:
+                reads[main][tensor] = rows * row_bytes
+        if "dq_accum" in reads[main]:  # atomics: what is fetched is written back
+            writes[main]["dq_accum"] = reads[main]["dq_accum"]
     elif algorithm.startswith("flash1"):
         # One block per head walks that head's rows again for every key tile, with no one to
         # share them: they stay only if those of all resident heads fit together. At the shape of

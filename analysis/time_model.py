@@ -132,7 +132,7 @@ def attention_work(
     for kernel, entries in traffic.kernels.items():
         bytes_ = sum(entries.values())
         hbm_bytes = sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values())
-        if kernel == main:
+        if kernel in (main, f"{main}_sm90"):
             works[kernel] = Work(
                 executed_flops(shape, tile, pass_),
                 executed_exponentials(shape, tile, pass_),

@@ -152,14 +152,19 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     const __grid_constant__ TensorMap v_map,
                     const __grid_constant__ TensorMap dout_map,
                     const __grid_constant__ TensorMap dk_map,
-                    const __grid_constant__ TensorMap dv_map, Tensor1<const float> lse2, Tensor1<const float> delta,
-                    Tensor1<float> dq_accum, int batch, int kv_heads, int group, int seqlen_q,
-                    int seqlen_k, float scale) {
+                    const __grid_constant__ TensorMap dv_map, Tensor1<const float> lse2,
+                    Tensor1<const float> delta, Tensor1<float> dq_accum, int batch, int kv_heads,
+                    int group, int seqlen_q, int seqlen_k, float scale, int heads_per_group) {
     unsigned char* const shared = shared_memory_1024();
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
-    // Key tile 0 is seen by the most queries, so the longest blocks start first.
-    const int bh = blockIdx.x % (kv_heads * batch), j = blockIdx.x / (kv_heads * batch);
+    // Heads go in groups whose Q, dO and dQ fit in L2 together. Within a group the heads of a key
+    // tile are neighbours, and tile 0, which the most queries see, starts first.
+    const int in_group = ceil_div(seqlen_k, BLOCK_N) * heads_per_group;
+    const int first_head = static_cast<int>(blockIdx.x) / in_group * heads_per_group;
+    const int heads_here = min_int(heads_per_group, kv_heads * batch - first_head);
+    const int rest = static_cast<int>(blockIdx.x) % in_group;
+    const int j = rest / heads_here, bh = first_head + rest % heads_here;
     const int kv_head = bh % kv_heads, b = bh / kv_heads;
     const int key0 = j * BLOCK_N;
     const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);

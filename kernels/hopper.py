@@ -19,7 +19,8 @@ from kernels.launch import Argument, Array, Backend, Kernel, TensorMap
 WARPGROUP = 128
 STAGES = 2
 ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
-L2_BYTES_FOR_KEYS = 25 << 20  # half of an H100's L2: what a group of heads may fill with K and V
+#: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
+L2_BYTES_FOR_HEADS = 25 << 20
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,9 @@ def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
     return ForwardForm(128, 2, 176 if not causal and seqlen_q >= 4096 else 128, True)
 
 
-def heads_per_group(heads: int, seqlen_k: int, head_dim: int) -> int:
-    """How many heads run side by side: the power of two whose K and V fit in L2, at least one."""
-    one = 2 * seqlen_k * head_dim * 2
-    fitting = max(1, L2_BYTES_FOR_KEYS // max(one, 1))
+def heads_per_group(heads: int, bytes_a_head: int) -> int:
+    """How many of ``heads`` run side by side: a power of two that fits in L2, at least one."""
+    fitting = max(1, L2_BYTES_FOR_HEADS // max(bytes_a_head, 1))
     return int(min(heads, 2 ** int(math.log2(fitting))))
 
 
@@ -187,7 +187,8 @@ def forward(
         np.int32(seqlen_q),
         np.int32(seqlen_k),
         np.float32(scale),
-        np.int32(heads_per_group(batch * heads, seqlen_k, head_dim)),
+        # K and V are what the blocks of a head share.
+        np.int32(heads_per_group(batch * heads, 2 * seqlen_k * head_dim * 2)),
     ]
     kernel = form.kernel(q.dtype, causal)
     backend.launch(kernel, (blocks, 1, 1), form.shared_bytes, args, stream)
@@ -220,6 +221,8 @@ def backward(
     block_m, block_n = form.tile.block_m, form.tile.block_n
     query_tiles = -(-seqlen_q // block_m)
     padded_rows = batch * heads * query_tiles * block_m
+    # The blocks of a key/value head share its queries' q, dout and fp32 dq.
+    shared = heads // kv_heads * seqlen_q * head_dim * (2 + 2 + 4)
 
     def kernel(suffix: str, threads: int) -> Kernel:
         return form.kernel(f"flash_backward_sm90{suffix}", threads, q.dtype, causal)
@@ -264,6 +267,7 @@ def backward(
             np.int32(seqlen_q),
             np.int32(seqlen_k),
             np.float32(scale),
+            np.int32(heads_per_group(batch * kv_heads, shared)),
         ],
         stream,
     )

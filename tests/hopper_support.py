@@ -88,11 +88,10 @@ def launch_vocabulary(
     given = source if source is not None else blank
     taken = target if target is not None else blank.copy()
     words = np.zeros(1024, np.uint32) if words is None else words.view(np.uint32).reshape(-1)
+    if count is None and source is not None:
+        count = 64 * source.shape[-1] // 2
     if count is None:
-        if source is not None:
-            count = 64 * source.shape[-1] // 2
-        else:
-            count = clear_bytes // 4 or len(words)
+        count = clear_bytes // 4 or len(words)
     shared = np.zeros(16 * 1024, np.uint32)
     floats, sums = np.zeros(128 * 64, np.float32), np.ones(1024, np.float32)
     names = ("row", "head", "batch", "a_at", "a_leading", "a_stride", "b_at", "b_leading",
@@ -152,7 +151,7 @@ def mn_major_image(x: np.ndarray) -> np.ndarray:
 def product_of(
     a: np.ndarray, b: np.ndarray, a_mn: bool, b_mn: bool, step: int
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Shared memory with A and behind it B, and the descriptors of depth 16 step .. 16 step + 15."""
+    """Shared memory with A and behind it B, and the descriptors at depth 16 step."""
     fields: dict[str, int] = {}
     images, at = [], 0
     for name, x, mn in (("a", a, a_mn), ("b", b, b_mn)):

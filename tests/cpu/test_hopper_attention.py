@@ -220,17 +220,13 @@ def test_refusals_come_before_a_launch() -> None:
         execute(Problem(seqlen_q=8, seqlen_k=8), FORWARD_FORMS[2])
 
 
-def test_heads_run_in_groups_that_fit_in_l2() -> None:
-    """One head of 16k keys and d = 128 has 8 MiB of K and V; 25 MiB hold two of them."""
-    assert hopper.heads_per_group(16, 16384, 128) == 2
-    assert hopper.heads_per_group(16, 1 << 20, 128) == 1
-    assert hopper.heads_per_group(3, 64, 64) == 3
+def test_heads_run_in_groups_that_fit_in_l2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 25 MiB: two heads of 8 MiB, one of more than 12.5, all three of the smallest."""
+    assert hopper.heads_per_group(16, 8 << 20) == 2
+    assert hopper.heads_per_group(16, 13 << 20) == hopper.heads_per_group(16, 1 << 30) == 1
+    assert hopper.heads_per_group(3, 64) == 3
     # Whatever the size of a group, every tile is computed once: six heads in groups of four.
-    p = Problem(batch=1, heads=6, seqlen_q=130, seqlen_k=130, dtype="bf16", causal=True)
-    limit = hopper.L2_BYTES_FOR_KEYS
-    try:
-        hopper.L2_BYTES_FOR_KEYS = 4 * 2 * 130 * 64 * 2
-        assert hopper.heads_per_group(6, 130, 64) == 4
-        hold(p)
-    finally:
-        hopper.L2_BYTES_FOR_KEYS = limit
+    p = Problem(batch=1, heads=6, seqlen_q=130, seqlen_k=130, dtype="fp16", causal=True)
+    monkeypatch.setattr(hopper, "L2_BYTES_FOR_HEADS", 4 * 130 * 64 * 8)
+    assert hopper.heads_per_group(6, 130 * 64 * 8) == 4
+    hold(p, backward=True)

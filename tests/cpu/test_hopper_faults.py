@@ -297,8 +297,8 @@ def test_a_deadlock_names_everybody_who_waits_and_for_what() -> None:
         run(0, None)
     message = str(caught.value)
     producer = re.search(
-        r"lanes 00000001 of warp 0 wait in mbarrier_wait \(offset 32784: 1 of 8 arrivals and 0 bytes "
-        r"missing\) at hopper_faults.cu:(\d+)",
+        r"lanes 00000001 of warp 0 wait in mbarrier_wait \(offset 32784: 1 of 8 arrivals and 0 "
+        r"bytes missing\) at hopper_faults.cu:(\d+)",
         message,
     )
     assert producer, message
