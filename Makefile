@@ -5,6 +5,8 @@
 #   make test                     all tests that can run here (GPU tests skip without a GPU)
 #   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
 #   make bench                    micro-benchmarks (pytest-benchmark)
+#   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
+#   make import-results FROM=dir           merge what it left into results/
 #   make doctor                   what this machine can do, and why not the rest
 #   make lint | make clean
 #
@@ -26,7 +28,7 @@ endif
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-OUT := figures/out
+DRAWN := figures/out
 STAMPS := .cache/measured
 FIGURES := $(filter-out __init__ __main__ common verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
 EXPERIMENTS := $(subst _,-,$(filter-out __init__ run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
@@ -38,25 +40,25 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: figures test measure bench doctor lint readme clean
+.PHONY: figures test measure gpu-run import-results bench doctor lint readme clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
-figures: $(foreach f,$(FIGURES),$(OUT)/$(f).svg $(OUT)/$(f).png $(OUT)/$(f).csv) $(OUT)/verdicts.md
+figures: $(foreach f,$(FIGURES),$(DRAWN)/$(f).svg $(DRAWN)/$(f).png $(DRAWN)/$(f).csv) $(DRAWN)/verdicts.md
 
 # A pattern rule with three targets runs once for all three, under -j too.
-$(OUT)/%.svg $(OUT)/%.png $(OUT)/%.csv: figures/%.py figures/common.py $(THEORY) | $(ENV)
+$(DRAWN)/%.svg $(DRAWN)/%.png $(DRAWN)/%.csv: figures/%.py figures/common.py $(THEORY) | $(ENV)
 	@$(PY) -m figures draw $*
 
 # The experiments of a figure are the tuple EXPERIMENTS in its module, which must fit one line.
 experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' figures/$(1).py | tr -d '",')
 define needs
-$(foreach e,svg png csv,$(OUT)/$(1).$(e)): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
+$(foreach e,svg png csv,$(DRAWN)/$(1).$(e)): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
     $(foreach x,$(2),$(wildcard results/*/$(x).jsonl))
 endef
 $(foreach f,$(FIGURES),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
 
-$(OUT)/verdicts.md: $(FIGURES:%=$(OUT)/%.svg) $(wildcard figures/verdict_table.py)
+$(DRAWN)/verdicts.md: $(FIGURES:%=$(DRAWN)/%.svg) $(wildcard figures/verdict_table.py)
 	@$(PY) -m figures verdicts
 
 # Which cells are on record is decided by the command; the stamp only says that it has run.
@@ -70,6 +72,16 @@ measure: | $(ENV)
 test: | $(ENV)
 	@workers=$$($(PY) -c 'import xdist' 2>/dev/null && echo "-n $(WORKERS) --dist loadfile"); \
 	$(PY) -m pytest $$workers --benchmark-skip $(ARGS)
+
+# On a rented machine nothing is installed: NO_VENV=1 PYTHON=python3 make gpu-run OUT=...
+BUDGET_S ?= 480
+gpu-run: | $(ENV)
+	@test -n "$(OUT)" || { echo "error: where to? make gpu-run OUT=dir" >&2; exit 1; }
+	@$(PY) -m repro.gpu_run --budget-s $(BUDGET_S) --out "$(OUT)"
+
+import-results: | $(ENV)
+	@test -n "$(FROM)" || { echo "error: from where? make import-results FROM=dir" >&2; exit 1; }
+	@$(PY) -m repro.import_results "$(FROM)"
 
 bench: | $(ENV)
 	@$(PY) -m pytest --benchmark-only -q $(ARGS)
@@ -88,7 +100,7 @@ readme: | $(ENV)
 	@$(PY) -m figures readme
 
 clean:
-	rm -rf $(VENV) .cache $(OUT) results/local build *.egg-info
+	rm -rf $(VENV) .cache $(DRAWN) results/local build *.egg-info
 
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \(1[23]\)\..*/,cuda\1/p')
 COMPILERS ?= $${CXX:-c++ g++ clang++}
