@@ -25,7 +25,7 @@ from typing import IO, Annotated
 
 import typer
 
-from repro import cli
+from repro import cli, machine
 from repro.progress import say
 
 
@@ -166,6 +166,8 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="run only these stages")] = None,
 ) -> None:
     """Measure what this GPU can within the budget, the most valuable results first."""
+    if machine.gpu() is None:
+        raise RuntimeError("needs an NVIDIA GPU, none found (driver, or nvidia-ml-py missing)")
     plan = stages()
     unknown = set(only or []) - {stage.name for stage in plan}
     if unknown:
