@@ -59,27 +59,33 @@ __attribute__((always_inline)) inline void switch_context(Context* from, Context
 #endif
           "cc", "memory");
 #else
+    register Context* x0 __asm__("x0") = from;
+    register Context* x1 __asm__("x1") = to;
     __asm__ volatile(
         "adr x2, 1f\n\t"
         "sub sp, sp, #32\n\t"
         "str x2, [sp]\n\t"
         "stp x19, x29, [sp, #16]\n\t"
         "mov x2, sp\n\t"
-        "str x2, [%0]\n\t"
-        "ldr x2, [%1]\n\t"
+        "str x2, [x0]\n\t"
+        "ldr x2, [x1]\n\t"
         "mov sp, x2\n\t"
         "ldr x2, [sp]\n\t"
         "br x2\n\t"
         "1:\n\t"
         "ldp x19, x29, [sp, #16]\n\t"
         "add sp, sp, #32\n\t"
-        : "+r"(from), "+r"(to)
+        : "+r"(x0), "+r"(x1)
         :
         : "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15",
-          "x16", "x17", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "v0",
-          "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",
-          "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27",
-          "v28", "v29", "v30", "v31", "cc", "memory");
+          "x16", "x17",
+#if !defined(__APPLE__)
+          "x18",  // belongs to the system there
+#endif
+          "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "v0", "v1", "v2",
+          "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15", "v16",
+          "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",
+          "v30", "v31", "cc", "memory");
 #endif
 }
 
