@@ -38,9 +38,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
+from repro import machine
+
 log = logging.getLogger("figures")
 
-OUT = Path(__file__).resolve().parent / "out"
+OUT = machine.HOME / "figures" / "out"
 _NOT_FIGURES = {"common", "verdict_table"}
 
 #: One colour per algorithm, in every figure (Okabe-Ito: distinct for colour-blind readers).

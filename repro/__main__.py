@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from repro import cli, experiments, machine, quiet
-from repro.commands import compare, doctor, explain, plan, predict
+from repro.commands import archive, compare, doctor, explain, plan, predict
 from repro.experiments import run
 from repro.progress import say
 
@@ -28,11 +28,12 @@ app.command("plan")(plan.command)
 app.command("explain")(explain.command)
 app.command("compare")(compare.command)
 app.command("doctor")(doctor.command)
+app.command("archive")(archive.command)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(machine.version("recompute-repro") or "not installed (run from a checkout)")
+        print(f"{machine.PROJECT} {machine.project_version()}")
         raise typer.Exit
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from repro import machine
 from repro.records import RESULTS
 
-PROJECT = "recompute-repro"
 TOP_LEVEL = ("analysis", "figures", "kernels", "repro")
 #: Packages whose attention is timed beside ours where they are installed.
 PEERS = ("flash-attn", "flash-attn-4", "xformers", "triton")
@@ -88,7 +87,7 @@ def shadows() -> Iterator[Finding]:
     """
     owners = metadata.packages_distributions()
     for name in TOP_LEVEL:
-        others = sorted(set(owners.get(name, ())) - {PROJECT})
+        others = sorted(set(owners.get(name, ())) - {machine.PROJECT})
         spec = importlib.util.find_spec(name)
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         ours = origin is not None and origin.parent == machine.ROOT / name

@@ -10,6 +10,7 @@ import hashlib
 import platform
 import re
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +20,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Whether this is a checkout of the repository rather than an installed package.
+CHECKOUT = (ROOT / "pyproject.toml").exists()
+#: Where results and figures go: the checkout, or for an installed package the current folder.
+HOME = ROOT if CHECKOUT else Path.cwd()
+PROJECT = "recompute-repro"
 _CODE = {".cu", ".cuh", ".h", ".hpp", ".cpp", ".py"}
 
 
@@ -85,6 +91,15 @@ def version(package: str) -> str | None:
         return None
 
 
+def project_version() -> str:
+    """This project's version: of the checkout, else of the installed package."""
+    if CHECKOUT:
+        with open(ROOT / "pyproject.toml", "rb") as file:
+            found: str = tomllib.load(file)["project"]["version"]
+        return found
+    return version(PROJECT) or "unknown"
+
+
 def cupy_version() -> str | None:
     """Version of whichever CuPy wheel is installed."""
     found = (version(name) for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"))
@@ -94,6 +109,8 @@ def cupy_version() -> str | None:
 @cache
 def commit() -> str | None:
     """Short commit of this checkout, with ``-dirty`` after local changes; None outside git."""
+    if not CHECKOUT:
+        return None
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],

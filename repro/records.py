@@ -27,6 +27,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from repro import machine
+
 if TYPE_CHECKING:
     import pandas
 
@@ -43,9 +45,7 @@ ENVELOPE = ("schema", "more", "crc")
 
 #: Folder with one sub-folder per machine, and one named ``published``. ``REPRO_RESULTS`` moves it,
 #: so that a run on a rented machine leaves its records where they can be taken away.
-RESULTS = Path(
-    os.environ.get("REPRO_RESULTS") or Path(__file__).resolve().parent.parent / "results"
-)
+RESULTS = Path(os.environ.get("REPRO_RESULTS") or machine.HOME / "results")
 
 Scalar = str | int | float | bool
 

@@ -62,7 +62,6 @@ def page(sections: Sequence[tuple[str, str, str]]) -> str:
     code = "\n".join(
         [calculator.script(), *((HERE / f).read_text() for f in ("calculator.js", "report.js"))]
     )
-    version = machine.version("recompute-repro") or "checkout"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -70,7 +69,7 @@ def page(sections: Sequence[tuple[str, str, str]]) -> str:
         f"<title>{TITLE}</title>\n<style>\n{(HERE / 'report.css').read_text()}</style>\n"
         '</head>\n<body>\n<a class="skip" href="#verdicts">Skip to the verdicts</a>\n'
         f"<header><h1>{TITLE}</h1>"
-        f"<p>Version {version}, commit {machine.commit() or 'unknown'}. Lines are predictions, "
+        f"<p>Version {machine.project_version()}, commit {machine.commit() or 'unknown'}. Lines are predictions, "
         "filled points measurements, hollow points what the papers print. Everything on this "
         "page is in this file.</p></header>\n"
         f'<nav aria-label="Sections"><ul>{links}</ul>'

@@ -1,0 +1,121 @@
+"""The archive of a paper's supplement: records, figures, tables, environment, commit, checksums.
+
+The same inputs give the same bytes: entries are sorted, owned by nobody and dated by the commit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import platform
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from repro import machine
+from repro.records import RESULTS
+
+#: Files at the top of the checkout that an archive carries.
+TOP = (
+    "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", "requirements.lock",
+    "Makefile",
+)  # fmt: skip
+PACKAGES = ("analysis", "kernels", "repro", "figures", "tests", "examples", "docs")
+DRAWN = (".svg", ".png", ".csv", ".md", ".html")
+
+
+def write(path: Path, drawn: Path) -> list[str]:
+    """Write a .tar.gz and return the names in it.
+
+    drawn: the folder of figures and tables. Raises ValueError where it has none, or where this is
+    no checkout.
+    """
+    if not machine.CHECKOUT:
+        raise ValueError("an archive is made from a checkout, this is an installed package")
+    contents = dict(_contents(drawn))
+    if not any(name.startswith("figures/out/") for name in contents):
+        raise ValueError("nothing is drawn yet: run `make figures` (or `make report`) first")
+    sums = "".join(
+        f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(contents.items())
+    )
+    contents["SHA256SUMS"] = sums.encode()
+    folder = path.name.removesuffix(".tar.gz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    moment = _commit_time()
+    try:
+        with (
+            open(draft, "wb") as file,
+            gzip.GzipFile("", "wb", 9, file, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for name, data in sorted(contents.items()):
+                entry = tarfile.TarInfo(f"{folder}/{name}")
+                entry.size, entry.mtime, entry.mode = len(data), moment, 0o644
+                tar.addfile(entry, io.BytesIO(data))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return sorted(contents)
+
+
+def _contents(drawn: Path) -> Iterator[tuple[str, bytes]]:
+    root = machine.ROOT
+    for name in _tracked():
+        yield name, (root / name).read_bytes()
+    for path in sorted(RESULTS.glob("*/*.jsonl")):
+        yield f"results/{path.parent.name}/{path.name}", path.read_bytes()
+    for path in sorted(drawn.glob("*")):
+        if path.suffix in DRAWN and not path.name.startswith("."):
+            yield f"figures/out/{path.name}", path.read_bytes()
+    yield "COMMIT", f"{machine.commit() or 'unknown'}\n".encode()
+    yield "ENVIRONMENT", environment().encode()
+
+
+def _tracked() -> list[str]:
+    """Sources and papers of the checkout: what git knows of, or else what lies in the packages."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(machine.ROOT), "ls-files", "-z"],
+            capture_output=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+        names = [n for n in done.stdout.split("\0") if n]
+    except (OSError, subprocess.SubprocessError):
+        names = [
+            p.relative_to(machine.ROOT).as_posix()
+            for package in PACKAGES
+            for p in (machine.ROOT / package).rglob("*")
+            if p.is_file() and "__pycache__" not in p.parts
+        ]
+    wanted = [n for n in names if n in TOP or n.split("/")[0] in PACKAGES]
+    return sorted(n for n in wanted if (machine.ROOT / n).is_file())
+
+
+def environment() -> str:
+    """Machine and installed packages, one a line."""
+    card = machine.gpu()
+    lines = [
+        f"python {platform.python_version()}",
+        f"system {platform.system()} {platform.machine()}",
+        f"cpu {machine.cpu()}",
+        f"gpu {card.name}, driver {card.driver}" if card else "gpu none",
+        "",
+    ]
+    packages = {
+        d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]
+    }
+    return "\n".join([*lines, *(f"{n}=={v}" for n, v in sorted(packages.items()))]) + "\n"
+
+
+def _commit_time() -> int:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(machine.ROOT), "log", "-1", "--format=%ct"],
+            capture_output=True, text=True, check=True, timeout=30,
+        )  # fmt: skip
+        return int(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
