@@ -7,6 +7,9 @@
 #   make bench                    micro-benchmarks (pytest-benchmark)
 #   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
 #   make import-results FROM=dir           merge what it left into results/
+#   make report                   verdicts, figures, formulas and a calculator in one HTML file
+#   make archive                  records, figures, environment and commit, as a paper's supplement
+#   make docs                     the documentation as a web site, in build/docs
 #   make doctor                   what this machine can do, and why not the rest
 #   make lint | make clean
 #
@@ -40,7 +43,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: figures test measure gpu-run import-results bench doctor lint readme clean
+.PHONY: figures test measure gpu-run import-results bench report archive docs doctor lint readme clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -86,6 +89,15 @@ import-results: | $(ENV)
 bench: | $(ENV)
 	@$(PY) -m pytest --benchmark-only -q $(ARGS)
 
+report: figures
+	@$(PY) -m figures report
+
+archive: report
+	@$(PY) -m repro archive
+
+docs: | $(ENV)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+
 doctor: | $(ENV)
 	@$(PY) -m repro doctor
 
@@ -114,5 +126,5 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -m venv $(VENV) || \
 	    { echo "error: $(PYTHON) cannot make a virtual environment (package python3-venv?)" >&2; exit 1; }
 	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock \
-	    -e ".[test,dev$(CUDA)]"
+	    -e ".[test,dev,docs$(CUDA)]"
 	@touch $@
