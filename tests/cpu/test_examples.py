@@ -1,0 +1,100 @@
+"""The examples run as a reader would run them, and what they show is true."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.checkpointing import simulate, uniform_chain
+from analysis.hardware import H100_SXM
+from analysis.shapes import AttentionShape
+from analysis.time_model import datasheet_ceilings
+from repro import records
+from repro.commands import compare
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
+
+
+def load(name: str):
+    return importlib.import_module(f"examples.{name}")
+
+
+def test_every_kind_of_extension_has_its_example() -> None:
+    assert EXAMPLES == ["add_algorithm", "add_figure", "add_gpu", "add_peer", "add_planner"]
+    table = (ROOT / "examples" / "README.md").read_text()
+    assert all(f"({name}.py)" in table for name in EXAMPLES)
+
+
+@pytest.mark.parametrize("name", ["add_gpu", "add_planner"])
+def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 33, 70, 64), (2, 1, 1, 1, 40), (1, 1, 5, 100, 128)])
+def test_the_new_algorithm_moves_what_its_formula_says(shape, capsys) -> None:
+    example = load("add_algorithm")
+    attention = AttentionShape(*shape)
+    counted, error = example.run(attention)
+    assert counted == example.predicted(attention)
+    assert error < 2e-3  # half an ulp of fp16 near 1, and the exponentials' rounding
+    if shape[2] == 33:
+        example.main()
+        assert "times fewer bytes" in capsys.readouterr().out
+
+
+def test_the_new_algorithm_compiles_for_gpus() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from kernels.compile import compile_cubin
+    from kernels.launch import Kernel
+
+    kernel = Kernel(
+        load("add_algorithm").SOURCE, "two_pass", (("DTYPE", 0), ("HEAD_DIM", 64)), threads=32
+    )
+    for arch in ("sm_80", "sm_90"):
+        assert compile_cubin(kernel, arch).spill_bytes == 0
+
+
+def test_the_new_gpu_says_where_its_figures_are_from() -> None:
+    card = load("add_gpu").H100_PCIE
+    assert set(card.sources) == set(H100_SXM.sources)
+    ours, theirs = datasheet_ceilings(card), datasheet_ceilings(H100_SXM)
+    assert ours.hbm_bytes_per_s < theirs.hbm_bytes_per_s
+    # 114 SMs, 4096 FLOP a clock each: the printed rate is at a clock below the boost clock.
+    assert ours.tensor_flops <= 114 * 4096 * card.boost_clock_hz
+
+
+def test_the_new_figure_is_the_same_bytes_twice(tmp_path: Path) -> None:
+    example = load("add_figure")
+    first, second = example.main(tmp_path / "1"), example.main(tmp_path / "2")
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
+    assert {p.suffix for p in first} == {".svg", ".png", ".csv"}
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 100])
+def test_the_new_planner_replays_as_it_predicts(length: int) -> None:
+    chain = uniform_chain(length, 3, 5)
+    plan = load("add_planner").halving(chain)
+    replay = simulate(chain, plan.schedule)
+    assert (replay.peak_bytes, replay.forwards) == (plan.peak_bytes, plan.forwards)
+
+
+def test_the_new_peer_leaves_records_that_compare_reads(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "me" / "example-peers.jsonl"
+    load("add_peer").main(path, seqlen=64)
+    assert "torch-sdpa" in capsys.readouterr().out
+    rows = list(records.read(path))
+    assert len(rows) == 2
+    found = compare.measured(path.parent)
+    assert all(r["ratio"] == 1 for r in compare.pairs(found, found))
