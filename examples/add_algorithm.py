@@ -31,11 +31,11 @@ two_pass(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t> out, i
     for (int c = lane; c < HEAD_DIM; c += 32)
         st_shared(query + c, to_float(ld_global(q.row(batch, head, row) + c)));
     block_sync();
-    auto score = [&](int j) {  // in units of log 2, so that exp2 can be used
+    auto score = [&](int j) {  // times log2(e), for exp2
         float sum = 0.0f;
         for (int c = 0; c < HEAD_DIM; ++c)
             sum += ld_shared(query + c) * to_float(ld_global(k.row(batch, head, j) + c));
-        return sum * scale * LOG2E;
+        return sum * scale * 1.4426950408889634f;
     };
 
     float top = -1e30f, total = 0.0f;  // of this lane's keys: lane, lane + 32, ...

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from repro import machine, records
 from repro.experiments import record
 from repro.instruments.timing import Event, time_interleaved
+from repro.records import Scalar
 
 
 @dataclass
@@ -57,13 +60,15 @@ def main(path: Path = Path("my-records/example-peers.jsonl"), seqlen: int = 512)
     """Time both in turn, write records, and print them. ``compare`` reads the folder."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 4, seqlen, 64) for _ in range(3))
-    peers = {"standard-eager": written_out, "torch-sdpa": scaled_dot_product_attention}
+    peers: dict[str, Callable[..., torch.Tensor]] = {
+        "standard-eager": written_out,
+        "torch-sdpa": scaled_dot_product_attention,
+    }
     torch.testing.assert_close(*(peer(q, k, v) for peer in peers.values()))
     timings = time_interleaved(
-        {name: lambda peer=peer: peer(q, k, v) for name, peer in peers.items()}, Cpu(),
-        budget_ms=50.0,
-    )  # fmt: skip
-    shape = {
+        {name: partial(peer, q, k, v) for name, peer in peers.items()}, Cpu(), budget_ms=50.0
+    )
+    shape: dict[str, Scalar] = {
         "pass": "forward", "batch": 1, "heads": 4, "kv_heads": 4, "seqlen_q": seqlen,
         "seqlen_k": seqlen, "head_dim": 64, "dtype": "fp32", "causal": False,
     }  # fmt: skip
@@ -82,4 +87,4 @@ def main(path: Path = Path("my-records/example-peers.jsonl"), seqlen: int = 512)
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    main(Path(sys.argv[1])) if sys.argv[1:] else main()
