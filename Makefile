@@ -66,7 +66,7 @@ $(DRAWN)/verdicts.md: $(FIGURES:%=$(DRAWN)/%.svg) $(wildcard figures/verdict_tab
 
 # Which cells are on record is decided by the command; the stamp only says that it has run.
 $(STAMPS)/%: $(THEORY) $(MACHINERY) | $(ENV)
-	@$(PY) -m repro measure $*
+	@$(PY) -m repro measure --quick $*
 	@mkdir -p $(STAMPS) && touch $@
 
 measure: | $(ENV)
@@ -96,7 +96,7 @@ archive: report
 	@$(PY) -m repro archive
 
 docs: | $(ENV)
-	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet -f docs/mkdocs.yml
 
 doctor: | $(ENV)
 	@$(PY) -m repro doctor
