@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from analysis.offload import Action
 from repro.experiments import Cell, Context, Experiment, record
 from repro.records import Record
 
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 NAME = "offload"
 ROWS, WIDTH, DEPTH = 1024, 512, 8
-REPEATS = 5
+REPEATS = 8
 #: Link bandwidths in MB/s: around the crossover of this layer on a CPU core.
 BANDWIDTHS_MB_S = (50, 100, 200, 400, 800, 1600)
 #: A linear layer saves its input and a GELU its input: both fp32.
 SAVED_BYTES = 2 * 4 * ROWS * WIDTH
 
 
-ACTIONS = ("store", "recompute", "offload")
+ACTIONS: tuple[Action, ...] = ("store", "recompute", "offload")
 
 
 def cells() -> list[Cell]:
@@ -129,5 +130,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     device="cpu",
     sources=("repro/training/offload.py", "repro/training/link.py"),
-    seconds=20,
+    seconds=25,
 )
