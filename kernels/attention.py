@@ -13,23 +13,23 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     key_mask           (B, Nk) uint8, dense; 0 takes the key out
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
-Algorithms: "flash", "flash-deterministic" (here); "standard", "flash1", "flash1-literal"
-(kernels.ladder). "flash-deterministic" and "flash-split" differ from "flash" in the backward pass
-only: dQ through an ordered workspace, or by a pass of its own (which makes dQ deterministic too).
+Algorithms, each of them the name of definite kernels: "flash", "flash-deterministic" and
+"flash-split" (here, sm_80 instructions); "flash-sm90" (kernels.hopper, Hopper only); "standard",
+"flash1", "flash1-literal" (kernels.ladder). "flash-deterministic" and "flash-split" differ from
+"flash" in the backward pass only: dQ through an ordered workspace, or by a pass of its own (which
+makes dQ deterministic too). ``kernels.dispatch`` says which suits a problem and a device best.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from analysis.shapes import Tile
-from kernels import ladder
+from kernels import hopper, ladder
+from kernels.checks import check_shapes, finite
 from kernels.flash_config import (
-    DTYPE_CODE,
     SHARED_LIMIT_BYTES,
     FlashConfig,
     configure,
@@ -53,6 +53,7 @@ __all__ = [
 ]
 
 FLASH = ("flash", "flash-deterministic", "flash-split")
+ALGORITHMS = (*FLASH, hopper.ALGORITHM, *ladder.ALGORITHMS)
 
 
 def forward(
@@ -90,6 +91,14 @@ def forward(
     Raises:
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
+    if algorithm == hopper.ALGORITHM:
+        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        _with_lse(backend, q, stats)
+        hopper.forward(
+            backend, q, k, v, out, stats["lse"],
+            scale=scale, causal=causal, tile=tile, stream=stream,
+        )  # fmt: skip
+        return
     if algorithm not in FLASH:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         settings: dict[str, Any] = {
@@ -104,11 +113,9 @@ def forward(
                 backend, q, k, v, out, stats, causal=causal, literal=literal, **settings
             )
         return
-    if "lse" not in stats:
-        stats["lse"] = backend.empty("lse", q.shape[:3], "fp32")
-    lse = stats["lse"]
-    _check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, key_mask)
-    scale = _finite(scale)
+    lse = _with_lse(backend, q, stats)
+    check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, key_mask)
+    scale = finite(scale)
     config = configure(
         "forward", q.dtype, q.shape[3],
         tile=tile, limit=shared_limit_bytes,
@@ -174,6 +181,12 @@ def backward(
         assert dk is not None
         assert dv is not None
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, dlse=dlse)
+        if algorithm == hopper.ALGORITHM:
+            hopper.backward(
+                backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
+                scale=scale, causal=causal, tile=tile, stream=stream,
+            )  # fmt: skip
+            return
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
@@ -193,8 +206,8 @@ def backward(
     if (dk is None) != (dv is None):
         raise ValueError("dk and dv are made together, one of them is None")
     like_k = {} if dk is None or dv is None else {"dk": dk, "dv": dv}
-    _check_shapes(q, k, v, like_q, like_k, rows, key_mask)
-    scale = _finite(scale)
+    check_shapes(q, k, v, like_q, like_k, rows, key_mask)
+    scale = finite(scale)
     deterministic = algorithm == "flash-deterministic"
     split = algorithm == "flash-split"
     config = configure(
@@ -296,24 +309,23 @@ def backward(
         backend.launch(postprocess, (query_blocks, 1, 1), flags_bytes, args, stream)
 
 
+def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
+    if "lse" not in stats:
+        stats["lse"] = backend.empty("lse", q.shape[:3], "fp32")
+    return stats["lse"]
+
+
 def _tiles(rows: int, block: int) -> int:
     return -(-rows // block)
 
 
 def _refuse(algorithm: str, **features: Any) -> None:
-    """The first two steps of the ladder have causal masks and nothing else."""
-    if algorithm not in ladder.ALGORITHMS:
-        raise ValueError(f"algorithm={algorithm!r} is not one of {(*FLASH, *ladder.ALGORITHMS)}")
+    """All but the sm_80 flash kernels have causal masks and nothing else."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm={algorithm!r} is not one of {ALGORITHMS}")
     asked = [name for name, value in features.items() if value not in (None, 0.0)]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")
-
-
-def _finite(scale: float) -> float:
-    scale = float(scale)
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale} is not finite")
-    return scale
 
 
 def _mask_arguments(
@@ -361,56 +373,3 @@ def _block_size(
             f"block_mask has shape {block_mask.shape}, blocks of {block_size} make it {expected}"
         )
     return block_size
-
-
-def _check_shapes(
-    q: Array,
-    k: Array,
-    v: Array,
-    like_q: Mapping[str, Array],
-    like_k: Mapping[str, Array],
-    rows: Mapping[str, Array],
-    key_mask: Array | None,
-) -> None:
-    """Refuse what the kernels would misread."""
-    if len(q.shape) != 4 or len(k.shape) != 4:
-        raise ValueError(f"q has shape {q.shape} and k {k.shape}, not (B, H, N, D)")
-    batch, heads, _, head_dim = q.shape
-    kv_heads, seqlen_k = k.shape[1:3]
-    padded_head_dim(head_dim)
-    if k.shape != (batch, kv_heads, seqlen_k, head_dim):
-        raise ValueError(f"q has shape {q.shape} but k {k.shape}")
-    if (heads % kv_heads if kv_heads else heads) != 0:
-        raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
-    expected = {"q": (q, q.shape), "k": (k, k.shape), "v": (v, k.shape)}
-    expected |= {name: (array, q.shape) for name, array in like_q.items()}
-    expected |= {name: (array, k.shape) for name, array in like_k.items()}
-    for name, (array, shape) in expected.items():
-        if array.dtype != q.dtype or array.dtype not in DTYPE_CODE:
-            raise TypeError(f"{name} has dtype {array.dtype}, q {q.dtype}")
-        if array.shape != shape:
-            raise ValueError(f"{name} has shape {array.shape}, not {shape}")
-        _check_alignment(name, array)
-    for name, array in rows.items():
-        if array.dtype != "fp32" or array.shape != q.shape[:3]:
-            raise ValueError(f"{name} is {array.dtype} {array.shape}, not fp32 {q.shape[:3]}")
-    if key_mask is not None:
-        dense = (seqlen_k, 1)
-        if key_mask.dtype != "uint8" or key_mask.shape != (batch, seqlen_k):
-            raise ValueError(
-                f"key_mask is {key_mask.dtype} {key_mask.shape}, not uint8 {(batch, seqlen_k)}"
-            )
-        if batch > 1 and key_mask.strides != dense:
-            raise ValueError(f"key_mask has strides {key_mask.strides}, not {dense}")
-
-
-def _check_alignment(name: str, array: Array) -> None:
-    """Rows are moved 16 bytes at a time."""
-    strides = [s for n, s in zip(array.shape[:3], array.strides[:3], strict=True) if n > 1]
-    if array.size and (
-        array.pointer % 16 or any(stride * array.itemsize % 16 for stride in strides)
-    ):
-        raise ValueError(
-            f"{name} is not aligned to 16 bytes: address {array.pointer:#x}, strides "
-            f"{array.strides} of {array.itemsize} bytes; copy it first"
-        )

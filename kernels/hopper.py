@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.shapes import Tile
+from kernels.checks import check_shapes, finite
 from kernels.flash_config import DTYPE_CODE
 from kernels.launch import Argument, Array, Backend, Kernel, TensorMap
 
+ALGORITHM = "flash-sm90"
 WARPGROUP = 128
 STAGES = 2
 ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
@@ -109,19 +111,25 @@ def why_not(
     head_dim: int,
     *,
     scale: float,
+    keys: int = 1,
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
     deterministic: bool = False,
     dlse: bool = False,
 ) -> str | None:
-    """The first reason why the Hopper kernels do not cover a problem, or None."""
+    """The first reason why the Hopper kernels do not cover a problem, or None.
+
+    keys: how many there are; the sequences may be empty elsewhere.
+    """
     if dtype not in ("fp16", "bf16"):
         return f"dtype {dtype} (tensor cores take fp16 and bf16)"
     if head_dim not in (64, 128):
         return f"head_dim {head_dim} (64 and 128 are covered)"
     if not scale > 0:
         return f"scale {scale} (it must be positive)"
+    if keys < 1:
+        return "a sequence without rows"
     features = {
         "a key mask": key_mask,
         "dropout": dropout,
@@ -145,6 +153,28 @@ def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
     return ForwardForm(128, 2, 176 if not causal and seqlen_q >= 4096 else 128, True)
 
 
+def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
+    """The forward form with a tile. ValueError that lists the tiles there are."""
+    forms = [form for form in FORWARD_FORMS if form.head_dim == head_dim]
+    for form in forms:
+        if form.tile == tile:
+            return form
+    known = [(form.tile.block_m, form.tile.block_n) for form in forms]
+    raise ValueError(
+        f"the Hopper forward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
+        f"known: {known}"
+    )
+
+
+def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: int) -> Tile:
+    """The tile that a pass runs with when none is asked for."""
+    if pass_ not in ("forward", "backward"):
+        raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
+    if pass_ == "backward":
+        return BackwardForm(head_dim).tile
+    return forward_form(head_dim, causal, seqlen_q).tile
+
+
 def heads_per_group(heads: int, bytes_a_head: int) -> int:
     """How many of ``heads`` run side by side: a power of two that fits in L2, at least one."""
     fitting = max(1, L2_BYTES_FOR_HEADS // max(bytes_a_head, 1))
@@ -161,19 +191,29 @@ def forward(
     *,
     scale: float,
     causal: bool = False,
+    tile: Tile | None = None,
     form: ForwardForm | None = None,
     stream: int | None = None,
 ) -> None:
-    """out = softmax(scale · q kᵀ) v and lse. Shapes as in ``kernels.attention``, checked there.
+    """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
 
-    Raises ValueError with the reason when the problem is not covered.
+    tile, form: of the caller's choice; default :func:`forward_form`.
+
+    Raises ValueError with the reason when the problem is not covered, and for arrays that do not
+    fit together.
     """
-    _check(why_not(q.dtype, q.shape[3], scale=scale))
+    check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, None)
+    scale = finite(scale)
+    _check(why_not(q.dtype, q.shape[3], scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
+    if tile is not None:
+        form = form_of_tile(head_dim, tile)
     form = form or forward_form(head_dim, causal, seqlen_q)
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
+    if q.size == 0:
+        return
     blocks = batch * heads * -(-seqlen_q // form.tile.block_m)
     args: list[Argument] = [
         TensorMap(q.with_access("r", "q"), 64),
@@ -208,16 +248,25 @@ def backward(
     *,
     scale: float,
     causal: bool = False,
+    tile: Tile | None = None,
     stream: int | None = None,
 ) -> None:
     """dq, dk, dv from dout; dq is added up in no fixed order.
 
-    Raises ValueError with the reason when the problem is not covered.
+    Raises ValueError with the reason when the problem is not covered, and for arrays that do not
+    fit together.
     """
-    _check(why_not(q.dtype, q.shape[3], scale=scale))
+    like_q = {"out": out, "dout": dout, "dq": dq}
+    check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, {"lse": lse}, None)
+    scale = finite(scale)
+    _check(why_not(q.dtype, q.shape[3], scale=scale, keys=min(k.shape[2], q.shape[2])))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     form = BackwardForm(head_dim)
+    if tile not in (None, form.tile):
+        raise ValueError(f"the Hopper backward at head_dim {head_dim} has {form.tile}, not {tile}")
+    if q.size == 0:
+        return
     block_m, block_n = form.tile.block_m, form.tile.block_n
     query_tiles = -(-seqlen_q // block_m)
     padded_rows = batch * heads * query_tiles * block_m

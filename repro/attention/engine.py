@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.cupy_backend import CupyBackend
 
 from analysis.shapes import Tile
-from kernels import attention
+from kernels import attention, dispatch
 from kernels.launch import Array, Backend
 from repro.attention.validation import DTYPES
 
@@ -61,16 +61,6 @@ class Options:
     dropout_p: float
     tile: Sequence[int] | None
     deterministic: bool
-
-    @property
-    def algorithm(self) -> str:
-        """The kernels' name for it.
-
-        Of the two deterministic forms the split one: at most as many bytes as the ordered
-        workspace, and none of its memory, which grows with Nq · Nk (the price of determinism is a
-        figure of its own).
-        """
-        return "flash-split" if self.deterministic else "flash"
 
 
 def check_tile(q: Tensor, options: Options) -> None:
@@ -118,13 +108,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
         lse.fill_(-torch.inf)
         return
     with launcher_for(q) as backend, _written(out) as out_view:
-        attention.forward(
-            backend,
-            options.algorithm,
+        arrays = (
             _readable("q", q),
             _readable("k", k),
             _readable("v", v),
             array_of("out", out_view),
+        )
+        attention.forward(
+            backend,
+            _choose("forward", backend, arrays, options).algorithm,
+            *arrays,
             {"lse": array_of("lse", lse)},
             tile=_kernel_tile("forward", q, options),
             **_features(q, k, options),
@@ -149,8 +142,6 @@ def backward(
             grad.zero_()
         return
     need_dq, need_kv = needed[0], needed[1] or needed[2]
-    # The fused pass makes all three; where dq, or both dk and dv, are not wanted, so is no pass.
-    algorithm = options.algorithm if need_dq and need_kv else "flash-split"
     with launcher_for(q) as backend, ExitStack() as results:
 
         def target(name: str, grad: Tensor, like: Tensor, wanted: bool) -> Array:
@@ -165,14 +156,22 @@ def backward(
                 strict=True,
             )
         )  # fmt: skip
-        attention.backward(
-            backend,
-            algorithm,
+        operands = (
             _readable("q", q),
             _readable("k", k),
             _readable("v", v),
             _readable("out", out),
             _readable("dout", dout),
+        )
+        # A fused pass makes all three; where dq, or both dk and dv, are not wanted, neither is it.
+        algorithm = "flash-split"
+        if dq is not None and dk is not None and dv is not None:
+            arrays = (*operands, dq, dk, dv)
+            algorithm = _choose("backward", backend, arrays, options, dlse is not None).algorithm
+        attention.backward(
+            backend,
+            algorithm,
+            *operands,
             {"lse": array_of("lse", lse.contiguous())},
             dq,
             dk,
@@ -181,6 +180,28 @@ def backward(
             dlse=None if dlse is None else array_of("dlse", dlse.contiguous()),
             **_features(q, k, options),
         )
+
+
+def _choose(
+    pass_: str, backend: Backend, arrays: Sequence[Array], options: Options, dlse: bool = False
+) -> dispatch.Choice:
+    """The kernels for a pass. The forward is deterministic whichever it is.
+
+    Of the two deterministic backwards the split one: at most as many bytes as the ordered
+    workspace, and none of its memory, which grows with Nq · Nk (the price of determinism is a
+    figure of its own).
+    """
+    return dispatch.choose(
+        backend,
+        arrays,
+        scale=options.scale,
+        tile=None if options.tile is None else Tile(*options.tile),
+        key_mask=options.key_mask is not None,
+        dropout=options.dropout_p > 0.0,
+        block_mask=options.block_mask is not None,
+        deterministic=options.deterministic and pass_ == "backward",
+        dlse=dlse,
+    )
 
 
 def _features(q: Tensor, k: Tensor, options: Options) -> dict[str, Any]:
@@ -261,6 +282,7 @@ class _Launcher:
 
     def __init__(self, backend: Backend, device: torch.device) -> None:
         self.name = backend.name
+        self.compute_capability: str | None = getattr(backend, "compute_capability", None)
         self.device = device
         self.scratch_bytes = 0
         self._backend = backend

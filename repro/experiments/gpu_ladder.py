@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.shapes import Tile
+from kernels.dispatch import default_tile
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import cell
 from repro.records import Record, record
@@ -26,6 +27,13 @@ def cells() -> list[Cell]:
         cell("flash", p, Tile(m, n), **shape) for p in both for m in (64, 128) for n in SQUARES
     ]
     listed += [cell("flash-deterministic", "backward", Tile(64, 64), **shape)]
+    listed += [
+        cell(
+            "flash-sm90", p,
+            default_tile("flash-sm90", 64, "fp16", p, causal=False, seqlen_q=1024), **shape,
+        )
+        for p in both
+    ]  # fmt: skip
     listed += [cell("flash1", p, Tile(16, bc), **shape) for p in both for bc in (64, 128, 256, 512)]
     listed += [cell("standard", p, Tile(64, 64), **shape) for p in both]
     return listed

@@ -14,6 +14,7 @@ from analysis.hardware import find_gpu
 from analysis.hbm import predict_hbm
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
+from kernels.dispatch import default_tile
 from repro.experiments import Cell, Context, Experiment, UnavailableError
 from repro.experiments._attention import cell, shape_of, tile_of
 from repro.instruments.counters import CounterError, KernelCount
@@ -30,6 +31,7 @@ def cells() -> list[Cell]:
     square = Tile(64, 64)
     listed = [cell("flash", p, square, **figure2) for p in ("forward", "backward")]
     listed += [cell("flash-deterministic", "backward", square, **figure2)]
+    listed += [cell("flash-sm90", p, t, **figure2) for p, t in hopper_tiles(64)]
     listed += [
         cell("flash1", p, Tile(16, bc), **figure2)
         for p in ("forward", "backward")
@@ -47,6 +49,11 @@ def cells() -> list[Cell]:
         for p in ("forward", "backward")
         for causal in (False, True)
     ]
+    listed += [
+        cell("flash-sm90", p, t, causal=causal, **ragged)
+        for p, t in hopper_tiles(128)
+        for causal in (False, True)
+    ]
     long: dict[str, Any] = {"head_dim": 128, "dtype": "bf16"}
     listed += [
         cell("flash", "forward", Tile(128, 64), seqlen=n, **long) for n in (32768, 65536, 131072)
@@ -55,6 +62,14 @@ def cells() -> list[Cell]:
     listed += [cell("flash1-literal", p, Tile(16, 256), **figure2) for p in ("forward", "backward")]
     listed += [cell("standard", p, square, **figure2) for p in ("forward", "backward")]
     return listed
+
+
+def hopper_tiles(head_dim: int) -> list[tuple[str, Tile]]:
+    """The Hopper kernels' tile of each pass, short sequences."""
+    return [
+        (p, default_tile("flash-sm90", head_dim, "bf16", p, causal=False, seqlen_q=1024))
+        for p in ("forward", "backward")
+    ]
 
 
 def predict(one: Cell) -> list[Record]:

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from analysis.shapes import AttentionShape, Tile
-from kernels import attention, ladder
+from kernels import attention, hopper
 from kernels.launch import Array
 from repro.attention import engine
 from repro.attention.variants import VARIANTS
 from repro.experiments import Cell
 from repro.experiments._attention import shape_of, tile_of
+from repro.instruments import hopper_guard
 
 TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-KERNELS = (*attention.FLASH, *ladder.ALGORITHMS)
+KERNELS = attention.ALGORITHMS
 
 Work = Callable[[], object]
 
@@ -68,7 +69,29 @@ def cell_work(cell: Cell, device: str = "cuda") -> Work:
     return work(str(cell["implementation"]), str(cell["pass"]), operands, tile)
 
 
+def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
+    """out, dq, dk, dv of one of our algorithms."""
+    runs, results = _kernel_calls(algorithm, operands)
+    for pass_ in ("forward", "backward"):
+        runs(pass_, None)
+    return results
+
+
 def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Work:
+    if algorithm == hopper.ALGORITHM and operands.q.is_cuda:
+        reason = hopper_guard.refusal()
+        if reason is not None:
+            raise RuntimeError(reason)
+    run, _ = _kernel_calls(algorithm, operands)
+    if pass_ == "backward":
+        run("forward", None)
+    return lambda: run(pass_, tile)
+
+
+def _kernel_calls(
+    algorithm: str, operands: Operands
+) -> tuple[Callable[[str, Tile | None], None], tuple[Tensor, ...]]:
+    """A function of (pass, tile) that queues a pass, and out, dq, dk, dv."""
     q, k, v, dout = operands.q, operands.k, operands.v, operands.dout
     out, dq, dk, dv = (torch.empty_like(t) for t in (q, q, k, v))
     arrays = {n: engine.array_of(n, t) for n, t in (("q", q), ("k", k), ("v", v), ("out", out))}
@@ -92,9 +115,7 @@ def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | No
                     tile=with_tile, stream=stream, **options,
                 )  # fmt: skip
 
-    if pass_ == "backward":
-        run("forward", None)
-    return lambda: run(pass_, tile)
+    return run, (out, dq, dk, dv)
 
 
 def _variant_work(name: str, pass_: str, operands: Operands) -> Work:

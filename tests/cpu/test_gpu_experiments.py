@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +15,9 @@ from kernels.host import HostBackend
 from kernels.launch import from_numpy
 from repro import experiments
 from repro.experiments import Cell, Context, UnavailableError, gpu_throughput, gpu_traffic
+from repro.instruments import hopper_guard
 from repro.instruments.counters import CounterError, KernelCount
-from repro.instruments.gpu_work import Operands, cell_work, work
+from repro.instruments.gpu_work import Operands, cell_work, kernel_results, work
 
 GPU_EXPERIMENTS = [n for n in experiments.names() if n.startswith("gpu-")]
 
@@ -44,6 +48,31 @@ def test_work_takes_the_tile_of_the_cell() -> None:
     cell = gpu_traffic.cell("flash", "forward", Tile(64, 64), seqlen=64, head_dim=32)
     with pytest.raises(ValueError, match="block_m=40"):
         cell_work(Cell(**{**cell, "block_m": 40}), "cpu")()
+
+
+def test_the_hopper_kernels_are_work_of_their_own_name() -> None:
+    """Both forms are timed and counted side by side, whatever the operator would choose."""
+    operands = Operands(AttentionShape(1, 1, 70, 70, 64, dtype="bf16", causal=True), "cpu")
+    for ours, theirs in zip(
+        kernel_results("flash-sm90", operands), kernel_results("flash", operands), strict=True
+    ):
+        assert (ours.float() - theirs.float()).abs().max() < 4e-2
+    listed = {str(c["implementation"]) for c in gpu_traffic.cells()}
+    assert {"flash", "flash-sm90"} <= listed & set(gpu_throughput.IMPLEMENTATIONS)
+    bounds = {r.implementation: r.value for r in gpu_throughput.predict(gpu_throughput.cells()[0])}
+    assert set(bounds) == {"flash", "flash-sm90"}
+    # Longer tiles move fewer bytes, so the Hopper form's bound is no lower.
+    assert bounds["flash-sm90"] >= bounds["flash"] > 0
+
+
+def test_a_kernel_that_hangs_costs_one_implementation() -> None:
+    asleep = (sys.executable, "-c", "import time; time.sleep(60)")
+    started = time.monotonic()
+    assert "did not finish" in str(hopper_guard.refusal(asleep, 0.5))
+    assert time.monotonic() - started < 20
+    wrong = (sys.executable, "-c", "raise SystemExit('noise\\ndq is off by 3')")
+    assert hopper_guard.refusal(wrong) == "dq is off by 3"
+    assert hopper_guard.refusal((sys.executable, "-c", "")) is None
 
 
 def test_unknown_names_are_refused() -> None:

@@ -1,0 +1,70 @@
+"""What every attention driver refuses before it launches anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from kernels.flash_config import DTYPE_CODE, padded_head_dim
+from kernels.launch import Array
+
+
+def finite(scale: float) -> float:
+    """The scale as a Python float. ValueError unless it is finite."""
+    scale = float(scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale={scale} is not finite")
+    return scale
+
+
+def check_shapes(
+    q: Array,
+    k: Array,
+    v: Array,
+    like_q: Mapping[str, Array],
+    like_k: Mapping[str, Array],
+    rows: Mapping[str, Array],
+    key_mask: Array | None,
+) -> None:
+    """Raise ValueError or TypeError for what the kernels would misread, naming both values."""
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise ValueError(f"q has shape {q.shape} and k {k.shape}, not (B, H, N, D)")
+    batch, heads, _, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    padded_head_dim(head_dim)
+    if k.shape != (batch, kv_heads, seqlen_k, head_dim):
+        raise ValueError(f"q has shape {q.shape} but k {k.shape}")
+    if (heads % kv_heads if kv_heads else heads) != 0:
+        raise ValueError(f"heads={heads} is not a multiple of kv_heads={kv_heads}")
+    expected = {"q": (q, q.shape), "k": (k, k.shape), "v": (v, k.shape)}
+    expected |= {name: (array, q.shape) for name, array in like_q.items()}
+    expected |= {name: (array, k.shape) for name, array in like_k.items()}
+    for name, (array, shape) in expected.items():
+        if array.dtype != q.dtype or array.dtype not in DTYPE_CODE:
+            raise TypeError(f"{name} has dtype {array.dtype}, q {q.dtype}")
+        if array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}, not {shape}")
+        _check_alignment(name, array)
+    for name, array in rows.items():
+        if array.dtype != "fp32" or array.shape != q.shape[:3]:
+            raise ValueError(f"{name} is {array.dtype} {array.shape}, not fp32 {q.shape[:3]}")
+    if key_mask is not None:
+        dense = (seqlen_k, 1)
+        if key_mask.dtype != "uint8" or key_mask.shape != (batch, seqlen_k):
+            raise ValueError(
+                f"key_mask is {key_mask.dtype} {key_mask.shape}, not uint8 {(batch, seqlen_k)}"
+            )
+        if batch > 1 and key_mask.strides != dense:
+            raise ValueError(f"key_mask has strides {key_mask.strides}, not {dense}")
+
+
+def _check_alignment(name: str, array: Array) -> None:
+    """Rows are moved 16 bytes at a time."""
+    strides = [s for n, s in zip(array.shape[:3], array.strides[:3], strict=True) if n > 1]
+    if array.size and (
+        array.pointer % 16 or any(stride * array.itemsize % 16 for stride in strides)
+    ):
+        raise ValueError(
+            f"{name} is not aligned to 16 bytes: address {array.pointer:#x}, strides "
+            f"{array.strides} of {array.itemsize} bytes; copy it first"
+        )

@@ -1,0 +1,71 @@
+"""Whether the Hopper kernels work on this card, asked of a process that may hang.
+
+    python -m repro.instruments.hopper_guard
+
+A kernel that waits for a barrier nobody arrives at never ends, and nothing in its process gets on.
+So before anything times or counts these kernels, another process runs each of them once on small
+tensors and compares; it has a limit, and its failure costs one implementation and not the run.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+
+LIMIT_S = 60.0
+#: Largest error against float64 for N(0, 1) inputs in bf16: results, gradients.
+BOUNDS = (2e-2, 4e-2)
+
+
+@cache
+def refusal(command: Sequence[str] | None = None, limit_s: float = LIMIT_S) -> str | None:
+    """Why the Hopper kernels must not be used here, or None. Asked once a process."""
+    chosen = command or (sys.executable, "-m", "repro.instruments.hopper_guard")
+    process = subprocess.Popen(
+        chosen, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        _, said = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)  # and no wait: the driver may not let go of it
+        return f"the Hopper kernels did not finish small tensors within {limit_s:g} s"
+    if process.returncode == 0:
+        return None
+    return (said.strip() or f"the Hopper check ended with {process.returncode}").splitlines()[-1]
+
+
+def main() -> None:
+    """Run every default form of both passes; SystemExit with one line if one is wrong."""
+    import torch
+
+    from analysis.shapes import AttentionShape
+    from repro.instruments.gpu_work import Operands, kernel_results
+
+    for head_dim in (64, 128):
+        for causal in (False, True):
+            shape = AttentionShape(1, 2, 333, 333, head_dim, dtype="bf16", causal=causal)
+            operands = Operands(shape)
+            got = kernel_results("flash-sm90", operands)
+            wide = [t.double().requires_grad_() for t in (operands.q, operands.k, operands.v)]
+            out = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=causal)
+            exact = [out, *torch.autograd.grad(out, wide, operands.dout.double())]
+            bounds = (BOUNDS[0], *(BOUNDS[1],) * 3)
+            for name, a, b, bound in zip(
+                ("out", "dq", "dk", "dv"), got, exact, bounds, strict=True
+            ):
+                error = float((a.double() - b).abs().max())
+                if not error <= bound:
+                    raise SystemExit(
+                        f"flash-sm90, head_dim {head_dim}, causal={causal}: {name} is off by "
+                        f"{error:.3g}, more than {bound}"
+                    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RuntimeError as error:
+        raise SystemExit(str(error).splitlines()[0]) from None

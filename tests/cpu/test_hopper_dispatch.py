@@ -1,0 +1,159 @@
+"""Which kernels run a problem: the rule of ``kernels.dispatch``, alone and in the operator."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flash_support import Problem, check, execute
+
+import repro
+from analysis.shapes import AttentionShape, Tile
+from analysis.traffic import predict_traffic
+from kernels import attention, dispatch, hopper
+from kernels.host import HostBackend
+from kernels.launch import Array, from_numpy
+from repro.attention import engine
+
+
+class PretendedHopper(HostBackend):
+    """Executes on the host, and says that it is a Hopper GPU."""
+
+    compute_capability = "90"
+
+
+class PretendedAmpere(HostBackend):
+    compute_capability = "80"
+
+
+def array(name: str = "q", dtype: str = "fp16", shape: tuple[int, ...] = (1, 2, 8, 64)) -> Array:
+    kind = {"fp16": np.float16, "bf16": np.uint16, "fp32": np.float32}[dtype]
+    return from_numpy(name, np.zeros(shape, kind), "rw", dtype)
+
+
+def shifted(a: Array, **changes: Any) -> Array:
+    fields = {name: getattr(a, name) for name in ("name", "pointer", "shape", "strides", "dtype")}
+    return Array(**{**fields, **changes}, access="rw", owner=a.owner)
+
+
+def test_hopper_takes_what_it_covers() -> None:
+    chosen = dispatch.choose(PretendedHopper(), [array()], scale=0.125)
+    assert chosen.algorithm == "flash-sm90"
+
+
+@pytest.mark.parametrize(
+    ("backend", "arrays", "settings", "reason"),
+    [
+        (HostBackend(), [array()], {}, "the host"),
+        (PretendedAmpere(), [array()], {}, "compute capability 80"),
+        (PretendedHopper(), [array()], {"tile": Tile(64, 64)}, r"tile \(64, 64\)"),
+        (PretendedHopper(), [array(dtype="fp32")], {}, "dtype fp32"),
+        (PretendedHopper(), [array(shape=(1, 1, 8, 32))], {}, "head_dim 32"),
+        (PretendedHopper(), [array()], {"scale": -1.0}, "scale -1.0"),
+        (PretendedHopper(), [array()], {"key_mask": True}, "a key mask"),
+        (PretendedHopper(), [array()], {"dropout": True}, "dropout"),
+        (PretendedHopper(), [array()], {"block_mask": True}, "a block mask"),
+        (PretendedHopper(), [array()], {"dlse": True}, "a gradient of lse"),
+        (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {},
+         "a sequence without rows"),
+        (PretendedHopper(), [array(), shifted(array("k"), strides=(0, 0, 64, 1))], {},
+         "k has a stride of 0 bytes"),
+        (PretendedHopper(), [array(), shifted(array("v"), strides=(1032, 516, 64, 1))], {},
+         "v has a stride of 1032 bytes"),
+    ],
+)  # fmt: skip
+def test_the_sm80_form_takes_the_rest(
+    backend: HostBackend, arrays: list[Array], settings: dict[str, Any], reason: str
+) -> None:
+    chosen = dispatch.choose(backend, arrays, **{"scale": 0.125, **settings})
+    assert chosen.algorithm == "flash"
+    assert re.search(reason, chosen.reason), chosen.reason
+
+
+def test_a_deterministic_backward_stays_with_its_own_form() -> None:
+    chosen = dispatch.choose(PretendedHopper(), [array()], scale=1.0, deterministic=True)
+    assert (chosen.algorithm, chosen.reason) == ("flash-split", "the deterministic backward")
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("algorithm", ["flash", "flash-sm90"])
+def test_the_default_tile_is_the_one_that_runs(algorithm: str, head_dim: int, pass_: str) -> None:
+    """The bytes counted are those predicted for the reported tile."""
+    p = Problem(heads=1, seqlen_q=200, seqlen_k=200, head_dim=head_dim, dtype="bf16")
+    _, counted = execute(p, algorithm=algorithm, backward=pass_ == "backward")
+    tile = dispatch.default_tile(
+        algorithm, head_dim, "bf16", pass_, causal=False, seqlen_q=p.seqlen_q
+    )
+    shape = AttentionShape(1, 1, 200, 200, head_dim, dtype="bf16")
+    for kernel, entries in predict_traffic(algorithm, shape, tile, pass_).kernels.items():
+        assert counted[kernel] == entries
+
+
+def test_tiles_can_be_asked_for_by_name() -> None:
+    p = Problem(heads=1, seqlen_q=70, seqlen_k=70, head_dim=128, dtype="bf16")
+    got, counted = execute(p, algorithm="flash-sm90", tile=Tile(128, 176), backward=False)
+    check(p, got)
+    assert set(counted) == {"flash_forward_sm90"}
+    with pytest.raises(
+        ValueError, match=r"no tile \(64, 64\) at head_dim 128; known: \[\(192, 128"
+    ):
+        execute(p, algorithm="flash-sm90", tile=Tile(64, 64), backward=False)
+    assert hopper.form_of_tile(64, Tile(192, 128)).overlap
+
+
+def test_features_are_refused_by_name() -> None:
+    backend, a = HostBackend(), array()
+    with pytest.raises(ValueError, match="flash-sm90 does not take dropout_p"):
+        attention.forward(backend, "flash-sm90", a, a, a, a, {}, scale=1.0, dropout_p=0.5)
+    with pytest.raises(ValueError, match="k "):
+        attention.forward(
+            backend, "flash-sm90", a, array("k", shape=(1, 2, 8, 128)), a, a, {}, scale=1.0
+        )
+    assert backend.traffic == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernels"),
+    [
+        ({}, {"flash_forward_sm90", "flash_backward_sm90", "flash_backward_sm90_preprocess",
+              "flash_backward_sm90_postprocess"}),
+        ({"tile": (64, 64)}, {"flash_forward", "flash_backward", "flash_backward_preprocess",
+                              "flash_backward_postprocess"}),
+        ({"deterministic": True}, {"flash_forward_sm90", "flash_backward", "flash_backward_dq",
+                                   "flash_backward_preprocess"}),
+    ],
+    ids=["covered", "tile", "deterministic"],
+)  # fmt: skip
+def test_the_operator_follows_the_rule(
+    settings: dict[str, Any], kernels: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = PretendedHopper()
+    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, 70, 2, 64, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
+        for _ in range(3)
+    )
+    out = repro.flash_attention(q, k, v, causal=True, **settings)
+    out.sum().backward()  # a gradient whose strides are all 0: copied, not refused
+    assert set(backend.traffic) == kernels
+    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
+    exact.sum().backward()
+    assert (out - exact).abs().max() < 2e-2
+    for got, want in zip((q, k, v), wide, strict=True):
+        assert got.grad is not None
+        assert want.grad is not None
+        assert (got.grad - want.grad).abs().max() < 4e-2
+
+
+def test_the_host_keeps_the_sm80_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = HostBackend()
+    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    q = torch.randn(1, 1, 20, 64, dtype=torch.bfloat16)
+    repro.flash_attention(q, q, q)
+    assert set(backend.traffic) == {"flash_forward"}
