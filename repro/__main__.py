@@ -56,13 +56,14 @@ def measure(
         typer.Option(help="folder under results/ (default: local, or the GPU's name)"),
     ] = None,
     again: Annotated[bool, typer.Option(help="also measure what is on record")] = False,
+    quick: Annotated[bool, typer.Option(help="leave what is long and on record")] = False,
 ) -> None:
     """Measure experiments on this machine; goes on where an earlier run stopped."""
     chosen = [experiments.experiment(name) for name in names or experiments.names()]
     broken = []
     for one in chosen:
         with quiet.alone():
-            outcome = run.measure(one, into=into, again=again)
+            outcome = run.measure(one, into=into, again=again, quick=quick)
         if outcome.reason:
             say(f"{one.name}: nothing to measure: {outcome.reason}")
             continue

@@ -107,6 +107,8 @@ class Experiment:
     also: Callable[[], Iterable[Record]] | None = None
     #: Folders and files whose change makes recorded cells stale, relative to the repository.
     sources: Sequence[str] = ("kernels",)
+    #: Long ones that ``make figures`` draws from the committed records; ``make measure`` runs them.
+    on_demand: bool = False
     #: Rough time of a whole measurement, for the progress line and the README.
     seconds: float = 0.0
 

@@ -57,19 +57,23 @@ def measure(
     *,
     into: str | None = None,
     again: bool = False,
+    quick: bool = False,
     root: Path | None = None,
 ) -> Outcome:
     """Measure the cells of one experiment that are not on record yet.
 
     into: folder under results/ (default: the GPU's name, or "local" for host and CPU);
-    again: measure recorded cells anew.
+    again: measure recorded cells anew; quick: leave experiments that are long and on record.
     """
     reason = device_reason(experiment.device)
     if reason is not None:
         return Outcome(reason=reason)
+    root = root or records.RESULTS
+    if quick and experiment.on_demand and (root / "host" / f"{experiment.name}.jsonl").exists():
+        return Outcome(reason=f"long and on record, `make measure EXPERIMENT={experiment.name}`")
     cells = list(experiment.cells())
     _require_distinct(cells)
-    path = (root or records.RESULTS) / folder(experiment.device, into) / f"{experiment.name}.jsonl"
+    path = root / folder(experiment.device, into) / f"{experiment.name}.jsonl"
     say_so = f"{experiment.name}: another run is measuring it; waiting for its end"
     with records.exclusive(path, waiting=lambda: say(say_so)):
         return _measure_missing(experiment, cells, path, again)

@@ -1,6 +1,7 @@
 """Running experiments: resuming, failures as rows, staleness, and the command line."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,17 @@ def test_cells_measured_from_other_code_are_measured_again(tmp_path):
     assert run.measure(experiment(good), root=tmp_path).measured == 0
     assert run.measure(experiment(good), root=tmp_path, again=True).measured == 3
     assert len(stored(tmp_path)) == 3
+
+
+def test_quick_leaves_what_is_long_and_on_record(tmp_path):
+    long = experiment(good, on_demand=True)
+    assert run.measure(long, root=tmp_path, quick=True).measured == 3, "nothing is on record yet"
+    shutil.rmtree(tmp_path / "local")
+    run.measure(long, root=tmp_path, into="host")
+    assert "make measure EXPERIMENT=toy" in run.measure(long, root=tmp_path, quick=True).reason
+    assert run.measure(experiment(good), root=tmp_path, quick=True).measured == 3
+    shutil.rmtree(tmp_path / "local")
+    assert run.measure(long, root=tmp_path).measured == 3
 
 
 @pytest.mark.parametrize(
