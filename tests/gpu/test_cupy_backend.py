@@ -86,6 +86,8 @@ def test_conversions_agree(dtype: str) -> None:
         np.testing.assert_array_equal(host, device)
 
 
+@pytest.mark.smoke
+@pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_agree(dtype: str) -> None:
     rng = np.random.default_rng(2)
@@ -108,6 +110,7 @@ def test_products_agree(dtype: str) -> None:
     assert (abs(host - device) <= 2.0**-18 * (1 + abs(host).max())).all()
 
 
+@pytest.mark.sanitize
 def test_matrices_and_lanes_agree() -> None:
     rng = np.random.default_rng(3)
     args: list[Argument] = [

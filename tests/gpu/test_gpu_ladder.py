@@ -2,69 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from flash_support import Problem, check, to_bits, to_float
+from flash_support import Problem, check
+from gpu_support import download, execute, missing_gpu, upload
 
 from analysis.shapes import Tile
-from kernels import attention, ladder, online_softmax
+from kernels import ladder, online_softmax
 from kernels.cupy_backend import CupyBackend
-from kernels.launch import Array, contiguous_strides
-
-
-def missing_gpu() -> str | None:
-    """Why there is no GPU to test on, or None."""
-    try:
-        CupyBackend()
-    except RuntimeError as error:
-        return str(error)
-    return None
-
 
 REASON = missing_gpu()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"needs an NVIDIA GPU: {REASON}")
-
-
-def upload(name: str, bits: np.ndarray, dtype: str) -> Array:
-    import cupy
-
-    memory = cupy.asarray(bits)
-    return Array(
-        name, memory.data.ptr, bits.shape, contiguous_strides(bits.shape), dtype, "rw", memory
-    )
-
-
-def download(array: Array) -> np.ndarray:
-    import cupy
-
-    return cupy.asnumpy(array.owner)
-
-
-def execute(p: Problem, algorithm: str, tile: Tile | None) -> dict[str, np.ndarray]:
-    """Both passes on the GPU; results hold NaN beforehand."""
-    backend = CupyBackend()
-    arrays = {
-        name: upload(name, to_bits(p.data[name], p.dtype), p.dtype)
-        for name in ("q", "k", "v", "dout")
-    }
-    for name, like in (("out", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v")):
-        blank = np.full(p.data[like].shape, np.nan)
-        arrays[name] = upload(name, to_bits(blank, p.dtype), p.dtype)
-    stats: dict[str, Array] = {}
-    options: dict[str, Any] = {
-        "scale": p.scale,
-        "causal": p.causal,
-        "tile": tile,
-        "shared_limit_bytes": backend.shared_limit_bytes,
-    }
-    inputs = [arrays[name] for name in ("q", "k", "v", "out")]
-    gradients = [arrays[name] for name in ("dq", "dk", "dv")]
-    attention.forward(backend, algorithm, *inputs, stats, **options)
-    attention.backward(backend, algorithm, *inputs, arrays["dout"], stats, *gradients, **options)
-    names = ("out", "dq", "dk", "dv")
-    return {name: to_float(download(arrays[name]), p.dtype) for name in names}
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
@@ -76,6 +24,14 @@ def test_default_tiles(algorithm: str, dtype: str, causal: bool) -> None:
             batch=2, heads=3, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=dtype, causal=causal
         )
         check(p, execute(p, algorithm, None))
+
+
+@pytest.mark.smoke
+@pytest.mark.sanitize
+@pytest.mark.parametrize("algorithm", ["flash", *ladder.ALGORITHMS])
+def test_a_small_case_of_each_step(algorithm: str) -> None:
+    p = Problem(batch=2, heads=2, seqlen_q=70, seqlen_k=90, dtype="fp16", causal=True)
+    check(p, execute(p, algorithm, None))
 
 
 @pytest.mark.parametrize("block_n", [64, 128, 256])

@@ -1,0 +1,197 @@
+"""The Hopper kernels on a Hopper GPU: against float64, again and again, and beside the host backend.
+
+A kernel that hangs would take the process with it, so a process of its own tries all of them first
+(``repro.instruments.hopper_guard``): if that one does not come back, these tests fail and the others
+still run. A test that hangs all the same is stopped, hard, by its time limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flash_support import Problem, check, to_bits, to_float
+from gpu_support import download, execute, missing_gpu, upload
+from hopper_support import launch_vocabulary, product_of
+
+from kernels import dispatch, hopper
+from kernels.cupy_backend import CupyBackend
+from kernels.hopper import FORWARD_FORMS, ForwardForm
+from kernels.launch import Argument, Array, Kernel, TensorMap
+from repro.instruments import hopper_guard
+
+
+def missing_hopper() -> str | None:
+    """Why there is no Hopper GPU to test on, or None."""
+    reason = missing_gpu()
+    if reason is not None:
+        return reason
+    capability = CupyBackend().compute_capability
+    return None if capability == dispatch.HOPPER else f"this one has capability {capability}"
+
+
+REASON = missing_hopper()
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"needs a Hopper GPU: {REASON}"),
+    pytest.mark.timeout(60, method="thread"),
+]
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+
+
+@pytest.fixture(autouse=True)
+def _they_come_back() -> None:
+    reason = hopper_guard.refusal()
+    if reason is not None:
+        pytest.fail(reason)
+
+
+def forward(
+    p: Problem, form: ForwardForm, repeats: int = 1
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """out and lse in float64, and the raw bits of every repetition."""
+    backend = CupyBackend()
+    q, k, v = (upload(n, to_bits(p.data[n], p.dtype), p.dtype) for n in ("q", "k", "v"))
+    blank = np.full(p.data["q"].shape, np.nan)
+    lse = upload("lse", np.full(blank.shape[:3], np.nan, np.float32), "fp32")
+    raw = []
+    for _ in range(repeats):
+        out = upload("out", to_bits(blank, p.dtype), p.dtype)
+        assert p.scale is not None
+        hopper.forward(backend, q, k, v, out, lse, scale=p.scale, causal=p.causal, form=form)
+        raw.append(download(out))
+    values = {"out": to_float(raw[0], p.dtype), "lse": download(lse).astype(np.float64)}
+    return values, raw
+
+
+@pytest.mark.smoke
+@pytest.mark.sanitize
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_small_case(head_dim: int) -> None:
+    p = Problem(
+        heads=2, kv_heads=1, seqlen_q=130, seqlen_k=200, head_dim=head_dim, dtype="bf16",
+        causal=True,
+    )  # fmt: skip
+    check(p, execute(p, "flash-sm90", None))
+
+
+@CAUSAL
+@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+def test_every_form(form: ForwardForm, causal: bool) -> None:
+    lengths = [(1, 1), (64, 63), (129, 127), (193, 257), (333, 461), (461, 333), (512, 512)]
+    for dtype in ("fp16", "bf16"):
+        for seqlen_q, seqlen_k in lengths:
+            p = Problem(
+                heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=form.head_dim, dtype=dtype,
+                causal=causal,
+            )  # fmt: skip
+            check(p, forward(p, form)[0])
+
+
+@CAUSAL
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_both_passes(head_dim: int, dtype: str, causal: bool) -> None:
+    for seqlen_q, seqlen_k in ((1, 1), (65, 129), (333, 461), (461, 333), (512, 512)):
+        p = Problem(
+            batch=2, heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
+            dtype=dtype, causal=causal,
+        )  # fmt: skip
+        check(p, execute(p, "flash-sm90", None))
+
+
+@CAUSAL
+@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+def test_many_waves_give_the_same_bits_every_time(form: ForwardForm, causal: bool) -> None:
+    """A fence or an order that is missing shows now and then, on a full card."""
+    p = Problem(
+        batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=form.head_dim, dtype="bf16",
+        causal=causal,
+    )  # fmt: skip
+    values, raw = forward(p, form, repeats=20)
+    for again in raw[1:]:
+        np.testing.assert_array_equal(again, raw[0])
+    check(p, values, factor=2.0)  # N above the 512 that the bounds are stated for
+
+
+def test_the_rule_takes_them() -> None:
+    q = upload("q", np.zeros((1, 1, 64, 64), np.float16), "fp16")
+    assert dispatch.choose(CupyBackend(), [q], scale=0.125).algorithm == "flash-sm90"
+
+
+# ---- the vocabulary, host and device -------------------------------------------------------------
+
+
+def run_on_device(kernel: Kernel, shared_bytes: int, args: list[Argument]) -> None:
+    """Launches with copies of the arrays, and copies them back."""
+    import cupy
+
+    copies: list[tuple[Array, Any]] = []
+
+    def moved(a: Array) -> Array:
+        memory = cupy.asarray(a.owner)
+        copies.append((a, memory))
+        return Array(a.name, memory.data.ptr, a.shape, a.strides, a.dtype, a.access, memory)
+
+    there: list[Argument] = []
+    for arg in args:
+        if isinstance(arg, TensorMap):
+            there.append(TensorMap(moved(arg.array), arg.box_rows))
+        else:
+            there.append(moved(arg) if isinstance(arg, Array) else arg)
+    CupyBackend().launch(kernel, (1, 1, 1), shared_bytes, there)
+    cupy.cuda.runtime.deviceSynchronize()
+    for array, memory in copies:
+        if array.access != "r":
+            array.owner[...] = cupy.asnumpy(memory)
+
+
+def both(what: int, **settings: Any) -> None:
+    target = settings.pop("target", None)
+    outcomes = []
+    for run in (None, run_on_device):
+        stored = None if target is None else target.copy()
+        done = launch_vocabulary(what, target=stored, run=run, **settings)
+        outcomes.append((done, stored))
+    (host, kept), (device, written) = outcomes
+    np.testing.assert_array_equal(host.shared, device.shared)
+    np.testing.assert_array_equal(host.sums, device.sums)
+    np.testing.assert_allclose(host.floats, device.floats, rtol=1e-5, atol=1e-5)
+    if target is not None:
+        np.testing.assert_array_equal(kept, written)
+
+
+@pytest.mark.parametrize("row", [0, 70, 100, -3])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_boxes_agree(head_dim: int, row: int) -> None:
+    rng = np.random.default_rng(row + 10)
+    x = rng.integers(1, 65536, (2, 3, 100, head_dim), dtype=np.uint16)
+    both(0, source=x, row=row, head=2, batch=1)
+    both(1, words=x[0, 0, :64].copy(), target=x, row=row, head=2, batch=1)
+
+
+@pytest.mark.smoke
+def test_bulk_copies_and_stmatrix_agree() -> None:
+    rng = np.random.default_rng(1)
+    both(2, words=rng.standard_normal(512).astype(np.float32))
+    registers = rng.integers(0, 2**32, 512, dtype=np.uint32)
+    rows = rng.permutation(512)[:128].astype(np.uint32)
+    for what in (3, 4):
+        both(what, words=np.concatenate([registers, rows]), clear_bytes=8192)
+
+
+@pytest.mark.smoke
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_products_agree(dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (to_bits(rng.standard_normal((n, 128)), dtype) for n in (64, 128))
+    for what, a_mn, b_mn in (
+        (6, False, False),
+        (7, False, True),
+        (8, True, False),
+        (9, True, True),
+    ):
+        for step in (0, 3, 5):
+            words, fields = product_of(a, b, a_mn, b_mn, step)
+            both(what, words=words, dtype=dtype, **fields)
