@@ -1,0 +1,94 @@
+"""The tutorial runs, the documentation builds without a warning, and what it names exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_support import run
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "pages"
+NOTEBOOK = ROOT / "docs" / "tutorial" / "from_shape_to_plan.ipynb"
+
+
+@pytest.mark.skipif(
+    not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler"
+)
+def test_the_tutorial_runs_from_beginning_to_end() -> None:
+    nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
+    pytest.importorskip("ipykernel", reason="needs ipykernel")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
+    texts = "".join(
+        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
+    )
+    assert "equal to the byte" in texts
+    kinds = {
+        kind for cell in notebook.cells for output in cell.get("outputs", ())
+        for kind in output.get("data", ())
+    }  # fmt: skip
+    assert "image/png" in kinds
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings", reason="needs mkdocs and mkdocstrings")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f",
+         str(ROOT / "docs" / "mkdocs.yml"), "-d", str(tmp_path / "site")],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    reference = (tmp_path / "site" / "api" / "attention.html").read_text()
+    assert 'id="analysis.traffic.predict_traffic"' in reference
+    external = re.findall(r'(?:src|href)="(https?://[^"]+)"', reference)
+    assert all("mkdocs.org" in link for link in external), "a page must not load from elsewhere"
+
+
+def commands() -> list[str]:
+    """Command lines of ours that the documentation shows."""
+    found = []
+    for page in [*sorted(PAGES.glob("*.md")), ROOT / "README.md"]:
+        for line in page.read_text().splitlines():
+            match = re.match(r"\s*(?:\$ )?python -m repro (.+?)(?:\s{2,}#.*)?$", line)
+            if match:
+                found.append(match[1].strip())
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_that_the_documentation_shows_works(line: str, tmp_path, monkeypatch, capsys):
+    arguments = shlex.split(line)
+    if arguments[0] in ("measure", "archive", "compare") or "mymodule" in line:
+        arguments = [arguments[0], "--help"]  # takes long, or needs what only a reader has
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, *arguments)
+    assert status == 0, err
+    assert out
+
+
+def test_every_subcommand_and_module_in_the_documentation_exists() -> None:
+    import importlib
+
+    from repro.__main__ import app
+
+    names = {c.name or c.callback.__name__.strip("_") for c in app.registered_commands}
+    described = set(re.findall(r"^## (\w+)$", (PAGES / "commands.md").read_text(), re.MULTILINE))
+    assert described == names - {"list"}
+    for page in PAGES.rglob("*.md"):
+        for module in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE):
+            importlib.import_module(module)
+        for path in re.findall(r"`((?:examples|docs|analysis|kernels|repro|figures)/[\w./]*)`",
+                               page.read_text()):  # fmt: skip
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
