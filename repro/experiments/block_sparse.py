@@ -18,6 +18,7 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import TRAFFIC, cell, shape_of, tile_of
+from repro.experiments._flash_run import counted, run
 from repro.records import Record, record
 
 NAME = "block-sparse"
@@ -101,54 +102,8 @@ def also() -> Iterator[Record]:
 
 def measure(one: Cell, context: Context) -> Iterator[Record]:
     """The kernels, executed and counted, and their error against float64."""
-    import torch
-
-    from kernels import attention
-    from repro.attention.engine import array_of
-    from repro.attention.reference import attention_reference, max_error
-
-    shape, tile, mask = shape_of(one), tile_of(one), mask_of(one)
-    generator = torch.Generator().manual_seed(0)
-    size = (1, 1, shape.seqlen_q, shape.head_dim)
-    q, k, v, dout = (torch.randn(size, generator=generator).half() for _ in range(4))
-    out, dq, dk, dv = (torch.empty_like(q) for _ in range(4))
-    lse = torch.empty(size[:3])
-    block_mask = None if mask is None else torch.from_numpy(mask)
-    array = {n: array_of(n, t) for n, t in (("q", q), ("k", k), ("v", v), ("out", out))}
-    stats = {"lse": array_of("lse", lse)}
-    options = {"scale": shape.head_dim**-0.5, "tile": tile}
-    if block_mask is not None:
-        flags = block_mask.view(torch.uint8)[None, None]
-        options |= {
-            "block_mask": array_of("block_mask", flags),
-            "block_size": (tile.block_m, tile.block_n),
-        }
-
-    backend = context.host()
-    attention.forward(backend, "flash", *array.values(), stats, **options)  # type: ignore[arg-type]
-    if one["pass"] == "backward":
-        backend.reset()
-        gradients = [array_of(n, t) for n, t in (("dq", dq), ("dk", dk), ("dv", dv))]
-        attention.backward(
-            backend, "flash", *array.values(), array_of("dout", dout), stats, *gradients,
-            **options,  # type: ignore[arg-type]
-        )  # fmt: skip
-    for kernel, entries in backend.traffic.items():
-        for (tensor, direction), count in entries.items():
-            yield record(
-                one, experiment=NAME, source="measured", kernel=kernel, tensor=tensor,
-                tool="host backend: one head executed, bytes counted", direction=direction,
-                value=count, **TRAFFIC,
-            )  # fmt: skip
-    block = (tile.block_m, tile.block_n)
-    want = attention_reference(q, k, v, dout, block_mask=block_mask, block=block)
-    results = {"forward": {"out": out}, "backward": {"dq": dq, "dk": dk, "dv": dv}}
-    for name, tensor in results[str(one["pass"])].items():
-        yield record(
-            one, experiment=NAME, source="measured", tool="against float64 on the same inputs",
-            metric="max_abs_error", unit="1", tensor=name,
-            value=max_error(tensor, getattr(want, name)),
-        )  # fmt: skip
+    result = run(one, context, tile=tile_of(one), block_mask=mask_of(one))
+    yield from counted(NAME, one, result)
 
 
 EXPERIMENT = Experiment(
