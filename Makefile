@@ -4,6 +4,7 @@
 #   make figures/out/NAME.svg     one figure and just what it needs
 #   make test                     all tests that can run here (GPU tests skip without a GPU)
 #   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
+#   make fuzz [FOR_S=60]          random attention problems against float64, with all checks on
 #   make bench                    micro-benchmarks (pytest-benchmark)
 #   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
 #   make import-results FROM=dir           merge what it left into results/
@@ -33,8 +34,8 @@ export PYTHONUNBUFFERED := 1
 
 DRAWN := figures/out
 STAMPS := .cache/measured
-FIGURES := $(filter-out __init__ __main__ common verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
-EXPERIMENTS := $(subst _,-,$(filter-out __init__ run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
+FIGURES := $(filter-out _% common verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
+EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
 THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/records.py repro/experiments/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/* repro/*.py)
 
@@ -50,7 +51,7 @@ endif
 figures: $(foreach f,$(FIGURES),$(DRAWN)/$(f).svg $(DRAWN)/$(f).png $(DRAWN)/$(f).csv) $(DRAWN)/verdicts.md
 
 # A pattern rule with three targets runs once for all three, under -j too.
-$(DRAWN)/%.svg $(DRAWN)/%.png $(DRAWN)/%.csv: figures/%.py figures/common.py $(THEORY) | $(ENV)
+$(DRAWN)/%.svg $(DRAWN)/%.png $(DRAWN)/%.csv: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEORY) | $(ENV)
 	@$(PY) -m figures draw $*
 
 # The experiments of a figure are the tuple EXPERIMENTS in its module, which must fit one line.
@@ -75,6 +76,10 @@ measure: | $(ENV)
 test: | $(ENV)
 	@workers=$$($(PY) -c 'import xdist' 2>/dev/null && echo "-n $(WORKERS) --dist loadfile"); \
 	$(PY) -m pytest $$workers --benchmark-skip $(ARGS)
+
+FOR_S ?= 60
+fuzz: | $(ENV)
+	@$(PY) -m repro.fuzz --seconds $(FOR_S) $(ARGS)
 
 # On a rented machine nothing is installed: NO_VENV=1 PYTHON=python3 make gpu-run OUT=...
 BUDGET_S ?= 480

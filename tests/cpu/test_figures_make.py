@@ -1,0 +1,163 @@
+"""The Makefile's promises (EC-28), with a stand-in for Python that only writes the files.
+
+Grouped targets run once under -j, a second make does nothing, a generator that dies half-way
+leaves no target behind, and a change remakes what depends on it and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+PYTHON = """#!/bin/sh
+# Stands in for `python -m figures draw NAME`, `-m figures verdicts`, `-m repro measure NAME`.
+echo "$*" >> calls.log
+case "$2 $3" in
+"figures draw")
+    mkdir -p figures/out
+    echo "$4" > "figures/out/$4.csv"
+    echo "$4" > "figures/out/$4.png"
+    if [ -e die ]; then echo half > "figures/out/$4.svg"; exit 1; fi
+    sleep 0.1
+    echo "$4" > "figures/out/$4.svg" ;;
+"figures verdicts") echo table > figures/out/verdicts.md ;;
+esac
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Two figures, one of an experiment that can be measured, one of records only."""
+    for folder in ("figures", "analysis", "repro/experiments", "kernels", "results/card"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    for name in ("__init__", "__main__", "common", "verdict_table", "_helper"):
+        (tmp_path / "figures" / f"{name}.py").touch()
+    (tmp_path / "figures" / "first.py").write_text('EXPERIMENTS = ("run-me", "other-records")\n')
+    (tmp_path / "figures" / "second_one.py").write_text('EXPERIMENTS = ("other-records",)\n')
+    for name in ("__init__", "run", "_shared", "run_me"):
+        (tmp_path / "repro" / "experiments" / f"{name}.py").touch()
+    for name in ("repro/records.py", "analysis/a.py", "kernels/k.cu"):
+        (tmp_path / name).touch()
+    (tmp_path / "results" / "card" / "other-records.jsonl").touch()
+    age(tmp_path)
+    return tmp_path
+
+
+def age(tree: Path) -> None:
+    """Everything was last changed a while ago, so that a new change is newer than any target."""
+    then = time.time() - 100
+    for path in tree.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def make(tree: Path, *arguments: str, env: dict[str, str] | None = None) -> tuple[int, list[str]]:
+    """Exit status, and what the stand-in was asked for since."""
+    log = tree / "calls.log"
+    log.write_text("")
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(
+        ["make", "NO_VENV=1", "PYTHON=./python", *arguments],
+        cwd=tree, capture_output=True, text=True, check=False, env=environment | (env or {}),
+    )  # fmt: skip
+    calls = log.read_text().replace(" --quick", "")
+    return done.returncode, sorted(calls.splitlines())
+
+
+ALL = [
+    "-m figures draw first", "-m figures draw second_one", "-m figures verdicts",
+    "-m repro measure run-me",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("jobs", ["-j1", "-j8"])
+def test_each_generator_runs_once_and_a_second_make_does_nothing(tree: Path, jobs: str) -> None:
+    assert make(tree, jobs, "figures") == (0, ALL)
+    assert {p.name for p in (tree / "figures" / "out").iterdir()} == {
+        "first.svg", "first.png", "first.csv", "second_one.svg", "second_one.png",
+        "second_one.csv", "verdicts.md",
+    }  # fmt: skip
+    assert make(tree, jobs, "figures") == (0, [])
+    assert make(tree, "--question", "figures") == (0, [])
+
+
+def test_one_figure_makes_just_what_it_needs(tree: Path) -> None:
+    assert make(tree, "figures/out/second_one.svg") == (0, ["-m figures draw second_one"])
+    assert make(tree, "figures/out/first.png") == (
+        0, ["-m figures draw first", "-m repro measure run-me"],
+    )  # fmt: skip
+
+
+def test_a_generator_that_dies_leaves_no_target_and_runs_again(tree: Path) -> None:
+    (tree / "die").touch()
+    status, _ = make(tree, "-k", "figures")
+    assert status != 0
+    drawn = tree / "figures" / "out"
+    assert not (drawn / "first.svg").exists()
+    assert not (drawn / "verdicts.md").exists()
+    (tree / "die").unlink()
+    status, calls = make(tree, "figures")
+    assert status == 0
+    assert "-m figures draw first" in calls
+    assert (drawn / "first.svg").read_text() == "first\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "remade"),
+    [
+        ("figures/second_one.py", ["-m figures draw second_one", "-m figures verdicts"]),
+        ("figures/_helper.py", [c for c in ALL if "measure" not in c]),
+        ("figures/common.py", [c for c in ALL if "measure" not in c]),
+        ("results/card/other-records.jsonl", [c for c in ALL if "measure" not in c]),
+        ("kernels/k.cu", [c for c in ALL if "second_one" not in c]),
+        ("analysis/a.py", ALL),
+    ],
+)
+def test_a_change_remakes_what_depends_on_it(tree: Path, changed: str, remade: list[str]) -> None:
+    assert make(tree, "figures")[0] == 0
+    age(tree)
+    (tree / changed).touch()
+    assert make(tree, "figures") == (0, remade)
+
+
+def test_a_missing_interpreter_is_one_line_with_a_cure(tree: Path) -> None:
+    (tree / "requirements.lock").touch()
+    (tree / "pyproject.toml").touch()
+    done = subprocess.run(
+        ["make", "PYTHON=/no/python", "figures"], cwd=tree, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert errors == ["error: /no/python is missing or older than Python 3.11; set PYTHON=..."]
+
+
+def test_the_same_bytes_come_out_of_two_processes_without_a_display(tmp_path: Path) -> None:
+    """Hash seeds, dates and random ids must not show in PNG, SVG or CSV."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from figures import common; from repro.experiments import tidy\n"
+        "common.style(); m = common.module('two_levels')\n"
+        "common.save('two_levels', m.draw(tidy(m.EXPERIMENTS, local=False)), Path(sys.argv[1]))\n"
+    )
+    contents = []
+    for seed in ("1", "2"):
+        environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / seed)], cwd=ROOT, check=True,
+            env=environment | {"PYTHONHASHSEED": seed, "SOURCE_DATE_EPOCH": seed * 9},
+        )  # fmt: skip
+        contents.append({p.name: p.read_bytes() for p in (tmp_path / seed).iterdir()})
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 3
