@@ -44,7 +44,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: figures test measure gpu-run import-results bench report archive docs doctor lint readme clean
+.PHONY: figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
