@@ -73,8 +73,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     key(axes[0], "this CPU", published=False, loc="upper left")
     note(
         figure,
-        f"One head, d = {HEAD_DIM}, fp32, not causal. Storages counted as the dispatcher sees them, "
-        "with our scratch; chunks 1024 × 4096. Dotted: no formula. Our kernels are emulated on a "
+        f"One head, d = {HEAD_DIM}, fp32, not causal. Storages as the dispatcher sees them, with "
+        "our scratch; chunks 1024 × 4096. Dotted: no formula. Our kernels are emulated on a "
         f"CPU and have no time there. {devices(frame)}.",
     )
     kept = ["source", "implementation", "seqlen_q", "metric", "tensor", "value", "unit", "note"]

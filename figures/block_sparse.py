@@ -78,7 +78,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for height, text, colour in (
         (
             0.27,
-            f"bytes of ours, lower line N = {PUBLISHED_LENGTH >> 10}k, upper N = {EXECUTED}",
+            f"bytes: N = {PUBLISHED_LENGTH} (thick), {EXECUTED} (thin)",
             OURS,
         ),
         (0.21, "published: run time, N = 4k", COLOURS["published"]),
