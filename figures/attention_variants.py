@@ -27,7 +27,7 @@ from repro.experiments.attention_variants import HEAD_DIM, LENGTHS
 EXPERIMENTS = ("attention-variants",)
 VARIANTS = {
     "standard": ("standard", COLOURS["standard"], "o"),
-    "standard-checkpointed": ("checkpointed", "#A0522D", "s"),
+    "standard-checkpointed": ("checkpointed", "#56B4E9", "s"),
     "chunked": ("chunked", "#E69F00", "^"),
     "sdpa-flash": ("torch's fused", "#7A7A7A", "D"),
     "flash": ("flash, ours", COLOURS["flash"], "o"),

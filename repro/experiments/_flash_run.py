@@ -60,15 +60,15 @@ def run(
         want |= {"block_mask": mask, "block": (tile.block_m, tile.block_n)}
 
     backend = context.host()
-    operands = [array[name] for name in ("q", "k", "v", "out")]
-    names = ("out",)
-    attention.forward(backend, algorithm, *operands, stats, **options)
+    q, k, v, out = (array[name] for name in ("q", "k", "v", "out"))
+    names: tuple[str, ...] = ("out",)
+    attention.forward(backend, algorithm, q, k, v, out, stats, **options)
     if one["pass"] == "backward":
         names = ("dq", "dk", "dv")
         backend.reset()
-        gradients = [array[name] for name in names]
+        dq, dk, dv = (array[name] for name in names)
         attention.backward(
-            backend, algorithm, *operands, array["dout"], stats, *gradients, **options
+            backend, algorithm, q, k, v, out, array["dout"], stats, dq, dk, dv, **options
         )
     expected = attention_reference(*inputs, **want)
     errors = {name: max_error(results[name], getattr(expected, name)) for name in names}

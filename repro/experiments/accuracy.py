@@ -8,9 +8,13 @@ but not the shape). The framework's eager attention in the same type is the yard
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from repro.experiments import Cell, Context, Experiment
 from repro.records import Record, record
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAME = "accuracy"
 DTYPES = ("fp32", "bf16", "fp16")
@@ -75,7 +79,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
             )  # fmt: skip
 
 
-def tensors(inputs: str, dtype: str):  # type: ignore[no-untyped-def]
+def tensors(inputs: str, dtype: str) -> list[Tensor]:
     """q, k, v, dout (B, H, N, D), the same numbers for every variant."""
     import torch
 
@@ -92,24 +96,26 @@ def tensors(inputs: str, dtype: str):  # type: ignore[no-untyped-def]
     return [numbers.to(torch_type) for numbers in made]
 
 
-def _ladder(implementation, q, k, v, dout, context):  # type: ignore[no-untyped-def]
+def _ladder(
+    algorithm: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, context: Context
+) -> tuple[dict[str, Tensor], str]:
     """A step of the ladder on the host backend, which takes memory, not tensors."""
     import torch
 
     from kernels import attention
+    from kernels.launch import Array
     from repro.attention.engine import array_of
 
     backend = context.host()
     results = {name: torch.empty_like(q) for name in RESULTS}
-    views = {name: array_of(name, tensor) for name, tensor in results.items()}
-    operands = [array_of(name, tensor) for name, tensor in (("q", q), ("k", k), ("v", v))]
-    stats: dict[str, object] = {}
+    out, dq, dk, dv = (array_of(name, results[name]) for name in RESULTS)
+    operands = (array_of("q", q), array_of("k", k), array_of("v", v), out)
+    stats: dict[str, Array] = {}
     scale = HEAD_DIM**-0.5
-    attention.forward(backend, implementation, *operands, views["out"], stats, scale=scale)
+    attention.forward(backend, algorithm, *operands, stats, scale=scale)
     attention.backward(
-        backend, implementation, *operands, views["out"], array_of("dout", dout), stats,
-        views["dq"], views["dk"], views["dv"], scale=scale,
-    )  # fmt: skip
+        backend, algorithm, *operands, array_of("dout", dout), stats, dq, dk, dv, scale=scale
+    )
     return results, "kernels of the ladder on the host backend"
 
 
