@@ -1,0 +1,229 @@
+"""Compile ahead of time every kernel that the GPU experiments and tests launch, on all cores.
+
+    python -m kernels.prebuild [--list]
+
+On a machine with a GPU the compiled modules go to CuPy's cache, so that no later process waits for
+a compiler; without one, cubins for sm_80 and sm_90a go to our own cache. One line per source that
+is done; a kernel that does not compile is one line on standard error and a non-zero exit.
+
+The kernels are found by running the drivers on arrays that do not exist, with a backend that only
+writes down what it is asked to launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from analysis.shapes import Tile
+from kernels import attention, dispatch, hopper
+from kernels.launch import Argument, Array, Kernel, contiguous_strides
+
+PASSES = ("forward", "backward")
+
+
+class Recorder:
+    """A backend without memory: it remembers the kernels of every launch."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[Argument],
+        stream: int | None = None,
+    ) -> None:
+        """Remember the kernel."""
+        self.kernels.append(kernel)
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        """An array that is nowhere."""
+        return nowhere(name, shape, dtype)
+
+
+def nowhere(name: str, shape: tuple[int, ...], dtype: str) -> Array:
+    """A dense array at an address that nobody may touch."""
+    return Array(name, 1 << 20, shape, contiguous_strides(shape), dtype, "rw")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What decides which kernels a driver launches."""
+
+    algorithm: str
+    head_dim: int = 64
+    dtype: str = "fp16"
+    causal: bool = False
+    tile: Tile | None = None
+    passes: tuple[str, ...] = PASSES
+    seqlen: int = 1024
+
+    def kernels(self) -> list[Kernel]:
+        """The kernels of the passes, as far as the driver accepts them."""
+        recorder = Recorder()
+        shape = (1, 1, self.seqlen, self.head_dim)
+        q, k, v, out, dout, dq, dk, dv = (
+            nowhere(name, shape, self.dtype)
+            for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+        )
+        options: dict[str, Any] = {"scale": 1.0, "causal": self.causal}
+        stats: dict[str, Array] = {}
+        # A backward pass runs behind the forward of the default tile.
+        forward_tile = self.tile if "forward" in self.passes else None
+        try:
+            attention.forward(
+                recorder, self.algorithm, q, k, v, out, stats, tile=forward_tile, **options
+            )
+            if "backward" in self.passes:
+                attention.backward(
+                    recorder, self.algorithm, q, k, v, out, dout, stats, dq, dk, dv,
+                    tile=self.tile, **options,
+                )  # fmt: skip
+        except ValueError:
+            pass  # a tile too large for the device, refused there in the same words
+        return recorder.kernels
+
+
+def problems() -> Iterator[Problem]:
+    """The problems of repro's GPU experiments and of tests/gpu, the most valuable first."""
+    both = (False, True)
+    # Throughput and the Hopper kernels' own checks.
+    for head_dim in (128, 64):
+        for causal in both:
+            for algorithm in (hopper.ALGORITHM, "flash"):
+                for seqlen in (1024, 16384):
+                    yield Problem(algorithm, head_dim, "bf16", causal, seqlen=seqlen)
+    # The ladder at the shape of FlashAttention 2022, Fig. 2.
+    yield Problem(hopper.ALGORITHM)
+    for pass_ in PASSES:
+        for m in (64, 128):
+            for n in (32, 64, 128):
+                yield Problem("flash", tile=Tile(m, n), passes=(pass_,))
+    yield Problem("flash-deterministic", tile=Tile(64, 64), passes=("backward",))
+    for block_n in (64, 128, 256, 512):
+        for pass_ in PASSES:
+            yield Problem("flash1", tile=Tile(16, block_n), passes=(pass_,))
+    for pass_ in PASSES:
+        yield Problem("flash1-literal", tile=Tile(16, 256), passes=(pass_,))
+        yield Problem("standard", tile=Tile(64, 64), passes=(pass_,))
+    # Ragged shapes and long heads of the counted traffic; peak memory.
+    for causal in both:
+        yield Problem("flash", 128, "bf16", causal, Tile(64, 64))
+        yield Problem("flash-deterministic", 64, "bf16", causal)
+        yield Problem("flash-split", 64, "bf16", causal)
+    yield Problem("flash", 128, "bf16", tile=Tile(128, 64), passes=("forward",))
+    # The GPU tests' small cases.
+    for dtype in ("fp16", "bf16", "fp32"):
+        for causal in both:
+            for algorithm in ("flash", "standard", "flash1", "flash1-literal"):
+                yield Problem(algorithm, 64, dtype, causal, seqlen=128)
+    for dtype in ("fp16", "bf16"):
+        for causal in both:
+            for head_dim in (64, 128):
+                yield Problem(hopper.ALGORITHM, head_dim, dtype, causal, seqlen=128)
+
+
+def kernels() -> list[Kernel]:
+    """Every kernel to compile, once, in the order of :func:`problems`."""
+    found: dict[tuple[str, str, tuple[tuple[str, int], ...]], Kernel] = {}
+    listed = [kernel for problem in problems() for kernel in problem.kernels()]
+    listed += [
+        form.kernel(dtype, causal)
+        for form in hopper.FORWARD_FORMS
+        for dtype in ("bf16", "fp16")
+        for causal in (False, True)
+    ]
+    for kernel in listed:
+        found.setdefault((kernel.source, kernel.entry, kernel.macros), kernel)
+    return list(found.values())
+
+
+def is_hopper(kernel: Kernel) -> bool:
+    """Whether the kernel needs sm_90a."""
+    return "sm90" in kernel.source
+
+
+def modules(listed: Sequence[Kernel]) -> list[Kernel]:
+    """One kernel of each compilation: the entry points of a source share it."""
+    return list({(kernel.source, kernel.macros): kernel for kernel in listed}.values())
+
+
+def build_on_gpu(kernel: Kernel) -> None:
+    """Compile and load through CuPy, which keeps the module on disk."""
+    from kernels.cupy_backend import CupyBackend
+
+    backend = CupyBackend()
+    if not is_hopper(kernel) or backend.compute_capability == dispatch.HOPPER:
+        backend.function(kernel)
+
+
+def build_cubin(kernel: Kernel) -> None:
+    """Compile to our own cache."""
+    from kernels.compile import compile_cubin
+
+    compile_cubin(kernel, "sm_90a" if is_hopper(kernel) else "sm_80")
+
+
+def main() -> None:
+    """Build all; SystemExit with the number of failures."""
+    parser = argparse.ArgumentParser(description="compile every kernel of the GPU run")
+    parser.add_argument("--list", action="store_true", help="print what would be compiled")
+    parser.add_argument("--only", default="", help="only sources whose name holds this")
+    arguments = parser.parse_args()
+    chosen = [kernel for kernel in modules(kernels()) if arguments.only in kernel.source]
+    if arguments.list:
+        for kernel in chosen:
+            print(describe(kernel))
+        return
+    try:
+        from kernels.cupy_backend import CupyBackend
+
+        CupyBackend()
+        build = build_on_gpu
+    except RuntimeError:
+        build = build_cubin
+    failures = build_all(chosen, build)
+    if failures:
+        raise SystemExit(f"{failures} of {len(chosen)} kernels failed")
+
+
+def build_all(chosen: Sequence[Kernel], build: Any, workers: int | None = None) -> int:
+    """Run ``build`` on every kernel in processes of their own; returns how many failed."""
+    workers = workers or max(1, min(len(chosen), len(os.sched_getaffinity(0))))
+    started, failures = time.monotonic(), 0
+    # Spawned, not forked: a CUDA context does not survive a fork.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(build, kernel): kernel for kernel in chosen}
+        for done, future in enumerate(as_completed(waiting), 1):
+            kernel, error = waiting[future], future.exception()
+            if error is not None:
+                failures += 1
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                print(f"error: {describe(kernel)}: {reason}", file=sys.stderr, flush=True)
+            else:
+                spent = time.monotonic() - started
+                line = f"[{done}/{len(chosen)}] {spent:.0f} s  {describe(kernel)}"
+                print(line, flush=True)
+    return failures
+
+
+def describe(kernel: Kernel) -> str:
+    """Source and macros in one line."""
+    macros = " ".join(f"{name}={value}" for name, value in kernel.macros)
+    return f"{kernel.entry if kernel.path is None else kernel.source} {macros}"
+
+
+if __name__ == "__main__":
+    main()

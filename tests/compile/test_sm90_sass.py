@@ -1,0 +1,113 @@
+"""The Hopper kernels' machine code holds what the plan says, and nothing that slows its loop.
+
+Per key tile of the forward: HEAD_DIM / 16 steps of Q Kᵀ and BLOCK_N / 16 of P V. Per query tile of
+the backward: S and dP take HEAD_DIM / 16 each, dV and dK BLOCK_M / 16 each, dQ 128 / 16. A
+descriptor that lives in a vector register costs an R2UR a use, a spill an LDL or STL.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels import sass
+from kernels.compile import compile_cubin
+from kernels.hopper import FORWARD_FORMS, BackwardForm, ForwardForm
+from kernels.launch import Kernel
+
+pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSING)
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+SLOW = ("R2UR", "LDL", "STL")
+
+
+def code_of(kernel: Kernel) -> tuple[sass.Code, list[sass.Instruction]]:
+    compiled = compile_cubin(kernel, "sm_90a")
+    code = sass.disassemble(compiled.cubin, kernel.entry)
+    return code, code.main_loop("HGMMA")
+
+
+@CAUSAL
+@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+def test_forward(form: ForwardForm, causal: bool) -> None:
+    code, loop = code_of(form.kernel("bf16", causal))
+    steps = form.head_dim // 16 + form.block_n // 16
+    counted, everywhere = sass.count(loop), sass.count(code.instructions)
+    assert counted["HGMMA"] == steps
+    # With overlap the first scores and the last product stand outside the loop.
+    assert everywhere["HGMMA"] == steps * (2 if form.overlap else 1)
+    assert not any(counted[opcode] for opcode in SLOW)
+    assert everywhere["LDL"] == everywhere["STL"] == 0
+    # An exponential for each score a thread holds, and one for each of its two rows' rescaling.
+    assert counted["MUFU"] == form.block_n // 2 + 2
+    assert everywhere["USETMAXREG"] == 2
+
+
+@CAUSAL
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_backward(head_dim: int, causal: bool) -> None:
+    form = BackwardForm(head_dim)
+    code, loop = code_of(form.kernel("flash_backward_sm90", 384, "bf16", causal))
+    block_m = form.tile.block_m
+    counted, everywhere = sass.count(loop), sass.count(code.instructions)
+    assert counted["HGMMA"] == 2 * head_dim // 16 + 2 * block_m // 16 + 128 // 16
+    assert everywhere["HGMMA"] == counted["HGMMA"]
+    assert not any(counted[opcode] for opcode in SLOW)
+    assert everywhere["LDL"] == everywhere["STL"] == 0
+    assert counted["MUFU"] == block_m // 2
+    assert everywhere["UBLKRED"] > 0  # dQ leaves by bulk additions
+
+
+def test_a_register_descriptor_would_be_seen() -> None:
+    """The loop of a kernel that takes its descriptor from memory has R2UR in it."""
+    source = """
+#define DTYPE 1
+#include "device_sm90.cuh"
+extern "C" __global__ void __launch_bounds__(128) wandering(float* out, uint64* where, int n) {
+    float d[32];
+    for (int i = 0; i < 32; ++i) d[i] = 0.0f;
+    for (int it = 0; it < n; ++it) {
+        wgmma_fence();
+        Wgmma<64>::ss<0, 0>(d, where[it * 128 + threadIdx.x], where[it]);
+        wgmma_commit();
+        wgmma_wait<0>();
+        keep(d);
+    }
+    for (int i = 0; i < 32; ++i) out[threadIdx.x * 32 + i] = d[i];
+}
+"""
+    _, loop = code_of(Kernel(source, "wandering", (), 128))
+    assert sass.count(loop)["R2UR"] > 0
+
+
+LOOPS = """
+.text.k:
+        /*0000*/                   S2R R0, SR_TID.X ;
+.L_x_0:
+        /*0010*/                   SYNCS.PHASECHK P0, [R2], R3 ;
+        /*0020*/              @!P0 BRA `(.L_x_9) ;
+.L_x_1:
+        /*0030*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24 ;
+        /*0040*/              @P1  LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0050*/              @P2  BRA `(.L_x_0) ;
+        /*0060*/                   BRA.U UP0, `(.L_x_2) ;
+        /*0070*/                   LDL R1, [R1] ;
+.L_x_2:
+        /*0080*/                   EXIT ;
+.L_x_9:
+        /*0090*/                   NOP ;
+        /*00a0*/                   BRA `(.L_x_1) ;
+.L_x_3:
+        /*00b0*/                   BRA `(.L_x_3);
+"""
+
+
+def test_loops_are_found_by_the_flow_of_control() -> None:
+    """The out-of-line retry jumps backwards and closes no loop of its own."""
+    code = sass.parse("\n" + LOOPS, "k")
+    loop = code.main_loop("HGMMA")
+    assert sorted(i.address for i in loop) == [0x10, 0x20, 0x30, 0x40, 0x50, 0x90, 0xA0]
+    assert sass.wide_accesses(loop) == 1
+    assert [len(found) for found in code.loops()] == [1, 7]
+    with pytest.raises(ValueError, match="no loop contains LDL"):
+        code.main_loop("LDL")
+    with pytest.raises(RuntimeError, match="no entry point 'other'"):
+        sass.parse(LOOPS, "other")

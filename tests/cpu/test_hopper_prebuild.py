@@ -1,0 +1,55 @@
+"""What is compiled ahead of a GPU run covers what the run launches."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels import attention, prebuild
+from kernels.launch import Kernel
+from repro import experiments
+from repro.experiments._attention import tile_of
+
+
+def key(kernel: Kernel) -> tuple[str, tuple[tuple[str, int], ...]]:
+    return kernel.source, kernel.macros
+
+
+@pytest.mark.parametrize("name", ["gpu-throughput", "gpu-traffic", "gpu-ladder"])
+def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
+    from repro.experiments import gpu_throughput
+
+    ready = {key(kernel) for kernel in prebuild.kernels()}
+    checked = 0
+    for cell in experiments.experiment(name).cells():
+        ours = [cell["implementation"]] if "implementation" in cell else gpu_throughput.OURS
+        for algorithm in ours:
+            assert algorithm in attention.ALGORITHMS
+            problem = prebuild.Problem(
+                algorithm, cell["head_dim"], cell["dtype"], cell["causal"],
+                tile_of(cell) if "block_m" in cell else None, (cell["pass"],), cell["seqlen_q"],
+            )  # fmt: skip
+            for kernel in problem.kernels():
+                checked += 1
+                assert key(kernel) in ready, (cell.id, prebuild.describe(kernel))
+    assert checked
+
+
+def test_modules_are_compiled_once() -> None:
+    listed = prebuild.modules(prebuild.kernels())
+    assert len({key(kernel) for kernel in listed}) == len(listed) > 50
+    assert prebuild.is_hopper(listed[0])  # the headline comes first
+
+
+def build(kernel: Kernel) -> None:
+    """Runs in another process."""
+    if kernel.entry == "bad":
+        raise RuntimeError("line one of the log\nline two")
+
+
+def test_failures_are_lines_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = [Kernel(f"{name}.cu", name, (("CAUSAL", 0),), 32) for name in ("good", "bad", "fine")]
+    assert prebuild.build_all(listed, build, workers=2) == 1
+    captured = capsys.readouterr()
+    assert captured.err == "error: bad.cu CAUSAL=0: line one of the log\n"
+    assert len(captured.out.splitlines()) == 2
+    assert "good.cu" in captured.out
