@@ -7,6 +7,7 @@ writes them; ``tests/cpu/test_figures_readme.py`` fails when they are stale.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ import pandas
 from tabulate import tabulate
 
 from figures.common import Verdict, module, names
+from repro import claims
 from repro.experiments import experiment, tidy
 from repro.experiments import names as experiment_names
 from repro.records import load
@@ -29,16 +31,33 @@ HEADERS = ("claim", "what it says", "predicted", "measured", "published", "verdi
 
 
 def collect(*, local: bool = True) -> list[Verdict]:
-    """The verdicts of all figures, in the order of their claims' names."""
+    """The verdicts of all figures and of ``repro.claims``, in the order of their claims' names.
+
+    Every claim of ``repro.claims.CATALOGUE`` has a row, open where nothing judges it.
+    """
     rows: list[Verdict] = []
     for name in names():
         figure = module(name)
         if hasattr(figure, "verdicts"):
             rows += figure.verdicts(tidy(figure.EXPERIMENTS, local=local))
+    judged_here = claims.judge(local=local)
+    judged_here += claims.missing([r.claim for r in rows] + [c.claim for c in judged_here])
+    rows += [_row(claim) for claim in judged_here]
     twice = {r.claim for r in rows if sum(s.claim == r.claim for s in rows) > 1}
     if twice:
         raise ValueError(f"claims judged twice: {sorted(twice)}")
     return sorted(rows, key=lambda r: _natural(r.claim))
+
+
+def _row(claim: claims.Claim) -> Verdict:
+    """A claim that no figure judges, as a row; what agreement means goes into its verdict."""
+    verdict = claim.verdict
+    if claim.tolerance != "-" and not verdict.startswith("open"):
+        verdict += f" (tolerance: {claim.tolerance})"
+    return Verdict(
+        claim.claim, claim.statement, claim.predicted, claim.measured, claim.published, verdict,
+        claim.command,
+    )  # fmt: skip
 
 
 def text(rows: Sequence[Verdict], form: str = "github") -> str:
@@ -110,7 +129,8 @@ def judged(measured: float, predicted: float, tolerance: float) -> str:
 
 
 def _natural(claim: str) -> tuple[int, int, str]:
-    """K1, K2, ..., K10 first and in numeric order, then the rest by name."""
-    if claim.startswith("K") and claim[1:].isdigit():
-        return (0, int(claim[1:]), claim)
-    return (1, 0, claim)
+    """K1, K2, ..., K10 first and in numeric order, then F1 ... F7, then the rest by name."""
+    found = re.match(r"([KF])(\d+)(?:,|$)", claim)
+    if found:
+        return ("KF".index(found[1]), int(found[2]), claim)
+    return (2, 0, claim)
