@@ -117,12 +117,22 @@ def lstm_chain(
         saved_bytes=6 * layers * row + scores,
         forward_temporary_bytes=state,
         saving_temporary_bytes=state // 2,
+        backward_temporary_bytes=4 * hidden * hidden * itemsize,  # one weight gradient
         forward_s=work,
         backward_s=2 * work,
         kind="step",
     )
     last = _loss(itemsize, temporary=itemsize, backward=itemsize, saved=itemsize)
     return Chain((step,) * steps + (last,), input_bytes=state)
+
+
+def lstm_shared_bytes(
+    *, layers: int, hidden: int, classes: int, inputs: int = 50, itemsize: int = FP32
+) -> int:
+    """Bytes of the parameters that all steps share: a planned step sums their gradients beside the
+    ones that exist already."""
+    cells = 4 * hidden * (inputs + hidden + 2 + (layers - 1) * (2 * hidden + 2))
+    return (cells + classes * (hidden + 1)) * itemsize
 
 
 def gpt_chain(

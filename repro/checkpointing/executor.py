@@ -61,6 +61,7 @@ class Run:
         self._next = 0
         self._surroundings: Surroundings | None = None
         self._devices: tuple[int, ...] = ()
+        self._generators: RandomState | None = None
         self._actions: dict[Op, Callable[[Action], None]] = {
             Op.FORWARD: self._forward,
             Op.BACKWARD: self._backward,
@@ -137,9 +138,11 @@ class Run:
             if first:
                 if not self.preserve_rng_state:
                     return as_state(stage(*state), name)
-                before = RandomState.now(self._devices)
+                # Between two stages nobody draws, so one look at the generators a stage is enough.
+                before = self._generators or RandomState.now(self._devices)
                 result = as_state(stage(*state), name)
-                if RandomState.now(self._devices) != before:
+                self._generators = RandomState.now(self._devices)
+                if self._generators != before:
                     self.random[index] = before
                 return result
             if index not in self.random:

@@ -6,6 +6,7 @@ memory_budget  torch.compile's partitioner under activation_memory_budget
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,7 +59,8 @@ def memory_budget(model: nn.Module, budget: float) -> Callable[..., Any]:
     compiled = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False)
 
     def run(*state: Tensor) -> Any:
-        with config.patch(activation_memory_budget=budget):
+        with config.patch(activation_memory_budget=budget), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*lru_cache")  # traced through: harmless
             return compiled(*state)
 
     return run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,21 +49,29 @@ class Surroundings:
     """Autocast settings at the time of the forward pass; `again()` re-enters them."""
 
     def __init__(self, state: State) -> None:
-        kinds = {"cpu", *(tensor.device.type for tensor in state)}
-        self._settings = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in sorted(kinds)
-        ]
-        self._cache = torch.is_autocast_cache_enabled()
+        self._kinds = sorted({"cpu", *(tensor.device.type for tensor in state)})
+        self._settings = self._now()
 
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for kind, enabled, dtype in self._settings:
-                stack.enter_context(
-                    torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self._cache)
-                )
-            yield
+    def _now(self) -> tuple[Any, ...]:
+        kinds = [
+            (k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in self._kinds
+        ]
+        return (*kinds, torch.is_autocast_cache_enabled())
+
+    def again(self) -> AbstractContextManager[object]:
+        """A context with the same settings; none where they are in force anyway."""
+        if self._now() == self._settings:
+            return _NOTHING
+        stack = ExitStack()
+        *kinds, cache = self._settings
+        for kind, enabled, dtype in kinds:
+            stack.enter_context(
+                torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cache)
+            )
+        return stack
+
+
+_NOTHING = nullcontext()
 
 
 def as_state(value: Any, stage: str) -> State:
@@ -77,12 +85,22 @@ def as_state(value: Any, stage: str) -> State:
 
 def call_again(stage: StageFn, state: State) -> Any:
     """Run a stage without letting it write to its buffers: a repeated run must not move batch-norm
-    statistics a second time."""
-    if isinstance(stage, nn.Module):
-        buffers = {name: buffer.detach().clone() for name, buffer in stage.named_buffers()}
-        if buffers:
-            return torch.func.functional_call(stage, buffers, state)
-    return stage(*state)
+    statistics a second time.  It works on copies meanwhile."""
+    if not isinstance(stage, nn.Module):
+        return stage(*state)
+    found = [
+        (module._buffers, name, buffer)
+        for module in stage.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    for buffers, name, buffer in found:
+        buffers[name] = buffer.detach().clone()
+    try:
+        return stage(*state)
+    finally:
+        for buffers, name, buffer in found:
+            buffers[name] = buffer
 
 
 def storage_bytes(state: State | list[Tensor | None]) -> int:

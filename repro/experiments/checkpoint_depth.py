@@ -1,0 +1,96 @@
+"""Peak memory and seconds of a training step against depth (Chen et al. 2016, Figs. 5, 6 and 7).
+
+A plain chain, a pre-activation ResNet to 1,024 layers, an LSTM to 2,048 steps; small widths, so
+that two CPU cores finish. Published are only the headline numbers: no curve point of these figures
+is printed anywhere.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._checkpoint import (
+    SOURCES,
+    case,
+    formula,
+    measure_step,
+    plan_for,
+    planned_rows,
+    predicted_rows,
+    rows,
+)
+from repro.records import Record
+
+NAME = "checkpoint-depth"
+DEPTHS = {
+    "mlp": (16, 64, 256),
+    "resnet": (128, 256, 512, 1024),
+    "lstm": (64, 256, 1024, 2048),
+}
+STRATEGIES = {
+    "mlp": ("store-all", "sqrt", "exponential", "recursive", "recompute-all", "optimal-at-sqrt"),
+    "resnet": ("store-all", "chen-search", "recursive"),
+    "lstm": ("store-all", "chen-search", "recursive"),
+}
+#: Running forward from the input for every stage takes L²/2 runs, halving (L/2) log2 L; storing
+#: everything is what autograd does anyway. None of them for the longest chains here.
+LONGEST = {"recompute-all": 64, "recursive": 256, "store-all": 256}
+#: Depths at which formulas are evaluated beside the measured ones.
+MORE_DEPTHS = {
+    "mlp": (8, 32, 128, 512, 1024),
+    "resnet": (64, 2048),
+    "lstm": (32, 128, 512, 4096),
+}
+
+
+def cells() -> list[Cell]:
+    """Every strategy at every depth, and the model as autograd runs it."""
+    return [
+        Cell(implementation=strategy, model=model, depth=depth)
+        for model, depths in DEPTHS.items()
+        for depth in depths
+        for strategy in ("autograd", *STRATEGIES[model])
+        if depth <= LONGEST.get(strategy, depth)
+    ]
+
+
+def predict(one: Cell) -> list[Record]:
+    """The plan's peak, stage forwards and relative time on the formula chain."""
+    strategy = str(one["implementation"])
+    if strategy == "autograd":
+        return []
+    chain = formula(str(one["model"]), int(one["depth"]))
+    return list(predicted_rows(NAME, one, chain, plan_for(chain, strategy)))
+
+
+def also() -> Iterator[Record]:
+    """The same where nothing is measured."""
+    for model, depths in MORE_DEPTHS.items():
+        for depth in depths:
+            for strategy in STRATEGIES[model]:
+                yield from predict(Cell(implementation=strategy, model=model, depth=depth))
+    for depth in (256, 1024):
+        yield from predict(Cell(implementation="recompute-all", model="mlp", depth=depth))
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """A metered step and timed ones."""
+    found = case(str(one["model"]), int(one["depth"]))
+    how: dict[str, Any] = {"repeats": 5, "seconds": 0.3}
+    if one["implementation"] == "autograd":
+        return list(rows(NAME, one, measure_step(found.model, found.model, found.state, **how)))
+    plan = plan_for(found.profiled.chain, str(one["implementation"]))
+    return list(planned_rows(NAME, one, found, plan, **how))
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="checkpointing: peak memory and time against depth",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cpu",
+    also=also,
+    sources=SOURCES,
+    seconds=45,
+)

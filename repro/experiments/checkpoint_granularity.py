@@ -1,0 +1,137 @@
+"""What a transformer layer keeps when checkpoints are put around operations, attention or blocks.
+
+Per layer, with e bytes an element and masks of one byte (Korthikanti et al. 2022, section 4; the
+finest and the coarser forms by the same count). "each operation" keeps the inputs of QKᵀ, softmax,
+dropout and PV: three N² maps where keeping the layer itself keeps two and a mask.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from analysis.parallel_activations import LayerShape, saved_bytes
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._checkpoint import SOURCES, TOOL, device, measure_step, rows
+from repro.records import Record, record
+
+NAME = "checkpoint-granularity"
+SHAPE = {"batch": 2, "seqlen": 256, "hidden": 128, "heads": 8}
+LAYERS = 6
+ITEMSIZE = 4  # float32: a CPU's bfloat16 products are too slow to time
+FORMS = (
+    ("none", "new"),
+    ("each operation", "new"),
+    ("attention core", "new"),
+    ("each attention", "new"),
+    ("each block", "new"),
+    ("each block", "reentrant"),
+    ("every other block", "new"),
+    ("every two blocks", "new"),
+)
+#: Forward runs of a layer beyond the first, in layers (the core counts by its share of the work).
+AGAIN = {
+    "none": 0.0,
+    "each block": 1.0,
+    "every other block": 0.5,
+    "every two blocks": 1.0,
+}
+
+
+def cells() -> list[Cell]:
+    """Every granularity; blocks in both modes of torch.utils.checkpoint."""
+    return [Cell(implementation=name, mode=mode, layers=LAYERS, **_shape()) for name, mode in FORMS]
+
+
+def _shape() -> dict[str, Any]:
+    return {
+        "batch": SHAPE["batch"],
+        "heads": SHAPE["heads"],
+        "seqlen_q": SHAPE["seqlen"],
+        "seqlen_k": SHAPE["seqlen"],
+        "head_dim": SHAPE["hidden"] // SHAPE["heads"],
+    }
+
+
+def layer_bytes(granularity: str) -> float:
+    """Bytes a layer leaves for the backward pass, averaged over layers."""
+    shape = LayerShape(SHAPE["seqlen"], SHAPE["batch"], SHAPE["hidden"], SHAPE["heads"])
+    one = SHAPE["seqlen"] * SHAPE["batch"] * SHAPE["hidden"]
+    scores = SHAPE["heads"] * SHAPE["batch"] * SHAPE["seqlen"] ** 2
+
+    def saved(recompute: str) -> float:
+        return float(saved_bytes(shape, itemsize=ITEMSIZE, recompute=recompute))
+
+    whole, input_only = saved("none"), float(one * ITEMSIZE)
+    mlp = one * (10 * ITEMSIZE + 1)  # norm's input and output, GELU's input and output, mask
+    return {
+        "none": whole,
+        "each operation": whole + scores * (ITEMSIZE - 1),  # QKᵀ instead of a mask
+        "attention core": saved("selective"),
+        "each attention": input_only + mlp,
+        "each block": input_only,
+        "every other block": (whole + input_only) / 2,
+        "every two blocks": input_only / 2,
+    }[granularity]
+
+
+def again(granularity: str) -> float:
+    """Forward work repeated, as a share of one forward of all layers (24bsh² + 4bs²h each)."""
+    s, h = SHAPE["seqlen"], SHAPE["hidden"]
+    layer, core = 24 * h * h + 4 * s * h, 4 * s * h
+    shares = {"each operation": core / layer, "attention core": core / layer,
+              "each attention": (8 * h * h + core) / layer}  # fmt: skip
+    return AGAIN.get(granularity, shares.get(granularity, 0.0))
+
+
+def predict(one: Cell) -> list[Record]:
+    """Bytes per layer and relative time."""
+    common = {"experiment": NAME, "source": "predicted", "tool": "sum of saved tensors",
+              "cell": one.id}  # fmt: skip
+    name = str(one["implementation"])
+    return [
+        record(one, **common, metric="saved_bytes_per_layer", value=layer_bytes(name), unit="B"),
+        record(one, **common, metric="relative_time", value=1 + again(name) / 3, unit="1"),
+    ]
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """Bytes alive after the forward of all layers less those of two, per layer; peak; seconds."""
+    return list(_measure(one))
+
+
+def _measure(one: Cell) -> Iterator[Record]:
+    import torch
+
+    from repro.models import GPT
+
+    torch.set_num_threads(1)
+    steps = []
+    for layers in (2, LAYERS):
+        torch.manual_seed(0)
+        model = GPT(
+            layers,
+            hidden=SHAPE["hidden"],
+            heads=SHAPE["heads"],
+            seqlen=SHAPE["seqlen"],
+            granularity=str(one["implementation"]),
+            reentrant=one["mode"] == "reentrant",
+        ).to(device())
+        ids = torch.randint(256, (SHAPE["batch"], SHAPE["seqlen"]), device=device())
+        repeats = 5 if layers == LAYERS else 0
+        steps.append(measure_step(model, model, (ids,), repeats=repeats, seconds=2.0))
+    yield from rows(NAME, one, steps[1])
+    yield record(
+        one, experiment=NAME, source="measured", metric="saved_bytes_per_layer", unit="B",
+        value=(steps[1].saved_bytes - steps[0].saved_bytes) / (LAYERS - 2), tool=TOOL[device()],
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="checkpointing: granularity on a transformer",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cpu",
+    sources=(*SOURCES, "analysis/parallel_activations.py"),
+    seconds=20,
+)
