@@ -197,9 +197,6 @@ struct Worker {
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (p == MAP_FAILED) return false;
             stacks = static_cast<unsigned char*>(p);
-#ifdef MADV_HUGEPAGE
-            madvise(p, STACK_BYTES * 1024, MADV_HUGEPAGE);  // a switch then rarely misses the TLB
-#endif
         }
         if (!shared || shared_capacity < static_cast<std::size_t>(l.shared_bytes)) {
             if (shared) munmap(shared, shared_capacity);

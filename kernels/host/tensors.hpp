@@ -204,9 +204,6 @@ class ZeroedMemory {
         void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) return nullptr;
-#ifdef MADV_HUGEPAGE
-        if (bytes >= (std::size_t{4} << 20)) madvise(p, bytes, MADV_HUGEPAGE);
-#endif
         pieces_.emplace_back(p, bytes);
         return p;
     }
