@@ -101,11 +101,17 @@ def build(text: str, flags: tuple[str, ...], name: str, depends_on: str) -> Path
     target = cache_dir() / "host" / f"{name}-{key}.so"
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        source = Path(folder) / f"{name}.cpp"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=target.parent)
+    except OSError as error:
+        raise HostCompileError(
+            f"cannot keep compiled kernels in {target.parent} ({error.strerror}): "
+            "set REPRO_CACHE_DIR to a writable folder"
+        ) from None
+    with folder as path:
+        source, output = Path(path) / f"{name}.cpp", Path(path) / f"{name}.so"
         source.write_text(text)
-        output = Path(folder) / f"{name}.so"
         command = [*compiler.command, *flags, *compiler.machine_flags, str(source), "-o"]
         done = subprocess.run([*command, str(output)], capture_output=True, text=True, check=False)
         if done.returncode != 0:

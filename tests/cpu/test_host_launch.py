@@ -55,6 +55,13 @@ extern "C" __global__ void leave(Tensor1<int> out) {
     }
 }
 
+extern "C" __global__ void harmonic(Tensor1<float> total) {
+    for (int i = 0; i < 8; ++i) {
+        atomic_add_global(total.data, 1.f / (1 + 64 * i + threadIdx.x));
+        warp_sync();
+    }
+}
+
 extern "C" __global__ void vectors(Tensor1<const float> in, Tensor1<float> out) {
     const Vec16* p = reinterpret_cast<const Vec16*>(in.data) + threadIdx.x;
     st_global(reinterpret_cast<Vec16*>(out.data) + threadIdx.x, ld_global(p));
@@ -162,6 +169,22 @@ def test_threads_may_leave_before_a_barrier() -> None:
             kernel("leave", 64), (1, 1, 1), 4, [from_numpy("out", out, "w")]
         )
         np.testing.assert_array_equal(out, np.arange(64))
+
+
+def test_a_seed_orders_threads_reproducibly() -> None:
+    # A sum of floats tells in which order its terms came.
+    def total(seed: int | None) -> float:
+        out = np.zeros(1, np.float32)
+        args: list[Any] = [from_numpy("total", out, "atomic")]
+        HostBackend(seed=seed, os_threads=1).launch(kernel("harmonic", 64), (1, 1, 1), 0, args)
+        return float(out[0])
+
+    seeds = [None, *range(8)]
+    first = [total(seed) for seed in seeds]
+    assert first == [total(seed) for seed in seeds]
+    assert len(set(first)) > 3
+    exact = sum(1 / k for k in range(1, 513))
+    assert max(abs(value - exact) for value in first) < 512 * 2.0**-24 * exact
 
 
 def test_alignment_of_the_users_memory_counts() -> None:
@@ -274,6 +297,14 @@ def test_a_missing_compiler_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", "")
     with pytest.raises(HostCompileError, match=r"^no C\+\+ compiler: install one"):
         find_compiler.__wrapped__(None)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path / "file"))
+    unseen = Kernel(SOURCE, "fill", (("UNSEEN", 1),), 32)
+    with pytest.raises(HostCompileError, match=r"^cannot keep compiled .* set REPRO_CACHE_DIR"):
+        HostBackend().launch(unseen, (1, 1, 1), 0, [])
 
 
 COLD_PROCESS = """
