@@ -64,8 +64,9 @@ constexpr int D_TILES = WARP_DIM / 8;
 // P^T and dS^T reach their products through registers, or through shared memory where the
 // operands come from there anyway (fp32) or from another warp of the rows.
 constexpr bool STAGED = DTYPE == 2 || SHARES > 1;
-// Queries worked on at once: few, to leave the registers to dK and dV.
-constexpr int CHUNK_M = GROUPS == 1 && BLOCK_M % 32 == 0 ? 32 : 16;
+// Queries worked on at once: few, to leave the registers to dK and dV (and to random words).
+constexpr bool ROOM = GROUPS == 1 && (STAGED || !DROPOUT || WARP_DIM < 128);
+constexpr int CHUNK_M = ROOM && BLOCK_M % 32 == 0 ? 32 : 16;
 constexpr int S_TILES = CHUNK_M / 8;
 // dQ is made in pieces of 16 rows and DQ_DIM columns, dealt out to the warps.
 constexpr int DQ_DIM = 32;

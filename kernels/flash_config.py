@@ -82,11 +82,11 @@ def padded_head_dim(head_dim: int) -> int:
     return next(d for d in HEAD_DIMS if d >= head_dim)
 
 
-def _groups_a_warp(pass_: str, head_dim: int, tile: Tile, dropout: bool) -> int:
+def _groups_a_warp(pass_: str, head_dim: int, tile: Tile, masks: bool) -> int:
     """16-row groups of a warp: two where the registers allow it, because then each operand of the
     other side that comes from shared memory serves two products."""
-    if pass_ == "backward-dq" or dropout:
-        return 1  # dQ has two score tiles beside it; the random words take registers too
+    if pass_ == "backward-dq" or masks:
+        return 1  # dQ has two score tiles beside it; masks and random words take registers too
     if pass_ == "forward":
         rows, registers = tile.block_m, tile.block_n // 2 + head_dim // 2
     else:
@@ -150,7 +150,8 @@ class FlashConfig:
     @property
     def num_warps(self) -> int:
         """Warps a block."""
-        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, self.dropout)
+        masks = self.key_mask or self.dropout or self.block_size is not None
+        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
         # Warps that share key rows, each with its columns of dK and dV: SHARES in the source.

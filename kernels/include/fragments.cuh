@@ -19,15 +19,18 @@
 
 template <class TileT>
 struct Rows {
+    static constexpr bool IN_REGISTERS = false;
     TileT tile;
 };
 template <class TileT>
 struct Columns {
+    static constexpr bool IN_REGISTERS = false;
     TileT tile;
     int col0;
 };
 template <int GROUPS, int STEPS>
 struct Registers {
+    static constexpr bool IN_REGISTERS = true;
     uint32 (&fragment)[GROUPS][STEPS][4];
 };
 template <class TileT>
@@ -126,8 +129,10 @@ __device__ __forceinline__ void load_b(uint32 (&r)[4], const NMajor<TileT>& b, i
 template <int K, int GROUPS, int TILES, class A, class B>
 __device__ __forceinline__ void gemm(float (&acc)[GROUPS][TILES][4], const A& a, const B& b) {
     static_assert(K % K_STEP == 0 && TILES % 2 == 0, "16 x 16 blocks");
-    // Four steps are one period of the swizzle. Unrolling further only costs registers.
-#pragma unroll 4
+    // Four steps are one period of the swizzle. Unrolling further only costs registers, except that
+    // an operand in registers can be indexed by constants alone.
+    constexpr int UNROLL = A::IN_REGISTERS ? K / K_STEP : 4;
+#pragma unroll UNROLL
     for (int step = 0; step < K / K_STEP; ++step) {
         uint32 left[GROUPS][4];
 #pragma unroll

@@ -1,0 +1,60 @@
+"""The flash kernels compile for sm_80 and sm_90 without a GPU: no spilled byte, and they fit.
+
+A core of the shipped forms by default, within a minute and a half; all of them, a few hundred, with
+``REPRO_COMPILE_ALL=1``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from kernels.compile import compile_cubin
+from kernels.flash_config import SHARED_LIMIT_BYTES
+from kernels.variants import Variant, shipped_variants, table
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
+
+REGISTERS = 65536  # of a multiprocessor
+
+
+def core(v: Variant) -> bool:
+    """fp16 in depth; of the other types, which share its code, the heaviest."""
+    main = v.form in ("forward", "backward")
+    if v.dtype == "bf16":
+        return main and v.causal and v.features == "" and v.head_dim == 128
+    if v.dtype == "fp32" or v.head_dim not in (64, 128):
+        return main and v.causal and v.features in ("", "all masks" if v.dtype == "fp16" else "")
+    return (v.features == "" and (main or v.causal)) or (main and v.features == "all masks")
+
+
+VARIANTS = shipped_variants()
+CHOSEN = VARIANTS if os.environ.get("REPRO_COMPILE_ALL") else tuple(filter(core, VARIANTS))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("variant", CHOSEN, ids=lambda v: v.name.replace(" ", "-"))
+def test_no_spills(variant: Variant, arch: str) -> None:
+    facts = compile_cubin(variant.kernel, arch)
+    assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)
+    assert facts.registers * variant.kernel.threads <= REGISTERS
+    assert facts.shared_bytes == 0  # all of it is dynamic
+    assert variant.shared_bytes <= SHARED_LIMIT_BYTES
+
+
+def test_the_list_names_every_form_once() -> None:
+    assert max(Counter(v.name for v in VARIANTS).values()) == 1
+    assert {(v.dtype, v.head_dim) for v in CHOSEN if v.form == "backward"} >= {
+        (dtype, head_dim) for dtype in ("fp16", "fp32") for head_dim in (32, 64, 128, 256)
+    }
+
+
+def test_the_table_reports_registers_and_shared_memory() -> None:
+    chosen = tuple(v for v in VARIANTS if v.name == "forward fp16 64 causal")
+    text = table(chosen, "sm_80")
+    facts = compile_cubin(chosen[0].kernel, "sm_80")
+    assert "registers" in text
+    assert f" {facts.registers} " in text
+    assert str(chosen[0].shared_bytes) in text
