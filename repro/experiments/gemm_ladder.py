@@ -104,6 +104,14 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="host",
-    sources=("kernels",),
+    sources=(
+        "kernels/gemm.py",
+        "kernels/gemm_naive.cu",
+        "kernels/gemm_tiled.cu",
+        "kernels/gemm_three_level.cu",
+        "kernels/gemm_tensor_core.cu",
+        "kernels/include",
+        "kernels/host",
+    ),
     seconds=15,
 )

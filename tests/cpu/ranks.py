@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,7 @@ def rows(ranks: int, **wanted: object) -> list[dict[str, Any]]:
 
 def _rank(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
+    os.environ["REPRO_HOST_THREADS"] = "1"
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
     )
@@ -49,6 +51,7 @@ def _rank(rank: int, ranks: int, folder: str) -> None:
         "layer": {str(sp): layer_difference(sp) for sp in (False, True)},
         "trained_alike": trained_alike(),
         "ring": [ring_difference(*case) for case in RING_CASES],
+        "flash": [flash_errors(*case) for case in FLASH_CASES] if ranks == 2 else [],
     }
     if rank == 0:
         (Path(folder) / "out.json").write_text(json.dumps(out))
@@ -132,6 +135,20 @@ RING_CASES = [
     (True, "zigzag", 6, 2, 10),
     (True, "contiguous", 1, 1, 1),
 ]
+
+
+#: (causal, placement, type) with our operator on each rank
+FLASH_CASES = [
+    (True, "zigzag", "fp32"),
+    (True, "contiguous", "bf16"),
+]
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def flash_errors(causal: bool, placement: str, dtype: str) -> dict[str, float]:
+    """Errors of ring attention on our operator, forward and backward."""
+    found = measure.ring(causal, placement, TYPES[dtype], None)
+    return {row["pass"]: row["value"] for row in found if row["metric"] == "max_error"}
 
 
 def ring_difference(causal: bool, placement: str, heads: int, kv_heads: int, local: int) -> float:

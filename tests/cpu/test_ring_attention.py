@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import RING_CASES, results, rows
+from ranks import FLASH_CASES, RING_CASES, TYPES, results, rows
 
 from analysis.ring import causal_pairs, ring_bytes
 from analysis.shapes import AttentionShape
@@ -79,6 +79,26 @@ def test_ring_in_fp32_is_as_exact_as_one_rank(ranks: int) -> None:
         for row in rows(ranks, experiment="ring-attention", metric="max_error", causal=causal):
             bound = 2 * (single[0] if row["pass"] == "forward" else max(single[1:]))
             assert row["value"] <= bound, row
+
+
+def test_ring_on_our_operator_errs_no_more_than_dense_attention() -> None:
+    """At most twice the error of dense attention in the same type on one rank."""
+    from repro.distributed.measure import one_rank
+
+    batch, heads, kv_heads, seqlen, head_dim = RING
+    for (causal, _, name), errors in zip(FLASH_CASES, results(2)["flash"], strict=True):
+        generator = torch.Generator().manual_seed(1)
+        whole = [
+            torch.randn(batch, h, seqlen, head_dim, generator=generator).to(TYPES[name])
+            for h in (heads, kv_heads, kv_heads, heads)
+        ]
+        exact = one_rank(causal, *(x.double() for x in whole))
+        single = [
+            float((a.double() - b).abs().max())
+            for a, b in zip(one_rank(causal, *whole), exact, strict=True)
+        ]
+        assert 0 < errors["forward"] <= 2 * single[0], name
+        assert 0 < errors["backward"] <= 2 * max(single[1:]), name
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
