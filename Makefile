@@ -44,7 +44,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme clean
+.PHONY: figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme record clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -112,7 +112,12 @@ lint: | $(ENV)
 	@$(PY) -m mypy
 	@$(dir $(PY))lint-imports
 
-# For the authors: the README's table and pictures, from the records that are committed.
+# For the authors, on an idle machine: measure everything anew for the committed records.
+record: | $(ENV)
+	@$(PY) -m repro measure --again --into host $(EXPERIMENT)
+	@$(PY) -m figures readme
+
+# For the authors: the README's tables and pictures, from the records that are committed.
 readme: | $(ENV)
 	@$(PY) -m figures readme
 

@@ -7,6 +7,7 @@ FlashAttention with d <= M <= N d. A straight line of that slope says that it ho
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas
+import seaborn
 
 from figures.common import (
     COLOURS,
@@ -63,27 +64,29 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.3), layout="constrained")
     for ax, (sweep, (x, title)) in zip(axes, SWEEPS.items(), strict=True):
         here = pick(table, sweep=sweep)
+        # One long-form call for all predicted lines: colour by algorithm, a line per length.
+        lines = pick(here, source="predicted", implementation=list(NAMES))
+        if len(lines):
+            lines = lines.assign(line=0 if sweep == "seqlen" else lines["seqlen_q"])
+            seaborn.lineplot(
+                lines, x=x, y="megabytes", hue="implementation", units="line", estimator=None,
+                palette=COLOURS, linewidth=1.5, legend=False, ax=ax,
+            )  # fmt: skip
         ends = []
         for algorithm, name in NAMES.items():
             rows = pick(here, implementation=algorithm)
-            colour = COLOURS[algorithm]
-            lengths = [None] if sweep == "seqlen" else [SHORT, LONG]
-            for length in lengths:
-                some = rows if length is None else pick(rows, seqlen_q=length)
-                what = f"{algorithm} against {sweep}, N = {length or 'all'}"
-                line = series(ax, pick(some, source="predicted"), x, f"predicted {what}",
-                              y="megabytes", color=colour)  # fmt: skip
-                if length != LONG:
-                    series(ax, pick(some, source="measured"), x, f"counted {what}",
-                           y="megabytes", color=colour)  # fmt: skip
-                if length != SHORT and not line.empty:
-                    end = line.iloc[-1]
-                    power_law = algorithm != "standard" or sweep == "seqlen"
-                    exponent = f": slope {fitted(table, algorithm, sweep):.2f}"
-                    text = name + (exponent if power_law else "")
-                    ends.append((end[x], end["megabytes"], text, colour))
+            series(ax, pick(rows, source="measured"), x, f"counted {algorithm} against {sweep}",
+                   y="megabytes", color=COLOURS[algorithm])  # fmt: skip
+            far = pick(rows, source="predicted")
+            far = far if sweep == "seqlen" else pick(far, seqlen_q=LONG)
+            if len(far):
+                end = far.sort_values(x).iloc[-1]
+                power_law = algorithm != "standard" or sweep == "seqlen"
+                exponent = f": slope {fitted(table, algorithm, sweep):.2f}"
+                text = name + (exponent if power_law else "")
+                ends.append((end[x], end["megabytes"], text, COLOURS[algorithm]))
         ax.set_yscale("log")
-        ax.set(xlabel=title)
+        ax.set(xlabel=title, ylabel="")
         ticks = sorted(SUMMED[sweep])
         powers_of_two(ax, ticks[:: 2 if len(ticks) > 5 else 1])
         ax.set_xlim(right=ticks[-1] * (ticks[-1] / ticks[0]) ** 0.85)

@@ -111,4 +111,5 @@ EXPERIMENT = Experiment(
     device="host",
     also=also,
     seconds=40,
+    on_demand=True,
 )

@@ -67,4 +67,5 @@ EXPERIMENT = Experiment(
     device="cpu",
     sources=("kernels/gemm_cpu.c", "repro/instruments/cachegrind.py", "analysis/cache_model.py"),
     seconds=20,
+    on_demand=True,
 )

@@ -131,4 +131,5 @@ EXPERIMENT = Experiment(
     device="cpu",
     sources=("repro/training/offload.py", "repro/training/link.py"),
     seconds=25,
+    on_demand=True,
 )

@@ -50,4 +50,5 @@ EXPERIMENT = Experiment(
     device="cpu",
     sources=("repro/distributed", "repro/training"),
     seconds=40,
+    on_demand=True,
 )

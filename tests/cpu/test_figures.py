@@ -28,18 +28,15 @@ def frame_of(name):
     return tidy(common.module(name).EXPERIMENTS, local=False)
 
 
-GAPS = ("nothing", "predicted missing", "predicted", "measured", "published")
+GAPS = ("nothing recorded", "measured", "published")
 
 
 def without(frame, gap):
-    """The frame with nothing in it, or with one source missing or failed (all its values NaN)."""
-    if gap == "nothing":
-        return frame.iloc[:0].copy()
-    source = gap.split()[0]
+    """Predictions only (all record files empty), or one source failed (all its values NaN)."""
+    if gap == "nothing recorded":
+        return frame[frame["source"] == "predicted"].copy()
     frame = frame.copy()
-    chosen = frame["source"] == source
-    if gap.endswith("missing"):
-        return frame[~chosen].copy()
+    chosen = frame["source"] == gap
     frame.loc[chosen, "value"] = np.nan
     frame.loc[chosen, "error"] = "CUDA out of memory"
     return frame
@@ -47,6 +44,7 @@ def without(frame, gap):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drawn_twice_the_files_are_identical(name, tmp_path):
+    common.plt.rcParams["savefig.dpi"] = 50  # quicker, and as telling
     paths = []
     for run in ("first", "second"):
         drawing = common.module(name).draw(frame_of(name))
@@ -54,7 +52,7 @@ def test_drawn_twice_the_files_are_identical(name, tmp_path):
     assert {p.suffix for p in paths[0]} == {".csv", ".png", ".svg"}
     for first, second in zip(*paths, strict=True):
         assert first.read_bytes() == second.read_bytes(), first.name
-        assert first.stat().st_size > 100
+        assert first.suffix == ".csv" or first.stat().st_size > 1000
     assert sorted(p.name for p in (tmp_path / "first").iterdir()) == sorted(
         p.name for p in paths[0]
     )
@@ -73,7 +71,6 @@ def test_gaps_leave_a_figure_and_verdicts(name, gap):
         for verdict in figure.verdicts(frame):
             assert isinstance(verdict, Verdict)
             assert re.match("holds|does not hold|open", verdict.verdict), verdict
-            assert gap != "nothing" or verdict.verdict.startswith("open"), verdict
 
 
 def test_a_gap_is_named_in_the_log_and_the_rest_is_drawn(caplog):

@@ -77,7 +77,10 @@ def test_each_generator_runs_once_under_many_jobs_and_the_second_run_does_nothin
 def test_one_figure_runs_just_what_it_needs(tree):
     done = make(tree, "figures/out/fa1_fig2_middle.svg")
     assert done.returncode == 0, done.stderr
-    assert calls(tree) == ["-m repro measure --quick fig2-middle", "-m figures draw fa1_fig2_middle"]
+    assert calls(tree) == [
+        "-m repro measure --quick fig2-middle",
+        "-m figures draw fa1_fig2_middle",
+    ]
 
 
 def test_a_changed_module_or_record_redraws_only_its_figures(tree):
