@@ -29,7 +29,9 @@ class Reference:
     """``out`` (B, H, Nq, D), ``lse`` (B, H, Nq) and, where a ``dout`` was given, the gradients.
 
     ``terms`` holds, for out, dq, dk and dv, the same sums over absolute values: dP - D cancels, and
-    what rounding acts on is the size of the terms, not of the result. ``score`` is the largest
+    what rounding acts on is the size of the terms, not of the result. "dq through out" is the part
+    of D = rowsum(dO∘O): a kernel makes D from an out that is already rounded to its type
+    (FlashAttention-2, Alg. 2), which the dP it is subtracted from is not. ``score`` is the largest
     |scale · q·k|: a score off by one rounding changes its weight by that much.
     """
 
@@ -139,11 +141,14 @@ def attention_reference(
         return grad.view(batch, kv_heads, group, seqlen_k, head_dim).sum(2)
 
     sizes = abs(scale) * weights * (dout.abs() @ v_rows.abs().mT * drop + row_sum.abs())
+    through_out = abs(scale) * weights * (dout * out).abs().sum(-1, keepdim=True)
     terms = {
         "out": dropped @ v_rows.abs(),
         "dq": sizes @ k_rows.abs(),
         "dk": fold(sizes.mT @ q.abs()),
         "dv": fold(dropped.mT @ dout.abs()),
+        "dq through out": through_out @ k_rows.abs(),
+        "dk through out": fold(through_out.mT @ q.abs()),
     }
     score = float(scores.masked_fill(~seen, 0.0).abs().max()) if scores.numel() else 0.0
     return Reference(out, lse, dq, fold(dk), fold(dv), terms, score)
