@@ -1,4 +1,4 @@
-"""Command line: ``python -m figures draw NAME ...``, ``list``, ``verdicts``, ``report``, ``readme``."""
+"""Command line: ``python -m figures draw``, ``list``, ``verdicts``, ``report``, ``readme``."""
 
 from __future__ import annotations
 

@@ -69,9 +69,9 @@ def page(sections: Sequence[tuple[str, str, str]]) -> str:
         f"<title>{TITLE}</title>\n<style>\n{(HERE / 'report.css').read_text()}</style>\n"
         '</head>\n<body>\n<a class="skip" href="#verdicts">Skip to the verdicts</a>\n'
         f"<header><h1>{TITLE}</h1>"
-        f"<p>Version {machine.project_version()}, commit {machine.commit() or 'unknown'}. Lines are predictions, "
-        "filled points measurements, hollow points what the papers print. Everything on this "
-        "page is in this file.</p></header>\n"
+        f"<p>Version {machine.project_version()}, commit {machine.commit() or 'unknown'}. "
+        "Lines are predictions, filled points measurements, hollow points what "
+        "the papers print. Everything on this page is in this file.</p></header>\n"
         f'<nav aria-label="Sections"><ul>{links}</ul>'
         '<button type="button" id="theme" hidden>Theme: auto</button></nav>\n'
         f"<main>\n{body}</main>\n<script>\n{code}</script>\n</body>\n</html>\n"

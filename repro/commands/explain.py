@@ -288,7 +288,7 @@ def _known_cause(line: dict[str, Any]) -> str:
     if "hbm" in quantity:
         usable = f" ({gpu.usable_l2_bytes / 1e6:.0f} MB here)" if gpu else ""
         if ratio > 1:
-            return f"more than once per wave: blocks drift apart behind half of L2{usable}"
+            return f"more than once per wave: L2 does not keep the latest lines strictly{usable}"
         return f"L2{usable} held what the wave model reads again"
     if quantity.startswith(("traffic_bytes", "sram")):
         return (
