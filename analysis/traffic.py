@@ -42,7 +42,11 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_backward, flash_backward_split, flash_forward
 from analysis.sums.flash1 import flash1_backward, flash1_forward
-from analysis.sums.flash_sm90 import flash_backward_sm90, flash_forward_sm90
+from analysis.sums.flash_sm90 import (
+    flash_backward_sm90,
+    flash_forward_sm90,
+    flash_forward_sm90_optimistic,
+)
 from analysis.sums.standard import standard_backward, standard_forward
 
 DIRECTIONS = ("read", "write", "atomic")
@@ -130,6 +134,8 @@ _SUMS: dict[tuple[str, str], tuple[Callable[..., KernelBytes], dict[str, Any]]] 
     ("flash-split", "backward"): (flash_backward_split, {}),
     ("flash-sm90", "forward"): (flash_forward_sm90, {}),
     ("flash-sm90", "backward"): (flash_backward_sm90, {}),
+    ("flash-sm90-optimistic", "forward"): (flash_forward_sm90_optimistic, {}),
+    ("flash-sm90-optimistic", "backward"): (flash_backward_sm90, {}),
 }
 
 ALGORITHMS = tuple(dict.fromkeys(algorithm for algorithm, _ in _SUMS))

@@ -20,6 +20,7 @@ PANELS = ((64, False), (64, True), (128, False), (128, True))
 MEASURED = {
     "flash": ("ours", "#009E73", "o"),
     "flash-sm90": ("ours, Hopper", "#006B4F", "D"),
+    "flash-sm90-optimistic": ("ours, optimistic", "#66C2A5", "d"),
     "flash-attn-4 4.0.0b36 (Hopper path)": ("FA-4", "#CC79A7", "s"),
     "sdpa-cudnn": ("cuDNN", "#0072B2", "^"),
     "sdpa-flash2": ("FA-2 (torch)", "#E69F00", "v"),

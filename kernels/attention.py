@@ -14,10 +14,11 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels: "flash", "flash-deterministic" and
-"flash-split" (here, sm_80 instructions); "flash-sm90" (kernels.hopper, Hopper only); "standard",
-"flash1", "flash1-literal" (kernels.ladder). "flash-deterministic" and "flash-split" differ from
-"flash" in the backward pass only: dQ through an ordered workspace, or by a pass of its own (which
-makes dQ deterministic too). ``kernels.dispatch`` says which suits a problem and a device best.
+"flash-split" (here, sm_80 instructions); "flash-sm90" and "flash-sm90-optimistic" (kernels.hopper,
+Hopper only); "standard", "flash1", "flash1-literal" (kernels.ladder). "flash-deterministic" and
+"flash-split" differ from "flash" in the backward pass only: dQ through an ordered workspace, or by
+a pass of its own (which makes dQ deterministic too). ``kernels.dispatch`` says which suits a
+problem and a device best.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ __all__ = [
 ]
 
 FLASH = ("flash", "flash-deterministic", "flash-split")
-ALGORITHMS = (*FLASH, hopper.ALGORITHM, *ladder.ALGORITHMS)
+HOPPER = (hopper.ALGORITHM, hopper.OPTIMISTIC)
+ALGORITHMS = (*FLASH, *HOPPER, *ladder.ALGORITHMS)
 
 
 def forward(
@@ -91,12 +93,13 @@ def forward(
     Raises:
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
-    if algorithm == hopper.ALGORITHM:
+    if algorithm in HOPPER:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         _with_lse(backend, q, stats)
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
-            scale=scale, causal=causal, tile=tile, stream=stream,
+            scale=scale, causal=causal, tile=tile,
+            optimistic=algorithm == hopper.OPTIMISTIC, stream=stream,
         )  # fmt: skip
         return
     if algorithm not in FLASH:
@@ -181,7 +184,7 @@ def backward(
         assert dk is not None
         assert dv is not None
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, dlse=dlse)
-        if algorithm == hopper.ALGORITHM:
+        if algorithm in HOPPER:
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
                 scale=scale, causal=causal, tile=tile, stream=stream,

@@ -95,6 +95,6 @@ def default_tile(
     limit: int = SHARED_LIMIT_BYTES,
 ) -> Tile:
     """The tile a flash algorithm runs with when none is asked for."""
-    if algorithm == hopper.ALGORITHM:
+    if algorithm in (hopper.ALGORITHM, hopper.OPTIMISTIC):
         return hopper.default_tile(head_dim, pass_, causal, seqlen_q)
     return sm80_tile(head_dim, dtype, pass_, limit)

@@ -16,6 +16,15 @@
 //   out   write  Nq D e        per head
 //   lse   write  Nq 4          per head; natural logarithm, -inf for a row that sees no key
 //
+// OPTIMISTIC softmax (bf16, whose exponents reach as far as fp32's): the maximum is looked for in the
+// masked tiles and the first one without a mask, and stays the reference afterwards. exp(s - m) / sum
+// is softmax for any m; what a stale m can do is overflow. So a tile whose sums have grown beyond
+// 2^40 or whose output is not finite is flagged, and a second launch, the exact kernel, does flagged
+// tiles again. That one leaves the others at once.
+//
+//   flags write 16 CONSUMERS per query tile (a word a warp); the repair reads them, and moves what
+//   the exact kernel moves for the flagged tiles
+//
 // Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask (the
 // sm_80 form has them); strides are multiples of 16 bytes.
 
@@ -27,6 +36,11 @@
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // OVERLAP    1: multiply the next scores during the softmax, for BLOCK_N / 2 more registers
 // STAGES     K and V tiles in flight
+// OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
+
+#ifndef OPTIMISTIC
+#define OPTIMISTIC 0
+#endif
 
 #include "device_sm90.cuh"
 #include "tile_order.cuh"
@@ -39,7 +53,10 @@ constexpr int Q_BYTES = 64 * HEAD_DIM * 2;  // the part of one warpgroup; later 
 constexpr int KV_BYTES = BLOCK_N * HEAD_DIM * 2;
 constexpr int SCORES = BLOCK_N / 2;  // accumulator registers a thread
 constexpr int OUTPUTS = HEAD_DIM / 2;
+constexpr bool OPTIMISTIC_NOW = OPTIMISTIC == 1;
+constexpr float LIMIT = 1099511627776.0f;  // 2^40; fp32 and bf16 end at 2^128
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "head dimension");
+static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
@@ -82,6 +99,23 @@ __device__ __forceinline__ void softmax_step(float (&score)[SCORES], Softmax& st
         rescale[half] = exp2_approx(fmaf(state.max[half], log2_scale, -shift));
         state.max[half] = top;
         float sum = state.sum[half] * rescale[half];
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) {
+            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
+            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
+            sum += score[n] + score[n + 1];
+        }
+        state.sum[half] = sum;
+    }
+}
+
+// The same against a maximum that is not looked for any more: no comparison, no rescaling.
+__device__ __forceinline__ void optimistic_step(float (&score)[SCORES], Softmax& state,
+                                                float log2_scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float shift = state.max[half] * log2_scale;
+        float sum = state.sum[half];
 #pragma unroll
         for (int n = 2 * half; n < SCORES; n += 4) {
             score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
@@ -165,13 +199,38 @@ __device__ __forceinline__ Place place_of(int block, int tiles, int heads, int b
     return {CAUSAL ? tiles - 1 - tile : tile, bh % heads, bh / heads};
 }
 
+#if OPTIMISTIC == 1
+#define ENTRY flash_forward_sm90_optimistic
+#elif OPTIMISTIC == 2
+#define ENTRY flash_forward_sm90_repair
+#else
+#define ENTRY flash_forward_sm90
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
                    const __grid_constant__ TensorMap v_map,
                    const __grid_constant__ TensorMap out_map, Tensor3<float> lse, int batch,
                    int heads, int group, int seqlen_q, int seqlen_k, float scale,
-                   int heads_per_group) {
+                   int heads_per_group
+#if OPTIMISTIC
+                   , Tensor1<int> flags  // a word a consumer warp, in the order of the blocks
+#endif
+) {
     unsigned char* const shared = shared_memory_1024();
+#if OPTIMISTIC
+    int* const my_flags = flags.data + static_cast<int64>(blockIdx.x) * 4 * CONSUMERS;
+#endif
+#if OPTIMISTIC == 2
+    if (threadIdx.x == 0) {
+        int any = 0;
+        for (int w = 0; w < 4 * CONSUMERS; ++w) any |= ld_global(my_flags + w);
+        st_shared(reinterpret_cast<int*>(shared), any);
+    }
+    block_sync();
+    if (ld_shared(reinterpret_cast<const int*>(shared)) == 0) return;
+    block_sync();
+#endif
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
     const Place place = place_of(blockIdx.x, ceil_div(seqlen_q, BLOCK_M), heads, batch,
                                  heads_per_group);
@@ -184,6 +243,9 @@ flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constan
             st_shared(reinterpret_cast<Vec16*>(shared) + x, Vec16{});
         for (int r = threadIdx.x; r < min_int(BLOCK_M, seqlen_q - row0); r += THREADS)
             st_global(lse.at(place.batch, place.head, row0 + r), neg_infinity());
+#if OPTIMISTIC == 1
+        if (threadIdx.x < 4 * CONSUMERS) st_global(my_flags + threadIdx.x, 0);
+#endif
         tma_fence();
         block_sync();
         if (threadIdx.x == 0) {
@@ -294,11 +356,15 @@ flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constan
         keep(score);
         release(&barriers->k_empty[slot.stage]);
         mask(score, it);
-        softmax_step(score, state, rescale, log2_scale);
+        const bool looks = !OPTIMISTIC_NOW || it <= masked;  // for the maximum
+        if (looks)
+            softmax_step(score, state, rescale, log2_scale);
+        else
+            optimistic_step(score, state, log2_scale);
         wgmma_wait<0>();
         keep(out_acc);
         release(&barriers->v_empty[before.stage]);
-        multiply_rows(out_acc, rescale);
+        if (looks) multiply_rows(out_acc, rescale);
         round_weights(p, score);
     }
     {
@@ -320,8 +386,12 @@ flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constan
         keep(score);
         release(&barriers->k_empty[slot.stage]);
         mask(score, it);
-        softmax_step(score, state, rescale, log2_scale);
-        multiply_rows(out_acc, rescale);
+        if (!OPTIMISTIC_NOW || it <= masked) {
+            softmax_step(score, state, rescale, log2_scale);
+            multiply_rows(out_acc, rescale);
+        } else {
+            optimistic_step(score, state, log2_scale);
+        }
         uint32 p[BLOCK_N / 16][4];
         round_weights(p, score);
         mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
@@ -331,6 +401,17 @@ flash_forward_sm90(const __grid_constant__ TensorMap q_map, const __grid_constan
         keep(out_acc);
         release(&barriers->v_empty[slot.stage]);
     }
+#endif
+
+#if OPTIMISTIC == 1
+    // Not a number fails the comparison too; 0 * x is 0 unless x is infinite or not a number.
+    float finite = 0.0f;
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; ++n) finite += out_acc[n] * 0.0f;
+    int overflowed = !(state.sum[0] < LIMIT) || !(state.sum[1] < LIMIT) || !(finite == 0.0f);
+#pragma unroll
+    for (int step = 16; step; step /= 2) overflowed |= shfl_xor(overflowed, step);
+    if (lane == 0) st_global(my_flags + 4 * (warpgroup - 1) + warp, overflowed);
 #endif
 
     // ---- O = acc / sum, through this warpgroup's part of Q, which nobody reads any more -------------

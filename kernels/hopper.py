@@ -18,6 +18,8 @@ from kernels.flash_config import DTYPE_CODE
 from kernels.launch import Argument, Array, Backend, Kernel, TensorMap
 
 ALGORITHM = "flash-sm90"
+#: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
+OPTIMISTIC = "flash-sm90-optimistic"
 WARPGROUP = 128
 STAGES = 2
 ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
@@ -54,8 +56,9 @@ class ForwardForm:
         tiles = self.tile.block_m * row + 2 * STAGES * self.block_n * row
         return tiles + 8 * (1 + 4 * STAGES) + ALIGNMENT_SLACK
 
-    def kernel(self, dtype: str, causal: bool) -> Kernel:
-        macros = (
+    def kernel(self, dtype: str, causal: bool, part: str = "") -> Kernel:
+        """The exact kernel, or of the optimistic pair "optimistic" or "repair"."""
+        macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
             ("HEAD_DIM", self.head_dim),
             ("BLOCK_N", self.block_n),
@@ -63,8 +66,11 @@ class ForwardForm:
             ("CAUSAL", int(causal)),
             ("OVERLAP", int(self.overlap)),
             ("STAGES", STAGES),
-        )
-        return Kernel("flash_forward_sm90.cu", "flash_forward_sm90", macros, self.threads)
+        ]
+        if part:
+            macros.append(("OPTIMISTIC", {"optimistic": 1, "repair": 2}[part]))
+        entry = "_".join(filter(None, ("flash_forward_sm90", part)))
+        return Kernel("flash_forward_sm90.cu", entry, tuple(macros), self.threads)
 
 
 #: Every form that compiles without a spill or a serialised wgmma, for tests and tuning.
@@ -193,11 +199,14 @@ def forward(
     causal: bool = False,
     tile: Tile | None = None,
     form: ForwardForm | None = None,
+    optimistic: bool = False,
     stream: int | None = None,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
 
     tile, form: of the caller's choice; default :func:`forward_form`.
+    optimistic: look for the row maximum in the first tiles only, and do again, exactly, the tiles
+        where that was not enough; bf16.
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
     fit together.
@@ -214,6 +223,8 @@ def forward(
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
     if q.size == 0:
         return
+    if optimistic and q.dtype != "bf16":
+        raise ValueError(f"the optimistic softmax needs the exponents of bf16, not {q.dtype}")
     blocks = batch * heads * -(-seqlen_q // form.tile.block_m)
     args: list[Argument] = [
         TensorMap(q.with_access("r", "q"), 64),
@@ -230,8 +241,18 @@ def forward(
         # K and V are what the blocks of a head share.
         np.int32(heads_per_group(batch * heads, 2 * seqlen_k * head_dim * 2)),
     ]
-    kernel = form.kernel(q.dtype, causal)
-    backend.launch(kernel, (blocks, 1, 1), form.shared_bytes, args, stream)
+    grid = (blocks, 1, 1)
+    if not optimistic:
+        backend.launch(form.kernel(q.dtype, causal), grid, form.shared_bytes, args, stream)
+        return
+    flags = backend.empty("flags", (blocks * 4 * form.consumers,), "int32")
+    first = form.kernel(q.dtype, causal, "optimistic")
+    backend.launch(first, grid, form.shared_bytes, [*args, flags.with_access("w")], stream)
+    # The repair writes flagged tiles only.
+    args[3] = TensorMap(out.with_access("rw", "out"), 64)
+    args[4] = lse.with_access("rw", "lse")
+    second = form.kernel(q.dtype, causal, "repair")
+    backend.launch(second, grid, form.shared_bytes, [*args, flags.with_access("r")], stream)
 
 
 def backward(

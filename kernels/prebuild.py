@@ -35,7 +35,7 @@ class Recorder:
     name = "recorder"
 
     def __init__(self) -> None:
-        self.kernels: list[Kernel] = []
+        self.launches: list[tuple[Kernel, int]] = []
 
     def launch(
         self,
@@ -45,8 +45,8 @@ class Recorder:
         args: Sequence[Argument],
         stream: int | None = None,
     ) -> None:
-        """Remember the kernel."""
-        self.kernels.append(kernel)
+        """Remember the kernel and its shared memory."""
+        self.launches.append((kernel, shared_bytes))
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
         """An array that is nowhere."""
@@ -72,6 +72,10 @@ class Problem:
 
     def kernels(self) -> list[Kernel]:
         """The kernels of the passes, as far as the driver accepts them."""
+        return [kernel for kernel, _ in self.launches()]
+
+    def launches(self) -> list[tuple[Kernel, int]]:
+        """The same with the bytes of dynamic shared memory."""
         recorder = Recorder()
         shape = (1, 1, self.seqlen, self.head_dim)
         q, k, v, out, dout, dq, dk, dv = (
@@ -93,7 +97,7 @@ class Problem:
                 )  # fmt: skip
         except ValueError:
             pass  # a tile too large for the device, refused there in the same words
-        return recorder.kernels
+        return recorder.launches
 
 
 def problems() -> Iterator[Problem]:
@@ -102,7 +106,7 @@ def problems() -> Iterator[Problem]:
     # Throughput and the Hopper kernels' own checks.
     for head_dim in (128, 64):
         for causal in both:
-            for algorithm in (hopper.ALGORITHM, "flash"):
+            for algorithm in (*attention.HOPPER, "flash"):
                 for seqlen in (1024, 16384):
                     yield Problem(algorithm, head_dim, "bf16", causal, seqlen=seqlen)
     # The ladder at the shape of FlashAttention 2022, Fig. 2.

@@ -11,10 +11,46 @@ from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_forward
 from analysis.tile_loop import tile_loop
 
+FLAG_BYTES = 4
+
 
 def flash_forward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:
     """O = softmax(QKᵀ)V, one thread block per query tile."""
     return {"flash_forward_sm90": flash_forward(shape, tile)["flash_forward"]}
+
+
+def flash_forward_sm90_optimistic(
+    shape: AttentionShape, tile: Tile, *, flagged: tuple[int, ...] = ()
+) -> KernelBytes:
+    """The forward that guesses the row maximum, and the launch that repairs what it flags.
+
+    flagged: query tile of every tile that overflows, one entry for each batch and head it does so
+    in. Each tile writes and reads a word of flag for each of its consumer warps of 16 rows.
+    """
+    loop = tile_loop(shape, tile)
+    wrong = [i for i in flagged if not 0 <= i < loop.query_tiles]
+    if wrong:
+        raise ValueError(f"flagged tile {wrong[0]} is none of the {loop.query_tiles} query tiles")
+    flags = shape.batch * shape.heads * loop.query_tiles * tile.block_m // 16 * FLAG_BYTES
+    row = shape.head_dim * shape.itemsize
+    query_rows = sum(int(loop.query_rows[i]) for i in flagged)
+    seen = [int(loop.visits_of_query_tile[i]) for i in flagged]
+    read_rows = sum(int(loop.query_rows[i]) for i, n in zip(flagged, seen, strict=True) if n)
+    key_rows = sum(min(n * tile.block_n, shape.seqlen_k) for n in seen)
+    return {
+        "flash_forward_sm90_optimistic": {
+            **flash_forward(shape, tile)["flash_forward"],
+            ("flags", "write"): flags,
+        },
+        "flash_forward_sm90_repair": {
+            ("flags", "read"): flags,
+            ("q", "read"): read_rows * row,
+            ("k", "read"): key_rows * row,
+            ("v", "read"): key_rows * row,
+            ("out", "write"): query_rows * row,
+            ("lse", "write"): query_rows * STAT_BYTES,
+        },
+    }
 
 
 def flash_backward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:

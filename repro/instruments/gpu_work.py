@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from analysis.shapes import AttentionShape, Tile
-from kernels import attention, hopper
+from kernels import attention
 from kernels.launch import Array
 from repro.attention import engine
 from repro.attention.variants import VARIANTS
@@ -78,7 +78,7 @@ def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
 
 
 def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Work:
-    if algorithm == hopper.ALGORITHM and operands.q.is_cuda:
+    if algorithm in attention.HOPPER and operands.q.is_cuda:
         reason = hopper_guard.refusal()
         if reason is not None:
             raise RuntimeError(reason)

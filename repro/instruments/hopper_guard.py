@@ -15,6 +15,9 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 
+from analysis.shapes import AttentionShape
+from kernels import attention
+
 LIMIT_S = 60.0
 #: Largest error against float64 for N(0, 1) inputs in bf16: results, gradients.
 BOUNDS = (2e-2, 4e-2)
@@ -39,27 +42,30 @@ def refusal(command: Sequence[str] | None = None, limit_s: float = LIMIT_S) -> s
 
 def main() -> None:
     """Run every default form of both passes; SystemExit with one line if one is wrong."""
+    for algorithm in attention.HOPPER:
+        for head_dim in (64, 128):
+            for causal in (False, True):
+                _try(algorithm, AttentionShape(1, 2, 333, 333, head_dim, 0, "bf16", causal))
+
+
+def _try(algorithm: str, shape: AttentionShape) -> None:
     import torch
 
-    from analysis.shapes import AttentionShape
     from repro.instruments.gpu_work import Operands, kernel_results
 
-    for head_dim in (64, 128):
-        for causal in (False, True):
-            shape = AttentionShape(1, 2, 333, 333, head_dim, dtype="bf16", causal=causal)
-            operands = Operands(shape)
-            got = kernel_results("flash-sm90", operands)
-            q, k, v = (t.double().requires_grad_() for t in (operands.q, operands.k, operands.v))
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-            exact = [out, *torch.autograd.grad(out, (q, k, v), operands.dout.double())]
-            for name, ours, right in zip(("out", "dq", "dk", "dv"), got, exact, strict=True):
-                bound = BOUNDS[name != "out"]
-                error = float((ours.double() - right).abs().max())
-                if not error <= bound:
-                    raise SystemExit(
-                        f"flash-sm90, head_dim {head_dim}, causal={causal}: {name} is off by "
-                        f"{error:.3g}, more than {bound}"
-                    )
+    operands = Operands(shape)
+    got = kernel_results(algorithm, operands)
+    q, k, v = (t.double().requires_grad_() for t in (operands.q, operands.k, operands.v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
+    exact = [out, *torch.autograd.grad(out, (q, k, v), operands.dout.double())]
+    for name, ours, right in zip(("out", "dq", "dk", "dv"), got, exact, strict=True):
+        bound = BOUNDS[name != "out"]
+        error = float((ours.double() - right).abs().max())
+        if not error <= bound:
+            raise SystemExit(
+                f"{algorithm}, head_dim {shape.head_dim}, causal={shape.causal}: {name} is off by "
+                f"{error:.3g}, more than {bound}"
+            )
 
 
 if __name__ == "__main__":

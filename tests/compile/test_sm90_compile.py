@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.compile import compile_cubin
+from kernels.hopper import ForwardForm, forward_form
 from kernels.launch import Kernel
 
 FP16, BF16 = 0, 1
@@ -63,6 +64,17 @@ def test_forward(variant: tuple[int, int, int, int, int, int]) -> None:
     assert compiled.spill_bytes == 0
     # What the registers of a whole block allow each thread before warpgroups trade them.
     assert compiled.registers == (168 if variant[1] == 2 else 128)
+
+
+@pytest.mark.parametrize("part", ["optimistic", "repair"])
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@pytest.mark.parametrize(
+    "form", [forward_form(64, False, 0), forward_form(128, True, 0)], ids=lambda f: f.name
+)
+def test_the_optimistic_pair(form: ForwardForm, causal: bool, part: str) -> None:
+    compiled = compile_cubin(form.kernel("bf16", causal, part), "sm_90a")
+    assert compiled.wgmma_remarks == ()
+    assert compiled.spill_bytes == 0
 
 
 @pytest.mark.parametrize("variant", BACKWARD, ids=str)

@@ -118,6 +118,20 @@ def test_many_waves_give_the_same_bits_every_time(form: ForwardForm, causal: boo
     check(p, values, factor=2.0)  # N above the 512 that the bounds are stated for
 
 
+@pytest.mark.parametrize("nats", [0, 20, 60, 200])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_optimistic_softmax_under_drift(head_dim: int, nats: int) -> None:
+    """Scores that grow towards the first keys: flagged and repaired from about 28 nats on."""
+    p = Problem(heads=2, seqlen_q=500, seqlen_k=1000, head_dim=head_dim, dtype="bf16")
+    assert p.scale is not None
+    p.data["q"][..., 0] = 8
+    p.data["k"][..., 0] = np.linspace(nats, 0, p.seqlen_k) / (8 * p.scale)
+    for name in ("q", "k"):
+        p.data[name] = to_float(to_bits(p.data[name], "bf16"), "bf16")
+    got = execute(p, "flash-sm90-optimistic", None)
+    check(p, {"out": got["out"]}, factor=2.0)
+
+
 def test_the_rule_takes_them() -> None:
     q = upload("q", np.zeros((1, 1, 64, 64), np.float16), "fp16")
     assert dispatch.choose(CupyBackend(), [q], scale=0.125).algorithm == "flash-sm90"
