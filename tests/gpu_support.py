@@ -54,9 +54,18 @@ def execute(p: Problem, algorithm: str, tile: Tile | None) -> dict[str, np.ndarr
         "tile": tile,
         "shared_limit_bytes": backend.shared_limit_bytes,
     }
+    if p.key_mask is not None:
+        options["key_mask"] = upload("key_mask", p.key_mask.astype(np.uint8, order="C"), "uint8")
+    if p.dropout_p:
+        options |= {"dropout_p": p.dropout_p, "seed": p.dropout_seed}
+    if p.block_mask is not None:
+        mask = p.block_mask.astype(np.uint8, order="C")
+        options |= {"block_mask": upload("block_mask", mask, "uint8"), "block_size": p.block_size}
     inputs = [arrays[name] for name in ("q", "k", "v", "out")]
     gradients = [arrays[name] for name in ("dq", "dk", "dv")]
     attention.forward(backend, algorithm, *inputs, stats, **options)
+    if "dlse" in p.data:
+        options["dlse"] = upload("dlse", p.data["dlse"].astype(np.float32), "fp32")
     attention.backward(backend, algorithm, *inputs, arrays["dout"], stats, *gradients, **options)
     names = ("out", "dq", "dk", "dv")
     return {name: to_float(download(arrays[name]), p.dtype) for name in names}
