@@ -74,7 +74,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=8, color="#555555",
     )  # fmt: skip
     right.annotate(
-        "blocks of a wave drift\napart: more than\nonce per wave", (262144, 9.69),
+        "more than once per\nwave: L2 does not keep\nthe latest lines strictly", (262144, 9.69),
         xytext=(-26, 34), textcoords="offset points", ha="center", fontsize=8, color="#555555",
         arrowprops={"arrowstyle": "-", "color": "#999999", "shrinkB": 4},
     )  # fmt: skip
@@ -110,7 +110,7 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
     if judgement.startswith("holds"):
         judgement = (
             f"holds within limits: {worst(fits) - 1:+.1%} while L2 holds K and V; after several "
-            f"waves up to {hbm.max() - 1:.0%} more (blocks drift apart)"
+            f"waves up to {hbm.max() - 1:.0%} more (not explained by drift alone: analysis/hbm.py)"
         )
 
     def longest(table: pandas.DataFrame, metric: str) -> str:
