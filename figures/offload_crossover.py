@@ -29,7 +29,7 @@ LINKS = {"PCIe 4 x16": 31.5e9, "PCIe 5 x16": 63e9, "NVLink-C2C": 450e9}
 #: Dense 16-bit rate that the right panel assumes: half of an H100's peak (989 TFLOP/s).
 RATE_FLOPS_PER_S = 0.5 * 989e12
 SEQLEN = 4096
-HIDDEN = 2 ** np.linspace(10, 15, 41)
+HIDDEN = 128 * np.unique(np.round(2 ** np.linspace(3, 8, 41)))
 
 
 def steps(frame: pandas.DataFrame) -> pandas.DataFrame:

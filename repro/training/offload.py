@@ -42,7 +42,12 @@ class _Slot:
         self.arrival: Ticket | None = None
         self.waiting: set[int] = set()  # handles not unpacked since the last fetch
         self.handles: set[int] = set()  # every handle ever made
-        weakref.finalize(self, pool.give, self.host)
+        self._pool = pool
+
+    def __del__(self) -> None:
+        if self.arrival is not None:  # prefetched, never used: both ends must outlive the copy
+            self.arrival.wait()
+        self._pool.give(self.host)
 
     @property
     def last_byte(self) -> int:

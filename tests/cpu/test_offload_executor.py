@@ -178,6 +178,20 @@ def test_backward_twice_over_a_kept_graph() -> None:
     assert link.bytes_in == 2 * link.bytes_out
 
 
+def test_a_graph_dropped_half_way_gives_everything_back() -> None:
+    """Slots that were fetched ahead and never used wait for their copies and free their buffers."""
+    link = HostLink(2e7)
+    pool = Pool()
+    x = torch.randn(20_000, requires_grad=True)
+    with OffloadSavedTensors(link=link, pool=pool):
+        first = x.exp()
+        second = first.exp().exp()
+    torch.autograd.grad(second, first, torch.ones_like(second))  # leaves the first exp unused
+    del first, second
+    assert pool.live_bytes == 0
+    link.close()
+
+
 def test_in_place_writes_are_still_errors() -> None:
     weight = nn.Parameter(torch.randn(4, 4))
     x = torch.randn(3, 4, requires_grad=True)
