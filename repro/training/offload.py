@@ -127,9 +127,9 @@ class OffloadSavedTensors:
 
     @property
     def link(self) -> Link:
-        """The link in use (chosen on first use unless given)."""
+        """The link in use. RuntimeError before the first tensor has chosen one."""
         if self._link is None:
-            self._link = CudaLink() if torch.cuda.is_available() else DirectLink()
+            raise RuntimeError("no tensor has been offloaded yet, and no link was given")
         return self._link
 
     def __enter__(self) -> OffloadSavedTensors:
@@ -185,6 +185,8 @@ class OffloadSavedTensors:
                 return slot
         source = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         source.set_(storage, first, (last - first,), (1,))
+        if self._link is None:
+            self._link = CudaLink(tensor.device) if tensor.is_cuda else DirectLink()
         slot = _Slot(source, first, version, self.pool)
         self._spans[key].add(slot)
         self._leaving.append((tensor, last - first, version, self.link.send(source, slot.host)))
