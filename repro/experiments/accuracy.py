@@ -128,4 +128,5 @@ EXPERIMENT = Experiment(
     device="host",
     sources=("kernels", "repro/attention"),
     seconds=60,
+    on_demand=True,
 )
