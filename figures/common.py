@@ -177,10 +177,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
-    """Rows whose columns have the wanted value (or one of a list of values)."""
+    """Rows whose columns have the wanted value (or one of a list of values).
+
+    A column that no record has yet is the same as one without the value: no rows.
+    """
     rows = frame
     for column, value in wanted.items():
         key = "pass" if column == "pass_" else column
+        if key not in rows:
+            return rows.iloc[:0]
         values = value if isinstance(value, list | tuple | set) else [value]
         rows = rows[rows[key].isin(values)]
     return rows

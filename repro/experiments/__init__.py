@@ -151,9 +151,15 @@ def tidy(
     ``local=False`` leaves out what this machine measured: committed records only.
     """
     predicted: list[Record] = []
+    fields: set[str] = set()
     for name in selected:
         if name in names():
             known = experiment(name)
-            predicted += [r for cell in known.cells() for r in known.predict(cell)]
+            cells = list(known.cells())
+            fields |= {field for cell in cells for field in cell}
+            predicted += [r for cell in cells for r in known.predict(cell)]
             predicted += known.also() if known.also else ()
-    return frame(predicted + load(selected, root, local=local))
+    table = frame(predicted + load(selected, root, local=local))
+    for missing in sorted(fields - set(table.columns)):
+        table[missing] = None  # a field of the cells is a column even where nothing is recorded
+    return table
