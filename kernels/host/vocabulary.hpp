@@ -106,12 +106,20 @@ inline float log2_approx(float x) {
 
 namespace host {
 
+#if defined(__F16C__) && !defined(__clang__)
+#define HOST_F16C 1
+#elif defined(__aarch64__)
+#define HOST_HALF __fp16
+#elif defined(__F16C__)
+#define HOST_HALF _Float16
+#endif
+
 inline float half_to_float(uint16 h) {
-#if defined(__F16C__)
+#if defined(HOST_F16C)
     typedef short Halves __attribute__((vector_size(16)));
     return __builtin_ia32_vcvtph2ps(Halves{static_cast<short>(h)})[0];
-#elif defined(__aarch64__)
-    __fp16 x;
+#elif defined(HOST_HALF)
+    HOST_HALF x;
     __builtin_memcpy(&x, &h, 2);
     return x;
 #else
@@ -126,11 +134,11 @@ inline float half_to_float(uint16 h) {
 
 inline uint16 float_to_half(float x) {
     if (x != x) return 0x7fff;  // as cvt.rn.f16.f32
-#if defined(__F16C__)
+#if defined(HOST_F16C)
     typedef float Floats __attribute__((vector_size(16)));
     return static_cast<uint16>(__builtin_ia32_vcvtps2ph(Floats{x}, 0)[0]);
-#elif defined(__aarch64__)
-    __fp16 h = static_cast<__fp16>(x);
+#elif defined(HOST_HALF)
+    const HOST_HALF h = static_cast<HOST_HALF>(x);
     uint16 bits;
     __builtin_memcpy(&bits, &h, 2);
     return bits;
