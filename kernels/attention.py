@@ -222,7 +222,7 @@ def backward(
     )  # fmt: skip
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    query_blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+    query_blocks = batch * heads * _tiles(seqlen_q, config.row_block_m)
     key_tiles = _tiles(seqlen_k, config.tile.block_n)
     key_blocks = batch * kv_heads * key_tiles
     preprocess, postprocess = config.row_kernels()

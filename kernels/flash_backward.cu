@@ -9,26 +9,26 @@
 //
 // Loop order: one thread block per (batch, key/value head, key tile j); inside it the heads of the
 // group and their query tiles i in increasing order. dK and dV stay in registers over the whole
-// loop and are sums over the group. A warp owns whole key rows of the transposed scores S^T = K Q^T,
-// whose accumulator layout is the operand layout of dV += P^T dO and dK += dS^T Q: only dS passes
-// through shared memory, for dQ.
+// loop and are sums over the group. A warp owns whole key rows of the transposed scores
+// S^T = K Q^T, whose accumulator layout is the operand layout of dV += P^T dO and dK += dS^T Q:
+// only dS passes through shared memory, for dQ.
 //
-// Reads and writes, in bytes, e = size of an element, rows without padding (analysis/sums/flash.py):
+// Reads and writes, in bytes, e = size of an element, real rows only (analysis/sums/flash.py):
 //   k, v        read   rows_j D e  each, once per key tile that any query tile meets
 //   q, dout     read   rows_i D e  each, per visited (head, i, j)
 //   lse, delta  read   rows_i 4    each, per visited (head, i, j)
 //   dk, dv      write  Nk D e      each, per key/value head
-//   dq_accum    atomic rows_i D 4  per visited (head, i, j); DETERMINISTIC: plain writes of as much,
-//                                  one slab per key tile, added up in order by the postprocess;
+//   dq_accum    atomic rows_i D 4  per visited (head, i, j); DETERMINISTIC: plain writes of as
+//                                  much, a slab per key tile, added up in order by postprocess;
 //                                  QUERY_GRADIENT 0: nothing
 //   KEY_MASK      key_mask   read  rows_j  per key tile that any query tile meets
 //   BLOCK_SPARSE  block_mask read  1       per (head, i, j) that the causal mask leaves
 //
 // Limits: as flash_forward.cu. With HEAD_DIM above 128 (fp32: 64) several warps share the rows.
 
-// ---- constants that shape the code (-D) ----------------------------------------------------------
+// ---- constants that shape the code (-D) ---------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL   as in flash_forward.cu
-// NUM_WARPS      warps a block, over BLOCK_N / 16 groups of key rows (and halves of HEAD_DIM > 128)
+// NUM_WARPS      warps a block; SHARES of them own each BLOCK_N SHARES / NUM_WARPS key rows
 // STAGES         2: the next Q, dO tile arrives during the work on this one; 1: after it
 // DETERMINISTIC  1: partial dQ tiles to a workspace (key tiles * B, H, seqlen_q, head_dim)
 // QUERY_GRADIENT 0: dK and dV only; dQ comes from flash_backward_dq.cu or is not wanted
@@ -153,8 +153,8 @@ __device__ __forceinline__ void softmax_gradient(Scores& dp, const Scores& p, co
 
 #if DROPOUT
 // Bit n * 4 + e of kept[g]: the weight survives. The forward pass drew the same words.
-__device__ __forceinline__ void draw_mask(uint32 (&kept)[GROUPS], const Dropout& dropout, int query0,
-                                          int key0) {
+__device__ __forceinline__ void draw_mask(uint32 (&kept)[GROUPS], const Dropout& dropout,
+                                          int query0, int key0) {
     const int query = query0 + lane_id() % 4 * 2, key = key0 + lane_id() / 4;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g) {
@@ -225,7 +225,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
                , Tensor4<const uint8> block_mask
 #endif
 ) {
-    // ---- which tile -------------------------------------------------------------------------------
+    // ---- which tile -----------------------------------------------------------------------------
     const int key_tiles = ceil_div(seqlen_k, BLOCK_N), query_tiles = ceil_div(seqlen_q, BLOCK_M);
     const int j = blockIdx.x % key_tiles;
     const int kv_head = blockIdx.x / key_tiles % kv_heads;
@@ -262,7 +262,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         return;
     }
 
-    // ---- loads --------------------------------------------------------------------------------------
+    // ---- loads ----------------------------------------------------------------------------------
     auto q_tile = [&](int stage) { return tile_at<QTile>(shared + Q_AT + stage * QTile::BYTES); };
     auto do_tile = [&](int stage) { return tile_at<QTile>(shared + DO_AT + stage * QTile::BYTES); };
     auto lse_at = [&](int slot) {
@@ -316,7 +316,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     clear_rows<THREADS>(k_tile, keep);
     clear_rows<THREADS>(v_tile, keep);
 #endif
-    // ---- the loop over heads and query tiles --------------------------------------------------------
+    // ---- the loop over heads and query tiles ----------------------------------------------------
     float dk_acc[GROUPS][D_TILES][4], dv_acc[GROUPS][D_TILES][4];
     clear(dk_acc);
     clear(dv_acc);
@@ -340,7 +340,9 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         for (int chunk = share * CHUNK_M; chunk < BLOCK_M; chunk += SHARES * CHUNK_M) {
             Scores p;
             clear(p);
-            gemm<HEAD_DIM>(p, Rows{k_tile.from_row(warp_key)}, KMajor{q_tile(stage).from_row(chunk)});
+            const QTile q_chunk = q_tile(stage).from_row(chunk);
+            const QTile do_chunk = do_tile(stage).from_row(chunk);
+            gemm<HEAD_DIM>(p, Rows{k_tile.from_row(warp_key)}, KMajor{q_chunk});
             recompute_probabilities(p, lse_rows, chunk, scale);
             if (masked)
                 mask_probabilities(p, key0 + warp_key, row0 + chunk, seqlen_q, seqlen_k,
@@ -361,12 +363,12 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             } else {
 #if DTYPE != 2
                 round_to_operand(operand, dropped);
-                gemm<CHUNK_M>(dv_acc, Registers{operand}, NMajor{do_tile(stage).from_row(chunk), 0});
+                gemm<CHUNK_M>(dv_acc, Registers{operand}, NMajor{do_chunk, 0});
 #endif
             }
             Scores ds;
             clear(ds);
-            gemm<HEAD_DIM>(ds, Rows{v_tile.from_row(warp_key)}, KMajor{do_tile(stage).from_row(chunk)});
+            gemm<HEAD_DIM>(ds, Rows{v_tile.from_row(warp_key)}, KMajor{do_chunk});
 #if DROPOUT
             drop(ds, ds, kept, keep_scale);
 #endif
@@ -376,7 +378,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             if constexpr (!STAGED) {
 #if DTYPE != 2
                 round_to_operand(operand, ds);
-                gemm<CHUNK_M>(dk_acc, Registers{operand}, NMajor{q_tile(stage).from_row(chunk), 0});
+                gemm<CHUNK_M>(dk_acc, Registers{operand}, NMajor{q_chunk, 0});
 #endif
             }
         }
@@ -388,7 +390,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         }
 
 #if QUERY_GRADIENT
-        // ---- dQ += dS K ----
+        // ---- dQ += dS K -------------------------------------------------------------------------
         float* const dq_rows = dq_accum.row(DETERMINISTIC ? int64(j) * batches + batch : batch,
                                             head, row0);
         constexpr int COLUMNS = HEAD_DIM / DQ_DIM;
@@ -408,7 +410,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         }
     }
 
-    // ---- store dK and dV through the tiles of K and V -----------------------------------------------
+    // ---- store dK and dV through the tiles of K and V -------------------------------------------
     block_sync();
     multiply(dk_acc, scale);
 #if DROPOUT

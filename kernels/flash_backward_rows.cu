@@ -7,18 +7,20 @@
 //
 // Loop order: one thread block per (batch, head, BLOCK_M query rows).
 //
-// Reads and writes, in bytes, e = size of an element, rows without padding (analysis/sums/flash.py):
+// Reads and writes, in bytes, e = size of an element, real rows only (analysis/sums/flash.py):
 //   preprocess   out, dout  read Nq D e each; delta write Nq 4; DLSE: dlse read Nq 4
 //                dq_accum   write Nq D 4, zeros for the atomic additions; not if DETERMINISTIC
-//   postprocess  dq_accum   read Nq D 4, or if DETERMINISTIC rows_i D 4 per visited (i, j), j rising
+//   postprocess  dq_accum   read Nq D 4, or if DETERMINISTIC rows_i D 4 per visited (i, j), by j
 //                dq         write Nq D e
 //                BLOCK_SPARSE and DETERMINISTIC: block_mask read 1 per (i, j) that causal leaves
 //
 // Limits: as flash_forward.cu.
 
-// ---- constants that shape the code (-D) ----------------------------------------------------------
-// DTYPE, HEAD_DIM, BLOCK_M   as in flash_forward.cu; DETERMINISTIC as in flash_backward.cu
-// BLOCK_N, CAUSAL            only matter if DETERMINISTIC
+// ---- constants that shape the code (-D) ---------------------------------------------------------
+// DTYPE, HEAD_DIM      as in flash_forward.cu
+// DETERMINISTIC        as in flash_backward.cu; also where no dQ is accumulated at all
+// BLOCK_M              rows a block; if DETERMINISTIC those of flash_backward.cu, as is BLOCK_N
+// CAUSAL, BLOCK_N      only matter if DETERMINISTIC
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
 #endif

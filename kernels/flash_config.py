@@ -214,15 +214,22 @@ class FlashConfig:
         entry = f"flash_{self.pass_}".replace("-", "_")
         return Kernel(f"{entry}.cu", entry, tuple(macros.items()), self.threads)
 
+    @property
+    def row_block_m(self) -> int:
+        """Query rows a block of the row kernels. Only the ordered sum over key tiles asks for the
+        tile's own; one size for all others keeps the number of compiled forms down."""
+        return self.tile.block_m if self.deterministic else 64
+
     def row_kernels(self) -> tuple[Kernel, Kernel]:
         """``flash_backward_preprocess`` and ``flash_backward_postprocess``, four warps each."""
-        macros = self._macros() | {"NUM_WARPS": 4}
-        if self.deterministic or not self.query_gradient:
-            macros["DETERMINISTIC"] = 1  # there is no accumulator to zero
+        if self.deterministic:
+            macros = self._macros() | {"DETERMINISTIC": 1}
         else:
-            # Only the ordered sum asks which key tiles a query tile met.
-            for name in ("BLOCK_SPARSE", "SPARSE_M", "SPARSE_N", "CAUSAL", "BLOCK_N"):
-                macros.pop(name, None)
+            macros = {"DTYPE": DTYPE_CODE[self.dtype], "HEAD_DIM": self.head_dim, "CAUSAL": 0}
+            macros |= {"BLOCK_M": self.row_block_m, "BLOCK_N": 64}
+            if not self.query_gradient:
+                macros["DETERMINISTIC"] = 1  # there is no accumulator to zero
+        macros["NUM_WARPS"] = 4
         if self.dlse:
             macros["DLSE"] = 1
         source = "flash_backward_rows.cu"

@@ -9,7 +9,7 @@
 // increasing order. A warp owns BLOCK_M / NUM_WARPS whole rows, so the softmax needs no exchange
 // between warps. Long rows of a causal mask start first.
 //
-// Reads and writes, in bytes, e = size of an element, rows without padding (analysis/sums/flash.py):
+// Reads and writes, in bytes, e = size of an element, real rows only (analysis/sums/flash.py):
 //   q     read   rows_i D e    once per query tile that visits a key tile
 //   k, v  read   rows_j D e    each, per visited (i, j)
 //   out   write  Nq D e        per head
@@ -21,7 +21,7 @@
 // multiples of 16; rows start on 16-byte boundaries; shared memory: shared_bytes in
 // kernels/flash_config.py.
 
-// ---- constants that shape the code (-D) ----------------------------------------------------------
+// ---- constants that shape the code (-D) ---------------------------------------------------------
 // DTYPE      0 fp16, 1 bf16, 2 fp32
 // HEAD_DIM   columns of a tile; the argument head_dim may be smaller, the rest is zero
 // BLOCK_M, BLOCK_N   rows of Q and of K, V a tile
@@ -54,8 +54,8 @@ constexpr int S_TILES = BLOCK_N / 8;      // 8-column tiles of the scores
 constexpr int O_TILES = HEAD_DIM / 8;     // 8-column tiles of the output
 // Q stays in registers where that costs at most 32 of them; else it is read again for each tile.
 constexpr bool Q_IN_REGISTERS = DTYPE != 2 && GROUPS * HEAD_DIM <= 128;
-// exp(scale (s - max)): fp32 subtracts first, which gives a lone key weight 1 to the bit. The 16-bit
-// types could not tell, and save an instruction by one fused multiply-add.
+// exp(scale (s - max)): fp32 subtracts first, which gives a lone key weight 1 to the bit. The
+// 16-bit types could not tell, and save an instruction by one fused multiply-add.
 constexpr bool SUBTRACT_FIRST = DTYPE == 2;
 static_assert(GROUPS * 16 * NUM_WARPS == BLOCK_M, "each warp owns whole 16-row groups");
 static_assert(STAGES == 1 || STAGES == 2, "stages");
@@ -208,7 +208,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
         return;
     }
 
-    // ---- loads ------------------------------------------------------------------------------------
+    // ---- loads ----------------------------------------------------------------------------------
     const int kv_head = head / group;
     const io_t* const k_rows = k.row(batch, kv_head, 0);
     const io_t* const v_rows = v.row(batch, kv_head, 0);
@@ -253,7 +253,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
     load_kv(j, 0);
 
-    // ---- the loop over key tiles --------------------------------------------------------------------
+    // ---- the loop over key tiles ----------------------------------------------------------------
     const float log2_scale = ANY_SCALE ? LOG2E : scale * LOG2E;
     float acc[GROUPS][O_TILES][4];
     clear(acc);
@@ -334,7 +334,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
         }
     }
 
-    // ---- normalise and store ---------------------------------------------------------------------------
+    // ---- normalise and store --------------------------------------------------------------------
     const float unit = ANY_SCALE ? 1.0f : scale;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g)
@@ -353,8 +353,8 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
                 acc[g][n][2 * half] *= inverse;
                 acc[g][n][2 * half + 1] *= inverse;
             }
-            // Where the exponents were shifted by the rounded product max * log2_scale, its rounding
-            // error is taken back here: it matters where scores are in the thousands.
+            // Where the exponents were shifted by the rounded product max * log2_scale, its
+            // rounding error is taken back here: it matters where scores are in the thousands.
             const float max = state.max[g][half];
             const float residual =
                 SUBTRACT_FIRST ? 0.0f : fmaf(max, log2_scale, -(max * log2_scale));

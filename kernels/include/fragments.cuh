@@ -183,7 +183,8 @@ __device__ __forceinline__ void load_a(float (&r)[2][4], const Rows<TileT>& a, i
                                        int step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const Float4 value = load_float4(a.tile.chunk(16 * group + 8 * half, lane_id() / 4, step, 0));
+        const Float4 value =
+            load_float4(a.tile.chunk(16 * group + 8 * half, lane_id() / 4, step, 0));
 #pragma unroll
         for (int x = 0; x < 4; ++x) r[half][x] = value[x];
     }
@@ -194,10 +195,11 @@ __device__ __forceinline__ void load_a(float (&r)[2][4], const Columns<TileT>& a
 #pragma unroll
     for (int x = 0; x < 4; ++x)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            r[half][x] = ld_shared(a.tile.chunk(0, 4 * step + x, (a.col0 + 16 * group + 8 * half) / 4,
-                                                lane_id() / 16) +
+        for (int half = 0; half < 2; ++half) {
+            const int left = (a.col0 + 16 * group + 8 * half) / 4;
+            r[half][x] = ld_shared(a.tile.chunk(0, 4 * step + x, left, lane_id() / 16) +
                                    lane_id() / 4 % 4);
+        }
 }
 // Columns 2t (r[0]) and 2t + 1 (r[1]) of an 8-column tile of B.
 template <class TileT>

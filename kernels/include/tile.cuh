@@ -38,8 +38,8 @@ struct Tile {
     // The tile from a multiple of 8 rows further down.
     __device__ __forceinline__ Tile from_row(int row) const { return Tile{data + row * COLS}; }
     // Chunk `fixed` + `own` of row `down` + `row`, with what differs between threads kept apart:
-    // `own` is 0 or 1 (and `fixed` even, where it is not 0), `down` a multiple of 8. In unrolled loops
-    // over `down` and `fixed` all addresses are then one of a few plus a constant.
+    // `own` is 0 or 1 (and `fixed` even, where it is not 0), `down` a multiple of 8. In unrolled
+    // loops over `down` and `fixed` all addresses are then one of a few plus a constant.
     __device__ __forceinline__ T* chunk(int down, int row, int fixed, int own) const {
         constexpr int SPAN = CHUNKS % 8 == 0 ? 7 : CHUNKS % 8 == 4 ? 3 : 1;
         T* const there = data + (row * COLS + ((own ^ swizzle(row)) ^ (fixed & SPAN)) * VEC);
@@ -52,10 +52,10 @@ __device__ __forceinline__ TileT tile_at(unsigned char* shared) {
     return TileT{reinterpret_cast<typename TileT::value_type*>(shared)};
 }
 
-// Calls body(row, chunk, shared address, address in `global`) for every chunk of the tile, shared out
-// over the threads of the block so that neighbours touch neighbouring addresses. Where the widths
-// allow, a thread stays in its chunk column and steps down whole swizzle periods, so that all its
-// addresses follow from the first.
+// Calls body(row, chunk, shared address, address in `global`) for every chunk of the tile, shared
+// out over the threads of the block so that neighbours touch neighbouring addresses. Where the
+// widths allow, a thread stays in its chunk column and steps down whole swizzle periods, so that
+// all its addresses follow from the first.
 template <int THREADS, class TileT, class T, class Body>
 __device__ __forceinline__ void for_each_chunk(TileT tile, T* global, int64 stride_n, Body body) {
     constexpr int TOTAL = TileT::ROWS * TileT::CHUNKS, VEC = TileT::VEC;
