@@ -44,7 +44,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme record clean
+.PHONY: figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -116,6 +116,10 @@ lint: | $(ENV)
 record: | $(ENV)
 	@$(PY) -m repro measure --again --into host $(EXPERIMENT)
 	@$(PY) -m figures readme
+
+# For the authors: registers, spills and instructions of every kernel, in docs/kernel-audit.md.
+audit: | $(ENV)
+	@$(PY) -m kernels.audit
 
 # For the authors: the README's tables and pictures, from the records that are committed.
 readme: | $(ENV)

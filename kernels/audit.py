@@ -1,0 +1,213 @@
+"""What the compiler made of the kernels: a table of every shipped form and architecture.
+
+    make audit           (or: python -m kernels.audit)
+
+writes docs/kernel-audit.md. Compiling needs NVRTC, counting instructions nvdisasm; neither a GPU
+nor a driver. Each row carries a digest of the code it speaks of, comments apart, so that a test
+notices a row that is out of date without compiling it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from analysis.hardware import find_gpu
+from analysis.occupancy import occupancy
+from kernels import hopper, ladder, sass
+from kernels.cache import digest
+from kernels.compile import compile_cubin, nvrtc_version
+from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
+from kernels.prebuild import Problem
+from kernels.variants import shipped_variants
+
+PAGE = KERNELS_DIR.parent / "docs" / "kernel-audit.md"
+#: The card whose occupancy is predicted, by architecture.
+CARDS = {"sm_80": "A100 80GB", "sm_90": "H200", "sm_90a": "H200"}
+HEADER = (
+    "kernel", "arch", "threads", "registers", "shared [B]", "spilled [B]", "tensor ops",
+    "16-byte accesses", "blocks an SM", "limited by", "code",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel to look at, with the dynamic shared memory of its launch."""
+
+    name: str
+    kernel: Kernel
+    shared_bytes: int
+    arch: str
+
+    @property
+    def code(self) -> str:
+        """Digest of the source with what it includes, and the macros; no comments, no spacing."""
+        text = _essence(_with_headers(self.kernel.text(), set()))
+        return digest(text, repr(self.kernel.macros), self.kernel.entry)[:8]
+
+
+def _with_headers(text: str, seen: set[str]) -> str:
+    parts = []
+    for name in re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE):
+        if name not in seen:  # ours lie side by side; the host's are elsewhere and not compiled
+            seen.add(name)
+            parts.append(_with_headers((INCLUDE_DIR / name).read_text(), seen))
+    return "".join(parts) + text
+
+
+def _essence(text: str) -> str:
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", text)
+
+
+def subjects() -> list[Subject]:
+    """Hopper's forms; the sm_80 flash kernels in bf16 without features; the ladder's first steps.
+
+    fp16 differs from bf16 in the names of the product and of the conversions. fp32 and the forms
+    with masks and dropout are held to their registers by the compile tests.
+    """
+    listed: list[Subject] = []
+    for form in hopper.FORWARD_FORMS:
+        for causal in (False, True):
+            name = f"flash-sm90 forward bf16 {form.name} {_mask(causal)}"
+            listed.append(Subject(name, form.kernel("bf16", causal), form.shared_bytes, "sm_90a"))
+    for head_dim in (64, 128):
+        form = hopper.forward_form(head_dim, False, 0)
+        name = f"flash-sm90 optimistic forward bf16 {form.name} full"
+        kernel = form.kernel("bf16", False, "optimistic")
+        listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a"))
+    for head_dim in (64, 128):
+        for launch in _hopper_backward(head_dim):
+            listed.append(launch)
+    for variant in shipped_variants():
+        if variant.features or variant.dtype != "bf16":
+            continue
+        for arch in ("sm_80", "sm_90"):
+            name = f"flash {variant.name}"
+            listed.append(Subject(name, variant.kernel, variant.shared_bytes, arch))
+    for algorithm in ladder.ALGORITHMS:
+        recorded = Problem(algorithm, 64, "fp16", seqlen=1024).launches()
+        for kernel, shared_bytes in dict(recorded).items():
+            for arch in ("sm_80", "sm_90"):
+                name = f"{algorithm} fp16 64 {kernel.entry}"
+                listed.append(Subject(name, kernel, shared_bytes, arch))
+    return listed
+
+
+def _mask(causal: bool) -> str:
+    return "causal" if causal else "full"
+
+
+def _hopper_backward(head_dim: int) -> list[Subject]:
+    listed = []
+    for causal in (False, True):
+        recorded = Problem(hopper.ALGORITHM, head_dim, "bf16", causal).launches()
+        for kernel, shared_bytes in recorded:
+            if "backward" in kernel.entry and (not causal or kernel.threads == 384):
+                part = kernel.entry.removeprefix("flash_backward_sm90").strip("_") or "backward"
+                name = f"flash-sm90 {part} bf16 d{head_dim} {_mask(causal)}"
+                listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
+    return listed
+
+
+def row(subject: Subject) -> tuple[str, ...]:
+    """The subject's line of the table."""
+    compiled = compile_cubin(subject.kernel, subject.arch)
+    if compiled.wgmma_remarks:
+        raise RuntimeError(f"{subject.name}: {compiled.wgmma_remarks[0]}")
+    code = sass.disassemble(compiled.cubin, subject.kernel.entry)
+    counted = sass.count(code.instructions)
+    gpu = find_gpu(CARDS[subject.arch])
+    assert gpu is not None
+    fit = occupancy(
+        gpu,
+        threads=subject.kernel.threads,
+        registers_per_thread=compiled.registers,
+        shared_bytes=subject.shared_bytes + compiled.shared_bytes,
+    )
+    return (
+        subject.name, subject.arch, str(subject.kernel.threads), str(compiled.registers),
+        str(subject.shared_bytes + compiled.shared_bytes), str(compiled.spill_bytes),
+        str(counted["HGMMA"] + counted["HMMA"]), str(sass.wide_accesses(code.instructions)),
+        str(fit.blocks_per_sm), fit.limited_by, subject.code,
+    )  # fmt: skip
+
+
+def rows(listed: Sequence[Subject], workers: int | None = None) -> list[tuple[str, ...]]:
+    """All lines, compiled on all cores, in the order of ``listed``."""
+    workers = workers or len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(row, subject): subject for subject in listed}
+        for done, future in enumerate(as_completed(waiting), 1):
+            future.result()
+            print(f"[{done}/{len(listed)}] {waiting[future].name}", file=sys.stderr, flush=True)
+    return [future.result() for future in waiting]
+
+
+def page(lines: Sequence[tuple[str, ...]], version: str) -> str:
+    """The document."""
+    cells = [HEADER, tuple("---" for _ in HEADER), *lines]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    return f"""# What the compiler made of the kernels
+
+Written by `make audit` (NVRTC {version}); a test fails when a line is out of date or a register is
+spilled.
+
+Shared memory is static and dynamic together. Tensor ops are HMMA or, on Hopper, HGMMA instructions
+in the code; 16-byte accesses are loads and stores of 16 bytes a thread, matrix loads and stores,
+and the copies of whole tiles. Blocks an SM are predicted for an A100 (sm_80) or H200 (sm_90,
+sm_90a). The Hopper kernels' registers are those at launch; their warpgroups trade them afterwards
+(producer 24 or 32, consumers 240 or 160 a thread). `code` is a digest of source, included headers
+and macros, comments apart.
+
+{table}
+"""
+
+
+def read(text: str) -> tuple[str, list[tuple[str, ...]]]:
+    """The compiler's version and the lines of a page."""
+    version = re.search(r"NVRTC ([\d.]+)", text)
+    if version is None:
+        raise ValueError("the page names no version of NVRTC")
+    lines = [line for line in text.split("\n") if line.startswith("| ")][2:]
+    return version[1], [tuple(c.strip() for c in line.strip("| ").split("|")) for line in lines]
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a page, without compiling: missing, unknown and stale lines, spills."""
+    wanted = {(subject.name, subject.arch): subject.code for subject in subjects()}
+    _, lines = read(text)
+    there = {(line[0], line[1]): line for line in lines}
+    found = [f"missing: {name} {arch}" for name, arch in wanted if (name, arch) not in there]
+    for key, line in there.items():
+        if key not in wanted:
+            found.append(f"unknown: {key[0]} {key[1]}")
+        elif line[-1] != wanted[key]:
+            found.append(f"out of date: {key[0]} {key[1]}")
+        if line[5] != "0":
+            found.append(f"spills {line[5]} bytes: {key[0]} {key[1]}")
+    return found
+
+
+def main() -> None:
+    """Write the page. SystemExit names every form that spills."""
+    parser = argparse.ArgumentParser(description="compile every kernel and write the audit")
+    parser.add_argument("--out", type=Path, default=PAGE)
+    arguments = parser.parse_args()
+    text = page(rows(subjects()), nvrtc_version())
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(text)
+    wrong = complaints(text)
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
