@@ -10,7 +10,7 @@
 //   void cp_async_16(void* smem, const void* gmem, bool valid)   16 bytes; zeros and no read if
 //                                          !valid. Visible after cp_async_wait + block_sync.
 //   void cp_async_commit(), cp_async_wait<N>()     at most N newest groups may be pending
-//   unsigned char* shared_memory()         dynamic shared memory, 1024-byte aligned
+//   unsigned char* shared_memory()         dynamic shared memory, 16-byte aligned at least
 //   void block_sync(), warp_sync()
 //   T shfl_xor(T v, int lane_mask), T shfl(T v, int lane)        4-byte T, all 32 lanes take part
 //   void ldmatrix_x4(uint32 (&r)[4], const void* row), ldmatrix_x4_trans
