@@ -3,6 +3,9 @@
 They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads and the
 log-sum-exp. Key masks, dropout, block masks, other head dimensions, a scale that is not positive
 and the deterministic backward stay with the sm_80 kernels: ``why_not`` says which of them it was.
+
+The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
+for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
 """
 
 from __future__ import annotations
