@@ -26,6 +26,7 @@ def table(frame: pandas.DataFrame) -> pandas.DataFrame:
     """One row per plan and source: MiB, and time relative to autograd or to storing all."""
     keys = ["implementation", "budget_share", "stages", "percent", "source"]
     rows = frame.copy()
+    rows["value"] = rows["spread_min"].fillna(rows["value"])  # other work only ever adds time
     for column in keys[1:4]:
         rows[column] = rows[column].fillna(-1) if column in rows else -1.0
     wide = rows.pivot_table(index=keys, columns="metric", values="value").reset_index()

@@ -88,14 +88,16 @@ void fill(const Table *t, int64_t *scratch) {
         /* tiles of i from the diagonal down: i1, i1-1, ..., i0 */
         for (int64_t i1 = l1; i1 >= 1; i1 -= TILE) {
             const int64_t i0 = i1 - TILE + 1 > 1 ? i1 - TILE + 1 : 1;
-            int64_t open[TILE][TILE], count[TILE];
+            int64_t open[TILE][TILE], count[TILE], total = 0;
             for (int64_t i = i0; i <= i1; i++) {
                 int64_t k = i - i0;
                 count[k] = 0;
-                sweep_bytes(t, i, l1, scratch + k * stride);
                 for (int64_t l = l0 > i ? l0 : i; l <= l1; l++)
                     if (!t->done[t->index[i * (t->length + 1) + l]]) open[k][count[k]++] = l;
+                if (count[k]) sweep_bytes(t, i, l1, scratch + k * stride);
+                total += count[k];
             }
+            if (!total) continue; /* copies of stretches that are known */
             /* splits whose two parts are both outside this tile */
             for (int64_t low = 0; low < t->limit; low += CHUNK) {
                 const int64_t high = low + CHUNK < t->limit ? low + CHUNK : t->limit;

@@ -70,7 +70,7 @@ class OptimalTable:
         self.prefix_s = chain.costs.forward_s.cumsum()
         self.width = limit + int(self.activation.max())
         rows = len(self.stretches.representatives)
-        itemsize = 8 if rows * self.width * 8 <= 2**29 else 4
+        itemsize = 8 if rows * self.width * 8 <= 2**27 else 4
         if rows * self.width * itemsize > MAX_TABLE_BYTES:
             raise ValueError(
                 f"{len(chain)} stages at {slots} slots need a table of "

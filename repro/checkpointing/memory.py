@@ -28,7 +28,9 @@ from typing import Any, Protocol, Self
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler logs its start and its stop
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch._C._profiler import RecordScope
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import record_function
 
 _MARK = "memory region "
 
@@ -88,8 +90,14 @@ class CpuMeter:
         self._profile: Any = None
 
     def __enter__(self) -> Self:
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self._profile.__enter__()
+        # Allocations and our marks only: a trace of every operation, which is what the profiler's
+        # context manager records, takes ten times as long and gigabytes for deep models.
+        self._profile = autograd_profiler.profile(profile_memory=True)
+        self._profile._prepare_trace()
+        scopes = {RecordScope.USER_SCOPE}
+        torch._C._autograd._enable_profiler(
+            self._profile.config(), self._profile.kineto_activities, scopes
+        )
         return self
 
     @contextmanager
@@ -105,8 +113,7 @@ class CpuMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._profile.__exit__(kind, error, trace)
-        events = self._profile.profiler.kineto_results.events()
+        events = torch._C._autograd._disable_profiler().events()
         self._profile = None
         # (nanoseconds, order at equal times, what): a region opens before and closes after
         # whatever carries the same time stamp.

@@ -205,7 +205,7 @@ def measure_step(
             loss = run(*state)
         loss.backward()
     times: list[float] = []
-    while len(times) < repeats and (len(times) < min(2, repeats) or sum(times) < seconds):
+    while len(times) < repeats and (len(times) < min(3, repeats) or sum(times) < seconds):
         wait()
         begin = clock()
         run(*state).backward()
@@ -215,6 +215,7 @@ def measure_step(
     return Step(step.peak_bytes + inputs, forward.end_bytes + inputs, times)
 
 
+CLOCK = {"cpu": "seconds of the one computing thread", "cuda": "wall clock"}
 TOOL = {"cpu": "profiler's allocation trace", "cuda": "allocator's requested bytes"}
 
 
@@ -231,7 +232,7 @@ def rows(experiment: str, cell: Cell, step: Step) -> Iterator[Record]:
     yield record(
         cell, **common, metric="time_s", value=statistics.median(step.seconds), unit="s",
         spread_min=min(step.seconds), spread_max=max(step.seconds), spread_n=len(step.seconds),
-        tool="seconds of the one computing thread, median" if device() == "cpu" else "wall clock, median",
+        tool=f"{CLOCK[device()]}, median",
     )  # fmt: skip
 
 
