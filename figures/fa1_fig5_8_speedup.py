@@ -63,8 +63,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     note(
         figure,
         "Standard attention over FlashAttention, fp16. Lines: ratio of two rooflines on the card's "
-        "datasheet: what bytes and FLOPs alone give. The 2022 kernels reached a fifth to a third of the tensor "
-        "cores' peak, so most points lie below. Hollow: digitised ±0.02, 12 heads.",
+        "datasheet: what bytes and FLOPs alone give. The 2022 kernels reached a fifth to a third "
+        "of the tensor cores' peak, so most points lie below. Hollow: digitised ±0.02, 12 heads.",
     )
     columns = ["source", "device", "head_dim", "dropout", "key_mask", "seqlen_q", "value"]
     table = pandas.concat([rows[columns], ours[columns]] if len(ours) else [rows[columns]])

@@ -82,6 +82,10 @@ def memory_meter(device: torch.device | str) -> MemoryMeter:
     raise ValueError(f"no memory meter for device {device!r}: cpu and cuda have one")
 
 
+#: The profiler's own entry points: torch's stubs do not know the scopes argument and the byte counts.
+_PROFILER: Any = torch._C._autograd
+
+
 class CpuMeter:
     """Regions read from the profiler's trace of the CPU allocator."""
 
@@ -95,9 +99,7 @@ class CpuMeter:
         self._profile = autograd_profiler.profile(profile_memory=True)
         self._profile._prepare_trace()
         scopes = {RecordScope.USER_SCOPE}
-        torch._C._autograd._enable_profiler(
-            self._profile.config(), self._profile.kineto_activities, scopes
-        )
+        _PROFILER._enable_profiler(self._profile.config(), self._profile.kineto_activities, scopes)
         return self
 
     @contextmanager
@@ -113,7 +115,7 @@ class CpuMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        events = torch._C._autograd._disable_profiler().events()
+        events = _PROFILER._disable_profiler().events()
         self._profile = None
         # (nanoseconds, order at equal times, what): a region opens before and closes after
         # whatever carries the same time stamp.

@@ -438,8 +438,8 @@ def k16(frame: pandas.DataFrame) -> Claim:
             verdict = "does not hold"
     return Claim(
         "K16", "recomputing can be faster than storing when memory-bound",
-        f"flash moves {_text(predicted, '.1f')}x fewer bytes at N = 4096; storing an element pays only above "
-        f"{balance:.0f} FLOP a byte (H100)",
+        f"flash moves {_text(predicted, '.1f')}x fewer bytes at N = 4096; storing an element pays "
+        f"only above {balance:.0f} FLOP a byte (H100)",
         f"{_text(measured, '.1f')}x fewer at N = 512 (counted)", "-", "more than 1x", verdict,
         "make figures/out/checkpoint_attention.svg",
     )  # fmt: skip
