@@ -82,7 +82,7 @@ def memory_meter(device: torch.device | str) -> MemoryMeter:
     raise ValueError(f"no memory meter for device {device!r}: cpu and cuda have one")
 
 
-#: The profiler's own entry points: torch's stubs do not know the scopes argument and the byte counts.
+#: The profiler's own entry points; torch's stubs lack the scopes argument and the byte counts.
 _PROFILER: Any = torch._C._autograd
 
 
