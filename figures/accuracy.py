@@ -65,8 +65,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     note(
         figure,
         f"N = {SEQLEN}, d = {HEAD_DIM}, one head, not causal; every variant gets the same rounded "
-        f"inputs. Outliers: + N(0, 100) · Bernoulli(0.001). {devices(measured)}, our kernels on the "
-        "host backend. Hollow: FlashAttention-3, Table 3 (shape not given).",
+        f"inputs; outliers: + N(0, 100) · Bernoulli(0.001).\n{devices(measured)}, our kernels on "
+        "the host backend. Hollow: published, FlashAttention-3, Table 3 (shape not given).",
     )
     kept = ["source", "implementation", "dtype", "inputs", "tensor", "metric", "value", "note"]
     return Drawing(figure, frame[frame["value"].notna()][[k for k in kept if k in frame]])
