@@ -53,11 +53,12 @@ def verdicts() -> None:
 
 @app.command()
 def readme() -> None:
-    """Write the README's tables and pictures from the committed records."""
+    """Write the README's tables and pictures and docs/claims.md from the committed records."""
     from figures import verdict_table
 
-    page = verdict_table.README
-    common.write_text(page, verdict_table.readme_with(verdict_table.blocks(), page.read_text()))
+    page, rows = verdict_table.README, verdict_table.collect(local=False)
+    common.write_text(page, verdict_table.readme_with(verdict_table.blocks(rows), page.read_text()))
+    common.write_text(verdict_table.CLAIMS, verdict_table.claims_page(rows))
     for name in IN_README:
         _draw(name, IMAGES, local=False)
         (IMAGES / f"{name}.csv").unlink()

@@ -1,7 +1,8 @@
-"""The verdict table: every figure's claims, judged, as text, CSV and a block of the README.
+"""The verdict table: every figure's claims, judged, as text, CSV, a page and a block of the README.
 
-The README's blocks are made from committed records only, so they do not depend on the machine that
-writes them; ``tests/cpu/test_figures_readme.py`` fails when they are stale.
+The README shows the headline rows, ``docs/claims.md`` all of them. Both are made from committed
+records only, so they do not depend on the machine that writes them;
+``tests/cpu/test_figures_readme.py`` fails when they are stale.
 """
 
 from __future__ import annotations
@@ -22,6 +23,20 @@ from repro.experiments import names as experiment_names
 from repro.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+CLAIMS = README.parent / "docs" / "claims.md"
+#: The claims of the README's first screen; each must exist.
+HEADLINES = (
+    "FA-1 Fig. 2 middle",
+    "FA-1 Fig. 2 left, standard",
+    "FA-1 Fig. 2 left, flash",
+    "SM boundary",
+    "HBM behind L2",
+    "FA-1 Fig. 3 right",
+    "K3, speed",
+    "K2",
+    "K6",
+    "K10",
+)
 #: Parts of the README that are generated: name -> the comment lines around it.
 MARKERS = {
     name: (f"<!-- {name}: written by `make readme` -->", f"<!-- end of {name} -->")
@@ -109,9 +124,38 @@ def readme_with(blocks: Mapping[str, str], readme: str) -> str:
     return readme
 
 
-def blocks() -> dict[str, str]:
-    """The generated parts of the README, from committed records."""
-    return {"verdicts": text(collect(local=False)), "figures": figure_list()}
+def blocks(rows: Sequence[Verdict]) -> dict[str, str]:
+    """The generated parts of the README, from the verdicts on committed records."""
+    return {"verdicts": headlines(rows), "figures": figure_list()}
+
+
+def headlines(rows: Sequence[Verdict]) -> str:
+    """The headline claims without details; KeyError when one of them is judged no more."""
+    by_claim = {row.claim: row for row in rows}
+    cells = []
+    for claim in HEADLINES:
+        row = by_claim[claim]
+        short = re.split(r"[(:;]", row.verdict)[0].strip()
+        cells.append((row.statement, row.predicted, row.measured, row.published, f"**{short}**"))
+    headers = ("claim", "predicted", "measured", "published", "verdict")
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    return tabulate(escaped, headers, tablefmt="github", disable_numparse=True)
+
+
+def claims_page(rows: Sequence[Verdict]) -> str:
+    """``docs/claims.md``: every claim with its verdict in full and the command that rechecks it."""
+    kinds = ("holds within limits", "does not hold", "holds", "open")
+    counts = dict.fromkeys(kinds, 0)
+    for row in rows:
+        counts[next(kind for kind in kinds if row.verdict.startswith(kind))] += 1
+    return (
+        "# Every claim, judged\n\n"
+        "Written by `make readme` from the committed records. K and F rows are the claims and the "
+        "faults of the study notes this package grew from; the others are headlines of the papers."
+        f"\n\nOf {len(rows)} claims {counts['holds']} hold, {counts['holds within limits']} hold "
+        f"within limits, {counts['does not hold']} do not hold and {counts['open']} are open.\n\n"
+        f"{text(rows)}\n"
+    )
 
 
 def judged(measured: float, predicted: float, tolerance: float) -> str:

@@ -10,9 +10,11 @@ from figures import verdict_table
 ROOT = verdict_table.README.parent
 
 
-def test_the_readmes_tables_are_up_to_date():
-    page = verdict_table.README.read_text()
-    assert verdict_table.readme_with(verdict_table.blocks(), page) == page, "run `make readme`"
+def test_the_generated_tables_are_up_to_date():
+    page, rows = verdict_table.README.read_text(), verdict_table.collect(local=False)
+    blocks = verdict_table.blocks(rows)
+    assert verdict_table.readme_with(blocks, page) == page, "run `make readme`"
+    assert verdict_table.claims_page(rows) == verdict_table.CLAIMS.read_text(), "run `make readme`"
 
 
 def test_the_readmes_pictures_are_there_and_small():
