@@ -120,4 +120,5 @@ EXPERIMENT = Experiment(
         "repro/training/op_bytes.py",
     ),
     seconds=30,
+    on_demand=True,
 )

@@ -187,4 +187,5 @@ EXPERIMENT = Experiment(
     device="cpu",
     sources=("repro/training", "repro/distributed/parallel_layer.py"),
     seconds=10,
+    on_demand=True,
 )
