@@ -66,7 +66,7 @@ def finish(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Axes and labels of a panel."""
     powers_of_two(ax, [256, 1024, 4096, 16384])
     ax.set_yscale("log")
-    ax.set(xlabel="sequence length N", xlim=(220, 16384 * 14))
+    ax.set(xlabel="sequence length N", xlim=(220, 16384 * 8))
     label_ends(ax, ends)
 
 

@@ -17,14 +17,14 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """Bytes per layer, peak, time; a row per granularity."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), sharey=True, layout="constrained")
     place = {name: len(ORDER) - index for index, name in enumerate(ORDER)}
-    base = pick(frame, implementation="none", metric="time_s")["value"]
-    for ax, metric in zip(axes, ("saved_bytes_per_layer", "peak_bytes", "time_s"), strict=True):
-        predicted = "relative_time" if metric == "time_s" else metric
-        unit = MIB if metric != "time_s" else (base.iloc[0] if len(base) else float("nan"))
+    for ax, metric in zip(
+        axes, ("saved_bytes_per_layer", "peak_bytes", "relative_time"), strict=True
+    ):
+        unit = 1 if metric == "relative_time" else MIB
         for name, y in place.items():
-            line = pick(frame, implementation=name, metric=predicted, source="predicted")
+            line = pick(frame, implementation=name, metric=metric, source="predicted")
             for value in line["value"].head(1):
-                value = value if metric == "time_s" else value / MIB
+                value = value / unit
                 ax.plot([value, value], [y - 0.3, y + 0.3], color=COLOUR, linewidth=2)
             for mode, marker, shift in (("new", "o", 0.0), ("reentrant", "s", -0.22)):
                 points = pick(frame, implementation=name, metric=metric, source="measured",

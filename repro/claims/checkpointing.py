@@ -14,12 +14,14 @@ from analysis.checkpointing import (
     chen_recursive,
     exponential,
     exponential_recursive,
+    optimal,
     sqrt,
     store_all,
     uniform_chain,
 )
 from analysis.hardware import H100_SXM
 from repro.claims import Claim
+from repro.experiments.checkpoint_pareto import STAGES as PARETO_STAGES
 
 NAN = float("nan")
 
@@ -154,17 +156,15 @@ def _formula_ratio() -> float:
 
 
 def relative_times(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Measured time of every strategy divided by autograd's at the same model and depth, both the
-    fastest of their repeats: other work on the machine only ever adds."""
-    rows = _rows(frame, metric="time_s", source="measured").copy()
-    if "spread_min" in rows:
-        rows["value"] = rows["spread_min"].fillna(rows["value"])
-    base = rows[rows["implementation"] == "autograd"].set_index(["model", "depth"])["value"]
-    rows = rows[rows["implementation"] != "autograd"].copy()
-    where = pandas.MultiIndex.from_frame(rows[["model", "depth"]])
-    rows["value"] = rows["value"].to_numpy() / base.reindex(where).to_numpy()
-    rows["metric"], rows["unit"] = "relative_time", "1"
-    return rows.dropna(subset=["value"])
+    """Measured time of every plan over that of storing everything by the same executor."""
+    rows = _rows(frame, metric="relative_time", source="measured")
+    return rows[rows["implementation"] != "store-all"]
+
+
+def executor_overhead(frame: pandas.DataFrame) -> float:
+    """Median of the executor storing everything over autograd (checkpoint-depth)."""
+    rows = _rows(frame, metric="relative_time", source="measured", implementation="store-all")
+    return float(rows["value"].median()) if len(rows) else NAN
 
 
 def _sublinear_times(frame: pandas.DataFrame) -> pandas.Series:
@@ -173,17 +173,29 @@ def _sublinear_times(frame: pandas.DataFrame) -> pandas.Series:
 
 
 def chen_time(frame: pandas.DataFrame) -> Claim:
-    """Chen's Fig. 7: about 30 % more time (checkpoint-depth)."""
+    """Chen's Fig. 7: about 30 % more time (checkpoint-depth).
+
+    One more forward is a third of a step where a backward takes two forwards. Small operations are
+    not like that, so the forward's share is measured too.
+    """
     ratios = _sublinear_times(frame)
     middle = float(ratios.median()) if len(ratios) else NAN
+    shares = _rows(frame, metric="forward_share", source="measured", implementation="autograd")
+    share = float(shares["value"].median()) if len(shares) else NAN
     verdict = "open: not measured"
-    if _known(middle):
-        verdict = "holds" if 1.2 <= middle <= 1.45 else "does not hold"
-        verdict += f" (median of {len(ratios)})"
+    if _known(middle, share):
+        if 1.2 <= middle <= 1.45:
+            verdict = "holds"
+        elif middle <= 1 + 1.15 * share:
+            verdict = f"holds within limits (one more forward, which is {share:.0%} of a step here)"
+        else:
+            verdict = "does not hold"
+    own = _text(executor_overhead(frame))
     return Claim(
         "Chen Fig. 7", "the sublinear plan costs about 30 % more time",
-        "at most one more forward, 1/3 of a step", f"median {_text(middle)}x", "1.3x",
-        "1.2 to 1.45", verdict, "make figures/out/checkpoint_time.svg",
+        "at most one more forward, 1/3 of a step",
+        f"median of {len(ratios)} {_text(middle)}x; storing everything so takes {own}x autograd",
+        "1.3x", "1.2 to 1.45; or 1.15 forwards", verdict, "make figures/out/checkpoint_time.svg",
     )  # fmt: skip
 
 
@@ -217,19 +229,7 @@ def _pareto(frame: pandas.DataFrame, source: str) -> pandas.DataFrame:
     for column in ("peak_bytes", "time_s", "relative_time", "profiled_peak_bytes"):
         if column not in wide:
             wide[column] = NAN
-    if source == "measured":
-        wide["time_s"] = _fastest(rows, keys, wide)
-        base = wide[wide["implementation"] == "autograd"]["time_s"]
-        wide["relative_time"] = wide["time_s"] / (base.iloc[0] if len(base) else NAN)
     return wide
-
-
-def _fastest(rows: pandas.DataFrame, keys: list[str], wide: pandas.DataFrame) -> pandas.Series:
-    """The fastest repeat of each row of `wide`, its time_s where no spread is on record."""
-    timed = rows[rows["metric"] == "time_s"].set_index(keys)["spread_min"]
-    where = pandas.MultiIndex.from_frame(wide[keys])
-    fastest = pandas.Series(timed.reindex(where).to_numpy(), index=wide.index)
-    return fastest.fillna(wide["time_s"])
 
 
 def _saving_at(wide: pandas.DataFrame, extra: float) -> float:
@@ -241,28 +241,26 @@ def _saving_at(wide: pandas.DataFrame, extra: float) -> float:
 
 
 def optimum(frame: pandas.DataFrame) -> Claim:
-    """No heuristic is faster than the optimum in the same memory (checkpoint-pareto, formulas)."""
-    wide = _pareto(frame, "predicted")
-    best = wide[wide["implementation"].isin(["optimal", "store-all"])]
-    beaten, gain = 0, 0.0
-    others = wide[~wide["implementation"].isin(["optimal", "store-all"])]
-    for _, other in others.iterrows():
-        fits = best[best["peak_bytes"] <= other["peak_bytes"]]
-        if len(fits) and fits["relative_time"].min() <= other["relative_time"] + 1e-9:
-            gain = max(gain, other["relative_time"] - fits["relative_time"].min())
-            beaten += 1
+    """No plan is faster than the optimum in that plan's own memory (checkpoint-pareto)."""
+    from repro.experiments._checkpoint import formula, plan_for
+    from repro.experiments.checkpoint_pareto import HEURISTICS, LAYERS
+
+    chain = formula("gpt", LAYERS)
+    step = chain.forward_s + chain.backward_s
+    others = [plan_for(chain, name) for name in HEURISTICS]
+    gains = [(other.seconds - optimal(chain, other.peak_bytes).seconds) / step for other in others]
+    matched = sum(gain >= -1e-9 for gain in gains)
     measured = _pareto(frame, "measured").dropna(subset=["peak_bytes", "profiled_peak_bytes"])
-    over = (
-        (measured["peak_bytes"] - measured["profiled_peak_bytes"]).max() if len(measured) else NAN
-    )
+    over = (measured["peak_bytes"] - measured["profiled_peak_bytes"]).max()
     verdict = "open: not measured"
     if _known(over):
-        verdict = "holds" if over <= 2**20 else "does not hold (a peak is above its plan's)"
+        good = over <= 2**20 and matched == len(others)
+        verdict = "holds" if good else "does not hold"
     return Claim(
         "optimal plans", "within a budget no heuristic is faster, and no plan exceeds its budget",
-        f"{beaten} of {len(others)} other plans are matched or beaten in less memory by the sweep's"
-        f" {len(best)} points, by up to {gain:.2f} of a step",
-        f"largest excess over the plan {_text(over, '.0f')} B", "-", "1 MiB", verdict,
+        f"at least as fast as {matched} of {len(others)} heuristics in their own memory, by up to "
+        f"{max(gains):.2f} of a step",
+        f"largest excess over {len(measured)} plans {_text(over, '.0f')} B", "-", "1 MiB", verdict,
         "make figures/out/checkpoint_pareto.svg",
     )  # fmt: skip
 
@@ -285,8 +283,9 @@ def k11(frame: pandas.DataFrame) -> Claim:
     deep = [store_all(chain).peak_bytes / sqrt(chain).peak_bytes for chain in chains]
     return Claim(
         "K11", "+33 % compute buys 4-5x less memory",
-        f"{predicted:.1f}x for 18 stages; {deep[0]:.1f}x and {deep[1]:.1f}x for 32 and 1,024 equal "
-        "ones", f"{_text(measured, '.1f')}x (within 1.40x of the time)", "-", "4 to 5.5", verdict,
+        f"{predicted:.1f}x for {PARETO_STAGES} stages; {deep[0]:.1f}x for 32, {deep[1]:.1f}x for "
+        "1,024 equal ones",
+        f"{_text(measured, '.1f')}x (within 1.40x of the time)", "-", "4 to 5.5", verdict,
         "make figures/out/checkpoint_pareto.svg",
     )  # fmt: skip
 
@@ -308,8 +307,8 @@ def k8(frame: pandas.DataFrame) -> Claim:
         )  # fmt: skip
     return Claim(
         "K8", "aggressive checkpointing: 0.05x memory for 2.0x compute",
-        f"{predicted:.2f}x within 2x for 18 stages; {share:.3f}x at {factor:.2f}x for 1,024 by "
-        "halving", f"{_text(measured)}x within 2x", "-", "0.055", verdict,
+        f"{predicted:.2f}x within 2x for {PARETO_STAGES} stages; {share:.3f}x at {factor:.2f}x for "
+        "1,024 by halving", f"{_text(measured)}x within 2x", "-", "0.055", verdict,
         "make figures/out/checkpoint_pareto.svg",
     )  # fmt: skip
 

@@ -164,11 +164,14 @@ def case(model: str, depth: int, repeats: int = 0) -> Case:
 
 @dataclass(frozen=True)
 class Step:
-    """Peak bytes of one training step, what was alive after its forward, and seconds of several."""
+    """Peak bytes of one training step, what was alive after its forward, seconds of several, the
+    share that the forward had, and each over a step of the baseline right before it."""
 
     peak_bytes: int
     saved_bytes: int
     seconds: list[float]
+    forward_share: list[float]
+    relative: list[float]
 
 
 def measure_step(
@@ -176,12 +179,14 @@ def measure_step(
     model: nn.Module,
     state: tuple[Tensor, ...],
     *,
+    baseline: Callable[..., Tensor] | None = None,
     repeats: int = 5,
     seconds: float = 1.0,
 ) -> Step:
-    """A metered step, which also warms up, then timed steps: `repeats`, or fewer after `seconds`.
+    """A metered step, which also warms up, then timed steps: `repeats`, or after `seconds` three.
 
-    Bytes include the input; parameters and their gradients are there before.
+    Steps of `baseline` alternate with them: what else goes on in the machine slows neighbours
+    alike. Bytes include the input; parameters and their gradients are there before.
     """
     import torch
 
@@ -194,25 +199,38 @@ def measure_step(
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
-    def wait() -> None:
+    def now() -> float:
         if where.type == "cuda":
             torch.cuda.synchronize()
+        return clock()
+
+    def timed(step: Callable[..., Tensor]) -> tuple[float, float]:
+        """Seconds of a step and of its forward."""
+        begin = now()
+        loss = step(*state)
+        middle = now()
+        loss.backward()
+        return now() - begin, middle - begin
 
     if where.type == "cuda":
-        run(*state).backward()  # workspaces that stay
+        timed(run)  # workspaces that stay
     with memory_meter(where) as meter, meter.region("step") as step:
         with meter.region("forward") as forward:
             loss = run(*state)
         loss.backward()
+    del loss
     times: list[float] = []
+    shares: list[float] = []
+    relative: list[float] = []
     while len(times) < repeats and (len(times) < min(3, repeats) or sum(times) < seconds):
-        wait()
-        begin = clock()
-        run(*state).backward()
-        wait()
-        times.append(clock() - begin)
+        before = timed(baseline)[0] if baseline is not None else None
+        total, first = timed(run)
+        times.append(total)
+        shares.append(first / total)
+        if before:
+            relative.append(total / before)
     inputs = storage_bytes(state)
-    return Step(step.peak_bytes + inputs, forward.end_bytes + inputs, times)
+    return Step(step.peak_bytes + inputs, forward.end_bytes + inputs, times, shares, relative)
 
 
 CLOCK = {"cpu": "seconds of the one computing thread", "cuda": "wall clock"}
@@ -234,15 +252,33 @@ def rows(experiment: str, cell: Cell, step: Step) -> Iterator[Record]:
         spread_min=min(step.seconds), spread_max=max(step.seconds), spread_n=len(step.seconds),
         tool=f"{CLOCK[device()]}, median",
     )  # fmt: skip
+    yield record(
+        cell, **common, metric="forward_share", value=statistics.median(step.forward_share),
+        unit="1", tool=CLOCK[device()],
+    )  # fmt: skip
+    if step.relative:
+        yield record(
+            cell, **common, metric="relative_time", value=statistics.median(step.relative),
+            unit="1", spread_min=min(step.relative), spread_max=max(step.relative),
+            spread_n=len(step.relative), tool=f"{CLOCK[device()]}, alternating with the baseline",
+        )  # fmt: skip
 
 
 def planned_rows(
-    experiment: str, cell: Cell, one: Case, plan: Plan, **how: Any
+    experiment: str,
+    cell: Cell,
+    one: Case,
+    plan: Plan,
+    *,
+    baseline: Callable[..., Tensor] | None = None,
+    **how: Any,
 ) -> Iterator[Record]:
     """Rows of a step that follows `plan`, made for the profiled chain: what the simulator says for
-    that chain, what is measured, and how often stages ran."""
+    that chain, what is measured, and how often stages ran. Time is relative to `baseline`, which is
+    autograd on the model where none is given."""
     planned = one.planned(plan)
-    yield from rows(experiment, cell, measure_step(planned, one.model, one.state, **how))
+    step = measure_step(planned, one.model, one.state, baseline=baseline or one.model, **how)
+    yield from rows(experiment, cell, step)
     assert planned.last_run is not None
     common = {"experiment": experiment, "source": "measured", "pass": "forward+backward"}
     yield record(

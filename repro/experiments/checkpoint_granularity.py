@@ -104,20 +104,28 @@ def _measure(one: Cell) -> Iterator[Record]:
     from repro.models import GPT
 
     torch.set_num_threads(1)
-    steps = []
-    for layers in (2, LAYERS):
+    ids = torch.randint(256, (SHAPE["batch"], SHAPE["seqlen"]), device=device())
+
+    def model(layers: int, granularity: str) -> GPT:
         torch.manual_seed(0)
-        model = GPT(
+        made = GPT(
             layers,
             hidden=SHAPE["hidden"],
             heads=SHAPE["heads"],
             seqlen=SHAPE["seqlen"],
-            granularity=str(one["implementation"]),
+            granularity=granularity,
             reentrant=one["mode"] == "reentrant",
-        ).to(device())
-        ids = torch.randint(256, (SHAPE["batch"], SHAPE["seqlen"]), device=device())
+        )
+        return made.to(device())
+
+    steps = []
+    for layers in (2, LAYERS):
+        found = model(layers, str(one["implementation"]))
         repeats = 5 if layers == LAYERS else 0
-        steps.append(measure_step(model, model, (ids,), repeats=repeats, seconds=2.0))
+        plain = model(layers, "none")
+        steps.append(
+            measure_step(found, found, (ids,), baseline=plain, repeats=repeats, seconds=0.3)
+        )
     yield from rows(NAME, one, steps[1])
     yield record(
         one, experiment=NAME, source="measured", metric="saved_bytes_per_layer", unit="B",

@@ -30,15 +30,16 @@ from repro.experiments._checkpoint import (
 from repro.records import Record
 
 NAME = "checkpoint-pareto"
-LAYERS = 8
+LAYERS = 6
+STAGES = 2 * LAYERS + 2
 HEURISTICS = (
     "store-all", "sqrt", "uniform-2", "uniform-3", "uniform-6", "uniform-9", "chen-search",
     "recursive", "exponential", "recompute-all", "revolve-3",
 )  # fmt: skip
 #: Budgets as a share of the way from the least peak of any plan to storing everything.
-SHARES = {"optimal": (0, 5, 12, 20, 30, 45, 60, 80), "greedy": (45, 60, 80)}
+SHARES = {"optimal": (0, 1, 2, 3, 5, 12, 20, 30, 45, 60, 80), "greedy": (45, 60, 80)}
 SEGMENTS = (1, 2, 4)  # stages per torch.utils.checkpoint
-COMPILER_BUDGETS = (100, 50, 10)  # percent
+COMPILER_BUDGETS = (100, 30)  # percent
 
 
 def cells() -> list[Cell]:
@@ -97,7 +98,8 @@ def measure(one: Cell, context: Context) -> list[Record]:
         plan = _plan(found.profiled.chain, one)
 
         return list(planned_rows(NAME, one, found, plan))
-    return list(rows(NAME, one, measure_step(run, found.model, found.state)))
+    step = measure_step(run, found.model, found.state, baseline=found.model)
+    return list(rows(NAME, one, step))
 
 
 EXPERIMENT = Experiment(
@@ -109,4 +111,5 @@ EXPERIMENT = Experiment(
     device="cpu",
     sources=SOURCES,
     seconds=40,
+    on_demand=True,
 )

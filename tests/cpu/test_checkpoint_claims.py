@@ -50,14 +50,14 @@ def measured(name: str, factor: Callable[[Record], float] = lambda record: 1.0) 
     for row in predicted(name):
         assert row.value is not None
         made = row.to_json() | {"source": "measured", "value": row.value * factor(row)}
-        if row.metric == "relative_time":  # seconds of a step, storing everything takes one
-            made |= {"metric": "time_s", "unit": "s"}
         rows.append(Record.from_json(made))
         if row.metric == "peak_bytes":
             made = row.to_json() | {"source": "measured", "metric": "profiled_peak_bytes"}
             rows.append(Record.from_json(made))
     for row in [r for r in rows if r.implementation == "store-all" and r.source == "measured"]:
-        rows.append(Record.from_json(row.to_json() | {"implementation": "autograd"}))
+        twin = row.to_json() | {"implementation": "autograd"}
+        rows.append(Record.from_json(twin))
+        rows.append(Record.from_json(twin | {"metric": "forward_share", "value": 1 / 3}))
     return frame(rows)
 
 
