@@ -53,8 +53,8 @@ def test_outputs_and_interiors_follow_from_shapes(make: Callable[[], Case]) -> N
         assert found.activation_bytes == expected.activation_bytes, index
         if expected.kind != "loss":
             assert found.saved_bytes == pytest.approx(expected.saved_bytes, rel=0.01, abs=600)
-    # Steps of an LSTM share their weights: a step's weight gradient is a temporary beside the sum so
-    # far. The profile runs one step alone, where it becomes the sum itself and is no temporary.
+    # Steps of an LSTM share their weights: a step's weight gradient is a temporary beside the sum
+    # so far. The profile runs one step alone, where it becomes the sum itself and is no temporary.
     pairs = zip(measured.stages, formula.stages, strict=True)
     beside = max(
         b.backward_temporary_bytes - a.backward_temporary_bytes if b.kind == "step" else 0
