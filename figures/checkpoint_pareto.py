@@ -74,7 +74,7 @@ def plans(ax: Axes, rows: pandas.DataFrame, source: str) -> None:
     marker = {"marker": "o", "markersize": 5} if source == "measured" else {"marker": "."}
     ax.plot(best["mib"], best["relative"], color="black", linewidth=1.5, drawstyle="steps-post",
             **marker)  # fmt: skip
-    if len(best) > 1:
+    if len(best) > 1 and source == "predicted":
         point = best.iloc[len(best) // 2]
         ax.annotate("optimum, budget sweep", (point["mib"], point["relative"]), xytext=(-4, 26),
                     textcoords="offset points", fontsize=8,
@@ -117,8 +117,10 @@ def framework(ax: Axes, rows: pandas.DataFrame) -> None:
         envelope = np.minimum.accumulate(ordered["relative"].to_numpy())
         ax.step(ordered["mib"], envelope, where="post", color="#999999", linewidth=5, alpha=0.35,
                 zorder=0)  # fmt: skip
-        ax.annotate("lower envelope", (ordered["mib"].iloc[0], envelope[0]), xytext=(6, -10),
-                    textcoords="offset points", fontsize=7.5, color="#777777")  # fmt: skip
+        middle = len(ordered) // 2
+        ax.annotate("lower envelope", (ordered["mib"].iloc[middle], envelope[middle]),
+                    xytext=(0, -18), textcoords="offset points", fontsize=7.5,
+                    color="#777777")  # fmt: skip
 
 
 def verdicts(frame: pandas.DataFrame) -> list[Verdict]:

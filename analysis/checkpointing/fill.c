@@ -11,7 +11,7 @@
  */
 #include <stdint.h>
 
-enum { TILE = 8, CHUNK = 256 };
+enum { TILE = 16, CHUNK = 512, FUSED = 4 };
 
 typedef struct {
     int64_t length;             /* L */
@@ -37,18 +37,43 @@ static REAL *row(const Table *t, int64_t first, int64_t last) {
     return t->rows + (int64_t)t->index[first * (t->length + 1) + last] * t->width;
 }
 
-/* out(m) = min(out(m), F(i..j-1) + e(m - a_{j-1}, j, l) + e(m, i, j-1)) for m in [low, high) that
- * leave room for the sweep i..j-1 */
-static void relax_split(const Table *t, int64_t i, int64_t j, int64_t l, int64_t sweep_bytes,
-                        int64_t low, int64_t high) {
-    int64_t threshold = slots_of(t, t->pending[l] + sweep_bytes);
-    const REAL *restrict after = row(t, j, l);
-    const REAL *restrict before = row(t, i, j - 1) + t->activation[i - 1];
+/* out(m) = min(out(m), F(i..j-1) + e(m - a_{j-1}, j, l) + e(m, i, j-1)) for j = j0..j1 and those m in
+ * [low, high) that leave room for the sweep i..j-1, FUSED values of j in one pass over m.
+ * sweep[j] = bytes of running i..j-1, which never falls with j. */
+static void relax_splits(const Table *t, int64_t i, int64_t j0, int64_t j1, int64_t l,
+                         const int64_t *sweep, int64_t low, int64_t high) {
     REAL *restrict out = row(t, i, l) + t->activation[i - 1];
-    const REAL seconds = (REAL)(t->prefix[j - 1] - t->prefix[i - 1]);
-    for (int64_t m = threshold > low ? threshold : low; m < high; m++) {
-        REAL cost = after[m] + before[m] + seconds;
-        out[m] = cost < out[m] ? cost : out[m];
+    for (int64_t j = j0; j <= j1; j += FUSED) {
+        const int64_t count = j + FUSED - 1 <= j1 ? FUSED : j1 - j + 1;
+        const REAL *after[FUSED], *before[FUSED];
+        REAL seconds[FUSED];
+        int64_t all = slots_of(t, t->pending[l] + sweep[j + count - 1]);
+        if (count < FUSED) all = high; /* a remainder goes one by one */
+        if (all < low) all = low;
+        if (all > high) all = high;
+        for (int64_t k = 0; k < count; k++) {
+            after[k] = row(t, j + k, l);
+            before[k] = row(t, i, j + k - 1) + t->activation[i - 1];
+            seconds[k] = (REAL)(t->prefix[j + k - 1] - t->prefix[i - 1]);
+            if (all == low) continue;
+            int64_t own = slots_of(t, t->pending[l] + sweep[j + k]);
+            for (int64_t m = own > low ? own : low; m < all; m++) {
+                REAL cost = after[k][m] + before[k][m] + seconds[k];
+                out[m] = cost < out[m] ? cost : out[m];
+            }
+        }
+        if (count < FUSED) break;
+        const REAL *restrict a0 = after[0], *restrict a1 = after[1], *restrict a2 = after[2],
+                   *restrict a3 = after[3], *restrict b0 = before[0], *restrict b1 = before[1],
+                   *restrict b2 = before[2], *restrict b3 = before[3];
+        const REAL s0 = seconds[0], s1 = seconds[1], s2 = seconds[2], s3 = seconds[3];
+        for (int64_t m = all; m < high; m++) {
+            REAL c0 = a0[m] + b0[m] + s0, c1 = a1[m] + b1[m] + s1;
+            REAL c2 = a2[m] + b2[m] + s2, c3 = a3[m] + b3[m] + s3;
+            REAL left = c0 < c1 ? c0 : c1, right = c2 < c3 ? c2 : c3;
+            REAL best = left < right ? left : right;
+            out[m] = best < out[m] ? best : out[m];
+        }
     }
 }
 
@@ -101,17 +126,18 @@ void fill(const Table *t, int64_t *scratch) {
             /* splits whose two parts are both outside this tile */
             for (int64_t low = 0; low < t->limit; low += CHUNK) {
                 const int64_t high = low + CHUNK < t->limit ? low + CHUNK : t->limit;
-                for (int64_t j = i1 + 1; j <= l0; j++) {
-                    if (j < l0) {
+                for (int64_t j = i1 + 1; j <= l0; j += FUSED) {
+                    const int64_t j1 = j + FUSED - 1 < l0 ? j + FUSED - 1 : l0;
+                    for (int64_t ahead = j + FUSED; ahead <= l0 && ahead < j + 2 * FUSED; ahead++) {
                         for (int64_t i = i0; i <= i1; i++)
-                            prefetch(row(t, i, j) + t->activation[i - 1] + low, high - low);
+                            prefetch(row(t, i, ahead - 1) + t->activation[i - 1] + low, high - low);
                         for (int64_t l = l0; l <= l1; l++)
-                            prefetch(row(t, j + 1, l) + low, high - low);
+                            prefetch(row(t, ahead, l) + low, high - low);
                     }
                     for (int64_t i = i0; i <= i1; i++)
                         for (int64_t k = 0; k < count[i - i0]; k++)
-                            relax_split(t, i, j, open[i - i0][k], scratch[(i - i0) * stride + j],
-                                        low, high);
+                            relax_splits(t, i, j, j1, open[i - i0][k], scratch + (i - i0) * stride,
+                                         low, high);
                 }
             }
             /* and the rest, in the order in which they become known */
@@ -119,11 +145,11 @@ void fill(const Table *t, int64_t *scratch) {
                 for (int64_t k = 0; k < count[i - i0]; k++) {
                     const int64_t l = open[i - i0][k];
                     start_with_keep(t, i, l);
-                    for (int64_t j = i + 1; j <= l; j++) {
-                        if (j == i1 + 1 && j <= l0) j = l0 + 1; /* done above */
-                        if (j > l) break;
-                        relax_split(t, i, j, l, scratch[(i - i0) * stride + j], 0, t->limit);
-                    }
+                    const int64_t *sweep = scratch + (i - i0) * stride;
+                    const int64_t near = i1 < l ? i1 : l; /* inside the tile's stretch of i ... */
+                    const int64_t far = (i1 > l0 ? i1 : l0) + 1; /* ... and of l */
+                    relax_splits(t, i, i + 1, near, l, sweep, 0, t->limit);
+                    relax_splits(t, i, far, l, l, sweep, 0, t->limit);
                     t->done[t->index[i * (t->length + 1) + l]] = 1;
                 }
         }

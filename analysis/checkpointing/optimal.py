@@ -114,7 +114,7 @@ class OptimalTable:
             unit=self.unit_bytes,
             **pointers,
         )
-        scratch = np.zeros(8 * (length + 2), dtype=np.int64)  # 8 is TILE in fill.c
+        scratch = np.zeros(16 * (length + 2), dtype=np.int64)  # 16 is TILE in fill.c
         fill.fill(ctypes.byref(table), ctypes.c_void_p(scratch.ctypes.data))
         return True
 
