@@ -6,14 +6,15 @@
     step.peak_bytes       # most that was live above the start of the region
 
 Regions nest; an inner region hides nothing from the outer one.  Bytes are what was requested:
-the rounding of a caching allocator is not in them (`rounded_peak_bytes` has it on a GPU).
+the rounding of a caching allocator is not in them.  On a GPU `rounded_peak_bytes` has it, and
+`reserved_peak_bytes` is what the pools held from the driver.
 
 On the CPU every allocation and release is read from the profiler's memory trace, temporaries
 inside an operation included, so values are there when the meter closes.  Memory that libraries take
 without the framework's allocator is not seen, nor is the release of blocks that are older than the
-meter: open it before what it shall see freed.  On a GPU the allocator's own counters are read; warm
-up first, because matrix libraries keep a workspace after their first product.  Memory of another
-array library's pool is not in these counters.
+meter: open it before what it shall see freed.  On a GPU the counters of torch's allocator and of
+CuPy's pool are read and added up (`repro.instruments.pools`); warm up first, because matrix
+libraries keep a workspace after their first product.
 """
 
 from __future__ import annotations
@@ -32,17 +33,25 @@ from torch._C._profiler import RecordScope
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import record_function
 
+from repro.instruments.pools import Held, Pool, SteppedPool, TorchPool, cupy_pool
+
 _MARK = "memory region "
 
 
 @dataclass
 class Region:
-    """Bytes relative to the start of the region; None until the meter knows them."""
+    """Bytes relative to the start of the region; None until the meter knows them.
+
+    The last three are of a GPU's pools only: blocks handed out, above those at the start, at the
+    peak and at the end; and the most that the pools held from the driver, all of it.
+    """
 
     name: str
     peak: int | None = None
     end: int | None = None
     rounded_peak_bytes: int | None = None
+    rounded_end_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -78,12 +87,36 @@ def memory_meter(device: torch.device | str) -> MemoryMeter:
     if kind == "cpu":
         return CpuMeter()
     if kind == "cuda":
-        return CounterMeter(CudaCounters(torch.device(device)))
+        index = torch.device(device).index
+        index = torch.cuda.current_device() if index is None else index
+        return PoolMeter(TorchPool(index), cupy_pool(index))
     raise ValueError(f"no memory meter for device {device!r}: cpu and cuda have one")
 
 
 #: The profiler's own entry points; torch's stubs lack the scopes argument and the byte counts.
 _PROFILER: Any = torch._C._autograd
+
+
+def require_profiler() -> None:
+    """RuntimeError with one line where this torch lacks the entry points that `CpuMeter` calls."""
+    needed = {
+        "torch._C._autograd": (_PROFILER, ("_enable_profiler", "_disable_profiler")),
+        "torch.autograd.profiler.profile": (
+            autograd_profiler.profile,
+            ("_prepare_trace", "config"),
+        ),
+    }
+    absent = [
+        f"{where}.{name}"
+        for where, (holder, names) in needed.items()
+        for name in names
+        if not hasattr(holder, name)
+    ]
+    if absent:
+        raise RuntimeError(
+            f"peak memory on the CPU cannot be read: torch {torch.__version__} has no "
+            f"{', '.join(absent)} (private names; torch 2.11 to 2.13 have them)"
+        )
 
 
 class CpuMeter:
@@ -96,6 +129,7 @@ class CpuMeter:
     def __enter__(self) -> Self:
         # Allocations and our marks only: a trace of every operation, which is what the profiler's
         # context manager records, takes ten times as long and gigabytes for deep models.
+        require_profiler()
         self._profile = autograd_profiler.profile(profile_memory=True)
         self._profile._prepare_trace()
         scopes = {RecordScope.USER_SCOPE}
@@ -144,50 +178,21 @@ class CpuMeter:
                 region.end = live - start[number]
 
 
-class Counters(Protocol):
-    """Allocator counters: bytes live now and the peak since the last reset."""
-
-    def live(self) -> int: ...
-    def peak(self) -> int: ...
-    def rounded_peak(self) -> int: ...
-    def reset_peak(self) -> None: ...
-
-
-class CudaCounters:
-    """The caching allocator's counters of requested bytes."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def _stat(self, name: str) -> int:
-        torch.cuda.synchronize(self.device)
-        return int(torch.cuda.memory_stats(self.device).get(name, 0))
-
-    def live(self) -> int:
-        return self._stat("requested_bytes.all.current")
-
-    def peak(self) -> int:
-        return self._stat("requested_bytes.all.peak")
-
-    def rounded_peak(self) -> int:
-        return self._stat("allocated_bytes.all.peak")
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.device)
-
-
-class CounterMeter:
-    """Regions from counters that know one peak: each reset first hands the peak to outer regions.
+class PoolMeter:
+    """Regions from a pool that knows one peak, and a second one that knows none.
 
     Resetting a peak re-bases it on what is live, so a region starts at its own level even when
-    earlier code peaked higher.
+    earlier code peaked higher. Each reset first hands the peak to all regions that are open.
     """
 
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-        self._open: list[list[int]] = []  # [peak, rounded peak] of regions around us
+    def __init__(self, pool: Pool, second: SteppedPool | None = None) -> None:
+        self._pool, self._second = pool, second
+        self._beside = Held()  # what the second pool holds since the last reset, at most
+        self._open: list[list[Held]] = []  # one peak for each region around us
 
     def __enter__(self) -> Self:
+        if self._second is not None:
+            self._second.watch(self._hand_out)
         return self
 
     def __exit__(
@@ -196,29 +201,43 @@ class CounterMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        return None
+        if self._second is not None:
+            self._second.unwatch()
 
     def _hand_out(self) -> None:
-        peak, rounded = self._counters.peak(), self._counters.rounded_peak()
+        """Close an interval: its peak goes to every open region, the next starts at what is live.
+
+        The second pool ends an interval before and after it grows, so within one it only shrinks.
+        """
+        second = self._second.live() if self._second is not None else Held()
+        peak = self._pool.peak() + self._beside.most(second)
         for seen in self._open:
-            seen[0], seen[1] = max(seen[0], peak), max(seen[1], rounded)
-        self._counters.reset_peak()
+            seen[0] = seen[0].most(peak)
+        self._beside = second
+        self._pool.reset_peak()
+
+    def _live(self) -> Held:
+        second = self._second.live() if self._second is not None else Held()
+        return self._pool.live() + second
 
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
         region = Region(name)
         self._hand_out()
-        start, rounded_start = self._counters.live(), self._counters.rounded_peak()
-        seen = [start, rounded_start]
+        start = self._live()
+        seen = [start]
         self._open.append(seen)
         try:
             yield region
         finally:
             self._hand_out()
             self._open.remove(seen)
-            region.peak = seen[0] - start
-            region.end = self._counters.live() - start
-            region.rounded_peak_bytes = seen[1] - rounded_start
+            end, peak = self._live(), seen[0]
+            region.peak = peak.requested - start.requested
+            region.end = end.requested - start.requested
+            region.rounded_peak_bytes = peak.rounded - start.rounded
+            region.rounded_end_bytes = end.rounded - start.rounded
+            region.reserved_peak_bytes = peak.reserved
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device | str = "cpu") -> int:

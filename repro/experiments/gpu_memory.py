@@ -1,8 +1,9 @@
 """Peak memory of one forward and backward pass against sequence length, on a GPU.
 
 The configuration of FlashAttention 2022, Fig. 3 right (B = 16, 8 heads, d = 64, fp16, no mask, no
-dropout) for our operator and the variants it is compared with. The peak is what the caching
-allocator had handed out, above what was alive before; memory a second pool took is counted too.
+dropout) for our operator and the variants it is compared with. The peak is what the two pools
+(torch's and CuPy's) had handed out, above what was alive before; what was asked for and what they
+held from the driver are rows of their own.
 """
 
 from __future__ import annotations
@@ -39,39 +40,39 @@ def measure(one: Cell, context: Context) -> list[Record]:
     import torch
 
     from repro.attention.variants import VARIANTS as RUN
+    from repro.checkpointing import memory_meter
     from repro.instruments.gpu_work import Operands
 
     variant = RUN[str(one["implementation"])]
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
-    second_before = _second_pool_bytes()
-    torch.cuda.reset_peak_memory_stats()
+    operands = leaves = None
     try:
-        operands = Operands(shape_of(one))
-        leaves = [t.requires_grad_() for t in (operands.q, operands.k, operands.v)]
-        # Operands are made in fp32 first; the pass itself is what is measured.
-        torch.cuda.reset_peak_memory_stats()
-        variant(*leaves).backward(operands.dout)
-        torch.cuda.synchronize()
+        # Operands are made in fp32 first, so what is measured is the pass and what it starts from.
+        with memory_meter("cuda") as meter:
+            with meter.region("operands") as made:
+                operands = Operands(shape_of(one))
+                leaves = [t.requires_grad_() for t in (operands.q, operands.k, operands.v)]
+            with meter.region("pass") as run:
+                variant(*leaves).backward(operands.dout)
+                torch.cuda.synchronize()
     except torch.OutOfMemoryError:
         raise RuntimeError("out of memory") from None
     finally:
-        peak = torch.cuda.max_memory_allocated() - before
-        second = _second_pool_bytes() - second_before
-        operands = leaves = None  # type: ignore[assignment]
+        operands = leaves = None
+    assert made.rounded_end_bytes is not None
+    assert run.rounded_peak_bytes is not None
+    senses = {
+        "peak_memory_bytes": (made.rounded_end_bytes + run.rounded_peak_bytes, "blocks handed out"),
+        "requested_peak_bytes": (made.end_bytes + run.peak_bytes, "bytes asked for"),
+        "reserved_peak_bytes": (run.reserved_peak_bytes, "held from the driver, all of it"),
+    }
     return [
         record(
-            one, experiment=NAME, source="measured", metric="peak_memory_bytes",
-            value=peak + second, unit="B", tool="caching allocator's peak, both pools",
+            one, experiment=NAME, source="measured", metric=metric, value=value, unit="B",
+            tool=f"torch's and CuPy's pools: {sense}",
         )
+        for metric, (value, sense) in senses.items()
     ]  # fmt: skip
-
-
-def _second_pool_bytes() -> int:
-    """What CuPy's pool holds: torch's counters do not see it."""
-    import cupy
-
-    return int(cupy.get_default_memory_pool().total_bytes())
 
 
 EXPERIMENT = Experiment(

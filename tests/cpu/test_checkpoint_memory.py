@@ -1,9 +1,13 @@
 """Peak-memory regions: nested, re-based, exact (EC-25)."""
 
+import contextlib
+
 import pytest
 import torch
 
-from repro.checkpointing.memory import CounterMeter, memory_meter, peak_bytes
+from repro.checkpointing import memory
+from repro.checkpointing.memory import PoolMeter, memory_meter, peak_bytes
+from repro.instruments.pools import CupyPool, Held
 
 MIB = 2**20
 
@@ -60,45 +64,145 @@ def test_a_region_cannot_be_read_while_it_is_measured() -> None:
         memory_meter("meta")
 
 
-class FakeCounters:
-    """An allocator with one peak, like a GPU's."""
+def held(requested: int, segment: int) -> Held:
+    rounded = -(-requested // 512) * 512
+    return Held(requested, rounded, -(-rounded // segment) * segment)
+
+
+class FakePool:
+    """An allocator with one peak, like torch's; what it takes from the driver it keeps."""
 
     def __init__(self) -> None:
-        self.now = self.most = 0
+        self.now = self.most = self.high = 0
 
     def allocate(self, nbytes: int) -> None:
         self.now += nbytes
         self.most = max(self.most, self.now)
+        self.high = max(self.high, self.now)
 
-    def live(self) -> int:
-        return self.now
+    def live(self) -> Held:
+        return Held(held(self.now, 2048).requested, held(self.now, 2048).rounded, self.reserved())
 
-    def peak(self) -> int:
-        return self.most
+    def peak(self) -> Held:
+        return Held(held(self.most, 2048).requested, held(self.most, 2048).rounded, self.reserved())
 
-    def rounded_peak(self) -> int:
-        return -(-self.most // 512) * 512
+    def reserved(self) -> int:
+        return held(self.high, 2048).reserved
 
     def reset_peak(self) -> None:
         self.most = self.now
 
 
-def test_regions_on_one_counter_do_not_hide_peaks_from_each_other() -> None:
-    counters = FakeCounters()
-    counters.allocate(1024)
-    counters.allocate(-1024)  # an earlier peak
-    with CounterMeter(counters) as meter:
+class FakeCupy:
+    """The parts of CuPy's module that the meter uses: a pool of 512-byte blocks without a peak."""
+
+    def __init__(self) -> None:
+        self.used = self.total = 0
+        self.cuda = self
+        self.allocator = self._grow
+
+    def _grow(self, size: int) -> int:
+        self.used += -(-size // 512) * 512
+        self.total = max(self.total, self.used)
+        return size
+
+    def malloc(self, size: int) -> None:
+        self.allocator(size)
+
+    def free(self, size: int) -> None:
+        self.used -= -(-size // 512) * 512
+
+    def get_allocator(self):
+        return self.allocator
+
+    def set_allocator(self, allocator) -> None:
+        self.allocator = allocator
+
+    def get_default_memory_pool(self):
+        return self
+
+    def used_bytes(self) -> int:
+        return self.used
+
+    def total_bytes(self) -> int:
+        return self.total
+
+    def Device(self, index: int):
+        return contextlib.nullcontext()
+
+
+def test_regions_on_one_pool_do_not_hide_peaks_from_each_other() -> None:
+    pool = FakePool()
+    pool.allocate(1024)
+    pool.allocate(-1024)  # an earlier peak
+    with PoolMeter(pool) as meter:
         with meter.region("outer") as outer:
-            counters.allocate(256)
-            counters.allocate(500)
-            counters.allocate(-500)
+            pool.allocate(256)
+            pool.allocate(500)
+            pool.allocate(-500)
             with meter.region("first") as first:
-                counters.allocate(100)
-                counters.allocate(-100)
+                pool.allocate(100)
+                pool.allocate(-100)
             with meter.region("second") as second:
-                counters.allocate(10)
-        counters.allocate(-266)
+                pool.allocate(10)
+        pool.allocate(-266)
     assert (outer.peak_bytes, outer.end_bytes) == (756, 266)
     assert (first.peak_bytes, first.end_bytes) == (100, 0)
     assert (second.peak_bytes, second.end_bytes) == (10, 10)
     assert outer.rounded_peak_bytes == 1024  # two slabs of 512
+    assert outer.reserved_peak_bytes == 2048  # one segment, taken before the meter opened
+
+
+@pytest.mark.parametrize("pool", ["torch", "cupy"])
+def test_the_two_blocks_of_ec25_in_either_pool(pool: str) -> None:
+    """256 MiB twice, the first freed: end 256, peak 512; nested, and after a peak of 1 GiB."""
+    mine, theirs = FakePool(), FakeCupy()
+
+    def take(nbytes: int) -> None:
+        mine.allocate(nbytes) if pool == "torch" else theirs.malloc(nbytes)
+
+    def free(nbytes: int) -> None:
+        mine.allocate(-nbytes) if pool == "torch" else theirs.free(nbytes)
+
+    take(1024 * MIB)
+    free(1024 * MIB)
+    with PoolMeter(mine, CupyPool(theirs)) as meter, meter.region("outer") as outer:
+        take(256 * MIB)
+        with meter.region("inner") as inner:
+            take(256 * MIB)
+        free(256 * MIB)
+    assert (outer.peak_bytes, outer.end_bytes) == (512 * MIB, 256 * MIB)
+    assert (inner.peak_bytes, inner.end_bytes) == (256 * MIB, 256 * MIB)
+    assert outer.reserved_peak_bytes == 1024 * MIB
+    assert theirs.allocator == theirs._grow, "the allocator is as it was"
+
+
+def test_the_peak_is_that_of_the_sum_not_the_sum_of_peaks() -> None:
+    mine, theirs = FakePool(), FakeCupy()
+    with PoolMeter(mine, CupyPool(theirs)) as meter, meter.region("in turn") as region:
+        mine.allocate(4096)
+        mine.allocate(-4096)
+        theirs.malloc(2048)
+        theirs.free(2048)
+        with meter.region("together") as together:
+            theirs.malloc(1024)
+            mine.allocate(1000)
+            mine.allocate(-1000)
+            theirs.free(1024)
+    assert region.peak_bytes == 4096
+    assert (together.peak_bytes, together.rounded_peak_bytes) == (2024, 2048)
+
+
+def test_a_block_of_the_second_pool_freed_before_the_end_counts() -> None:
+    theirs = FakeCupy()
+    with PoolMeter(FakePool(), CupyPool(theirs)) as meter, meter.region("scratch") as region:
+        theirs.malloc(100)
+        theirs.free(100)
+    assert (region.peak_bytes, region.end_bytes) == (512, 0)
+
+
+def test_a_torch_without_the_private_profiler_is_one_clear_line(monkeypatch) -> None:
+    monkeypatch.setattr(memory, "_PROFILER", object())
+    with pytest.raises(RuntimeError, match=r"_enable_profiler, .*_disable_profiler") as caught:
+        peak_bytes(lambda: None)
+    assert "\n" not in str(caught.value)
