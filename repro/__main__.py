@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from repro import cli, experiments, machine, quiet
+from repro import cli, experiments, machine, quiet, ranks
 from repro.commands import archive, compare, doctor, explain, plan, predict
 from repro.experiments import run
 from repro.progress import say
@@ -58,14 +58,22 @@ def measure(
     again: Annotated[bool, typer.Option(help="also measure what is on record")] = False,
     quick: Annotated[bool, typer.Option(help="leave what is long and on record")] = False,
 ) -> None:
-    """Measure experiments on this machine; goes on where an earlier run stopped."""
+    """Measure experiments on this machine; goes on where an earlier run stopped.
+
+    Under torchrun each process measures its share of the cells, on a GPU of its own.
+    """
+    rank = ranks.current()
+    if rank is not None:
+        ranks.take_gpu(rank)
     chosen = [experiments.experiment(name) for name in names or experiments.names()]
     broken = []
     for one in chosen:
         if into == "host" and one.device == "cuda":
             continue  # that folder is for what needs no GPU
-        with quiet.alone():
-            outcome = run.measure(one, into=into, again=again, quick=quick)
+        # Ranks share the host where it only counts or waits; its own seconds need it alone.
+        together = rank is not None and one.device in ("cuda", "host")
+        with quiet.beside_others() if together else quiet.alone():
+            outcome = run.measure(one, into=into, again=again, quick=quick, rank=rank)
         if outcome.reason:
             say(f"{one.name}: nothing to measure: {outcome.reason}")
             continue

@@ -3,6 +3,9 @@
 ``dir`` is what ``make gpu-run OUT=dir`` left, or any folder of ``<machine>/<experiment>.jsonl``. Of
 a cell that is on record already, the imported rows win, unless they are failures and the recorded
 ones are not. Every file is read and checked before the first is changed.
+
+What ranks wrote (``<experiment>.rank<r>.jsonl``, see ``repro.ranks``) goes into the experiment's
+file. With ``FROM=results`` these files are merged where they are, and removed.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from repro import cli, records
+from repro import cli, ranks, records
 from repro.progress import say
 from repro.records import Record
 
@@ -36,18 +39,26 @@ def import_results(source: Path, root: Path | None = None) -> list[Imported]:
     folder named ``published``, which nothing measured may overwrite.
     """
     base = source / "records" if (source / "records").is_dir() else source
+    root = root or records.RESULTS
+    in_place = base.resolve() == root.resolve()
     files = sorted(base.glob("*/*.jsonl"))
+    if in_place:
+        files = [file for file in files if ranks.merged(file)]
     if not files:
-        raise ValueError(f"no <machine>/<experiment>.jsonl in {base}")
+        what = "<experiment>.rank<r>" if in_place else "<experiment>"
+        raise ValueError(f"no <machine>/{what}.jsonl in {base}")
     read = {}
     for file in files:
         if file.parent.name == "published":
             raise ValueError(f"{file}: published numbers are not imported")
         read[file] = list(records.read(file))
-    return [
-        _merge(rows, (root or records.RESULTS) / file.parent.name / file.name)
-        for file, rows in read.items()
-    ]
+    done = []
+    for file, rows in read.items():
+        name = (ranks.merged(file) or file).name
+        done.append(_merge(rows, root / file.parent.name / name))
+        if in_place:
+            file.unlink()
+    return done
 
 
 def _merge(rows: Sequence[Record], target: Path) -> Imported:

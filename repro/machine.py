@@ -7,6 +7,7 @@ packages. The GPU is asked through NVML, if the ``nvidia-ml-py`` package and a d
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import subprocess
@@ -51,7 +52,12 @@ def gpu() -> Gpu | None:
         return None
     try:
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        # NVML counts all GPUs of the machine, whatever CUDA is told to see.
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+        if first.startswith("GPU-"):
+            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdigit() else 0)
         return Gpu(
             name=str(pynvml.nvmlDeviceGetName(handle)),
             driver=str(pynvml.nvmlSystemGetDriverVersion()),
@@ -76,8 +82,6 @@ def cpu() -> str:
 
 def cores() -> int:
     """Cores this process may use."""
-    import os
-
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

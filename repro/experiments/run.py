@@ -18,6 +18,7 @@ from pathlib import Path
 from repro import machine, records
 from repro.experiments import Cell, Context, Experiment, UnavailableError
 from repro.progress import say, track
+from repro.ranks import Rank
 from repro.records import Record
 
 
@@ -59,11 +60,13 @@ def measure(
     again: bool = False,
     quick: bool = False,
     root: Path | None = None,
+    rank: Rank | None = None,
 ) -> Outcome:
     """Measure the cells of one experiment that are not on record yet.
 
     into: folder under results/ (default: the GPU's name, or "local" for host and CPU);
-    again: measure recorded cells anew; quick: leave experiments that are long and on record.
+    again: measure recorded cells anew; quick: leave experiments that are long and on record;
+    rank: measure this rank's share of the cells, into its own file.
     """
     reason = device_reason(experiment.device)
     if reason is not None:
@@ -74,14 +77,28 @@ def measure(
     cells = list(experiment.cells())
     _require_distinct(cells)
     path = root / folder(experiment.device, into) / f"{experiment.name}.jsonl"
+    merged: list[Record] = []
+    if rank is not None:
+        merged = list(records.read(path))
+        cells, path = rank.share(cells), rank.file(path)
     say_so = f"{experiment.name}: another run is measuring it; waiting for its end"
     with records.exclusive(path, waiting=lambda: say(say_so)):
-        return _measure_missing(experiment, cells, path, again)
+        return _measure_missing(experiment, cells, path, again, merged)
 
 
-def _measure_missing(experiment: Experiment, cells: list[Cell], path: Path, again: bool) -> Outcome:
+def _measure_missing(
+    experiment: Experiment,
+    cells: list[Cell],
+    path: Path,
+    again: bool,
+    merged: list[Record],
+) -> Outcome:
+    """``merged``: rows on record elsewhere; a cell that is done there or in ``path`` is done."""
     digest = machine.digest(experiment.sources)
-    todo = cells if again else pending(cells, list(records.read(path)), digest)
+    todo = cells
+    if not again:
+        todo = pending(cells, list(records.read(path)), digest)
+        todo = pending(todo, merged, digest)
     if not todo:
         return Outcome(skipped=len(cells))
 
