@@ -73,9 +73,12 @@ def test_the_sm80_form_takes_the_rest(
     assert re.search(reason, chosen.reason), chosen.reason
 
 
-def test_a_deterministic_backward_stays_with_its_own_form() -> None:
-    chosen = dispatch.choose(PretendedHopper(), [array()], scale=1.0, deterministic=True)
-    assert (chosen.algorithm, chosen.reason) == ("flash-split", "the deterministic backward")
+def test_a_deterministic_backward_has_a_form_of_its_own() -> None:
+    options: dict[str, Any] = {"scale": 1.0, "deterministic": True}
+    chosen = dispatch.choose(PretendedHopper(), [array()], **options)
+    assert chosen.algorithm == "flash-sm90-deterministic"
+    chosen = dispatch.choose(PretendedAmpere(), [array()], **options)
+    assert (chosen.algorithm, chosen.reason) == ("flash-split", "compute capability 80, not 90")
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
@@ -123,8 +126,9 @@ def test_features_are_refused_by_name() -> None:
               "flash_backward_sm90_postprocess"}),
         ({"tile": (64, 64)}, {"flash_forward", "flash_backward", "flash_backward_preprocess",
                               "flash_backward_postprocess"}),
-        ({"deterministic": True}, {"flash_forward_sm90", "flash_backward", "flash_backward_dq",
-                                   "flash_backward_preprocess"}),
+        ({"deterministic": True}, {"flash_forward_sm90", "flash_backward_sm90",
+                                   "flash_backward_sm90_preprocess",
+                                   "flash_backward_sm90_postprocess"}),
     ],
     ids=["covered", "tile", "deterministic"],
 )  # fmt: skip
@@ -146,6 +150,10 @@ def test_the_operator_follows_the_rule(
     exact.sum().backward()
     assert (out - exact).abs().max() < 2e-2
     for got, want in zip((q, k, v), wide, strict=True):
+    in_turns = any(
+        tensor == "turns" for entries in backend.traffic.values() for tensor, _ in entries
+    )
+    assert in_turns == settings.get("deterministic", False)
         assert got.grad is not None
         assert want.grad is not None
         assert (got.grad - want.grad).abs().max() < 4e-2
