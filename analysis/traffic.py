@@ -133,9 +133,11 @@ _SUMS: dict[tuple[str, str], tuple[Callable[..., KernelBytes], dict[str, Any]]] 
     ("flash-split", "forward"): (flash_forward, {}),
     ("flash-split", "backward"): (flash_backward_split, {}),
     ("flash-sm90", "forward"): (flash_forward_sm90, {}),
-    ("flash-sm90", "backward"): (flash_backward_sm90, {}),
+    ("flash-sm90", "backward"): (flash_backward_sm90, {"deterministic": False}),
     ("flash-sm90-optimistic", "forward"): (flash_forward_sm90_optimistic, {}),
-    ("flash-sm90-optimistic", "backward"): (flash_backward_sm90, {}),
+    ("flash-sm90-optimistic", "backward"): (flash_backward_sm90, {"deterministic": False}),
+    ("flash-sm90-deterministic", "forward"): (flash_forward_sm90, {}),
+    ("flash-sm90-deterministic", "backward"): (flash_backward_sm90, {"deterministic": True}),
 }
 
 ALGORITHMS = tuple(dict.fromkeys(algorithm for algorithm, _ in _SUMS))

@@ -14,11 +14,12 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels: "flash", "flash-deterministic" and
-"flash-split" (here, sm_80 instructions); "flash-sm90" and "flash-sm90-optimistic" (kernels.hopper,
-Hopper only); "standard", "flash1", "flash1-literal" (kernels.ladder). "flash-deterministic" and
-"flash-split" differ from "flash" in the backward pass only: dQ through an ordered workspace, or by
-a pass of its own (which makes dQ deterministic too). ``kernels.dispatch`` says which suits a
-problem and a device best.
+"flash-split" (here, sm_80 instructions); "flash-sm90", "flash-sm90-deterministic" and
+"flash-sm90-optimistic" (kernels.hopper, Hopper only); "standard", "flash1", "flash1-literal"
+(kernels.ladder). "flash-deterministic" and "flash-split" differ from "flash" in the backward pass
+only: dQ through an ordered workspace, or by a pass of its own (which makes dQ deterministic too);
+so does "flash-sm90-deterministic" from "flash-sm90": dQ added in turns. ``kernels.dispatch`` says
+which suits a problem and a device best.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 FLASH = ("flash", "flash-deterministic", "flash-split")
-HOPPER = (hopper.ALGORITHM, hopper.OPTIMISTIC)
+HOPPER = (hopper.ALGORITHM, hopper.OPTIMISTIC, hopper.DETERMINISTIC)
 ALGORITHMS = (*FLASH, *HOPPER, *ladder.ALGORITHMS)
 
 
@@ -187,7 +188,8 @@ def backward(
         if algorithm in HOPPER:
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
-                scale=scale, causal=causal, tile=tile, stream=stream,
+                scale=scale, causal=causal, tile=tile,
+                deterministic=algorithm == hopper.DETERMINISTIC, stream=stream,
             )  # fmt: skip
             return
         settings: dict[str, Any] = {

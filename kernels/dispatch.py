@@ -5,7 +5,7 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 1. the device has compute capability 9.0 (their instructions exist nowhere else);
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form);
 3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout,
-   determinism, a gradient of lse;
+   a gradient of lse;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart.
 """
 
@@ -43,8 +43,10 @@ def choose(
     deterministic: bool = False,
     dlse: bool = False,
 ) -> Choice:
-    """ "flash-sm90" or "flash", by the rule above; "flash-split" where dq must be deterministic.
+    """ "flash-sm90" or "flash", by the rule above.
 
+    deterministic: dq must be the same bit for bit in every run: "flash-sm90-deterministic" or
+    "flash-split".
     arrays: all (B, H, N, D) arrays of the pass, q first.
     """
     listed = list(arrays)
@@ -65,12 +67,12 @@ def choose(
             key_mask=key_mask,
             dropout=dropout,
             block_mask=block_mask,
-            deterministic=deterministic,
             dlse=dlse,
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     if objection is None:
-        return Choice(hopper.ALGORITHM, "the Hopper kernels cover it")
+        algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
+        return Choice(algorithm, "the Hopper kernels cover it")
     return Choice("flash-split" if deterministic else "flash", objection)
 
 
@@ -95,6 +97,6 @@ def default_tile(
     limit: int = SHARED_LIMIT_BYTES,
 ) -> Tile:
     """The tile a flash algorithm runs with when none is asked for."""
-    if algorithm in (hopper.ALGORITHM, hopper.OPTIMISTIC):
+    if algorithm.startswith(hopper.ALGORITHM):
         return hopper.default_tile(head_dim, pass_, causal, seqlen_q)
     return sm80_tile(head_dim, dtype, pass_, limit)

@@ -22,15 +22,28 @@
 //   main         k, v read rows_j D e if a query sees them; per visit q, dout read rows_i D e,
 //                stats read 2 BLOCK_M 4, dq_accum atomic BLOCK_M D 4; dk, dv write rows_j D e
 //   postprocess  dq_accum read padded rows D 4; dq write Nq D e
+//   DETERMINISTIC: turns of 4 bytes, one a query tile: preprocess write all; main read and write one
+//                per visit (a GPU looks again, in L2, while it waits: that is not counted)
+//
+// DETERMINISTIC: the key tiles of a query tile take turns, from the last one to the first, and add
+// their dQ when the counter of the query tile says so. A turn is passed on when the addition has
+// been carried out. Blocks start in the order of the turns, so that whoever is waited for has
+// started: no number of resident blocks can deadlock. From the last key tile on, because under the
+// causal mask it starts at the last query tiles, where it is the first: nobody waits to start.
 //
 // Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask;
-// strides are multiples of 16 bytes; dQ is added in no fixed order.
+// strides are multiples of 16 bytes; without DETERMINISTIC dQ is added in no fixed order.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE      0 fp16, 1 bf16
 // HEAD_DIM   64 (BLOCK_M 128) or 128 (BLOCK_M 64)
 // BLOCK_M    query rows a tile; HEAD_DIM * BLOCK_M = 8192, so that dQ is 64 x 64 a warpgroup
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
+// DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
+
+#ifndef DETERMINISTIC
+#define DETERMINISTIC 0
+#endif
 
 #include "device_sm90.cuh"
 #include "tile_order.cuh"
@@ -154,17 +167,24 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     const __grid_constant__ TensorMap dk_map,
                     const __grid_constant__ TensorMap dv_map, Tensor1<const float> lse2,
                     Tensor1<const float> delta, Tensor1<float> dq_accum, int batch, int kv_heads,
-                    int group, int seqlen_q, int seqlen_k, float scale, int heads_per_group) {
+                    int group, int seqlen_q, int seqlen_k, float scale, int heads_per_group
+#if DETERMINISTIC
+                    , Tensor1<int> turns  // of the query tiles: which key tile's it is to add
+#endif
+) {
     unsigned char* const shared = shared_memory_1024();
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
+    const int key_tiles = ceil_div(seqlen_k, BLOCK_N);
     // Heads go in groups whose Q, dO and dQ fit in L2 together. Within a group the heads of a key
-    // tile are neighbours, and tile 0, which the most queries see, starts first.
-    const int in_group = ceil_div(seqlen_k, BLOCK_N) * heads_per_group;
+    // tile are neighbours, and tile 0, which the most queries see, starts first; where turns are
+    // taken, the last tile, whose turn is the first.
+    const int in_group = key_tiles * heads_per_group;
     const int first_head = static_cast<int>(blockIdx.x) / in_group * heads_per_group;
     const int heads_here = min_int(heads_per_group, kv_heads * batch - first_head);
     const int rest = static_cast<int>(blockIdx.x) % in_group;
-    const int j = rest / heads_here, bh = first_head + rest % heads_here;
+    const int place = rest / heads_here, bh = first_head + rest % heads_here;
+    const int j = DETERMINISTIC ? key_tiles - 1 - place : place;
     const int kv_head = bh % kv_heads, b = bh / kv_heads;
     const int key0 = j * BLOCK_N;
     const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
@@ -223,17 +243,21 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
             // ---- dQ to memory --------------------------------------------------------------------
             const float* const buffers = reinterpret_cast<const float*>(shared + DQ_AT);
             int tile = i0;
-            float* to = dq_accum.data +
-                        (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles *
-                            TILE_FLOATS +
-                        static_cast<int64>(tile) * TILE_FLOATS;
+            int64 at = (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles + tile;
             for (int w = 0; w < CONSUMERS; ++w) named_arrive(DQ_EMPTY + w, WARPGROUP + 32);
 #pragma unroll 1
             for (int it = 0; it < count; ++it) {
+#if DETERMINISTIC
+                const int turn =
+                    key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(tile, seqlen_q, seqlen_k) - 1 - j;
+                if (lane == 0) turn_wait(turns.data + at, turn);
+                warp_sync();
+#endif
                 for (int w = 0; w < CONSUMERS; ++w) {
                     named_sync(DQ_FULL + w, WARPGROUP + 32);
                     if (lane == 0) {
-                        bulk_add(to + w * DQ_FLOATS, buffers + w * DQ_FLOATS, DQ_FLOATS * 4);
+                        bulk_add(dq_accum.data + at * TILE_FLOATS + w * DQ_FLOATS,
+                                 buffers + w * DQ_FLOATS, DQ_FLOATS * 4);
                         bulk_commit();
                     }
                 }
@@ -245,10 +269,16 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     warp_sync();
                     named_arrive(DQ_EMPTY + 1, WARPGROUP + 32);
                 }
-                to += TILE_FLOATS;
+#if DETERMINISTIC
+                if (lane == 0) {
+                    bulk_wait<0>();  // until it has been added, not only read
+                    turn_pass(turns.data + at, turn);
+                }
+#endif
+                ++at;
                 if (++tile == query_tiles) {
                     tile = i0;
-                    to += static_cast<int64>(i0) * TILE_FLOATS;
+                    at += i0;
                 }
             }
             if (lane == 0) bulk_wait<0>();
@@ -391,7 +421,11 @@ constexpr int ROW_THREADS = HEAD_DIM / 8;  // threads of a row, 16 bytes each
 extern "C" __global__ void __launch_bounds__(PRE_THREADS)
 flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout,
                                Tensor3<const float> lse, Tensor1<float> lse2, Tensor1<float> delta,
-                               Tensor1<float> dq_accum, int heads, int seqlen_q) {
+                               Tensor1<float> dq_accum, int heads, int seqlen_q
+#if DETERMINISTIC
+                               , Tensor1<int> turns
+#endif
+) {
     constexpr int ROWS = PRE_THREADS / ROW_THREADS;
     const int blocks = ceil_div(seqlen_q, BLOCK_M) * BLOCK_M / ROWS;
     const int head = blockIdx.x / blocks % heads, b = blockIdx.x / blocks / heads;
@@ -421,6 +455,9 @@ flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout
         }
         st_global(lse2.data + at, base2);
         st_global(delta.data + at, sum);
+#if DETERMINISTIC
+        if (row % BLOCK_M == 0) st_global(turns.data + at / BLOCK_M, 0);
+#endif
     }
     Vec16* const zero = reinterpret_cast<Vec16*>(dq_accum.data) + (at * ROW_THREADS + chunk) * 2;
     st_global(zero, Vec16{});

@@ -14,7 +14,9 @@ tensor and direction. With checks on, these are errors (:class:`KernelError`):
   order nothing. A ``cp_async`` destination belongs to nobody until its thread has waited, and to
   that thread alone until the next barrier. Blocks are never ordered;
 * a barrier that some thread never reaches, a barrier reached from different lines, a warp
-  collective that only some lanes reach.
+  collective that only some lanes reach;
+* a turn (``turn_wait``, ``turn_pass``) that no earlier block passes on, that is passed on before
+  its bulk additions are complete, or by a thread that did not wait for it.
 """
 
 from kernels.host.backend import HostBackend, KernelError

@@ -40,11 +40,17 @@ inline void bulk_add(float* gmem, const float* smem, int bytes, HOST_SITE) {
 inline void bulk_commit() { host::host_runtime->hopper->bulk_commit(); }
 template <int N>
 inline void bulk_wait_read(HOST_SITE) {
-    host::host_runtime->hopper->bulk_wait(N, site);
+    host::host_runtime->hopper->bulk_wait(N, false, site);
 }
 template <int N>
 inline void bulk_wait(HOST_SITE) {
-    host::host_runtime->hopper->bulk_wait(N, site);
+    host::host_runtime->hopper->bulk_wait(N, true, site);
+}
+inline void turn_wait(const int* counter, int turn, HOST_SITE) {
+    host::host_runtime->hopper->turn_wait(counter, turn, site);
+}
+inline void turn_pass(int* counter, int turn, HOST_SITE) {
+    host::host_runtime->hopper->turn_pass(counter, turn, site);
 }
 inline void tma_fence() { host::host_runtime->hopper->tma_fence(); }
 

@@ -179,6 +179,7 @@ void tma_store(const void* p, const void* smem, const int* at, Site site) {
     });
     store.issued = issue_time(w);
     w.fiber->bulk_stores.push_back(store);
+    w.fiber->bulk_issued = store.group + 1;
 }
 
 template <bool CHECKS>
@@ -198,14 +199,18 @@ void bulk_add(float* gmem, const float* smem, int bytes, Site site) {
         engine_read<CHECKS>(w, store.base + i, NOT_YET, "bulk add", site);
     store.issued = issue_time(w);
     w.fiber->bulk_stores.push_back(store);
+    w.fiber->bulk_issued = store.group + 1;
 }
 
 inline void bulk_commit() { ++current_worker->fiber->bulk_group; }
 
 template <bool CHECKS>
-void bulk_wait(int pending, Site) {
+void bulk_wait(int pending, bool complete, Site) {
     Worker& w = *current_worker;
     Fiber& fiber = *w.fiber;
+    // Shared memory may be reused in both cases; that the target has changed is known in one.
+    if (complete)
+        fiber.bulk_complete = fiber.bulk_group - std::min<std::uint32_t>(pending, fiber.bulk_group);
     std::size_t kept = 0;
     for (const BulkStore& store : fiber.bulk_stores) {
         if (store.group + static_cast<std::uint32_t>(pending) >= fiber.bulk_group) {

@@ -53,7 +53,9 @@ struct HopperRuntime {
     void (*bulk_load)(void* smem, const void* gmem, int bytes, void* b, Site site);
     void (*bulk_add)(float* gmem, const float* smem, int bytes, Site site);
     void (*bulk_commit)();
-    void (*bulk_wait)(int pending, Site site);
+    void (*bulk_wait)(int pending, bool complete, Site site);
+    void (*turn_wait)(const int* counter, int turn, Site site);
+    void (*turn_pass)(int* counter, int turn, Site site);
     void (*tma_fence)();
     Switch (*named_barrier)(int id, int threads, bool sync, Site site);
     Switch (*set_registers)(int registers, bool grow, Site site);

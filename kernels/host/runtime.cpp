@@ -167,6 +167,7 @@ void run(Launch& launch, Worker& worker) {
         const std::int64_t block = launch.next_block.fetch_add(1);
         if (block >= launch.blocks) break;
         worker.run_block(block);
+        launch.finished[block].store(true, std::memory_order_release);
     }
     current_worker = nullptr;
 }
@@ -216,6 +217,7 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
         refuse(*failure, "limit", -1, 0, "no address space (4 TiB are reserved, not used)");
         return 1;
     }
+    launch.finished = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(launch.blocks));
     ZeroedMemory zeroed;
     if (!place_tensors(launch, a->tensors, a->tensor_count, checks, zeroed)) return 1;
     while (static_cast<int>(workers.size()) < os_threads)

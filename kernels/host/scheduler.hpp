@@ -52,6 +52,7 @@ struct Launch {
     const Runtime* runtime;
 
     std::atomic<std::int64_t> next_block{0};
+    std::unique_ptr<std::atomic<bool>[]> finished;  // blocks that have come to their end
     std::atomic<bool> failed{false};
     std::mutex mutex;
     Failure* failure;
@@ -123,6 +124,10 @@ struct alignas(64) Fiber {
     std::uint32_t fenced = 0;      // its writes up to this time have been fenced
     std::uint32_t bulk_group = 0;  // the open bulk group
     std::vector<BulkStore> bulk_stores;
+    // Bulk groups up to here hold a store; have been waited for until they were complete.
+    std::uint32_t bulk_issued = 0, bulk_complete = 0;
+    const int* turn_at = nullptr;  // the counter whose turn the thread holds
+    Site turn_site{};
 };
 
 struct Warp {
@@ -454,6 +459,9 @@ struct Worker {
             fail("race", -1, static_cast<std::int64_t>(fiber->bulk_stores[0].base),
                  "exits before its bulk store at %s:%d has been waited for",
                  fiber->bulk_stores[0].site.file, fiber->bulk_stores[0].site.line);
+        if (fiber->turn_at)
+            fail("deadlock", -1, 0, "exits without passing on the turn it waited for at %s:%d",
+                 fiber->turn_site.file, fiber->turn_site.line);
         if (warp->exited == ~0u && !warp->products.empty())
             fail("race", -1, 0, "the warp exits before its wgmma at %s:%d has been waited for",
                  warp->products[0].site.file, warp->products[0].site.line);
@@ -511,7 +519,8 @@ struct Worker {
                       index,
                       {static_cast<unsigned>(launch->threads), 1, 1},
                       launch->grid};
-            f.group = f.fenced = f.bulk_group = 0;
+            f.group = f.fenced = f.bulk_group = f.bulk_issued = f.bulk_complete = 0;
+            f.turn_at = nullptr;
             f.copies.clear();
             f.bulk_stores.clear();
             // Stacks start at different cache sets: 32 lanes touch the same frame in turn.

@@ -9,6 +9,9 @@
 //   tma_load(smem, map, b, c0..c4), tma_store(map, smem, c0..c4)        rank 5, 128-byte swizzle
 //   bulk_load(smem, gmem, bytes, b), bulk_add(gmem, smem, bytes)        1-D; the latter fp32 +=
 //   bulk_commit(), bulk_wait_read<N>(), bulk_wait<N>()     of the stores of the calling thread
+//   turn_wait(counter, turn), turn_pass(counter, turn)     blocks take turns: until *counter == turn,
+//                                 then after it turn + 1; what was added before (and waited for by
+//                                 bulk_wait<0>) comes before what the next one adds
 //   tma_fence()                   makes this thread's shared memory writes visible to TMA and wgmma
 //   named_sync(id, threads), named_arrive(id, threads)     id 1..15
 //   registers_grow<N>(), registers_shrink<N>()             by whole warpgroups
@@ -114,6 +117,24 @@ __device__ __forceinline__ void bulk_wait_read() {
 template <int N>
 __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+// The counter is read and written in the generic proxy, bulk additions are in the async proxy: the
+// proxy fences order the one after the other.
+__device__ __forceinline__ void turn_wait(const int* counter, int turn) {
+    int now;
+    do {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
+                     : "=r"(now)
+                     : "l"(__cvta_generic_to_global(counter))
+                     : "memory");
+    } while (now != turn);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+__device__ __forceinline__ void turn_pass(int* counter, int turn) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)),
+                 "r"(turn + 1)
+                 : "memory");
 }
 __device__ __forceinline__ void tma_fence() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
