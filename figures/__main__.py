@@ -53,12 +53,14 @@ def verdicts() -> None:
 
 @app.command()
 def readme() -> None:
-    """Write the README's tables and pictures and docs/claims.md from the committed records."""
-    from figures import verdict_table
+    """Write the README's tables and pictures and the tables in docs/ from committed records."""
+    from figures import memory_hierarchy, verdict_table
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
     common.write_text(page, verdict_table.readme_with(verdict_table.blocks(rows), page.read_text()))
     common.write_text(verdict_table.CLAIMS, verdict_table.claims_page(rows))
+    levels = memory_hierarchy.page(tidy(memory_hierarchy.EXPERIMENTS, local=False))
+    common.write_text(memory_hierarchy.PAGE, levels)
     for name in IN_README:
         _draw(name, IMAGES, local=False)
         (IMAGES / f"{name}.csv").unlink()

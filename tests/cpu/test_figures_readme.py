@@ -5,7 +5,8 @@ import re
 import pytest
 
 from figures import __main__ as command
-from figures import verdict_table
+from figures import memory_hierarchy, verdict_table
+from repro.experiments import tidy
 
 ROOT = verdict_table.README.parent
 
@@ -15,6 +16,11 @@ def test_the_generated_tables_are_up_to_date():
     blocks = verdict_table.blocks(rows)
     assert verdict_table.readme_with(blocks, page) == page, "run `make readme`"
     assert verdict_table.claims_page(rows) == verdict_table.CLAIMS.read_text(), "run `make readme`"
+
+
+def test_the_table_of_the_memory_hierarchy_is_up_to_date():
+    page = memory_hierarchy.page(tidy(memory_hierarchy.EXPERIMENTS, local=False))
+    assert page == memory_hierarchy.PAGE.read_text(), "run `make readme`"
 
 
 def test_the_readmes_pictures_are_there_and_small():
