@@ -79,10 +79,11 @@ def subjects() -> list[Subject]:
             name = f"flash-sm90 forward bf16 {form.name} {_mask(causal)}"
             listed.append(Subject(name, form.kernel("bf16", causal), form.shared_bytes, "sm_90a"))
     for head_dim in (64, 128):
-        form = hopper.forward_form(head_dim, False, 0)
-        name = f"flash-sm90 optimistic forward bf16 {form.name} full"
-        kernel = form.kernel("bf16", False, "optimistic")
-        listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a"))
+        for seqlen in (1024, 16384):
+            form = hopper.forward_form(head_dim, False, seqlen)
+            name = f"flash-sm90 optimistic forward bf16 {form.name} full"
+            kernel = form.kernel("bf16", False, "optimistic")
+            listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a"))
     for head_dim in (64, 128):
         for launch in _hopper_backward(head_dim):
             listed.append(launch)
@@ -106,20 +107,14 @@ def _mask(causal: bool) -> str:
 
 
 def _hopper_backward(head_dim: int) -> list[Subject]:
-#: The case whose preprocess and postprocess stand for all.
-FULL = (hopper.ALGORITHM, False)
-
-
     listed = []
-    for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
-        for causal in (False, True):
-            recorded = Problem(algorithm, head_dim, "bf16", causal).launches()
-            for kernel, shared_bytes in recorded:
-                main = kernel.threads == 384
-                if "backward" in kernel.entry and (main or (algorithm, causal) == FULL):
-                    part = kernel.entry.removeprefix("flash_backward_sm90").strip("_") or "backward"
-                    name = f"{algorithm} {part} bf16 d{head_dim} {_mask(causal)}"
-                    listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
+    for causal in (False, True):
+        recorded = Problem(hopper.ALGORITHM, head_dim, "bf16", causal).launches()
+        for kernel, shared_bytes in recorded:
+            if "backward" in kernel.entry and (not causal or kernel.threads == 384):
+                part = kernel.entry.removeprefix("flash_backward_sm90").strip("_") or "backward"
+                name = f"flash-sm90 {part} bf16 d{head_dim} {_mask(causal)}"
+                listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed
 
 
@@ -170,8 +165,8 @@ Shared memory is static and dynamic together. Tensor ops are HMMA or, on Hopper,
 in the code; 16-byte accesses are loads and stores of 16 bytes a thread, matrix loads and stores,
 and the copies of whole tiles. Blocks an SM are predicted for an A100 (sm_80) or H200 (sm_90,
 sm_90a). The Hopper kernels' registers are those at launch; their warpgroups trade them afterwards
-(producer 24 or 32, consumers 240 or 160 a thread). `code` is a digest of source, included headers
-and macros, comments apart.
+(producer 24, 32 or 40, consumers 240, 160 or 232 a thread). `code` is a digest of source, included
+headers and macros, comments apart.
 
 {table}
 """

@@ -156,6 +156,7 @@ class CupyBackend:
         handle = self._cupy.cuda.Device(device)
         self.compute_capability: str = handle.compute_capability
         self.shared_limit_bytes: int = handle.attributes["MaxSharedMemoryPerBlockOptin"]
+        self.multiprocessors: int = handle.attributes["MultiProcessorCount"]
         # A function belongs to this device's context, so the cache belongs to this object.
         self._functions: dict[Kernel, Any] = {}
         self._raised_shared_bytes: dict[Kernel, int] = {}

@@ -42,22 +42,7 @@
 #define OPTIMISTIC 0
 #endif
 
-#include "device_sm90.cuh"
-#include "tile_order.cuh"
-
-constexpr int BLOCK_M = 64 * CONSUMERS;
-constexpr int WARPGROUP = 128;
-constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-// A tile lies in slabs of 64 columns: rows of 128 bytes, swizzled within groups of eight.
-constexpr int Q_BYTES = 64 * HEAD_DIM * 2;  // the part of one warpgroup; later its part of O
-constexpr int KV_BYTES = BLOCK_N * HEAD_DIM * 2;
-constexpr int SCORES = BLOCK_N / 2;  // accumulator registers a thread
-constexpr int OUTPUTS = HEAD_DIM / 2;
-constexpr bool OPTIMISTIC_NOW = OPTIMISTIC == 1;
-constexpr float LIMIT = 1099511627776.0f;  // 2^40; fp32 and bf16 end at 2^128
-static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "head dimension");
-static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
-static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
+#include "forward_sm90.cuh"
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int K_AT = CONSUMERS * Q_BYTES;
@@ -69,135 +54,6 @@ struct Barriers {
     Mbarrier k_full[STAGES], k_empty[STAGES];
     Mbarrier v_full[STAGES], v_empty[STAGES];
 };
-
-// Iteration `it` of a ring of STAGES slots: which slot, and the parity of the phase it belongs to.
-struct Slot {
-    int stage, parity;
-    __device__ __forceinline__ explicit Slot(int it) : stage(it % STAGES), parity(it / STAGES & 1) {}
-};
-
-// The running softmax of the two rows a thread shares in, g and g + 8 of its warp's 16. The four
-// threads of a row hold the same maximum; the sum is split among them until the end.
-struct Softmax {
-    float max[2] = {neg_infinity(), neg_infinity()};
-    float sum[2] = {0.0f, 0.0f};
-};
-
-// Online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores. Out: scores hold
-// exp(score - max), rescale what the output so far must be multiplied by.
-__device__ __forceinline__ void softmax_step(float (&score)[SCORES], Softmax& state,
-                                             float (&rescale)[2], float log2_scale) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float top = state.max[half];
-#pragma unroll
-        for (int n = 2 * half; n < SCORES; n += 4) top = fmaxf(top, fmaxf(score[n], score[n + 1]));
-        top = fmaxf(top, shfl_xor(top, 1));
-        top = fmaxf(top, shfl_xor(top, 2));
-        // A row that has seen no key yet has maximum -inf; 0 keeps (-inf) - (-inf) away.
-        const float shift = top == neg_infinity() ? 0.0f : top * log2_scale;
-        rescale[half] = exp2_approx(fmaf(state.max[half], log2_scale, -shift));
-        state.max[half] = top;
-        float sum = state.sum[half] * rescale[half];
-#pragma unroll
-        for (int n = 2 * half; n < SCORES; n += 4) {
-            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
-            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
-            sum += score[n] + score[n + 1];
-        }
-        state.sum[half] = sum;
-    }
-}
-
-// The same against a maximum that is not looked for any more: no comparison, no rescaling.
-__device__ __forceinline__ void optimistic_step(float (&score)[SCORES], Softmax& state,
-                                                float log2_scale) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const float shift = state.max[half] * log2_scale;
-        float sum = state.sum[half];
-#pragma unroll
-        for (int n = 2 * half; n < SCORES; n += 4) {
-            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
-            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
-            sum += score[n] + score[n + 1];
-        }
-        state.sum[half] = sum;
-    }
-}
-
-// Sets what rows row, row + 8 may not see to -inf; key is the column of score[0].
-__device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int key, int seqlen_q,
-                                            int seqlen_k) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        int visible = seqlen_k;
-        if constexpr (CAUSAL)
-            visible = min_int(visible, row + 8 * half + 1 + seqlen_k - seqlen_q);
-#pragma unroll
-        for (int n = 2 * half; n < SCORES; n += 4) {
-            if (key + 2 * n - 4 * half >= visible) score[n] = neg_infinity();
-            if (key + 2 * n - 4 * half + 1 >= visible) score[n + 1] = neg_infinity();
-        }
-    }
-}
-
-// score = Q K^T for 64 rows of Q; both K-major: 16 columns further is 32 bytes on in the slab.
-__device__ __forceinline__ void issue_scores(float (&score)[SCORES], const unsigned char* q,
-                                             const unsigned char* k) {
-    const uint64 a = smem_descriptor(q, 16, 1024), b = smem_descriptor(k, 16, 1024);
-#pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16; ++step) {
-        const uint64 a_step = a + (step / 4 * 64 * 128 + step % 4 * 32) / 16;
-        const uint64 b_step = b + (step / 4 * BLOCK_N * 128 + step % 4 * 32) / 16;
-        if (step == 0)
-            Wgmma<BLOCK_N>::template ss_first<0, 0>(score, a_step, b_step);
-        else
-            Wgmma<BLOCK_N>::template ss<0, 0>(score, a_step, b_step);
-    }
-    wgmma_commit();
-}
-
-// out += P V with P in registers; V is N-major: 16 keys further is 16 rows of 128 bytes on.
-__device__ __forceinline__ void issue_output(float (&out)[OUTPUTS],
-                                             const uint32 (&p)[BLOCK_N / 16][4],
-                                             const unsigned char* v) {
-    const uint64 b = smem_descriptor(v, BLOCK_N * 128, 1024);
-#pragma unroll
-    for (int step = 0; step < BLOCK_N / 16; ++step)
-        Wgmma<HEAD_DIM>::template rs<1>(out, p[step], b + step * 16 * 128 / 16);
-    wgmma_commit();
-}
-
-__device__ __forceinline__ void round_weights(uint32 (&p)[BLOCK_N / 16][4],
-                                              const float (&score)[SCORES]) {
-#pragma unroll
-    for (int step = 0; step < BLOCK_N / 16; ++step)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            p[step][i] = pack2<io_t>(score[8 * step + 2 * i], score[8 * step + 2 * i + 1]);
-}
-
-__device__ __forceinline__ void multiply_rows(float (&out)[OUTPUTS], const float (&factor)[2]) {
-#pragma unroll
-    for (int n = 0; n < OUTPUTS; ++n) out[n] *= factor[n / 2 % 2];
-}
-
-struct Place {
-    int tile, head, batch;
-};
-
-// Blocks start in the order of their index. Heads go in groups whose K and V fit in L2 together;
-// within a group all heads of a query tile are neighbours, and a causal mask's longest tiles go
-// first, so that the short ones fill the gaps at the end.
-__device__ __forceinline__ Place place_of(int block, int tiles, int heads, int batch,
-                                          int heads_per_group) {
-    const int group = block / (tiles * heads_per_group);
-    const int rest = block % (tiles * heads_per_group);
-    const int here = min_int(heads_per_group, heads * batch - group * heads_per_group);
-    const int tile = rest / here, bh = group * heads_per_group + rest % here;
-    return {CAUSAL ? tiles - 1 - tile : tile, bh % heads, bh / heads};
-}
 
 #if OPTIMISTIC == 1
 #define ENTRY flash_forward_sm90_optimistic
@@ -235,7 +91,8 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     const Place place = place_of(blockIdx.x, ceil_div(seqlen_q, BLOCK_M), heads, batch,
                                  heads_per_group);
     const int row0 = place.tile * BLOCK_M;
-    const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(place.tile, seqlen_q, seqlen_k);
+    const Walk walk(place.tile, seqlen_q, seqlen_k);
+    const int end = walk.tiles;
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
 
     if (end == 0) {  // these rows see nothing
@@ -316,16 +173,10 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     Softmax state;
     float rescale[2];
 
-    // Keys that even the first row of the block sees: tiles within them need no mask.
-    int seen_by_all = seqlen_k;
-    if constexpr (CAUSAL)
-        seen_by_all = min_int(seqlen_k, max_int(row0 + 1 + seqlen_k - seqlen_q, 0));
-    const int masked = end - min_int(end, seen_by_all / BLOCK_N);
-
     mbarrier_wait(&barriers->q_full, 0);
 
     auto mask = [&](float(&score)[SCORES], int it) {
-        if (it < masked)
+        if (it < walk.masked)
             mask_scores(score, row, (end - 1 - it) * BLOCK_N + lane % 4 * 2, seqlen_q, seqlen_k);
     };
 
@@ -356,7 +207,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         keep(score);
         release(&barriers->k_empty[slot.stage]);
         mask(score, it);
-        const bool looks = !OPTIMISTIC_NOW || it <= masked;  // for the maximum
+        const bool looks = !OPTIMISTIC_NOW || it <= walk.masked;  // for the maximum
         if (looks)
             softmax_step(score, state, rescale, log2_scale);
         else
@@ -386,7 +237,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         keep(score);
         release(&barriers->k_empty[slot.stage]);
         mask(score, it);
-        if (!OPTIMISTIC_NOW || it <= masked) {
+        if (!OPTIMISTIC_NOW || it <= walk.masked) {
             softmax_step(score, state, rescale, log2_scale);
             multiply_rows(out_acc, rescale);
         } else {
@@ -404,38 +255,12 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
 #endif
 
 #if OPTIMISTIC == 1
-    // Not a number fails the comparison too; 0 * x is 0 unless x is infinite or not a number.
-    float finite = 0.0f;
-#pragma unroll
-    for (int n = 0; n < OUTPUTS; ++n) finite += out_acc[n] * 0.0f;
-    int overflowed = !(state.sum[0] < LIMIT) || !(state.sum[1] < LIMIT) || !(finite == 0.0f);
-#pragma unroll
-    for (int step = 16; step; step /= 2) overflowed |= shfl_xor(overflowed, step);
+    const int overflowed = has_overflowed(out_acc, state);
     if (lane == 0) st_global(my_flags + 4 * (warpgroup - 1) + warp, overflowed);
 #endif
-
-    // ---- O = acc / sum, through this warpgroup's part of Q, which nobody reads any more -------------
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float sum = state.sum[half];
-        sum += shfl_xor(sum, 1);
-        sum += shfl_xor(sum, 2);
-        rescale[half] = sum > 0.0f ? 1.0f / sum : 0.0f;
-        if (lane % 4 == 0 && row + 8 * half < seqlen_q)
-            st_global(lse.at(place.batch, place.head, row + 8 * half),
-                      sum > 0.0f ? state.max[half] * scale + LN2 * log2_approx(sum)
-                                 : neg_infinity());
-    }
-    multiply_rows(out_acc, rescale);
-#pragma unroll
-    for (int c = 0; c < HEAD_DIM / 16; ++c) {
-        uint32 r[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            r[i] = pack2<io_t>(out_acc[8 * c + 2 * i], out_acc[8 * c + 2 * i + 1]);
-        const int in_tile = 16 * warp + lane % 16, chunk = 2 * c + lane / 16;
-        stmatrix_x4(q + chunk / 8 * 64 * 128 + in_tile * 128 + (chunk % 8 ^ in_tile % 8) * 16, r);
-    }
+    normalise(out_acc, state, lse, place, row, seqlen_q, scale);
+    // Through this warpgroup's part of Q, which nobody reads any more.
+    outputs_to_shared(q, out_acc);
     tma_fence();
     named_sync(warpgroup, WARPGROUP);
     if (threadIdx.x % WARPGROUP == 0) {

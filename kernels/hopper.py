@@ -1,8 +1,8 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
 They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads and the
-log-sum-exp. Key masks, dropout, block masks, other head dimensions and a scale that is not positive
-stay with the sm_80 kernels: ``why_not`` says which of them it was.
+log-sum-exp. Key masks, dropout, block masks, other head dimensions, a scale that is not positive
+and the deterministic backward stay with the sm_80 kernels: ``why_not`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -18,74 +18,35 @@ import numpy as np
 from analysis.shapes import Tile
 from kernels.checks import check_shapes, finite
 from kernels.flash_config import DTYPE_CODE
+from kernels.hopper_forms import (
+    ALIGNMENT_SLACK,
+    FORWARD_FORMS,
+    STAGES,
+    WARPGROUP,
+    ForwardForm,
+    form_of_tile,
+    forward_form,
+)
 from kernels.launch import Argument, Array, Backend, Kernel, TensorMap
+
+__all__ = [
+    "FORWARD_FORMS",
+    "BackwardForm",
+    "ForwardForm",
+    "backward",
+    "default_tile",
+    "form_of_tile",
+    "forward",
+    "forward_form",
+    "heads_per_group",
+    "why_not",
+]
 
 ALGORITHM = "flash-sm90"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
-WARPGROUP = 128
-STAGES = 2
-ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
 #: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
 L2_BYTES_FOR_HEADS = 25 << 20
-
-
-@dataclass(frozen=True)
-class ForwardForm:
-    """One compiled form of the forward: how many consumer warpgroups, which key tile."""
-
-    head_dim: int
-    consumers: int
-    block_n: int
-    overlap: bool
-
-    @property
-    def name(self) -> str:
-        overlap = ", overlap" if self.overlap else ""
-        return f"d{self.head_dim} {self.tile.block_m}x{self.block_n}{overlap}"
-#: The backward that adds dq in a fixed order; the forward is the same.
-DETERMINISTIC = "flash-sm90-deterministic"
-
-    @property
-    def tile(self) -> Tile:
-        return Tile(64 * self.consumers, self.block_n)
-
-    @property
-    def threads(self) -> int:
-        return (self.consumers + 1) * WARPGROUP
-
-    @property
-    def shared_bytes(self) -> int:
-        """Q, the K and V rings, 1 + 4·STAGES barriers of 8 bytes, and the slack."""
-        row = 2 * self.head_dim
-        tiles = self.tile.block_m * row + 2 * STAGES * self.block_n * row
-        return tiles + 8 * (1 + 4 * STAGES) + ALIGNMENT_SLACK
-
-    def kernel(self, dtype: str, causal: bool, part: str = "") -> Kernel:
-        """The exact kernel, or of the optimistic pair "optimistic" or "repair"."""
-        macros = [
-            ("DTYPE", DTYPE_CODE[dtype]),
-            ("HEAD_DIM", self.head_dim),
-            ("BLOCK_N", self.block_n),
-            ("CONSUMERS", self.consumers),
-            ("CAUSAL", int(causal)),
-            ("OVERLAP", int(self.overlap)),
-            ("STAGES", STAGES),
-        ]
-        if part:
-            macros.append(("OPTIMISTIC", {"optimistic": 1, "repair": 2}[part]))
-        entry = "_".join(filter(None, ("flash_forward_sm90", part)))
-        return Kernel("flash_forward_sm90.cu", entry, tuple(macros), self.threads)
-
-
-#: Every form that compiles without a spill or a serialised wgmma, for tests and tuning.
-FORWARD_FORMS = (
-    ForwardForm(64, 3, 128, True),
-    ForwardForm(64, 3, 128, False),
-    ForwardForm(128, 3, 128, False),
-    ForwardForm(128, 2, 128, True),
-    ForwardForm(128, 2, 176, True),
-)
 
 
 @dataclass(frozen=True)
@@ -107,21 +68,14 @@ class BackwardForm:
         rest = 4 * block_m * self.head_dim + 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
         return tiles + rest + ALIGNMENT_SLACK
 
-    def kernel(
-        self, part: str, dtype: str, causal: bool, *, deterministic: bool = False
-    ) -> Kernel:
-        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess"."""
-        threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
-        macros = [
+    def kernel(self, entry: str, threads: int, dtype: str, causal: bool) -> Kernel:
+        macros = (
             ("DTYPE", DTYPE_CODE[dtype]),
             ("HEAD_DIM", self.head_dim),
             ("BLOCK_M", self.tile.block_m),
             ("CAUSAL", int(causal)),
-        ]
-        if deterministic:
-            macros.append(("DETERMINISTIC", 1))
-        entry = "_".join(filter(None, ("flash_backward_sm90", part)))
-        return Kernel("flash_backward_sm90.cu", entry, tuple(macros), threads)
+        )
+        return Kernel("flash_backward_sm90.cu", entry, macros, threads)
 
 
 def why_not(
@@ -133,6 +87,7 @@ def why_not(
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
+    deterministic: bool = False,
     dlse: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a problem, or None.
@@ -151,35 +106,10 @@ def why_not(
         "a key mask": key_mask,
         "dropout": dropout,
         "a block mask": block_mask,
+        "the deterministic backward": deterministic,
         "a gradient of lse": dlse,
     }
     return next((name for name, used in features.items() if used), None)
-
-
-def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
-    """The form for a shape.
-
-    head_dim 64: three consumers, whose 192 rows read K and V least, with the softmax of one tile
-    under the products of the next; 128: two consumers with that overlap, since three would not
-    have the registers for it. Longer key tiles (176) pay off where few are ragged: without a mask
-    and from 4096 rows on.
-    """
-    if head_dim == 64:
-        return ForwardForm(64, 3, 128, True)
-    return ForwardForm(128, 2, 176 if not causal and seqlen_q >= 4096 else 128, True)
-
-
-def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
-    """The forward form with a tile. ValueError that lists the tiles there are."""
-    forms = [form for form in FORWARD_FORMS if form.head_dim == head_dim]
-    for form in forms:
-        if form.tile == tile:
-            return form
-    known = [(form.tile.block_m, form.tile.block_n) for form in forms]
-    raise ValueError(
-        f"the Hopper forward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
-        f"known: {known}"
-    )
 
 
 def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: int) -> Tile:
@@ -226,7 +156,6 @@ def forward(
     _check(why_not(q.dtype, q.shape[3], scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    deterministic: bool = False,
     if tile is not None:
         form = form_of_tile(head_dim, tile)
     form = form or forward_form(head_dim, causal, seqlen_q)
@@ -236,7 +165,7 @@ def forward(
         return
     if optimistic and q.dtype != "bf16":
         raise ValueError(f"the optimistic softmax needs the exponents of bf16, not {q.dtype}")
-    blocks = batch * heads * -(-seqlen_q // form.tile.block_m)
+    query_tiles = batch * heads * -(-seqlen_q // form.tile.block_m)
     args: list[Argument] = [
         TensorMap(q.with_access("r", "q"), 64),
         TensorMap(k.with_access("r", "k"), form.block_n),
@@ -252,20 +181,26 @@ def forward(
         # K and V are what the blocks of a head share.
         np.int32(heads_per_group(batch * heads, 2 * seqlen_k * head_dim * 2)),
     ]
-    grid = (blocks, 1, 1)
+    taken: list[Array] = []
+    grid = (query_tiles, 1, 1)
+    if form.persistent:
+        counter = backend.empty("taken", (1,), "int32")
+        reset = form.kernel(q.dtype, causal, "none_taken")
+        backend.launch(reset, (1, 1, 1), 0, [counter.with_access("w")], stream)
+        taken = [counter.with_access("atomic")]
+        grid = (min(query_tiles, backend.multiprocessors), 1, 1)
     if not optimistic:
-        backend.launch(form.kernel(q.dtype, causal), grid, form.shared_bytes, args, stream)
+        kernel = form.kernel(q.dtype, causal)
+        backend.launch(kernel, grid, form.shared_bytes, [*args, *taken], stream)
         return
-    flags = backend.empty("flags", (blocks * 4 * form.consumers,), "int32")
+    flags = backend.empty("flags", (query_tiles * 4 * form.consumers,), "int32")
     first = form.kernel(q.dtype, causal, "optimistic")
-    backend.launch(first, grid, form.shared_bytes, [*args, flags.with_access("w")], stream)
-    turns = []
-    if deterministic:
-        turns = [backend.empty("turns", (batch * heads * query_tiles,), "int32")]
-    # The repair writes flagged tiles only.
+    backend.launch(first, grid, form.shared_bytes, [*args, *taken, flags.with_access("w")], stream)
+    # The repair, one block a query tile, writes flagged tiles only.
     args[3] = TensorMap(out.with_access("rw", "out"), 64)
     args[4] = lse.with_access("rw", "lse")
     second = form.kernel(q.dtype, causal, "repair")
+    grid = (query_tiles, 1, 1)
     backend.launch(second, grid, form.shared_bytes, [*args, flags.with_access("r")], stream)
 
 
@@ -276,7 +211,6 @@ def backward(
     v: Array,
     out: Array,
     dout: Array,
-            *(array.with_access("w") for array in turns),
     lse: Array,
     dq: Array,
     dk: Array,
@@ -287,9 +221,7 @@ def backward(
     tile: Tile | None = None,
     stream: int | None = None,
 ) -> None:
-    """dq, dk, dv from dout.
-
-    deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
+    """dq, dk, dv from dout; dq is added up in no fixed order.
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
     fit together.
@@ -301,7 +233,6 @@ def backward(
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     form = BackwardForm(head_dim)
-            *(array.with_access("atomic") for array in turns),
     if tile not in (None, form.tile):
         raise ValueError(f"the Hopper backward at head_dim {head_dim} has {form.tile}, not {tile}")
     if q.size == 0:
@@ -312,15 +243,15 @@ def backward(
     # The blocks of a key/value head share its queries' q, dout and fp32 dq.
     shared = heads // kv_heads * seqlen_q * head_dim * (2 + 2 + 4)
 
-    def kernel(part: str) -> Kernel:
-        return form.kernel(part, q.dtype, causal, deterministic=deterministic)
+    def kernel(suffix: str, threads: int) -> Kernel:
+        return form.kernel(f"flash_backward_sm90{suffix}", threads, q.dtype, causal)
 
     lse2 = backend.empty("lse2", (padded_rows,), "fp32")
     delta = backend.empty("delta", (padded_rows,), "fp32")
     dq_accum = backend.empty("dq_accum", (padded_rows * head_dim,), "fp32")
     rows_a_block = WARPGROUP // (head_dim // 8)
     backend.launch(
-        kernel("preprocess"),
+        kernel("_preprocess", WARPGROUP),
         (padded_rows // rows_a_block, 1, 1),
         0,
         [
@@ -336,7 +267,7 @@ def backward(
         stream,
     )
     backend.launch(
-        kernel(""),
+        kernel("", 3 * WARPGROUP),
         (batch * kv_heads * -(-seqlen_k // block_n), 1, 1),
         form.shared_bytes,
         [
@@ -360,7 +291,7 @@ def backward(
         stream,
     )
     backend.launch(
-        kernel("postprocess"),
+        kernel("_postprocess", 2 * WARPGROUP),
         (batch * heads * query_tiles, 1, 1),
         block_m * (head_dim + 8) * 2,
         [

@@ -189,6 +189,8 @@ class Backend(Protocol):
     """Launches kernels on arrays of one kind of memory."""
 
     name: str
+    #: How many blocks of persistent kernels are launched: one for each.
+    multiprocessors: int
 
     def launch(
         self,

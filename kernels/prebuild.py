@@ -33,6 +33,7 @@ class Recorder:
     """A backend without memory: it remembers the kernels of every launch."""
 
     name = "recorder"
+    multiprocessors = 1
 
     def __init__(self) -> None:
         self.launches: list[tuple[Kernel, int]] = []

@@ -6,24 +6,54 @@ than tensors with an end, so they are stored for whole query tiles and a ragged 
 ``block_m`` of them.
 """
 
+from collections.abc import Mapping
+
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_forward
 from analysis.tile_loop import tile_loop
 
 FLAG_BYTES = 4
-
-
 COUNTER_BYTES = 4
-TURN_BYTES = 4
 
-def flash_forward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:
-    """O = softmax(QKᵀ)V, one thread block per query tile."""
-    return {"flash_forward_sm90": flash_forward(shape, tile)["flash_forward"]}
+
+def flash_forward_sm90(
+    shape: AttentionShape, tile: Tile, *, persistent: bool = False
+) -> KernelBytes:
+    """O = softmax(QKᵀ)V, one thread block per query tile.
+
+    persistent: one per multiprocessor, which takes its query tiles from a counter.
+    """
+    return _first_launches(shape, tile, flash_forward(shape, tile)["flash_forward"], "", persistent)
+
+
+def _first_launches(
+    shape: AttentionShape,
+    tile: Tile,
+    one_tile: Mapping[tuple[str, str], int],
+    suffix: str,
+    persistent: bool,
+) -> KernelBytes:
+    """The forward in either form. How many blocks share the tiles changes no byte: each block has
+    a first tile without asking, and asks once more than it takes further ones."""
+    if not persistent:
+        return {f"flash_forward_sm90{suffix}": dict(one_tile)}
+    query_tiles = shape.batch * shape.heads * tile_loop(shape, tile).query_tiles
+    return {
+        "flash_forward_sm90_none_taken": {("taken", "write"): COUNTER_BYTES},
+        f"flash_forward_sm90_persistent{suffix}": {
+            **one_tile,
+            ("taken", "atomic"): query_tiles * COUNTER_BYTES,
+        },
+    }
 
 
 def flash_forward_sm90_optimistic(
-    shape: AttentionShape, tile: Tile, *, flagged: tuple[int, ...] = ()
+    shape: AttentionShape,
+    tile: Tile,
+    *,
+    flagged: tuple[int, ...] = (),
+    persistent: bool = False,
 ) -> KernelBytes:
     """The forward that guesses the row maximum, and the launch that repairs what it flags.
 
@@ -40,11 +70,9 @@ def flash_forward_sm90_optimistic(
     seen = [int(loop.visits_of_query_tile[i]) for i in flagged]
     read_rows = sum(int(loop.query_rows[i]) for i, n in zip(flagged, seen, strict=True) if n)
     key_rows = sum(min(n * tile.block_n, shape.seqlen_k) for n in seen)
+    first = {**flash_forward(shape, tile)["flash_forward"], ("flags", "write"): flags}
     return {
-        "flash_forward_sm90_optimistic": {
-            **flash_forward(shape, tile)["flash_forward"],
-            ("flags", "write"): flags,
-        },
+        **_first_launches(shape, tile, first, "_optimistic", persistent),
         "flash_forward_sm90_repair": {
             ("flags", "read"): flags,
             ("q", "read"): read_rows * row,
@@ -56,21 +84,15 @@ def flash_forward_sm90_optimistic(
     }
 
 
-def flash_backward_sm90(
-    shape: AttentionShape, tile: Tile, *, deterministic: bool = False
-) -> KernelBytes:
-    """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O).
-
-    deterministic: key tiles take turns at a query tile, whose counter every visit reads once (a
-    block that has to wait looks again, which no loop nest predicts) and writes once.
-    """
+def flash_backward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:
+    """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O)."""
     loop = tile_loop(shape, tile)
     row = shape.head_dim * shape.itemsize
     accumulator_row = shape.head_dim * STAT_BYTES
     tiles_visited = loop.copies * int(loop.visits_of_query_tile.sum())
     padded_visits = tiles_visited * tile.block_m
     padded_rows = shape.batch * shape.heads * loop.query_tiles * tile.block_m
-    sums: dict[str, dict[tuple[str, str], int]] = {
+    return {
         "flash_backward_sm90_preprocess": {
             ("out", "read"): shape.query_bytes,
             ("dout", "read"): shape.query_bytes,
@@ -95,9 +117,3 @@ def flash_backward_sm90(
             ("dq", "write"): shape.query_bytes,
         },
     }
-    if deterministic:
-        turns = shape.batch * shape.heads * loop.query_tiles
-        sums["flash_backward_sm90_preprocess"]["turns", "write"] = turns * TURN_BYTES
-        for direction in ("read", "write"):
-            sums["flash_backward_sm90"]["turns", direction] = tiles_visited * TURN_BYTES
-    return sums

@@ -158,6 +158,8 @@ class HostBackend:
     """
 
     name = "host"
+    #: Two of them, so that the blocks of a persistent kernel take several tiles each.
+    multiprocessors = 2
 
     def __init__(
         self, checks: bool = True, seed: int | None = None, os_threads: int | None = None
@@ -269,9 +271,8 @@ def _encode_all(kernel: Kernel, loaded: HostKernel, args: Sequence[Argument]) ->
                 f"{kernel.entry}: argument {i} ({what}) has {len(data)} bytes, "
                 f"the kernel's parameter {size}"
             )
-        # On a multiple of 64 bytes, as tensor maps are declared: wide loads rely on it.
-        memory = (ctypes.c_char * (size + 63))()
-        buffer = (ctypes.c_char * size).from_buffer(memory, -ctypes.addressof(memory) % 64)
+        # ctypes aligns a buffer of 8-byte units as the parameter needs it.
+        buffer = (ctypes.c_uint64 * ((size + 7) // 8))()
         ctypes.memmove(buffer, data, size)
         buffers.append(buffer)
     return buffers

@@ -214,6 +214,10 @@ inline void st_global(T* p, typename host::Same<T>::type v, HOST_SITE) {
 inline void atomic_add_global(float* p, float v, HOST_SITE) {
     host::host_runtime->atomic_add(p, v, site);
 }
+inline int atomic_increment_global(int* p, HOST_SITE) {
+    host::host_runtime->global_access(p, sizeof(int), host::ATOMIC, site);
+    return __atomic_fetch_add(p, 1, __ATOMIC_RELAXED);
+}
 template <class T>
 inline T ld_shared(const T* p, HOST_SITE) {
     host::host_runtime->shared_access(p, sizeof(T), host::READ, site);

@@ -5,6 +5,7 @@
 //   T ld_global<T>(const T* p)             T of 1, 2, 4, 8 or 16 bytes, aligned to its size
 //   void st_global<T>(T* p, T v)
 //   void atomic_add_global(float* p, float v)
+//   int atomic_increment_global(int* p)    returns the value before
 //   T ld_shared<T>(const T* p)             pointers into shared_memory()
 //   void st_shared<T>(T* p, T v)
 //   void cp_async_16(void* smem, const void* gmem, bool valid)   16 bytes; zeros and no read if

@@ -70,6 +70,7 @@ __device__ __forceinline__ void st_global(T* p, typename device_detail::Same<T>:
     device_detail::store(p, v);
 }
 __device__ __forceinline__ void atomic_add_global(float* p, float v) { atomicAdd(p, v); }
+__device__ __forceinline__ int atomic_increment_global(int* p) { return atomicAdd(p, 1); }
 
 template <class T>
 __device__ __forceinline__ T ld_shared(const T* p) {

@@ -187,9 +187,9 @@ def _choose(
 ) -> dispatch.Choice:
     """The kernels for a pass. The forward is deterministic whichever it is.
 
-    Where Hopper's kernels do not run, of the two deterministic backwards the split one: at most as
-    many bytes as the ordered workspace, and none of its memory, which grows with Nq · Nk (the price
-    of determinism is a figure of its own).
+    Of the two deterministic backwards the split one: at most as many bytes as the ordered
+    workspace, and none of its memory, which grows with Nq · Nk (the price of determinism is a
+    figure of its own).
     """
     return dispatch.choose(
         backend,
@@ -282,6 +282,7 @@ class _Launcher:
 
     def __init__(self, backend: Backend, device: torch.device) -> None:
         self.name = backend.name
+        self.multiprocessors = backend.multiprocessors
         self.compute_capability: str | None = getattr(backend, "compute_capability", None)
         self.device = device
         self.scratch_bytes = 0

@@ -9,23 +9,12 @@ from __future__ import annotations
 import pytest
 
 from kernels.compile import compile_cubin
-from kernels.hopper import ForwardForm, forward_form
+from kernels.hopper import BackwardForm
+from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
 from kernels.launch import Kernel
 
 FP16, BF16 = 0, 1
-FORWARD = [
-    # (head_dim, consumers, block_n, overlap, dtype, causal); fp16 differs in one word of PTX
-    (64, 3, 128, 1, BF16, 0),
-    (64, 3, 128, 1, BF16, 1),
-    (64, 3, 128, 1, FP16, 1),
-    (128, 3, 128, 0, BF16, 0),
-    (128, 3, 128, 0, BF16, 1),
-    (128, 2, 128, 1, BF16, 0),
-    (128, 2, 128, 1, BF16, 1),
-    (128, 2, 176, 1, BF16, 0),
-    (128, 2, 176, 1, BF16, 1),
-    (128, 2, 176, 1, FP16, 1),
-]
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 BACKWARD = [
     # (entry, threads, head_dim, dtype, causal)
     ("flash_backward_sm90", 384, 64, BF16, 0),
@@ -38,17 +27,6 @@ BACKWARD = [
 ]
 
 
-def forward(
-    head_dim: int, consumers: int, block_n: int, overlap: int, dtype: int, causal: int
-) -> Kernel:
-    macros = (
-        ("DTYPE", dtype), ("HEAD_DIM", head_dim), ("BLOCK_N", block_n), ("CONSUMERS", consumers),
-        ("CAUSAL", causal), ("OVERLAP", overlap), ("STAGES", 2),
-    )  # fmt: skip
-    threads = (consumers + 1) * 128
-    return Kernel("flash_forward_sm90.cu", "flash_forward_sm90", macros, threads)
-
-
 def backward(entry: str, head_dim: int, dtype: int, causal: int, threads: int) -> Kernel:
     macros = (
         ("DTYPE", dtype), ("HEAD_DIM", head_dim), ("BLOCK_M", 8192 // head_dim),
@@ -57,19 +35,22 @@ def backward(entry: str, head_dim: int, dtype: int, causal: int, threads: int) -
     return Kernel("flash_backward_sm90.cu", entry, macros, threads)
 
 
-@pytest.mark.parametrize("variant", FORWARD, ids=str)
-def test_forward(variant: tuple[int, int, int, int, int, int]) -> None:
-    compiled = compile_cubin(forward(*variant), "sm_90a")
-    assert compiled.wgmma_remarks == ()
-    assert compiled.spill_bytes == 0
-    # What the registers of a whole block allow each thread before warpgroups trade them.
-    assert compiled.registers == (168 if variant[1] == 2 else 128)
+@CAUSAL
+@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+def test_forward(form: ForwardForm, causal: bool) -> None:
+    # fp16 differs in one word of PTX.
+    for dtype in ("bf16", "fp16") if causal else ("bf16",):
+        compiled = compile_cubin(form.kernel(dtype, causal), "sm_90a")
+        assert compiled.wgmma_remarks == ()
+        assert compiled.spill_bytes == 0
+        # What the registers of a whole block allow each thread before warpgroups trade them.
+        assert compiled.registers == (168 if form.consumers == 2 else 128)
 
 
 @pytest.mark.parametrize("part", ["optimistic", "repair"])
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@CAUSAL
 @pytest.mark.parametrize(
-    "form", [forward_form(64, False, 0), forward_form(128, True, 0)], ids=lambda f: f.name
+    "form", [forward_form(d, True, n) for d in (64, 128) for n in (0, 8192)], ids=lambda f: f.name
 )
 def test_the_optimistic_pair(form: ForwardForm, causal: bool, part: str) -> None:
     compiled = compile_cubin(form.kernel("bf16", causal, part), "sm_90a")
@@ -83,6 +64,16 @@ def test_backward(variant: tuple[str, int, int, int, int]) -> None:
     compiled = compile_cubin(backward(entry, head_dim, dtype, causal, threads), "sm_90a")
     assert compiled.wgmma_remarks == ()
     assert compiled.spill_bytes == 0
+
+
+@pytest.mark.parametrize("part", ["", "preprocess"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_deterministic_backward(head_dim: int, part: str) -> None:
+    for causal in (False, True):
+        kernel = BackwardForm(head_dim).kernel(part, "bf16", causal, deterministic=True)
+        compiled = compile_cubin(kernel, "sm_90a")
+        assert compiled.wgmma_remarks == ()
+        assert compiled.spill_bytes == 0
 
 
 def test_a_serialised_pipeline_is_noticed() -> None:

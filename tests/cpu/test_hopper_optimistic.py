@@ -184,7 +184,8 @@ def test_it_is_asked_for_by_name_and_never_chosen() -> None:
     arrays = [view(n, to_bits(p.data[n], "bf16").copy(), "bf16") for n in ("q", "k", "v", "dout")]
     backend = HostBackend()
     attention.forward(backend, "flash-sm90-optimistic", *arrays, stats, scale=0.125)
-    assert set(backend.traffic) == {"flash_forward_sm90_optimistic", "flash_forward_sm90_repair"}
+    parts = ("none_taken", "persistent_optimistic", "repair")
+    assert set(backend.traffic) == {f"flash_forward_sm90_{part}" for part in parts}
 
 
 def test_fp16_is_refused() -> None:

@@ -65,6 +65,7 @@ class Refusing:
     """A backend that must not be reached."""
 
     name = "refusing"
+    multiprocessors = 1
 
     def launch(self, kernel: Kernel, *args: Any, **options: Any) -> None:
         raise AssertionError(f"{kernel.entry} was launched")

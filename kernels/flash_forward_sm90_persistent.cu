@@ -1,0 +1,297 @@
+// FlashAttention forward on Hopper for short sequences: thread blocks that stay and take query
+// tiles one after another, without a gap between the products of one tile and those of the next.
+//
+// Paper: FlashAttention-3 (Shah et al. 2024), Algorithm 2, carried across the end of a query tile.
+//
+// In flash_forward_sm90.cu every query tile begins with a wait for Q and K and a softmax that
+// nothing covers, and ends with a product and a store that nothing covers. With few key tiles a
+// query tile, that is much of the time. Here the first scores of the next tile are multiplied
+// together with the last P V of this one, and its softmax and the store of this one's O run under
+// the products of the other warpgroups. That takes a second Q buffer and an O buffer beside them.
+//
+// Loop order: as many thread blocks as the device has multiprocessors. Block b begins with query
+// tile b in the order of place_of; its producer takes each further one from a counter in memory. A
+// fixed stride would need no counter, but under a causal mask one block's tiles would all be longer
+// than its neighbour's: counting key tiles, the last block would end a quarter behind the mean (16
+// heads of 128, N = 1k to 4k, 16k tokens, 132 blocks). A launch of its own sets the counter to 0
+// before each launch, so nothing is left over from one to the next.
+//
+// A tile's number travels to the consumers with its Q: written before the arrival on q_full, read
+// before that on q_empty. A number past the last tile ends the block.
+//
+// Each row is computed as in flash_forward_sm90.cu, operation for operation: the results are equal
+// bit for bit. A query tile that sees no key takes one key tile from beyond the last row, where TMA
+// brings zeros and moves nothing.
+//
+// Reads and writes, in bytes: those of flash_forward_sm90.cu, and
+//   taken  atomic  4   per query tile; write 4 before
+//
+// OPTIMISTIC softmax as there; its repair is that file's, which knows tiles by the same numbers.
+//
+// Deadlock is avoided by order: the last V of a tile is under way before the producer waits for
+// anything of the next one, since the consumers want the next Q before that V.
+//
+// Limits: those of flash_forward_sm90.cu.
+
+// ---- constants that shape the code (-D) ----------------------------------------------------------
+// DTYPE, HEAD_DIM, BLOCK_N, CONSUMERS, CAUSAL, STAGES   as in flash_forward_sm90.cu
+// OPTIMISTIC 0: exact; 1: with the stale reference, flagging. Default 0.
+
+#ifndef OPTIMISTIC
+#define OPTIMISTIC 0
+#endif
+
+#include "forward_sm90.cuh"
+
+// Dynamic shared memory, in this order, from a 1024-byte boundary.
+constexpr int K_AT = 2 * CONSUMERS * Q_BYTES;
+constexpr int V_AT = K_AT + STAGES * KV_BYTES;
+constexpr int OUT_AT = V_AT + STAGES * KV_BYTES;
+constexpr int BARRIERS_AT = OUT_AT + CONSUMERS * Q_BYTES;
+
+struct Barriers {
+    Mbarrier q_full[2], q_empty[2];
+    Mbarrier k_full[STAGES], k_empty[STAGES];
+    Mbarrier v_full[STAGES], v_empty[STAGES];
+    int tile[2];  // whose Q it is
+};
+
+// A query tile, its place and its walk over the key tiles first, first - 1, …
+struct Work {
+    Place place;
+    int row0, tiles, masked, first;
+    bool empty;
+    __device__ __forceinline__ Work(int number, int query_tiles, int heads, int batch,
+                                    int heads_per_group, int seqlen_q, int seqlen_k)
+        : place(place_of(number, query_tiles, heads, batch, heads_per_group)),
+          row0(place.tile * BLOCK_M) {
+        const Walk walk(place.tile, seqlen_q, seqlen_k);
+        empty = walk.tiles == 0;
+        tiles = empty ? 1 : walk.tiles;
+        masked = empty ? 1 : walk.masked;
+        first = empty ? ceil_div(seqlen_k, BLOCK_N) : walk.tiles - 1;
+    }
+};
+
+// Before each launch of the kernel below.
+extern "C" __global__ void __launch_bounds__(32, 1)
+flash_forward_sm90_none_taken(Tensor1<int> taken) {
+    if (threadIdx.x == 0) st_global(taken.data, 0);
+}
+
+#if OPTIMISTIC
+#define ENTRY flash_forward_sm90_persistent_optimistic
+#else
+#define ENTRY flash_forward_sm90_persistent
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+      const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map,
+      Tensor3<float> lse, int batch, int heads, int group, int seqlen_q, int seqlen_k, float scale,
+      int heads_per_group, Tensor1<int> taken
+#if OPTIMISTIC
+      , Tensor1<int> flags  // a word a consumer warp, in the order of the tiles
+#endif
+) {
+    unsigned char* const shared = shared_memory_1024();
+    Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
+    const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
+    const int all = query_tiles * heads * batch;
+    const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
+    auto work_of = [&](int number) {
+        return Work(number, query_tiles, heads, batch, heads_per_group, seqlen_q, seqlen_k);
+    };
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < 2; ++s) {
+            mbarrier_init(&barriers->q_full[s], 1);
+            mbarrier_init(&barriers->q_empty[s], 4 * CONSUMERS);
+        }
+        for (int s = 0; s < STAGES; ++s) {
+            mbarrier_init(&barriers->k_full[s], 1);
+            mbarrier_init(&barriers->v_full[s], 1);
+            // One arrival a warp: a warp's wait for its products says nothing of the others.
+            mbarrier_init(&barriers->k_empty[s], 4 * CONSUMERS);
+            mbarrier_init(&barriers->v_empty[s], 4 * CONSUMERS);
+        }
+        mbarrier_init_done();
+    }
+    block_sync();
+
+    if (warpgroup == 0) {
+        // ---- producer ----------------------------------------------------------------------------
+        // Place and walk of a tile need more registers than the 24 of the one-tile form.
+        registers_shrink<CONSUMERS == 2 ? 40 : 32>();
+        if (threadIdx.x != 0) return;
+        int number = blockIdx.x, it = 0;  // key tiles brought, over all query tiles
+        for (int turn = 0;; ++turn) {
+            const int buffer = turn % 2;
+            mbarrier_wait(&barriers->q_empty[buffer], turn / 2 % 2 ^ 1);
+            st_shared(&barriers->tile[buffer], number);
+            if (number >= all) {
+                mbarrier_arrive(&barriers->q_full[buffer]);
+                return;
+            }
+            const Work work = work_of(number);
+            const int kv_head = work.place.head / group;
+            mbarrier_expect(&barriers->q_full[buffer], CONSUMERS * Q_BYTES);
+            for (int w = 0; w < CONSUMERS; ++w)
+                tma_load(shared + (buffer * CONSUMERS + w) * Q_BYTES, &q_map,
+                         &barriers->q_full[buffer], 0,
+                         work.empty ? seqlen_q : work.row0 + 64 * w, 0, work.place.head,
+                         work.place.batch);
+            for (int n = 0; n < work.tiles; ++n, ++it) {
+                const Slot slot(it);
+                const int key0 = (work.first - n) * BLOCK_N;
+                // Asked for now, needed after the copies: the answer is slow.
+                if (n + 1 == work.tiles) number = gridDim.x + atomic_increment_global(taken.data);
+                mbarrier_wait(&barriers->k_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
+                tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
+                         &barriers->k_full[slot.stage], 0, key0, 0, kv_head, work.place.batch);
+                mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
+                tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map,
+                         &barriers->v_full[slot.stage], 0, key0, 0, kv_head, work.place.batch);
+            }
+        }
+    }
+
+    // ---- consumers -------------------------------------------------------------------------------
+    registers_grow<CONSUMERS == 2 ? 232 : 160>();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int row_in_tile = (warpgroup - 1) * 64 + 16 * warp + lane / 4;
+    const float log2_scale = scale * LOG2E;
+
+    auto q_of = [&](int turn) {
+        return shared + (turn % 2 * CONSUMERS + warpgroup - 1) * Q_BYTES;
+    };
+    auto k_of = [&](const Slot& s) { return shared + K_AT + s.stage * KV_BYTES; };
+    auto v_of = [&](const Slot& s) { return shared + V_AT + s.stage * KV_BYTES; };
+    auto release = [&](Mbarrier* empty) {
+        if (lane == 0) mbarrier_arrive(empty);
+    };
+    // Waits for the Q of a turn and returns whose it is, the same number in all lanes.
+    auto take = [&](int turn) {
+        mbarrier_wait(&barriers->q_full[turn % 2], turn / 2 % 2);
+        return shfl(ld_shared(&barriers->tile[turn % 2]), 0);
+    };
+    auto mask = [&](float(&score)[SCORES], const Work& work, int n) {
+        if (n < work.masked)
+            mask_scores(score, work.row0 + row_in_tile, (work.first - n) * BLOCK_N + lane % 4 * 2,
+                        seqlen_q, seqlen_k);
+    };
+    // O = acc / sum through this warpgroup's O buffer, once the store before has read it.
+    auto finish = [&](float(&out_acc)[OUTPUTS], const Softmax& state, const Work& work,
+                      int number) {
+#if OPTIMISTIC
+        const int overflowed = has_overflowed(out_acc, state);
+        if (lane == 0)
+            st_global(flags.data + (static_cast<int64>(number) * CONSUMERS + warpgroup - 1) * 4 +
+                          warp,
+                      overflowed);
+#endif
+        normalise(out_acc, state, lse, work.place, work.row0 + row_in_tile, seqlen_q, scale);
+        unsigned char* const o = shared + OUT_AT + (warpgroup - 1) * Q_BYTES;
+        if (threadIdx.x % WARPGROUP == 0) bulk_wait_read<0>();
+        named_sync(warpgroup, WARPGROUP);
+        outputs_to_shared(o, out_acc);
+        tma_fence();
+        named_sync(warpgroup, WARPGROUP);
+        if (threadIdx.x % WARPGROUP == 0) {
+            tma_store(&out_map, o, 0, work.row0 + 64 * (warpgroup - 1), 0, work.place.head,
+                      work.place.batch);
+            bulk_commit();
+        }
+    };
+
+    int number = take(0);
+    Work work = work_of(number);
+    float out_acc[OUTPUTS];
+    uint32 p[BLOCK_N / 16][4];
+    Softmax state;
+    float rescale[2];
+    int it = 0;  // key tile in hand, counted over all query tiles
+    {
+        float score[SCORES];
+        const Slot slot(it);
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_scores(score, q_of(0), k_of(slot));
+        wgmma_wait<0>();
+        keep(score);
+        release(&barriers->k_empty[slot.stage]);
+        mask(score, work, 0);
+        softmax_step(score, state, rescale, log2_scale);
+        round_weights(p, score);
+    }
+    // It ends at the break below. Without a bound, ptxas takes the loop for one whose warps
+    // diverge, and moves every descriptor through vector registers.
+    for (int turn = 0; turn < all; ++turn) {
+        unsigned char* const q = q_of(turn);
+#pragma unroll
+        for (int n = 0; n < OUTPUTS; ++n) out_acc[n] = 0.0f;
+        for (int n = 1; n < work.tiles; ++n) {
+            float score[SCORES];
+            const Slot before(it), slot(++it);
+            mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+            wgmma_fence();
+            issue_scores(score, q, k_of(slot));
+            mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+            wgmma_fence();  // without it ptxas puts one into a branch, and serialises
+            issue_output(out_acc, p, v_of(before));
+            wgmma_wait<1>();
+            keep(score);
+            release(&barriers->k_empty[slot.stage]);
+            mask(score, work, n);
+            const bool looks = !OPTIMISTIC_NOW || n <= work.masked;  // for the maximum
+            if (looks)
+                softmax_step(score, state, rescale, log2_scale);
+            else
+                optimistic_step(score, state, log2_scale);
+            wgmma_wait<0>();
+            keep(out_acc);
+            release(&barriers->v_empty[before.stage]);
+            if (looks) multiply_rows(out_acc, rescale);
+            round_weights(p, score);
+        }
+        release(&barriers->q_empty[turn % 2]);
+
+        // From tile to tile: the first scores of the next one, the last product of this one.
+        const Slot before(it), slot(++it);
+        const int next_number = take(turn + 1);
+        if (next_number >= all) {
+            mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+            wgmma_fence();
+            issue_output(out_acc, p, v_of(before));
+            wgmma_wait<0>();
+            keep(out_acc);
+            finish(out_acc, state, work, number);
+            break;
+        }
+        const Work next = work_of(next_number);
+        Softmax next_state;
+        float score[SCORES];
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        wgmma_fence();
+        issue_scores(score, q_of(turn + 1), k_of(slot));
+        mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+        wgmma_fence();
+        issue_output(out_acc, p, v_of(before));
+        wgmma_wait<1>();
+        keep(score);
+        release(&barriers->k_empty[slot.stage]);
+        mask(score, next, 0);
+        softmax_step(score, next_state, rescale, log2_scale);
+        wgmma_wait<0>();
+        keep(out_acc);
+        release(&barriers->v_empty[before.stage]);
+        round_weights(p, score);
+        finish(out_acc, state, work, number);
+        number = next_number;
+        work = next;
+        state = next_state;
+    }
+    if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();
+}

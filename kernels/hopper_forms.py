@@ -1,0 +1,141 @@
+"""The compiled forms of the Hopper forward, and the rule that picks one for a shape.
+
+A query tile has 64 rows for each consumer warpgroup. Beside the shape of the tiles a form says
+
+overlap
+    multiply the scores of the next key tile during the softmax of this one (FlashAttention-3,
+    Algorithm 2), for block_n / 2 more registers a thread;
+persistent
+    one thread block a multiprocessor takes query tiles one after another, and multiplies the first
+    scores of the next tile together with the last P V of this one
+    (``flash_forward_sm90_persistent.cu``); otherwise one block a query tile
+    (``flash_forward_sm90.cu``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.shapes import Tile
+from kernels.flash_config import DTYPE_CODE
+from kernels.launch import Kernel
+
+WARPGROUP = 128
+STAGES = 2
+ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
+BARRIER_BYTES = 8
+#: Longest sequence of queries for which blocks stay and take several query tiles.
+PERSISTENT_SEQLEN = 4096
+
+
+@dataclass(frozen=True)
+class ForwardForm:
+    """One compiled form of the forward."""
+
+    head_dim: int
+    consumers: int
+    block_n: int
+    overlap: bool
+    persistent: bool = False
+
+    def __post_init__(self) -> None:
+        if self.persistent and not self.overlap:
+            raise ValueError("the persistent forward overlaps: overlap=False, persistent=True")
+
+    @property
+    def name(self) -> str:
+        extras = {"overlap": self.overlap, "persistent": self.persistent}
+        tile = f"d{self.head_dim} {self.tile.block_m}x{self.block_n}"
+        return ", ".join([tile, *(name for name, used in extras.items() if used)])
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(64 * self.consumers, self.block_n)
+
+    @property
+    def threads(self) -> int:
+        return (self.consumers + 1) * WARPGROUP
+
+    @property
+    def shared_bytes(self) -> int:
+        """Q, the K and V rings, 1 + 4·STAGES barriers and the slack.
+
+        Persistent: two of Q and one of O; four barriers for the Qs and the numbers of their tiles.
+        """
+        row = 2 * self.head_dim
+        tiles = (3 if self.persistent else 1) * self.tile.block_m * row
+        tiles += 2 * STAGES * self.block_n * row
+        barriers = (4 + 4 * STAGES + 1 if self.persistent else 1 + 4 * STAGES) * BARRIER_BYTES
+        return tiles + barriers + ALIGNMENT_SLACK
+
+    def kernel(self, dtype: str, causal: bool, part: str = "") -> Kernel:
+        """The exact kernel; of the optimistic pair "optimistic" or "repair"; or "none_taken".
+
+        The repair is that of one block a tile whichever form flagged it. "none_taken" sets the
+        counter of the persistent form to 0.
+        """
+        if part == "none_taken" and not self.persistent:
+            raise ValueError(f"{self.name} has no counter to set to 0")
+        persistent = self.persistent and part != "repair"
+        macros = [
+            ("DTYPE", DTYPE_CODE[dtype]),
+            ("HEAD_DIM", self.head_dim),
+            ("BLOCK_N", self.block_n),
+            ("CONSUMERS", self.consumers),
+            ("CAUSAL", int(causal)),
+            ("STAGES", STAGES),
+        ]
+        if not persistent:
+            macros.append(("OVERLAP", int(self.overlap)))
+        if part in ("optimistic", "repair"):
+            macros.append(("OPTIMISTIC", {"optimistic": 1, "repair": 2}[part]))
+        stem = "flash_forward_sm90"
+        source = f"{stem}_persistent.cu" if persistent else f"{stem}.cu"
+        if part == "none_taken":
+            return Kernel(source, f"{stem}_{part}", tuple(macros), 32)
+        words = (stem, "persistent" if persistent else "", part)
+        return Kernel(source, "_".join(filter(None, words)), tuple(macros), self.threads)
+
+
+#: Every form that compiles without a spill or a serialised wgmma, for tests and tuning.
+FORWARD_FORMS = (
+    ForwardForm(64, 3, 128, True),
+    ForwardForm(64, 3, 128, True, persistent=True),
+    ForwardForm(128, 2, 128, True),
+    ForwardForm(128, 2, 128, True, persistent=True),
+    ForwardForm(128, 2, 176, True),
+    ForwardForm(128, 3, 128, False),
+    ForwardForm(64, 3, 128, False),
+)
+
+
+def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
+    """The form for a shape.
+
+    Tiles. head_dim 64: three consumers, whose 192 rows read K and V least, with the softmax of one
+    tile under the products of the next; 128: two consumers with that overlap, since three would
+    not have the registers for it. Longer key tiles (176) pay off where few are ragged: without a
+    mask and in long sequences.
+
+    Blocks. Up to 4096 queries, persistent: there the ends of a tile are much of it. From 8192 on,
+    one block a query tile: a prototype of both forms on an H200 found the persistent one 5 to 10 %
+    ahead at 2048 and level or behind at 16384. Nothing was measured between 2048 and 16384: where
+    the two cross is a guess.
+    """
+    persistent = seqlen_q <= PERSISTENT_SEQLEN
+    if head_dim == 64:
+        return ForwardForm(64, 3, 128, True, persistent)
+    return ForwardForm(128, 2, 128 if causal or persistent else 176, True, persistent)
+
+
+def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
+    """The forward form with a tile and one block for each. ValueError lists the tiles there are."""
+    forms = [form for form in FORWARD_FORMS if form.head_dim == head_dim and not form.persistent]
+    for form in forms:
+        if form.tile == tile:
+            return form
+    known = [(form.tile.block_m, form.tile.block_n) for form in forms]
+    raise ValueError(
+        f"the Hopper forward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
+        f"known: {known}"
+    )

@@ -1,0 +1,212 @@
+// What the two forms of the Hopper forward share: the softmax of a key tile, the products, the
+// order of the tiles, the way of the results to memory. flash_forward_sm90.cu and
+// flash_forward_sm90_persistent.cu define the macros and say what they mean.
+#pragma once
+
+#include "device_sm90.cuh"
+#include "tile_order.cuh"
+
+constexpr int BLOCK_M = 64 * CONSUMERS;
+constexpr int WARPGROUP = 128;
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+// A tile lies in slabs of 64 columns: rows of 128 bytes, swizzled within groups of eight.
+constexpr int Q_BYTES = 64 * HEAD_DIM * 2;  // the part of one warpgroup, of Q and of O
+constexpr int KV_BYTES = BLOCK_N * HEAD_DIM * 2;
+constexpr int SCORES = BLOCK_N / 2;  // accumulator registers a thread
+constexpr int OUTPUTS = HEAD_DIM / 2;
+constexpr bool OPTIMISTIC_NOW = OPTIMISTIC == 1;
+constexpr float LIMIT = 1099511627776.0f;  // 2^40; fp32 and bf16 end at 2^128
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "head dimension");
+static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
+static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
+
+// Iteration `it` of a ring of STAGES slots: which slot, and the parity of the phase it belongs to.
+struct Slot {
+    int stage, parity;
+    __device__ __forceinline__ explicit Slot(int it) : stage(it % STAGES), parity(it / STAGES & 1) {}
+};
+
+// The running softmax of the two rows a thread shares in, g and g + 8 of its warp's 16. The four
+// threads of a row hold the same maximum; the sum is split among them until the end.
+struct Softmax {
+    float max[2] = {neg_infinity(), neg_infinity()};
+    float sum[2] = {0.0f, 0.0f};
+};
+
+// Online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores. Out: scores hold
+// exp(score - max), rescale what the output so far must be multiplied by.
+__device__ __forceinline__ void softmax_step(float (&score)[SCORES], Softmax& state,
+                                             float (&rescale)[2], float log2_scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float top = state.max[half];
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) top = fmaxf(top, fmaxf(score[n], score[n + 1]));
+        top = fmaxf(top, shfl_xor(top, 1));
+        top = fmaxf(top, shfl_xor(top, 2));
+        // A row that has seen no key yet has maximum -inf; 0 keeps (-inf) - (-inf) away.
+        const float shift = top == neg_infinity() ? 0.0f : top * log2_scale;
+        rescale[half] = exp2_approx(fmaf(state.max[half], log2_scale, -shift));
+        state.max[half] = top;
+        float sum = state.sum[half] * rescale[half];
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) {
+            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
+            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
+            sum += score[n] + score[n + 1];
+        }
+        state.sum[half] = sum;
+    }
+}
+
+// The same against a maximum that is not looked for any more: no comparison, no rescaling.
+__device__ __forceinline__ void optimistic_step(float (&score)[SCORES], Softmax& state,
+                                                float log2_scale) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float shift = state.max[half] * log2_scale;
+        float sum = state.sum[half];
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) {
+            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
+            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
+            sum += score[n] + score[n + 1];
+        }
+        state.sum[half] = sum;
+    }
+}
+
+// Sets what rows row, row + 8 may not see to -inf; key is the column of score[0].
+__device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int key, int seqlen_q,
+                                            int seqlen_k) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int visible = seqlen_k;
+        if constexpr (CAUSAL)
+            visible = min_int(visible, row + 8 * half + 1 + seqlen_k - seqlen_q);
+#pragma unroll
+        for (int n = 2 * half; n < SCORES; n += 4) {
+            if (key + 2 * n - 4 * half >= visible) score[n] = neg_infinity();
+            if (key + 2 * n - 4 * half + 1 >= visible) score[n + 1] = neg_infinity();
+        }
+    }
+}
+
+// score = Q K^T for 64 rows of Q; both K-major: 16 columns further is 32 bytes on in the slab.
+__device__ __forceinline__ void issue_scores(float (&score)[SCORES], const unsigned char* q,
+                                             const unsigned char* k) {
+    const uint64 a = smem_descriptor(q, 16, 1024), b = smem_descriptor(k, 16, 1024);
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; ++step) {
+        const uint64 a_step = a + (step / 4 * 64 * 128 + step % 4 * 32) / 16;
+        const uint64 b_step = b + (step / 4 * BLOCK_N * 128 + step % 4 * 32) / 16;
+        if (step == 0)
+            Wgmma<BLOCK_N>::template ss_first<0, 0>(score, a_step, b_step);
+        else
+            Wgmma<BLOCK_N>::template ss<0, 0>(score, a_step, b_step);
+    }
+    wgmma_commit();
+}
+
+// out += P V with P in registers; V is N-major: 16 keys further is 16 rows of 128 bytes on.
+__device__ __forceinline__ void issue_output(float (&out)[OUTPUTS],
+                                             const uint32 (&p)[BLOCK_N / 16][4],
+                                             const unsigned char* v) {
+    const uint64 b = smem_descriptor(v, BLOCK_N * 128, 1024);
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step)
+        Wgmma<HEAD_DIM>::template rs<1>(out, p[step], b + step * 16 * 128 / 16);
+    wgmma_commit();
+}
+
+__device__ __forceinline__ void round_weights(uint32 (&p)[BLOCK_N / 16][4],
+                                              const float (&score)[SCORES]) {
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; ++step)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            p[step][i] = pack2<io_t>(score[8 * step + 2 * i], score[8 * step + 2 * i + 1]);
+}
+
+__device__ __forceinline__ void multiply_rows(float (&out)[OUTPUTS], const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; ++n) out[n] *= factor[n / 2 % 2];
+}
+
+struct Place {
+    int tile, head, batch;
+};
+
+// Blocks start in the order of their index. Heads go in groups whose K and V fit in L2 together;
+// within a group all heads of a query tile are neighbours, and a causal mask's longest tiles go
+// first, so that the short ones fill the gaps at the end.
+__device__ __forceinline__ Place place_of(int block, int tiles, int heads, int batch,
+                                          int heads_per_group) {
+    const int group = block / (tiles * heads_per_group);
+    const int rest = block % (tiles * heads_per_group);
+    const int here = min_int(heads_per_group, heads * batch - group * heads_per_group);
+    const int tile = rest / here, bh = group * heads_per_group + rest % here;
+    return {CAUSAL ? tiles - 1 - tile : tile, bh % heads, bh / heads};
+}
+
+// How many key tiles a query tile meets, and how many of them, the first ones walked, need a mask.
+struct Walk {
+    int tiles, masked;
+    __device__ __forceinline__ Walk(int tile, int seqlen_q, int seqlen_k)
+        : tiles(key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(tile, seqlen_q, seqlen_k)) {
+        // Keys that even the first row of the tile sees: key tiles within them need no mask.
+        int seen_by_all = seqlen_k;
+        if constexpr (CAUSAL)
+            seen_by_all =
+                min_int(seqlen_k, max_int(tile * BLOCK_M + 1 + seqlen_k - seqlen_q, 0));
+        masked = tiles - min_int(tiles, seen_by_all / BLOCK_N);
+    }
+};
+
+// ---- results -------------------------------------------------------------------------------------
+
+// Whether a stale reference let sums or outputs of the warp's 16 rows grow too large. All lanes.
+__device__ __forceinline__ int has_overflowed(const float (&out)[OUTPUTS], const Softmax& state) {
+    // Not a number fails the comparison too; 0 * x is 0 unless x is infinite or not a number.
+    float finite = 0.0f;
+#pragma unroll
+    for (int n = 0; n < OUTPUTS; ++n) finite += out[n] * 0.0f;
+    int overflowed = !(state.sum[0] < LIMIT) || !(state.sum[1] < LIMIT) || !(finite == 0.0f);
+#pragma unroll
+    for (int step = 16; step; step /= 2) overflowed |= shfl_xor(overflowed, step);
+    return overflowed;
+}
+
+// out = out / sum, and the log-sum-exp of rows row, row + 8 to memory; a row without keys has 0 and
+// -inf.
+__device__ __forceinline__ void normalise(float (&out)[OUTPUTS], const Softmax& state,
+                                          const Tensor3<float>& lse, const Place& place, int row,
+                                          int seqlen_q, float scale) {
+    float factor[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float sum = state.sum[half];
+        sum += shfl_xor(sum, 1);
+        sum += shfl_xor(sum, 2);
+        factor[half] = sum > 0.0f ? 1.0f / sum : 0.0f;
+        if (threadIdx.x % 4 == 0 && row + 8 * half < seqlen_q)
+            st_global(lse.at(place.batch, place.head, row + 8 * half),
+                      sum > 0.0f ? state.max[half] * scale + LN2 * log2_approx(sum)
+                                 : neg_infinity());
+    }
+    multiply_rows(out, factor);
+}
+
+// The warp's 16 rows of its warpgroup's 64, rounded, into slabs of 64 columns at o.
+__device__ __forceinline__ void outputs_to_shared(unsigned char* o,
+                                                  const float (&out)[OUTPUTS]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int c = 0; c < HEAD_DIM / 16; ++c) {
+        uint32 r[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r[i] = pack2<io_t>(out[8 * c + 2 * i], out[8 * c + 2 * i + 1]);
+        const int in_tile = 16 * warp + lane % 16, chunk = 2 * c + lane / 16;
+        stmatrix_x4(o + chunk / 8 * 64 * 128 + in_tile * 128 + (chunk % 8 ^ in_tile % 8) * 16, r);
+    }
+}

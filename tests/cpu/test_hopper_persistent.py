@@ -1,0 +1,220 @@
+"""The persistent Hopper forward: blocks that take several query tiles, bit for bit as without.
+
+The host has two multiprocessors, so every launch here has two blocks at most and blocks go on from
+tile to tile; with one OS thread the first block takes all tiles but one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from flash_support import Problem, aligned, check, to_bits, to_float, view
+
+from analysis.shapes import AttentionShape
+from analysis.traffic import Traffic, predict_traffic
+from kernels import hopper
+from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
+from kernels.host import HostBackend, KernelError
+from kernels.launch import KERNELS_DIR, Kernel
+
+PERSISTENT = tuple(form for form in FORWARD_FORMS if form.persistent)
+SOURCE = KERNELS_DIR / "flash_forward_sm90_persistent.cu"
+FORMS = pytest.mark.parametrize("form", PERSISTENT, ids=lambda form: form.name)
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+
+
+def execute(
+    p: Problem, form: ForwardForm, backend: HostBackend, optimistic: bool = False
+) -> dict[str, np.ndarray]:
+    arrays = []
+    for name in ("q", "k", "v"):
+        memory = aligned(p.data[name].shape, p.dtype)
+        memory[...] = to_bits(p.data[name], p.dtype)
+        arrays.append(view(name, memory, p.dtype))
+    out, lse = aligned(p.data["q"].shape, p.dtype), aligned(p.data["q"].shape[:3], "fp32")
+    assert p.scale is not None
+    hopper.forward(
+        backend, *arrays, view("out", out, p.dtype), view("lse", lse, "fp32"),
+        scale=p.scale, causal=p.causal, form=form, optimistic=optimistic,
+    )  # fmt: skip
+    return {"out": to_float(out, p.dtype), "lse": lse.astype(np.float64)}
+
+
+def one_tile(form: ForwardForm) -> ForwardForm:
+    return ForwardForm(form.head_dim, form.consumers, form.block_n, form.overlap)
+
+
+def same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+    for name, values in want.items():
+        np.testing.assert_array_equal(got[name], values, err_msg=name)
+
+
+@CAUSAL
+@FORMS
+def test_bits_are_those_of_one_block_a_tile(form: ForwardForm, causal: bool) -> None:
+    """Tiles of one and of several key tiles, ragged and empty ones, in random orders of threads."""
+    for seed, (seqlen_q, seqlen_k) in enumerate([(300, 500), (70, 90), (500, 130), (193, 256)]):
+        p = Problem(
+            batch=2, heads=2, kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
+            head_dim=form.head_dim, dtype="bf16", causal=causal, seed=seed,
+        )  # fmt: skip
+        got = execute(p, form, HostBackend(seed=seed or None))
+        check(p, got)
+        same(got, execute(p, one_tile(form), HostBackend()))
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 2, 3, 100])
+def test_any_number_of_blocks_moves_the_same_bytes(multiprocessors: int) -> None:
+    form = PERSISTENT[0]
+    p = Problem(heads=3, seqlen_q=400, seqlen_k=200, dtype="bf16", causal=True)
+    shape = AttentionShape(1, 3, 400, 200, 64, dtype="bf16", causal=True)
+    want = predict_traffic("flash-sm90", shape, form.tile, "forward", persistent=True)
+    assert want.kernels["flash_forward_sm90_persistent"]["taken", "atomic"] == 9 * 4
+    for os_threads in (1, 2):
+        backend = HostBackend(os_threads=os_threads, seed=os_threads)
+        backend.multiprocessors = multiprocessors
+        check(p, execute(p, form, backend))
+        assert Traffic(backend.traffic).kernels == want.kernels
+
+
+def test_every_launch_begins_with_the_first_tile() -> None:
+    backend = HostBackend(os_threads=1)
+    for seed in range(3):
+        p = Problem(heads=2, seqlen_q=300, seqlen_k=150, dtype="bf16", seed=seed)
+        check(p, execute(p, PERSISTENT[0], backend))
+
+
+def test_a_tile_without_keys_brings_nothing_into_its_row() -> None:
+    """Values that are not finite, which nobody but the last rows sees, leave its zeros alone."""
+    p = Problem(seqlen_q=500, seqlen_k=100, head_dim=128, dtype="bf16", causal=True)
+    p.data["v"][...] = np.inf
+    form = PERSISTENT[1]
+    got = execute(p, form, HostBackend(seed=1))
+    assert not got["out"][:, :, : form.tile.block_m].any()
+    assert (got["lse"][:, :, :400] == -np.inf).all()
+
+
+@CAUSAL
+@FORMS
+def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal: bool) -> None:
+    """Scores that rise by 120 nats towards the first keys: flagged and done again."""
+    p = Problem(
+        heads=2, seqlen_q=300, seqlen_k=500, head_dim=form.head_dim, dtype="bf16", causal=causal
+    )
+    assert p.scale is not None
+    p.data["q"][:, :1, :, 0] = 8  # of one head
+    p.data["k"][:, :1, :, 0] = np.linspace(120, 0, 500) / (8 * p.scale)
+    for name in ("q", "k"):
+        p.data[name] = to_float(to_bits(p.data[name], "bf16"), "bf16")
+    exact = execute(p, form, HostBackend())
+    backends = [HostBackend(seed=1), HostBackend(seed=2)]
+    got, again = (execute(p, f, b, True)
+                  for f, b in zip((form, one_tile(form)), backends, strict=True))  # fmt: skip
+    same(got, again)
+    for name in exact:
+        np.testing.assert_array_equal(got[name][:, 0], exact[name][:, 0])
+    first, second = (Traffic(backend.traffic).kernels for backend in backends)
+    repair = "flash_forward_sm90_repair"
+    assert first[repair] == second[repair]
+    assert first[repair]["q", "read"] > 0
+    shape = AttentionShape(1, 2, 300, 500, form.head_dim, dtype="bf16", causal=causal)
+    want = predict_traffic(hopper.OPTIMISTIC, shape, form.tile, "forward", persistent=True).kernels
+    for name in ("flash_forward_sm90_none_taken", "flash_forward_sm90_persistent_optimistic"):
+        assert first[name] == want[name]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "seqlen_q", "form"),
+    [
+        (64, False, 1, ForwardForm(64, 3, 128, True, persistent=True)),
+        (64, True, 4096, ForwardForm(64, 3, 128, True, persistent=True)),
+        (64, False, 8192, ForwardForm(64, 3, 128, True)),
+        (64, True, 16384, ForwardForm(64, 3, 128, True)),
+        (128, False, 512, ForwardForm(128, 2, 128, True, persistent=True)),
+        (128, True, 2048, ForwardForm(128, 2, 128, True, persistent=True)),
+        (128, False, 4096, ForwardForm(128, 2, 128, True, persistent=True)),
+        (128, False, 8192, ForwardForm(128, 2, 176, True)),
+        (128, True, 8192, ForwardForm(128, 2, 128, True)),
+    ],
+)
+def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm) -> None:
+    assert forward_form(head_dim, causal, seqlen_q) == form
+    assert form in FORWARD_FORMS
+
+
+def test_what_is_no_form() -> None:
+    with pytest.raises(ValueError, match="overlap=False, persistent=True"):
+        ForwardForm(64, 3, 128, False, persistent=True)
+    with pytest.raises(ValueError, match="d64 192x128, overlap has no counter"):
+        ForwardForm(64, 3, 128, True).kernel("bf16", False, "none_taken")
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Broken(ForwardForm):
+    """The form with pieces of its source replaced."""
+
+    changes: tuple[tuple[str, str], ...] = ()
+
+    def kernel(self, dtype: str, causal: bool, part: str = "") -> Kernel:
+        right = super().kernel(dtype, causal, part)
+        text = SOURCE.read_text()
+        for before, after in self.changes:
+            assert text.count(before) == 1
+            text = text.replace(before, after)
+        return Kernel(text, right.entry, right.macros, right.threads)
+
+
+RELEASE_OF_Q = "release(&barriers->q_empty[turn % 2]);"
+TAKEN = "return shfl(ld_shared(&barriers->tile[turn % 2]), 0);"
+FAULTS = {
+    "no release of Q": ("deadlock", "mbarrier_wait", (RELEASE_OF_Q, "")),
+    "no word of the end": (
+        "deadlock", "mbarrier_wait",
+        ("                mbarrier_arrive(&barriers->q_full[buffer]);\n", ""),
+    ),
+    "no release of V between tiles": (
+        "deadlock", "mbarrier_wait",
+        ("        release(&barriers->v_empty[before.stage]);\n        round", "        round"),
+    ),
+    "Q overwritten before its readers are done": (
+        "race", "",
+        (RELEASE_OF_Q, ""),
+        (TAKEN, f"const int whose = {TAKEN[7:]} {RELEASE_OF_Q} return whose;"),
+    ),
+    # The race, or before it phases that nobody saw.
+    "a Q buffer not waited for": (
+        "race, deadlock", "",
+        ("mbarrier_wait(&barriers->q_empty[buffer], turn / 2 % 2 ^ 1);", ""),
+    ),
+    "O overwritten before it is stored": (
+        "race", "still had to read", ("bulk_wait_read<0>();", ";")
+    ),
+    "left before the store": (
+        "race", "exits before its bulk store",
+        ("    if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();\n}", "}"),
+    ),
+    "O in a Q buffer that is in use": (
+        "race", "",
+        ("shared + OUT_AT + (warpgroup - 1) * Q_BYTES;",
+         "shared + (number % 2 * CONSUMERS + warpgroup - 1) * Q_BYTES;"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name: str) -> None:
+    kind, message, *changes = FAULTS[name]
+    # One key tile each: with more, the rings of K and V would hold the producer back too.
+    p = Problem(heads=8, seqlen_q=190, seqlen_k=100, dtype="bf16")
+    for seed in (None, 1, 2, 3):
+        backend = HostBackend(seed=seed, os_threads=1)
+        with pytest.raises(KernelError) as caught:
+            execute(p, Broken(64, 3, 128, True, True, tuple(changes)), backend)
+        assert caught.value.kind in kind.split(", "), (seed, str(caught.value))
+        assert re.search(message, str(caught.value))
