@@ -106,15 +106,21 @@ def _mask(causal: bool) -> str:
     return "causal" if causal else "full"
 
 
+#: The case whose preprocess and postprocess stand for all.
+FULL = (hopper.ALGORITHM, False)
+
+
 def _hopper_backward(head_dim: int) -> list[Subject]:
     listed = []
-    for causal in (False, True):
-        recorded = Problem(hopper.ALGORITHM, head_dim, "bf16", causal).launches()
-        for kernel, shared_bytes in recorded:
-            if "backward" in kernel.entry and (not causal or kernel.threads == 384):
-                part = kernel.entry.removeprefix("flash_backward_sm90").strip("_") or "backward"
-                name = f"flash-sm90 {part} bf16 d{head_dim} {_mask(causal)}"
-                listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
+    for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
+        for causal in (False, True):
+            recorded = Problem(algorithm, head_dim, "bf16", causal).launches()
+            for kernel, shared_bytes in recorded:
+                main = kernel.threads == 384
+                if "backward" in kernel.entry and (main or (algorithm, causal) == FULL):
+                    part = kernel.entry.removeprefix("flash_backward_sm90").strip("_") or "backward"
+                    name = f"{algorithm} {part} bf16 d{head_dim} {_mask(causal)}"
+                    listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed
 
 

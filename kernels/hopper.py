@@ -1,8 +1,8 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
 They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads and the
-log-sum-exp. Key masks, dropout, block masks, other head dimensions, a scale that is not positive
-and the deterministic backward stay with the sm_80 kernels: ``why_not`` says which of them it was.
+log-sum-exp. Key masks, dropout, block masks, other head dimensions and a scale that is not positive
+stay with the sm_80 kernels: ``why_not`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 ALGORITHM = "flash-sm90"
+#: The backward that adds dq in a fixed order; the forward is the same.
+DETERMINISTIC = "flash-sm90-deterministic"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
 #: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
@@ -68,14 +70,21 @@ class BackwardForm:
         rest = 4 * block_m * self.head_dim + 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
         return tiles + rest + ALIGNMENT_SLACK
 
-    def kernel(self, entry: str, threads: int, dtype: str, causal: bool) -> Kernel:
-        macros = (
+    def kernel(
+        self, part: str, dtype: str, causal: bool, *, deterministic: bool = False
+    ) -> Kernel:
+        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess"."""
+        threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
+        macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
             ("HEAD_DIM", self.head_dim),
             ("BLOCK_M", self.tile.block_m),
             ("CAUSAL", int(causal)),
-        )
-        return Kernel("flash_backward_sm90.cu", entry, macros, threads)
+        ]
+        if deterministic:
+            macros.append(("DETERMINISTIC", 1))
+        entry = "_".join(filter(None, ("flash_backward_sm90", part)))
+        return Kernel("flash_backward_sm90.cu", entry, tuple(macros), threads)
 
 
 def why_not(
@@ -87,7 +96,6 @@ def why_not(
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
-    deterministic: bool = False,
     dlse: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a problem, or None.
@@ -106,7 +114,6 @@ def why_not(
         "a key mask": key_mask,
         "dropout": dropout,
         "a block mask": block_mask,
-        "the deterministic backward": deterministic,
         "a gradient of lse": dlse,
     }
     return next((name for name, used in features.items() if used), None)
@@ -219,9 +226,12 @@ def backward(
     scale: float,
     causal: bool = False,
     tile: Tile | None = None,
+    deterministic: bool = False,
     stream: int | None = None,
 ) -> None:
-    """dq, dk, dv from dout; dq is added up in no fixed order.
+    """dq, dk, dv from dout.
+
+    deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
     fit together.
@@ -243,15 +253,18 @@ def backward(
     # The blocks of a key/value head share its queries' q, dout and fp32 dq.
     shared = heads // kv_heads * seqlen_q * head_dim * (2 + 2 + 4)
 
-    def kernel(suffix: str, threads: int) -> Kernel:
-        return form.kernel(f"flash_backward_sm90{suffix}", threads, q.dtype, causal)
+    def kernel(part: str) -> Kernel:
+        return form.kernel(part, q.dtype, causal, deterministic=deterministic)
 
     lse2 = backend.empty("lse2", (padded_rows,), "fp32")
     delta = backend.empty("delta", (padded_rows,), "fp32")
     dq_accum = backend.empty("dq_accum", (padded_rows * head_dim,), "fp32")
+    turns = []
+    if deterministic:
+        turns = [backend.empty("turns", (batch * heads * query_tiles,), "int32")]
     rows_a_block = WARPGROUP // (head_dim // 8)
     backend.launch(
-        kernel("_preprocess", WARPGROUP),
+        kernel("preprocess"),
         (padded_rows // rows_a_block, 1, 1),
         0,
         [
@@ -263,11 +276,12 @@ def backward(
             dq_accum.with_access("w"),
             np.int32(heads),
             np.int32(seqlen_q),
+            *(array.with_access("w") for array in turns),
         ],
         stream,
     )
     backend.launch(
-        kernel("", 3 * WARPGROUP),
+        kernel(""),
         (batch * kv_heads * -(-seqlen_k // block_n), 1, 1),
         form.shared_bytes,
         [
@@ -287,11 +301,12 @@ def backward(
             np.int32(seqlen_k),
             np.float32(scale),
             np.int32(heads_per_group(batch * kv_heads, shared)),
+            *(array.with_access("atomic") for array in turns),
         ],
         stream,
     )
     backend.launch(
-        kernel("_postprocess", 2 * WARPGROUP),
+        kernel("postprocess"),
         (batch * heads * query_tiles, 1, 1),
         block_m * (head_dim + 8) * 2,
         [

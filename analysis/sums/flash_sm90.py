@@ -15,6 +15,7 @@ from analysis.tile_loop import tile_loop
 
 FLAG_BYTES = 4
 COUNTER_BYTES = 4
+TURN_BYTES = 4
 
 
 def flash_forward_sm90(
@@ -84,15 +85,21 @@ def flash_forward_sm90_optimistic(
     }
 
 
-def flash_backward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:
-    """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O)."""
+def flash_backward_sm90(
+    shape: AttentionShape, tile: Tile, *, deterministic: bool = False
+) -> KernelBytes:
+    """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O).
+
+    deterministic: key tiles take turns at a query tile, whose counter every visit reads once (a
+    block that has to wait looks again, which no loop nest predicts) and writes once.
+    """
     loop = tile_loop(shape, tile)
     row = shape.head_dim * shape.itemsize
     accumulator_row = shape.head_dim * STAT_BYTES
     tiles_visited = loop.copies * int(loop.visits_of_query_tile.sum())
     padded_visits = tiles_visited * tile.block_m
     padded_rows = shape.batch * shape.heads * loop.query_tiles * tile.block_m
-    return {
+    sums: dict[str, dict[tuple[str, str], int]] = {
         "flash_backward_sm90_preprocess": {
             ("out", "read"): shape.query_bytes,
             ("dout", "read"): shape.query_bytes,
@@ -117,3 +124,9 @@ def flash_backward_sm90(shape: AttentionShape, tile: Tile) -> KernelBytes:
             ("dq", "write"): shape.query_bytes,
         },
     }
+    if deterministic:
+        turns = shape.batch * shape.heads * loop.query_tiles
+        sums["flash_backward_sm90_preprocess"]["turns", "write"] = turns * TURN_BYTES
+        for direction in ("read", "write"):
+            sums["flash_backward_sm90"]["turns", direction] = tiles_visited * TURN_BYTES
+    return sums

@@ -271,8 +271,9 @@ def _encode_all(kernel: Kernel, loaded: HostKernel, args: Sequence[Argument]) ->
                 f"{kernel.entry}: argument {i} ({what}) has {len(data)} bytes, "
                 f"the kernel's parameter {size}"
             )
-        # ctypes aligns a buffer of 8-byte units as the parameter needs it.
-        buffer = (ctypes.c_uint64 * ((size + 7) // 8))()
+        # On a multiple of 64 bytes, as tensor maps are declared: wide loads rely on it.
+        memory = (ctypes.c_char * (size + 63))()
+        buffer = (ctypes.c_char * size).from_buffer(memory, -ctypes.addressof(memory) % 64)
         ctypes.memmove(buffer, data, size)
         buffers.append(buffer)
     return buffers

@@ -187,9 +187,9 @@ def _choose(
 ) -> dispatch.Choice:
     """The kernels for a pass. The forward is deterministic whichever it is.
 
-    Of the two deterministic backwards the split one: at most as many bytes as the ordered
-    workspace, and none of its memory, which grows with Nq · Nk (the price of determinism is a
-    figure of its own).
+    Where Hopper's kernels do not run, of the two deterministic backwards the split one: at most as
+    many bytes as the ordered workspace, and none of its memory, which grows with Nq · Nk (the price
+    of determinism is a figure of its own).
     """
     return dispatch.choose(
         backend,

@@ -43,10 +43,11 @@ def test_forward(form: ForwardForm, causal: bool) -> None:
 
 
 @CAUSAL
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_backward(head_dim: int, causal: bool) -> None:
+def test_backward(head_dim: int, deterministic: bool, causal: bool) -> None:
     form = BackwardForm(head_dim)
-    code, loop = code_of(form.kernel("flash_backward_sm90", 384, "bf16", causal))
+    code, loop = code_of(form.kernel("", "bf16", causal, deterministic=deterministic))
     block_m = form.tile.block_m
     counted, everywhere = sass.count(loop), sass.count(code.instructions)
     assert counted["HGMMA"] == 2 * head_dim // 16 + 2 * block_m // 16 + 128 // 16

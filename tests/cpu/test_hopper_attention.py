@@ -29,6 +29,8 @@ def execute(
     *,
     seed: int | None = None,
     backward: bool = False,
+    deterministic: bool = False,
+    os_threads: int | None = None,
     arrays: dict[str, Array] | None = None,
 ) -> tuple[dict[str, np.ndarray], Traffic]:
     """Results as float64, and what was counted."""
@@ -43,30 +45,33 @@ def execute(
     given |= arrays or {}
     lse = aligned(p.data["q"].shape[:3], "fp32")
     stats = view("lse", lse, "fp32")
-    backend = HostBackend(seed=seed)
+    backend = HostBackend(seed=seed, os_threads=os_threads)
     options: dict[str, Any] = {"scale": p.scale, "causal": p.causal}
     q, k, v, out, dout = (given[name] for name in ("q", "k", "v", "out", "dout"))
     hopper.forward(backend, q, k, v, out, stats, form=form, **options)
     names = ["out"]
     if backward:
         gradients = [given[name] for name in ("dq", "dk", "dv")]
-        hopper.backward(backend, q, k, v, out, dout, stats, *gradients, **options)
+        hopper.backward(
+            backend, q, k, v, out, dout, stats, *gradients, deterministic=deterministic, **options
+        )
         names += ["dq", "dk", "dv"]
     results = {name: to_float(memory[name], p.dtype) for name in names}
     return results | {"lse": lse.astype(np.float64)}, Traffic(backend.traffic)
 
 
-def predicted(p: Problem, form: ForwardForm | None, backward: bool) -> Traffic:
+def predicted(
+    p: Problem, form: ForwardForm | None, backward: bool, deterministic: bool = False
+) -> Traffic:
     shape = AttentionShape(
         p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal
     )
     form = form or hopper.forward_form(p.head_dim, p.causal, p.seqlen_q)
-    total = predict_traffic(
-        "flash-sm90", shape, form.tile, "forward", persistent=form.persistent
-    )
+    total = predict_traffic("flash-sm90", shape, form.tile, "forward", persistent=form.persistent)
     if backward:
         tile = BackwardForm(p.head_dim).tile
-        total += predict_traffic("flash-sm90", shape, tile, "backward")
+        algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
+        total += predict_traffic(algorithm, shape, tile, "backward")
     return total
 
 
@@ -74,7 +79,8 @@ def hold(p: Problem, form: ForwardForm | None = None, **options: Any) -> None:
     """Values to float64 and bytes to the prediction."""
     got, counted = execute(p, form, **options)
     check(p, got)
-    assert counted.kernels == predicted(p, form, options.get("backward", False)).kernels
+    asked = [options.get(name, False) for name in ("backward", "deterministic")]
+    assert counted.kernels == predicted(p, form, *asked).kernels
 
 
 # (Nq, Nk): below, at and beyond the tiles' 64, 128, 176 and 192; rows that see nothing; one row
@@ -103,6 +109,39 @@ def test_both_passes(head_dim: int, causal: bool) -> None:
             dtype="fp16", causal=causal, seed=seed,
         )  # fmt: skip
         hold(p, seed=seed or None, backward=True)
+
+
+@CAUSAL
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_deterministic_backward_is_the_same_in_every_order(head_dim: int, causal: bool) -> None:
+    """Threads of a block in any order, blocks one after another or side by side: no bit differs."""
+    lengths = [(1, 1), (63, 65), (200, 300), (300, 400), (300, 170)]
+    for seed, (seqlen_q, seqlen_k) in enumerate(lengths):
+        p = Problem(
+            heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
+            dtype="bf16", causal=causal, seed=seed,
+        )  # fmt: skip
+        first, _ = execute(p, backward=True, deterministic=True, os_threads=1)
+        check(p, first)
+        for order, os_threads in ((None, 4), (seed + 1, 3), (seed + 1, 3)):
+            options = {"backward": True, "deterministic": True, "os_threads": os_threads}
+            again, counted = execute(p, seed=order, **options)
+            assert counted.kernels == predicted(p, None, True, True).kernels
+            for name in ("dq", "dk", "dv"):
+                np.testing.assert_array_equal(again[name], first[name])
+
+
+def test_the_order_of_turns_shows_in_the_last_bits() -> None:
+    """The key tiles are added from the last one to the first: float32 sums of the tiles' dq in that
+    order are what the kernel leaves, and the other order is something else."""
+    p = Problem(heads=1, seqlen_q=64, seqlen_k=128 * 5, head_dim=128, dtype="fp16", scale=0.5)
+    p.data["k"] *= 0.02 * 3.0 ** np.arange(5).repeat(128)[:, None]
+    p.data["k"] = to_float(to_bits(p.data["k"], "fp16"), "fp16")
+    turns, _ = execute(p, backward=True, deterministic=True, os_threads=2)
+    # Blocks that run one after another add from the first key tile to the last.
+    plain, _ = execute(p, backward=True, os_threads=1)
+    assert (turns["dq"] != plain["dq"]).any()
+    np.testing.assert_allclose(turns["dq"], plain["dq"], rtol=2e-3, atol=2e-3)
 
 
 def test_both_passes_in_bf16() -> None:
@@ -202,7 +241,6 @@ def test_one_key_is_returned_bit_for_bit() -> None:
         ({"key_mask": True}, "a key mask"),
         ({"dropout": True}, "dropout"),
         ({"block_mask": True}, "a block mask"),
-        ({"deterministic": True}, "the deterministic backward"),
         ({"dlse": True}, "a gradient of lse"),
     ],
 )

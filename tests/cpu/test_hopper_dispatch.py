@@ -76,9 +76,12 @@ def test_the_sm80_form_takes_the_rest(
     assert re.search(reason, chosen.reason), chosen.reason
 
 
-def test_a_deterministic_backward_stays_with_its_own_form() -> None:
-    chosen = dispatch.choose(PretendedHopper(), [array()], scale=1.0, deterministic=True)
-    assert (chosen.algorithm, chosen.reason) == ("flash-split", "the deterministic backward")
+def test_a_deterministic_backward_has_a_form_of_its_own() -> None:
+    options: dict[str, Any] = {"scale": 1.0, "deterministic": True}
+    chosen = dispatch.choose(PretendedHopper(), [array()], **options)
+    assert chosen.algorithm == "flash-sm90-deterministic"
+    chosen = dispatch.choose(PretendedAmpere(), [array()], **options)
+    assert (chosen.algorithm, chosen.reason) == ("flash-split", "compute capability 80, not 90")
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
@@ -128,8 +131,9 @@ def test_features_are_refused_by_name() -> None:
               "flash_backward_sm90_postprocess"}),
         ({"tile": (64, 64)}, {"flash_forward", "flash_backward", "flash_backward_preprocess",
                               "flash_backward_postprocess"}),
-        ({"deterministic": True}, {*PERSISTENT, "flash_backward", "flash_backward_dq",
-                                   "flash_backward_preprocess"}),
+        ({"deterministic": True}, {*PERSISTENT, "flash_backward_sm90",
+                                   "flash_backward_sm90_preprocess",
+                                   "flash_backward_sm90_postprocess"}),
     ],
     ids=["covered", "tile", "deterministic"],
 )  # fmt: skip
@@ -146,6 +150,10 @@ def test_the_operator_follows_the_rule(
     out = repro.flash_attention(q, k, v, causal=True, **settings)
     out.sum().backward()  # a gradient whose strides are all 0: copied, not refused
     assert set(backend.traffic) == kernels
+    in_turns = any(
+        tensor == "turns" for entries in backend.traffic.values() for tensor, _ in entries
+    )
+    assert in_turns == settings.get("deterministic", False)
     wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
     exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
     exact.sum().backward()
