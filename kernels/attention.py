@@ -184,14 +184,15 @@ def backward(
         assert dq is not None
         assert dk is not None
         assert dv is not None
-        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, dlse=dlse)
+        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         if algorithm in HOPPER:
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
-                scale=scale, causal=causal, tile=tile,
+                scale=scale, causal=causal, tile=tile, dlse=dlse,
                 deterministic=algorithm == hopper.DETERMINISTIC, stream=stream,
             )  # fmt: skip
             return
+        _refuse(algorithm, dlse=dlse)
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,

@@ -4,8 +4,7 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 
 1. the device has compute capability 9.0 (their instructions exist nowhere else);
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form);
-3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout,
-   a gradient of lse;
+3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart.
 """
 
@@ -41,7 +40,6 @@ def choose(
     dropout: bool = False,
     block_mask: bool = False,
     deterministic: bool = False,
-    dlse: bool = False,
 ) -> Choice:
     """ "flash-sm90" or "flash", by the rule above.
 
@@ -67,7 +65,6 @@ def choose(
             key_mask=key_mask,
             dropout=dropout,
             block_mask=block_mask,
-            dlse=dlse,
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     if objection is None:

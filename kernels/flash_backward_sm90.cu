@@ -17,7 +17,7 @@
 //
 // Reads and writes, in bytes, e = 2; padded: a ragged tile's statistics and dQ count as full tiles
 // (analysis/sums/flash_sm90.py):
-//   preprocess   out, dout  read Nq D e; lse read Nq 4; stats write 2 x padded rows x 4;
+//   preprocess   out, dout  read Nq D e; lse (DLSE: dlse) read Nq 4; stats write 2 x padded rows x 4;
 //                dq_accum write padded rows D 4
 //   main         k, v read rows_j D e if a query sees them; per visit q, dout read rows_i D e,
 //                stats read 2 BLOCK_M 4, dq_accum atomic BLOCK_M D 4; dk, dv write rows_j D e
@@ -40,9 +40,14 @@
 // BLOCK_M    query rows a tile; HEAD_DIM * BLOCK_M = 8192, so that dQ is 64 x 64 a warpgroup
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
+// DLSE       1: lse has a gradient of its own, which joins dS = P o (dP - delta) as delta - dlse,
+//            because d lse_i / d s_ij = P_ij. Default 0.
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
+#endif
+#ifndef DLSE
+#define DLSE 0
 #endif
 
 #include "device_sm90.cuh"
@@ -422,6 +427,9 @@ extern "C" __global__ void __launch_bounds__(PRE_THREADS)
 flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout,
                                Tensor3<const float> lse, Tensor1<float> lse2, Tensor1<float> delta,
                                Tensor1<float> dq_accum, int heads, int seqlen_q
+#if DLSE
+                               , Tensor3<const float> dlse
+#endif
 #if DETERMINISTIC
                                , Tensor1<int> turns
 #endif
@@ -451,7 +459,16 @@ flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout
         float base2 = -neg_infinity();
         if (row < seqlen_q) {
             const float natural = ld_global(lse.at(b, head, row));
-            if (natural != neg_infinity()) base2 = natural * LOG2E;
+#if DLSE
+            const float gradient = ld_global(dlse.at(b, head, row));
+#else
+            const float gradient = 0.0f;
+#endif
+            // A row that sees no key has P = 0 and no gradient, whatever dlse says.
+            if (natural != neg_infinity()) {
+                base2 = natural * LOG2E;
+                sum -= gradient;
+            }
         }
         st_global(lse2.data + at, base2);
         st_global(delta.data + at, sum);

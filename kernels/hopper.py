@@ -1,7 +1,7 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
-They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads and the
-log-sum-exp. Key masks, dropout, block masks, other head dimensions and a scale that is not positive
+They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads, the
+log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key masks, dropout, block masks, other head dimensions and a scale that is not positive
 stay with the sm_80 kernels: ``why_not`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
@@ -71,7 +71,13 @@ class BackwardForm:
         return tiles + rest + ALIGNMENT_SLACK
 
     def kernel(
-        self, part: str, dtype: str, causal: bool, *, deterministic: bool = False
+        self,
+        part: str,
+        dtype: str,
+        causal: bool,
+        *,
+        deterministic: bool = False,
+        dlse: bool = False,
     ) -> Kernel:
         """The main kernel (part "") or what runs around it, "preprocess" or "postprocess"."""
         threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
@@ -83,6 +89,8 @@ class BackwardForm:
         ]
         if deterministic:
             macros.append(("DETERMINISTIC", 1))
+        if dlse and part == "preprocess":
+            macros.append(("DLSE", 1))
         entry = "_".join(filter(None, ("flash_backward_sm90", part)))
         return Kernel("flash_backward_sm90.cu", entry, tuple(macros), threads)
 
@@ -96,7 +104,6 @@ def why_not(
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
-    dlse: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a problem, or None.
 
@@ -114,7 +121,6 @@ def why_not(
         "a key mask": key_mask,
         "dropout": dropout,
         "a block mask": block_mask,
-        "a gradient of lse": dlse,
     }
     return next((name for name, used in features.items() if used), None)
 
@@ -226,10 +232,11 @@ def backward(
     scale: float,
     causal: bool = False,
     tile: Tile | None = None,
+    dlse: Array | None = None,
     deterministic: bool = False,
     stream: int | None = None,
 ) -> None:
-    """dq, dk, dv from dout.
+    """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
 
@@ -237,7 +244,8 @@ def backward(
     fit together.
     """
     like_q = {"out": out, "dout": dout, "dq": dq}
-    check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, {"lse": lse}, None)
+    rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
+    check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
     scale = finite(scale)
     _check(why_not(q.dtype, q.shape[3], scale=scale, keys=min(k.shape[2], q.shape[2])))
     batch, heads, seqlen_q, head_dim = q.shape
@@ -254,7 +262,9 @@ def backward(
     shared = heads // kv_heads * seqlen_q * head_dim * (2 + 2 + 4)
 
     def kernel(part: str) -> Kernel:
-        return form.kernel(part, q.dtype, causal, deterministic=deterministic)
+        return form.kernel(
+            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None
+        )
 
     lse2 = backend.empty("lse2", (padded_rows,), "fp32")
     delta = backend.empty("delta", (padded_rows,), "fp32")
@@ -276,6 +286,7 @@ def backward(
             dq_accum.with_access("w"),
             np.int32(heads),
             np.int32(seqlen_q),
+            *([] if dlse is None else [dlse.with_access("r", "dlse")]),
             *(array.with_access("w") for array in turns),
         ],
         stream,

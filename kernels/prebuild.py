@@ -150,6 +150,12 @@ def kernels() -> list[Kernel]:
         for dtype in ("bf16", "fp16")
         for causal in (False, True)
     ]
+    # The GPU tests' gradient of lse.
+    listed += [
+        hopper.BackwardForm(head_dim).kernel("preprocess", "bf16", causal, dlse=True)
+        for head_dim in (64, 128)
+        for causal in (False, True)
+    ]
     for kernel in listed:
         found.setdefault((kernel.source, kernel.entry, kernel.macros), kernel)
     return list(found.values())

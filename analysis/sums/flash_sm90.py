@@ -86,12 +86,13 @@ def flash_forward_sm90_optimistic(
 
 
 def flash_backward_sm90(
-    shape: AttentionShape, tile: Tile, *, deterministic: bool = False
+    shape: AttentionShape, tile: Tile, *, deterministic: bool = False, lse_gradient: bool = False
 ) -> KernelBytes:
     """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O).
 
     deterministic: key tiles take turns at a query tile, whose counter every visit reads once (a
     block that has to wait looks again, which no loop nest predicts) and writes once.
+    lse_gradient: lse has an incoming gradient, which joins delta.
     """
     loop = tile_loop(shape, tile)
     row = shape.head_dim * shape.itemsize
@@ -124,6 +125,8 @@ def flash_backward_sm90(
             ("dq", "write"): shape.query_bytes,
         },
     }
+    if lse_gradient:
+        sums["flash_backward_sm90_preprocess"]["dlse", "read"] = shape.row_bytes
     if deterministic:
         turns = shape.batch * shape.heads * loop.query_tiles
         sums["flash_backward_sm90_preprocess"]["turns", "write"] = turns * TURN_BYTES

@@ -167,7 +167,7 @@ def backward(
         algorithm = "flash-split"
         if dq is not None and dk is not None and dv is not None:
             arrays = (*operands, dq, dk, dv)
-            algorithm = _choose("backward", backend, arrays, options, dlse is not None).algorithm
+            algorithm = _choose("backward", backend, arrays, options).algorithm
         attention.backward(
             backend,
             algorithm,
@@ -183,7 +183,7 @@ def backward(
 
 
 def _choose(
-    pass_: str, backend: Backend, arrays: Sequence[Array], options: Options, dlse: bool = False
+    pass_: str, backend: Backend, arrays: Sequence[Array], options: Options
 ) -> dispatch.Choice:
     """The kernels for a pass. The forward is deterministic whichever it is.
 
@@ -200,7 +200,6 @@ def _choose(
         dropout=options.dropout_p > 0.0,
         block_mask=options.block_mask is not None,
         deterministic=options.deterministic and pass_ == "backward",
-        dlse=dlse,
     )
 
 

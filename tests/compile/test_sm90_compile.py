@@ -70,7 +70,9 @@ def test_backward(variant: tuple[str, int, int, int, int]) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_deterministic_backward(head_dim: int, part: str) -> None:
     for causal in (False, True):
-        kernel = BackwardForm(head_dim).kernel(part, "bf16", causal, deterministic=True)
+        kernel = BackwardForm(head_dim).kernel(
+            part, "bf16", causal, deterministic=True, dlse=causal
+        )
         compiled = compile_cubin(kernel, "sm_90a")
         assert compiled.wgmma_remarks == ()
         assert compiled.spill_bytes == 0

@@ -59,7 +59,6 @@ def test_hopper_takes_what_it_covers() -> None:
         (PretendedHopper(), [array()], {"key_mask": True}, "a key mask"),
         (PretendedHopper(), [array()], {"dropout": True}, "dropout"),
         (PretendedHopper(), [array()], {"block_mask": True}, "a block mask"),
-        (PretendedHopper(), [array()], {"dlse": True}, "a gradient of lse"),
         (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {},
          "a sequence without rows"),
         (PretendedHopper(), [array(), shifted(array("k"), strides=(0, 0, 64, 1))], {},

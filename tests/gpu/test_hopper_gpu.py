@@ -106,6 +106,17 @@ def test_both_passes(head_dim: int, dtype: str, causal: bool) -> None:
 
 @CAUSAL
 @pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_gradient_of_lse(head_dim: int, causal: bool) -> None:
+    for seqlen_q, seqlen_k in ((65, 129), (461, 333)):
+        p = Problem(
+            heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, dtype="bf16",
+            causal=causal, with_dlse=True,
+        )  # fmt: skip
+        check(p, execute(p, "flash-sm90", None))
+
+
+@CAUSAL
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_deterministic_backward(head_dim: int, causal: bool) -> None:
     """Right on small cases; on a full card the same bits every time."""
     for seqlen_q, seqlen_k in ((1, 1), (65, 129), (333, 461), (461, 333)):
