@@ -2,17 +2,21 @@
 
 One row per step and tile: what the paper's Fig. 2 middle shows for its kernel (time against block
 size), for all of them. The steps of a cell are not interleaved: they differ by far more than a
-card's clock drifts.
+card's clock drifts. A tile whose arrays do not fit into shared memory is no cell; it is a predicted
+row that says how much it would need.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from analysis.shapes import Tile
 from kernels.dispatch import default_tile
+from kernels.flash1 import flash1_shared_bytes
+from kernels.flash_config import SHARED_LIMIT_BYTES
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell
+from repro.experiments._attention import cell, tile_of
 from repro.records import Record, record
 
 NAME = "gpu-ladder"
@@ -21,27 +25,55 @@ SQUARES = (32, 64, 128)
 
 def cells() -> list[Cell]:
     """The fast form over tiles, the paper's form over its block sizes, the unfused form."""
+    return [one for one in listed() if why_not(one) is None]
+
+
+def why_not(one: Cell) -> str | None:
+    """What keeps the cell's kernel from running on the card of our records, or None."""
+    if one["implementation"] != "flash1":
+        return None
+    needed = flash1_shared_bytes(
+        tile_of(one), int(one["head_dim"]), str(one["dtype"]), str(one["pass"])
+    )
+    if needed <= SHARED_LIMIT_BYTES:
+        return None
+    return f"needs {needed} bytes of shared memory, a block has {SHARED_LIMIT_BYTES}"
+
+
+def listed() -> list[Cell]:
+    """All combinations, also those that do not fit."""
     shape: dict[str, Any] = {"seqlen": 1024, "head_dim": 64, "batch": 64, "heads": 16}
     both = ("forward", "backward")
-    listed = [
+    every = [
         cell("flash", p, Tile(m, n), **shape) for p in both for m in (64, 128) for n in SQUARES
     ]
-    listed += [cell("flash-deterministic", "backward", Tile(64, 64), **shape)]
-    listed += [
+    every += [cell("flash-deterministic", "backward", Tile(64, 64), **shape)]
+    every += [
         cell(
             "flash-sm90", p,
             default_tile("flash-sm90", 64, "fp16", p, causal=False, seqlen_q=1024), **shape,
         )
         for p in both
     ]  # fmt: skip
-    listed += [cell("flash1", p, Tile(16, bc), **shape) for p in both for bc in (64, 128, 256, 512)]
-    listed += [cell("standard", p, Tile(64, 64), **shape) for p in both]
-    return listed
+    every += [cell("flash1", p, Tile(16, bc), **shape) for p in both for bc in (64, 128, 256, 512)]
+    every += [cell("standard", p, Tile(64, 64), **shape) for p in both]
+    return every
 
 
 def predict(one: Cell) -> list[Record]:
     """None of its own: bytes are predicted in gpu-traffic, bounds in the throughput experiment."""
     return []
+
+
+def also() -> Iterator[Record]:
+    """A row with its reason for every combination that is left out."""
+    for one in listed():
+        reason = why_not(one)
+        if reason is not None:
+            yield record(
+                one, experiment=NAME, source="predicted", metric="time_ms", error=reason,
+                tool="shared memory of the tile's arrays",
+            )  # fmt: skip
 
 
 def measure(one: Cell, context: Context) -> list[Record]:
@@ -65,6 +97,7 @@ EXPERIMENT = Experiment(
     cells=cells,
     predict=predict,
     measure=measure,
+    also=also,
     device="cuda",
     seconds=50,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 
@@ -14,7 +15,14 @@ from kernels import probes
 from kernels.host import HostBackend
 from kernels.launch import from_numpy
 from repro import experiments
-from repro.experiments import Cell, Context, UnavailableError, gpu_throughput, gpu_traffic
+from repro.experiments import (
+    Cell,
+    Context,
+    UnavailableError,
+    gpu_ladder,
+    gpu_throughput,
+    gpu_traffic,
+)
 from repro.instruments import hopper_guard
 from repro.instruments.counters import CounterError, KernelCount
 from repro.instruments.gpu_work import Operands, cell_work, kernel_results, work
@@ -73,6 +81,16 @@ def test_a_kernel_that_hangs_costs_one_implementation() -> None:
     wrong = (sys.executable, "-c", "raise SystemExit('noise\\ndq is off by 3')")
     assert hopper_guard.refusal(wrong) == "dq is off by 3"
     assert hopper_guard.refusal((sys.executable, "-c", "")) is None
+
+
+def test_a_tile_that_does_not_fit_is_left_out_with_its_reason() -> None:
+    assert len(gpu_ladder.cells()) < len(gpu_ladder.listed())
+    left_out = list(gpu_ladder.also())
+    assert [(r.pass_, r.block_n) for r in left_out] == [("backward", 512)]
+    assert re.fullmatch(r"needs \d+ bytes .* a block has 232448", str(left_out[0].error))
+    cell = next(c for c in gpu_ladder.listed() if gpu_ladder.why_not(c))
+    with pytest.raises(ValueError, match="232448"):  # the kernels' own check agrees
+        cell_work(Cell(**{**cell, "batch": 1, "heads": 1, "kv_heads": 1}), "cpu")()
 
 
 def test_unknown_names_are_refused() -> None:
