@@ -47,6 +47,7 @@ __all__ = [
 #: Where an experiment is measured: "host" runs kernels through the counting host backend, "cpu"
 #: runs torch on the CPU, "cuda" needs a GPU, "none" has recorded and published rows only.
 DEVICES = ("host", "cpu", "cuda", "none")
+SMALL = "small"
 
 
 class UnavailableError(RuntimeError):
@@ -109,6 +110,8 @@ class Experiment:
     sources: Sequence[str] = ("kernels",)
     #: Long ones that ``make figures`` draws from the committed records; ``make measure`` runs them.
     on_demand: bool = False
+    #: Sizes other than the usual ones; records of another scale do not enter the frame.
+    scale: str = SMALL
     #: Rough time of a whole measurement, for the progress line and the README.
     seconds: float = 0.0
 
@@ -152,14 +155,21 @@ def tidy(
     """
     predicted: list[Record] = []
     fields: set[str] = set()
+    scales: dict[str, str] = {}
     for name in selected:
         if name in names():
             known = experiment(name)
+            scales[name] = known.scale
             cells = list(known.cells())
             fields |= {field for cell in cells for field in cell}
             predicted += [r for cell in cells for r in known.predict(cell)]
             predicted += known.also() if known.also else ()
-    table = frame(predicted + load(selected, root, local=local))
+    recorded = [
+        r for r in load(selected, root, local=local)
+        if r.source != "measured"
+        or r.extra.get("scale", SMALL) == scales.get(r.experiment, SMALL)
+    ]  # fmt: skip
+    table = frame(predicted + recorded)
     for missing in sorted(fields - set(table.columns)):
         table[missing] = None  # a field of the cells is a column even where nothing is recorded
     return table

@@ -2,7 +2,7 @@
 
 A cell names a model and its depth, and a strategy as ``implementation``. Sizes are small enough for
 two CPU cores; ``REPRO_CHECKPOINT_SCALE=large`` chooses the papers' sizes, on a GPU where there is
-one.
+one. Cells of that scale say so (a field ``scale``), and their records are in the GPU's folder.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ from analysis.checkpointing.networks import (
     mlp_chain,
     resnet_chain,
 )
-from repro.experiments import Cell
+from repro import machine
+from repro.experiments import SMALL, Cell
 from repro.records import Record, record
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from repro.checkpointing import PlannedModel, Profile
 
 SOURCES = ("analysis/checkpointing", "repro/checkpointing", "repro/models")
-SCALE = os.environ.get("REPRO_CHECKPOINT_SCALE", "small")
+SCALE = os.environ.get("REPRO_CHECKPOINT_SCALE", SMALL)
+if SCALE not in (SMALL, "large"):
+    raise ValueError(f"REPRO_CHECKPOINT_SCALE={SCALE!r} is neither 'small' nor 'large'")
 
 #: Sizes of a model apart from its depth.
 SIZES: dict[str, dict[str, int]] = {
@@ -102,11 +105,12 @@ def plan_for(chain: Chain, strategy: str, budget_bytes: int | None = None) -> Pl
 
 def device() -> str:
     """ "cuda" where the large sizes were asked for and there is a GPU, else "cpu"."""
-    if SCALE != "large":
-        return "cpu"
-    import torch
+    return "cuda" if SCALE == "large" and machine.gpu() is not None else "cpu"
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+
+def scaled(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of the chosen scale: another scale is another cell, with records of its own."""
+    return [Cell(**one) if SCALE == SMALL else Cell(**one, scale=SCALE) for one in cells]
 
 
 def build(model: str, depth: int, **options: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -10,14 +10,17 @@ from typing import Any
 
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._checkpoint import (
+    SCALE,
     SOURCES,
     case,
+    device,
     formula,
     measure_step,
     plan_for,
     planned_rows,
     predicted_rows,
     rows,
+    scaled,
 )
 from repro.records import Record
 
@@ -89,10 +92,11 @@ def measure(one: Cell, context: Context) -> list[Record]:
 EXPERIMENT = Experiment(
     name=NAME,
     title="checkpointing: peak memory and time against depth",
-    cells=cells,
+    cells=lambda: scaled(cells()),
     predict=predict,
     measure=measure,
-    device="cpu",
+    device=device(),
+    scale=SCALE,
     also=also,
     sources=SOURCES,
     seconds=45,

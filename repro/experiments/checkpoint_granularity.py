@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.parallel_activations import LayerShape, saved_bytes
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._checkpoint import SOURCES, TOOL, device, measure_step, rows
+from repro.experiments._checkpoint import SCALE, SOURCES, TOOL, device, measure_step, rows, scaled
 from repro.records import Record, record
 
 NAME = "checkpoint-granularity"
@@ -136,10 +136,11 @@ def _measure(one: Cell) -> Iterator[Record]:
 EXPERIMENT = Experiment(
     name=NAME,
     title="checkpointing: granularity on a transformer",
-    cells=cells,
+    cells=lambda: scaled(cells()),
     predict=predict,
     measure=measure,
-    device="cpu",
+    device=device(),
+    scale=SCALE,
     sources=(*SOURCES, "analysis/parallel_activations.py"),
     seconds=20,
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from analysis.checkpointing.networks import gpt_layer_bytes
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._checkpoint import SOURCES, TOOL, device
+from repro.experiments._checkpoint import SCALE, SOURCES, TOOL, device, scaled
 from repro.records import Record, record
 
 NAME = "checkpoint-layer-bytes"
@@ -76,10 +76,11 @@ def measure(one: Cell, context: Context) -> list[Record]:
 EXPERIMENT = Experiment(
     name=NAME,
     title="bytes a transformer layer saves",
-    cells=cells,
+    cells=lambda: scaled(cells()),
     predict=predict,
     measure=measure,
-    device="cpu",
+    device=device(),
+    scale=SCALE,
     also=also,
     sources=(*SOURCES, "analysis/parallel_activations.py"),
     seconds=15,

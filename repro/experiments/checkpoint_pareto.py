@@ -18,14 +18,17 @@ from analysis.checkpointing import (
 )
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._checkpoint import (
+    SCALE,
     SOURCES,
     case,
+    device,
     formula,
     measure_step,
     plan_for,
     planned_rows,
     predicted_rows,
     rows,
+    scaled,
 )
 from repro.records import Record
 
@@ -105,10 +108,11 @@ def measure(one: Cell, context: Context) -> list[Record]:
 EXPERIMENT = Experiment(
     name=NAME,
     title="checkpointing: memory against time",
-    cells=cells,
+    cells=lambda: scaled(cells()),
     predict=predict,
     measure=measure,
-    device="cpu",
+    device=device(),
+    scale=SCALE,
     sources=SOURCES,
     seconds=40,
     on_demand=True,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro import machine, records
-from repro.experiments import Cell, Context, Experiment, UnavailableError
+from repro.experiments import SMALL, Cell, Context, Experiment, UnavailableError
 from repro.progress import say, track
 from repro.ranks import Rank
 from repro.records import Record
@@ -72,7 +72,8 @@ def measure(
     if reason is not None:
         return Outcome(reason=reason)
     root = root or records.RESULTS
-    if quick and experiment.on_demand and (root / "host" / f"{experiment.name}.jsonl").exists():
+    on_record = experiment.scale == SMALL and (root / "host" / f"{experiment.name}.jsonl").exists()
+    if quick and experiment.on_demand and on_record:
         return Outcome(reason=f"long and on record, `make measure EXPERIMENT={experiment.name}`")
     cells = list(experiment.cells())
     _require_distinct(cells)
