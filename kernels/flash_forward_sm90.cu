@@ -36,13 +36,19 @@
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // OVERLAP    1: multiply the next scores during the softmax, for BLOCK_N / 2 more registers
 // STAGES     K and V tiles in flight
+// PINGPONG   1: with OVERLAP, warpgroups issue their products in turn. Default 0.
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
 
 #ifndef OPTIMISTIC
 #define OPTIMISTIC 0
 #endif
+#ifndef PINGPONG
+#define PINGPONG 0
+#endif
 
 #include "forward_sm90.cuh"
+
+static_assert(OVERLAP || !PINGPONG, "turns are taken in the loop with OVERLAP");
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int K_AT = CONSUMERS * Q_BYTES;
@@ -195,14 +201,17 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         softmax_step(score, state, rescale, log2_scale);
         round_weights(p, score);
     }
+    open_turns(warpgroup);
     for (int it = 1; it < end; ++it) {
         float score[SCORES];
         const Slot slot(it), before(it - 1);
         mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        begin_turn(warpgroup);
         wgmma_fence();
         issue_scores(score, q, k_of(slot));
         mbarrier_wait(&barriers->v_full[before.stage], before.parity);
         issue_output(out_acc, p, v_of(before));
+        end_turn(warpgroup);
         wgmma_wait<1>();
         keep(score);
         release(&barriers->k_empty[slot.stage]);
@@ -268,4 +277,5 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         bulk_commit();
         bulk_wait<0>();
     }
+    close_turns(warpgroup);
 }

@@ -34,11 +34,14 @@
 // Limits: those of flash_forward_sm90.cu.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
-// DTYPE, HEAD_DIM, BLOCK_N, CONSUMERS, CAUSAL, STAGES   as in flash_forward_sm90.cu
+// DTYPE, HEAD_DIM, BLOCK_N, CONSUMERS, CAUSAL, STAGES, PINGPONG   as in flash_forward_sm90.cu
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging. Default 0.
 
 #ifndef OPTIMISTIC
 #define OPTIMISTIC 0
+#endif
+#ifndef PINGPONG
+#define PINGPONG 0
 #endif
 
 #include "forward_sm90.cuh"
@@ -228,6 +231,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     }
     // It ends at the break below. Without a bound, ptxas takes the loop for one whose warps
     // diverge, and moves every descriptor through vector registers.
+    open_turns(warpgroup);
     for (int turn = 0; turn < all; ++turn) {
         unsigned char* const q = q_of(turn);
 #pragma unroll
@@ -236,11 +240,13 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             float score[SCORES];
             const Slot before(it), slot(++it);
             mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+            begin_turn(warpgroup);
             wgmma_fence();
             issue_scores(score, q, k_of(slot));
             mbarrier_wait(&barriers->v_full[before.stage], before.parity);
             wgmma_fence();  // without it ptxas puts one into a branch, and serialises
             issue_output(out_acc, p, v_of(before));
+            end_turn(warpgroup);
             wgmma_wait<1>();
             keep(score);
             release(&barriers->k_empty[slot.stage]);
@@ -274,11 +280,13 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         Softmax next_state;
         float score[SCORES];
         mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        begin_turn(warpgroup);
         wgmma_fence();
         issue_scores(score, q_of(turn + 1), k_of(slot));
         mbarrier_wait(&barriers->v_full[before.stage], before.parity);
         wgmma_fence();
         issue_output(out_acc, p, v_of(before));
+        end_turn(warpgroup);
         wgmma_wait<1>();
         keep(score);
         release(&barriers->k_empty[slot.stage]);
@@ -293,5 +301,6 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         work = next;
         state = next_state;
     }
+    close_turns(warpgroup);
     if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();
 }

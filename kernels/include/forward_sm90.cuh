@@ -163,6 +163,28 @@ struct Walk {
     }
 };
 
+// ---- turns ---------------------------------------------------------------------------------------
+
+// PINGPONG (FlashAttention-3, §3.1): consumer warpgroups issue the products of a key tile in turn,
+// so that the softmax of one runs under the products of the others. Warpgroup w waits at named
+// barrier CONSUMERS + w for the one before it; the first one begins by opening its own. Every
+// warpgroup takes the same number of turns, also where it could skip a masked tile: one turn less
+// and the next warpgroup waits for ever.
+__device__ __forceinline__ void open_turns(int warpgroup) {
+    if (PINGPONG && warpgroup == 1) named_arrive(CONSUMERS + 1, 2 * WARPGROUP);
+}
+__device__ __forceinline__ void begin_turn(int warpgroup) {
+    if constexpr (PINGPONG) named_sync(CONSUMERS + warpgroup, 2 * WARPGROUP);
+}
+__device__ __forceinline__ void end_turn(int warpgroup) {
+    if constexpr (PINGPONG)
+        named_arrive(CONSUMERS + warpgroup % CONSUMERS + 1, 2 * WARPGROUP);
+}
+// Takes in the arrival that nobody waited for.
+__device__ __forceinline__ void close_turns(int warpgroup) {
+    if (PINGPONG && warpgroup == 1) named_sync(CONSUMERS + 1, 2 * WARPGROUP);
+}
+
 // ---- results -------------------------------------------------------------------------------------
 
 // Whether a stale reference let sums or outputs of the warp's 16 rows grow too large. All lanes.

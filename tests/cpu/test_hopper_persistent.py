@@ -131,8 +131,8 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
     [
         (64, False, 1, ForwardForm(64, 3, 128, True, persistent=True)),
         (64, True, 4096, ForwardForm(64, 3, 128, True, persistent=True)),
-        (64, False, 8192, ForwardForm(64, 3, 128, True)),
-        (64, True, 16384, ForwardForm(64, 3, 128, True)),
+        (64, False, 8192, ForwardForm(64, 3, 128, True, pingpong=True)),
+        (64, True, 16384, ForwardForm(64, 3, 128, True, pingpong=True)),
         (128, False, 512, ForwardForm(128, 2, 128, True, persistent=True)),
         (128, True, 2048, ForwardForm(128, 2, 128, True, persistent=True)),
         (128, False, 4096, ForwardForm(128, 2, 128, True, persistent=True)),
@@ -146,8 +146,9 @@ def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm)
 
 
 def test_what_is_no_form() -> None:
-    with pytest.raises(ValueError, match="overlap=False, persistent=True"):
-        ForwardForm(64, 3, 128, False, persistent=True)
+    for option in ("persistent", "pingpong"):
+        with pytest.raises(ValueError, match=f"{option}=True needs overlap=True"):
+            ForwardForm(64, 3, 128, False, **{option: True})
     with pytest.raises(ValueError, match="d64 192x128, overlap has no counter"):
         ForwardForm(64, 3, 128, True).kernel("bf16", False, "none_taken")
 
@@ -192,8 +193,15 @@ FAULTS = {
         "race, deadlock", "",
         ("mbarrier_wait(&barriers->q_empty[buffer], turn / 2 % 2 ^ 1);", ""),
     ),
+    "a turn that one warpgroup skips": (
+        "deadlock", "named barrier",
+        ("\n        end_turn(warpgroup);", "if (warpgroup != 2) end_turn(warpgroup);"),
+    ),
+    "a turn that nobody opens": (
+        "deadlock", "named barrier", ("    open_turns(warpgroup);\n", "")
+    ),
     "O overwritten before it is stored": (
-        "race", "still had to read", ("bulk_wait_read<0>();", ";")
+        "race", "still had to read", ("bulk_wait_read<0>();", ";"),
     ),
     "left before the store": (
         "race", "exits before its bulk store",
@@ -215,6 +223,6 @@ def test_a_fault_is_found(name: str) -> None:
     for seed in (None, 1, 2, 3):
         backend = HostBackend(seed=seed, os_threads=1)
         with pytest.raises(KernelError) as caught:
-            execute(p, Broken(64, 3, 128, True, True, tuple(changes)), backend)
+            execute(p, Broken(64, 3, 128, True, True, True, tuple(changes)), backend)
         assert caught.value.kind in kind.split(", "), (seed, str(caught.value))
         assert re.search(message, str(caught.value))
