@@ -8,7 +8,7 @@ card has measured yet is named so. ``docs/memory-hierarchy.md`` has the numbers,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -137,7 +137,9 @@ def pyramid(ax: Axes, frame: pandas.DataFrame, table: pandas.DataFrame) -> None:
             ax.plot(wide["size_bytes"], wide["bandwidth"], marker="o",
                     color=next(c for n, c in SHADES.items()
                                if n.startswith(PUBLISHED[str(device)])), **HOLLOW)  # fmt: skip
-    (low, high), (slow, fast) = NOTES["HBM"]
+    (low, high), rates = NOTES["HBM"]
+    assert rates is not None
+    slow, fast = rates
     ax.add_patch(Rectangle((low, slow), high - low, fast - slow, color="#999999", alpha=0.3, lw=0))
     ax.annotate("the notes' HBM", (low, slow), xytext=(-4, -4), textcoords="offset points",
                 ha="right", va="center", fontsize=8, color="#777777")  # fmt: skip
@@ -218,19 +220,19 @@ def page(frame: pandas.DataFrame) -> str:
             "ridge, predicted (FLOP/B)", "ridge, measured (FLOP/B)", "latency", "measured by",
         )  # fmt: skip
         parts.append(f"## {card}\n\n{_table(lines, headers)}\n")
-    judged = [(what, claim, *cells) for what, claim, *cells in judge()]
-    headers = ("level", "the notes say", *(gpu.name for gpu in CARDS))
+    judged = list(judge())
+    names = ("level", "the notes say", *(gpu.name for gpu in CARDS))
     parts.append(
         "## The study notes' table\n\n"
         'Note 002, 1.1. "~" is taken as 10 %. Latencies (1, ~10 and ~500 cycles) are open until a '
         "card has measured them; the notes' CPU levels are not probed here. A register file has "
         'a bandwidth too; "unlimited" only says that it is no bottleneck.\n\n'
-        f"{_table(judged, headers)}\n"
+        f"{_table(judged, names)}\n"
     )
     return "\n".join(parts)
 
 
-def _table(rows: list[tuple[str, ...]], headers: tuple[str, ...]) -> str:
+def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
 
 

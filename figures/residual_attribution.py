@@ -77,7 +77,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                     fontsize=7.5)  # fmt: skip
     axes[0].set_yticks([-i for i in range(len(labels))], labels)
     axes[0].set_ylim(-len(labels) + 0.4, 0.6)
-    handles = [Patch(facecolor=STACKED[part], label=text) for part, text in KEYS.items()]
+    handles: list[Any] = [Patch(facecolor=STACKED[part], label=text) for part, text in KEYS.items()]
     handles.append(Patch(facecolor="#FFFFFF", edgecolor=LATE, hatch="//////",
                          label="late: still in L2 when the counter was read"))  # fmt: skip
     handles.append(Patch(facecolor=UNEXPLAINED, label="unexplained"))
