@@ -14,12 +14,13 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels: "flash", "flash-deterministic" and
-"flash-split" (here, sm_80 instructions); "flash-sm90", "flash-sm90-deterministic" and
-"flash-sm90-optimistic" (kernels.hopper, Hopper only); "standard", "flash1", "flash1-literal"
-(kernels.ladder). "flash-deterministic" and "flash-split" differ from "flash" in the backward pass
-only: dQ through an ordered workspace, or by a pass of its own (which makes dQ deterministic too);
-so does "flash-sm90-deterministic" from "flash-sm90": dQ added in turns. ``kernels.dispatch`` says
-which suits a problem and a device best.
+"flash-split" (here, sm_80 instructions); "flash-sm90", "flash-sm90-deterministic",
+"flash-sm90-chained" and "flash-sm90-optimistic" (kernels.hopper, Hopper only); "standard",
+"flash1", "flash1-literal" (kernels.ladder). "flash-deterministic" and "flash-split" differ from
+"flash" in the backward pass only: dQ through an ordered workspace, or by a pass of its own (which
+makes dQ deterministic too). So do "flash-sm90-deterministic" and "flash-sm90-chained" from
+"flash-sm90": dQ added in turns, or the pass's three kernels overlapping where they meet.
+``kernels.dispatch`` says which suits a problem and a device best.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = [
 ]
 
 FLASH = ("flash", "flash-deterministic", "flash-split")
-HOPPER = (hopper.ALGORITHM, hopper.OPTIMISTIC, hopper.DETERMINISTIC)
+HOPPER = (hopper.ALGORITHM, hopper.OPTIMISTIC, hopper.DETERMINISTIC, hopper.CHAINED)
 ALGORITHMS = (*FLASH, *HOPPER, *ladder.ALGORITHMS)
 
 
@@ -189,7 +190,8 @@ def backward(
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
                 scale=scale, causal=causal, tile=tile, dlse=dlse,
-                deterministic=algorithm == hopper.DETERMINISTIC, stream=stream,
+                deterministic=algorithm == hopper.DETERMINISTIC,
+                chained=algorithm == hopper.CHAINED, stream=stream,
             )  # fmt: skip
             return
         _refuse(algorithm, dlse=dlse)

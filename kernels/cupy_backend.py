@@ -118,6 +118,39 @@ def _driver_tensor_map(
     return words.view(np.dtype((np.void, TENSOR_MAP_BYTES)))
 
 
+def launch_after_previous(
+    name: str,
+    function: int,
+    grid: tuple[int, int, int],
+    threads: int,
+    shared_bytes: int,
+    arguments: Sequence[np.generic | np.ndarray],
+    stream: int,
+) -> None:
+    """Launch a CUfunction with programmatic stream serialisation, which CuPy has no option for.
+
+    The driver copies the arguments before it returns. RuntimeError when it refuses.
+    """
+    from cuda.bindings import driver
+
+    values = [np.asarray(argument) for argument in arguments]
+    addresses = np.array([value.ctypes.data for value in values], np.uintp)
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.hStream = driver.CUstream(stream)
+    config.attrs, config.numAttrs = [attribute], 1
+    (error,) = driver.cuLaunchKernelEx(
+        config, driver.CUfunction(function), addresses.ctypes.data, 0
+    )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{name}: the driver refuses the launch: {error.name}")
+
+
 def source_for_cupy(kernel: Kernel) -> str:
     """The source text, marked with the state of the headers: CuPy's cache does not look at them."""
     name = f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
@@ -181,12 +214,18 @@ class CupyBackend:
         shared_bytes: int,
         args: Sequence[Argument],
         stream: int | None = None,
+        after_previous: bool = False,
     ) -> None:
         """Queue a kernel on ``stream`` (an address, as torch's ``cuda_stream``; None or 0 is the
         default stream) and return.
 
+        after_previous: programmatic dependent launch, for kernels that wait themselves for what
+        the one before them writes.
+
         Raises:
-            ValueError: the grid or the shared memory exceed what the device can do.
+            ValueError: the grid or the shared memory exceed what the device can do, or the device
+                cannot do ``after_previous``.
+            RuntimeError: the driver refuses an ``after_previous`` launch.
             TypeError: an argument without a definite width.
         """
         check_grid(kernel, grid)
@@ -195,13 +234,24 @@ class CupyBackend:
                 f"{kernel.entry}: {shared_bytes} bytes of shared memory a block, "
                 f"device {self.device} has {self.shared_limit_bytes}"
             )
+        if after_previous and int(self.compute_capability) < 90:
+            raise ValueError(
+                f"{kernel.entry}: after_previous needs compute capability 9.0, "
+                f"device {self.device} has {self.compute_capability}"
+            )
         encoded = tuple(kernel_argument(arg) for arg in args)
         function = self.function(kernel)
         with self._cupy.cuda.Device(self.device), self._stream(stream):
             if shared_bytes > self._raised_shared_bytes.get(kernel, DEFAULT_SHARED_BYTES):
                 function.max_dynamic_shared_size_bytes = shared_bytes
                 self._raised_shared_bytes[kernel] = shared_bytes
-            function(grid, (kernel.threads, 1, 1), encoded, shared_mem=shared_bytes)
+            if after_previous:
+                launch_after_previous(
+                    kernel.entry, function.kernel.ptr, grid, kernel.threads, shared_bytes, encoded,
+                    stream or 0,
+                )  # fmt: skip
+            else:
+                function(grid, (kernel.threads, 1, 1), encoded, shared_mem=shared_bytes)
 
     def _stream(self, stream: int | None) -> AbstractContextManager[Any]:
         if not stream:

@@ -31,6 +31,11 @@
 // started: no number of resident blocks can deadlock. From the last key tile on, because under the
 // causal mask it starts at the last query tiles, where it is the first: nobody waits to start.
 //
+// The three kernels may be launched so that each starts before the one before it has ended: all let
+// the next one start at once, and wait before they touch what the one before writes. The main kernel
+// sets up its barriers and loads K and V before that; those of its threads that wait for nothing
+// touch nothing the preprocess writes before a thread that did has handed it to them.
+//
 // Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask;
 // strides are multiples of 16 bytes; without DETERMINISTIC dQ is added in no fixed order.
 
@@ -177,6 +182,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     , Tensor1<int> turns  // of the query tiles: which key tile's it is to add
 #endif
 ) {
+    next_kernel_start();
     unsigned char* const shared = shared_memory_1024();
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
@@ -218,6 +224,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
             mbarrier_expect(&barriers->kv_full, 2 * KV_BYTES);
             tma_load(shared, &k_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
             tma_load(shared + V_AT, &v_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
+            previous_kernel_wait();  // for lse2 and delta
             int head = kv_head * group, row0 = i0 * BLOCK_M;
             int64 at = (static_cast<int64>(b) * kv_heads * group + head) * query_tiles * BLOCK_M +
                        row0;  // of the tile's first row in the statistics
@@ -246,6 +253,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
             }
         } else if (warp == 1) {
             // ---- dQ to memory --------------------------------------------------------------------
+            previous_kernel_wait();  // for the zeros that dQ and the turns begin with
             const float* const buffers = reinterpret_cast<const float*>(shared + DQ_AT);
             int tile = i0;
             int64 at = (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles + tile;
@@ -434,6 +442,7 @@ flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout
                                , Tensor1<int> turns
 #endif
 ) {
+    next_kernel_start();
     constexpr int ROWS = PRE_THREADS / ROW_THREADS;
     const int blocks = ceil_div(seqlen_q, BLOCK_M) * BLOCK_M / ROWS;
     const int head = blockIdx.x / blocks % heads, b = blockIdx.x / blocks / heads;
@@ -499,6 +508,7 @@ flash_backward_sm90_postprocess(Tensor1<const float> dq_accum, Tensor4<io_t> dq,
         reinterpret_cast<const Vec<float, 4>*>(
             dq_accum.data + (static_cast<int64>(blockIdx.x) * CONSUMERS + half) * DQ_FLOATS) +
         threadIdx.x % WARPGROUP;
+    previous_kernel_wait();
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
         const Vec<float, 4> four = ld_global(from + c * WARPGROUP);

@@ -1,8 +1,9 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
 They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads, the
-log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key masks, dropout, block masks, other head dimensions and a scale that is not positive
-stay with the sm_80 kernels: ``why_not`` says which of them it was.
+log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key masks, dropout, block
+masks, other head dimensions and a scale that is not positive stay with the sm_80 kernels:
+``why_not`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -45,6 +46,8 @@ __all__ = [
 ALGORITHM = "flash-sm90"
 #: The backward that adds dq in a fixed order; the forward is the same.
 DETERMINISTIC = "flash-sm90-deterministic"
+#: The backward whose three kernels start before the one before them has ended.
+CHAINED = "flash-sm90-chained"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
 #: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
@@ -234,11 +237,14 @@ def backward(
     tile: Tile | None = None,
     dlse: Array | None = None,
     deterministic: bool = False,
+    chained: bool = False,
     stream: int | None = None,
 ) -> None:
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
+    chained: launch the second and the third kernel so that they start while the one before is still
+        running, and wait inside for what it writes (programmatic dependent launch).
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
     fit together.
@@ -315,6 +321,7 @@ def backward(
             *(array.with_access("atomic") for array in turns),
         ],
         stream,
+        after_previous=chained,
     )
     backend.launch(
         kernel("postprocess"),
@@ -328,6 +335,7 @@ def backward(
             np.float32(scale),
         ],
         stream,
+        after_previous=chained,
     )
 
 

@@ -199,8 +199,13 @@ class Backend(Protocol):
         shared_bytes: int,
         args: Sequence[Argument],
         stream: int | None = None,
+        after_previous: bool = False,
     ) -> None:
-        """Run ``kernel`` over ``grid`` blocks with ``shared_bytes`` of dynamic shared memory."""
+        """Run ``kernel`` over ``grid`` blocks with ``shared_bytes`` of dynamic shared memory.
+
+        after_previous: the kernel may start before the one before it in the stream has ended; it
+        waits itself (``previous_kernel_wait``) before it touches what that one writes.
+        """
         ...
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:

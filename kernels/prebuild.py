@@ -45,6 +45,7 @@ class Recorder:
         shared_bytes: int,
         args: Sequence[Argument],
         stream: int | None = None,
+        after_previous: bool = False,
     ) -> None:
         """Remember the kernel and its shared memory."""
         self.launches.append((kernel, shared_bytes))

@@ -52,6 +52,9 @@ inline void turn_wait(const int* counter, int turn, HOST_SITE) {
 inline void turn_pass(int* counter, int turn, HOST_SITE) {
     host::host_runtime->hopper->turn_pass(counter, turn, site);
 }
+// Kernels run one after another here.
+inline void previous_kernel_wait() {}
+inline void next_kernel_start() {}
 inline void tma_fence() { host::host_runtime->hopper->tma_fence(); }
 
 inline void named_sync(int id, int threads, HOST_SITE) {

@@ -12,6 +12,10 @@
 //   turn_wait(counter, turn), turn_pass(counter, turn)     blocks take turns: until *counter == turn,
 //                                 then after it turn + 1; what was added before (and waited for by
 //                                 bulk_wait<0>) comes before what the next one adds
+//   previous_kernel_wait()        until the kernel launched before has ended and its writes are seen;
+//                                 at once unless this one was launched with after_previous
+//   next_kernel_start()           lets a kernel that was launched so start, once every block of this
+//                                 one has come here or ended; says nothing about memory
 //   tma_fence()                   makes this thread's shared memory writes visible to TMA and wgmma
 //   named_sync(id, threads), named_arrive(id, threads)     id 1..15
 //   registers_grow<N>(), registers_shrink<N>()             by whole warpgroups
@@ -117,6 +121,12 @@ __device__ __forceinline__ void bulk_wait_read() {
 template <int N>
 __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void previous_kernel_wait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 // The counter is read and written in the generic proxy, bulk additions are in the async proxy: the
 // proxy fences order the one after the other.

@@ -21,7 +21,9 @@ TOKENS, HIDDEN = 16384, 2048
 OURS = ("flash", "flash-sm90")
 #: Its backward is that of the exact form.
 FORWARD_ONLY = ("flash-sm90-optimistic",)
-IMPLEMENTATIONS = (*OURS, *FORWARD_ONLY, "sdpa-flash", "sdpa-cudnn")
+#: Their forward is that of the exact form.
+BACKWARD_ONLY = ("flash-sm90-deterministic", "flash-sm90-chained")
+IMPLEMENTATIONS = (*OURS, *FORWARD_ONLY, *BACKWARD_ONLY, "sdpa-flash", "sdpa-cudnn")
 #: Milliseconds of timed work for each implementation of a cell.
 BUDGET_MS = 40.0
 
@@ -85,7 +87,7 @@ def measure(one: Cell, context: Context) -> list[Record]:
     works: dict[str, Work] = {}
     rows = []
     for name in IMPLEMENTATIONS:
-        if name in FORWARD_ONLY and pass_ == "backward":
+        if name in (FORWARD_ONLY if pass_ == "backward" else BACKWARD_ONLY):
             continue
         try:
             works[name] = work(name, pass_, operands)

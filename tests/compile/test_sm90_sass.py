@@ -56,6 +56,19 @@ def test_backward(head_dim: int, deterministic: bool, causal: bool) -> None:
     assert everywhere["LDL"] == everywhere["STL"] == 0
     assert counted["MUFU"] == block_m // 2
     assert everywhere["UBLKRED"] > 0  # dQ leaves by bulk additions
+    # The two warps that touch what the preprocess writes wait for it.
+    assert (everywhere["ACQBULK"], everywhere["PREEXIT"]) == (2, 1)
+
+
+def test_what_surrounds_the_backward_waits_and_lets_go() -> None:
+    form = BackwardForm(64)
+    found = []
+    for part in ("preprocess", "postprocess"):
+        kernel = form.kernel(part, "bf16", False)
+        opcodes = sass.count(sass.disassemble(compile_cubin(kernel, "sm_90a").cubin,
+                                              kernel.entry).instructions)  # fmt: skip
+        found.append((opcodes["ACQBULK"], opcodes["PREEXIT"]))
+    assert found == [(0, 1), (1, 0)]
 
 
 def test_a_register_descriptor_would_be_seen() -> None:

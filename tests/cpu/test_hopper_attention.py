@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flash_support import Problem, aligned, check, reference, to_bits, to_float, view
+from flash_support import execute as shared_execute
 
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
@@ -168,6 +169,28 @@ def test_the_gradient_of_lse_of_a_row_that_sees_nothing() -> None:
     assert not got["dq"][:, :, :60].any()
     for name in ("dq", "dk", "dv"):
         assert abs(got[name] - want[name]).max() < 5e-3
+
+
+def test_only_what_waits_by_itself_is_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs before the pass may be anything: its first kernel is an ordinary launch."""
+    seen: list[tuple[str, bool]] = []
+    launch = HostBackend.launch
+
+    def recorded(self: HostBackend, kernel: Any, *args: Any, **options: Any) -> None:
+        seen.append((kernel.entry, options.get("after_previous", False)))
+        launch(self, kernel, *args, **options)
+
+    monkeypatch.setattr(HostBackend, "launch", recorded)
+    p = Problem(seqlen_q=40, seqlen_k=40, dtype="fp16")
+    values, _ = shared_execute(p, algorithm="flash-sm90-chained")
+    check(p, values)
+    assert seen[-3:] == [
+        ("flash_backward_sm90_preprocess", False),
+        ("flash_backward_sm90", True),
+        ("flash_backward_sm90_postprocess", True),
+    ]
+    shared_execute(p, algorithm="flash-sm90")
+    assert not any(early for _, early in seen[-3:])
 
 
 def test_both_passes_in_bf16() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from kernels.cupy_backend import CupyBackend, kernel_argument, options_for, source_for_cupy
-from kernels.launch import INCLUDE_DIR, Array, Kernel, encode
+from kernels.launch import INCLUDE_DIR, Array, Kernel, TensorMap, encode
 
 KERNEL = Kernel("// text\n", "entry", (("HEAD_DIM", 64), ("CAUSAL", 1)), 128)
 Q = Array("q", 4096, (2, 3, 5, 64), (960, 320, 64, 1), "fp16", "r")
@@ -23,7 +24,7 @@ class Scope:
         self.log = log
         self.what = what
         self.compute_capability = "90"
-        self.attributes = {"MaxSharedMemoryPerBlockOptin": 232448}
+        self.attributes = {"MaxSharedMemoryPerBlockOptin": 232448, "MultiProcessorCount": 132}
 
     def __enter__(self) -> Scope:
         self.log.append(self.what)
@@ -36,6 +37,7 @@ class Scope:
 class Function:
     def __init__(self, log: list[Any]) -> None:
         object.__setattr__(self, "log", log)
+        object.__setattr__(self, "kernel", SimpleNamespace(ptr=0xF00))
 
     def __setattr__(self, name: str, value: Any) -> None:
         self.log.append((name, value))
@@ -118,6 +120,52 @@ def test_launch(log: list[Any]) -> None:
     assert args[1] == 3
     assert type(args[1]) is np.int32
     assert log[i + 2 :] == ["leave", "leave"]
+
+
+def test_a_launch_after_the_previous_one(log: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the driver: the attribute, the shape of the launch, and each argument's bytes behind
+    its address, whatever it is."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    backend = CupyBackend(0)
+    whole = np.arange(16, dtype=np.uint64).view("V128")
+    monkeypatch.setattr("kernels.cupy_backend._driver_tensor_map", lambda *_: whole)
+    args = [Q, np.int32(-3), np.float32(0.5), TensorMap(Q, 64), np.uint64(2**63), np.int64(-1)]
+    widths = [32, 4, 4, 128, 8, 8]
+    seen: dict[str, Any] = {}
+
+    def launch(config: Any, function: Any, parameters: int, extra: int) -> tuple[Any]:
+        addresses = (ctypes.c_void_p * len(args)).from_address(parameters)
+        seen["bytes"] = [ctypes.string_at(a, n) for a, n in zip(addresses, widths, strict=True)]
+        seen["grid"] = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        seen["block"] = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        seen["rest"] = (config.sharedMemBytes, int(config.hStream), int(function), extra)
+        (attribute,) = config.attrs
+        seen["attribute"] = (attribute.id, attribute.value.programmaticStreamSerializationAllowed)
+        assert config.numAttrs == 1
+        log.append(("driver",))
+        return (answers.pop(),)
+
+    ok, refused = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    answers = [refused, ok]
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", launch)
+    backend.launch(KERNEL, (7, 2, 1), 65536, args, stream=0xABC0, after_previous=True)
+    expected = [encode(arg) for arg in args]
+    expected[3] = whole.tobytes()
+    assert seen["bytes"] == expected
+    assert (seen["grid"], seen["block"]) == ((7, 2, 1), (128, 1, 1))
+    assert seen["rest"] == (65536, 0xABC0, 0xF00, 0)
+    ident = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert seen["attribute"] == (ident, 1)
+    # In the device's context, with its shared memory raised, and not through CuPy.
+    assert ("max_dynamic_shared_size_bytes", 65536) in log
+    assert log[-3:] == [("driver",), "leave", "leave"]
+    assert not launches(log)
+    with pytest.raises(RuntimeError, match=r"the driver refuses .* CUDA_ERROR_INVALID_VALUE"):
+        backend.launch(KERNEL, (1, 1, 1), 0, args, after_previous=True)
+    assert seen["rest"] == (0, 0, 0xF00, 0)
+    backend.compute_capability = "80"
+    with pytest.raises(ValueError, match=r"needs compute capability 9.0, device 0 has 80"):
+        backend.launch(KERNEL, (1, 1, 1), 0, args, after_previous=True)
 
 
 def test_default_stream_and_cache(log: list[Any]) -> None:
