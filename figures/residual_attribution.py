@@ -26,7 +26,7 @@ NAMES = {
 }
 KEYS = {
     "compulsory": "each tensor once",
-    "again": "moved again per wave of blocks (model)",
+    "again": "moved again where L2 is too small (wave model)",
     "padding": "whole 32-byte sectors (none where sizes are multiples)",
 }
 NARROW = 13.0  # % of the prediction: a segment below it has no room for its number
