@@ -115,7 +115,7 @@ def require_profiler() -> None:
     if absent:
         raise RuntimeError(
             f"peak memory on the CPU cannot be read: torch {torch.__version__} has no "
-            f"{', '.join(absent)} (private names; torch 2.11 to 2.13 have them)"
+            f"{', '.join(absent)} (private names; torch 2.13 has them)"
         )
 
 
