@@ -35,6 +35,7 @@ def choose(
     arrays: Iterable[Array],
     *,
     scale: float,
+    pass_: str = "forward",
     tile: Tile | None = None,
     key_mask: bool = False,
     dropout: bool = False,
@@ -46,6 +47,7 @@ def choose(
     deterministic: dq must be the same bit for bit in every run: "flash-sm90-deterministic" or
     "flash-split".
     arrays: all (B, H, N, D) arrays of the pass, q first.
+    pass_: "forward" or "backward", chosen each for itself: both forms keep the same lse.
     """
     listed = list(arrays)
     q = listed[0]
@@ -61,6 +63,7 @@ def choose(
             q.dtype,
             q.shape[3],
             scale=scale,
+            pass_=pass_,
             keys=min((array.shape[2] for array in listed), default=0),
             key_mask=key_mask,
             dropout=dropout,

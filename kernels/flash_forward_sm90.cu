@@ -25,12 +25,12 @@
 //   flags write 16 CONSUMERS per query tile (a word a warp); the repair reads them, and moves what
 //   the exact kernel moves for the flagged tiles
 //
-// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask (the
+// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64, 128 or 256; no key mask, dropout or block mask (the
 // sm_80 form has them); strides are multiples of 16 bytes.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE      0 fp16, 1 bf16
-// HEAD_DIM   64 or 128
+// HEAD_DIM   64, 128 or, with OVERLAP, 256
 // BLOCK_N    rows of K and V a tile, a multiple of 16
 // CONSUMERS  2 or 3 warpgroups of 64 query rows
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
@@ -48,6 +48,7 @@
 
 #include "forward_sm90.cuh"
 
+static_assert(OVERLAP || !RESCALE_EARLY, "the loop without OVERLAP rescales late");
 static_assert(OVERLAP || !PINGPONG, "turns are taken in the loop with OVERLAP");
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
@@ -209,7 +210,9 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         begin_turn(warpgroup);
         wgmma_fence();
         issue_scores(score, q, k_of(slot));
+        if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
         mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+        if constexpr (RESCALE_EARLY) wgmma_fence();
         issue_output(out_acc, p, v_of(before));
         end_turn(warpgroup);
         wgmma_wait<1>();
@@ -217,18 +220,21 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         release(&barriers->k_empty[slot.stage]);
         mask(score, it);
         const bool looks = !OPTIMISTIC_NOW || it <= walk.masked;  // for the maximum
-        if (looks)
+        if (looks) {
             softmax_step(score, state, rescale, log2_scale);
-        else
+        } else {
             optimistic_step(score, state, log2_scale);
+            rescale[0] = rescale[1] = 1.0f;
+        }
         wgmma_wait<0>();
         keep(out_acc);
         release(&barriers->v_empty[before.stage]);
-        if (looks) multiply_rows(out_acc, rescale);
+        if (looks && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
         round_weights(p, score);
     }
     {
         const Slot slot(end - 1);
+        if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
         mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
         wgmma_fence();
         issue_output(out_acc, p, v_of(slot));

@@ -1,9 +1,9 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
-They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads, the
-log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key masks, dropout, block
-masks, other head dimensions and a scale that is not positive stay with the sm_80 kernels:
-``why_not`` says which of them it was.
+They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
+grouped heads, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key
+masks, dropout, block masks, other head dimensions and a scale that is not positive stay with the
+sm_80 kernels: ``why_not`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -50,6 +50,8 @@ DETERMINISTIC = "flash-sm90-deterministic"
 CHAINED = "flash-sm90-chained"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
+#: At 256 dk and dv together would take every register of a thread.
+HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 #: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
 L2_BYTES_FOR_HEADS = 25 << 20
 
@@ -103,19 +105,21 @@ def why_not(
     head_dim: int,
     *,
     scale: float,
+    pass_: str = "forward",
     keys: int = 1,
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
 ) -> str | None:
-    """The first reason why the Hopper kernels do not cover a problem, or None.
+    """The first reason why the Hopper kernels do not cover a pass of a problem, or None.
 
     keys: how many there are; the sequences may be empty elsewhere.
     """
     if dtype not in ("fp16", "bf16"):
         return f"dtype {dtype} (tensor cores take fp16 and bf16)"
-    if head_dim not in (64, 128):
-        return f"head_dim {head_dim} (64 and 128 are covered)"
+    covered = HEAD_DIMS[pass_]
+    if head_dim not in covered:
+        return f"head_dim {head_dim} (the {pass_} covers {', '.join(map(str, covered))})"
     if not scale > 0:
         return f"scale {scale} (it must be positive)"
     if keys < 1:
@@ -132,6 +136,8 @@ def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: int) -> Tile
     """The tile that a pass runs with when none is asked for."""
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
+    if head_dim not in HEAD_DIMS[pass_]:
+        raise ValueError(f"the Hopper {pass_} covers head_dim {HEAD_DIMS[pass_]}, not {head_dim}")
     if pass_ == "backward":
         return BackwardForm(head_dim).tile
     return forward_form(head_dim, causal, seqlen_q).tile
@@ -253,7 +259,8 @@ def backward(
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
     scale = finite(scale)
-    _check(why_not(q.dtype, q.shape[3], scale=scale, keys=min(k.shape[2], q.shape[2])))
+    keys = min(k.shape[2], q.shape[2])
+    _check(why_not(q.dtype, q.shape[3], scale=scale, pass_="backward", keys=keys))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     form = BackwardForm(head_dim)

@@ -112,6 +112,7 @@ FORWARD_FORMS = (
     ForwardForm(128, 2, 128, True),
     ForwardForm(128, 2, 128, True, persistent=True),
     ForwardForm(128, 2, 176, True),
+    ForwardForm(256, 2, 80, True),
     ForwardForm(128, 3, 128, False),
     ForwardForm(64, 3, 128, True),
     ForwardForm(64, 3, 128, True, persistent=True, pingpong=True),
@@ -122,6 +123,8 @@ FORWARD_FORMS = (
 
 def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
     """The form for a shape.
+
+    head_dim 256 has one: two consumers, and the 80 keys that registers and shared memory leave.
 
     Tiles. head_dim 64: three consumers, whose 192 rows read K and V least, with the softmax of one
     tile under the products of the next; 128: two consumers with that overlap, since three would
@@ -136,6 +139,8 @@ def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
     Turns. At head_dim 64 with one block a query tile: there the prototype gained 4 to 7 % by them,
     at 128 nothing. Together with persistent blocks they were not measured.
     """
+    if head_dim == 256:
+        return ForwardForm(256, 2, 80, True)
     persistent = seqlen_q <= PERSISTENT_SEQLEN
     if head_dim == 64:
         return ForwardForm(64, 3, 128, True, persistent, pingpong=not persistent)

@@ -16,7 +16,10 @@ constexpr int SCORES = BLOCK_N / 2;  // accumulator registers a thread
 constexpr int OUTPUTS = HEAD_DIM / 2;
 constexpr bool OPTIMISTIC_NOW = OPTIMISTIC == 1;
 constexpr float LIMIT = 1099511627776.0f;  // 2^40; fp32 and bf16 end at 2^128
-static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "head dimension");
+// The output so far takes half of the registers and more: it is rescaled under the scores' products,
+// where the next weights need none.
+constexpr bool RESCALE_EARLY = HEAD_DIM > 128;
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "head dimension");
 static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
 

@@ -195,6 +195,7 @@ def _choose(
         backend,
         arrays,
         scale=options.scale,
+        pass_=pass_,
         tile=None if options.tile is None else Tile(*options.tile),
         key_mask=options.key_mask is not None,
         dropout=options.dropout_p > 0.0,

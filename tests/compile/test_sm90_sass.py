@@ -35,6 +35,10 @@ def test_forward(form: ForwardForm, causal: bool) -> None:
     # With overlap the first scores and the last product stand outside the loop; persistent, so do
     # the first scores of the next tile with the last product of this one.
     assert everywhere["HGMMA"] == steps * (1 + form.overlap + form.persistent)
+    if form.head_dim == 256:
+        # Descriptors of 16 steps of Q are more than the uniform registers hold.
+        assert counted["R2UR"] <= 24
+        counted["R2UR"] = 0
     assert not any(counted[opcode] for opcode in SLOW)
     assert everywhere["LDL"] == everywhere["STL"] == 0
     # An exponential for each score a thread holds, and one for each of its two rows' rescaling.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flash_support import Problem, check, execute
+from flash_support import Problem, aligned, check, execute, to_bits, to_float, view
 
 import repro
 from analysis.shapes import AttentionShape, Tile
@@ -161,6 +161,58 @@ def test_the_operator_follows_the_rule(
         assert got.grad is not None
         assert want.grad is not None
         assert (got.grad - want.grad).abs().max() < 4e-2
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "fixed order"])
+def test_head_dim_256_goes_forward_on_hopper_and_back_on_sm80(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log-sum-exp of one form is what the other recomputes P from."""
+    backend = PretendedHopper()
+    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 90, 256, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    out = repro.flash_attention(q, k, v, causal=True, deterministic=deterministic)
+    assert set(backend.traffic) == {"flash_forward_sm90"}
+    out.sum().backward()
+    assert "flash_backward" in backend.traffic
+    assert ("flash_backward_dq" in backend.traffic) == deterministic
+    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
+    exact.sum().backward()
+    assert (out - exact).abs().max() < 2e-2
+    for got, want in zip((q, k, v), wide, strict=True):
+        assert got.grad is not None
+        assert want.grad is not None
+        assert (got.grad - want.grad).abs().max() < 4e-2
+
+
+def test_head_dim_256_by_name() -> None:
+    """Passes of different forms can be mixed, and the backward that is not there says so."""
+    p = Problem(heads=2, kv_heads=1, seqlen_q=100, seqlen_k=130, head_dim=256, dtype="bf16")
+    backend = HostBackend()
+    memory = {name: aligned(p.data[name].shape, p.dtype) for name in ("q", "k", "v", "dout")}
+    results = {f"d{name}": aligned(p.data[name].shape, p.dtype) for name in ("q", "k", "v")}
+    results["out"] = aligned(p.data["q"].shape, p.dtype)
+    for name, values in memory.items():
+        values[...] = to_bits(p.data[name], p.dtype)
+    a = {name: view(name, values, p.dtype) for name, values in (memory | results).items()}
+    stats: dict[str, Array] = {}
+    assert p.scale is not None
+    attention.forward(backend, "flash-sm90", a["q"], a["k"], a["v"], a["out"], stats, scale=p.scale)
+    rest = [a[name] for name in ("q", "k", "v", "out", "dout")]
+    gradients = [a[name] for name in ("dq", "dk", "dv")]
+    with pytest.raises(ValueError, match=r"head_dim 256 \(the backward covers 64, 128\)"):
+        attention.backward(backend, "flash-sm90", *rest, stats, *gradients, scale=p.scale)
+    attention.backward(backend, "flash", *rest, stats, *gradients, scale=p.scale)
+    check(p, {name: to_float(values, p.dtype) for name, values in results.items()})
+
+
+def test_tiles_of_what_is_not_covered() -> None:
+    assert hopper.default_tile(256, "forward", False, 100) == Tile(128, 80)
+    for head_dim, pass_ in ((256, "backward"), (96, "forward")):
+        with pytest.raises(ValueError, match=f"the Hopper {pass_} covers .* not {head_dim}"):
+            hopper.default_tile(head_dim, pass_, False, 100)
 
 
 def test_the_host_keeps_the_sm80_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,10 +172,11 @@ def test_rows_that_see_nothing_and_grouped_heads() -> None:
     compare(p, len(overflowing(p)), seed=2)
 
 
-def test_two_consumers_at_head_dim_128() -> None:
-    p = problem(heads=1, head_dim=128, seqlen_q=200)
+@pytest.mark.parametrize(("head_dim", "block_n"), [(128, 128), (256, 80)])
+def test_two_consumers(head_dim: int, block_n: int) -> None:
+    p = problem(heads=1, head_dim=head_dim, seqlen_q=200)
     add_to_scores(p, slice(None), np.linspace(100, 0, p.seqlen_k))
-    compare(p, 2, ForwardForm(128, 2, 128, True))
+    compare(p, 2, ForwardForm(head_dim, 2, block_n, True))
 
 
 def test_it_is_asked_for_by_name_and_never_chosen() -> None:

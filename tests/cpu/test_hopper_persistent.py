@@ -129,6 +129,8 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
 @pytest.mark.parametrize(
     ("head_dim", "causal", "seqlen_q", "form"),
     [
+        (256, False, 1, ForwardForm(256, 2, 80, True)),
+        (256, True, 16384, ForwardForm(256, 2, 80, True)),
         (64, False, 1, ForwardForm(64, 3, 128, True, persistent=True)),
         (64, True, 4096, ForwardForm(64, 3, 128, True, persistent=True)),
         (64, False, 8192, ForwardForm(64, 3, 128, True, pingpong=True)),
