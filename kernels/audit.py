@@ -84,9 +84,7 @@ def subjects() -> list[Subject]:
             name = f"flash-sm90 optimistic forward bf16 {form.name} full"
             kernel = form.kernel("bf16", False, "optimistic")
             listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a"))
-    for head_dim in (64, 128):
-        for launch in _hopper_backward(head_dim):
-            listed.append(launch)
+    listed += _hopper_backward()
     for variant in shipped_variants():
         if variant.features or variant.dtype != "bf16":
             continue
@@ -106,21 +104,21 @@ def _mask(causal: bool) -> str:
     return "causal" if causal else "full"
 
 
-#: The case whose preprocess and postprocess stand for all.
-FULL = (hopper.ALGORITHM, False)
-
-
-def _hopper_backward(head_dim: int) -> list[Subject]:
+def _hopper_backward() -> list[Subject]:
+    """Every form; what runs around it without a mask, which it does not look at."""
     listed = []
-    for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
+    for form in hopper.BACKWARD_FORMS:
         for causal in (False, True):
-            recorded = Problem(algorithm, head_dim, "bf16", causal).launches()
-            for kernel, shared_bytes in recorded:
-                main = kernel.threads == 384
-                if "backward" in kernel.entry and (main or (algorithm, causal) == FULL):
-                    part = kernel.entry.removeprefix("flash_backward_sm90").strip("_") or "backward"
-                    name = f"{algorithm} {part} bf16 d{head_dim} {_mask(causal)}"
-                    listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
+            for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
+                kernel = form.kernel(
+                    "", "bf16", causal, deterministic=algorithm == hopper.DETERMINISTIC
+                )
+                name = f"{algorithm} backward bf16 {form.name} {_mask(causal)}"
+                listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a"))
+        for part, shared_bytes in (("preprocess", 0), ("postprocess", form.post_shared_bytes)):
+            name = f"{hopper.ALGORITHM} {part} bf16 {form.name} full"
+            kernel = form.kernel(part, "bf16", False)
+            listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed
 
 

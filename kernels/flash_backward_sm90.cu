@@ -13,7 +13,8 @@
 //   P^T = exp2(S^T - lse),                the A operand of the next products and stay in registers
 //   dS^T = P^T o (dP^T - delta)
 //   dV += P^T dO,  dK += dS^T Q
-//   dQ = dS K                             both warpgroups' dS, through shared memory
+//   dQ = dS K                             both warpgroups' dS, through shared memory; or, with tiles of
+//                                         80 queries, dQ^T = K^T dS^T, 64 of HEAD_DIM a warpgroup
 //
 // Reads and writes, in bytes, e = 2; padded: a ragged tile's statistics and dQ count as full tiles
 // (analysis/sums/flash_sm90.py):
@@ -41,8 +42,10 @@
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE      0 fp16, 1 bf16
-// HEAD_DIM   64 (BLOCK_M 128) or 128 (BLOCK_M 64)
-// BLOCK_M    query rows a tile; HEAD_DIM * BLOCK_M = 8192, so that dQ is 64 x 64 a warpgroup
+// HEAD_DIM   64 (BLOCK_M 128) or 128 (BLOCK_M 64 or 80)
+// BLOCK_M    query rows a tile; HEAD_DIM * BLOCK_M = 8192, so that dQ is 64 x 64 a warpgroup. 80 fill
+//            shared memory; they are no multiple of the 64 rows that a product has, so dQ is
+//            multiplied transposed
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
 // DLSE       1: lse has a gradient of its own, which joins dS = P o (dP - delta) as delta - dlse,
@@ -66,11 +69,15 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int KV_BYTES = BLOCK_N * HEAD_DIM * 2;
 constexpr int Q_BYTES = BLOCK_M * HEAD_DIM * 2;
 constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;  // slabs of 64 keys, one a warpgroup
-constexpr int DQ_FLOATS = 64 * 64;               // a warpgroup's part of a dQ tile
+constexpr bool DQ_TRANSPOSED = BLOCK_M == 80;
+constexpr int DQ_COLUMNS = DQ_TRANSPOSED ? BLOCK_M : 64;
+constexpr int DQ_FLOATS = 64 * DQ_COLUMNS;       // a warpgroup's part of a dQ tile, maybe of dQ^T
+constexpr int DQ_REGISTERS = DQ_COLUMNS / 2;     // a thread
 constexpr int TILE_FLOATS = CONSUMERS * DQ_FLOATS;
 constexpr int SCORES = BLOCK_M / 2;              // registers a thread of S^T and of dP^T
 constexpr int GRADS = HEAD_DIM / 2;              // registers a thread of dK and of dV
-static_assert(HEAD_DIM * BLOCK_M == 8192 && (HEAD_DIM == 64 || HEAD_DIM == 128), "tile");
+static_assert((HEAD_DIM == 64 && BLOCK_M == 128) ||
+              (HEAD_DIM == 128 && (BLOCK_M == 64 || BLOCK_M == 80)), "tile");
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int V_AT = KV_BYTES;
@@ -128,9 +135,25 @@ __device__ __forceinline__ void issue_key_gradient(float (&acc)[GRADS],
 }
 
 // One warpgroup's 64 x 64 of dQ = dS K: the left or right half of the columns, or the upper or
-// lower half of the rows.
-__device__ __forceinline__ void issue_query_gradient(float (&acc)[32], const unsigned char* ds,
+// lower half of the rows; or its 64 x 80 of dQ^T = K^T dS^T.
+__device__ __forceinline__ void issue_query_gradient(float (&acc)[DQ_REGISTERS],
+                                                     const unsigned char* ds,
                                                      const unsigned char* k, int half) {
+    if constexpr (DQ_TRANSPOSED) {
+        const uint64 a = smem_descriptor(k + half * BLOCK_N * 128, BLOCK_N * 128, 1024);
+        const uint64 b = smem_descriptor(ds, 16, 1024);
+#pragma unroll
+        for (int step = 0; step < BLOCK_N / 16; ++step) {
+            const uint64 a_step = a + step * 16 * 128 / 16;
+            const uint64 b_step = b + (step / 4 * BLOCK_M * 128 + step % 4 * 32) / 16;
+            if (step == 0)
+                Wgmma<DQ_COLUMNS>::template ss_first<1, 0>(acc, a_step, b_step);
+            else
+                Wgmma<DQ_COLUMNS>::template ss<1, 0>(acc, a_step, b_step);
+        }
+        wgmma_commit();
+        return;
+    }
     const uint64 a = smem_descriptor(ds + (BLOCK_M == 128 ? half * 64 * 128 : 0), 16, 1024);
     const uint64 b =
         smem_descriptor(k + (BLOCK_M == 64 ? half * BLOCK_N * 128 : 0), BLOCK_N * 128, 1024);
@@ -139,9 +162,9 @@ __device__ __forceinline__ void issue_query_gradient(float (&acc)[32], const uns
         const uint64 a_step = a + (step / 4 * BLOCK_M * 128 + step % 4 * 32) / 16;
         const uint64 b_step = b + step * 16 * 128 / 16;
         if (step == 0)
-            Wgmma<64>::template ss_first<0, 1>(acc, a_step, b_step);
+            Wgmma<DQ_COLUMNS>::template ss_first<0, 1>(acc, a_step, b_step);
         else
-            Wgmma<64>::template ss<0, 1>(acc, a_step, b_step);
+            Wgmma<DQ_COLUMNS>::template ss<0, 1>(acc, a_step, b_step);
     }
     wgmma_commit();
 }
@@ -177,7 +200,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     const __grid_constant__ TensorMap dk_map,
                     const __grid_constant__ TensorMap dv_map, Tensor1<const float> lse2,
                     Tensor1<const float> delta, Tensor1<float> dq_accum, int batch, int kv_heads,
-                    int group, int seqlen_q, int seqlen_k, float scale, int heads_per_group
+                    int group, int seqlen_q, int seqlen_k, float scale,
+                    float log2_scale,  // scale * LOG2E: as a parameter it costs no register
+                    int heads_per_group
 #if DETERMINISTIC
                     , Tensor1<int> turns  // of the query tiles: which key tile's it is to add
 #endif
@@ -304,7 +329,6 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     const int half = warpgroup - 1, warp = threadIdx.x / 32 % 4;
     const int key = key0 + 64 * half + 16 * warp + lane / 4;  // and key + 8
     const int column = lane % 4 * 2;  // of a query in its group of 8: column and column + 1
-    const float log2_scale = scale * LOG2E;
     const unsigned char* const k = shared + half * 64 * 128;
     const unsigned char* const v = shared + V_AT + half * 64 * 128;
     float* const dq_buffer = reinterpret_cast<float*>(shared + DQ_AT) + half * DQ_FLOATS;
@@ -382,7 +406,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         tma_fence();
         named_sync(DS_READY, CONSUMERS * WARPGROUP);
 
-        float dq[32];
+        float dq[DQ_REGISTERS];
         wgmma_fence();
         issue_query_gradient(dq, ds, shared, half);
         issue_key_gradient(dk_acc, ds_operand, q);
@@ -393,7 +417,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         named_sync(DQ_EMPTY + half, WARPGROUP + 32);
         // In the order of the accumulator; the postprocess puts it right.
 #pragma unroll
-        for (int c = 0; c < 8; ++c) {
+        for (int c = 0; c < DQ_REGISTERS / 4; ++c) {
             Vec<float, 4> four;
 #pragma unroll
             for (int e = 0; e < 4; ++e) four[e] = dq[4 * c + e];
@@ -501,7 +525,8 @@ flash_backward_sm90_postprocess(Tensor1<const float> dq_accum, Tensor4<io_t> dq,
     const int tiles = ceil_div(seqlen_q, BLOCK_M), tile = blockIdx.x % tiles;
     const int head = blockIdx.x / tiles % heads, b = blockIdx.x / tiles / heads;
     const int half = threadIdx.x / WARPGROUP, lane = threadIdx.x % 32;
-    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (BLOCK_M == 128 ? 64 * half : 0);
+    // Of the accumulator: in dQ, or in dQ^T.
+    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (BLOCK_M != 64 ? 64 * half : 0);
     const int column = lane % 4 * 2 + (BLOCK_M == 64 ? 64 * half : 0);
 
     const Vec<float, 4>* const from =
@@ -510,13 +535,20 @@ flash_backward_sm90_postprocess(Tensor1<const float> dq_accum, Tensor4<io_t> dq,
         threadIdx.x % WARPGROUP;
     previous_kernel_wait();
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
+    for (int c = 0; c < DQ_REGISTERS / 4; ++c) {
         const Vec<float, 4> four = ld_global(from + c * WARPGROUP);
+        if constexpr (DQ_TRANSPOSED) {
 #pragma unroll
-        for (int e = 0; e < 4; e += 2)
-            st_shared(reinterpret_cast<uint32*>(staged + (row + 4 * e) * POST_STRIDE + column +
-                                                8 * c),
-                      pack2<io_t>(four[e] * scale, four[e + 1] * scale));
+            for (int e = 0; e < 4; ++e)
+                st_shared(staged + (column + 8 * c + e % 2) * POST_STRIDE + row + e / 2 * 8,
+                          from_float<io_t>(four[e] * scale));
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2)
+                st_shared(reinterpret_cast<uint32*>(staged + (row + 4 * e) * POST_STRIDE + column +
+                                                    8 * c),
+                          pack2<io_t>(four[e] * scale, four[e + 1] * scale));
+        }
     }
     block_sync();
     const int rows = min_int(BLOCK_M, seqlen_q - tile * BLOCK_M);

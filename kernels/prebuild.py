@@ -153,9 +153,15 @@ def kernels() -> list[Kernel]:
     ]
     # The GPU tests' gradient of lse.
     listed += [
-        hopper.BackwardForm(head_dim).kernel("preprocess", "bf16", causal, dlse=True)
+        hopper.backward_form(head_dim, causal).kernel("preprocess", "bf16", causal, dlse=True)
         for head_dim in (64, 128)
         for causal in (False, True)
+    ]
+    listed += [
+        form.kernel(part, "bf16", causal)
+        for form in hopper.BACKWARD_FORMS
+        for causal in (False, True)
+        for part in ("preprocess", "", "postprocess")
     ]
     for kernel in listed:
         found.setdefault((kernel.source, kernel.entry, kernel.macros), kernel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.compile import compile_cubin
-from kernels.hopper import BackwardForm
+from kernels.hopper import BACKWARD_FORMS, BackwardForm
 from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
 from kernels.launch import Kernel
 
@@ -66,13 +66,11 @@ def test_backward(variant: tuple[str, int, int, int, int]) -> None:
     assert compiled.spill_bytes == 0
 
 
-@pytest.mark.parametrize("part", ["", "preprocess"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_deterministic_backward(head_dim: int, part: str) -> None:
+@pytest.mark.parametrize("part", ["", "preprocess", "postprocess"])
+@pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
+def test_the_deterministic_backward(form: BackwardForm, part: str) -> None:
     for causal in (False, True):
-        kernel = BackwardForm(head_dim).kernel(
-            part, "bf16", causal, deterministic=True, dlse=causal
-        )
+        kernel = form.kernel(part, "bf16", causal, deterministic=True, dlse=causal)
         compiled = compile_cubin(kernel, "sm_90a")
         assert compiled.wgmma_remarks == ()
         assert compiled.spill_bytes == 0

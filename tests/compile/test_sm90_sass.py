@@ -11,7 +11,7 @@ import pytest
 
 from kernels import sass
 from kernels.compile import compile_cubin
-from kernels.hopper import FORWARD_FORMS, BackwardForm, ForwardForm
+from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Kernel
 
 pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSING)
@@ -48,9 +48,9 @@ def test_forward(form: ForwardForm, causal: bool) -> None:
 
 @CAUSAL
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_backward(head_dim: int, deterministic: bool, causal: bool) -> None:
-    form = BackwardForm(head_dim)
+@pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
+def test_backward(form: BackwardForm, deterministic: bool, causal: bool) -> None:
+    head_dim = form.head_dim
     code, loop = code_of(form.kernel("", "bf16", causal, deterministic=deterministic))
     block_m = form.tile.block_m
     counted, everywhere = sass.count(loop), sass.count(code.instructions)
@@ -65,7 +65,7 @@ def test_backward(head_dim: int, deterministic: bool, causal: bool) -> None:
 
 
 def test_what_surrounds_the_backward_waits_and_lets_go() -> None:
-    form = BackwardForm(64)
+    form = BACKWARD_FORMS[0]
     found = []
     for part in ("preprocess", "postprocess"):
         kernel = form.kernel(part, "bf16", False)

@@ -17,7 +17,7 @@ from flash_support import execute as shared_execute
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels import hopper
-from kernels.hopper import FORWARD_FORMS, BackwardForm, ForwardForm
+from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.host import HostBackend
 from kernels.launch import Array
 
@@ -30,6 +30,7 @@ def execute(
     *,
     seed: int | None = None,
     backward: bool = False,
+    backward_form: BackwardForm | None = None,
     deterministic: bool = False,
     os_threads: int | None = None,
     arrays: dict[str, Array] | None = None,
@@ -53,6 +54,8 @@ def execute(
     names = ["out"]
     if backward:
         gradients = [given[name] for name in ("dq", "dk", "dv")]
+        if backward_form is not None:
+            options["tile"] = backward_form.tile
         if p.with_dlse:
             options["dlse"] = view("dlse", p.data["dlse"].astype(np.float32), "fp32")
         hopper.backward(
@@ -64,7 +67,11 @@ def execute(
 
 
 def predicted(
-    p: Problem, form: ForwardForm | None, backward: bool, deterministic: bool = False
+    p: Problem,
+    form: ForwardForm | None,
+    backward: bool,
+    deterministic: bool = False,
+    backward_form: BackwardForm | None = None,
 ) -> Traffic:
     shape = AttentionShape(
         p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal
@@ -72,7 +79,7 @@ def predicted(
     form = form or hopper.forward_form(p.head_dim, p.causal, p.seqlen_q)
     total = predict_traffic("flash-sm90", shape, form.tile, "forward", persistent=form.persistent)
     if backward:
-        tile = BackwardForm(p.head_dim).tile
+        tile = (backward_form or hopper.backward_form(p.head_dim, p.causal)).tile
         algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
         total += predict_traffic(algorithm, shape, tile, "backward", lse_gradient=p.with_dlse)
     return total
@@ -83,7 +90,8 @@ def hold(p: Problem, form: ForwardForm | None = None, **options: Any) -> None:
     got, counted = execute(p, form, **options)
     check(p, got)
     asked = [options.get(name, False) for name in ("backward", "deterministic")]
-    assert counted.kernels == predicted(p, form, *asked).kernels
+    wanted = predicted(p, form, *asked, options.get("backward_form"))
+    assert counted.kernels == wanted.kernels
 
 
 # (Nq, Nk): below, at and beyond the tiles' 64, 128, 176 and 192; rows that see nothing; one row
@@ -145,6 +153,29 @@ def test_the_order_of_turns_shows_in_the_last_bits() -> None:
     plain, _ = execute(p, backward=True, os_threads=1)
     assert (turns["dq"] != plain["dq"]).any()
     np.testing.assert_allclose(turns["dq"], plain["dq"], rtol=2e-3, atol=2e-3)
+
+
+@CAUSAL
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
+@pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
+def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, causal: bool) -> None:
+    """Below, at and beyond tiles of 64, 80 and 128 queries; one key tile and several."""
+    lengths = [(1, 1), (80, 128), (81, 129), (79, 63), (200, 257)]
+    for seed, (seqlen_q, seqlen_k) in enumerate(lengths):
+        p = Problem(
+            heads=2, kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=form.head_dim,
+            dtype="bf16" if seed % 2 else "fp16", causal=causal, seed=seed,
+        )  # fmt: skip
+        hold(p, seed=seed or None, backward=True, backward_form=form, deterministic=deterministic)
+
+
+def test_tiles_of_the_backward_can_be_asked_for() -> None:
+    assert hopper.backward_form(128, causal=False).block_m == 80
+    assert hopper.backward_form(128, causal=True).block_m == 64
+    p = Problem(seqlen_q=8, seqlen_k=8, head_dim=128)
+    known = r"\[\(64, 128\), \(80, 128\)\]"
+    with pytest.raises(ValueError, match=rf"no tile \(128, 128\) at head_dim 128; known: {known}"):
+        execute(p, backward=True, backward_form=BackwardForm(128, 128))
 
 
 @CAUSAL
