@@ -4,13 +4,18 @@
 forward and backward. All implementations of a cell take turns in every round, because a card under
 load changes its clock: only their ratios within a round can be compared. FLOPs are the papers'
 count: 4 N² d per head forward, half of it causal, 2.5 times it backward.
+
+Last come cells of the forms of the Hopper forward, each against the others: they say whether the
+rule that picks one (``kernels.hopper_forms.forward_form``) picks the right one on this card.
 """
 
 from __future__ import annotations
 
 from analysis.hardware import find_gpu
 from analysis.time_model import attention_work, datasheet_ceilings, predict_time
+from kernels import hopper
 from kernels.dispatch import default_tile
+from kernels.hopper_forms import FORWARD_FORMS
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import shape_of
 from repro.records import Record, record
@@ -43,11 +48,39 @@ def cells() -> list[Cell]:
                             causal=causal,
                         )
                     )  # fmt: skip
-    return listed
+    return listed + form_cells()
+
+
+def form_cells() -> list[Cell]:
+    """The forms of the forward in turn, head_dim 256 among them: the ends of the rule first."""
+    return [
+        Cell(
+            pass_="forward", batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
+            kv_heads=HIDDEN // head_dim, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
+            dtype="bf16", causal=causal, forms=True,
+        )
+        for seqlen in (2048, 16384, 4096, 8192)
+        for head_dim in (128, 64, 256)
+        for causal in (False, True)
+    ]  # fmt: skip
+
+
+def implementations(one: Cell) -> tuple[str, ...]:
+    """What takes turns in a cell."""
+    if one.get("forms"):
+        forms = [form for form in FORWARD_FORMS if form.head_dim == one["head_dim"]]
+        return tuple(f"{hopper.ALGORITHM} {form.name}" for form in forms)
+    left_out = FORWARD_ONLY if one["pass"] == "backward" else BACKWARD_ONLY
+    return tuple(name for name in IMPLEMENTATIONS if name not in left_out)
 
 
 def predict(one: Cell) -> list[Record]:
-    """The four-ceiling bound of our kernels on an H200, from its datasheet."""
+    """The four-ceiling bound of our kernels on an H200, from its datasheet.
+
+    Forms differ in what they overlap, which the bound does not know: their cells have none.
+    """
+    if one.get("forms"):
+        return []
     gpu = find_gpu("NVIDIA H200")
     assert gpu is not None
     shape, pass_ = shape_of(one), str(one["pass"])
@@ -86,9 +119,7 @@ def measure(one: Cell, context: Context) -> list[Record]:
     operands = Operands(shape)
     works: dict[str, Work] = {}
     rows = []
-    for name in IMPLEMENTATIONS:
-        if name in (FORWARD_ONLY if pass_ == "backward" else BACKWARD_ONLY):
-            continue
+    for name in implementations(one):
         try:
             works[name] = work(name, pass_, operands)
             works[name]()

@@ -1,8 +1,8 @@
 """One pass of attention on the GPU as a call to be timed or counted.
 
-Implementations are the kernels' algorithms, called without the operator around them (so that
-nothing but their own launches is measured), and the variants of ``repro.attention.variants``
-(torch's eager path and its fused back ends).
+Implementations are the kernels' algorithms and the forms of the Hopper forward, called without the
+operator around them (so that nothing but their own launches is measured), and the variants of
+``repro.attention.variants`` (torch's eager path and its fused back ends).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from analysis.shapes import AttentionShape, Tile
-from kernels import attention
+from kernels import attention, hopper
+from kernels.hopper_forms import FORWARD_FORMS, ForwardForm
 from kernels.launch import Array
 from repro.attention import engine
 from repro.attention.variants import VARIANTS
@@ -25,6 +26,8 @@ from repro.instruments import hopper_guard
 
 TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 KERNELS = attention.ALGORITHMS
+#: Forms of the Hopper forward by name, whatever the rule would choose for a shape.
+FORMS = {f"{hopper.ALGORITHM} {form.name}": form for form in FORWARD_FORMS}
 
 Work = Callable[[], object]
 
@@ -57,6 +60,11 @@ def work(implementation: str, pass_: str, operands: Operands, tile: Tile | None 
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     if implementation in KERNELS:
         return _kernel_work(implementation, pass_, operands, tile)
+    if implementation in FORMS:
+        if pass_ == "backward":
+            raise ValueError(f"{implementation} is a form of the forward, not of the backward")
+        _ask_guard(operands)
+        return form_work(FORMS[implementation], operands)[0]
     if implementation in VARIANTS:
         return _variant_work(implementation, pass_, operands)
     raise ValueError(f"implementation {implementation!r} is not one of {(*KERNELS, *VARIANTS)}")
@@ -78,14 +86,36 @@ def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
 
 
 def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Work:
-    if algorithm in attention.HOPPER and operands.q.is_cuda:
-        reason = hopper_guard.refusal()
-        if reason is not None:
-            raise RuntimeError(reason)
+    if algorithm in attention.HOPPER:
+        _ask_guard(operands)
     run, _ = _kernel_calls(algorithm, operands)
     if pass_ == "backward":
         run("forward", None)
     return lambda: run(pass_, tile)
+
+
+def _ask_guard(operands: Operands) -> None:
+    reason = hopper_guard.refusal() if operands.q.is_cuda else None
+    if reason is not None:
+        raise RuntimeError(reason)
+
+
+def form_work(form: ForwardForm, operands: Operands) -> tuple[Work, Tensor]:
+    """A call that queues the Hopper forward in a form of the caller's choice, and its out."""
+    q, k, v = (engine.array_of(n, getattr(operands, n)) for n in ("q", "k", "v"))
+    out = torch.empty_like(operands.q)
+    lse = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
+    results = (engine.array_of("out", out), engine.array_of("lse", lse))
+    scale, causal = 1 / math.sqrt(out.shape[-1]), operands.shape.causal
+
+    def run() -> None:
+        with engine.launcher_for(out) as backend:
+            stream = torch.cuda.current_stream().cuda_stream if out.is_cuda else None
+            hopper.forward(
+                backend, q, k, v, *results, scale=scale, causal=causal, form=form, stream=stream
+            )
+
+    return run, out
 
 
 def _kernel_calls(

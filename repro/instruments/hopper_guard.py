@@ -17,6 +17,7 @@ from functools import cache
 
 from analysis.shapes import AttentionShape
 from kernels import attention
+from kernels.hopper_forms import FORWARD_FORMS, ForwardForm
 
 LIMIT_S = 60.0
 #: Largest error against float64 for N(0, 1) inputs in bf16: results, gradients.
@@ -41,11 +42,34 @@ def refusal(command: Sequence[str] | None = None, limit_s: float = LIMIT_S) -> s
 
 
 def main() -> None:
-    """Run every default form of both passes; SystemExit with one line if one is wrong."""
+    """Run both passes by their rules, then every form of the forward.
+
+    SystemExit with one line if one is wrong.
+    """
     for algorithm in attention.HOPPER:
         for head_dim in (64, 128):
             for causal in (False, True):
                 _try(algorithm, AttentionShape(1, 2, 333, 333, head_dim, 0, "bf16", causal))
+    for form in FORWARD_FORMS:
+        for causal in (False, True):
+            _try_form(form, AttentionShape(1, 2, 333, 333, form.head_dim, 0, "bf16", causal))
+
+
+def _try_form(form: ForwardForm, shape: AttentionShape) -> None:
+    import torch
+
+    from repro.instruments.gpu_work import Operands, form_work
+
+    operands = Operands(shape)
+    run, got = form_work(form, operands)
+    run()
+    q, k, v = (t.double() for t in (operands.q, operands.k, operands.v))
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
+    error = float((got.double() - exact).abs().max())
+    if not error <= BOUNDS[0]:
+        raise SystemExit(
+            f"{form.name}, causal={shape.causal}: out is off by {error:.3g}, more than {BOUNDS[0]}"
+        )
 
 
 def _try(algorithm: str, shape: AttentionShape) -> None:

@@ -25,7 +25,14 @@ from repro.experiments import (
 )
 from repro.instruments import hopper_guard
 from repro.instruments.counters import CounterError, KernelCount
-from repro.instruments.gpu_work import Operands, cell_work, kernel_results, work
+from repro.instruments.gpu_work import (
+    FORMS,
+    Operands,
+    cell_work,
+    form_work,
+    kernel_results,
+    work,
+)
 
 GPU_EXPERIMENTS = [n for n in experiments.names() if n.startswith("gpu-")]
 
@@ -71,6 +78,27 @@ def test_the_hopper_kernels_are_work_of_their_own_name() -> None:
     assert set(bounds) == {"flash", "flash-sm90"}
     # Longer tiles move fewer bytes, so the Hopper form's bound is no lower.
     assert bounds["flash-sm90"] >= bounds["flash"] > 0
+
+
+def test_forms_of_the_forward_come_last_and_run_as_they_are_named() -> None:
+    cells = gpu_throughput.cells()
+    flags = [bool(cell.get("forms")) for cell in cells]
+    assert flags == sorted(flags)
+    assert len({cell.id for cell in cells}) == len(cells)
+    named = {name for cell in cells if cell.get("forms")
+             for name in gpu_throughput.implementations(cell)}  # fmt: skip
+    assert named == set(FORMS)
+    assert not any(gpu_throughput.predict(cell) for cell in cells if cell.get("forms"))
+    operands = Operands(AttentionShape(1, 1, 70, 70, 128, dtype="bf16", causal=True), "cpu")
+    want = kernel_results("flash", operands)[0].float()
+    for name, form in FORMS.items():
+        if form.head_dim != 128:
+            continue
+        run, out = form_work(form, operands)
+        run()
+        assert (out.float() - want).abs().max() < 2e-2, name
+        with pytest.raises(ValueError, match="a form of the forward, not of the backward"):
+            work(name, "backward", operands)
 
 
 def test_a_kernel_that_hangs_costs_one_implementation() -> None:

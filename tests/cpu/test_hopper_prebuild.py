@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kernels import attention, prebuild
+from kernels import attention, hopper, prebuild
 from kernels.launch import Kernel
 from repro import experiments
 from repro.experiments._attention import tile_of
+from repro.instruments.gpu_work import FORMS
 
 
 def key(kernel: Kernel) -> tuple[str, tuple[tuple[str, int], ...]]:
@@ -22,6 +23,11 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
     checked = 0
     for cell in experiments.experiment(name).cells():
         ours = [cell["implementation"]] if "implementation" in cell else gpu_throughput.OURS
+        if cell.get("forms"):
+            ours = [hopper.ALGORITHM]
+            for implementation in gpu_throughput.implementations(cell):
+                form = FORMS[implementation]
+                assert key(form.kernel(cell["dtype"], cell["causal"])) in ready
         for algorithm in ours:
             assert algorithm in attention.ALGORITHMS
             problem = prebuild.Problem(
