@@ -1,9 +1,9 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
-They cover fp16 and bf16, head_dim 64 and 128, any lengths, causal or not, grouped heads, the
-log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key masks, dropout,
-block masks, other head dimensions and a scale that is not positive stay with the sm_80 kernels:
-``why_not`` says which of them it was.
+They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
+grouped heads, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key
+masks, dropout, block masks, other head dimensions and a scale that is not positive stay with the
+sm_80 kernels: ``why_not`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
