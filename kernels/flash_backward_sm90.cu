@@ -18,13 +18,11 @@
 //
 // Reads and writes, in bytes, e = 2; padded: a ragged tile's statistics and dQ count as full tiles
 // (analysis/sums/flash_sm90.py):
-//   preprocess   out, dout  read Nq D e; lse (DLSE: dlse) read Nq 4; stats write 2 x padded rows x 4;
-//                dq_accum write padded rows D 4
-//   main         k, v read rows_j D e if a query sees them; per visit q, dout read rows_i D e,
-//                stats read 2 BLOCK_M 4, dq_accum atomic BLOCK_M D 4; dk, dv write rows_j D e
-//   postprocess  dq_accum read padded rows D 4; dq write Nq D e
-//   DETERMINISTIC: turns of 4 bytes, one a query tile: preprocess write all; main read and write one
-//                per visit (a GPU looks again, in L2, while it waits: that is not counted)
+//   k, v read rows_j D e if a query sees them; per visit q, dout read rows_i D e, stats read
+//   2 BLOCK_M 4, dq_accum atomic BLOCK_M D 4; dk, dv write rows_j D e
+//   DETERMINISTIC: turns, 4 bytes a query tile, read and write one per visit (a GPU looks again, in
+//   L2, while it waits: that is not counted)
+// What comes before and after is in flash_backward_sm90_rows.cu.
 //
 // DETERMINISTIC: the key tiles of a query tile take turns, from the last one to the first, and add
 // their dQ when the counter of the query tile says so. A turn is passed on when the addition has
@@ -32,10 +30,9 @@
 // started: no number of resident blocks can deadlock. From the last key tile on, because under the
 // causal mask it starts at the last query tiles, where it is the first: nobody waits to start.
 //
-// The three kernels may be launched so that each starts before the one before it has ended: all let
-// the next one start at once, and wait before they touch what the one before writes. The main kernel
-// sets up its barriers and loads K and V before that; those of its threads that wait for nothing
-// touch nothing the preprocess writes before a thread that did has handed it to them.
+// The kernel may start before the preprocess has ended. It sets up its barriers and loads K and V;
+// then the two warps that touch what the preprocess writes wait for its end, and all others wait for
+// what those two bring.
 //
 // Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask;
 // strides are multiples of 16 bytes; without DETERMINISTIC dQ is added in no fixed order.
@@ -48,36 +45,22 @@
 //            multiplied transposed
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
-// DLSE       1: lse has a gradient of its own, which joins dS = P o (dP - delta) as delta - dlse,
-//            because d lse_i / d s_ij = P_ij. Default 0.
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
 #endif
-#ifndef DLSE
-#define DLSE 0
-#endif
 
-#include "device_sm90.cuh"
+#include "backward_sm90.cuh"
 #include "tile_order.cuh"
 
 constexpr int BLOCK_N = 128;
-constexpr int CONSUMERS = 2;
 constexpr int STAGES = 2;
-constexpr int WARPGROUP = 128;
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int KV_BYTES = BLOCK_N * HEAD_DIM * 2;
 constexpr int Q_BYTES = BLOCK_M * HEAD_DIM * 2;
 constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;  // slabs of 64 keys, one a warpgroup
-constexpr bool DQ_TRANSPOSED = BLOCK_M == 80;
-constexpr int DQ_COLUMNS = DQ_TRANSPOSED ? BLOCK_M : 64;
-constexpr int DQ_FLOATS = 64 * DQ_COLUMNS;       // a warpgroup's part of a dQ tile, maybe of dQ^T
-constexpr int DQ_REGISTERS = DQ_COLUMNS / 2;     // a thread
-constexpr int TILE_FLOATS = CONSUMERS * DQ_FLOATS;
 constexpr int SCORES = BLOCK_M / 2;              // registers a thread of S^T and of dP^T
 constexpr int GRADS = HEAD_DIM / 2;              // registers a thread of dK and of dV
-static_assert((HEAD_DIM == 64 && BLOCK_M == 128) ||
-              (HEAD_DIM == 128 && (BLOCK_M == 64 || BLOCK_M == 80)), "tile");
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int V_AT = KV_BYTES;
@@ -448,114 +431,5 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         tma_store(&dv_map, shared + V_AT + half * PART, 0, key0 + 64 * half, 0, kv_head, b);
         bulk_commit();
         bulk_wait<0>();
-    }
-}
-
-// ---- before: delta = rowsum(O o dO), lse in base 2, dQ = 0 ---------------------------------------
-constexpr int PRE_THREADS = 128;
-constexpr int ROW_THREADS = HEAD_DIM / 8;  // threads of a row, 16 bytes each
-
-extern "C" __global__ void __launch_bounds__(PRE_THREADS)
-flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout,
-                               Tensor3<const float> lse, Tensor1<float> lse2, Tensor1<float> delta,
-                               Tensor1<float> dq_accum, int heads, int seqlen_q
-#if DLSE
-                               , Tensor3<const float> dlse
-#endif
-#if DETERMINISTIC
-                               , Tensor1<int> turns
-#endif
-) {
-    next_kernel_start();
-    constexpr int ROWS = PRE_THREADS / ROW_THREADS;
-    const int blocks = ceil_div(seqlen_q, BLOCK_M) * BLOCK_M / ROWS;
-    const int head = blockIdx.x / blocks % heads, b = blockIdx.x / blocks / heads;
-    const int row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_THREADS;
-    const int chunk = threadIdx.x % ROW_THREADS;
-    const int64 at = static_cast<int64>(blockIdx.x) * ROWS + threadIdx.x / ROW_THREADS;
-
-    float sum = 0.0f;
-    if (row < seqlen_q) {
-        const Vec16 o = ld_global(reinterpret_cast<const Vec16*>(out.row(b, head, row)) + chunk);
-        const Vec16 g = ld_global(reinterpret_cast<const Vec16*>(dout.row(b, head, row)) + chunk);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float o_lo, o_hi, g_lo, g_hi;
-            unpack2<io_t>(o[i], o_lo, o_hi);
-            unpack2<io_t>(g[i], g_lo, g_hi);
-            sum = fmaf(o_lo, g_lo, fmaf(o_hi, g_hi, sum));
-        }
-    }
-#pragma unroll
-    for (int step = ROW_THREADS / 2; step; step /= 2) sum += shfl_xor(sum, step);
-    if (chunk == 0) {
-        float base2 = -neg_infinity();
-        if (row < seqlen_q) {
-            const float natural = ld_global(lse.at(b, head, row));
-#if DLSE
-            const float gradient = ld_global(dlse.at(b, head, row));
-#else
-            const float gradient = 0.0f;
-#endif
-            // A row that sees no key has P = 0 and no gradient, whatever dlse says.
-            if (natural != neg_infinity()) {
-                base2 = natural * LOG2E;
-                sum -= gradient;
-            }
-        }
-        st_global(lse2.data + at, base2);
-        st_global(delta.data + at, sum);
-#if DETERMINISTIC
-        if (row % BLOCK_M == 0) st_global(turns.data + at / BLOCK_M, 0);
-#endif
-    }
-    Vec16* const zero = reinterpret_cast<Vec16*>(dq_accum.data) + (at * ROW_THREADS + chunk) * 2;
-    st_global(zero, Vec16{});
-    st_global(zero + 1, Vec16{});
-}
-
-// ---- after: dQ in rows, scaled, rounded ------------------------------------------------------------
-constexpr int POST_THREADS = CONSUMERS * WARPGROUP;
-constexpr int POST_STRIDE = HEAD_DIM + 8;  // elements; keeps the rows of a column in different banks
-
-extern "C" __global__ void __launch_bounds__(POST_THREADS)
-flash_backward_sm90_postprocess(Tensor1<const float> dq_accum, Tensor4<io_t> dq, int heads,
-                                int seqlen_q, float scale) {
-    io_t* const staged = reinterpret_cast<io_t*>(shared_memory());
-    const int tiles = ceil_div(seqlen_q, BLOCK_M), tile = blockIdx.x % tiles;
-    const int head = blockIdx.x / tiles % heads, b = blockIdx.x / tiles / heads;
-    const int half = threadIdx.x / WARPGROUP, lane = threadIdx.x % 32;
-    // Of the accumulator: in dQ, or in dQ^T.
-    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (BLOCK_M != 64 ? 64 * half : 0);
-    const int column = lane % 4 * 2 + (BLOCK_M == 64 ? 64 * half : 0);
-
-    const Vec<float, 4>* const from =
-        reinterpret_cast<const Vec<float, 4>*>(
-            dq_accum.data + (static_cast<int64>(blockIdx.x) * CONSUMERS + half) * DQ_FLOATS) +
-        threadIdx.x % WARPGROUP;
-    previous_kernel_wait();
-#pragma unroll
-    for (int c = 0; c < DQ_REGISTERS / 4; ++c) {
-        const Vec<float, 4> four = ld_global(from + c * WARPGROUP);
-        if constexpr (DQ_TRANSPOSED) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                st_shared(staged + (column + 8 * c + e % 2) * POST_STRIDE + row + e / 2 * 8,
-                          from_float<io_t>(four[e] * scale));
-        } else {
-#pragma unroll
-            for (int e = 0; e < 4; e += 2)
-                st_shared(reinterpret_cast<uint32*>(staged + (row + 4 * e) * POST_STRIDE + column +
-                                                    8 * c),
-                          pack2<io_t>(four[e] * scale, four[e + 1] * scale));
-        }
-    }
-    block_sync();
-    const int rows = min_int(BLOCK_M, seqlen_q - tile * BLOCK_M);
-    for (int x = threadIdx.x; x < rows * HEAD_DIM / 8; x += POST_THREADS) {
-        const int r = x / (HEAD_DIM / 8), chunk = x % (HEAD_DIM / 8);
-        const io_t* const at = staged + r * POST_STRIDE + 8 * chunk;
-        st_global(reinterpret_cast<Vec16*>(dq.row(b, head, tile * BLOCK_M + r)) + chunk,
-                  ld_shared(reinterpret_cast<const Vec16*>(at)));
     }
 }

@@ -101,15 +101,17 @@ class BackwardForm:
         macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
             ("HEAD_DIM", self.head_dim),
-            ("BLOCK_M", self.tile.block_m),
-            ("CAUSAL", int(causal)),
+            ("BLOCK_M", self.block_m),
         ]
-        if deterministic:
+        if not part:
+            macros.append(("CAUSAL", int(causal)))
+        if deterministic and part != "postprocess":
             macros.append(("DETERMINISTIC", 1))
         if dlse and part == "preprocess":
             macros.append(("DLSE", 1))
-        entry = "_".join(filter(None, ("flash_backward_sm90", part)))
-        return Kernel("flash_backward_sm90.cu", entry, tuple(macros), threads)
+        stem = "flash_backward_sm90"
+        source = f"{stem}_rows.cu" if part else f"{stem}.cu"
+        return Kernel(source, f"{stem}_{part}" if part else stem, tuple(macros), threads)
 
 
 #: Every form of the backward, for tests and tuning.

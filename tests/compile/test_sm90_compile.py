@@ -32,7 +32,8 @@ def backward(entry: str, head_dim: int, dtype: int, causal: int, threads: int) -
         ("DTYPE", dtype), ("HEAD_DIM", head_dim), ("BLOCK_M", 8192 // head_dim),
         ("CAUSAL", causal),
     )  # fmt: skip
-    return Kernel("flash_backward_sm90.cu", entry, macros, threads)
+    source = "flash_backward_sm90.cu" if threads == 384 else "flash_backward_sm90_rows.cu"
+    return Kernel(source, entry, macros, threads)
 
 
 @CAUSAL

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flash_support import Problem, execute
 
+from kernels.hopper import BackwardForm
 from kernels.host import HostBackend, KernelError
 from kernels.launch import Array, Kernel, from_numpy
 
@@ -108,3 +110,35 @@ def test_counters_are_shared_by_blocks_and_set_before() -> None:
     assert caught.value.kind == "uninitialised"
     with pytest.raises(KernelError, match="passed as read-write"):
         run(1, turns=from_numpy("turns", np.zeros(2, np.int32), "rw"))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("turn_pass(turns.data + at, turn);", "", "without passing on the turn"),
+        ("if (lane == 0) turn_wait(turns.data + at, turn);", "", "not waited for by the thread"),
+        ("bulk_wait<0>();  // until", "// until", "turn_pass.*bulk_wait is missing"),
+        ("DETERMINISTIC ? key_tiles - 1 - place : place", "place", "every block before this one"),
+        ("turns.data + at, turn)", "turns.data + tile, turn)", "every block before this one"),
+    ],
+    ids=["not passed on", "not waited for", "passed on early", "blocks in another order",
+         "the turns of another head"],
+)  # fmt: skip
+def test_mistakes_in_the_backward_are_found(
+    right: str, wrong: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel_of = BackwardForm.kernel
+
+    def mistaken(self: BackwardForm, part: str, *args: object, **options: object) -> Kernel:
+        kernel = kernel_of(self, part, *args, **options)  # type: ignore[arg-type]
+        if part:
+            return kernel
+        assert right in kernel.text()
+        text = kernel.text().replace(right, wrong)
+        return Kernel(text, kernel.entry, kernel.macros, kernel.threads)
+
+    monkeypatch.setattr(BackwardForm, "kernel", mistaken)
+    p = Problem(heads=2, seqlen_q=200, seqlen_k=300, dtype="bf16", causal=True)
+    with pytest.raises(KernelError, match=message):
+        # Blocks one after another: what is found does not depend on who is faster.
+        execute(p, algorithm="flash-sm90-deterministic", backend=HostBackend(os_threads=1))
