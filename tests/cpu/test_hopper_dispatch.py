@@ -215,6 +215,25 @@ def test_tiles_of_what_is_not_covered() -> None:
             hopper.default_tile(head_dim, pass_, False, 100)
 
 
+def test_the_gradient_of_lse_stays_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = PretendedHopper()
+    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 70, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    _, lse = repro.flash_attention(q, k, v, return_lse=True)
+    lse.square().sum().backward()
+    assert ("dlse", "read") in backend.traffic["flash_backward_sm90_preprocess"]
+    wide = [t.detach().double().requires_grad_() for t in (q, k)]
+    exact = torch.logsumexp(wide[0] @ wide[1].transpose(2, 3) / 8, dim=3)
+    exact.square().sum().backward()
+    for got, want in zip((q, k), wide, strict=True):
+        assert got.grad is not None
+        assert want.grad is not None
+        assert (got.grad - want.grad).abs().max() < 4e-2 * want.grad.abs().max()
+    assert v.grad is not None
+    assert not v.grad.any()
+
+
 def test_the_host_keeps_the_sm80_form(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = HostBackend()
     monkeypatch.setattr(engine, "_host", lambda checks: backend)
