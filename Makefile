@@ -92,7 +92,7 @@ import-results: | $(ENV)
 	@$(PY) -m repro.import_results "$(FROM)"
 
 bench: | $(ENV)
-	@$(PY) -m pytest --benchmark-only -q $(ARGS)
+	@$(PY) -m pytest tests/bench/*.py --benchmark-only -q $(ARGS)
 
 report: figures
 	@$(PY) -m figures report

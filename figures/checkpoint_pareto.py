@@ -84,8 +84,10 @@ def plans(ax: Axes, rows: pandas.DataFrame, source: str) -> None:
             color=COLOURS["sqrt"])  # fmt: skip
     for _, row in some.iterrows():
         if row["implementation"] in LABELLED:
+            # Halving lies right below revolve.
+            up = -8 if row["implementation"] == "recursive" else 4
             ax.annotate(LABELLED[row["implementation"]], (row["mib"], row["relative"]),
-                        xytext=(5, 4), textcoords="offset points", fontsize=7.5,
+                        xytext=(5, up), textcoords="offset points", fontsize=7.5,
                         color=COLOURS["sqrt"])  # fmt: skip
     greedy = pick(rows, implementation="greedy")
     ax.plot(greedy["mib"], greedy["relative"], marker="v", markersize=6, linestyle="none",
@@ -106,10 +108,10 @@ def framework(ax: Axes, rows: pandas.DataFrame) -> None:
         ax.plot(some["mib"], some["relative"], marker=marker, markersize=6, color=COLOURS[name],
                 linestyle=":", linewidth=0.8)  # fmt: skip
         if len(some):
-            row = some.iloc[-1]
-            above = 30 if marker == "s" else -30
-            ax.annotate(text, (row["mib"], row["relative"]), xytext=(0, above),
-                        textcoords="offset points", fontsize=7.5, ha="right",
+            row = some.iloc[0 if marker == "s" else -1]
+            place, side = ((8, 4), "left") if marker == "s" else ((0, -16), "right")
+            ax.annotate(text, (row["mib"], row["relative"]), xytext=place,
+                        textcoords="offset points", fontsize=7.5, ha=side,
                         color=COLOURS[name])  # fmt: skip
     ordered = rows[rows["implementation"] != "torch-memory-budget"].sort_values("mib")
     ordered = ordered.dropna(subset=["mib", "relative"])

@@ -153,15 +153,31 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(f"figures.{name}")
 
 
+def settle(figure: Figure) -> None:
+    """Lay the figure out once and for all, in positions rounded to a millionth of its size.
+
+    The layout's solver visits its variables in the order of their addresses, so two runs may differ
+    in the last bit of a position, and with it in every id that the SVG derives from one.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for ax in figure.axes:
+        left, bottom, width, height = ax.get_position(original=True).bounds
+        ax.set_position((round(left, 6), round(bottom, 6), round(width, 6), round(height, 6)))
+    for text in figure.texts:
+        x, y = text.get_position()
+        text.set_position((round(x, 6), round(y, 6)))
+
+
 def save(name: str, drawing: Drawing, out: Path = OUT) -> list[Path]:
     """Write NAME.csv, NAME.png and NAME.svg, all or none, without dates or random ids."""
     out.mkdir(parents=True, exist_ok=True)
+    settle(drawing.figure)
     finals = [out / f"{name}{ending}" for ending in (".csv", ".png", ".svg")]
     with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
         drafts = [Path(folder) / final.name for final in finals]
         drawing.table.to_csv(drafts[0], index=False, float_format="%.6g", lineterminator="\n")
         drawing.figure.savefig(drafts[1], metadata={"Software": None})
-        drawing.figure.set_layout_engine("none")  # it has been laid out; not again for the SVG
         drawing.figure.savefig(drafts[2], metadata={"Date": None, "Creator": None})
         for draft, final in zip(drafts, finals, strict=True):
             os.replace(draft, final)

@@ -84,9 +84,7 @@ def test_a_small_case(head_dim: int) -> None:
 @pytest.mark.sanitize
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_a_small_case_of_the_form_for_long_sequences(head_dim: int) -> None:
-    p = Problem(
-        heads=2, seqlen_q=130, seqlen_k=200, head_dim=head_dim, dtype="bf16", causal=True
-    )
+    p = Problem(heads=2, seqlen_q=130, seqlen_k=200, head_dim=head_dim, dtype="bf16", causal=True)
     check(p, forward(p, hopper.forward_form(head_dim, True, 16384))[0])
 
 
