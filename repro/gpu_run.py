@@ -70,6 +70,7 @@ def stages(python: str = sys.executable) -> list[Stage]:
         pytest("smoke", 60, "a wrong kernel's speed is worth nothing", "tests/gpu", "-m", "smoke"),
         measure("gpu-throughput", 150, "the headline: ours and the peers in turn, per shape"),
         measure("gpu-traffic", 120, "the other headline: counted bytes beside the prediction"),
+        measure("gpu-optimistic", 30, "what the optimistic softmax gains, and loses to repair"),
         measure("gpu-ceilings", 30, "what the time model divides by"),
         measure("gpu-memory", 30, "peak bytes against sequence length"),
         measure("gpu-ladder", 60, "time of each step of the ladder, tile by tile"),
