@@ -46,7 +46,9 @@ _DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 1
 #: The kernels that a pass may launch with one tile.
 _KERNELS = {"forward": ("forward",), "backward": ("backward", "backward-dq")}
 
-_TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()} | {"uint8": torch.uint8}
+#: Every type that kernels take, masks and scratch included.
+_NAMES = DTYPES | {torch.uint8: "uint8", torch.int32: "int32", torch.int64: "int64"}
+_TORCH_TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def array_of(name: str, tensor: Tensor) -> Array:
     """The tensor's memory as kernels take it. Dimensions of size 1 have no stride to respect."""
     strides = [s if n > 1 else 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
     strides[-1] = 1
-    dtype = "uint8" if tensor.dtype == torch.uint8 else DTYPES[tensor.dtype]
+    dtype = _NAMES[tensor.dtype]
     return Array(name, tensor.data_ptr(), tuple(tensor.shape), tuple(strides), dtype, "rw", tensor)
 
 

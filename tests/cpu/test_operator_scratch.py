@@ -1,0 +1,69 @@
+"""Scratch on a GPU comes from torch's allocator: whatever the kernels ask for, it must know.
+
+Nothing here needs a GPU: torch's "meta" device stands for a device that is not the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import attention
+from kernels.launch import ITEMSIZE, Argument, Array, Backend, Kernel
+from repro.attention import engine
+
+
+class Recorder:
+    """A backend of a Hopper card that launches nothing and remembers what it was asked to."""
+
+    name = "cupy"
+    multiprocessors = 132
+    compute_capability = "90"
+
+    def __init__(self) -> None:
+        self.launched: list[str] = []
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[Argument],
+        stream: int | None = None,
+        after_previous: bool = False,
+    ) -> None:
+        self.launched.append(kernel.entry)
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
+        raise AssertionError("scratch must come from torch")
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_every_type_of_the_kernels_is_one_of_torch_s(dtype: str) -> None:
+    backend: Backend = Recorder()
+    scratch = engine._Launcher(backend, torch.device("meta"))
+    array = scratch.empty("scratch", (3, 5), dtype)
+    assert (array.dtype, array.shape, array.strides) == (dtype, (3, 5), (5, 1))
+    assert scratch.scratch_bytes == 15 * ITEMSIZE[dtype]
+
+
+@pytest.mark.parametrize("algorithm", attention.ALGORITHMS)
+def test_every_algorithm_finds_its_scratch(algorithm: str) -> None:
+    """Forward and backward of each, with scratch from torch."""
+    recorder = Recorder()
+    launcher = engine._Launcher(recorder, torch.device("meta"))
+    tensors = [torch.empty(1, 2, 70, 64, dtype=torch.bfloat16) for _ in range(8)]
+    names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+    arrays = {n: engine.array_of(n, t) for n, t in zip(names, tensors, strict=True)}
+    stats: dict[str, Array] = {}
+    first: Any = [arrays[n] for n in names[:4]]
+    attention.forward(launcher, algorithm, *first, stats, scale=0.125, causal=True)
+    attention.backward(
+        launcher, algorithm, *first, arrays["dout"], stats, *(arrays[n] for n in names[5:]),
+        scale=0.125, causal=True,
+    )  # fmt: skip
+    assert len(recorder.launched) >= 2
+    assert launcher.scratch_bytes > 0
