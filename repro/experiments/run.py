@@ -65,7 +65,8 @@ def measure(
     """Measure the cells of one experiment that are not on record yet.
 
     into: folder under results/ (default: the GPU's name, or "local" for host and CPU);
-    again: measure recorded cells anew; quick: leave experiments that are long and on record;
+    again: measure recorded cells anew, and forget cells that are no longer listed;
+    quick: leave experiments that are long and on record;
     rank: measure this rank's share of the cells, into its own file.
     """
     reason = device_reason(experiment.device)
@@ -84,7 +85,10 @@ def measure(
         cells, path = rank.share(cells), rank.file(path)
     say_so = f"{experiment.name}: another run is measuring it; waiting for its end"
     with records.exclusive(path, waiting=lambda: say(say_so)):
-        return _measure_missing(experiment, cells, path, again, merged)
+        outcome = _measure_missing(experiment, cells, path, again, merged)
+        if again and rank is None and outcome.reason is None:
+            _drop_unlisted(cells, path)
+        return outcome
 
 
 def _measure_missing(
@@ -122,6 +126,16 @@ def _measure_missing(
             records.append(path, rows)
         done += not errors
     return Outcome(len(todo) - failed, len(cells) - len(todo), failed)
+
+
+def _drop_unlisted(cells: list[Cell], path: Path) -> None:
+    """Remove rows of cells that the experiment had once and lists no more: a figure would draw
+    them beside the new ones, as if they were of the same code."""
+    listed = {cell.id for cell in cells}
+    stale = {r.cell for r in records.read(path) if r.cell is not None} - listed
+    if stale:
+        say(f"{path.stem}: {len(stale)} cells are not of the experiment any more; removed")
+        records.replace(path, stale, [])
 
 
 def pending(cells: Sequence[Cell], known: Sequence[Record], digest: str) -> list[Cell]:

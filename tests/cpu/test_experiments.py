@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,25 @@ def test_cells_measured_from_other_code_are_measured_again(tmp_path):
     assert run.measure(experiment(good), root=tmp_path).measured == 0
     assert run.measure(experiment(good), root=tmp_path, again=True).measured == 3
     assert len(stored(tmp_path)) == 3
+
+
+def test_measuring_again_forgets_cells_that_are_no_longer_listed(tmp_path):
+    run.measure(experiment(good), root=tmp_path)
+    fewer = replace(experiment(good), cells=lambda: cells()[:2])
+    run.measure(fewer, root=tmp_path)
+    assert [r.value for r in stored(tmp_path)] == [1, 2, 3]  # going on removes nothing
+    run.measure(fewer, root=tmp_path, again=True)
+    assert [r.value for r in stored(tmp_path)] == [1, 2]
+
+
+HOST_RECORDS = sorted((ROOT / "results/host").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", HOST_RECORDS, ids=lambda path: path.stem)
+def test_committed_records_are_of_cells_that_are_listed(path):
+    """A figure would draw others beside them as if they belonged together."""
+    listed = {cell.id for cell in experiments.experiment(path.stem).cells()}
+    assert {r.cell for r in records.read(path)} == listed
 
 
 def test_quick_leaves_what_is_long_and_on_record(tmp_path):
