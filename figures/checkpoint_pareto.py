@@ -73,56 +73,39 @@ def plans(ax: Axes, rows: pandas.DataFrame, source: str) -> None:
     best = pick(rows, implementation=("optimal", "store-all")).sort_values("mib")
     marker = {"marker": "o", "markersize": 5} if source == "measured" else {"marker": "."}
     ax.plot(best["mib"], best["relative"], color="black", linewidth=1.5, drawstyle="steps-post",
-            **marker)  # fmt: skip
-    if len(best) > 1 and source == "predicted":
-        point = best.iloc[len(best) // 2]
-        ax.annotate("optimum, budget sweep", (point["mib"], point["relative"]), xytext=(-4, 26),
-                    textcoords="offset points", fontsize=8,
-                    arrowprops={"arrowstyle": "-", "linewidth": 0.5})  # fmt: skip
+            label="optimum, budget sweep", **marker)  # fmt: skip
     some = pick(rows, implementation=HEURISTICS)
     ax.plot(some["mib"], some["relative"], marker="o", markersize=5, linestyle="none",
-            color=COLOURS["sqrt"])  # fmt: skip
+            color=COLOURS["sqrt"], label="heuristics")  # fmt: skip
     for _, row in some.iterrows():
         if row["implementation"] in LABELLED:
-            # Halving lies right below revolve.
-            up = -8 if row["implementation"] == "recursive" else 4
+            # Halving lies right below revolve; sqrt(L) has others at its height.
+            up = {"recursive": -8, "sqrt": 8}.get(row["implementation"], 4)
             ax.annotate(LABELLED[row["implementation"]], (row["mib"], row["relative"]),
                         xytext=(5, up), textcoords="offset points", fontsize=7.5,
                         color=COLOURS["sqrt"])  # fmt: skip
     greedy = pick(rows, implementation="greedy")
     ax.plot(greedy["mib"], greedy["relative"], marker="v", markersize=6, linestyle="none",
-            color=COLOURS["greedy"])  # fmt: skip
-    if len(greedy):
-        row = greedy.loc[greedy["mib"].idxmin()]
-        ax.annotate("greedy by ratio", (row["mib"], row["relative"]), xytext=(6, 8),
-                    textcoords="offset points", fontsize=8, color=COLOURS["greedy"])  # fmt: skip
+            color=COLOURS["greedy"], label="greedy by ratio")  # fmt: skip
+    ax.legend(loc="upper right")
 
 
 def framework(ax: Axes, rows: pandas.DataFrame) -> None:
     """What the framework offers, and the lower envelope of all measured points."""
     for name, text, marker in (
         ("torch-checkpoint", "torch.utils.checkpoint, 1, 2, 4 stages", "s"),
-        ("torch-memory-budget", "compiler's memory budget, 100, 30 %", "D"),
+        ("torch-memory-budget", "compiler's memory budget, 100 to 30 %", "D"),
     ):
         some = pick(rows, implementation=name).sort_values("mib")
         ax.plot(some["mib"], some["relative"], marker=marker, markersize=6, color=COLOURS[name],
-                linestyle=":", linewidth=0.8)  # fmt: skip
-        if len(some):
-            row = some.iloc[0 if marker == "s" else -1]
-            place, side = ((8, 4), "left") if marker == "s" else ((0, -16), "right")
-            ax.annotate(text, (row["mib"], row["relative"]), xytext=place,
-                        textcoords="offset points", fontsize=7.5, ha=side,
-                        color=COLOURS[name])  # fmt: skip
+                linestyle=":", linewidth=0.8, label=text)  # fmt: skip
     ordered = rows[rows["implementation"] != "torch-memory-budget"].sort_values("mib")
     ordered = ordered.dropna(subset=["mib", "relative"])
     if len(ordered):
         envelope = np.minimum.accumulate(ordered["relative"].to_numpy())
         ax.step(ordered["mib"], envelope, where="post", color="#999999", linewidth=5, alpha=0.35,
-                zorder=0)  # fmt: skip
-        middle = len(ordered) // 2
-        ax.annotate("lower envelope", (ordered["mib"].iloc[middle], envelope[middle]),
-                    xytext=(0, -18), textcoords="offset points", fontsize=7.5,
-                    color="#777777")  # fmt: skip
+                zorder=0, label="lower envelope")  # fmt: skip
+    ax.legend(loc="upper right")
 
 
 def verdicts(frame: pandas.DataFrame) -> list[Verdict]:

@@ -58,10 +58,10 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 series(right, line[line["depth"] <= 2048], "depth", f"predicted {model} {name}",
                        color=COLOURS[name])  # fmt: skip
     right.plot([1000], [1.3], marker="D", color=COLOURS["sqrt"], **HOLLOW)
-    right.annotate("paper: about +30 %", (1000, 1.3), xytext=(0, -16), ha="center",
+    right.annotate("paper: about +30 %", (1000, 1.3), xytext=(0, -34), ha="center",
                    textcoords="offset points", fontsize=8, color="#555555")  # fmt: skip
-    right.text(9, 1.12, "segments: at most one forward, +1/3", fontsize=8, color=COLOURS["sqrt"])
-    right.text(9, 1.95, "halving: +(1/6) log2 L", fontsize=8, color=COLOURS["recursive"])
+    right.text(9, 1.0, "segments: at most one forward, +1/3", fontsize=8, color=COLOURS["sqrt"])
+    right.text(9, 2.2, "halving: +(1/6) log2 L", fontsize=8, color=COLOURS["recursive"])
     powers_of_two(right, (16, 64, 256, 1024))
     right.set(xlabel="layers or steps", ylim=(0.8, 3.6))
     right.set_title("time relative to storing everything")

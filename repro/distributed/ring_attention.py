@@ -117,9 +117,12 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     commutative up to rounding: (m, d) ⊕ (m', d') of Milakov & Gimelshein 2018, in logarithms.
     """
     lse = torch.logaddexp(lse_a, lse_b)
-    base = _finite(lse)
-    weight_a, weight_b = torch.exp(lse_a - base), torch.exp(lse_b - base)
-    return out_a * weight_a[..., None] + out_b * weight_b[..., None], lse
+    # From the larger one, not from lse: its rounding would scale the whole row.
+    top = _finite(torch.maximum(lse_a, lse_b))
+    weight_a, weight_b = torch.exp(lse_a - top), torch.exp(lse_b - top)
+    total = torch.where(lse == -math.inf, 1.0, weight_a + weight_b)
+    share_a, share_b = (weight_a / total)[..., None], (weight_b / total)[..., None]
+    return out_a * share_a + out_b * share_b, lse
 
 
 @dataclass(frozen=True)

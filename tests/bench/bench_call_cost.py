@@ -9,7 +9,7 @@ launching) left out: what of the cost is ours to lower.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,32 +19,27 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import repro
 from kernels import cupy_backend
-from kernels.launch import TENSOR_MAP_BYTES, Argument, Array, Kernel
+from kernels.launch import TENSOR_MAP_BYTES, Array, Kernel
+from kernels.prebuild import Recorder
 from repro.attention import engine
 
 SIZE = (2, 16, 512, 128)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
 
-class NoDriver:
+class NoDriver(Recorder):
     """A Hopper card's backend up to the driver: arguments are encoded, functions looked up."""
 
     name = "cupy"
     multiprocessors = 132
     compute_capability = "90"
-    shared_limit_bytes = 232448
 
     def __init__(self) -> None:
+        super().__init__()
         self.functions: dict[Kernel, int] = {}
 
     def launch(
-        self,
-        kernel: Kernel,
-        grid: tuple[int, int, int],
-        shared_bytes: int,
-        args: Sequence[Argument],
-        stream: int | None = None,
-        after_previous: bool = False,
+        self, kernel: Kernel, grid: Any, shared_bytes: int, args: Any, *rest: Any, **more: Any
     ) -> None:
         self.functions[kernel] = len([cupy_backend.kernel_argument(arg) for arg in args])
 

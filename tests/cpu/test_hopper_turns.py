@@ -129,8 +129,10 @@ def test_mistakes_in_the_backward_are_found(
 ) -> None:
     kernel_of = BackwardForm.kernel
 
-    def mistaken(self: BackwardForm, part: str, *args: object, **options: object) -> Kernel:
-        kernel = kernel_of(self, part, *args, **options)  # type: ignore[arg-type]
+    def mistaken(
+        self: BackwardForm, part: str, dtype: str, causal: bool, **options: bool
+    ) -> Kernel:
+        kernel = kernel_of(self, part, dtype, causal, **options)
         if part:
             return kernel
         assert right in kernel.text()

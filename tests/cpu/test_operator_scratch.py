@@ -5,46 +5,20 @@ Nothing here needs a GPU: torch's "meta" device stands for a device that is not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from kernels import attention
-from kernels.launch import ITEMSIZE, Argument, Array, Backend, Kernel
+from kernels.launch import ITEMSIZE, Array
+from kernels.prebuild import Recorder
 from repro.attention import engine
-
-
-class Recorder:
-    """A backend of a Hopper card that launches nothing and remembers what it was asked to."""
-
-    name = "cupy"
-    multiprocessors = 132
-    compute_capability = "90"
-
-    def __init__(self) -> None:
-        self.launched: list[str] = []
-
-    def launch(
-        self,
-        kernel: Kernel,
-        grid: tuple[int, int, int],
-        shared_bytes: int,
-        args: Sequence[Argument],
-        stream: int | None = None,
-        after_previous: bool = False,
-    ) -> None:
-        self.launched.append(kernel.entry)
-
-    def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-        raise AssertionError("scratch must come from torch")
 
 
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 def test_every_type_of_the_kernels_is_one_of_torch_s(dtype: str) -> None:
-    backend: Backend = Recorder()
-    scratch = engine._Launcher(backend, torch.device("meta"))
+    scratch = engine._Launcher(Recorder(), torch.device("meta"))
     array = scratch.empty("scratch", (3, 5), dtype)
     assert (array.dtype, array.shape, array.strides) == (dtype, (3, 5), (5, 1))
     assert scratch.scratch_bytes == 15 * ITEMSIZE[dtype]
@@ -65,5 +39,5 @@ def test_every_algorithm_finds_its_scratch(algorithm: str) -> None:
         launcher, algorithm, *first, arrays["dout"], stats, *(arrays[n] for n in names[5:]),
         scale=0.125, causal=True,
     )  # fmt: skip
-    assert len(recorder.launched) >= 2
+    assert len(recorder.launches) >= 2
     assert launcher.scratch_bytes > 0
