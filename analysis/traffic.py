@@ -140,6 +140,11 @@ _SUMS: dict[tuple[str, str], tuple[Callable[..., KernelBytes], dict[str, Any]]] 
     ("flash-sm90-deterministic", "backward"): (flash_backward_sm90, {"deterministic": True}),
     ("flash-sm90-chained", "forward"): (flash_forward_sm90, {}),
     ("flash-sm90-chained", "backward"): (flash_backward_sm90, {"deterministic": False}),
+    ("flash-sm90-deterministic-chained", "forward"): (flash_forward_sm90, {}),
+    ("flash-sm90-deterministic-chained", "backward"): (
+        flash_backward_sm90,
+        {"deterministic": True},
+    ),
 }
 
 ALGORITHMS = tuple(dict.fromkeys(algorithm for algorithm, _ in _SUMS))

@@ -15,11 +15,12 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
 
 Algorithms, each of them the name of definite kernels: "flash", "flash-deterministic" and
 "flash-split" (here, sm_80 instructions); "flash-sm90", "flash-sm90-deterministic",
-"flash-sm90-chained" and "flash-sm90-optimistic" (kernels.hopper, Hopper only); "standard",
-"flash1", "flash1-literal" (kernels.ladder). "flash-deterministic" and "flash-split" differ from
-"flash" in the backward pass only: dQ through an ordered workspace, or by a pass of its own (which
-makes dQ deterministic too). So do "flash-sm90-deterministic" and "flash-sm90-chained" from
-"flash-sm90": dQ added in turns, or the pass's three kernels overlapping where they meet.
+"flash-sm90-chained", "flash-sm90-deterministic-chained" and "flash-sm90-optimistic"
+(kernels.hopper, Hopper only); "standard", "flash1", "flash1-literal" (kernels.ladder).
+"flash-deterministic" and "flash-split" differ from "flash" in the backward pass only: dQ through an
+ordered workspace, or by a pass of its own (which makes dQ deterministic too). So do
+"flash-sm90-deterministic" and "flash-sm90-chained" from "flash-sm90": dQ added in turns, or the
+pass's three kernels overlapping where they meet; "flash-sm90-deterministic-chained" does both.
 ``kernels.dispatch`` says which suits a problem and a device best.
 """
 
@@ -56,7 +57,13 @@ __all__ = [
 ]
 
 FLASH = ("flash", "flash-deterministic", "flash-split")
-HOPPER = (hopper.ALGORITHM, hopper.OPTIMISTIC, hopper.DETERMINISTIC, hopper.CHAINED)
+HOPPER = (
+    hopper.ALGORITHM,
+    hopper.OPTIMISTIC,
+    hopper.DETERMINISTIC,
+    hopper.CHAINED,
+    hopper.DETERMINISTIC_CHAINED,
+)
 ALGORITHMS = (*FLASH, *HOPPER, *ladder.ALGORITHMS)
 
 
@@ -190,8 +197,8 @@ def backward(
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
                 scale=scale, causal=causal, tile=tile, dlse=dlse,
-                deterministic=algorithm == hopper.DETERMINISTIC,
-                chained=algorithm == hopper.CHAINED, stream=stream,
+                deterministic=algorithm in (hopper.DETERMINISTIC, hopper.DETERMINISTIC_CHAINED),
+                chained=algorithm in (hopper.CHAINED, hopper.DETERMINISTIC_CHAINED), stream=stream,
             )  # fmt: skip
             return
         _refuse(algorithm, dlse=dlse)

@@ -34,6 +34,15 @@
 // then the two warps that touch what the preprocess writes wait for its end, and all others wait for
 // what those two bring.
 //
+// Turns and early starts together: every wait is for a block that has started, so no circle can
+// close. The postprocess takes no multiprocessor from a block that is waited for: next_kernel_start
+// lets it in when every block of this grid has come there or ended, so all of them have started. The
+// preprocess lets this grid in the same way and itself waits for nobody: it ends while blocks here
+// wait for it. In between, blocks of this grid start in the order of the turns; places that others
+// still hold delay the start of the later ones, not of one that they wait for. That order is what
+// DETERMINISTIC rests on however it is launched: cards start blocks by index, CUDA does not promise
+// it.
+//
 // Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask;
 // strides are multiples of 16 bytes; without DETERMINISTIC dQ is added in no fixed order.
 

@@ -50,6 +50,8 @@ ALGORITHM = "flash-sm90"
 DETERMINISTIC = "flash-sm90-deterministic"
 #: The backward whose three kernels start before the one before them has ended.
 CHAINED = "flash-sm90-chained"
+#: Both: kernels that start early, and dq in a fixed order.
+DETERMINISTIC_CHAINED = "flash-sm90-deterministic-chained"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
 #: At 256 dk and dv together would take every register of a thread.

@@ -28,7 +28,11 @@ OURS = ("flash", "flash-sm90")
 #: Its backward is that of the exact form.
 FORWARD_ONLY = ("flash-sm90-optimistic",)
 #: Their forward is that of the exact form.
-BACKWARD_ONLY = ("flash-sm90-deterministic", "flash-sm90-chained")
+BACKWARD_ONLY = (
+    "flash-sm90-deterministic",
+    "flash-sm90-chained",
+    "flash-sm90-deterministic-chained",
+)
 IMPLEMENTATIONS = (*OURS, *FORWARD_ONLY, *BACKWARD_ONLY, "sdpa-flash", "sdpa-cudnn")
 #: Milliseconds of timed work for each implementation of a cell.
 BUDGET_MS = 40.0

@@ -202,7 +202,10 @@ def test_the_gradient_of_lse_of_a_row_that_sees_nothing() -> None:
         assert abs(got[name] - want[name]).max() < 5e-3
 
 
-def test_only_what_waits_by_itself_is_launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", [hopper.CHAINED, hopper.DETERMINISTIC_CHAINED])
+def test_only_what_waits_by_itself_is_launched_early(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What runs before the pass may be anything: its first kernel is an ordinary launch."""
     seen: list[tuple[str, bool]] = []
     launch = HostBackend.launch
@@ -213,7 +216,7 @@ def test_only_what_waits_by_itself_is_launched_early(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(HostBackend, "launch", recorded)
     p = Problem(seqlen_q=40, seqlen_k=40, dtype="fp16")
-    values, _ = shared_execute(p, algorithm="flash-sm90-chained")
+    values, _ = shared_execute(p, algorithm=algorithm)
     check(p, values)
     assert seen[-3:] == [
         ("flash_backward_sm90_preprocess", False),

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flash_support import Problem, execute
+from flash_support import Problem, check, execute
 
+from analysis.shapes import AttentionShape
+from analysis.traffic import Traffic, predict_traffic
+from kernels import hopper
 from kernels.hopper import BackwardForm
 from kernels.host import HostBackend, KernelError
 from kernels.launch import Array, Kernel, from_numpy
@@ -144,3 +147,29 @@ def test_mistakes_in_the_backward_are_found(
     with pytest.raises(KernelError, match=message):
         # Blocks one after another: what is found does not depend on who is faster.
         execute(p, algorithm="flash-sm90-deterministic", backend=HostBackend(os_threads=1))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_turns_in_kernels_that_start_early(head_dim: int, causal: bool) -> None:
+    """The bits of the ordinary launches whatever the order, gradients right, bytes as predicted."""
+    p = Problem(
+        heads=4, kv_heads=2, seqlen_q=300, seqlen_k=400, head_dim=head_dim, dtype="bf16",
+        causal=causal, with_dlse=True,
+    )  # fmt: skip
+    plain, _ = execute(p, algorithm=hopper.DETERMINISTIC, backend=HostBackend(os_threads=1))
+    check(p, plain)
+    shape = AttentionShape(1, 4, 300, 400, head_dim, 2, "bf16", causal)
+    form = hopper.forward_form(head_dim, causal, 300)
+    tile = hopper.backward_form(head_dim, causal).tile
+    both = hopper.DETERMINISTIC_CHAINED
+    want = predict_traffic(both, shape, form.tile, "forward", persistent=form.persistent)
+    want += predict_traffic(both, shape, tile, "backward", lse_gradient=True)
+    assert want.kernels["flash_backward_sm90"]["turns", "read"] > 0
+    for seed, os_threads in ((None, 1), (1, 1), (2, 3), (3, 4), (4, 4)):
+        backend = HostBackend(seed=seed, os_threads=os_threads)
+        got, counted = execute(p, algorithm=both, backend=backend)
+        check(p, got)
+        for name in ("dq", "dk", "dv"):
+            np.testing.assert_array_equal(got[name], plain[name], err_msg=name)
+        assert Traffic(counted).kernels == want.kernels

@@ -170,21 +170,22 @@ def test_kernels_that_start_early_wait_for_what_they_need(head_dim: int, causal:
 
 @CAUSAL
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_deterministic_backward(head_dim: int, causal: bool) -> None:
-    """Right on small cases; on a full card the same bits every time."""
+@pytest.mark.parametrize("algorithm", [hopper.DETERMINISTIC, hopper.DETERMINISTIC_CHAINED])
+def test_a_deterministic_backward(algorithm: str, head_dim: int, causal: bool) -> None:
+    """Right on small cases; on a full card the same bits every time, launched early or not."""
     for seqlen_q, seqlen_k in ((1, 1), (65, 129), (333, 461), (461, 333)):
         p = Problem(
             batch=2, heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
             dtype="bf16", causal=causal,
         )  # fmt: skip
-        check(p, execute(p, "flash-sm90-deterministic", None))
+        check(p, execute(p, algorithm, None))
     p = Problem(
         batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=head_dim, dtype="bf16",
         causal=causal,
     )  # fmt: skip
     first = execute(p, "flash-sm90-deterministic", None)
     for _ in range(10):
-        again = execute(p, "flash-sm90-deterministic", None)
+        again = execute(p, algorithm, None)
         for name in ("dq", "dk", "dv"):
             np.testing.assert_array_equal(again[name], first[name])
 
