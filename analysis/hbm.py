@@ -29,9 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.hardware import Gpu
 from analysis.shapes import AttentionShape, Tile
+from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.tile_loop import TileLoop, tile_loop
 from analysis.traffic import Traffic, predict_traffic
 
@@ -65,21 +67,29 @@ class HbmTraffic:
 
 _MAIN_KERNELS = tuple(
     f"{name}_{pass_}{form}"
-    for name, form in (("flash", ""), ("flash", "_sm90"), ("flash1", ""))
+    for name, form in (
+        ("flash", ""), ("flash", "_sm90"), ("flash", "_sm90_persistent"), ("flash1", "")
+    )
     for pass_ in ("forward", "backward")
-)
+)  # fmt: skip
 _PER_QUERY = frozenset({"q", "out", "dout", "lse", "lse2", "delta", "m", "l", "dq", "dq_accum"})
 
 
+def main_kernel(traffic: Traffic) -> str:
+    """The kernel of a pass that walks the tile loop; "" where every kernel is a plain product."""
+    return next((kernel for kernel in traffic.kernels if kernel in _MAIN_KERNELS), "")
+
+
 def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
-    """Size of every tensor the kernels name; dq_accum is the fp32 accumulator of dq."""
+    """Size of every tensor the kernels name; dq_accum is the fp32 accumulator of dq, taken the
+    counter of the persistent forward."""
     accumulator = shape.query_bytes // shape.itemsize * 4
     sizes = dict.fromkeys(("q", "out", "dout", "dq"), shape.query_bytes)
     sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
     sizes |= dict.fromkeys(("s", "p", "dp", "ds"), shape.score_bytes)
     sizes |= dict.fromkeys(("lse", "lse2", "delta", "dlse", "m", "l"), shape.row_bytes)
     sizes["key_mask"] = shape.batch * shape.seqlen_k
-    return sizes | {"dq_accum": accumulator}
+    return sizes | {"dq_accum": accumulator, "taken": COUNTER_BYTES}
 
 
 def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:
@@ -89,6 +99,9 @@ def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:
     deterministic backward are distinct memory, so none is saved there.
     """
     sizes = tensor_bytes(shape)
+    # As many as the preprocess sets to 0.
+    preprocess = traffic.kernels.get("flash_backward_sm90_preprocess", {})
+    sizes["turns"] = preprocess.get(("turns", "write"), 0)
     seeing = min(shape.seqlen_q, shape.seqlen_k) if shape.causal else shape.seqlen_q
     reads: dict[str, dict[str, int]] = {}
     writes: dict[str, dict[str, int]] = {}
@@ -115,24 +128,27 @@ def predict_hbm(
     pass_: str,
     gpu: Gpu,
     blocks_per_sm: int = 1,
+    **options: Any,
 ) -> HbmTraffic:
     """HBM traffic of one pass, each kernel starting with a cold L2 as under a profiler.
 
     blocks_per_sm: thread blocks of the main kernel that an SM holds at once
     (``analysis.occupancy``). Blocks are launched head by head, and within a head those with the
     longest walk first: under the causal mask the last query tile (forward) or the first key tile
-    (backward).
+    (backward). Persistent blocks take their tiles in that order too. options: of
+    :func:`~analysis.traffic.predict_traffic`.
     """
     if blocks_per_sm < 1:
         raise ValueError(f"blocks_per_sm={blocks_per_sm} is below 1")
-    traffic = predict_traffic(algorithm, shape, tile, pass_)
+    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     base = compulsory_hbm(traffic, shape)
     reads = {kernel: dict(tensors) for kernel, tensors in base.reads.items()}
     writes = {kernel: dict(tensors) for kernel, tensors in base.writes.items()}
     concurrent = gpu.sms * blocks_per_sm
     loop = tile_loop(shape, tile)
 
-    main = next((k for k in traffic.kernels if k in (f"flash_{pass_}", f"flash_{pass_}_sm90")), "")
+    flash1 = algorithm.startswith("flash1")
+    main = "" if flash1 else main_kernel(traffic)
     if main and pass_ == "forward":
         rows, row_bytes = _keys_from_hbm(shape, tile, loop, concurrent, gpu.usable_l2_bytes)
         for tensor in ("k", "v"):
@@ -144,7 +160,7 @@ def predict_hbm(
                 reads[main][tensor] = rows * row_bytes
         if "dq_accum" in reads[main]:  # atomics: what is fetched is written back
             writes[main]["dq_accum"] = reads[main]["dq_accum"]
-    elif algorithm.startswith("flash1"):
+    elif flash1:
         # One block per head walks that head's rows again for every key tile, with no one to
         # share them: they stay only if those of all resident heads fit together. At the shape of
         # the paper's Fig. 2 an A100's 108 resident heads walk 29 MB, more than half its L2, so

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.shapes import ITEMSIZE, AttentionShape
+from analysis.shapes import ITEMSIZE, STAT_BYTES, AttentionShape, Tile
+from analysis.sums.flash_sm90 import TURN_BYTES
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,33 @@ def flash_backward_peak(
         + make.keys("k", "v", "dk", "dv")
         + make.query_accumulators(*partials)
         + make.rows("lse", "delta")
+    )
+
+
+def flash_sm90_scratch(
+    shape: AttentionShape, tile: Tile, *, deterministic: bool = False
+) -> list[LiveTensor]:
+    """What our Hopper backward allocates: two row statistics and the fp32 accumulator of dQ for
+    whole query tiles; deterministic: a counter a query tile as well."""
+    tiles = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
+    rows = tiles * tile.block_m
+    scratch = [LiveTensor(name, rows * STAT_BYTES) for name in ("lse2", "delta")]
+    scratch.append(LiveTensor("dq_accum", rows * shape.head_dim * ITEMSIZE["fp32"]))
+    if deterministic:
+        scratch.append(LiveTensor("turns", tiles * TURN_BYTES))
+    return scratch
+
+
+def flash_sm90_backward_peak(
+    shape: AttentionShape, tile: Tile, *, deterministic: bool = False
+) -> list[LiveTensor]:
+    """Our Hopper backward: inputs, output, gradients, lse and :func:`flash_sm90_scratch`."""
+    make = _Sizes(shape)
+    return (
+        make.queries("q", "out", "dout", "dq")
+        + make.keys("k", "v", "dk", "dv")
+        + make.rows("lse")
+        + flash_sm90_scratch(shape, tile, deterministic=deterministic)
     )
 
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from analysis.flops import executed_exponentials, executed_flops
 from analysis.hardware import Gpu
-from analysis.hbm import predict_hbm
+from analysis.hbm import main_kernel, predict_hbm
 from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import KernelPasses, Passes
@@ -115,13 +116,17 @@ def attention_work(
     pass_: str,
     gpu: Gpu,
     blocks_per_sm: int = 1,
+    **options: Any,
 ) -> dict[str, Work]:
-    """Work of each kernel of a tiled algorithm ("flash…" or "flash1…")."""
+    """Work of each kernel of a tiled algorithm ("flash…" or "flash1…").
+
+    options: of :func:`~analysis.traffic.predict_traffic`.
+    """
     if algorithm == "standard":
         raise ValueError("standard attention has its own kernels: use standard_work")
-    traffic = predict_traffic(algorithm, shape, tile, pass_)
-    hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm)
-    main = f"{'flash1' if algorithm.startswith('flash1') else 'flash'}_{pass_}"
+    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
+    hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm, **options)
+    main = main_kernel(traffic)
     if algorithm.startswith("flash1"):
         blocks = shape.batch * shape.heads
     elif pass_ == "forward":
@@ -132,7 +137,7 @@ def attention_work(
     for kernel, entries in traffic.kernels.items():
         bytes_ = sum(entries.values())
         hbm_bytes = sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values())
-        if kernel in (main, f"{main}_sm90"):
+        if kernel == main:
             works[kernel] = Work(
                 executed_flops(shape, tile, pass_),
                 executed_exponentials(shape, tile, pass_),

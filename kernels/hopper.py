@@ -54,6 +54,8 @@ CHAINED = "flash-sm90-chained"
 DETERMINISTIC_CHAINED = "flash-sm90-deterministic-chained"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
+#: Forms of the forward by name, whatever the rule would choose for a shape.
+FORMS = {f"{ALGORITHM} {form.name}": form for form in FORWARD_FORMS}
 #: At 256 dk and dv together would take every register of a thread.
 HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 #: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
@@ -120,13 +122,15 @@ class BackwardForm:
 BACKWARD_FORMS = (BackwardForm(64, 128), BackwardForm(128, 64), BackwardForm(128, 80))
 
 
-def backward_form(head_dim: int, causal: bool) -> BackwardForm:
-    """The form for a shape.
+def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> BackwardForm:
+    """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
 
     head_dim 128: a prototype on an H200 found 80 queries a tile 3 to 7 % ahead of 64 at 16384 and
     level at 2048, without a mask. With one, 64 waste less on its edge, and two rounds of timing did
     not tell them apart.
     """
+    if tile is not None:
+        return _backward_form_of_tile(head_dim, tile)
     if head_dim == 64:
         return BackwardForm(64, 128)
     return BackwardForm(128, 64 if causal else 80)
@@ -222,9 +226,8 @@ def forward(
     _check(why_not(q.dtype, q.shape[3], scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    if tile is not None:
-        form = form_of_tile(head_dim, tile)
-    form = form or forward_form(head_dim, causal, seqlen_q)
+    if form is None or tile is not None:
+        form = forward_form(head_dim, causal, seqlen_q, tile)
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
     if q.size == 0:
@@ -307,9 +310,7 @@ def backward(
     _check(why_not(q.dtype, q.shape[3], scale=scale, pass_="backward", keys=keys))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    form = backward_form(head_dim, causal)
-    if tile is not None:
-        form = _backward_form_of_tile(head_dim, tile)
+    form = backward_form(head_dim, causal, tile)
     if q.size == 0:
         return
     block_m, block_n = form.tile.block_m, form.tile.block_n

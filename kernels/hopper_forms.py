@@ -121,8 +121,10 @@ FORWARD_FORMS = (
 )
 
 
-def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
-    """The form for a shape.
+def forward_form(
+    head_dim: int, causal: bool, seqlen_q: int, tile: Tile | None = None
+) -> ForwardForm:
+    """The form for a shape; where a tile is asked for, :func:`form_of_tile`.
 
     head_dim 256 has one: two consumers, and the 80 keys that registers and shared memory leave.
 
@@ -139,6 +141,8 @@ def forward_form(head_dim: int, causal: bool, seqlen_q: int) -> ForwardForm:
     Turns. At head_dim 64 with one block a query tile: there the prototype gained 4 to 7 % by them,
     at 128 nothing. Together with persistent blocks they were not measured.
     """
+    if tile is not None:
+        return form_of_tile(head_dim, tile)
     if head_dim == 256:
         return ForwardForm(256, 2, 80, True)
     persistent = seqlen_q <= PERSISTENT_SEQLEN

@@ -6,6 +6,7 @@ command line, the notebook and the examples use it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic, compulsory_hbm, predict_hbm
 from analysis.occupancy import occupancy, wave_efficiency
 from analysis.shapes import AttentionShape, Tile
+from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.tiles import backward_resources, best_tile, forward_resources, paper_tile
 from analysis.time_model import (
     Ceilings,
@@ -25,10 +27,14 @@ from analysis.time_model import (
     predict_time,
 )
 from analysis.traffic import Traffic, predict_traffic
+from kernels import attention, hopper
 
 PASSES = ("forward", "backward")
 #: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
-ALGORITHMS = ("standard", "flash1-literal", "flash1", "flash", "flash-deterministic")
+CLOSED = ("standard", "flash1-literal", "flash1", "flash", "flash-deterministic")
+#: The Hopper kernels whose bytes and bound differ.
+HOPPER = (hopper.ALGORITHM, hopper.DETERMINISTIC)
+ALGORITHMS = CLOSED + HOPPER
 #: Block sizes of the kernels that FlashAttention's authors released in 2022, at head_dim <= 64.
 RELEASED_2022 = Tile(16, 256)
 
@@ -38,6 +44,7 @@ class Prediction:
     """What one pass costs. Bytes and FLOPs are of the whole batch; times are lower bounds.
 
     ``saved`` lies between forward and backward; ``peak`` is alive at the pass's worst moment.
+    ``form`` is the name of the compiled form, for kernels that come in several.
     """
 
     algorithm: str
@@ -55,6 +62,7 @@ class Prediction:
     peak: tuple[memory.LiveTensor, ...]
     time: TimePrediction
     ceilings: Ceilings
+    form: str | None = None
 
     @property
     def saved_bytes(self) -> int:
@@ -85,6 +93,7 @@ class Prediction:
             "dtype": shape.dtype,
             "causal": shape.causal,
             "gpu": self.gpu.name,
+            "form": self.form,
             "block_m": self.tile.block_m,
             "block_n": self.tile.block_n,
             "blocks_per_sm": self.blocks_per_sm,
@@ -144,24 +153,30 @@ def predict(
     tile: by default what the algorithm would use on this GPU (``default_tile``).
     ceilings: by default the GPU's datasheet.
 
-    Raises ValueError for an unknown algorithm or pass, a shape the algorithm does not handle, and a
-    tile that no SM of this GPU can hold.
+    The Hopper kernels are predicted in the form that runs: that of the tile, or by their rule.
+
+    Raises ValueError for an unknown algorithm or pass, a shape the algorithm does not handle, a
+    tile that no SM of this GPU can hold, and Hopper kernels on another GPU.
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
     if pass_ not in PASSES:
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
-    tile = tile or default_tile(algorithm, shape, pass_, gpu)
+    if algorithm in HOPPER:
+        _check_hopper(algorithm, shape, pass_, gpu)
+    form = form_of(algorithm, shape, pass_, tile)
+    options = sum_options(form)
+    tile = form.tile if form else tile or default_tile(algorithm, shape, pass_, gpu)
     ceilings = ceilings or datasheet_ceilings(gpu)
-    traffic = predict_traffic(algorithm, shape, tile, pass_)
-    blocks = _blocks_per_sm(algorithm, shape, tile, pass_, gpu)
-    hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks)
+    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
+    blocks = 1 if form else _blocks_per_sm(algorithm, shape, tile, pass_, gpu)
+    hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks, **options)
     if algorithm == "standard":
         works = _standard_work(shape, tile, pass_, gpu, traffic, hbm)
         pairs = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
         executed = products(pass_, recompute=False) * 2 * pairs * shape.head_dim
     else:
-        works = attention_work(algorithm, shape, tile, pass_, gpu, blocks)
+        works = attention_work(algorithm, shape, tile, pass_, gpu, blocks, **options)
         executed = executed_flops(shape, tile, pass_)
     return Prediction(
         algorithm=algorithm,
@@ -176,16 +191,55 @@ def predict(
         hbm=hbm,
         compulsory=compulsory_hbm(traffic, shape),
         saved=tuple(_saved(algorithm, shape)),
-        peak=tuple(_peak(algorithm, shape, tile, pass_)),
+        peak=tuple(_peak(algorithm, shape, tile, pass_, options)),
         time=predict_time(works, ceilings),
         ceilings=ceilings,
+        form=form.name if form else None,
     )
+
+
+def form_of(
+    implementation: str, shape: AttentionShape, pass_: str, tile: Tile | None = None
+) -> hopper.ForwardForm | hopper.BackwardForm | None:
+    """The compiled form that runs under a name: an algorithm of ``kernels.attention`` or a form of
+    ``kernels.hopper.FORMS``. None for kernels that are no Hopper kernels.
+
+    tile: asked for by the caller; by default the Hopper kernels' rule decides.
+    """
+    if implementation in hopper.FORMS:
+        return hopper.FORMS[implementation]
+    if implementation not in attention.HOPPER:
+        return None
+    if pass_ == "forward":
+        return hopper.forward_form(shape.head_dim, shape.causal, shape.seqlen_q, tile)
+    return hopper.backward_form(shape.head_dim, shape.causal, tile)
+
+
+def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, bool]:
+    """The options of ``analysis.traffic.predict_traffic`` that select a form's sum."""
+    persistent = isinstance(form, hopper.ForwardForm) and form.persistent
+    return {"persistent": True} if persistent else {}
+
+
+def _check_hopper(algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu) -> None:
+    if gpu.compute_capability != (9, 0):
+        major, minor = gpu.compute_capability
+        raise ValueError(
+            f"{algorithm} needs compute capability 9.0, {gpu.name} has {major}.{minor}"
+        )
+    keys = shape.seqlen_k if pass_ == "forward" else min(shape.seqlen_k, shape.seqlen_q)
+    reason = hopper.why_not(shape.dtype, shape.head_dim, scale=1.0, pass_=pass_, keys=keys)
+    if reason is not None:
+        raise ValueError(f"{algorithm} does not cover {reason}")
 
 
 def default_tile(algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu) -> Tile:
     """The tile an algorithm would use: our rule for the query-outer kernels (``best_tile``), the
-    paper's for its literal form (Alg. 1, line 1), the released one for "flash1", 128 × 128 for the
-    products of standard attention."""
+    form's for the Hopper kernels, the paper's for its literal form (Alg. 1, line 1), the released
+    one for "flash1", 128 × 128 for the products of standard attention."""
+    form = form_of(algorithm, shape, pass_)
+    if form is not None:
+        return form.tile
     if algorithm == "standard":
         return Tile(128, 128)
     if algorithm == "flash1":
@@ -198,7 +252,8 @@ def default_tile(algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu) ->
 def _blocks_per_sm(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu) -> int:
     """Blocks of the main kernel an SM holds, from the estimate of ``analysis.tiles``.
 
-    FlashAttention 2022's one block per head and the plain products are taken as one per SM.
+    FlashAttention 2022's one block per head and the plain products are taken as one per SM. The
+    Hopper kernels do not come here: their warpgroups share out all registers of an SM.
     """
     if not algorithm.startswith("flash") or algorithm.startswith("flash1"):
         return 1
@@ -261,8 +316,12 @@ def _saved(algorithm: str, shape: AttentionShape) -> list[memory.LiveTensor]:
     return memory.saved_for_backward("flash", shape, statistics=statistics)
 
 
-def _peak(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str) -> list[memory.LiveTensor]:
+def _peak(
+    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, options: Mapping[str, bool]
+) -> list[memory.LiveTensor]:
     if pass_ == "forward":
+        if options.get("persistent"):
+            return [*_saved(algorithm, shape), memory.LiveTensor("taken", COUNTER_BYTES)]
         if algorithm == "standard":
             return memory.saved_for_backward("standard-with-scores", shape)
         return _saved(algorithm, shape)
@@ -270,8 +329,11 @@ def _peak(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str) -> list
         return memory.standard_backward_peak(shape)
     if algorithm.startswith("flash1"):
         return memory.flash1_backward_peak(shape)
+    if algorithm in HOPPER:
+        deterministic = algorithm == hopper.DETERMINISTIC
+        return memory.flash_sm90_backward_peak(shape, tile, deterministic=deterministic)
     tiles = -(-shape.seqlen_k // tile.block_n) if algorithm == "flash-deterministic" else 0
     return memory.flash_backward_peak(shape, deterministic_key_tiles=tiles)
 
 
-__all__ = ["PASSES", "Prediction", "default_tile", "predict"]
+__all__ = ["PASSES", "Prediction", "default_tile", "form_of", "predict", "sum_options"]

@@ -160,7 +160,7 @@ def _show(points: list[Prediction | dict[str, Any]], as_json: bool, as_csv: bool
 
 _FIELDS = (
     "gpu", "algorithm", "pass", "causal", "dtype", "batch", "heads", "kv_heads", "seqlen_q",
-    "seqlen_k", "head_dim", "block_m", "block_n",
+    "seqlen_k", "head_dim", "form", "block_m", "block_n",
 )  # fmt: skip
 
 
@@ -170,7 +170,9 @@ def _tables(points: list[Prediction | dict[str, Any]], rows: list[dict[str, Any]
     for follower, leader in (("seqlen_k", "seqlen_q"), ("kv_heads", "heads")):
         if follower in varying and all(row[follower] == row[leader] for row in rows):
             varying.remove(follower)
-    common = {f: rows[0][f] for f in _FIELDS if len({row.get(f) for row in rows}) == 1}
+    common = {f: rows[0].get(f) for f in _FIELDS if len({row.get(f) for row in rows}) == 1}
+    if common.get("form") is None:  # of kernels that come in one form
+        common.pop("form", None)
     print(", ".join(f"{name}={value}" for name, value in common.items()))
     good = [p for p in points if isinstance(p, Prediction)]
     print(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}\n")
@@ -198,7 +200,8 @@ def _tables(points: list[Prediction | dict[str, Any]], rows: list[dict[str, Any]
     if len(rows) > 2:
         return
     for point in good:
-        print(f"\n{point.algorithm} {point.pass_}, tile {point.tile.block_m} x "
+        form = f"form {point.form}, " if point.form else ""
+        print(f"\n{point.algorithm} {point.pass_}, {form}tile {point.tile.block_m} x "
               f"{point.tile.block_n}, {point.blocks_per_sm} blocks per SM")  # fmt: skip
         output.print_table(
             ["kernel", "tensor", "direction", "SM boundary", "HBM read", "HBM write"],

@@ -18,6 +18,7 @@ from kernels.dispatch import default_tile
 from kernels.hopper_forms import FORWARD_FORMS
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import shape_of
+from repro.prediction import form_of, sum_options
 from repro.records import Record, record
 
 NAME = "gpu-throughput"
@@ -98,7 +99,8 @@ def _bounds(one: Cell, gpu: Gpu) -> list[Record]:
         tile = default_tile(
             name, shape.head_dim, shape.dtype, pass_, causal=shape.causal, seqlen_q=shape.seqlen_q
         )
-        work = attention_work(name, shape, tile, pass_, gpu)
+        options = sum_options(form_of(name, shape, pass_))
+        work = attention_work(name, shape, tile, pass_, gpu, **options)
         bound = predict_time(work, datasheet_ceilings(gpu))
         rows.append(
             record(

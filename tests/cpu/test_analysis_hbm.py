@@ -181,15 +181,19 @@ shapes = st.builds(
     shape=shapes,
     l2_bytes=st.sampled_from([2**12, 2**15, 2**18, 2**24]),
     sms=st.sampled_from([1, 3, 16]),
+    persistent=st.booleans(),
 )
 @settings(deadline=None)
 def test_hbm_lies_between_compulsory_and_the_sm_boundary(
-    algorithm: str, pass_: str, shape: AttentionShape, l2_bytes: int, sms: int
+    algorithm: str, pass_: str, shape: AttentionShape, l2_bytes: int, sms: int, persistent: bool
 ) -> None:
     tile = Tile(32, 32)
-    traffic = predict_traffic(algorithm, shape, tile, pass_)
+    options = {}
+    if algorithm.startswith("flash-sm90") and pass_ == "forward":
+        options["persistent"] = persistent
+    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     least = compulsory_hbm(traffic, shape)
-    hbm = predict_hbm(algorithm, shape, tile, pass_, _gpu(sms, l2_bytes))
+    hbm = predict_hbm(algorithm, shape, tile, pass_, _gpu(sms, l2_bytes), **options)
     for kernel, entries in traffic.kernels.items():
         for tensor, count in hbm.reads[kernel].items():
             requested = entries.get((tensor, "read"), 0) + entries.get((tensor, "atomic"), 0)

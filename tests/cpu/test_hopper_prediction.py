@@ -1,0 +1,202 @@
+"""``predict`` names the form of the Hopper kernels that runs, and its bytes are those counted.
+
+The operator runs as on a Hopper GPU: the host backend says that it is one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from flash_support import Problem, execute
+
+import repro
+from analysis import memory
+from analysis.hardware import H200
+from analysis.shapes import AttentionShape, Tile
+from kernels import attention, hopper
+from kernels.hopper_forms import PERSISTENT_SEQLEN
+from kernels.host import HostBackend
+from repro import prediction
+from repro.prediction import predict
+from tests.command_support import run
+
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+Counted = dict[tuple[str, str, str], int]
+
+
+@pytest.fixture
+def hopper_host(monkeypatch: pytest.MonkeyPatch) -> list[HostBackend]:
+    """The backends that launch something from here on, pretending to be Hopper GPUs."""
+    used: list[HostBackend] = []
+    launch = HostBackend.launch
+
+    def noted(self: HostBackend, *args: Any, **options: Any) -> None:
+        if self not in used:
+            self.reset()
+            used.append(self)
+        launch(self, *args, **options)
+
+    monkeypatch.setattr(HostBackend, "launch", noted)
+    monkeypatch.setattr(HostBackend, "compute_capability", "90", raising=False)
+    return used
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str], Counted]:
+    """Forms and bytes as the command prints them."""
+    status, out, err = run(capsys, "predict", "--gpu", "H200", "--json", *arguments)
+    assert (status, err) == (0, "")
+    rows = json.loads(out)
+    entries = [entry for row in rows for entry in row["tensors"]]
+    bytes_ = {(e["kernel"], e["tensor"], e["direction"]): e["sm_bytes"] for e in entries}
+    assert len(bytes_) == len(entries)
+    return [row["form"] for row in rows], bytes_
+
+
+@CAUSAL
+@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_what_the_operator_moves_is_what_the_command_predicts(
+    head_dim: int,
+    deterministic: bool,
+    causal: bool,
+    hopper_host: list[HostBackend],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.manual_seed(0)
+    size = {"q": (2, 2, 230, head_dim), "k": (2, 1, 300, head_dim), "v": (2, 1, 300, head_dim)}
+    q, k, v = (torch.randn(s, dtype=torch.bfloat16).requires_grad_() for s in size.values())
+    repro.flash_attention(q, k, v, causal=causal, deterministic=deterministic).sum().backward()
+    (backend,) = hopper_host
+    counted = {
+        (kernel, *key): value
+        for kernel, entries in backend.traffic.items()
+        for key, value in entries.items()
+    }
+    algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
+    forms, bytes_ = predicted(
+        capsys, "-a", algorithm, "--batch", "2", "--heads", "2", "--kv-heads", "1", "-n", "230",
+        "--seqlen-k", "300", "-d", str(head_dim), "--mask", "causal" if causal else "none",
+    )  # fmt: skip
+    assert counted == bytes_
+    assert [form.endswith("persistent") for form in forms] == [True, False]
+    assert ("flash_forward_sm90_persistent", "taken", "atomic") in counted
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("seqlen_q", [PERSISTENT_SEQLEN, PERSISTENT_SEQLEN + 1])
+def test_both_sides_of_the_rule(
+    seqlen_q: int, head_dim: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    p = Problem(heads=1, seqlen_q=seqlen_q, seqlen_k=60, head_dim=head_dim, dtype="bf16")
+    backend = HostBackend(checks=False)
+    _, traffic = execute(p, algorithm=hopper.ALGORITHM, backward=False, backend=backend)
+    counted = {
+        (kernel, *key): n for kernel, entries in traffic.items() for key, n in entries.items()
+    }
+    forms, bytes_ = predicted(
+        capsys, "-a", hopper.ALGORITHM, "--heads", "1", "-n", str(seqlen_q), "--seqlen-k", "60",
+        "-d", str(head_dim), "--pass", "forward",
+    )  # fmt: skip
+    assert counted == bytes_
+    assert forms == [hopper.forward_form(head_dim, False, seqlen_q).name]
+    persistent = seqlen_q <= PERSISTENT_SEQLEN and head_dim != 256
+    assert ("flash_forward_sm90_persistent" in traffic) == persistent
+
+
+def test_a_tile_that_is_asked_for_has_one_block_each() -> None:
+    shape = AttentionShape(1, 1, 300, 300, 128, dtype="bf16")
+    p = Problem(heads=1, seqlen_q=300, seqlen_k=300, head_dim=128, dtype="bf16")
+    found = predict(hopper.ALGORITHM, shape, "forward", H200, tile=Tile(128, 176))
+    assert found.form == "d128 128x176, overlap"
+    _, traffic = execute(p, algorithm=hopper.ALGORITHM, tile=found.tile, backward=False)
+    assert traffic == found.traffic.kernels
+    with pytest.raises(ValueError, match=r"no tile \(64, 64\) at head_dim 128; known"):
+        predict(hopper.ALGORITHM, shape, "forward", H200, tile=Tile(64, 64))
+    with pytest.raises(ValueError, match=r"backward has no tile \(64, 64\)"):
+        predict(hopper.ALGORITHM, shape, "backward", H200, tile=Tile(64, 64))
+
+
+@pytest.mark.parametrize("algorithm", attention.HOPPER)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scratch_is_what_the_drivers_ask_for(
+    algorithm: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, int] = {}
+    empty = HostBackend.empty
+
+    def noted(self: HostBackend, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+        array = empty(self, name, shape, dtype)
+        asked[name] = array.size * array.itemsize
+        return array
+
+    monkeypatch.setattr(HostBackend, "empty", noted)
+    p = Problem(heads=2, kv_heads=1, seqlen_q=130, seqlen_k=90, head_dim=head_dim, dtype="bf16")
+    execute(p, algorithm=algorithm)
+    shape = AttentionShape(1, 2, 130, 90, head_dim, 1, "bf16")
+    tile = hopper.backward_form(head_dim, causal=False).tile
+    turns = algorithm in (hopper.DETERMINISTIC, hopper.DETERMINISTIC_CHAINED)
+    scratch = memory.flash_sm90_scratch(shape, tile, deterministic=turns)
+    assert {t.name: t.bytes for t in scratch} == {
+        name: bytes_ for name, bytes_ in asked.items() if name not in ("taken", "flags")
+    }
+    if algorithm in prediction.HOPPER:
+        forward, backward = (predict(algorithm, shape, p, H200) for p in prediction.PASSES)
+        assert forward.peak_bytes - forward.saved_bytes == asked["taken"]
+        operands = 4 * shape.query_bytes + 4 * shape.key_bytes + shape.row_bytes
+        assert backward.peak_bytes == operands + memory.total(scratch)
+
+
+def test_hbm_reads_of_the_persistent_form_are_those_of_the_other() -> None:
+    """Tiles start in the same order; the counter is 4 bytes, fetched and written back."""
+    shape = AttentionShape(4, 16, 4096, 4096, 128, dtype="bf16", causal=True)
+    persistent = predict(hopper.ALGORITHM, shape, "forward", H200)
+    one = predict(hopper.ALGORITHM, shape, "forward", H200, tile=persistent.tile)
+    assert (persistent.form, one.form) == ("d128 128x128, overlap, persistent",
+                                           "d128 128x128, overlap")  # fmt: skip
+    assert persistent.hbm.read_bytes == one.hbm.read_bytes + 4
+    assert persistent.hbm.write_bytes == one.hbm.write_bytes + 8
+    assert persistent.time.by_resource["tensor cores"] == one.time.by_resource["tensor cores"] > 0
+    tiles = 4 * 16 * 4096 // 128
+    assert persistent.traffic.total_bytes == one.traffic.total_bytes + 4 * tiles + 4
+
+
+def test_turns_cross_to_hbm_once() -> None:
+    shape = AttentionShape(1, 2, 1000, 1000, 64, dtype="bf16")
+    plain, turns = (predict(a, shape, "backward", H200) for a in prediction.HOPPER)
+    query_tiles = 2 * 8
+    main = "flash_backward_sm90"
+    assert turns.compulsory.reads[main]["turns"] == 4 * query_tiles
+    assert turns.compulsory.writes[main]["turns"] == 4 * query_tiles
+    assert turns.traffic.kernels[main]["turns", "read"] == 4 * query_tiles * 8
+    assert plain.traffic.total_bytes == turns.traffic.total_bytes - 4 * query_tiles * (2 * 8 + 1)
+
+
+def test_what_the_hopper_kernels_do_not_cover_is_said() -> None:
+    for changes, reason in (
+        ({"dtype": "fp32"}, "flash-sm90 does not cover dtype fp32"),
+        ({"head_dim": 96}, "flash-sm90 does not cover head_dim 96"),
+    ):
+        fields = {"head_dim": 64, "dtype": "bf16", **changes}
+        shape = AttentionShape(1, 1, 64, 64, **fields)
+        with pytest.raises(ValueError, match=reason):
+            predict(hopper.ALGORITHM, shape, "forward", H200)
+    wide = AttentionShape(1, 1, 64, 64, 256, dtype="bf16")
+    assert predict(hopper.ALGORITHM, wide, "forward", H200).form == "d256 128x80, overlap"
+    with pytest.raises(ValueError, match=r"head_dim 256 \(the backward covers"):
+        predict(hopper.ALGORITHM, wide, "backward", H200)
+
+
+def test_the_table_says_which_form_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("predict", "-a", "flash-sm90", "--pass", "forward", "--gpu", "H200")
+    _, out, _ = run(capsys, *arguments, "-n", "4096,8192")
+    header = next(line for line in out.splitlines() if "SM read" in line)
+    assert "form" in header.split()
+    assert "d128 128x128, overlap, persistent" in out
+    assert "d128 128x176, overlap " in out
+    _, out, _ = run(capsys, *arguments, "-n", "4096")
+    assert "form=d128 128x128, overlap, persistent" in out
+    _, out, _ = run(capsys, "predict", "-n", "4096")
+    assert "form" not in out.split("ceilings")[0].replace("forward", "")
