@@ -7,7 +7,9 @@ from typing import Any
 
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
+from kernels import hopper
 from repro.experiments import Cell, Context
+from repro.prediction import sum_options
 from repro.records import Record, record
 
 TRAFFIC = {"metric": "traffic_bytes", "unit": "B", "level": "sm"}
@@ -56,6 +58,14 @@ def shape_of(cell: Cell) -> AttentionShape:
 def tile_of(cell: Cell) -> Tile:
     """The tile of a cell."""
     return Tile(int(cell["block_m"]), int(cell["block_n"]))
+
+
+def sum_of(implementation: str) -> tuple[str, dict[str, bool]]:
+    """The algorithm and the options of ``predict_traffic`` for an implementation, which is an
+    algorithm itself or a form of the Hopper forward."""
+    if implementation in hopper.FORMS:
+        return hopper.ALGORITHM, sum_options(hopper.FORMS[implementation])
+    return implementation, {}
 
 
 def predicted_traffic(experiment: str, cell: Cell) -> Iterator[Record]:

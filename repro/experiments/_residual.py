@@ -19,6 +19,7 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import EAGER, EAGER_MASKED_DROPOUT, KernelPasses
 from analysis.traffic import predict_traffic
 from repro.experiments import l2_absorption
+from repro.experiments._attention import sum_of
 
 if TYPE_CHECKING:
     import pandas
@@ -131,7 +132,8 @@ def expected(cell: Mapping[str, Any], gpu: Gpu) -> Expected:
         blocks = FLASH2_BLOCKS_PER_SM[pass_]
         return _flash("flash", shape, FLASH2_TILE, pass_, gpu.name, blocks, ours)
     tile = Tile(int(cell["block_m"]), int(cell["block_n"]))
-    return _flash(name, shape, tile, pass_, gpu.name, 1, kernel)
+    algorithm, options = sum_of(name)
+    return _flash(algorithm, shape, tile, pass_, gpu.name, 1, kernel, **options)
 
 
 def _place(kernel: str) -> int:
@@ -156,12 +158,13 @@ def _flash(
     gpu: str,
     blocks_per_sm: int,
     kernel: str,
+    **options: bool,
 ) -> Expected:
-    traffic = predict_traffic(algorithm, shape, tile, pass_)
+    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     if kernel not in traffic.kernels:
         return NOTHING
     once = compulsory_hbm(traffic, shape)
-    waved = predict_hbm(algorithm, shape, tile, pass_, GPUS[gpu], blocks_per_sm)
+    waved = predict_hbm(algorithm, shape, tile, pass_, GPUS[gpu], blocks_per_sm, **options)
     return (
         {"read": once.reads[kernel], "write": once.writes[kernel]},
         {"read": waved.reads[kernel], "write": waved.writes[kernel]},

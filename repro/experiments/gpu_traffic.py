@@ -1,8 +1,10 @@
 """Counted bytes of our kernels on a GPU, at both levels, beside the predictions.
 
 Every step of the ladder at the shape of FlashAttention 2022, Fig. 2 (N = 1024, d = 64, 1024 heads)
-with its block sizes, ragged and causal shapes, and one long head whose keys outgrow L2. All cells
-are counted in one profiled process, so the first cell waits for all and the rest are at hand.
+with its block sizes, ragged and causal shapes, and one long head whose keys outgrow L2. The Hopper
+forward comes in the form that its rule picks for these lengths, with persistent blocks, and with
+one block a tile; the implementation is the form's name. All cells are counted in one profiled
+process, so the first cell waits for all and the rest are at hand.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from analysis.hardware import find_gpu
 from analysis.hbm import predict_hbm
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
-from kernels.dispatch import default_tile
+from kernels import hopper
 from repro.experiments import Cell, Context, Experiment, UnavailableError
-from repro.experiments._attention import cell, shape_of, tile_of
+from repro.experiments._attention import cell, shape_of, sum_of, tile_of
 from repro.instruments.counters import CounterError, KernelCount
 from repro.records import Record, record
 
@@ -31,7 +33,8 @@ def cells() -> list[Cell]:
     square = Tile(64, 64)
     listed = [cell("flash", p, square, **figure2) for p in ("forward", "backward")]
     listed += [cell("flash-deterministic", "backward", square, **figure2)]
-    listed += [cell("flash-sm90", p, t, **figure2) for p, t in hopper_tiles(64)]
+    listed += hopper_forwards(False, figure2)
+    listed += [cell("flash-sm90", "backward", hopper.backward_form(64, False).tile, **figure2)]
     listed += [
         cell("flash1", p, Tile(16, bc), **figure2)
         for p in ("forward", "backward")
@@ -49,11 +52,11 @@ def cells() -> list[Cell]:
         for p in ("forward", "backward")
         for causal in (False, True)
     ]
-    listed += [
-        cell("flash-sm90", p, t, causal=causal, **ragged)
-        for p, t in hopper_tiles(128)
-        for causal in (False, True)
-    ]
+    for causal in (False, True):
+        listed += hopper_forwards(causal, ragged)
+        tile = hopper.backward_form(128, causal).tile
+        listed += [cell("flash-sm90", "backward", tile, causal=causal, **ragged)]
+    listed += hopper_forwards(True, figure2)
     long: dict[str, Any] = {"head_dim": 128, "dtype": "bf16"}
     listed += [
         cell("flash", "forward", Tile(128, 64), seqlen=n, **long) for n in (32768, 65536, 131072)
@@ -64,19 +67,22 @@ def cells() -> list[Cell]:
     return listed
 
 
-def hopper_tiles(head_dim: int) -> list[tuple[str, Tile]]:
-    """The Hopper kernels' tile of each pass, short sequences."""
+def hopper_forwards(causal: bool, shape: dict[str, Any]) -> list[Cell]:
+    """The Hopper forward as its rule runs a shape, and with one block for each tile of that."""
+    ruled = hopper.forward_form(shape["head_dim"], causal, shape["seqlen"])
+    one_block = hopper.form_of_tile(shape["head_dim"], ruled.tile)
     return [
-        (p, default_tile("flash-sm90", head_dim, "bf16", p, causal=False, seqlen_q=1024))
-        for p in ("forward", "backward")
+        cell(f"{hopper.ALGORITHM} {form.name}", "forward", form.tile, causal=causal, **shape)
+        for form in (ruled, one_block)
     ]
 
 
 def predict(one: Cell) -> list[Record]:
     """Per kernel and direction at the SM boundary; HBM reads on an H200 for the whole pass."""
     shape, tile = shape_of(one), tile_of(one)
-    algorithm, pass_ = str(one["implementation"]), str(one["pass"])
-    traffic = predict_traffic(algorithm, shape, tile, pass_)
+    algorithm, options = sum_of(str(one["implementation"]))
+    pass_ = str(one["pass"])
+    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     rows = []
     for kernel, entries in traffic.kernels.items():
         for direction, ways in (("read", ("read",)), ("write", ("write", "atomic"))):
@@ -85,7 +91,7 @@ def predict(one: Cell) -> list[Record]:
                              "sum over the tile loop"))  # fmt: skip
     gpu = find_gpu("NVIDIA H200")
     if gpu is not None and not algorithm.startswith("standard"):
-        hbm = predict_hbm(algorithm, shape, tile, pass_, gpu)
+        hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, **options)
         rows.append(_row(one, "all", "hbm", "read", hbm.read_bytes, "predicted", "wave model"))
     return rows
 

@@ -74,6 +74,12 @@ def test_the_hopper_kernels_are_work_of_their_own_name() -> None:
         assert (ours.float() - theirs.float()).abs().max() < 4e-2
     listed = {str(c["implementation"]) for c in gpu_traffic.cells()}
     assert {"flash", "flash-sm90"} <= listed & set(gpu_throughput.IMPLEMENTATIONS)
+    # Of the forward, the form that the rule picks and, in turn, one block a tile.
+    pairs = [
+        FORMS[name] for c in gpu_traffic.cells() if (name := str(c["implementation"])) in FORMS
+    ]
+    assert [form.persistent for form in pairs] == [True, False] * 4
+    assert {form.head_dim for form in pairs} == {64, 128}
     bounds = {r.implementation: r.value for r in gpu_throughput.predict(gpu_throughput.cells()[0])}
     assert set(bounds) == {"flash", "flash-sm90"}
     # Longer tiles move fewer bytes, so the Hopper form's bound is no lower.

@@ -23,11 +23,14 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
     checked = 0
     for cell in experiments.experiment(name).cells():
         ours = [cell["implementation"]] if "implementation" in cell else gpu_throughput.OURS
+        named = gpu_throughput.implementations(cell) if cell.get("forms") else ours
+        for form in (FORMS[implementation] for implementation in named if implementation in FORMS):
+            checked += 1
+            for part in ("", "none_taken") if form.persistent else ("",):
+                assert key(form.kernel(cell["dtype"], cell["causal"], part)) in ready
         if cell.get("forms"):
             ours = [hopper.ALGORITHM]
-            for implementation in gpu_throughput.implementations(cell):
-                form = FORMS[implementation]
-                assert key(form.kernel(cell["dtype"], cell["causal"])) in ready
+        ours = [algorithm for algorithm in ours if algorithm not in FORMS]
         for algorithm in ours:
             assert algorithm in attention.ALGORITHMS
             problem = prebuild.Problem(

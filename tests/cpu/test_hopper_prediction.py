@@ -20,6 +20,8 @@ from kernels import attention, hopper
 from kernels.hopper_forms import PERSISTENT_SEQLEN
 from kernels.host import HostBackend
 from repro import prediction
+from repro.experiments import Cell, gpu_traffic
+from repro.instruments.gpu_work import cell_work
 from repro.prediction import predict
 from tests.command_support import run
 
@@ -200,3 +202,29 @@ def test_the_table_says_which_form_it_is_about(capsys: pytest.CaptureFixture[str
     assert "form=d128 128x128, overlap, persistent" in out
     _, out, _ = run(capsys, "predict", "-n", "4096")
     assert "form" not in out.split("ceilings")[0].replace("forward", "")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [c for c in gpu_traffic.cells() if str(c["implementation"]).startswith(hopper.ALGORITHM)],
+    ids=lambda c: f"{c['implementation']} {c['pass']} {'causal' if c['causal'] else 'dense'}",
+)
+def test_cells_of_gpu_traffic_launch_what_is_predicted(
+    cell: Cell, hopper_host: list[HostBackend]
+) -> None:
+    """The work that a profiler counts, run on the host for one short head."""
+    one = Cell(**{**cell, "batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 450, "seqlen_k": 450})
+    work = cell_work(one, "cpu")
+    for backend in hopper_host:  # a backward has run its forward
+        backend.reset()
+    work()
+    (backend,) = hopper_host
+    counted = {
+        (kernel, way): sum(
+            n for (_, how), n in entries.items() if (how == "read") == (way == "read")
+        )
+        for kernel, entries in backend.traffic.items()
+        for way in ("read", "write")
+    }
+    rows = gpu_traffic.predict(one)
+    assert counted == {(r.kernel, r.direction): r.value for r in rows if r.level == "sm"}
