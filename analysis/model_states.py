@@ -122,15 +122,14 @@ class HostOptimizerStep:
 
 
 def host_streamed_bytes(parameter_bytes: float = 2, gradient_bytes: float = 2) -> float:
-    """Bytes a parameter that an update on the host reads and writes.
+    """Bytes a parameter that an update streams through host memory: 2 g + 2 x 12 + 2 p.
 
-    The gradient arrives and is widened to fp32; Adam reads weight, momentum, variance and gradient
-    and writes the first three; the result is narrowed and leaves.
+    The gradient arrives (written) and is read, 2 g. Adam reads weight, momentum and variance and
+    writes them, 4 bytes each, 2 x 12. The new parameter is written and read to leave, 2 p. The
+    update goes slice by slice, so what is used again at once stays in cache and adds nothing: the
+    gradient widened to fp32 and the new weight, which is narrowed as soon as it is there.
     """
-    arrive_and_widen = gradient_bytes + (gradient_bytes + 4)
-    adam = 4 * 4 + 3 * 4
-    narrow_and_leave = (4 + parameter_bytes) + parameter_bytes
-    return arrive_and_widen + adam + narrow_and_leave
+    return 2 * gradient_bytes + 2 * (3 * 4) + 2 * parameter_bytes
 
 
 def host_optimizer_step(

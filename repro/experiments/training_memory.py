@@ -25,7 +25,7 @@ PIECES = (1, 2, 4, 8, 16)
 HIDDEN, HEADS, SEQLEN = 64, 4, 32
 BATCHES = (1, 2, 4, 8, 16)
 #: host optimiser.
-PARAMETERS = 1 << 22
+PARAMETERS = 1 << 24
 
 
 def cells() -> list[Cell]:
@@ -169,7 +169,7 @@ def stream_bandwidth() -> float:
     """Bytes per second that one core streams: two arrays read, one written, none of them cached."""
     import torch
 
-    x, y = torch.ones(1 << 23), torch.zeros(1 << 23)
+    x, y = torch.ones(1 << 25), torch.zeros(1 << 25)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()

@@ -2,12 +2,12 @@
 
 The device keeps 16-bit parameters and gradients, 4 bytes a parameter; the fp32 copy, momentum and
 variance, 12 bytes a parameter, live in a second pool. A step brings gradients down and parameters
-up, bucket by bucket, while the host updates the bucket in between.
+up, bucket by bucket, while the host updates the bucket in between, a cache's worth at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from repro.training.link import CudaLink, DirectLink, Link, Pool, Ticket
+
+#: Elements that the host updates at once: few enough that the widened gradient and the new fp32
+#: copy, 2 MiB each, are read again from cache, enough that the cost of a call does not count.
+SLICE = 1 << 19
 
 
 @dataclass(frozen=True)
@@ -98,20 +102,33 @@ def update(
 
 
 class _Bucket:
-    """Neighbouring parameters that travel together, with their states on the host."""
+    """Neighbouring parameters that are updated together, with their states on the host."""
 
     def __init__(self, parameters: Sequence[Tensor], pool: Pool) -> None:
         self.parameters = list(parameters)
         self.numel = sum(p.numel() for p in parameters)
-        self.itemsize = parameters[0].element_size()
-        dtype = parameters[0].dtype
-        states = (pool.take(4 * self.numel).view(torch.float32) for _ in range(3))
-        self.master, self.exp_avg, self.exp_avg_sq = states
-        self.grad = pool.take(self.itemsize * self.numel).view(dtype)
-        self.new = pool.take(self.itemsize * self.numel).view(dtype)
-        self.master.copy_(torch.cat([p.detach().reshape(-1).float() for p in parameters]))
+        itemsize, dtype = parameters[0].element_size(), parameters[0].dtype
+        states = pool.take(12 * self.numel).view(torch.float32)
+        self.master, self.exp_avg, self.exp_avg_sq = states.view(3, self.numel)
+        self.grad = pool.take(itemsize * self.numel).view(dtype)
+        self.new = pool.take(itemsize * self.numel).view(dtype)
+        for parameter, part in self.parts(self.master):
+            part.copy_(parameter.detach().reshape(-1))
         self.exp_avg.zero_()
         self.exp_avg_sq.zero_()
+
+    def parts(self, flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each parameter with its part of ``flat``, (numel,)."""
+        return zip(self.parameters, flat.split([p.numel() for p in self.parameters]), strict=True)
+
+    def update(self, adam: AdamW, step: int, wide: Tensor) -> None:
+        """From ``grad`` to ``new``, slice by slice; ``wide`` is fp32 scratch as long as a slice."""
+        for first in range(0, self.numel, SLICE):
+            part = slice(first, first + SLICE)
+            master = self.master[part]
+            grad = wide[: master.numel()].copy_(self.grad[part])
+            update(adam, step, master, grad, self.exp_avg[part], self.exp_avg_sq[part])
+            self.new[part].copy_(master)
 
 
 class HostAdamW:
@@ -120,12 +137,13 @@ class HostAdamW:
     Args:
         parameters: of one type, on one device.
         adam: hyper-parameters.
-        bucket_bytes: gradients travel in buckets of about this size, so that copying down, updating
-            and copying up of different buckets overlap.
+        bucket_bytes: an update waits for the gradients of about so many bytes, so that copying
+            down, updating and copying up of different buckets overlap.
         link, pool: as for ``OffloadSavedTensors``.
 
     ``step()`` needs a gradient on every parameter and frees the gradients (set to None): they are
-    no longer needed on the device once they have arrived.
+    no longer needed on the device once they have arrived. A step makes no buffer, here or there;
+    only tensors that are not contiguous are copied on the device.
     """
 
     def __init__(
@@ -158,6 +176,8 @@ class HostAdamW:
                 bucket = []
             bucket.append(parameter)
         self._buckets.append(_Bucket(bucket, self.pool))
+        longest = min(SLICE, max(b.numel for b in self._buckets))
+        self._wide = Pool().take(4 * longest).view(torch.float32)  # never pinned: it stays here
 
     @property
     def state_bytes(self) -> int:
@@ -167,33 +187,33 @@ class HostAdamW:
     @torch.no_grad()
     def step(self) -> None:
         """Bring gradients down, update, send parameters up; the device's gradients are freed."""
-        self.steps += 1
-        down: list[tuple[Tensor, Ticket]] = []
+        down: list[list[tuple[Tensor, Ticket]]] = []
         for bucket in self._buckets:
-            if any(p.grad is None for p in bucket.parameters):
-                raise RuntimeError("HostAdamW.step() needs a gradient on every parameter")
-            flat = torch.cat([p.grad.reshape(-1) for p in bucket.parameters if p.grad is not None])
+            sent = []
+            for parameter, part in bucket.parts(bucket.grad):
+                if parameter.grad is None:
+                    raise RuntimeError("HostAdamW.step() needs a gradient on every parameter")
+                grad = parameter.grad.reshape(-1)
+                sent.append((grad, self.link.send(_bytes(grad), _bytes(part))))
+            down.append(sent)
+        self.steps += 1
+        up: list[tuple[Tensor, Tensor, Ticket]] = []
+        for bucket, sent in zip(self._buckets, down, strict=True):
+            for _, ticket in sent:
+                ticket.wait()
+            if sent[0][0].is_cuda:  # the CPU reads the gradients next, so the host itself must wait
+                torch.cuda.current_stream().synchronize()
+            sent.clear()
             for parameter in bucket.parameters:
                 parameter.grad = None
-            down.append((flat, self.link.send(_bytes(flat), _bytes(bucket.grad))))
-        up: list[tuple[_Bucket, Tensor, Ticket]] = []
-        for bucket, (flat, ticket) in zip(self._buckets, down, strict=True):
+            bucket.update(self.adam, self.steps, self._wide)
+            for parameter, part in bucket.parts(bucket.new):
+                flat = parameter.detach().reshape(-1)  # the parameter itself where it is contiguous
+                up.append((parameter, flat, self.link.fetch(_bytes(part), _bytes(flat))))
+        for parameter, flat, ticket in up:
             ticket.wait()
-            if flat.is_cuda:  # the CPU reads the buffer next, so here the host itself must wait
-                torch.cuda.current_stream().synchronize()
-            update(
-                self.adam, self.steps, bucket.master, bucket.grad, bucket.exp_avg, bucket.exp_avg_sq
-            )
-            bucket.new.copy_(bucket.master)
-            arrived = torch.empty_like(flat)
-            up.append((bucket, arrived, self.link.fetch(_bytes(bucket.new), _bytes(arrived))))
-        for bucket, arrived, ticket in up:
-            ticket.wait()
-            first = 0
-            for parameter in bucket.parameters:
-                last = first + parameter.numel()
-                parameter.copy_(arrived[first:last].view_as(parameter))
-                first = last
+            if not parameter.is_contiguous():
+                parameter.copy_(flat.view_as(parameter))
 
 
 def _bytes(tensor: Tensor) -> Tensor:

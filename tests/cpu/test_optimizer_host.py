@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from analysis.model_states import host_optimizer_step
-from repro.training.host_optimizer import AdamW, HostAdamW, MasterWeightAdamW
+from repro.training.host_optimizer import SLICE, AdamW, HostAdamW, MasterWeightAdamW
 from repro.training.link import DirectLink, HostLink
 from repro.training.live_bytes import LiveBytes
 
@@ -61,6 +61,47 @@ def test_host_and_device_updates_are_bitwise_the_same(dtype, bucket_bytes, make_
         assert torch.equal(ours, theirs)
     if isinstance(link, HostLink):
         link.close()
+
+
+def test_slices_give_what_the_whole_gives() -> None:
+    """More than one slice in a bucket, the last one ragged; torch's own update of all at once."""
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(n).bfloat16()) for n in (SLICE + 77, SLICE // 2 + 1)]
+    masters = [p.detach().float() for p in ours]
+    torch_adamw = torch.optim.AdamW(masters, fused=True)
+    host = HostAdamW(ours)
+    for _ in range(3):
+        for p, master in zip(ours, masters, strict=True):
+            p.grad = torch.randn_like(p)
+            master.grad = p.grad.float()
+        host.step()
+        torch_adamw.step()
+        for p, master in zip(ours, masters, strict=True):
+            assert torch.equal(p, master.bfloat16())
+
+
+def test_tensors_that_are_not_contiguous() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    ours = [nn.Parameter(torch.randn(6, 4).t()), nn.Parameter(images), nn.Parameter(torch.ones(()))]
+    theirs = copy.deepcopy(ours)
+    host, torch_adamw = HostAdamW(ours), torch.optim.AdamW(theirs, fused=True)
+    for p, other in zip(ours, theirs, strict=True):
+        p.grad = torch.randn_like(p)
+        other.grad = p.grad.clone()
+    host.step()
+    torch_adamw.step()
+    assert all(torch.equal(p, other) for p, other in zip(ours, theirs, strict=True))
+
+
+def test_a_step_makes_no_buffer() -> None:
+    parameters = [nn.Parameter(torch.ones(count, dtype=torch.bfloat16)) for count in (300, 500)]
+    host = HostAdamW(parameters)
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    with LiveBytes([*parameters, *(p.grad for p in parameters)]) as live:
+        host.step()
+    assert live.peak_bytes <= 16, "torch counts its steps in a tensor; nothing grows with the size"
 
 
 def test_equals_torch_on_fp32_copies() -> None:

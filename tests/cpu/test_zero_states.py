@@ -73,7 +73,7 @@ def test_host_optimizer_formula() -> None:
     step = host_optimizer_step(1e9, link_bytes_per_s=50e9, host_bytes_per_s=100e9)
     assert (step.device_bytes, step.host_bytes) == (4e9, 12e9)
     assert step.transfer_s == pytest.approx(4e9 / 50e9)
-    assert step.update_s == pytest.approx((8 + 28 + 8) * 1e9 / 100e9)
+    assert step.update_s == pytest.approx((2 * 2 + 2 * 12 + 2 * 2) * 1e9 / 100e9)
 
 
 #: engine -> (stage for parameters, gradients, optimiser; bytes a parameter of each)
