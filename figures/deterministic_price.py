@@ -1,8 +1,11 @@
 """The price of a deterministic backward pass: bytes moved, scratch memory, products.
 
-Three ways to sum dQ over the key tiles: atomic additions, an ordered workspace, a pass of its own
-with the queries outside (``repro/experiments/deterministic_price.py``).
+Ways to sum dQ over the key tiles: atomic additions, an ordered workspace, a pass of its own with
+the queries outside, and on Hopper additions in turns beside additions in any order
+(``repro/experiments/deterministic_price.py``).
 """
+
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas
@@ -20,19 +23,43 @@ from figures.common import (
     series,
     worst,
 )
-from repro.experiments.deterministic_price import EXECUTED, HEAD_DIM, PRODUCTS, QUERY_TILE, TILE
+from repro.experiments.deterministic_price import (
+    BASELINES,
+    EXECUTED,
+    HEAD_DIM,
+    HOPPER,
+    HOPPER_TILE,
+    PRODUCTS,
+    QUERY_TILE,
+    TILE,
+)
 
 EXPERIMENTS = ("deterministic-price",)
 NAMES = {
     "flash": "atomic additions",
     "flash-deterministic": "ordered workspace",
     "flash-split": "separate pass",
+    "flash-sm90": "atomic additions (Hopper)",
+    "flash-sm90-deterministic": "in turns (Hopper)",
 }
+BARS = {
+    "flash": "atomic\nadditions",
+    "flash-deterministic": "ordered\nworkspace",
+    "flash-split": "separate\npass",
+    "flash-sm90": "atomic\nadditions",
+    "flash-sm90-deterministic": "additions\nin turns",
+}
+#: The curves: one atomic addition stands for both, whose bytes and scratch differ by little.
+CURVES = ("flash", *BASELINES)
 COLOUR = {
     "flash": COLOURS["flash"],
     "flash-deterministic": COLOURS["flash-deterministic"],
     "flash-split": "#0072B2",
+    "flash-sm90-deterministic": "#006B4F",
 }
+#: Drawn over the curve of the additions whose bytes and scratch it all but shares.
+DASHED: dict[str, Any] = {"flash-sm90-deterministic": {"linestyle": (0, (3, 2)), "zorder": 3}}
+SMALL: dict[str, Any] = {"flash-sm90-deterministic": {"markersize": 4, "zorder": 4}}
 #: What the bytes are, from the bottom of a bar up.
 PARTS = {
     "q, dout": "#9ECAE1",
@@ -52,6 +79,11 @@ def part(tensor: str) -> str:
     return names.get(tensor, "rest")
 
 
+def change(value: float, base: float) -> str:
+    """How much more than the base, in per cent of it, to two digits."""
+    return f"{100 * (value / base - 1):+.2g}%"
+
+
 def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Bytes per source, algorithm, length and mask."""
     rows = pick(frame, metric="traffic_bytes")
@@ -64,12 +96,13 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     table = totals(frame)
     table["megabytes"] = table["value"] / 1e6
     figure, (bars, lines, scratch) = plt.subplots(
-        1, 3, figsize=(12, 4.4), layout="constrained", width_ratios=(1.05, 1, 1)
+        1, 3, figsize=(13.5, 4.6), layout="constrained", width_ratios=(1.4, 1, 1)
     )
 
     traffic = pick(frame, metric="traffic_bytes", seqlen_q=LONGEST, causal=False)
     predicted = pick(traffic, source="predicted")
     shares = predicted.groupby(["implementation", predicted["tensor"].map(part)])["value"].sum()
+    whole = predicted.groupby("implementation")["value"].sum() / 1e6
     for place, algorithm in enumerate(NAMES):
         bottom = 0.0
         for what, colour in PARTS.items():
@@ -79,24 +112,27 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         counted = pick(traffic, source="measured", implementation=algorithm)["value"].sum() / 1e6
         if counted:
             bars.plot(place, counted, color="black", **{**FILLED, "marker": "o"})
-        bars.text(place, bottom + 0.25, f"{bottom:.1f} MB", ha="center", fontsize=8)
-    labels = [f"{name}\n{PRODUCTS[algorithm]} products" for algorithm, name in NAMES.items()]
+        told = f"{bottom:.1f} MB"
+        if algorithm in BASELINES:
+            told += f"\n{change(bottom, whole.get(BASELINES[algorithm], float('nan')))}"
+        bars.text(place, bottom + 0.25, told, ha="center", fontsize=8)
+    labels = [f"{BARS[algorithm]}\n{PRODUCTS[algorithm]} products" for algorithm in NAMES]
     bars.set_xticks(range(len(NAMES)), labels)
+    border = len(NAMES) - len(HOPPER) - 0.5
+    bars.axvline(border, color="#999999", linewidth=0.8)
+    bars.text(border + 0.1, 0.98, "Hopper kernels", va="top", transform=bars.get_xaxis_transform())
     bars.grid(axis="x", visible=False)
-    bars.set(ylabel="bytes across the SM boundary (MB)", ylim=(0, bars.get_ylim()[1] * 1.28))
+    bars.set(ylabel="bytes across the SM boundary (MB)", ylim=(0, bars.get_ylim()[1] * 1.36))
     bars.set_title(f"backward at N = {LONGEST}")
     order = dict(zip(*bars.get_legend_handles_labels()[::-1], strict=True))
     bars.legend(order.values(), order.keys(), loc="upper left", ncols=2)
 
     dense = pick(table, causal=False).copy()
-    base = dense.drop_duplicates().pivot_table(
-        index=["source", "seqlen_q"], columns="implementation", values="value"
-    )["flash"]
+    keys = ["source", "implementation", "seqlen_q"]
+    known = dense.set_index(keys)["value"].to_dict()
     dense["ratio"] = [
-        value / base.get((source, seqlen), float("nan"))
-        for value, source, seqlen in zip(
-            dense["value"], dense["source"], dense["seqlen_q"], strict=True
-        )
+        value / known.get((source, BASELINES.get(name, name), seqlen), float("nan"))
+        for (source, name, seqlen), value in known.items()
     ]
     sums = pick(frame, metric="scratch_bytes", causal=False).copy()
     sums["megabytes"] = sums["value"] / 1e6
@@ -105,12 +141,15 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         (scratch, sums, "scratch", "megabytes"),
     ):
         ends = []
-        for algorithm, name in NAMES.items():
-            some, colour = pick(rows, implementation=algorithm), COLOUR[algorithm]
+        for algorithm in CURVES:
+            name, colour = NAMES[algorithm], COLOUR[algorithm]
+            some = pick(rows, implementation=algorithm)
             line = series(ax, pick(some, source="predicted"), "seqlen_q",
-                          f"predicted {what} of {algorithm}", y=y, color=colour)  # fmt: skip
+                          f"predicted {what} of {algorithm}", y=y, color=colour,
+                          **DASHED.get(algorithm, {}))  # fmt: skip
             series(ax, pick(some, source="measured"), "seqlen_q",
-                   f"counted {what} of {algorithm}", y=y, color=colour)  # fmt: skip
+                   f"counted {what} of {algorithm}", y=y, color=colour,
+                   **SMALL.get(algorithm, {}))  # fmt: skip
             if len(line):
                 end = line.iloc[-1]
                 ends.append((end["seqlen_q"], end[y], name, colour))
@@ -131,8 +170,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     note(
         figure,
         f"One head, d = {HEAD_DIM}, fp16, tiles {TILE.block_m} × {TILE.block_n} (the separate pass "
-        f"{QUERY_TILE.block_m} × {QUERY_TILE.block_n}), not causal. Black points: bytes counted by "
-        "executing the kernels. Products are of Nq · Nk · d multiply-adds each.",
+        f"{QUERY_TILE.block_m} × {QUERY_TILE.block_n}, Hopper {HOPPER_TILE.block_m} × "
+        f"{HOPPER_TILE.block_n}), not causal. Black points: bytes counted by executing the "
+        "kernels. Products are of Nq · Nk · d multiply-adds each.\nIn turns: a counter for each "
+        "query tile is read and written once a visit; waiting for a turn costs time, which is not "
+        "shown. Per cents and the middle panel: over atomic additions of the same kernels.",
     )
     kept = ["source", "implementation", "causal", "seqlen_q", "value", "metric", "unit"]
     bytes_ = table.drop(columns="megabytes").assign(metric="traffic_bytes", unit="B")
@@ -150,22 +192,25 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
     def against_atomic(algorithm: str, source: str) -> str:
         try:
             ours, base = (
-                table.loc[(name, False, LONGEST), source] for name in (algorithm, "flash")
+                table.loc[(name, False, LONGEST), source]
+                for name in (algorithm, BASELINES[algorithm])
             )
         except KeyError:
             return "not measured"
-        return f"{ours / base - 1:+.0%}" if ours == ours else "not measured"
+        if ours != ours or base != base:
+            return "not measured"
+        return change(ours, base)
 
-    def both(source: str) -> str:
-        parts = (against_atomic(n, source) for n in ("flash-deterministic", "flash-split"))
-        return " and ".join(parts)
+    def each(source: str) -> str:
+        return ", ".join(against_atomic(name, source) for name in BASELINES)
 
     return [
         Verdict(
             "determinism",
-            f"bytes of an ordered workspace and of a separate dQ pass over atomics, N={LONGEST}",
-            both("predicted"),
-            both("measured"),
+            "bytes of an ordered workspace, of a separate dQ pass and, on Hopper, of turns, over "
+            f"atomics, N={LONGEST}",
+            each("predicted"),
+            each("measured"),
             "",
             "open (not measured)" if exact != exact
             else f"holds (counted / predicted {exact:.3f})" if exact == 1

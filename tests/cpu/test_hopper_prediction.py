@@ -20,12 +20,14 @@ from kernels import attention, hopper
 from kernels.hopper_forms import PERSISTENT_SEQLEN
 from kernels.host import HostBackend
 from repro import prediction
-from repro.experiments import Cell, gpu_traffic
+from repro.experiments import Cell, Context, deterministic_price, gpu_traffic
 from repro.instruments.gpu_work import cell_work
 from repro.prediction import predict
 from tests.command_support import run
 
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+#: Of deterministic-price, predicted and measured.
+METRICS = ("traffic_bytes", "scratch_bytes")
 Counted = dict[tuple[str, str, str], int]
 
 
@@ -228,3 +230,21 @@ def test_cells_of_gpu_traffic_launch_what_is_predicted(
     }
     rows = gpu_traffic.predict(one)
     assert counted == {(r.kernel, r.direction): r.value for r in rows if r.level == "sm"}
+
+
+@CAUSAL
+@pytest.mark.parametrize("algorithm", deterministic_price.HOPPER)
+def test_the_price_of_turns_is_counted_as_it_is_predicted(algorithm: str, causal: bool) -> None:
+    """Bytes of every tensor, the counters among them, and scratch."""
+    one = deterministic_price.point(algorithm, 300, causal)
+    keys = ("metric", "kernel", "tensor", "direction")
+    want, got = (
+        {tuple(getattr(r, key) for key in keys): r.value for r in rows if r.metric in METRICS}
+        for rows in (
+            deterministic_price.predict(one),
+            deterministic_price.measure(one, Context("host")),
+        )
+    )
+    assert got == want
+    turns = ("traffic_bytes", "flash_backward_sm90", "turns", "read")
+    assert (turns in got) == (algorithm == hopper.DETERMINISTIC)
