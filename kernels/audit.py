@@ -93,7 +93,8 @@ def subjects() -> list[Subject]:
             listed.append(Subject(name, variant.kernel, variant.shared_bytes, arch))
     for algorithm in ladder.ALGORITHMS:
         recorded = Problem(algorithm, 64, "fp16", seqlen=1024).launches()
-        for kernel, shared_bytes in dict(recorded).items():
+        shared = {launch.kernel: launch.shared_bytes for launch in recorded}
+        for kernel, shared_bytes in shared.items():
             for arch in ("sm_80", "sm_90"):
                 name = f"{algorithm} fp16 64 {kernel.entry}"
                 listed.append(Subject(name, kernel, shared_bytes, arch))

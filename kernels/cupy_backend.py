@@ -5,19 +5,19 @@ CuPy is imported when a :class:`CupyBackend` is made, never before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from threading import local
 from typing import Any
 
 import numpy as np
 
 from kernels.cache import digest, headers
+from kernels.driver import PackedLaunch, PreparedLaunch, layout_of, tensor_map
 from kernels.launch import (
     INCLUDE_DIR,
     ITEMSIZE,
     TENSOR_MAP_BYTES,
-    TENSOR_MAP_ROW_BYTES,
     Argument,
     Array,
     Kernel,
@@ -27,7 +27,9 @@ from kernels.launch import (
     encode_array,
     encode_scalar,
 )
+from kernels.plan import Launch
 
+_TENSOR_MAP = np.dtype((np.void, TENSOR_MAP_BYTES))
 # Shared memory a block may have without asking for more (CUDA programming guide, every GPU).
 DEFAULT_SHARED_BYTES = 48 * 1024
 MISSING = "running on a GPU needs CuPy: pip install cupy-cuda12x or cupy-cuda13x"
@@ -50,105 +52,12 @@ def kernel_argument(arg: Argument) -> np.generic | np.ndarray:
     is refused: CuPy would pass 64 bits.
     """
     if isinstance(arg, TensorMap):
-        array = arg.array
-        return _driver_tensor_map(
-            array.pointer, array.shape, array.strides, array.dtype, arg.box_rows
-        )
+        return tensor_map(arg.array.pointer, *layout_of(arg)).view(_TENSOR_MAP)
     if isinstance(arg, Array):
         data = encode_array(arg)
         return np.frombuffer(data, np.dtype((np.void, len(data))))
     encode_scalar(arg)  # refuses what has no definite width
     return arg
-
-
-def tensor_map_geometry(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, box_rows: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Sizes, byte strides of all but the innermost, and box of a (B, H, N, D) array's tensor map.
-
-    Innermost first: 128 bytes of a row, rows, the row's next 128 bytes, heads, batches. N is a
-    dimension of its own, so that rows past it read as zero in every head. The stride of a dimension
-    of size 1 means nothing, but the driver wants a multiple of 16.
-    """
-    batch, heads, rows, columns = shape
-    chunk = TENSOR_MAP_ROW_BYTES // itemsize
-    row_bytes = strides[2] * itemsize if rows > 1 else columns * itemsize
-    head_bytes = strides[1] * itemsize if heads > 1 else row_bytes * rows
-    batch_bytes = strides[0] * itemsize if batch > 1 else head_bytes * heads
-    return (
-        [chunk, rows, columns // chunk, heads, batch],
-        [row_bytes, TENSOR_MAP_ROW_BYTES, head_bytes, batch_bytes],
-        [chunk, box_rows, columns // chunk, 1, 1],
-    )
-
-
-# Making four maps costs about 50 us in Python; a training loop asks for the same ones again.
-@lru_cache(maxsize=4096)
-def _driver_tensor_map(
-    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, box_rows: int
-) -> np.ndarray:
-    from cuda.bindings import driver
-
-    types = driver.CUtensorMapDataType
-    kinds = {
-        "fp16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        "fp32": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    }
-    sizes, steps, box = tensor_map_geometry(shape, strides, ITEMSIZE[dtype], box_rows)
-    error, encoded = driver.cuTensorMapEncodeTiled(
-        kinds[dtype],
-        len(sizes),
-        pointer,
-        [driver.cuuint64_t(n) for n in sizes],
-        [driver.cuuint64_t(n) for n in steps],
-        [driver.cuuint32_t(n) for n in box],
-        [driver.cuuint32_t(1)] * len(sizes),
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise ValueError(
-            f"the driver refuses a tensor map of {shape}, strides {strides}, {dtype}, boxes of "
-            f"{box_rows} rows: {error.name}"
-        )
-    words = np.array([int(word) for word in encoded.opaque], dtype=np.uint64)
-    return words.view(np.dtype((np.void, TENSOR_MAP_BYTES)))
-
-
-def launch_after_previous(
-    name: str,
-    function: int,
-    grid: tuple[int, int, int],
-    threads: int,
-    shared_bytes: int,
-    arguments: Sequence[np.generic | np.ndarray],
-    stream: int,
-) -> None:
-    """Launch a CUfunction with programmatic stream serialisation, which CuPy has no option for.
-
-    The driver copies the arguments before it returns. RuntimeError when it refuses.
-    """
-    from cuda.bindings import driver
-
-    values = [np.asarray(argument) for argument in arguments]
-    addresses = np.array([value.ctypes.data for value in values], np.uintp)
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes = shared_bytes
-    config.hStream = driver.CUstream(stream)
-    config.attrs, config.numAttrs = [attribute], 1
-    (error,) = driver.cuLaunchKernelEx(
-        config, driver.CUfunction(function), addresses.ctypes.data, 0
-    )
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"{name}: the driver refuses the launch: {error.name}")
 
 
 def source_for_cupy(kernel: Kernel) -> str:
@@ -193,6 +102,7 @@ class CupyBackend:
         # A function belongs to this device's context, so the cache belongs to this object.
         self._functions: dict[Kernel, Any] = {}
         self._raised_shared_bytes: dict[Kernel, int] = {}
+        self._bound = local()
 
     def function(self, kernel: Kernel) -> Any:
         """The compiled entry point, a ``cupy.RawKernel`` (registers: ``num_regs``)."""
@@ -228,6 +138,51 @@ class CupyBackend:
             RuntimeError: the driver refuses an ``after_previous`` launch.
             TypeError: an argument without a definite width.
         """
+        self._check(kernel, grid, shared_bytes, after_previous)
+        encoded = tuple(kernel_argument(arg) for arg in args)
+        function = self.function(kernel)
+        with self._cupy.cuda.Device(self.device), self._stream(stream):
+            self._allow_shared(kernel, shared_bytes)
+            if after_previous:  # CuPy has no option for it
+                pieces = [argument.tobytes() for argument in encoded]
+                launch = PackedLaunch(
+                    kernel.entry, function.kernel.ptr, grid, kernel.threads, shared_bytes, pieces,
+                    after_previous,
+                )  # fmt: skip
+                launch(stream or 0)
+            else:
+                function(grid, (kernel.threads, 1, 1), encoded, shared_mem=shared_bytes)
+
+    def prepare(self, launches: Sequence[Launch]) -> Callable[[Sequence[int], int], None]:
+        """A function of (addresses of a plan's slots, stream) that queues its launches.
+
+        Compiling, checking, packing and asking for shared memory are done here, once. The device
+        must be the current one of the thread that calls the function.
+
+        Raises as :meth:`launch` does; the function raises RuntimeError when the driver refuses.
+        """
+        prepared = []
+        with self._cupy.cuda.Device(self.device):
+            for launch in launches:
+                self._check(launch.kernel, launch.grid, launch.shared_bytes, launch.after_previous)
+                function = self.function(launch.kernel)
+                self._allow_shared(launch.kernel, launch.shared_bytes)
+                prepared.append(PreparedLaunch(launch, function.kernel.ptr))
+
+        def queue(addresses: Sequence[int], stream: int) -> None:
+            self._bind_thread()
+            for launch in prepared:
+                launch(addresses, stream)
+
+        return queue
+
+    def _check(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        shared_bytes: int,
+        after_previous: bool,
+    ) -> None:
         check_grid(kernel, grid)
         if not 0 <= shared_bytes <= self.shared_limit_bytes:
             raise ValueError(
@@ -239,19 +194,19 @@ class CupyBackend:
                 f"{kernel.entry}: after_previous needs compute capability 9.0, "
                 f"device {self.device} has {self.compute_capability}"
             )
-        encoded = tuple(kernel_argument(arg) for arg in args)
-        function = self.function(kernel)
-        with self._cupy.cuda.Device(self.device), self._stream(stream):
-            if shared_bytes > self._raised_shared_bytes.get(kernel, DEFAULT_SHARED_BYTES):
-                function.max_dynamic_shared_size_bytes = shared_bytes
-                self._raised_shared_bytes[kernel] = shared_bytes
-            if after_previous:
-                launch_after_previous(
-                    kernel.entry, function.kernel.ptr, grid, kernel.threads, shared_bytes, encoded,
-                    stream or 0,
-                )  # fmt: skip
-            else:
-                function(grid, (kernel.threads, 1, 1), encoded, shared_mem=shared_bytes)
+
+    def _allow_shared(self, kernel: Kernel, shared_bytes: int) -> None:
+        """Let the kernel have that much dynamic shared memory. Its device is current."""
+        if shared_bytes > self._raised_shared_bytes.get(kernel, DEFAULT_SHARED_BYTES):
+            self.function(kernel).max_dynamic_shared_size_bytes = shared_bytes
+            self._raised_shared_bytes[kernel] = shared_bytes
+
+    def _bind_thread(self) -> None:
+        """Make the device's context current in a thread that has made no call of CUDA yet: such a
+        thread has no context, though it has a current device."""
+        if not getattr(self._bound, "done", False):
+            self._cupy.cuda.runtime.setDevice(self.device)
+            self._bound.done = True
 
     def _stream(self, stream: int | None) -> AbstractContextManager[Any]:
         if not stream:

@@ -24,40 +24,10 @@ from typing import Any
 
 from analysis.shapes import Tile
 from kernels import attention, dispatch, hopper
-from kernels.launch import Argument, Array, Kernel, contiguous_strides
+from kernels.launch import Array, Kernel
+from kernels.plan import Launch, Recorder
 
 PASSES = ("forward", "backward")
-
-
-class Recorder:
-    """A backend without memory: it remembers the kernels of every launch."""
-
-    name = "recorder"
-    multiprocessors = 1
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[Kernel, int]] = []
-
-    def launch(
-        self,
-        kernel: Kernel,
-        grid: tuple[int, int, int],
-        shared_bytes: int,
-        args: Sequence[Argument],
-        stream: int | None = None,
-        after_previous: bool = False,
-    ) -> None:
-        """Remember the kernel and its shared memory."""
-        self.launches.append((kernel, shared_bytes))
-
-    def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
-        """An array that is nowhere."""
-        return nowhere(name, shape, dtype)
-
-
-def nowhere(name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    """A dense array at an address that nobody may touch."""
-    return Array(name, 1 << 20, shape, contiguous_strides(shape), dtype, "rw")
 
 
 @dataclass(frozen=True)
@@ -74,14 +44,14 @@ class Problem:
 
     def kernels(self) -> list[Kernel]:
         """The kernels of the passes, as far as the driver accepts them."""
-        return [kernel for kernel, _ in self.launches()]
+        return [launch.kernel for launch in self.launches()]
 
-    def launches(self) -> list[tuple[Kernel, int]]:
-        """The same with the bytes of dynamic shared memory."""
+    def launches(self) -> list[Launch]:
+        """The launches themselves."""
         recorder = Recorder()
         shape = (1, 1, self.seqlen, self.head_dim)
         q, k, v, out, dout, dq, dk, dv = (
-            nowhere(name, shape, self.dtype)
+            recorder.empty(name, shape, self.dtype)
             for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
         )
         options: dict[str, Any] = {"scale": 1.0, "causal": self.causal}

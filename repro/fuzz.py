@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--case", default=None, help="one case as JSON instead of random ones")
     chosen = parser.parse_args(arguments)
 
-    from repro.attention.engine import CHECKS_VARIABLE
+    from repro.attention.launcher import CHECKS_VARIABLE
 
     os.environ.setdefault(CHECKS_VARIABLE, "1")
     if chosen.case is not None:

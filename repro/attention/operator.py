@@ -1,38 +1,13 @@
-"""``repro.flash_attention``: the operator users call, registered with torch.
-
-Two operators stand behind it, so that a compiler sees both as single nodes:
-
-``repro::flash_attention``
-    (q, k, v, …) → (out, lse). FlashAttention-2, Alg. 1 (2023); the mask, dropout and block-sparse
-    forms are those of FlashAttention 2022, Alg. 2 and 5.
-``repro::flash_attention_backward``
-    (dout, q, k, v, out, lse, …) → (dq, dk, dv). FlashAttention-2, Alg. 2.
-
-Saved between them: q, k, v, out and lse, and the key mask, block mask or seed where there is one.
-All of it goes through torch's saved-tensor mechanism and is unpacked once, so checkpointing and
-offloading see everything; nothing saved is quadratic in the sequence length.
-
-The backward operator is itself registered with autograd, with a backward that raises. This is
-what makes a second derivative an error: marking the backward once-differentiable would not do,
-because with a constant incoming gradient (``out.sum()``) the first gradient would carry no graph
-and the second-order term would be missing without a word.
-"""
-
-from typing import Any, NoReturn
+"""``repro.flash_attention``: what users call. Arguments are checked here, before any work."""
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from repro.attention import engine
+from repro.attention import registered
 from repro.attention.validation import DTYPES, check_arguments, resolve_scale
 
 __all__ = ["flash_attention"]
-
-_OPTIONS = (
-    "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
-    "float dropout_p, int[]? tile, bool deterministic"
-)
 
 
 def flash_attention(
@@ -98,7 +73,7 @@ def flash_attention(
         q, k, v, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, tile=tile
     )
     _refuse_forward_mode(q, k, v)
-    out, lse = torch.ops.repro.flash_attention(
+    out, lse = registered.attention(
         q,
         k,
         v,
@@ -151,118 +126,3 @@ def _seed_tensor(seed: int | Tensor | None) -> Tensor:
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must lie in [0, 2**63), got {seed}")
     return torch.tensor(seed, dtype=torch.int64, device="cpu")
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """An uninitialised tensor laid out like ``tensor`` where kernels can write that layout."""
-    if tensor.stride(-1) == 1:
-        return torch.empty_like(tensor)
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _row_statistics(q: Tensor) -> Tensor:
-    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-
-
-@torch.library.custom_op(
-    "repro::flash_attention",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
-)
-def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    chosen = engine.Options(*options)
-    engine.check_tile(q, chosen)
-    out, lse = _like(q), _row_statistics(q)
-    engine.forward(q, k, v, out, lse, chosen)
-    return out, lse
-
-
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    engine.check_tile(q, engine.Options(*options))
-    return _like(q), _row_statistics(q)
-
-
-@torch.library.custom_op(
-    "repro::flash_attention_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-        f"{_OPTIONS}, bool[] needed) -> (Tensor, Tensor, Tensor)"
-    ),
-)
-def _backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grads = _gradients(q, k, v, options[-1])
-    engine.backward(
-        dout, dlse, q, k, v, out, lse, grads, engine.Options(*options[:-1]), options[-1]
-    )
-    return grads
-
-
-@_backward.register_fake
-def _(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(q, k, v, options[-1])
-
-
-def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, needed: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for dq, dk, dv. One that nobody needs has no elements: a schema has no optional
-    results, so :func:`_vjp` turns it into None."""
-    dq, dk, dv = (
-        _like(tensor) if wanted else tensor.new_empty(0)
-        for tensor, wanted in zip((q, k, v), needed, strict=True)
-    )
-    return dq, dk, dv
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, key_mask, block_mask, seed, *rest = inputs
-    ctx.save_for_backward(q, k, v, *output, key_mask, block_mask, seed)
-    ctx.rest = rest  # plain numbers: a tensor kept here would dodge offloading and checkpoints
-    ctx.set_materialize_grads(False)
-
-
-def _vjp(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, *options = ctx.saved_tensors
-    needed = list(ctx.needs_input_grad[:3])
-    nothing = (None,) * 8
-    if dout is None and dlse is None:
-        return (None, None, None, *nothing)
-    if dout is None:
-        dout = torch.zeros_like(out)
-    grads = torch.ops.repro.flash_attention_backward(
-        dout, dlse, q, k, v, out, lse, *options, *ctx.rest, needed
-    )
-    kept = [grad if wanted else None for grad, wanted in zip(grads, needed, strict=True)]
-    return (*kept, *nothing)
-
-
-def _second_derivative(ctx: Any, *_: Tensor | None) -> NoReturn:
-    raise RuntimeError(
-        "repro.flash_attention: second derivatives are not supported. Its backward recomputes "
-        "the attention matrix and has no derivative of its own; use "
-        "repro.attention.variants.standard where one is needed."
-    )
-
-
-_forward.register_autograd(_vjp, setup_context=_setup_context)
-_backward.register_autograd(_second_derivative)

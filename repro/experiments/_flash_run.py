@@ -37,8 +37,8 @@ def run(
     import torch
 
     from kernels import attention
-    from repro.attention.engine import array_of
     from repro.attention.reference import attention_reference, max_error
+    from repro.attention.views import array_of
 
     shape, algorithm = shape_of(one), str(one["implementation"])
     generator = torch.Generator().manual_seed(0)

@@ -104,7 +104,7 @@ def _ladder(
 
     from kernels import attention
     from kernels.launch import Array
-    from repro.attention.engine import array_of
+    from repro.attention.views import array_of
 
     backend = context.host()
     results = {name: torch.empty_like(q) for name in RESULTS}

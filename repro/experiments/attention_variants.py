@@ -85,7 +85,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     """One forward and backward: bytes, error against float64, and the median time."""
     import torch
 
-    from repro.attention import engine
+    from repro.attention import launcher
     from repro.attention.reference import attention_reference, max_error
     from repro.attention.variants import VARIANTS as ALL
     from repro.attention.variants import ran_backend
@@ -105,7 +105,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         out.backward(dout)
     peak = live.peak_bytes
     if implementation in EMULATED:  # the latest call was the backward
-        peak += engine.scratch_bytes()
+        peak += launcher.scratch_bytes()
     ran = ran_backend(implementation, *leaves)
 
     def row(metric: str, value: float, unit: str, tool: str, **more: object) -> Record:

@@ -74,7 +74,8 @@ def _prepare(name: str) -> tuple[float, Callable[[], object]]:
 
     from kernels import probes
     from kernels.launch import Array
-    from repro.attention.engine import array_of, launcher_for
+    from repro.attention.launcher import launcher_for
+    from repro.attention.views import array_of
 
     device = torch.device("cuda")
     sms = torch.cuda.get_device_properties(device).multi_processor_count
@@ -96,7 +97,7 @@ def _prepare(name: str) -> tuple[float, Callable[[], object]]:
 
     def launch(call: Callable[..., int], *args: object) -> Callable[[], int]:
         def run() -> int:
-            with launcher_for(any_tensor) as backend:
+            with launcher_for(any_tensor.device) as backend:
                 return call(backend, *args)
 
         return run

@@ -105,7 +105,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     import torch
 
     from kernels import hopper
-    from repro.attention.engine import array_of
+    from repro.attention.views import array_of
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from torch import Tensor
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, hopper
 from kernels.hopper_forms import FORWARD_FORMS, ForwardForm
-from kernels.launch import Array
-from repro.attention import engine
+from kernels.launch import Array, Backend
+from kernels.plan import record
+from repro.attention.launcher import Repeated, backend_of, launcher_for
 from repro.attention.variants import VARIANTS
+from repro.attention.views import array_of
 from repro.experiments import Cell
 from repro.experiments._attention import shape_of, tile_of
 from repro.instruments import hopper_guard
@@ -30,6 +33,7 @@ KERNELS = attention.ALGORITHMS
 FORMS = {f"{hopper.ALGORITHM} {form.name}": form for form in FORWARD_FORMS}
 
 Work = Callable[[], object]
+Driver = Callable[[Backend, dict[str, Array]], None]
 
 
 class Operands:
@@ -102,20 +106,29 @@ def _ask_guard(operands: Operands) -> None:
 
 def form_work(form: ForwardForm, operands: Operands) -> tuple[Work, Tensor]:
     """A call that queues the Hopper forward in a form of the caller's choice, and its out."""
-    q, k, v = (engine.array_of(n, getattr(operands, n)) for n in ("q", "k", "v"))
-    out = torch.empty_like(operands.q)
+    q, k, v = operands.q, operands.k, operands.v
+    out = torch.empty_like(q)
     lse = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
-    results = (engine.array_of("out", out), engine.array_of("lse", lse))
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
     scale, causal = 1 / math.sqrt(out.shape[-1]), operands.shape.causal
 
-    def run() -> None:
-        with engine.launcher_for(out) as backend:
-            stream = torch.cuda.current_stream().cuda_stream if out.is_cuda else None
-            hopper.forward(
-                backend, q, k, v, *results, scale=scale, causal=causal, form=form, stream=stream
-            )
+    def driver(backend: Backend, at: dict[str, Array]) -> None:
+        hopper.forward(backend, *at.values(), scale=scale, causal=causal, form=form)
 
-    return run, out
+    return _repeated(driver, {name: array_of(name, t) for name, t in tensors.items()}, q), out
+
+
+def _repeated(driver: Driver, arrays: dict[str, Array], on: Tensor) -> Work:
+    """A call that queues what the driver launches; tensors behind the arrays stay alive."""
+    plan = record(backend_of(on.device), arrays, driver)
+    call, addresses = Repeated(plan, on.device), [array.pointer for array in arrays.values()]
+    kept = tuple(arrays.values())
+
+    def run() -> tuple[Array, ...]:
+        call(addresses)
+        return kept
+
+    return run
 
 
 def _kernel_calls(
@@ -124,26 +137,31 @@ def _kernel_calls(
     """A function of (pass, tile) that queues a pass, and out, dq, dk, dv."""
     q, k, v, dout = operands.q, operands.k, operands.v, operands.dout
     out, dq, dk, dv = (torch.empty_like(t) for t in (q, q, k, v))
-    arrays = {n: engine.array_of(n, t) for n, t in (("q", q), ("k", k), ("v", v), ("out", out))}
-    arrays |= {n: engine.array_of(n, t) for n, t in (("dout", dout), ("dq", dq))}
-    arrays |= {n: engine.array_of(n, t) for n, t in (("dk", dk), ("dv", dv))}
-    stats: dict[str, Array] = {}
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    arrays = {name: array_of(name, tensor) for name, tensor in tensors.items()}
     options: dict[str, Any] = {"scale": 1 / math.sqrt(q.shape[-1]), "causal": operands.shape.causal}
+    calls: dict[tuple[str, Tile | None], Work] = {}
 
-    def run(which: str, with_tile: Tile | None) -> None:
-        with engine.launcher_for(q) as backend:
-            stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
-            first = (arrays["q"], arrays["k"], arrays["v"], arrays["out"])
-            if which == "forward":
-                attention.forward(
-                    backend, algorithm, *first, stats, tile=with_tile, stream=stream, **options
-                )
-            else:
-                attention.backward(
-                    backend, algorithm, *first, arrays["dout"], stats,
-                    arrays["dq"], arrays["dk"], arrays["dv"],
-                    tile=with_tile, stream=stream, **options,
-                )  # fmt: skip
+    def launches(backend: Backend, at: dict[str, Array], which: str, tile: Tile | None) -> None:
+        first = (at["q"], at["k"], at["v"], at["out"])
+        kept = {name: array for name, array in at.items() if name not in tensors}
+        if which == "forward":
+            attention.forward(backend, algorithm, *first, kept, tile=tile, **options)
+            at |= kept
+        else:
+            attention.backward(
+                backend, algorithm, *first, at["dout"], kept, at["dq"], at["dk"], at["dv"],
+                tile=tile, **options,
+            )  # fmt: skip
+
+    def run(which: str, tile: Tile | None) -> None:
+        if (which, tile) not in calls:
+            if which == "forward":  # makes the statistics that both passes are given from now on
+                with launcher_for(q.device) as backend:
+                    launches(backend, arrays, which, tile)
+            driver = partial(launches, which=which, tile=tile)
+            calls[which, tile] = _repeated(driver, arrays, q)
+        calls[which, tile]()
 
     return run, (out, dq, dk, dv)
 

@@ -16,7 +16,7 @@ from analysis.traffic import predict_traffic
 from kernels import attention, dispatch, hopper
 from kernels.host import HostBackend
 from kernels.launch import Array, from_numpy
-from repro.attention import engine
+from repro.attention import launcher
 
 #: The forward of short sequences.
 PERSISTENT = ("flash_forward_sm90_none_taken", "flash_forward_sm90_persistent")
@@ -140,7 +140,7 @@ def test_the_operator_follows_the_rule(
     settings: dict[str, Any], kernels: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = PretendedHopper()
-    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
     torch.manual_seed(0)
     q, k, v = (
         torch.randn(1, 70, 2, 64, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
@@ -169,7 +169,7 @@ def test_head_dim_256_goes_forward_on_hopper_and_back_on_sm80(
 ) -> None:
     """The log-sum-exp of one form is what the other recomputes P from."""
     backend = PretendedHopper()
-    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 90, 256, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     out = repro.flash_attention(q, k, v, causal=True, deterministic=deterministic)
@@ -217,7 +217,7 @@ def test_tiles_of_what_is_not_covered() -> None:
 
 def test_the_gradient_of_lse_stays_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = PretendedHopper()
-    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 70, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     _, lse = repro.flash_attention(q, k, v, return_lse=True)
@@ -236,7 +236,7 @@ def test_the_gradient_of_lse_stays_on_hopper(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_host_keeps_the_sm80_form(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = HostBackend()
-    monkeypatch.setattr(engine, "_host", lambda checks: backend)
+    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
     q = torch.randn(1, 1, 20, 64, dtype=torch.bfloat16)
     repro.flash_attention(q, q, q)
     assert set(backend.traffic) == {"flash_forward"}

@@ -127,8 +127,8 @@ def test_a_launch_after_the_previous_one(log: list[Any], monkeypatch: pytest.Mon
     its address, whatever it is."""
     driver = pytest.importorskip("cuda.bindings.driver")
     backend = CupyBackend(0)
-    whole = np.arange(16, dtype=np.uint64).view("V128")
-    monkeypatch.setattr("kernels.cupy_backend._driver_tensor_map", lambda *_: whole)
+    whole = np.arange(16, dtype=np.uint64)
+    monkeypatch.setattr("kernels.cupy_backend.tensor_map", lambda *_: whole)
     args = [Q, np.int32(-3), np.float32(0.5), TensorMap(Q, 64), np.uint64(2**63), np.int64(-1)]
     widths = [32, 4, 4, 128, 8, 8]
     seen: dict[str, Any] = {}

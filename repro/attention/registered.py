@@ -1,0 +1,257 @@
+"""The operators behind ``repro.flash_attention``, as torch knows them.
+
+Two, so that a compiler sees both as single nodes:
+
+``repro::flash_attention``
+    (q, k, v, …) → (out, lse). FlashAttention-2, Alg. 1 (2023); the mask, dropout and block-sparse
+    forms are those of FlashAttention 2022, Alg. 2 and 5.
+``repro::flash_attention_backward``
+    (dout, q, k, v, out, lse, …) → (dq, dk, dv). FlashAttention-2, Alg. 2.
+
+Saved between them: q, k, v, out and lse, and the key mask, block mask or seed where there is one.
+All of it goes through torch's saved-tensor mechanism and is unpacked once, so checkpointing and
+offloading see everything; nothing saved is quadratic in the sequence length.
+
+The backward operator is itself registered with autograd, with a backward that raises. This is
+what makes a second derivative an error: marking the backward once-differentiable would not do,
+because with a constant incoming gradient (``out.sum()``) the first gradient would carry no graph
+and the second-order term would be missing without a word.
+
+Around an operator of ``torch.library.custom_op`` and its gradient the wrappers cost the host more
+than the launches themselves; hence the registration piece by piece. Through torch's dispatcher a
+call goes only where something listens there (:func:`_direct`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from repro.attention import engine
+
+__all__ = ["attention"]
+
+_OPTIONS = (
+    "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
+    "float dropout_p, int[]? tile, bool deterministic"
+)
+
+_Key: Any = torch._C.DispatchKey
+
+
+def _bits(*keys: Any) -> int:
+    bits: int = 0
+    for key in keys:
+        bits |= torch._C.DispatchKeySet(key).raw_repr()
+    return bits
+
+
+#: What the dispatcher finds in a dense tensor on a device of ours: memory, and perhaps a gradient.
+_USUAL_TENSOR = _bits(
+    _Key.CPU, _Key.CUDA, _Key.ADInplaceOrView, _Key.AutogradCPU, _Key.AutogradCUDA,
+    _Key.AutocastCPU, _Key.AutocastCUDA,
+)  # fmt: skip
+#: What it adds outside every mode and transformation.
+_USUAL_MODES = _bits(_Key.BackendSelect, _Key.ADInplaceOrView)
+
+
+def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the operator ``repro::flash_attention``; arguments as in its schema."""
+    result: tuple[Tensor, Tensor] = _call("flash_attention", inputs)
+    return result
+
+
+def _call(name: str, inputs: tuple[Any, ...]) -> Any:
+    """The operator with its gradient."""
+    if torch.compiler.is_compiling() or not _direct(inputs):
+        return getattr(torch.ops.repro, name).default(*inputs)
+    return _with_autograd(name, _KERNELS[name], inputs)
+
+
+def _with_autograd(name: str, kernel: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """``kernel`` is the operator without its gradient."""
+    if torch.is_grad_enabled() and any(
+        isinstance(tensor, Tensor) and tensor.requires_grad for tensor in inputs
+    ):
+        return _FUNCTIONS[name].apply(kernel, *inputs)
+    return kernel(*inputs)
+
+
+def _direct(inputs: tuple[Any, ...]) -> bool:
+    """Whether the dispatcher would only pass the call on.
+
+    It would do more under a mode (a dispatch or fake-tensor mode, a functorch transformation, a
+    profiler) and for tensors that are not plain memory (subclasses, conjugates, other devices).
+    """
+    modes = torch._C._dispatch_tls_local_include_set().raw_repr()
+    if modes & ~_USUAL_MODES or torch._C._is_torch_function_mode_enabled():
+        return False
+    if torch.autograd._profiler_enabled():  # it lists operators
+        return False
+    for tensor in inputs:
+        if isinstance(tensor, Tensor) and (
+            type(tensor) not in (Tensor, torch.nn.Parameter)
+            or torch._C._dispatch_keys(tensor).raw_repr() & ~_USUAL_TENSOR
+        ):
+            return False
+    return True
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """An uninitialised tensor laid out like ``tensor`` where kernels can write that layout."""
+    if tensor.stride(-1) == 1:
+        return torch.empty_like(tensor)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _row_statistics(q: Tensor) -> Tensor:
+    return torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    chosen = engine.Options(*options)
+    engine.check_tile(q, chosen)
+    out, lse = _like(q), _row_statistics(q)
+    engine.forward(q, k, v, out, lse, chosen)
+    return out, lse
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    engine.check_tile(q, engine.Options(*options))
+    return _like(q), _row_statistics(q)
+
+
+def _backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = _gradients(q, k, v, options[-1])
+    engine.backward(
+        dout, dlse, q, k, v, out, lse, grads, engine.Options(*options[:-1]), options[-1]
+    )
+    return grads
+
+
+def _fake_backward(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(q, k, v, options[-1])
+
+
+def _gradients(
+    q: Tensor, k: Tensor, v: Tensor, needed: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for dq, dk, dv. One that nobody needs has no elements: a schema has no optional
+    results, so :class:`_Attention` turns it into None."""
+    dq, dk, dv = (
+        _like(tensor) if wanted else tensor.new_empty(0)
+        for tensor, wanted in zip((q, k, v), needed, strict=True)
+    )
+    return dq, dk, dv
+
+
+class _Attention(torch.autograd.Function):
+    """The forward operator below autograd, and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Callable[..., Any], *inputs: Any) -> tuple[Tensor, Tensor]:
+        out, lse = kernel(*inputs)
+        q, k, v, key_mask, block_mask, seed, *rest = inputs
+        ctx.save_for_backward(q, k, v, out, lse, key_mask, block_mask, seed)
+        ctx.rest = rest  # plain numbers: a tensor kept here would dodge offloading and checkpoints
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        dout, dlse = grads
+        q, k, v, out, lse, *options = ctx.saved_tensors
+        needed = list(ctx.needs_input_grad[1:4])
+        nothing = (None,) * 8
+        if dout is None and dlse is None:
+            return (None, None, None, None, *nothing)
+        if dout is None:
+            dout = torch.zeros_like(out)
+        results = _call(
+            "flash_attention_backward",
+            (dout, dlse, q, k, v, out, lse, *options, *ctx.rest, needed),
+        )
+        kept = [grad if wanted else None for grad, wanted in zip(results, needed, strict=True)]
+        return (None, *kept, *nothing)
+
+
+class _AttentionBackward(torch.autograd.Function):
+    """The backward operator below autograd; it has no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Callable[..., Any], *inputs: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = kernel(*inputs)
+        return dq, dk, dv
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        raise RuntimeError(
+            "repro.flash_attention: second derivatives are not supported. Its backward recomputes "
+            "the attention matrix and has no derivative of its own; use "
+            "repro.attention.variants.standard where one is needed."
+        )
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "flash_attention": _forward,
+    "flash_attention_backward": _backward,
+}
+_FAKES: dict[str, Callable[..., Any]] = {
+    "flash_attention": _fake_forward,
+    "flash_attention_backward": _fake_backward,
+}
+_FUNCTIONS: dict[str, Any] = {
+    "flash_attention": _Attention,
+    "flash_attention_backward": _AttentionBackward,
+}
+
+
+def _register(name: str, schema: str) -> None:
+    _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    operator = getattr(torch.ops.repro, name).default
+
+    def below_autograd(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*inputs)
+
+    def with_autograd(*inputs: Any) -> Any:
+        return _with_autograd(name, below_autograd, inputs)
+
+    _LIBRARY.impl(name, _KERNELS[name], "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, with_autograd, "Autograd")
+    torch.library.register_fake(f"repro::{name}", _FAKES[name], lib=_LIBRARY)
+
+
+_LIBRARY = torch.library.Library("repro", "DEF")
+_register(
+    "flash_attention",
+    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+)
+_register(
+    "flash_attention_backward",
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{_OPTIONS}, bool[] needed) -> (Tensor, Tensor, Tensor)",
+)

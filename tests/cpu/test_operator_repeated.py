@@ -1,0 +1,176 @@
+"""Calls that run an earlier call's launches again, and calls that skip torch's dispatcher.
+
+Both must be invisible: the same results as a first call, and whoever listens to operators hears
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from attention_support import BOUNDS, Result, inputs, run
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import repro
+from repro.attention import engine
+from repro.attention.reference import attention_reference, max_error
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    engine._REPEATED.clear()
+    yield
+    engine._REPEATED.clear()
+
+
+def attend(*operands: Tensor, **options: Any) -> Result:
+    """With the same bits in every run."""
+    return run(*operands, deterministic=True, **options)
+
+
+def same(first: Result, second: Result) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_layout_is_kept_once_and_every_call_has_its_own_numbers() -> None:
+    for seed in range(3):
+        q, k, v, dout = inputs(1, 4, 70, 50, 32, kv_heads=2, seed=seed)
+        got = attend(q, k, v, dout, causal=True)
+        expected = attention_reference(q, k, v, causal=True, scale=32**-0.5)
+        assert max_error(got.out, expected.out) < BOUNDS[torch.float32][0]
+        assert len(engine._REPEATED) == 2
+        engine_kept = dict(engine._REPEATED)
+        engine._REPEATED.clear()
+        assert same(got, attend(q, k, v, dout, causal=True))
+        engine._REPEATED.update(engine_kept)
+
+
+VARIATIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "scale": {"scale": 0.5},
+    "negative scale": {"scale": -0.5},
+    "tile": {"tile": (16, 16)},
+    "mask": {"key_mask": torch.arange(40)[None] < 30},
+    "another mask": {"key_mask": torch.arange(40)[None] < 20},
+    "dropout": {"dropout_p": 0.2, "seed": 1},
+    "another seed": {"dropout_p": 0.2, "seed": 2},
+    "blocks": {"tile": (16, 16), "block_mask": torch.ones(3, 3, dtype=torch.bool).tril()},
+}
+
+
+def test_calls_are_not_taken_for_one_another() -> None:
+    """Every option after every other on the same tensors, as if each were the first."""
+    operands = inputs(1, 2, 40, 40, 16)
+    alone = {}
+    for name, options in VARIATIONS.items():
+        engine._REPEATED.clear()
+        alone[name] = attend(*operands, **options)
+    outs = {tuple(result.out.flatten().tolist()) for result in alone.values()}
+    assert len(outs) >= len(VARIATIONS) - 1  # a tile need not change the result
+    for _ in range(2):
+        for name, options in VARIATIONS.items():
+            assert same(attend(*operands, **options), alone[name]), name
+
+
+def test_layouts_and_types_are_not_taken_for_one_another() -> None:
+    q, k, v, dout = inputs(2, 2, 24, 24, 16)
+
+    def rows_first(tensor: Tensor) -> Tensor:
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+    first = attend(q, k, v, dout)
+    for _ in range(2):
+        assert same(attend(*(rows_first(t) for t in (q, k, v, dout))), first)
+        assert same(attend(q, rows_first(k), v, dout), first)
+        half = attend(*(t.half() for t in (q, k, v, dout)))
+        assert half.out.dtype == torch.float16
+        assert max_error(half.out, first.out) < BOUNDS[torch.float16][0]
+        assert same(attend(q, k, v, dout), first)
+
+
+def test_memory_that_kernels_cannot_read_in_place() -> None:
+    """The same layout, 4 bytes from where kernels could: a copy, whatever is kept."""
+    q, k, v, dout = inputs(1, 2, 24, 24, 16)
+    first = attend(q, k, v, dout)
+    moved = torch.empty(q.numel() + 1)[1:].view(q.shape)
+    assert moved.data_ptr() % 16
+    for _ in range(2):
+        assert same(attend(moved.copy_(q), k, v, dout), first)
+
+
+def test_very_many_layouts_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_REPEATED_LIMIT", 3)
+    for seqlen in range(1, 9):
+        q, k, v, _ = inputs(1, 1, seqlen, seqlen, 8)
+        out = repro.flash_attention(q, k, v)
+        assert isinstance(out, Tensor)
+        assert max_error(out, attention_reference(q, k, v, scale=8**-0.5).out) < 1e-5
+        assert len(engine._REPEATED) <= 3
+
+
+# ---- who listens -------------------------------------------------------------------------------
+
+NAMES = ["repro.flash_attention.default", "repro.flash_attention_backward.default"]
+
+
+def call() -> None:
+    q, k, v, dout = inputs(1, 1, 16, 16, 8)
+    repro.flash_attention(q.requires_grad_(), k, v).backward(dout)
+
+
+def test_a_dispatch_mode_sees_both_operators() -> None:
+    seen: list[str] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        call()
+    assert [name for name in seen if name.startswith("repro.")] == NAMES
+
+
+def test_a_function_mode_sees_the_operator() -> None:
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        call()
+    assert NAMES[0] in seen
+
+
+def test_a_profiler_lists_both_operators() -> None:
+    with torch.profiler.profile() as profile:
+        call()
+    listed = {event.key for event in profile.key_averages()}
+    assert {"repro::flash_attention", "repro::flash_attention_backward"} <= listed
+
+
+def test_tensors_that_are_more_than_memory_go_through_the_dispatcher() -> None:
+    q, k, v, _ = inputs(1, 1, 16, 16, 8)
+    expected = repro.flash_attention(q, k, v)
+    seen: list[str] = []
+
+    class Traced(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs)
+
+    got = repro.flash_attention(q.as_subclass(Traced), k, v)
+    assert NAMES[0] in seen
+    assert isinstance(got, Traced)
+    assert torch.equal(got.as_subclass(Tensor), expected)
+    negated = torch._neg_view(-q)  # its memory holds -q, which a kernel would read
+    assert torch.equal(repro.flash_attention(negated, k, v), expected)
