@@ -131,7 +131,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     keys = ["source", "implementation", "seqlen_q"]
     known = dense.set_index(keys)["value"].to_dict()
     dense["ratio"] = [
-        value / known.get((source, BASELINES.get(name, name), seqlen), float("nan"))
+        value / (known.get((source, BASELINES.get(name, name), seqlen)) or float("nan"))
         for (source, name, seqlen), value in known.items()
     ]
     sums = pick(frame, metric="scratch_bytes", causal=False).copy()
@@ -197,7 +197,7 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
             )
         except KeyError:
             return "not measured"
-        if ours != ours or base != base:
+        if not (ours > 0 and base > 0):  # nothing counted adds up to 0
             return "not measured"
         return change(ours, base)
 
