@@ -6,11 +6,7 @@ steps other than the L that are run together with their own backward.
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
 from math import comb
-
-import numpy as np
-from numpy.typing import NDArray
 
 from .chain import Chain
 from .tree import Builder, Node, Plan, plan_of
@@ -36,14 +32,15 @@ def _check(length: int, states: int) -> None:
         raise ValueError(f"length={length}, states={states}: both must be at least 1")
 
 
-@lru_cache(maxsize=8)
-def _table(length: int, states: int) -> NDArray[np.int64]:
-    """t(n, s) for n = 0..length, s = 0..states; a case that cannot be solved is a large number."""
-    table = np.full((length + 1, states + 1), np.iinfo(np.int64).max // 4, dtype=np.int64)
-    table[0] = 0
-    for s in range(1, states + 1):
-        table[1:, s] = [advances(n, s) for n in range(1, length + 1)]
-    return table
+def first_step(length: int, states: int) -> int:
+    """Stages to advance to the next stored state: the shortest of the optimal choices.  O(r) time.
+
+    For length, states >= 2.  Advancing j costs j + t(j, s) + t(L-j, s-1), convex in j because
+    t(n+1, s) - t(n, s) = r(n+1, s).  The best j is the first with r(L-j, s-1) <= 1 + r(j+1, s);
+    there r = r(L, s) lies between the two, so L-j <= beta(s-1, r) and j >= beta(s, r-2).
+    """
+    r = repetitions(length, states)
+    return max(1, comb(states + r - 2, states), length - comb(states - 1 + r, states - 1))
 
 
 def revolve(chain: Chain, states: int) -> Plan:
@@ -52,24 +49,17 @@ def revolve(chain: Chain, states: int) -> Plan:
     states counts a_0.  More states than stages change nothing.
     """
     _check(len(chain), states)
-    states = min(states, len(chain))
-    table, build = _table(len(chain), states), Builder(chain)
+    states, build = min(states, len(chain)), Builder(chain)
 
-    @cache
     def solve(first: int, last: int, s: int) -> Node:
-        begin, lengths = first, []  # the right spine, walked in a loop: it can be s long
+        starts = []  # the right spine, walked in a loop: it can be s long
         while s > 1 and last > first:
-            length = last - first + 1
-            step = np.arange(1, length)
-            cost = step + table[step, s] + table[length - step, s - 1]
-            lengths.append(int(np.argmin(cost)) + 1)
-            first, s = first + lengths[-1], s - 1
+            starts.append(first)
+            first, s = first + first_step(last - first + 1, s), s - 1
         node = _one_state(build, first, last)
-        for length in reversed(lengths):
+        for start in reversed(starts):
             s += 1
-            node = build.split(first - length, node, solve(first - length, first - 1, s))
-            first -= length
-        assert first == begin
+            node = build.split(start, node, solve(start, node.first - 1, s))
         return node
 
     return plan_of(f"revolve, {states} states", build, solve(1, len(chain), states))

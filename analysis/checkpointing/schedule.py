@@ -15,8 +15,8 @@ Who wrote a schedule does not matter to the simulator or to the executor.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Op(StrEnum):
@@ -39,8 +39,7 @@ class Value(StrEnum):
     STAGE = "stage"  # stage l kept whole: a_l and its interior
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):
     """`keep` belongs to FORWARD, `value` to DROP, OFFLOAD and FETCH."""
 
     op: Op
@@ -57,7 +56,7 @@ Schedule = tuple[Action, ...]
 
 
 def forward(stage: int, keep: Keep) -> Action:
-    return Action(Op.FORWARD, stage, keep=keep)
+    return Action(Op.FORWARD, stage, keep)
 
 
 def backward(stage: int) -> Action:

