@@ -17,7 +17,7 @@ from torch import Tensor
 
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, hopper
-from kernels.hopper_forms import FORWARD_FORMS, ForwardForm
+from kernels.hopper_forms import ForwardForm
 from kernels.launch import Array, Backend
 from kernels.plan import record
 from repro.attention.launcher import Repeated, backend_of, launcher_for
@@ -29,8 +29,7 @@ from repro.instruments import hopper_guard
 
 TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 KERNELS = attention.ALGORITHMS
-#: Forms of the Hopper forward by name, whatever the rule would choose for a shape.
-FORMS = {f"{hopper.ALGORITHM} {form.name}": form for form in FORWARD_FORMS}
+FORMS = hopper.FORMS
 
 Work = Callable[[], object]
 Driver = Callable[[Backend, dict[str, Array]], None]
