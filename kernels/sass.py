@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,36 @@ class Code:
             if any(i.opcode == opcode for i in loop):
                 return loop
         raise ValueError(f"no loop contains {opcode}")
+
+    def shortest_round(self, opcode: str) -> list[Instruction]:
+        """The shortest way once around :meth:`main_loop`, through that opcode.
+
+        What a warp executes in an iteration where no rare branch (a mask's edge, a wait that must
+        be tried again) is taken.
+        """
+        numbers = {i.address: n for n, i in enumerate(self.instructions)}
+        inside = {numbers[i.address] for i in self.main_loop(opcode)}
+        follows = self._successors()
+        heads = {head for at in inside for head in follows[at] if head in inside and head <= at}
+        rounds = []
+        for head in heads:
+            came_from: dict[int, int] = {}
+            waiting = deque([head])
+            while waiting:
+                at = waiting.popleft()
+                for there in follows[at]:
+                    if there in inside and there not in came_from:
+                        came_from[there] = at
+                        waiting.append(there)
+            if head not in came_from:
+                continue
+            way = [came_from[head]]
+            while way[-1] != head:
+                way.append(came_from[way[-1]])
+            found = [self.instructions[at] for at in reversed(way)]
+            if any(i.opcode == opcode for i in found):
+                rounds.append(found)
+        return min(rounds, key=len)
 
     def _successors(self) -> list[list[int]]:
         last = len(self.instructions) - 1

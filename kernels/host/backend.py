@@ -154,7 +154,8 @@ class HostBackend:
         traffic: kernel entry -> {(tensor, direction): bytes} since :meth:`reset`, without zeros;
             direction is "read", "write" or "atomic".
         shared_traffic: kernel entry -> {"read" or "write": bytes of shared memory}, all threads
-        added up, since :meth:`reset`; ldmatrix reads, cp_async writes.
+        added up, since :meth:`reset`; ldmatrix and products read, copies write. What a
+            warpgroup's product reads of its common operand counts once.
     """
 
     name = "host"

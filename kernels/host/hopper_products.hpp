@@ -65,6 +65,8 @@ void fetch_operand(Worker& w, const Descriptor& d, bool transposed, unsigned fir
 template <bool CHECKS>
 void execute(Worker& w, const WarpProduct& p) {
     const WarpgroupProduct& m = p.lanes[0];
+    // A warp reads its own 16 rows of A; what it reads of B serves all four.
+    w.shared_traffic[READ] += (m.a_registers ? 0 : 16 * 16 * 2) + (p.warp == 0 ? m.n * 16 * 2 : 0);
     std::uint16_t b[256][16];
     fetch_operand<CHECKS>(w, Descriptor(w, m.b, p.site), m.transposed_b, 0, m.n, b, p.issued,
                           p.site);

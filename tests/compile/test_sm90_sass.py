@@ -13,6 +13,8 @@ from kernels import sass
 from kernels.compile import compile_cubin
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Kernel
+from repro.experiments import Cell
+from repro.experiments.sm_ceilings import cells, form_of, round_of
 
 pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSING)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
@@ -75,6 +77,40 @@ def test_what_surrounds_the_backward_waits_and_lets_go() -> None:
     assert found == [(0, 1), (1, 0)]
 
 
+def products(code: list[sass.Instruction]) -> tuple[int, int]:
+    """FLOPs of a warpgroup's products, and bytes they read of shared memory."""
+    flops = bytes_ = 0
+    for product in (i for i in code if i.opcode == "HGMMA"):
+        m, n, k = (int(size) for size in product.modifiers[0].split("x"))
+        flops += 2 * m * n * k
+        _, first, *_ = product.operands.split(", ")
+        bytes_ += 2 * n * k + (2 * m * k if first.startswith("gdesc") else 0)
+    return flops, bytes_
+
+
+@pytest.mark.parametrize("cell", cells(), ids=str)
+def test_a_round_is_the_predicted_one(cell: Cell) -> None:
+    """The compiled products do the FLOPs and read the bytes of ``analysis.sm_ceilings``, and each
+    thread of the consumers makes its share of the exponentials."""
+    form, found = form_of(cell), round_of(cell)
+    if isinstance(form, ForwardForm):
+        kernel = form.kernel("bf16", False, "optimistic" if "optimistic" in str(cell) else "")
+    else:
+        kernel = form.kernel("", "bf16", False)
+    code, loop = code_of(kernel)
+    path = code.shortest_round("HGMMA")
+    assert {i.address for i in path} <= {i.address for i in loop}
+    flops, read = products(path)
+    assert flops * found.consumers == found.flops
+    by_products = {"Q for S", "K for S", "V for O", "V for dP", "dO for dP", "dO for dV"}
+    by_products |= {"Q for dK", "dS for dQ", "K for dQ"}
+    assert read * found.consumers == sum(
+        count for purpose, count in found.shared_bytes.items() if purpose in by_products
+    )
+    assert sass.count(path)["MUFU"] * found.consumers * 128 == found.exponentials
+    assert len(path) < len(loop)  # the masks and repeated waits are out of the way
+
+
 def test_a_register_descriptor_would_be_seen() -> None:
     """The loop of a kernel that takes its descriptor from memory has R2UR in it."""
     source = """
@@ -126,6 +162,8 @@ def test_loops_are_found_by_the_flow_of_control() -> None:
     assert sorted(i.address for i in loop) == [0x10, 0x20, 0x30, 0x40, 0x50, 0x90, 0xA0]
     assert sass.wide_accesses(loop) == 1
     assert [len(found) for found in code.loops()] == [1, 7]
+    # Once around without the retry: the wait passes, the product, and back.
+    assert [i.address for i in code.shortest_round("HGMMA")] == [0x10, 0x20, 0x30, 0x40, 0x50]
     with pytest.raises(ValueError, match="no loop contains LDL"):
         code.main_loop("LDL")
     with pytest.raises(RuntimeError, match="no entry point 'other'"):

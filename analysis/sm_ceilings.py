@@ -1,0 +1,151 @@
+"""What one SM does in a round of the Hopper kernels' main loop, and which unit sets the pace.
+
+A round of the forward is one key tile for a tile of queries, a round of the backward one query tile
+for 128 keys, by all consumer warpgroups of the block, which has the SM to itself. Per round each
+unit is busy for a number of clocks that follows from the shapes alone:
+
+- tensor cores: the products' FLOPs;
+- exponentials: one a score, and in the forward with the exact softmax one more for each of the four
+  threads that hold a row, to rescale it;
+- shared memory: every byte that a product reads from it (a ``wgmma`` of 64 x n x 16 reads the 16
+  columns of its n-row operand once, and those of its 64-row operand unless they are in registers),
+  every byte that TMA brings, and what threads write and read besides;
+- issue slots: the instructions a warp executes, one warp of each consumer warpgroup to a scheduler.
+  Only the compiler knows their number; it is an argument here.
+
+The slowest unit bounds the round from below, as if all overlapped perfectly: a bound beside that of
+``analysis.time_model``, whose ceilings (tensor cores, exponentials, SM boundary, HBM) leave out the
+memory and the schedulers of the SM itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from analysis.hardware import EXP_PER_CLOCK_PER_SM, SHARED_BYTES_PER_CLOCK_PER_SM
+
+TENSOR_FLOPS_PER_CLOCK_PER_SM = 4096
+"""Dense, 16-bit operands, compute capability 9.0: 989.4 TFLOP/s = 132 SMs x 4096 x 1.83 GHz."""
+ITEMSIZE = 2
+WARPGROUP_ROWS = 64
+WARPS = 4
+"""Of a warpgroup; also an SM's schedulers, one warp of the group to each."""
+THREADS_A_ROW = 4
+KEYS = 128
+"""Key rows of a backward block: two consumer warpgroups of 64."""
+CONSUMERS_BACKWARD = 2
+UNITS = ("tensor cores", "exponentials", "shared memory", "issue slots")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round on one SM.
+
+    shared_bytes: what threads, products and copies ask of shared memory, by purpose.
+    repeated_bytes: how much of it costs nothing, since threads of one instruction ask for the same.
+    consumers: warpgroups, each with a warp on every scheduler.
+    """
+
+    flops: int
+    exponentials: int
+    shared_bytes: Mapping[str, int]
+    repeated_bytes: int
+    consumers: int
+
+    @property
+    def all_shared_bytes(self) -> int:
+        """Bytes asked of shared memory, as the host backend counts them."""
+        return sum(self.shared_bytes.values())
+
+    def clocks(self, instructions: int | None = None) -> dict[str, float]:
+        """Clocks each unit is busy. instructions: of a warp in a round; None leaves them out."""
+        served = self.all_shared_bytes - self.repeated_bytes
+        found = {
+            "tensor cores": self.flops / TENSOR_FLOPS_PER_CLOCK_PER_SM,
+            "exponentials": self.exponentials / EXP_PER_CLOCK_PER_SM,
+            "shared memory": served / SHARED_BYTES_PER_CLOCK_PER_SM,
+        }
+        if instructions is not None:
+            found["issue slots"] = float(instructions * self.consumers)
+        return found
+
+    def tensor_share(self, instructions: int | None = None) -> float:
+        """Largest share of the time that the tensor cores can be busy, (0, 1]."""
+        clocks = self.clocks(instructions)
+        return clocks["tensor cores"] / max(clocks.values())
+
+
+def forward_round(head_dim: int, block_m: int, block_n: int, *, optimistic: bool = False) -> Round:
+    """S = Q Kᵀ, O += P V for block_m queries (64 a consumer) and block_n keys.
+
+    P stays in registers. optimistic: no row maximum, so nothing is rescaled.
+    """
+    consumers, rest = divmod(block_m, WARPGROUP_ROWS)
+    if rest or not consumers:
+        raise ValueError(f"block_m={block_m} is no multiple of a warpgroup's {WARPGROUP_ROWS} rows")
+    tile = block_n * head_dim * ITEMSIZE
+    rescaling = 0 if optimistic else THREADS_A_ROW * block_m
+    return Round(
+        flops=4 * block_m * block_n * head_dim,
+        exponentials=block_m * block_n + rescaling,
+        shared_bytes=MappingProxyType(
+            {
+                "Q for S": block_m * head_dim * ITEMSIZE,
+                "K for S": consumers * tile,
+                "V for O": consumers * tile,
+                "K and V arriving": 2 * tile,
+            }
+        ),
+        repeated_bytes=0,
+        consumers=consumers,
+    )
+
+
+def backward_round(head_dim: int, block_m: int) -> Round:
+    """Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q, dQ += dS K: block_m queries, 128 keys.
+
+    Pᵀ and dSᵀ stay in registers for dV and dK; dS goes through shared memory for dQ, and dQ in
+    fp32 on its way out. The two warpgroups split keys, except in dQ: of 128 queries each takes 64,
+    of 64 queries each takes all and half of dQ's columns, and other numbers are the narrow side of
+    the product, each warpgroup with half of the columns.
+    """
+    keys, queries = KEYS * head_dim * ITEMSIZE, block_m * head_dim * ITEMSIZE
+    both, ds = CONSUMERS_BACKWARD, block_m * KEYS * ITEMSIZE
+    if block_m == CONSUMERS_BACKWARD * WARPGROUP_ROWS:
+        for_dq = {"dS for dQ": ds, "K for dQ": both * keys}
+    elif head_dim == CONSUMERS_BACKWARD * WARPGROUP_ROWS:
+        for_dq = {"dS for dQ": both * ds, "K for dQ": keys}
+    else:
+        raise ValueError(
+            f"two warpgroups of {WARPGROUP_ROWS} rows divide neither block_m={block_m} nor "
+            f"head_dim={head_dim}"
+        )
+    # Every warp loads lse and delta of each group of 8 queries, 8 bytes a thread. Only 32 of the
+    # 256 bytes are distinct, but a load takes a clock, as 128 would.
+    loads = both * WARPS * 2 * (block_m // 8)
+    statistics = loads * 32 * 8
+    return Round(
+        flops=10 * block_m * KEYS * head_dim,
+        exponentials=block_m * KEYS,
+        shared_bytes=MappingProxyType(
+            {
+                "K for S": keys,
+                "Q for S": both * queries,
+                "V for dP": keys,
+                "dO for dP": both * queries,
+                "dO for dV": both * queries,
+                "Q for dK": both * queries,
+                **for_dq,
+                "dS stored": ds,
+                "dQ stored": block_m * head_dim * 4,
+                "dQ leaving": block_m * head_dim * 4,
+                "Q and dO arriving": 2 * queries,
+                "lse and delta arriving": 2 * block_m * 4,
+                "lse and delta": statistics,
+            }
+        ),
+        repeated_bytes=statistics - loads * SHARED_BYTES_PER_CLOCK_PER_SM,
+        consumers=both,
+    )

@@ -1,0 +1,132 @@
+"""Clocks that each unit of an SM needs for a round of the Hopper kernels, beside its tensor cores.
+
+Below 1 a unit hides behind the tensor cores, above 1 it sets the pace: shared memory does in the
+backward (``analysis/sm_ceilings.py``). The best peer's time on an H200 is drawn where it uses the
+same tile.
+"""
+
+import matplotlib.pyplot as plt
+import pandas
+from matplotlib.lines import Line2D
+
+from analysis.hardware import H200
+from analysis.sm_ceilings import SHARED_BYTES_PER_CLOCK_PER_SM, UNITS
+from figures.common import FILLED, HOLLOW, Drawing, Verdict, note, pick
+from repro.experiments import Cell
+from repro.experiments.sm_ceilings import OPTIMISTIC, round_of
+
+EXPERIMENTS = ("sm-ceilings", "throughput-peers")
+SHADES = dict(zip(UNITS[1:], ("#CC79A7", "#D55E00", "#0072B2"), strict=True))
+#: Tiles that the best peer uses too, by the source of FlashAttention's Hopper path.
+PEER = {("forward", 64, 192), ("forward", 128, 128), ("backward", 64, 128), ("backward", 128, 80)}
+PEER_NAME, PEER_SEQLEN = "flash-attn-4 4.0.0b36 (Hopper path)", 16384
+COMMAND = "make figures/out/sm_ceilings.svg"
+
+
+def forms(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """One row per form: clocks of each unit over the tensor cores', predicted and counted."""
+    rows = []
+    keys = ["implementation", "pass", "head_dim", "block_m", "block_n"]
+    ours = pick(frame, experiment="sm-ceilings")
+    for values, group in ours.groupby(keys, sort=False):
+        name, pass_, head_dim, block_m, block_n = values
+        cell = Cell(implementation=name, pass_=pass_, head_dim=int(head_dim),
+                    block_m=int(block_m), block_n=int(block_n))  # fmt: skip
+        found = round_of(cell)
+        tensor = found.clocks()["tensor cores"]
+        row = dict(zip(keys, values, strict=True))
+        for unit, clocks in found.clocks().items():
+            row[f"predicted {unit}"] = clocks / tensor
+        counted = pick(group, source="measured", metric="shared_bytes")["value"]
+        if len(counted):
+            served = float(counted.iloc[-1]) - found.repeated_bytes
+            row["counted shared memory"] = served / SHARED_BYTES_PER_CLOCK_PER_SM / tensor
+        issued = pick(group, source="measured", kernel="issue slots")["value"]
+        if len(issued):
+            row["counted issue slots"] = float(issued.iloc[-1]) / tensor
+        if name != OPTIMISTIC and (pass_, head_dim, block_m) in PEER and block_n == 128:
+            peer = pick(frame, experiment="throughput-peers", implementation=PEER_NAME,
+                        pass_=pass_, head_dim=head_dim, seqlen_q=PEER_SEQLEN, causal=False,
+                        source="measured")["value"]  # fmt: skip
+            if len(peer):
+                row["peer's time"] = H200.fp16_tensor_flops / 1e12 / float(peer.iloc[-1])
+        rows.append(row)
+    return pandas.DataFrame(rows)
+
+
+def draw(frame: pandas.DataFrame) -> Drawing:
+    """A group of lines per form."""
+    table = forms(frame)
+    figure, ax = plt.subplots(figsize=(9.5, 5.6), layout="constrained")
+    ticks = []
+    for number, row in enumerate(table.to_dict("records")):
+        exact = row["implementation"] != OPTIMISTIC
+        ticks.append(
+            f"{row['pass'] if exact else 'optimistic forward'}, d = {row['head_dim']:g}, "
+            f"{row['block_m']:g} × {row['block_n']:g}"
+        )
+        for offset, (unit, colour) in zip((-0.22, 0, 0.22), SHADES.items(), strict=True):
+            y = number + offset
+            predicted, counted = row.get(f"predicted {unit}"), row.get(f"counted {unit}")
+            reach = predicted if predicted is not None else counted
+            if reach is not None and reach == reach:
+                width = 3 if predicted is not None else 0.8
+                ax.plot([0, reach], [y, y], color=colour, linewidth=width, solid_capstyle="butt")
+            if counted is not None and counted == counted:
+                ax.plot(counted, y, color=colour, **FILLED | {"marker": "o"})
+        peer = row.get("peer's time")
+        if peer is not None and peer == peer:
+            ax.plot(peer, number, color="#333333", **HOLLOW | {"marker": "s"})
+    ax.axvline(1, color="black", linewidth=1.2)
+    ax.text(1.005, -0.75, "tensor cores", fontsize=8, va="center")
+    ax.set_yticks(range(len(ticks)), ticks)
+    ax.set(ylim=(len(ticks) - 0.4, -1.0), xlim=(0, 2.0),
+           xlabel="clocks of a round, relative to the tensor cores'")  # fmt: skip
+    ax.grid(axis="y", visible=False)
+    handles = [Line2D([], [], color=c, linewidth=3, label=u) for u, c in SHADES.items()]
+    handles.append(Line2D([], [], color="black", label="counted", **FILLED | {"marker": "o"}))
+    handles.append(
+        Line2D([], [], color="#333333", label="FlashAttention's Hopper path, time on an H200",
+               **HOLLOW | {"marker": "s"})
+    )  # fmt: skip
+    ax.legend(handles=handles, loc="center right", bbox_to_anchor=(1, 0.53))
+    note(
+        figure,
+        "Lines: from the shapes; exponentials are not counted apart. Points: shared-memory bytes "
+        "by the host backend at 128 bytes a clock, instructions in the code for sm_90a.\n"
+        f"Peer: {PEER_SEQLEN} tokens and queries, hidden size 2048, no mask, over the datasheet's "
+        f"{H200.fp16_tensor_flops / 1e12:.0f} TFLOP/s, which the card's power does not sustain.",
+    )
+    return Drawing(figure, table)
+
+
+def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+    """Shared memory, not the tensor cores, bounds the backward; its bytes are as predicted."""
+    table = forms(frame)
+    statement = "Hopper backward: shared memory, not the tensor cores, sets the pace"
+    backward = pick(table, pass_="backward")
+    predicted = backward["predicted shared memory"]
+    words = f"{predicted.min():.2f} to {predicted.max():.2f} of the tensor cores' clocks"
+    if "counted shared memory" not in table or table["counted shared memory"].isna().all():
+        return [Verdict("SM ceilings", statement, words, "not measured", "",
+                        "open (not measured)", COMMAND)]  # fmt: skip
+    ratio = (table["counted shared memory"] / table["predicted shared memory"]).dropna()
+    binds = bool((backward["counted shared memory"] > 1).all())
+    exact = bool((ratio - 1).abs().max() < 1e-12)
+    forward = pick(table, pass_="forward")
+    most = forward["predicted shared memory"].max()
+    counted = forward["counted shared memory"].max()
+    peers = table.get("peer's time", pandas.Series(dtype=float)).dropna()
+    time = f"; the best peer takes {peers.min():.2f} to {peers.max():.2f}" if len(peers) else ""
+    return [
+        Verdict(
+            "SM ceilings",
+            statement,
+            f"backward {words}; forward {most:.2f} at most",
+            f"bytes {'as predicted' if exact else 'not as predicted'} in {len(ratio)} forms; "
+            f"forward {counted:.2f} at most{time}",
+            "",
+            "holds" if binds and exact else "does not hold",
+            COMMAND,
+        )
+    ]

@@ -1,0 +1,178 @@
+"""What a round of the Hopper kernels asks of one SM's units, predicted and counted.
+
+Predicted from the shapes (``analysis.sm_ceilings``): clocks of the tensor cores, exponentials and
+shared memory. Counted: bytes of shared memory by the host backend, as the difference of runs that
+differ by a round; instructions of a warp in the compiled code, on the shortest way round the loop.
+Nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from analysis.sm_ceilings import KEYS, Round, backward_round, forward_round
+from repro.experiments import Cell, Context, Experiment, UnavailableError, record
+from repro.records import Record
+
+if TYPE_CHECKING:
+    from kernels.hopper import BackwardForm
+    from kernels.hopper_forms import ForwardForm
+
+NAME = "sm-ceilings"
+EXACT, OPTIMISTIC = "flash-sm90", "flash-sm90-optimistic"
+#: (implementation, pass, head_dim, block_m, block_n): the forms of the rule with one block a tile,
+#: the one that was simplest, and every form of the backward.
+POINTS = (
+    (EXACT, "forward", 64, 192, 128),
+    (EXACT, "forward", 128, 128, 128),
+    (EXACT, "forward", 128, 128, 176),
+    (EXACT, "forward", 128, 192, 128),
+    (EXACT, "forward", 256, 128, 80),
+    (OPTIMISTIC, "forward", 64, 192, 128),
+    (OPTIMISTIC, "forward", 128, 128, 176),
+    (EXACT, "backward", 64, 128, KEYS),
+    (EXACT, "backward", 128, 64, KEYS),
+    (EXACT, "backward", 128, 80, KEYS),
+)
+
+
+def cells() -> list[Cell]:
+    """The forms."""
+    return [
+        Cell(
+            implementation=name, pass_=pass_, head_dim=head_dim, block_m=block_m, block_n=block_n,
+            dtype="bf16", causal=False,
+        )
+        for name, pass_, head_dim, block_m, block_n in POINTS
+    ]  # fmt: skip
+
+
+def round_of(cell: Cell) -> Round:
+    """The cell's round, from the shapes."""
+    head_dim, block_m, block_n = (int(cell[k]) for k in ("head_dim", "block_m", "block_n"))
+    if cell["pass"] == "forward":
+        optimistic = cell["implementation"] == OPTIMISTIC
+        return forward_round(head_dim, block_m, block_n, optimistic=optimistic)
+    return backward_round(head_dim, block_m)
+
+
+def predict(cell: Cell) -> Iterator[Record]:
+    """Clocks of each unit, and the bytes of shared memory."""
+    found = round_of(cell)
+    for unit, clocks in found.clocks().items():
+        yield record(
+            cell, experiment=NAME, source="predicted", metric="round_clocks", unit="clocks",
+            kernel=unit, value=clocks,
+        )  # fmt: skip
+    yield record(
+        cell, experiment=NAME, source="predicted", metric="shared_bytes", unit="B",
+        value=found.all_shared_bytes,
+    )  # fmt: skip
+
+
+def measure(cell: Cell, context: Context) -> list[Record]:
+    """Bytes and instructions of a round, counted.
+
+    Raises UnavailableError where the compiler (NVRTC) or the disassembler is missing.
+    """
+    instructions = warp_instructions(cell)
+    consumers = round_of(cell).consumers
+    common: dict[str, Any] = {"experiment": NAME, "source": "measured"}
+    return [
+        record(cell, **common, metric="shared_bytes", unit="B", tool="host backend, counted",
+               value=shared_bytes(cell, context)),
+        record(cell, **common, metric="warp_instructions", unit="1", tool="nvdisasm, sm_90a",
+               value=instructions),
+        record(cell, **common, metric="round_clocks", unit="clocks", kernel="issue slots",
+               tool="nvdisasm, sm_90a", value=instructions * consumers),
+    ]  # fmt: skip
+
+
+def form_of(cell: Cell) -> ForwardForm | BackwardForm:
+    """The compiled form of the cell."""
+    from analysis.shapes import Tile
+    from kernels import hopper
+
+    tile = Tile(int(cell["block_m"]), int(cell["block_n"]))
+    if cell["pass"] == "forward":
+        return hopper.form_of_tile(int(cell["head_dim"]), tile)
+    return hopper.backward_form(int(cell["head_dim"]), False, tile)
+
+
+def warp_instructions(cell: Cell) -> int:
+    """Instructions a warp executes in a round without masks and repeated waits."""
+    from kernels import sass
+    from kernels.compile import compile_cubin
+    from kernels.hopper_forms import ForwardForm
+
+    form, dtype = form_of(cell), str(cell["dtype"])
+    if isinstance(form, ForwardForm):
+        part = "optimistic" if cell["implementation"] == OPTIMISTIC else ""
+        kernel = form.kernel(dtype, False, part)
+    else:
+        kernel = form.kernel("", dtype, False)
+    try:
+        compiled = compile_cubin(kernel, "sm_90a")
+        code = sass.disassemble(compiled.cubin, kernel.entry)
+    except (ImportError, RuntimeError) as error:
+        raise UnavailableError(str(error)) from None
+    return len(code.shortest_round("HGMMA"))
+
+
+def shared_bytes(cell: Cell, context: Context) -> int:
+    """Bytes of shared memory in a round: what a third round adds to two."""
+    two, three = (_bytes_of(cell, context, rounds) for rounds in (2, 3))
+    return three - two
+
+
+def _bytes_of(cell: Cell, context: Context, rounds: int) -> int:
+    """Bytes of shared memory in the main kernel of a problem of one block and ``rounds`` rounds."""
+    import torch
+
+    from kernels import hopper
+    from kernels.hopper_forms import ForwardForm
+    from repro.attention.views import array_of
+
+    form, head_dim = form_of(cell), int(cell["head_dim"])
+    forward = isinstance(form, ForwardForm)
+    seqlen_q = form.tile.block_m if forward else rounds * form.tile.block_m
+    seqlen_k = rounds * form.tile.block_n if forward else form.tile.block_n
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(rows: int) -> torch.Tensor:
+        return torch.randn(1, 1, rows, head_dim, generator=generator).to(torch.bfloat16)
+
+    q, k, v, dout = normal(seqlen_q), normal(seqlen_k), normal(seqlen_k), normal(seqlen_q)
+    out, dq, dk, dv = (torch.empty_like(t) for t in (q, q, k, v))
+    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
+    arrays = {name: array_of(name, tensor) for name, tensor in tensors.items()}
+    lse = array_of("lse", torch.empty(1, 1, seqlen_q))
+    operands = (arrays["q"], arrays["k"], arrays["v"], arrays["out"])
+    scale = 1 / math.sqrt(head_dim)
+    backend = context.host()
+    optimistic = cell["implementation"] == OPTIMISTIC
+    if isinstance(form, ForwardForm):
+        hopper.forward(backend, *operands, lse, scale=scale, form=form, optimistic=optimistic)
+    else:
+        hopper.forward(backend, *operands, lse, scale=scale)
+        backend.reset()
+        hopper.backward(
+            backend, *operands, arrays["dout"], lse, arrays["dq"], arrays["dk"], arrays["dv"],
+            scale=scale, tile=form.tile,
+        )  # fmt: skip
+    entry = "flash_forward_sm90" if forward else "flash_backward_sm90"
+    counted = backend.shared_traffic[entry + ("_optimistic" if optimistic else "")]
+    return sum(counted.values())
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="a round of the Hopper kernels' loop: clocks of an SM's units",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="host",
+    seconds=30,
+)
