@@ -15,14 +15,19 @@ without the framework's allocator is not seen, nor is the release of blocks that
 meter: open it before what it shall see freed.  On a GPU the counters of torch's allocator and of
 CuPy's pool are read and added up (`repro.instruments.pools`); warm up first, because matrix
 libraries keep a workspace after their first product.
+
+While a meter is open Python collects no garbage, so that bytes do not depend on when it would:
+what a region leaves in reference cycles stays, to its end at least.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -101,6 +106,10 @@ def require_profiler() -> None:
     """RuntimeError with one line where this torch lacks the entry points that `CpuMeter` calls."""
     needed = {
         "torch._C._autograd": (_PROFILER, ("_enable_profiler", "_disable_profiler")),
+        "torch._C._autograd._ProfilerResult": (
+            getattr(_PROFILER, "_ProfilerResult", None),
+            ("experimental_event_tree",),
+        ),
         "torch.autograd.profiler.profile": (
             autograd_profiler.profile,
             ("_prepare_trace", "config"),
@@ -119,12 +128,32 @@ def require_profiler() -> None:
         )
 
 
+def _flat(events: Iterable[Any]) -> Iterator[Any]:
+    """A trace's events in order; what happens inside a region are its children."""
+    for event in events:
+        yield event
+        yield from _flat(event.children)
+
+
+class _NoCollections:
+    """Keeps Python's collector of cycles still, from `start` to `stop`; it may nest."""
+
+    def start(self) -> None:
+        self._before = gc.isenabled()
+        gc.disable()
+
+    def stop(self) -> None:
+        if self._before:
+            gc.enable()
+
+
 class CpuMeter:
     """Regions read from the profiler's trace of the CPU allocator."""
 
     def __init__(self) -> None:
         self._regions: list[Region] = []
         self._profile: Any = None
+        self._no_collections = _NoCollections()
 
     def __enter__(self) -> Self:
         # Allocations and our marks only: a trace of every operation, which is what the profiler's
@@ -134,6 +163,7 @@ class CpuMeter:
         self._profile._prepare_trace()
         scopes = {RecordScope.USER_SCOPE}
         _PROFILER._enable_profiler(self._profile.config(), self._profile.kineto_activities, scopes)
+        self._no_collections.start()
         return self
 
     @contextmanager
@@ -149,29 +179,38 @@ class CpuMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        events = _PROFILER._disable_profiler().events()
+        self._no_collections.stop()
+        trace_of_blocks = _PROFILER._disable_profiler().experimental_event_tree()
         self._profile = None
-        # (nanoseconds, order at equal times, what): a region opens before and closes after
-        # whatever carries the same time stamp.
+        # (nanoseconds, order at equal times, region or address, bytes): a region opens before and
+        # closes after whatever carries the same time stamp.
         timeline: list[tuple[int, int, int, int]] = []
-        for event in events:
-            name, begin = event.name(), event.start_ns()
+        for event in _flat(trace_of_blocks):
+            name, begin = event.name, event.start_time_ns
             if name == "[memory]":
-                timeline.append((begin, 1, -1, event.nbytes()))
+                block = event.extra_fields
+                timeline.append((begin, 1, block.ptr, block.alloc_size))
             elif name.startswith(_MARK):
                 number = int(name.removeprefix(_MARK))
                 timeline.append((begin, 0, number, 0))
-                timeline.append((begin + event.duration_ns(), 2, number, 0))
+                timeline.append((begin + event.duration_time_ns, 2, number, 0))
+        timeline.sort(key=itemgetter(0, 1))  # stable: a block is made before it is released
         live = 0
+        blocks: dict[int, int] = {}  # bytes by address
         start: dict[int, int] = {}
         peaks: dict[int, int] = {}
-        for _, order, number, nbytes in sorted(timeline):
+        for _, order, number, nbytes in timeline:
             if order == 0:
                 start[number] = peaks[number] = live
             elif order == 1:
-                live += nbytes
-                for open_region in peaks:
-                    peaks[open_region] = max(peaks[open_region], live)
+                # The trace also has releases of blocks that an earlier trace saw allocated.  They
+                # are not in `blocks`.  An address that is there already was freed out of sight.
+                live -= blocks.pop(number, 0)
+                if nbytes > 0:
+                    blocks[number] = nbytes
+                    live += nbytes
+                    for open_region in peaks:
+                        peaks[open_region] = max(peaks[open_region], live)
             else:
                 region = self._regions[number]
                 region.peak = peaks.pop(number) - start[number]
@@ -189,10 +228,13 @@ class PoolMeter:
         self._pool, self._second = pool, second
         self._beside = Held()  # what the second pool holds since the last reset, at most
         self._open: list[list[Held]] = []  # one peak for each region around us
+        self._no_collections = _NoCollections()
 
     def __enter__(self) -> Self:
+        gc.collect()  # unlike a trace, the pools' counters show releases of what is older
         if self._second is not None:
             self._second.watch(self._hand_out)
+        self._no_collections.start()
         return self
 
     def __exit__(
@@ -201,6 +243,7 @@ class PoolMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._no_collections.stop()
         if self._second is not None:
             self._second.unwatch()
 

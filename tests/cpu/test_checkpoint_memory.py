@@ -1,6 +1,7 @@
 """Peak-memory regions: nested, re-based, exact (EC-25)."""
 
 import contextlib
+import gc
 
 import pytest
 import torch
@@ -42,6 +43,63 @@ def test_memory_from_before_a_region_can_be_freed_inside() -> None:
             held = block()
         del held
     assert (region.peak_bytes, region.end_bytes) == (0, 0)
+
+
+def test_releases_of_what_an_earlier_meter_saw_do_not_count() -> None:
+    """The profiler reports them, because its table of sizes outlives a trace."""
+    with memory_meter("cpu"):
+        older = block()
+    with memory_meter("cpu") as meter, meter.region("two blocks") as region:
+        del older
+        mine = [block(), block()]
+        del mine
+    assert (region.peak_bytes, region.end_bytes) == (2 * MIB, 0)
+
+
+class Cycle:
+    """Garbage that waits for the collector, as a model's leftovers do."""
+
+    def __init__(self) -> None:
+        self.me, self.block = self, block()
+
+
+def python_objects() -> None:
+    """So many that the collector would run, several times in its youngest generation."""
+    _ = [[index] for index in range(10 * gc.get_threshold()[0])]
+
+
+def test_bytes_do_not_depend_on_when_garbage_is_collected() -> None:
+    """Not on what earlier code left for the collector, nor on what a region leaves for it."""
+    with memory_meter("cpu"):
+        Cycle()
+    with memory_meter("cpu") as meter:
+        assert not gc.isenabled()
+        with meter.region("cycles") as region:
+            Cycle()
+            python_objects()
+            Cycle()
+            python_objects()
+    assert gc.isenabled()
+    assert (region.peak_bytes, region.end_bytes) == (2 * MIB, 2 * MIB)
+
+
+def test_the_pools_of_a_gpu_are_read_without_older_garbage() -> None:
+    pool = FakePool()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.me = self
+            pool.allocate(1000)
+
+        def __del__(self) -> None:
+            pool.allocate(-1000)
+
+    Garbage()
+    with PoolMeter(pool) as meter, meter.region("step") as region:
+        python_objects()
+        pool.allocate(3000)
+    assert gc.isenabled()
+    assert (region.peak_bytes, region.end_bytes) == (3000, 3000)
 
 
 def test_temporaries_inside_an_operation_are_seen() -> None:
