@@ -164,8 +164,9 @@ class HostAdamW:
                 f"parameters must share type and device, got {sorted(map(str, kinds))}"
             )
         self.adam = adam or AdamW()
-        on_cuda = found[0].is_cuda
-        self.link = link or (CudaLink() if on_cuda else DirectLink())
+        self._device = found[0].device
+        on_cuda = self._device.type == "cuda"
+        self.link = link or (CudaLink(self._device) if on_cuda else DirectLink())
         self.pool = pool or Pool(pin=on_cuda)
         self.steps = 0
         self._buckets: list[_Bucket] = []
@@ -201,8 +202,8 @@ class HostAdamW:
         for bucket, sent in zip(self._buckets, down, strict=True):
             for _, ticket in sent:
                 ticket.wait()
-            if sent[0][0].is_cuda:  # the CPU reads the gradients next, so the host itself must wait
-                torch.cuda.current_stream().synchronize()
+            if self._device.type == "cuda":  # the CPU reads the gradients next: the host must wait
+                torch.cuda.current_stream(self._device).synchronize()
             sent.clear()
             for parameter in bucket.parameters:
                 parameter.grad = None

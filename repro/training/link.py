@@ -210,11 +210,12 @@ def _copy(source: Tensor, target: Tensor) -> int:
 
 
 class _CudaTicket:
-    def __init__(self, event: torch.cuda.Event) -> None:
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
         self._event = event
+        self._device = device
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def done(self) -> bool:
         return self._event.query()
@@ -225,6 +226,9 @@ class CudaLink:
 
     A copy starts after the work already queued on the compute stream: out, because that work writes
     the source; in, because the target may be memory that this work still reads.
+
+    The compute stream is the current one of ``device``, where the tensors lie (default: the device
+    that is current when the link is made), even where another device is current by then.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -242,9 +246,9 @@ class CudaLink:
         return self._copy(self._in, source, target)
 
     def _copy(self, stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> Ticket:
-        stream.wait_stream(torch.cuda.current_stream())
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
             event = torch.cuda.Event()
             event.record(stream)
-        return _CudaTicket(event)
+        return _CudaTicket(event, stream.device)
