@@ -50,7 +50,7 @@ def minimum_need_node(chain: Chain) -> Node:
             best = max(best, build.whole[first] + int(needs[index[first + 1, last]]))
             running = costs.activation[first:last] + costs.forward_temporary[first:last]
             running[1:] += costs.activation[first : last - 1]
-            need = np.maximum.accumulate(running) + build.pending_gradient(last)
+            need = np.maximum.accumulate(running) + build.pending_gradient[last]
             after = needs[index[first + 1 : last + 1, last]] + costs.activation[first:last]
             need = np.maximum(need, np.maximum(after, needs[index[first, first:last]]))
             split = int(np.argmin(need))

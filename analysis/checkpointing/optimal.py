@@ -91,8 +91,8 @@ class OptimalTable:
         if fill is None:
             return False
         costs, length = self.chain.costs, len(self.chain)
-        pending = np.array([self.build.pending_gradient(last) for last in range(length + 1)])
-        own = np.array([0, *(self.build.own_backward_need(i) for i in range(1, length + 1))])
+        pending = np.array(self.build.pending_gradient)
+        own = np.array(self.build.own_backward_need)
         arrays = {
             "index": self.stretches.index,
             "activation": self.activation,
@@ -123,7 +123,7 @@ class OptimalTable:
         costs = self.chain.costs
         running = costs.activation[first:last] + costs.forward_temporary[first:last]
         running[1:] += costs.activation[first : last - 1]
-        need = np.maximum.accumulate(running) + self.build.pending_gradient(last)
+        need = np.maximum.accumulate(running) + self.build.pending_gradient[last]
         return -(-need // self.unit_bytes)
 
     def _keep_threshold(self, stage: int, last: int) -> int:

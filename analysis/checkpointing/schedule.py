@@ -14,7 +14,6 @@ Who wrote a schedule does not matter to the simulator or to the executor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -78,12 +77,6 @@ def offload(value: Value, stage: int) -> Action:
 
 def fetch(value: Value, stage: int) -> Action:
     return Action(Op.FETCH, stage, value=value)
-
-
-def sweep(first: int, last: int) -> Iterable[Action]:
-    """a_{first-1} -> a_last, keeping a_{first-1} and nothing in between."""
-    for stage in range(first, last + 1):
-        yield forward(stage, Keep.INPUT if stage == first else Keep.NOTHING)
 
 
 def forward_part(schedule: Schedule) -> Schedule:

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from .chain import Chain
-from .schedule import Action, Keep, Schedule, backward, forward, loss, sweep
+from .schedule import Action, Keep, Schedule, backward, forward, loss
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """Subproblem (first, last).  `split_at` = j for a split, 0 for keep, -1 for rerun.
 
     `after` is solved first ((j, l), or (i+1, l), or the rerun problem), `before` second.
@@ -40,39 +40,40 @@ class Node:
 
 
 class Builder:
-    """Makes nodes for one chain, with their cost."""
+    """Makes nodes for one chain, with their cost.
+
+    Lists are indexed by stage, or by activation, 0..L.  pending_gradient[l]: bytes of the gradient
+    of a_l while stages before it run, none before the loss.  own_backward_need[l]: bytes beyond
+    a_{l-1} that running stage l backward takes.  passing[l]: bytes while stage l runs, its input
+    included, which goes.
+    """
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         costs = chain.costs
         self.length = len(chain)
+        whole = costs.activation + costs.saved
+        running = costs.activation + costs.forward_temporary
+        gradients = costs.gradient[1:] + costs.gradient[:-1]
+        own = whole[1:] + gradients + costs.backward_temporary[1:]
         self.activation: list[int] = costs.activation.tolist()
         self.gradient: list[int] = costs.gradient.tolist()
-        self.whole: list[int] = (costs.activation + costs.saved).tolist()
-        self.saving: list[int] = (costs.activation + costs.saved + costs.saving_temporary).tolist()
-        self.running: list[int] = (costs.activation + costs.forward_temporary).tolist()
-        self.backward_temporary: list[int] = costs.backward_temporary.tolist()
+        self.whole: list[int] = whole.tolist()
+        self.saving: list[int] = (whole + costs.saving_temporary).tolist()
+        self.running: list[int] = running.tolist()
+        self.passing: list[int] = [0, *(costs.activation[:-1] + running[1:]).tolist()]
+        self.pending_gradient: list[int] = [*self.gradient[:-1], 0]
+        self.own_backward_need: list[int] = [0, *own.tolist()]
         self.forward_prefix_s = costs.forward_s.cumsum().tolist()
-
-    def pending_gradient(self, last: int) -> int:
-        """Bytes of the gradient of a_last while stages before it run: none before the loss."""
-        return self.gradient[last] if last < self.length else 0
-
-    def own_backward_need(self, stage: int) -> int:
-        """Bytes beyond a_{stage-1} that running `stage` backward takes."""
-        gradients = self.gradient[stage] + self.gradient[stage - 1]
-        return self.whole[stage] + gradients + self.backward_temporary[stage]
 
     def keep_need(self, stage: int, last: int) -> int:
         """Bytes beyond a_{stage-1} that stage's own two runs take, as part of (stage, last)."""
-        forward_need = self.pending_gradient(last) + self.saving[stage]
-        return max(forward_need, self.own_backward_need(stage))
+        forward_need = self.pending_gradient[last] + self.saving[stage]
+        return max(forward_need, self.own_backward_need[stage])
 
     def sweep_need(self, first: int, last: int) -> int:
         """Bytes beyond a_{first-1} of running first..last keeping nothing in between."""
-        running, activation = self.running, self.activation
-        inner = (activation[k - 1] + running[k] for k in range(first + 1, last + 1))
-        return max(running[first], max(inner, default=0))
+        return max(self.running[first], max(self.passing[first + 1 : last + 1], default=0))
 
     def keep(self, stage: int, after: Node | None = None) -> Node:
         last = stage if after is None else after.last
@@ -87,7 +88,7 @@ class Builder:
         if before.first != first or before.last != at - 1:
             raise ValueError(f"stages {before.first}..{before.last} do not meet {at}..{last}")
         need = max(
-            self.pending_gradient(last) + self.sweep_need(first, at - 1),
+            self.pending_gradient[last] + self.sweep_need(first, at - 1),
             self.activation[at - 1] + after.need_bytes,
             before.need_bytes,
         )
@@ -191,6 +192,14 @@ def emit(root: Node, length: int) -> Schedule:
     actions: list[Action] = []
     lost = False
     work: list[Node | int] = [root]  # a node to solve, or a stage to run backward
+    # Most actions are repeated runs; a stage's are all the same one.
+    passing = [forward(stage, Keep.NOTHING) for stage in range(length + 1)]
+
+    def sweep(first: int, last: int) -> None:
+        """a_{first-1} -> a_last, keeping a_{first-1} and nothing in between."""
+        actions.append(forward(first, Keep.INPUT))
+        actions.extend(passing[first + 1 : last + 1])
+
     while work:
         item = work.pop()
         if isinstance(item, int):
@@ -200,14 +209,14 @@ def emit(root: Node, length: int) -> Schedule:
             actions.append(backward(item))
             continue
         if item.split_at > 0:
-            actions.extend(sweep(item.first, item.split_at - 1))
+            sweep(item.first, item.split_at - 1)
             assert item.before is not None
             work.append(item.before)
         elif item.split_at == 0:
             actions.append(forward(item.first, Keep.ALL))
             work.append(item.first)
         else:
-            actions.extend(sweep(item.first, item.last))
+            sweep(item.first, item.last)
             actions.append(loss(length))
             lost = True
         if item.after is not None:
