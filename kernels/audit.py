@@ -120,11 +120,15 @@ def _hopper_backward() -> list[Subject]:
     for form in hopper.BACKWARD_FORMS:
         for causal in (False, True):
             for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
+                if form.direct and algorithm == hopper.DETERMINISTIC:
+                    continue  # it takes no turns
                 kernel = form.kernel(
                     "", "bf16", causal, deterministic=algorithm == hopper.DETERMINISTIC
                 )
                 name = f"{algorithm} backward bf16 {form.name} {_mask(causal)}"
                 listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a"))
+        if form.direct:
+            continue  # what runs around it is the same
         for part, shared_bytes in (("preprocess", 0), ("postprocess", form.post_shared_bytes)):
             name = f"{hopper.ALGORITHM} {part} bf16 {form.name} full"
             kernel = form.kernel(part, "bf16", False)

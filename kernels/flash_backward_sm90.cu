@@ -16,6 +16,10 @@
 //   dQ = dS K                             both warpgroups' dS, through shared memory; or, with tiles of
 //                                         80 queries, dQ^T = K^T dS^T, 64 of HEAD_DIM a warpgroup
 //
+// DIRECT: the consumers add dQ to memory from their registers, 16 bytes a thread and instruction.
+// Shared memory, which sets the pace of this kernel (analysis/sm_ceilings.py), is then spared dQ's
+// way in and out; whether the additions cost less where they go instead, no card has said yet.
+//
 // Reads and writes, in bytes, e = 2; padded: a ragged tile's statistics and dQ count as full tiles
 // (analysis/sums/flash_sm90.py):
 //   k, v read rows_j D e if a query sees them; per visit q, dout read rows_i D e, stats read
@@ -54,9 +58,16 @@
 //            multiplied transposed
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
+// DIRECT     1: dQ is added from registers. Default 0; not with DETERMINISTIC.
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
+#endif
+#ifndef DIRECT
+#define DIRECT 0
+#endif
+#if DIRECT && DETERMINISTIC
+#error turns are taken by the warp that adds whole tiles, which DIRECT does without
 #endif
 
 #include "backward_sm90.cuh"
@@ -77,7 +88,7 @@ constexpr int Q_AT = V_AT + KV_BYTES;
 constexpr int DO_AT = Q_AT + STAGES * Q_BYTES;
 constexpr int DS_AT = DO_AT + STAGES * Q_BYTES;  // two buffers, in turn
 constexpr int DQ_AT = DS_AT + 2 * DS_BYTES;
-constexpr int LSE_AT = DQ_AT + CONSUMERS * DQ_FLOATS * 4;
+constexpr int LSE_AT = DQ_AT + (DIRECT ? 0 : CONSUMERS * DQ_FLOATS * 4);
 constexpr int DELTA_AT = LSE_AT + STAGES * BLOCK_M * 4;
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
 
@@ -268,7 +279,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     at += row0;
                 }
             }
-        } else if (warp == 1) {
+        }
+#if !DIRECT
+        if (warp == 1) {
             // ---- dQ to memory --------------------------------------------------------------------
             previous_kernel_wait();  // for the zeros that dQ and the turns begin with
             const float* const buffers = reinterpret_cast<const float*>(shared + DQ_AT);
@@ -313,6 +326,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
             }
             if (lane == 0) bulk_wait<0>();
         }
+#endif
         return;
     }
 
@@ -323,7 +337,15 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     const int column = lane % 4 * 2;  // of a query in its group of 8: column and column + 1
     const unsigned char* const k = shared + half * 64 * 128;
     const unsigned char* const v = shared + V_AT + half * 64 * 128;
+#if DIRECT
+    previous_kernel_wait();  // for the zeros that dQ begins with
+    const int64 first_tile = (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles + i0;
+    // This thread's first four floats of its part of dQ.
+    float* dq_tile = dq_accum.data + first_tile * TILE_FLOATS + half * DQ_FLOATS +
+                     static_cast<int>(threadIdx.x) % WARPGROUP * 4;
+#else
     float* const dq_buffer = reinterpret_cast<float*>(shared + DQ_AT) + half * DQ_FLOATS;
+#endif
 
     float dk_acc[GRADS], dv_acc[GRADS];
 #pragma unroll
@@ -406,8 +428,14 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         wgmma_wait<1>();
         keep(dq);
         if (lane == 0) mbarrier_arrive(&barriers->do_empty[slot.stage]);
-        named_sync(DQ_EMPTY + half, WARPGROUP + 32);
         // In the order of the accumulator; the postprocess puts it right.
+#if DIRECT
+#pragma unroll
+        for (int c = 0; c < DQ_REGISTERS / 4; ++c)
+            add_global_x4(dq_tile + c * WARPGROUP * 4, &dq[4 * c]);
+        dq_tile += TILE_FLOATS;
+#else
+        named_sync(DQ_EMPTY + half, WARPGROUP + 32);
 #pragma unroll
         for (int c = 0; c < DQ_REGISTERS / 4; ++c) {
             Vec<float, 4> four;
@@ -419,13 +447,19 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         }
         tma_fence();
         named_arrive(DQ_FULL + half, WARPGROUP + 32);
+#endif
 
         wgmma_wait<0>();
         keep(dk_acc);
         keep(dv_acc);
         if (lane == 0) mbarrier_arrive(&barriers->q_empty[slot.stage]);
         row0 += BLOCK_M;
-        if (row0 >= seqlen_q) row0 = i0 * BLOCK_M;  // on to the next head of the group
+        if (row0 >= seqlen_q) {  // on to the next head of the group
+            row0 = i0 * BLOCK_M;
+#if DIRECT
+            dq_tile += i0 * TILE_FLOATS;
+#endif
+        }
     }
 
     // ---- dK and dV leave through the memory of K and V, once both warpgroups have read all of K ----

@@ -54,8 +54,6 @@ CHAINED = "flash-sm90-chained"
 DETERMINISTIC_CHAINED = "flash-sm90-deterministic-chained"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
-#: Forms of the forward by name, whatever the rule would choose for a shape.
-FORMS = {f"{ALGORITHM} {form.name}": form for form in FORWARD_FORMS}
 #: At 256 dk and dv together would take every register of a thread.
 HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 #: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
@@ -64,14 +62,19 @@ L2_BYTES_FOR_HEADS = 25 << 20
 
 @dataclass(frozen=True)
 class BackwardForm:
-    """One compiled form of the backward: 128 keys, ``block_m`` queries."""
+    """One compiled form of the backward: 128 keys, ``block_m`` queries.
+
+    direct: dq is added to memory from registers instead of by way of shared memory; in no order.
+    """
 
     head_dim: int
     block_m: int
+    direct: bool = False
 
     @property
     def name(self) -> str:
-        return f"d{self.head_dim} {self.block_m}x{self.tile.block_n}"
+        tile = f"d{self.head_dim} {self.block_m}x{self.tile.block_n}"
+        return f"{tile}, direct" if self.direct else tile
 
     @property
     def tile(self) -> Tile:
@@ -79,12 +82,14 @@ class BackwardForm:
 
     @property
     def shared_bytes(self) -> int:
-        """K, V, two stages of Q and dO, two buffers of dS, dQ, the statistics, the barriers."""
+        """K, V, two stages of Q and dO, two buffers of dS, dQ unless it is added directly, the
+        statistics, the barriers."""
         block_m, block_n = self.tile.block_m, self.tile.block_n
         row = 2 * self.head_dim
         tiles = 2 * block_n * row + 2 * STAGES * block_m * row + 2 * 2 * block_m * block_n
-        rest = 4 * block_m * self.head_dim + 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
-        return tiles + rest + ALIGNMENT_SLACK
+        dq = 0 if self.direct else 4 * block_m * self.head_dim
+        rest = 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
+        return tiles + dq + rest + ALIGNMENT_SLACK
 
     @property
     def post_shared_bytes(self) -> int:
@@ -100,7 +105,12 @@ class BackwardForm:
         deterministic: bool = False,
         dlse: bool = False,
     ) -> Kernel:
-        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess"."""
+        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess".
+
+        ValueError for a fixed order of additions in the form that has none.
+        """
+        if deterministic and self.direct:
+            raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
         threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
         macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
@@ -111,6 +121,8 @@ class BackwardForm:
             macros.append(("CAUSAL", int(causal)))
         if deterministic and part != "postprocess":
             macros.append(("DETERMINISTIC", 1))
+        if self.direct and not part:
+            macros.append(("DIRECT", 1))
         if dlse and part == "preprocess":
             macros.append(("DLSE", 1))
         stem = "flash_backward_sm90"
@@ -119,15 +131,25 @@ class BackwardForm:
 
 
 #: Every form of the backward, for tests and tuning.
-BACKWARD_FORMS = (BackwardForm(64, 128), BackwardForm(128, 64), BackwardForm(128, 80))
+BACKWARD_FORMS = tuple(
+    BackwardForm(head_dim, block_m, direct)
+    for direct in (False, True)
+    for head_dim, block_m in ((64, 128), (128, 64), (128, 80))
+)
+#: Forms by name, whatever the rules would choose for a shape.
+FORMS: dict[str, ForwardForm | BackwardForm] = {
+    **{f"{ALGORITHM} {form.name}": form for form in FORWARD_FORMS},
+    **{f"{ALGORITHM} {form.name}": form for form in BACKWARD_FORMS},
+}
 
 
 def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> BackwardForm:
     """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
 
     head_dim 128: a prototype on an H200 found 80 queries a tile 3 to 7 % ahead of 64 at 16384 and
-    level at 2048, without a mask. With one, 64 waste less on its edge, and two rounds of timing did
-    not tell them apart.
+    level at 2048, without a mask; shared memory, which sets the pace, is asked for 5 % less
+    (``analysis.sm_ceilings``). With a mask, 64 waste less on its edge, and two rounds of timing did
+    not tell them apart. No form is picked that adds dq directly: none has been timed.
     """
     if tile is not None:
         return _backward_form_of_tile(head_dim, tile)
@@ -137,7 +159,7 @@ def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> Back
 
 
 def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
-    forms = [form for form in BACKWARD_FORMS if form.head_dim == head_dim]
+    forms = [form for form in BACKWARD_FORMS if form.head_dim == head_dim and not form.direct]
     for form in forms:
         if form.tile == tile:
             return form
@@ -288,6 +310,7 @@ def backward(
     scale: float,
     causal: bool = False,
     tile: Tile | None = None,
+    form: BackwardForm | None = None,
     dlse: Array | None = None,
     deterministic: bool = False,
     chained: bool = False,
@@ -295,6 +318,7 @@ def backward(
 ) -> None:
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 
+    tile, form: of the caller's choice; default :func:`backward_form`.
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
     chained: launch the second and the third kernel so that they start while the one before is still
         running, and wait inside for what it writes (programmatic dependent launch).
@@ -310,7 +334,9 @@ def backward(
     _check(why_not(q.dtype, q.shape[3], scale=scale, pass_="backward", keys=keys))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    form = backward_form(head_dim, causal, tile)
+    form = form or backward_form(head_dim, causal, tile)
+    if form.head_dim != head_dim:
+        raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
     if q.size == 0:
         return
     block_m, block_n = form.tile.block_m, form.tile.block_n

@@ -34,6 +34,9 @@ inline void tma_store(const TensorMap* map, const void* smem, int c0, int c1, in
 inline void bulk_load(void* smem, const void* gmem, int bytes, Mbarrier* b, HOST_SITE) {
     host::host_runtime->hopper->bulk_load(smem, gmem, bytes, b, site);
 }
+inline void add_global_x4(float* p, const float* values, HOST_SITE) {
+    host::host_runtime->hopper->add_global_x4(p, values, site);
+}
 inline void bulk_add(float* gmem, const float* smem, int bytes, HOST_SITE) {
     host::host_runtime->hopper->bulk_add(gmem, smem, bytes, site);
 }

@@ -202,6 +202,15 @@ void bulk_add(float* gmem, const float* smem, int bytes, Site site) {
     w.fiber->bulk_issued = store.group + 1;
 }
 
+template <bool CHECKS>
+void add_global_x4(float* p, const float* values, Site site) {
+    if (reinterpret_cast<std::uintptr_t>(p) % 16)
+        current_worker->fail("misaligned", -1, 0,
+                             "addition of 16 bytes at %s:%d to address %p, no multiple of 16",
+                             site.file, site.line, static_cast<void*>(p));
+    for (int i = 0; i < 4; ++i) atomic_add<CHECKS>(p + i, values[i], site);
+}
+
 inline void bulk_commit() { ++current_worker->fiber->bulk_group; }
 
 template <bool CHECKS>

@@ -13,11 +13,11 @@ namespace host {
 
 template <bool CHECKS>
 constexpr HopperRuntime HOPPER = {
-    mbarrier_init,       mbarrier_init_done, mbarrier_arrive,     mbarrier_wait,
-    tma_load<CHECKS>,    tma_store<CHECKS>,  bulk_load<CHECKS>,   bulk_add<CHECKS>,
-    bulk_commit,         bulk_wait<CHECKS>,  turn_wait<CHECKS>,   turn_pass<CHECKS>,
-    tma_fence,           named_barrier,      set_registers,       wgmma<CHECKS>,
-    wgmma_commit,        wgmma_wait<CHECKS>, stmatrix_x4<CHECKS>,
+    mbarrier_init,         mbarrier_init_done, mbarrier_arrive,   mbarrier_wait,
+    tma_load<CHECKS>,      tma_store<CHECKS>,  bulk_load<CHECKS>, bulk_add<CHECKS>,
+    add_global_x4<CHECKS>, bulk_commit,        bulk_wait<CHECKS>, turn_wait<CHECKS>,
+    turn_pass<CHECKS>,     tma_fence,          named_barrier,     set_registers,
+    wgmma<CHECKS>,         wgmma_commit,       wgmma_wait<CHECKS>, stmatrix_x4<CHECKS>,
 };
 
 }  // namespace host

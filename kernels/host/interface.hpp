@@ -52,6 +52,7 @@ struct HopperRuntime {
     void (*tma_store)(const void* map, const void* smem, const int* at, Site site);
     void (*bulk_load)(void* smem, const void* gmem, int bytes, void* b, Site site);
     void (*bulk_add)(float* gmem, const float* smem, int bytes, Site site);
+    void (*add_global_x4)(float* p, const float* values, Site site);
     void (*bulk_commit)();
     void (*bulk_wait)(int pending, bool complete, Site site);
     void (*turn_wait)(const int* counter, int turn, Site site);

@@ -8,6 +8,7 @@
 //     mbarrier_wait(b, parity)    until the phase of that parity has completed
 //   tma_load(smem, map, b, c0..c4), tma_store(map, smem, c0..c4)        rank 5, 128-byte swizzle
 //   bulk_load(smem, gmem, bytes, b), bulk_add(gmem, smem, bytes)        1-D; the latter fp32 +=
+//   add_global_x4(p, values)      p[0..3] += values[0..3], 16-byte aligned, by the calling thread
 //   bulk_commit(), bulk_wait_read<N>(), bulk_wait<N>()     of the stores of the calling thread
 //   turn_wait(counter, turn), turn_pass(counter, turn)     blocks take turns: until *counter == turn,
 //                                 then after it turn + 1; what was added before (and waited for by
@@ -110,6 +111,12 @@ __device__ __forceinline__ void bulk_add(float* gmem, const float* smem, int byt
             __cvta_generic_to_global(gmem)),
         "r"(device_detail::shared_address(smem)), "r"(bytes)
         : "memory");
+}
+__device__ __forceinline__ void add_global_x4(float* p, const float* values) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                     __cvta_generic_to_global(p)),
+                 "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3])
+                 : "memory");
 }
 __device__ __forceinline__ void bulk_commit() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -15,7 +15,6 @@ from analysis.hardware import H100_SXM, H200, Gpu
 from analysis.time_model import attention_work, datasheet_ceilings, predict_time
 from kernels import hopper
 from kernels.dispatch import default_tile
-from kernels.hopper_forms import FORWARD_FORMS
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import shape_of
 from repro.prediction import form_of, sum_options
@@ -58,15 +57,17 @@ def cells() -> list[Cell]:
 
 
 def form_cells() -> list[Cell]:
-    """The forms of the forward in turn, head_dim 256 among them: the ends of the rule first."""
+    """The forms of a pass in turn, head_dim 256 of the forward among them: the ends of the rules
+    first."""
     return [
         Cell(
-            pass_="forward", batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
+            pass_=pass_, batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
             kv_heads=HIDDEN // head_dim, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
             dtype="bf16", causal=causal, forms=True,
         )
         for seqlen in (2048, 16384, 4096, 8192)
-        for head_dim in (128, 64, 256)
+        for pass_, head_dims in (("backward", (128, 64)), ("forward", (128, 64, 256)))
+        for head_dim in head_dims
         for causal in (False, True)
     ]  # fmt: skip
 
@@ -74,8 +75,11 @@ def form_cells() -> list[Cell]:
 def implementations(one: Cell) -> tuple[str, ...]:
     """What takes turns in a cell."""
     if one.get("forms"):
-        forms = [form for form in FORWARD_FORMS if form.head_dim == one["head_dim"]]
-        return tuple(f"{hopper.ALGORITHM} {form.name}" for form in forms)
+        kind = hopper.ForwardForm if one["pass"] == "forward" else hopper.BackwardForm
+        return tuple(
+            name for name, form in hopper.FORMS.items()
+            if isinstance(form, kind) and form.head_dim == one["head_dim"]
+        )  # fmt: skip
     left_out = FORWARD_ONLY if one["pass"] == "backward" else BACKWARD_ONLY
     return tuple(name for name in IMPLEMENTATIONS if name not in left_out)
 

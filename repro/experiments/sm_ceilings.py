@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from analysis.sm_ceilings import KEYS, Round, backward_round, forward_round
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.hopper_forms import ForwardForm
 
 NAME = "sm-ceilings"
-EXACT, OPTIMISTIC = "flash-sm90", "flash-sm90-optimistic"
+EXACT, OPTIMISTIC, DIRECT = "flash-sm90", "flash-sm90-optimistic", "flash-sm90, direct"
 #: (implementation, pass, head_dim, block_m, block_n): the forms of the rule with one block a tile,
 #: the one that was simplest, and every form of the backward.
 POINTS = (
@@ -35,6 +36,9 @@ POINTS = (
     (EXACT, "backward", 64, 128, KEYS),
     (EXACT, "backward", 128, 64, KEYS),
     (EXACT, "backward", 128, 80, KEYS),
+    (DIRECT, "backward", 64, 128, KEYS),
+    (DIRECT, "backward", 128, 64, KEYS),
+    (DIRECT, "backward", 128, 80, KEYS),
 )
 
 
@@ -55,7 +59,7 @@ def round_of(cell: Cell) -> Round:
     if cell["pass"] == "forward":
         optimistic = cell["implementation"] == OPTIMISTIC
         return forward_round(head_dim, block_m, block_n, optimistic=optimistic)
-    return backward_round(head_dim, block_m)
+    return backward_round(head_dim, block_m, direct=cell["implementation"] == DIRECT)
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -98,7 +102,8 @@ def form_of(cell: Cell) -> ForwardForm | BackwardForm:
     tile = Tile(int(cell["block_m"]), int(cell["block_n"]))
     if cell["pass"] == "forward":
         return hopper.form_of_tile(int(cell["head_dim"]), tile)
-    return hopper.backward_form(int(cell["head_dim"]), False, tile)
+    form = hopper.backward_form(int(cell["head_dim"]), False, tile)
+    return replace(form, direct=cell["implementation"] == DIRECT)
 
 
 def warp_instructions(cell: Cell) -> int:
@@ -160,7 +165,7 @@ def _bytes_of(cell: Cell, context: Context, rounds: int) -> int:
         backend.reset()
         hopper.backward(
             backend, *operands, arrays["dout"], lse, arrays["dq"], arrays["dk"], arrays["dv"],
-            scale=scale, tile=form.tile,
+            scale=scale, form=form,
         )  # fmt: skip
     entry = "flash_forward_sm90" if forward else "flash_backward_sm90"
     counted = backend.shared_traffic[entry + ("_optimistic" if optimistic else "")]

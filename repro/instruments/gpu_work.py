@@ -1,6 +1,6 @@
 """One pass of attention on the GPU as a call to be timed or counted.
 
-Implementations are the kernels' algorithms and the forms of the Hopper forward, called without the
+Implementations are the kernels' algorithms and the forms of the Hopper kernels, called without the
 operator around them (so that nothing but their own launches is measured), and the variants of
 ``repro.attention.variants`` (torch's eager path and its fused back ends).
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, hopper
-from kernels.hopper_forms import ForwardForm
+from kernels.hopper import BackwardForm, ForwardForm
 from kernels.launch import Array, Backend
 from kernels.plan import record
-from repro.attention.launcher import Repeated, backend_of, launcher_for
+from repro.attention.launcher import Repeated, backend_of, launcher_for, stream_of
 from repro.attention.variants import VARIANTS
 from repro.attention.views import array_of
 from repro.experiments import Cell
@@ -64,10 +64,13 @@ def work(implementation: str, pass_: str, operands: Operands, tile: Tile | None 
     if implementation in KERNELS:
         return _kernel_work(implementation, pass_, operands, tile)
     if implementation in FORMS:
-        if pass_ == "backward":
-            raise ValueError(f"{implementation} is a form of the forward, not of the backward")
-        _ask_guard(operands)
-        return form_work(FORMS[implementation], operands)[0]
+        form = FORMS[implementation]
+        forward = isinstance(form, ForwardForm)
+        if forward != (pass_ == "forward"):
+            other = ("forward", "backward") if forward else ("backward", "forward")
+            raise ValueError("{} is a form of the {}, not of the {}".format(implementation, *other))
+        _ask_guard(implementation, operands)
+        return form_work(form, operands)[0]
     if implementation in VARIANTS:
         return _variant_work(implementation, pass_, operands)
     raise ValueError(f"implementation {implementation!r} is not one of {(*KERNELS, *VARIANTS)}")
@@ -90,31 +93,28 @@ def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
 
 def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Work:
     if algorithm in attention.HOPPER:
-        _ask_guard(operands)
+        _ask_guard(algorithm, operands)
     run, _ = _kernel_calls(algorithm, operands)
     if pass_ == "backward":
         run("forward", None)
     return lambda: run(pass_, tile)
 
 
-def _ask_guard(operands: Operands) -> None:
-    reason = hopper_guard.refusal() if operands.q.is_cuda else None
+def _ask_guard(implementation: str, operands: Operands) -> None:
+    reason = hopper_guard.refusal(implementation) if operands.q.is_cuda else None
     if reason is not None:
         raise RuntimeError(reason)
 
 
-def form_work(form: ForwardForm, operands: Operands) -> tuple[Work, Tensor]:
-    """A call that queues the Hopper forward in a form of the caller's choice, and its out."""
-    q, k, v = operands.q, operands.k, operands.v
-    out = torch.empty_like(q)
-    lse = torch.empty(out.shape[:3], dtype=torch.float32, device=out.device)
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    scale, causal = 1 / math.sqrt(out.shape[-1]), operands.shape.causal
-
-    def driver(backend: Backend, at: dict[str, Array]) -> None:
-        hopper.forward(backend, *at.values(), scale=scale, causal=causal, form=form)
-
-    return _repeated(driver, {name: array_of(name, t) for name, t in tensors.items()}, q), out
+def form_work(
+    form: ForwardForm | BackwardForm, operands: Operands
+) -> tuple[Work, tuple[Tensor, ...]]:
+    """A call that queues a Hopper pass in a form of the caller's choice, and out or dq, dk, dv."""
+    run, (out, *gradients) = _kernel_calls(hopper.ALGORITHM, operands, form)
+    if isinstance(form, ForwardForm):
+        return partial(run, "forward", None), (out,)
+    run("forward", None)
+    return partial(run, "backward", None), tuple(gradients)
 
 
 def _repeated(driver: Driver, arrays: dict[str, Array], on: Tensor) -> Work:
@@ -131,9 +131,12 @@ def _repeated(driver: Driver, arrays: dict[str, Array], on: Tensor) -> Work:
 
 
 def _kernel_calls(
-    algorithm: str, operands: Operands
+    algorithm: str, operands: Operands, form: ForwardForm | BackwardForm | None = None
 ) -> tuple[Callable[[str, Tile | None], None], tuple[Tensor, ...]]:
-    """A function of (pass, tile) that queues a pass, and out, dq, dk, dv."""
+    """A function of (pass, tile) that queues a pass, and out, dq, dk, dv.
+
+    form: of the Hopper pass that it is one of.
+    """
     q, k, v, dout = operands.q, operands.k, operands.v, operands.dout
     out, dq, dk, dv = (torch.empty_like(t) for t in (q, q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
@@ -141,26 +144,35 @@ def _kernel_calls(
     options: dict[str, Any] = {"scale": 1 / math.sqrt(q.shape[-1]), "causal": operands.shape.causal}
     calls: dict[tuple[str, Tile | None], Work] = {}
 
-    def launches(backend: Backend, at: dict[str, Array], which: str, tile: Tile | None) -> None:
+    def launches(backend: Backend, at: dict[str, Array], which: str, **more: Any) -> None:
         first = (at["q"], at["k"], at["v"], at["out"])
         kept = {name: array for name, array in at.items() if name not in tensors}
-        if which == "forward":
-            attention.forward(backend, algorithm, *first, kept, tile=tile, **options)
-            at |= kept
+        if which == "backward":
+            gradients = (at["dq"], at["dk"], at["dv"])
+            if isinstance(form, BackwardForm):
+                hopper.backward(
+                    backend, *first, at["dout"], kept["lse"], *gradients, form=form, **more
+                )
+            else:
+                attention.backward(backend, algorithm, *first, at["dout"], kept, *gradients, **more)
+            return
+        if isinstance(form, ForwardForm):
+            if "lse" not in kept:
+                kept["lse"] = backend.empty("lse", at["q"].shape[:3], "fp32")
+            hopper.forward(backend, *first, kept["lse"], form=form, **more)
         else:
-            attention.backward(
-                backend, algorithm, *first, at["dout"], kept, at["dq"], at["dk"], at["dv"],
-                tile=tile, **options,
-            )  # fmt: skip
+            attention.forward(backend, algorithm, *first, kept, **more)
+        at |= kept
 
     def run(which: str, tile: Tile | None) -> None:
-        if (which, tile) not in calls:
-            if which == "forward":  # makes the statistics that both passes are given from now on
-                with launcher_for(q.device) as backend:
-                    launches(backend, arrays, which, tile)
-            driver = partial(launches, which=which, tile=tile)
-            calls[which, tile] = _repeated(driver, arrays, q)
-        calls[which, tile]()
+        if (which, tile) in calls:
+            calls[which, tile]()
+            return
+        # The first forward makes the statistics that both passes are given from then on.
+        with launcher_for(q.device) as backend:
+            launches(backend, arrays, which, tile=tile, stream=stream_of(q.device), **options)
+        driver = partial(launches, which=which, tile=tile, **options)
+        calls[which, tile] = _repeated(driver, arrays, q)
 
     return run, (out, dq, dk, dv)
 

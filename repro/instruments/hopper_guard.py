@@ -1,10 +1,11 @@
-"""Whether the Hopper kernels work on this card, asked of a process that may hang.
+"""Which Hopper kernels work on this card, asked of processes that may hang.
 
-    python -m repro.instruments.hopper_guard
+    python -m repro.instruments.hopper_guard [NAME ...]
 
 A kernel that waits for a barrier nobody arrives at never ends, and nothing in its process gets on.
-So before anything times or counts these kernels, another process runs each of them once on small
-tensors and compares; it has a limit, and its failure costs one implementation and not the run.
+So before anything times or counts these kernels, another process runs each of them on small tensors
+and compares. It says whom it has tried; if it hangs or ends with an error, the one it was at is
+refused and a new process goes on with the rest. A failure costs one implementation, not the run.
 """
 
 from __future__ import annotations
@@ -12,88 +13,142 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from queue import Empty, Queue
+from threading import Thread
+from typing import TYPE_CHECKING
 
 from analysis.shapes import AttentionShape
-from kernels import attention
-from kernels.hopper_forms import FORWARD_FORMS, ForwardForm
+from kernels import attention, hopper
+from kernels.hopper import BackwardForm, ForwardForm
 
-LIMIT_S = 60.0
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from repro.instruments.gpu_work import Operands
+
+#: Seconds that a process may take for one implementation, the first also for its own start.
+LIMIT_S = 30.0
+#: Processes that may fail before all that is left is refused: a card may be lost to a hung kernel.
+FAILURES = 3
 #: Largest error against float64 for N(0, 1) inputs in bf16: results, gradients.
 BOUNDS = (2e-2, 4e-2)
+#: The dispatched algorithm first, then the others and every form by its name.
+NAMES = (*attention.HOPPER, *hopper.FORMS)
+COMMAND = (sys.executable, "-m", "repro.instruments.hopper_guard")
+TRIED = "tried"
+
+
+def refusal(name: str) -> str | None:
+    """Why an implementation must not be used here, or None. All are tried at the first question."""
+    return _refusals().get(name)
 
 
 @cache
-def refusal(command: Sequence[str] | None = None, limit_s: float = LIMIT_S) -> str | None:
-    """Why the Hopper kernels must not be used here, or None. Asked once a process."""
-    chosen = command or (sys.executable, "-m", "repro.instruments.hopper_guard")
+def _refusals() -> Mapping[str, str]:
+    return refusals(NAMES)
+
+
+def refusals(
+    names: Sequence[str], command: Sequence[str] = COMMAND, limit_s: float = LIMIT_S
+) -> dict[str, str]:
+    """Name -> one line that says what is wrong with it."""
+    found: dict[str, str] = {}
+    left = list(names)
+    while left and len(found) < FAILURES:
+        tried, reason = _one_process(left, command, limit_s)
+        left = left[len(tried) :]
+        if reason is None:
+            return found
+        if left:
+            found[left.pop(0)] = reason
+    last = next(reversed(found.values()), "")
+    return found | dict.fromkeys(left, f"not tried after {FAILURES} failures, the last: {last}")
+
+
+def _one_process(
+    names: Sequence[str], command: Sequence[str], limit_s: float
+) -> tuple[list[str], str | None]:
+    """The names that a process has tried, in their order, and what ended it early."""
     process = subprocess.Popen(
-        chosen, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [*command, *names], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    lines: Queue[str | None] = Queue()
+    Thread(target=_read, args=(process, lines), daemon=True).start()
+    tried = []
     try:
-        _, said = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
+        while (line := lines.get(timeout=limit_s)) is not None:
+            if line.startswith(TRIED):
+                tried.append(line.split(" ", 1)[1])
+    except Empty:
         process.send_signal(signal.SIGKILL)  # and no wait: the driver may not let go of it
-        return f"the Hopper kernels did not finish small tensors within {limit_s:g} s"
-    if process.returncode == 0:
-        return None
-    return (said.strip() or f"the Hopper check ended with {process.returncode}").splitlines()[-1]
+        return tried, f"did not finish small tensors within {limit_s:g} s"
+    assert process.stderr is not None
+    errors = process.stderr.read().strip()
+    if process.wait() == 0:
+        return tried, None
+    return tried, (errors or f"the Hopper check ended with {process.returncode}").splitlines()[-1]
 
 
-def main() -> None:
-    """Run both passes by their rules, then every form of the forward.
+def _read(process: subprocess.Popen[str], lines: Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line.rstrip())
+    lines.put(None)
+
+
+def main(names: Sequence[str]) -> None:
+    """Run the implementations, a line for each that is right.
 
     SystemExit with one line if one is wrong.
     """
-    for algorithm in attention.HOPPER:
-        for head_dim in (64, 128):
+    for name in names or NAMES:
+        form = hopper.FORMS.get(name)
+        head_dims = (64, 128) if form is None else (form.head_dim,)
+        for head_dim in head_dims:
             for causal in (False, True):
-                _try(algorithm, AttentionShape(1, 2, 333, 333, head_dim, 0, "bf16", causal))
-    for form in FORWARD_FORMS:
-        for causal in (False, True):
-            _try_form(form, AttentionShape(1, 2, 333, 333, form.head_dim, 0, "bf16", causal))
+                shape = AttentionShape(1, 2, 333, 333, head_dim, 0, "bf16", causal)
+                _try(name, form, shape)
+        print(TRIED, name, flush=True)
 
 
-def _try_form(form: ForwardForm, shape: AttentionShape) -> None:
-    import torch
-
-    from repro.instruments.gpu_work import Operands, form_work
+def _try(name: str, form: ForwardForm | BackwardForm | None, shape: AttentionShape) -> None:
+    from repro.instruments.gpu_work import Operands, form_work, kernel_results
 
     operands = Operands(shape)
-    run, got = form_work(form, operands)
-    run()
-    q, k, v = (t.double() for t in (operands.q, operands.k, operands.v))
-    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
-    error = float((got.double() - exact).abs().max())
-    if not error <= BOUNDS[0]:
-        raise SystemExit(
-            f"{form.name}, causal={shape.causal}: out is off by {error:.3g}, more than {BOUNDS[0]}"
-        )
-
-
-def _try(algorithm: str, shape: AttentionShape) -> None:
-    import torch
-
-    from repro.instruments.gpu_work import Operands, kernel_results
-
-    operands = Operands(shape)
-    got = kernel_results(algorithm, operands)
-    q, k, v = (t.double().requires_grad_() for t in (operands.q, operands.k, operands.v))
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
-    exact = [out, *torch.autograd.grad(out, (q, k, v), operands.dout.double())]
-    for name, ours, right in zip(("out", "dq", "dk", "dv"), got, exact, strict=True):
-        bound = BOUNDS[name != "out"]
-        error = float((ours.double() - right).abs().max())
+    results: tuple[str, ...] = ("out", "dq", "dk", "dv")
+    if form is None:
+        got = kernel_results(name, operands)
+    else:
+        run, got = form_work(form, operands)
+        run()
+        results = results[:1] if isinstance(form, ForwardForm) else results[1:]
+    exact = _exact(operands)
+    for result, ours in zip(results, got, strict=True):
+        bound = BOUNDS[result != "out"]
+        error = float((ours.double() - exact[result]).abs().max())
         if not error <= bound:
             raise SystemExit(
-                f"{algorithm}, head_dim {shape.head_dim}, causal={shape.causal}: {name} is off by "
+                f"{name}, head_dim {shape.head_dim}, causal={shape.causal}: {result} is off by "
                 f"{error:.3g}, more than {bound}"
             )
 
 
+def _exact(operands: Operands) -> dict[str, Tensor]:
+    """out, dq, dk, dv in float64."""
+    import torch
+
+    q, k, v = (t.double().requires_grad_() for t in (operands.q, operands.k, operands.v))
+    causal = operands.shape.causal
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    dq, dk, dv = torch.autograd.grad(out, (q, k, v), operands.dout.double())
+    return {"out": out.detach(), "dq": dq, "dk": dk, "dv": dv}
+
+
 if __name__ == "__main__":
     try:
-        main()
+        main(sys.argv[1:])
     except RuntimeError as error:
         raise SystemExit(str(error).splitlines()[0]) from None

@@ -14,13 +14,23 @@ import pytest
 from flash_support import Problem, aligned, check, reference, to_bits, to_float, view
 from flash_support import execute as shared_execute
 
-from analysis.shapes import AttentionShape
+from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import Traffic, predict_traffic
 from kernels import hopper
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.host import HostBackend
 from kernels.launch import Array
 
+#: Every form of the backward, in any order and in turns where it can take them.
+BACKWARDS = pytest.mark.parametrize(
+    ("form", "deterministic"),
+    [
+        pytest.param(form, turns, id=f"{form.name}{', in turns' * turns}")
+        for form in BACKWARD_FORMS
+        for turns in (False, True)
+        if not (turns and form.direct)
+    ],
+)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 
 
@@ -55,7 +65,7 @@ def execute(
     if backward:
         gradients = [given[name] for name in ("dq", "dk", "dv")]
         if backward_form is not None:
-            options["tile"] = backward_form.tile
+            options["form"] = backward_form
         if p.with_dlse:
             options["dlse"] = view("dlse", p.data["dlse"].astype(np.float32), "fp32")
         hopper.backward(
@@ -156,8 +166,7 @@ def test_the_order_of_turns_shows_in_the_last_bits() -> None:
 
 
 @CAUSAL
-@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
-@pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
+@BACKWARDS
 def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, causal: bool) -> None:
     """Below, at and beyond tiles of 64, 80 and 128 queries; one key tile and several."""
     lengths = [(1, 1), (80, 128), (81, 129), (79, 63), (200, 257)]
@@ -175,7 +184,11 @@ def test_tiles_of_the_backward_can_be_asked_for() -> None:
     p = Problem(seqlen_q=8, seqlen_k=8, head_dim=128)
     known = r"\[\(64, 128\), \(80, 128\)\]"
     with pytest.raises(ValueError, match=rf"no tile \(128, 128\) at head_dim 128; known: {known}"):
-        execute(p, backward=True, backward_form=BackwardForm(128, 128))
+        hopper.backward_form(p.head_dim, causal=False, tile=Tile(128, 128))
+    with pytest.raises(ValueError, match="form for head_dim 64, arrays with 128"):
+        execute(p, backward=True, backward_form=BackwardForm(64, 128))
+    with pytest.raises(ValueError, match="direct adds dq in no fixed order"):
+        execute(p, backward=True, backward_form=BackwardForm(128, 64, True), deterministic=True)
 
 
 @CAUSAL

@@ -83,6 +83,10 @@ hopper_faults(const __grid_constant__ TensorMap in, const __grid_constant__ Tens
         if (repaired) bulk_commit();
         bulk_wait<0>();
     }
+    if (fault == 40 && t == 0) {  // 16 bytes are added at a multiple of 16
+        const float four[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+        add_global_x4(sums.data + (repaired ? 4 : 2), four);
+    }
     if (fault == 17) {  // two groups, one may be pending: the second is
         if (t == 0) {
             bulk_add(sums.data, words, 64);
@@ -235,6 +239,12 @@ CASES = [
     (18, "a copy not waited for", "race", ""),
     (19, "60 bytes", "misaligned", "multiples of 16"),
     (20, "a tile off its boundary", "misaligned", "multiples of 1024"),
+    (
+        40,
+        "an addition off its boundary",
+        "misaligned",
+        "addition of 16 bytes at .* no multiple of 16",
+    ),
     (21, "parity 2", "limit", "parity 2"),
     (22, "counts that differ", "divergence", "named barrier 1"),
     (23, "a named barrier missed", "deadlock", r"named barrier 3 \(224 of 256 threads have come\)"),

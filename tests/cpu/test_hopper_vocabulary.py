@@ -89,8 +89,12 @@ def test_bulk_copy_and_addition() -> None:
     expected[:256] += values[:256]
     expected += values
     np.testing.assert_array_equal(done.sums[:512], expected)
+    # Sixteen threads each: 1, 2, 3 and their number.
+    direct = np.tile(np.array([16, 32, 48, sum(range(16))], np.float32), 8)
+    np.testing.assert_array_equal(done.sums[512:544], 1 + direct)
+    assert (done.sums[544:] == 1).all()
     assert done.traffic["words", "read"] == 2048
-    assert done.traffic["sums", "atomic"] == 1024 + 2048
+    assert done.traffic["sums", "atomic"] == 1024 + 2048 + 128 * 16
 
 
 @pytest.mark.parametrize("transposed", [False, True])

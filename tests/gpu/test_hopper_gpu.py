@@ -1,8 +1,8 @@
 """The Hopper kernels on a Hopper GPU: against float64, repeatedly, and beside the host backend.
 
-A kernel that hangs would take the process with it, so a process of its own tries all of them first
-(``repro.instruments.hopper_guard``): if that one does not come back, these tests fail and the
-others still run. A test that hangs all the same is ended, with the whole process, after a minute.
+A kernel that hangs would take the process with it, so processes of their own try all of them first
+(``repro.instruments.hopper_guard``): where one is refused, these tests fail and the others still
+run. A test that hangs all the same is ended, with the whole process, after a minute.
 """
 
 from __future__ import annotations
@@ -37,14 +37,25 @@ def missing_hopper() -> str | None:
 REASON = missing_hopper()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"needs a Hopper GPU: {REASON}")
 LIMIT_S = 60.0
+#: Every form, in any order and in turns where it can take them.
+BACKWARDS = pytest.mark.parametrize(
+    ("form", "deterministic"),
+    [
+        pytest.param(form, turns, id=f"{form.name}{', in turns' * turns}")
+        for form in BACKWARD_FORMS
+        for turns in (False, True)
+        if not (turns and form.direct)
+    ],
+)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 
 
 @pytest.fixture(autouse=True)
 def _they_come_back() -> Iterator[None]:
-    reason = hopper_guard.refusal()
-    if reason is not None:
-        pytest.fail(reason)
+    for name in hopper_guard.NAMES:
+        reason = hopper_guard.refusal(name)
+        if reason is not None:
+            pytest.fail(f"{name}: {reason}")
     # A thread that waits for the driver takes no signal; this ends the process from outside it.
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     yield
@@ -114,8 +125,7 @@ def test_both_passes(head_dim: int, dtype: str, causal: bool) -> None:
 
 
 @CAUSAL
-@pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
-@pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
+@BACKWARDS
 def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, causal: bool) -> None:
     backend = CupyBackend()
     for seqlen_q, seqlen_k in ((1, 1), (80, 128), (81, 129), (333, 461), (461, 333)):
@@ -136,7 +146,7 @@ def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, cau
         gradients = [arrays[name] for name in ("dq", "dk", "dv")]
         hopper.backward(
             backend, q, k, v, out, arrays["dout"], lse, *gradients, scale=p.scale, causal=causal,
-            tile=form.tile, deterministic=deterministic,
+            form=form, deterministic=deterministic,
         )  # fmt: skip
         check(p, {name: to_float(download(arrays[name]), p.dtype) for name in sources})
 
