@@ -26,6 +26,7 @@ from typing import IO, Annotated
 import typer
 
 from repro import cli, machine
+from repro.instruments.hopper_guard import CHECKED_VARIABLE
 from repro.progress import say
 
 
@@ -57,7 +58,7 @@ def stages(python: str = sys.executable) -> list[Stage]:
         return Stage(name, [python, "-m", "repro", "measure", name], limit_s, why)
 
     def pytest(name: str, limit_s: float, why: str, *args: str) -> Stage:
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *args]
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
         return Stage(name, command, limit_s, why)
 
     return [
@@ -67,14 +68,22 @@ def stages(python: str = sys.executable) -> list[Stage]:
             90,
             "every variant at once on all cores, so that no later stage waits for a compiler",
         ),
-        pytest("smoke", 60, "a wrong kernel's speed is worth nothing", "tests/gpu", "-m", "smoke"),
+        Stage(
+            "hopper",
+            [python, "-m", "repro.instruments.hopper_guard", "--report"],
+            120,
+            "which Hopper kernels are right and come back; later stages leave out the others",
+        ),
+        pytest(
+            "smoke", 60, "a wrong kernel's speed is worth nothing", "tests/gpu", "-m", "smoke", "-x"
+        ),
         measure("gpu-throughput", 150, "the headline: ours and the peers in turn, per shape"),
         measure("gpu-traffic", 120, "the other headline: counted bytes beside the prediction"),
         measure("gpu-optimistic", 30, "what the optimistic softmax gains, and loses to repair"),
         measure("gpu-ceilings", 30, "what the time model divides by"),
         measure("gpu-memory", 30, "peak bytes against sequence length"),
         measure("gpu-ladder", 60, "time of each step of the ladder, tile by tile"),
-        pytest("tests", 120, "the whole GPU suite", "tests/gpu"),
+        pytest("tests", 120, "the whole GPU suite", "tests/gpu", "--maxfail=20"),
         Stage(
             "sanitizer",
             [python, "-m", "repro.instruments.sanitizer"],
@@ -118,6 +127,7 @@ def _run_stage(stage: Stage, limit_s: float, out: Path, log: IO[bytes]) -> str:
         **os.environ,
         "PYTHONUNBUFFERED": "1",
         "REPRO_RESULTS": str(out / "records"),
+        CHECKED_VARIABLE: str(out.absolute() / "hopper.json"),
     }
     try:
         # A process group of its own, so that a profiler's children die with it.

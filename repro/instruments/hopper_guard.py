@@ -1,20 +1,25 @@
 """Which Hopper kernels work on this card, asked of processes that may hang.
 
-    python -m repro.instruments.hopper_guard [NAME ...]
+    python -m repro.instruments.hopper_guard --report
 
 A kernel that waits for a barrier nobody arrives at never ends, and nothing in its process gets on.
 So before anything times or counts these kernels, another process runs each of them on small tensors
 and compares. It says whom it has tried; if it hangs or ends with an error, the one it was at is
 refused and a new process goes on with the rest. A failure costs one implementation, not the run.
+
+Processes of one run may share what was found: in the file that ``REPRO_HOPPER_CHECKED`` names.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -38,6 +43,8 @@ BOUNDS = (2e-2, 4e-2)
 NAMES = (*attention.HOPPER, *hopper.FORMS)
 COMMAND = (sys.executable, "-m", "repro.instruments.hopper_guard")
 TRIED = "tried"
+#: Names the file that the first process writes and later ones read.
+CHECKED_VARIABLE = "REPRO_HOPPER_CHECKED"
 
 
 def refusal(name: str) -> str | None:
@@ -47,7 +54,22 @@ def refusal(name: str) -> str | None:
 
 @cache
 def _refusals() -> Mapping[str, str]:
-    return refusals(NAMES)
+    where = os.environ.get(CHECKED_VARIABLE)
+    return refusals(NAMES) if where is None else shared_refusals(Path(where))
+
+
+def shared_refusals(
+    path: Path, names: Sequence[str] = NAMES, command: Sequence[str] = COMMAND
+) -> dict[str, str]:
+    """:func:`refusals` as a file has them, which is written if it is not there yet."""
+    if path.exists():
+        found: dict[str, str] = json.loads(path.read_text())
+        return found
+    found = refusals(names, command)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(json.dumps(found, indent=1) + "\n")
+    draft.replace(path)
+    return found
 
 
 def refusals(
@@ -147,8 +169,17 @@ def _exact(operands: Operands) -> dict[str, Tensor]:
     return {"out": out.detach(), "dq": dq, "dk": dk, "dv": dv}
 
 
+def report() -> None:
+    """Say what is refused, if anything. SystemExit with the number of refusals."""
+    found = _refusals()
+    for name, reason in found.items():
+        print(f"{name}: {reason}", flush=True)
+    if found:
+        raise SystemExit(f"{len(found)} of {len(NAMES)} Hopper implementations are refused")
+
+
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        report() if sys.argv[1:] == ["--report"] else main(sys.argv[1:])
     except RuntimeError as error:
         raise SystemExit(str(error).splitlines()[0]) from None

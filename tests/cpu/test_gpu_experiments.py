@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_forms_come_last_and_run_as_they_are_named() -> None:
             work(name, other, operands)
 
 
-def test_a_kernel_that_hangs_costs_one_implementation() -> None:
+def test_a_kernel_that_hangs_costs_one_implementation(tmp_path: Path) -> None:
     """What hangs and what is wrong is refused, whatever stands before and behind it."""
     child = """
 import sys, time
@@ -130,6 +131,13 @@ for name in sys.argv[1:]:
         "hangs": "did not finish small tensors within 2 s", "wrong": "wrong: dq is off by 3"
     }  # fmt: skip
     assert hopper_guard.refusals(("a", "b"), command, 20.0) == {}
+    # What one process of a run has found holds for the others.
+    path = tmp_path / "checked.json"
+    assert hopper_guard.shared_refusals(path, ("a", "wrong"), command) == {
+        "wrong": "wrong: dq is off by 3"
+    }
+    never = (sys.executable, "-c", "raise SystemExit('asked again')")
+    assert list(hopper_guard.shared_refusals(path, ("a", "wrong"), never)) == ["wrong"]
     # A card that is lost is not asked for ever.
     lost = hopper_guard.refusals(("wrong 1", "wrong 2", "wrong 3", "a", "b"), command, 20.0)
     assert list(lost) == ["wrong 1", "wrong 2", "wrong 3", "a", "b"]

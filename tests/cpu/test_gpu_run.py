@@ -78,6 +78,6 @@ def test_a_budget_must_be_positive(tmp_path: Path) -> None:
 def test_the_real_stages_fit_the_budget_with_the_most_valuable_first() -> None:
     plan = stages()
     names = [s.name for s in plan]
-    assert names[:3] == ["compile", "smoke", "gpu-throughput"]
+    assert names[:4] == ["compile", "hopper", "smoke", "gpu-throughput"]
     assert len(set(names)) == len(names)
     assert all(s.limit_s > s.least_s for s in plan)
