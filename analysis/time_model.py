@@ -6,6 +6,9 @@ rate. The prediction is that maximum, as if the four overlapped perfectly, so it
 how far a measured time stands above it says what is left to gain, and which ceiling binds says
 where. Kernels of one pass run one after another and their times add.
 
+The Hopper kernels have a fifth, since what a round of their loop asks of an SM is known
+(``analysis.sm_ceilings``): shared memory, at the tensor cores' clock.
+
 The ceilings should be those measured on the card in the same run; datasheet peaks are a fallback
 for cards that are not at hand.
 """
@@ -22,10 +25,13 @@ from analysis.hardware import Gpu
 from analysis.hbm import main_kernel, predict_hbm
 from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
+from analysis.sm_ceilings import backward_round, forward_round
 from analysis.standard_passes import KernelPasses, Passes
 from analysis.traffic import predict_traffic
 
 RESOURCES = ("tensor cores", "exponentials", "SM boundary", "HBM")
+SHARED_MEMORY = "shared memory"
+"""The fifth, of kernels whose :class:`Work` says how much they ask of it."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,18 @@ def datasheet_ceilings(gpu: Gpu) -> Ceilings:
 
 @dataclass(frozen=True)
 class Work:
-    """What one kernel does. efficiency: share of the SMs that its launch keeps busy, (0, 1]."""
+    """What one kernel does.
+
+    efficiency: share of the SMs that its launch keeps busy, (0, 1].
+    shared_per_tensor: clocks of shared memory for each clock of the tensor cores; 0 is unknown.
+    """
 
     flops: float = 0
     exponentials: float = 0
     sm_bytes: float = 0
     hbm_bytes: float = 0
     efficiency: float = 1.0
+    shared_per_tensor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,10 +113,12 @@ def predict_time(kernels: Mapping[str, Work], ceilings: Ceilings) -> TimePredict
             "SM boundary": work.sm_bytes / boundary / work.efficiency if boundary else 0.0,
             "HBM": work.hbm_bytes / ceilings.hbm_bytes_per_s,
         }
+        if work.shared_per_tensor:
+            seconds[SHARED_MEMORY] = seconds["tensor cores"] * work.shared_per_tensor
         bound_by[name] = max(seconds, key=lambda resource: seconds[resource])
         total += seconds[bound_by[name]]
         for resource, value in seconds.items():
-            by_resource[resource] += value
+            by_resource[resource] = by_resource.get(resource, 0.0) + value
     return TimePrediction(total, MappingProxyType(by_resource), MappingProxyType(bound_by))
 
 
@@ -144,10 +157,25 @@ def attention_work(
                 bytes_,
                 hbm_bytes,
                 wave_efficiency(gpu, blocks, blocks_per_sm),
+                shared_per_tensor(algorithm, shape.head_dim, tile, pass_),
             )
         else:
             works[kernel] = Work(sm_bytes=bytes_, hbm_bytes=hbm_bytes)
     return works
+
+
+def shared_per_tensor(algorithm: str, head_dim: int, tile: Tile, pass_: str) -> float:
+    """Clocks of shared memory for each clock of the tensor cores; 0 for all but the Hopper kernels.
+
+    Raises ValueError for a tile that these kernels cannot have.
+    """
+    if not algorithm.startswith("flash-sm90"):
+        return 0.0
+    if pass_ == "forward":
+        clocks = forward_round(head_dim, tile.block_m, tile.block_n).clocks()
+    else:
+        clocks = backward_round(head_dim, tile.block_m).clocks()
+    return clocks["shared memory"] / clocks["tensor cores"]
 
 
 def standard_work(

@@ -1,7 +1,7 @@
 """Throughput against sequence length as FlashAttention-2 and -3 draw it, peers on one card.
 
-Every measured point is of the same card. The line is the bound of the time model (four ceilings,
-datasheet) for our tensor-core kernel's tile; the hollow points are what FlashAttention-3 prints for
+Every measured point is of the same card. The line is the bound of the time model (ceilings by
+datasheet) for our Hopper kernels' tiles; the hollow points are what FlashAttention-3 prints for
 an H100, so they are no peers of the H200's points but show the shape of the curve to expect.
 """
 
@@ -87,7 +87,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         figure,
         "16,384 tokens, hidden size 2,048. Filled: measured, bf16, "
         f"{devices(rows)}. Hollow: FlashAttention-3, Figs. 5 and 6, fp16, H100. Line: bound by "
-        "four ceilings (datasheet) for our tensor-core kernel's tiles.",
+        "ceilings (datasheet) for our Hopper kernels' tiles.",
     )
     columns = ["source", "implementation", "pass", "head_dim", "causal", "seqlen_q", "tflops"]
     return Drawing(figure, rows[columns].sort_values(columns[:-1]))
@@ -102,7 +102,7 @@ def panel(ax: Axes, rows: pandas.DataFrame, pass_: str) -> None:
             last = drawn.iloc[-1]
             ends.append((float(last["seqlen_q"]), float(last["tflops"]), label, colour))
 
-    bound = pick(rows, source="predicted", implementation="flash")
+    bound = pick(rows, source="predicted", implementation="flash-sm90")
     add(series(ax, bound, "seqlen_q", f"{pass_} bound", y="tflops", color="#999999"), "bound",
         "#777777")  # fmt: skip
     for name, (label, colour) in PUBLISHED.items():

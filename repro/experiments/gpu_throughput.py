@@ -5,14 +5,21 @@ forward and backward. All implementations of a cell take turns in every round, b
 load changes its clock: only their ratios within a round can be compared. FLOPs are the papers'
 count: 4 N² d per head forward, half of it causal, 2.5 times it backward.
 
-Last come cells of the forms of the Hopper forward, each against the others: they say whether the
-rule that picks one (``kernels.hopper_forms.forward_form``) picks the right one on this card.
+Last come cells of the forms of the Hopper kernels, each against the others: they say whether the
+rules that pick one (``kernels.hopper.forward_form``, ``backward_form``) pick the right one on this
+card.
 """
 
 from __future__ import annotations
 
 from analysis.hardware import H100_SXM, H200, Gpu
-from analysis.time_model import attention_work, datasheet_ceilings, predict_time
+from analysis.shapes import Tile
+from analysis.time_model import (
+    TimePrediction,
+    attention_work,
+    datasheet_ceilings,
+    predict_time,
+)
 from kernels import hopper
 from kernels.dispatch import default_tile
 from repro.experiments import Cell, Context, Experiment
@@ -85,7 +92,7 @@ def implementations(one: Cell) -> tuple[str, ...]:
 
 
 def predict(one: Cell) -> list[Record]:
-    """The four-ceiling bound of our kernels on the cards they may be measured on.
+    """The time model's bound of our kernels on the cards they may be measured on.
 
     From datasheets: a library's matrix product, which could be a measured ceiling, draws so much
     power that attention runs faster. Forms differ in what they overlap, which the bound does not
@@ -97,25 +104,30 @@ def predict(one: Cell) -> list[Record]:
 
 
 def _bounds(one: Cell, gpu: Gpu) -> list[Record]:
-    shape, pass_ = shape_of(one), str(one["pass"])
     rows = []
     for name in OURS:
-        tile = default_tile(
-            name, shape.head_dim, shape.dtype, pass_, causal=shape.causal, seqlen_q=shape.seqlen_q
-        )
-        options = sum_options(form_of(name, shape, pass_))
-        work = attention_work(name, shape, tile, pass_, gpu, **options)
-        bound = predict_time(work, datasheet_ceilings(gpu))
+        bound, tile = time_bound(one, name, gpu)
         rows.append(
             record(
                 one, experiment=NAME, implementation=name, source="predicted",
                 metric="throughput_tflops", unit="TFLOP/s", device=gpu.name,
                 block_m=tile.block_m, block_n=tile.block_n,
                 value=paper_flops(one) / bound.seconds / 1e12,
-                tool="four ceilings, datasheet",
+                tool=f"ceilings, {datasheet_ceilings(gpu).origin}",
             )
         )  # fmt: skip
     return rows
+
+
+def time_bound(one: Cell, name: str, gpu: Gpu) -> tuple[TimePrediction, Tile]:
+    """The bound of an algorithm of ``OURS`` for a cell, and the tile it runs with."""
+    shape, pass_ = shape_of(one), str(one["pass"])
+    tile = default_tile(
+        name, shape.head_dim, shape.dtype, pass_, causal=shape.causal, seqlen_q=shape.seqlen_q
+    )
+    options = sum_options(form_of(name, shape, pass_))
+    work = attention_work(name, shape, tile, pass_, gpu, **options)
+    return predict_time(work, datasheet_ceilings(gpu)), tile
 
 
 def paper_flops(one: Cell) -> float:

@@ -204,6 +204,22 @@ def test_roofline_takes_the_slowest_ceiling_per_kernel_and_adds_kernels() -> Non
     assert prediction.binding == "HBM"
 
 
+def test_shared_memory_is_a_ceiling_where_a_kernel_says_what_it_asks_of_it() -> None:
+    works = {"a": Work(flops=3, shared_per_tensor=1.2), "b": Work(flops=2, shared_per_tensor=0.5)}
+    prediction = predict_time(works, UNIT)
+    assert prediction.seconds == pytest.approx(3 * 1.2 + 2)
+    assert dict(prediction.bound_by) == {"a": "shared memory", "b": "tensor cores"}
+    assert prediction.by_resource["shared memory"] == pytest.approx(3 * 1.2 + 2 * 0.5)
+    assert "shared memory" not in predict_time({"a": Work(flops=1)}, UNIT).by_resource
+    # 64 queries a tile at d = 128: 3076 clocks against 2560 (test_sm_ceilings, by hand).
+    shape = AttentionShape(1, 16, 16384, 16384, 128, dtype="bf16", causal=True)
+    for algorithm, ratio in (("flash-sm90", 3076 / 2560), ("flash", 0)):
+        work = attention_work(algorithm, shape, Tile(64, 128), "backward", H200)
+        main = work.get("flash_backward_sm90") or work["flash_backward"]
+        assert main.shared_per_tensor == ratio
+        assert all(w.shared_per_tensor == 0 for w in work.values() if w is not main)
+
+
 def test_unknown_ceiling_is_left_out_and_bad_ones_are_refused() -> None:
     blind = Ceilings(1.0, 1.0, None, 1.0, origin="test")
     assert predict_time({"a": Work(sm_bytes=10**9)}, blind).seconds == 0
