@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import fake_driver
@@ -19,6 +20,7 @@ from kernels.launch import Array, contiguous_strides, encode
 from kernels.plan import Plan, record, replay
 
 STREAM = 0xABC0
+CALLS = 50
 #: name -> algorithm, pass, q's shape, heads of k and v, whether the layout is (B, N, H, D), options
 CASES: dict[str, tuple[str, str, tuple[int, int, int, int], int, bool, dict[str, Any]]] = {
     "persistent": ("flash-sm90", "forward", (2, 4, 300, 64), 2, False, {"causal": True}),
@@ -124,8 +126,36 @@ def report() -> dict[str, Any]:
             "addresses": everywhere,
             "entries": [launch.kernel.entry for launch in plan.launches],
         }
+    report = {"cases": cases, "lost": lost(plan, backend, everywhere)}
     driver.answer(1)  # CUDA_ERROR_INVALID_VALUE
-    return {"cases": cases, "refused": refusal(plan, backend, everywhere)}
+    return report | {"refused": refusal(plan, backend, everywhere)}
+
+
+def lost(plan: Plan, backend: Scratch, addresses: list[int]) -> int:
+    """Of the launches of two threads at the same time: how many came without their addresses."""
+    (launch,) = [one for one in plan.launches if len(one.args) > 6][:1]
+    queue, driver = backend.prepare([launch]), backend.driver
+    driver.widths = [len(encode(arg)) for arg in launch.args]
+    far = 1 << 50
+
+    def calls(base: int) -> None:
+        for _ in range(CALLS):
+            queue([address + base for address in addresses], STREAM)
+
+    driver.delay_s = 1e-4
+    threads = [threading.Thread(target=calls, args=(base,)) for base in (0, far)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = taken(driver)
+    driver.delay_s = 0.0
+    whole = 0
+    for base in (0, far):
+        own = {address + base for address in addresses}
+        passed = [{argument[0] for argument in noted["arguments"]} for noted in found]
+        whole += min(sum(own <= seen for seen in passed), CALLS)
+    return 2 * CALLS - whole
 
 
 def refusal(plan: Plan, backend: Scratch, addresses: list[int]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -116,18 +117,22 @@ class FakeDriver:
     """What has reached the driver.
 
     widths: bytes of each argument of the next launch, which a driver knows of the function.
+    delay_s: how long a launch takes before it reads its arguments; others may run meanwhile.
     """
 
     library: ctypes.CDLL
     launches: list[dict[str, Any]] = field(default_factory=list)
     widths: Sequence[int] = ()
     noted: Any = None
+    delay_s: float = 0.0
 
     def note(self) -> None:
         """Write launches down from now on."""
         kind = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p)
 
         def noted(numbers: Any, parameters: int) -> None:
+            if self.delay_s:
+                time.sleep(self.delay_s)
             addresses = (ctypes.c_void_p * len(self.widths)).from_address(parameters)
             entry = {
                 "function": numbers[0], "grid": numbers[1:4], "block": numbers[4:7],
@@ -217,6 +222,7 @@ def _fake_cupy(driver: FakeDriver) -> SimpleNamespace:
             ExternalStream=Stream,
         ),
         RawModule=module,
+        RawKernel=lambda code, name: lambda grid, block, args: None,
         uint8=np.uint8,
         empty=lambda n, dtype: SimpleNamespace(data=SimpleNamespace(ptr=next(pointers))),
     )

@@ -1,0 +1,50 @@
+"""The GPU experiments' measuring code runs, to the driver, before a card is at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernels import attention, hopper
+from repro.experiments import gpu_throughput
+
+TESTS = Path(__file__).resolve().parents[1]
+TORCH_S = {"sdpa-flash", "sdpa-cudnn"}  # a CPU has them or not
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    pytest.importorskip("cuda.bindings.driver")
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "rehearsal.py")],
+        capture_output=True, text=True, check=False, cwd=TESTS.parent,
+        env=os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_kind_of_cell_is_timed(report: Any) -> None:
+    assert {found["experiment"] for found in report["measured"]} == {
+        "gpu-throughput", "gpu-optimistic", "gpu-ladder", "gpu-ceilings"
+    }  # fmt: skip
+    for found in report["measured"]:
+        assert found["timed"], found["cell"]
+        assert set(found["refused"]) <= TORCH_S, found["refused"]
+
+
+def test_every_implementation_has_its_turn(report: Any) -> None:
+    timed = {name for found in report["measured"] for name in found["timed"]}
+    assert set(attention.HOPPER) <= timed
+    assert set(hopper.FORMS) <= timed
+    assert set(gpu_throughput.IMPLEMENTATIONS) <= timed | TORCH_S
+
+
+def test_every_counted_cell_runs(report: Any) -> None:
+    assert report["counted"] == ""

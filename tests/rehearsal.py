@@ -1,0 +1,136 @@
+"""The measuring code of the GPU experiments, run through on a card that does nothing; JSON.
+
+    python tests/rehearsal.py
+
+A rented card runs this code for the first time when every second counts. Here torch's CUDA calls
+are answered by stand-ins, tensors stay on the CPU, and launches end in ``fake_driver``: no number
+means anything, but every line runs, down to the arguments of the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fake_driver
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class Event:
+    """Time on the host's clock."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0.0
+
+    def record(self, *_: Any) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) * 1e3 + 1e-3
+
+
+class Current:
+    """``torch.cuda.device``."""
+
+    def __init__(self, device: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class OnTheHost(TorchFunctionMode):
+    """Makes tensors for "cuda" on the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {k: v for k, v in (kwargs or {}).items() if k != "pin_memory"}
+        if str(given.get("device", "")).startswith("cuda"):
+            given["device"] = "cpu"
+        return func(*args, **given)
+
+
+def pretend() -> None:
+    """A Hopper card, as far as the experiments ask."""
+    answers: dict[str, Any] = {
+        "is_available": True, "init": None, "synchronize": None, "empty_cache": None,
+        "current_device": 0,
+        "current_stream": SimpleNamespace(cuda_stream=0), "get_device_capability": (9, 0),
+        "get_device_properties": SimpleNamespace(multi_processor_count=132, name="NVIDIA H200"),
+    }  # fmt: skip
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    torch.cuda.Event, torch.cuda.device = Event, Current
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_: None
+    generator = torch.Generator
+    torch.Generator = lambda device="cpu": generator()
+
+
+def small(cell: Any) -> Any:
+    """The cell's kernels on 70 rows."""
+    from repro.experiments import Cell
+
+    values = {("pass_" if k == "pass" else k): v for k, v in cell.items()}
+    return Cell(**values | {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": 70, "seqlen_k": 70})
+
+
+def report() -> list[dict[str, Any]]:
+    from repro.experiments import Context, gpu_ceilings, gpu_ladder, gpu_optimistic, gpu_throughput
+    from repro.instruments.timing import TorchDevice
+
+    TorchDevice.FLUSH_BYTES = 1 << 20
+    found = []
+    for module in (gpu_throughput, gpu_optimistic, gpu_ladder):
+        alike: dict[Any, Any] = {}
+        for cell in module.cells():
+            kind = [cell.get(name) for name in ("implementation", "pass", "head_dim", "forms")]
+            alike.setdefault(tuple(kind), cell)
+        for cell in alike.values():
+            rows = module.measure(small(cell), Context("cuda"))
+            found.append({
+                "experiment": module.NAME, "cell": dict(cell),
+                "timed": sorted({r.implementation for r in rows if r.value is not None}),
+                "refused": {r.implementation: r.error for r in rows if r.error},
+            })  # fmt: skip
+    for cell in gpu_ceilings.cells():
+        if cell["implementation"] in ("sm-boundary-read", "shared-memory-read", "mma-sync", "exp2"):
+            rows = gpu_ceilings.measure(cell, Context("cuda"))
+            found.append({
+                "experiment": gpu_ceilings.NAME, "cell": dict(cell), "refused": {},
+                "timed": [r.implementation for r in rows if r.value],
+            })  # fmt: skip
+    return found
+
+
+def counted_refusals() -> str:
+    """What the program that ncu profiles says of the cells of gpu-traffic; nothing if they run."""
+    from repro.experiments import gpu_traffic
+    from repro.instruments import counted
+
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(said):
+        path = Path(folder) / "cells.json"
+        path.write_text(json.dumps([small(cell) for cell in gpu_traffic.cells()]))
+        counted.main(path)
+    return said.getvalue()
+
+
+if __name__ == "__main__":
+    pretend()
+    fake_driver.install()
+    from kernels.cupy_backend import CupyBackend
+    from repro.attention import launcher
+
+    card = CupyBackend()
+    launcher._host = lambda checks: card
+    with OnTheHost():
+        print(json.dumps({"measured": report(), "counted": counted_refusals()}))
