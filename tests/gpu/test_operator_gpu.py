@@ -5,6 +5,8 @@ The other edge cases run on the GPU from ``tests/cpu`` (``pytest -k cuda``).
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from attention_support import inputs, normal, run, run_and_check
@@ -108,3 +110,57 @@ def test_which_fused_back_end_ran(variant: str) -> None:
         assert "\n" not in why
         return
     assert variant.removeprefix("sdpa-") in ran_backend(variant, q, k, v)
+
+
+def test_threads_with_the_same_layout() -> None:
+    """A thread whose first call of CUDA this is has no context yet; two share one set of launches,
+    each with its own addresses."""
+    operands = [
+        inputs(1, 4, 200, 200, 64, dtype=torch.bfloat16, device="cuda", seed=s) for s in range(2)
+    ]
+    wanted = [run(*of, causal=True, deterministic=True) for of in operands]  # both are kept now
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        for _ in range(50):
+            got = run(*operands[index], causal=True, deterministic=True)
+            for name, ours, right in zip(got._fields, got, wanted[index], strict=True):
+                if not torch.equal(ours, right):
+                    wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("seqlen", [300, 5000])
+def test_a_captured_call_replays_on_new_values(seqlen: int) -> None:
+    """In a CUDA graph: scratch, and the counter of persistent blocks, are made anew by a replay."""
+    q, k, v, dout = inputs(1, 4, seqlen, seqlen, 64, dtype=torch.bfloat16, device="cuda", seed=0)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+
+    def call() -> tuple[torch.Tensor, ...]:
+        out = repro.flash_attention(*leaves, causal=True, deterministic=True)
+        assert isinstance(out, torch.Tensor)
+        return (out, *torch.autograd.grad(out, leaves, dout))
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for seed in range(1, 4):
+        fresh = inputs(1, 4, seqlen, seqlen, 64, dtype=torch.bfloat16, device="cuda", seed=seed)
+        with torch.no_grad():
+            for kept, new in zip((*leaves, dout), fresh, strict=True):
+                kept.copy_(new)
+        graph.replay()
+        for ours, right in zip(captured, call(), strict=True):
+            assert torch.equal(ours, right)
