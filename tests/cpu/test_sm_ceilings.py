@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from analysis.hardware import H100_SXM, H200
@@ -11,8 +14,11 @@ from analysis.sm_ceilings import (
     forward_round,
 )
 from kernels.hopper_forms import form_of_tile, forward_form
+from repro import records
 from repro.experiments import Cell, Context
 from repro.experiments.sm_ceilings import cells, form_of, round_of, shared_bytes
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "hopper.md"
 
 
 def test_the_rate_of_the_tensor_cores_is_the_datasheet_s() -> None:
@@ -83,6 +89,33 @@ def test_the_forms_are_those_the_rule_picks() -> None:
         for causal in (False, True):
             picked = forward_form(head_dim, causal, 16384)
             assert form_of_tile(head_dim, picked.tile) in listed
+
+
+def test_the_page_s_table_and_sentences() -> None:
+    """``docs/pages/hopper.md``: clocks by the formulas, issue slots by the committed record."""
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| (forward|backward), d = (\d+), (\d+) × (\d+) \|(.*)\|$", text, re.M)
+    assert len(rows) == 5
+    recorded = records.load(["sm-ceilings"], local=False)
+    for pass_, *sizes, numbers in rows:
+        head_dim, block_m, block_n = (int(size) for size in sizes)
+        if pass_ == "forward":
+            found = forward_round(head_dim, block_m, block_n)
+        else:
+            found = backward_round(head_dim, block_m)
+        (instructions,) = {
+            r.value for r in recorded
+            if r.metric == "warp_instructions" and r.implementation == "flash-sm90"
+            and (r.pass_, r.head_dim, r.block_m, r.block_n) == (pass_, head_dim, block_m, block_n)
+        }  # fmt: skip
+        clocks = list(found.clocks(int(instructions)).values())
+        shown = [cell.strip() for cell in numbers.split("|")]
+        assert [float(cell.strip("*")) for cell in shown] == clocks
+        most = max(clocks)
+        assert [cell.startswith("**") for cell in shown] == [clock == most for clock in clocks]
+    direct = [backward_round(d, m, direct=True).clocks()["shared memory"]
+              for d, m in ((64, 128), (128, 64), (128, 80))]  # fmt: skip
+    assert "{:g}, {:g} and {:g} clocks".format(*direct) in text
 
 
 def test_tiles_that_no_warpgroups_divide() -> None:
