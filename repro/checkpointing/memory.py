@@ -16,8 +16,9 @@ meter: open it before what it shall see freed.  On a GPU the counters of torch's
 CuPy's pool are read and added up (`repro.instruments.pools`); warm up first, because matrix
 libraries keep a workspace after their first product.
 
-While a meter is open Python collects no garbage, so that bytes do not depend on when it would:
-what a region leaves in reference cycles stays, to its end at least.
+Python's collector of reference cycles would make bytes depend on when it happens to run.  While a
+meter is open it runs where a region begins and ends, nowhere else, and only over what was made
+since: so the peak of a region has the cycles that it leaves, its end has not.
 """
 
 from __future__ import annotations
@@ -135,15 +136,28 @@ def _flat(events: Iterable[Any]) -> Iterator[Any]:
         yield from _flat(event.children)
 
 
-class _NoCollections:
-    """Keeps Python's collector of cycles still, from `start` to `stop`; it may nest."""
+class _Collector:
+    """Python's collector of cycles while meters are open; they may nest."""
+
+    _open = 0
 
     def start(self) -> None:
-        self._before = gc.isenabled()
+        self._automatic = gc.isenabled()
         gc.disable()
+        if not _Collector._open:
+            gc.freeze()
+        _Collector._open += 1
+
+    def run(self) -> None:
+        """Collect the cycles left since the last run, which is quick; older objects stay."""
+        gc.collect()
+        gc.freeze()
 
     def stop(self) -> None:
-        if self._before:
+        _Collector._open -= 1
+        if not _Collector._open:
+            gc.unfreeze()
+        if self._automatic:
             gc.enable()
 
 
@@ -153,7 +167,7 @@ class CpuMeter:
     def __init__(self) -> None:
         self._regions: list[Region] = []
         self._profile: Any = None
-        self._no_collections = _NoCollections()
+        self._collector = _Collector()
 
     def __enter__(self) -> Self:
         # Allocations and our marks only: a trace of every operation, which is what the profiler's
@@ -163,15 +177,17 @@ class CpuMeter:
         self._profile._prepare_trace()
         scopes = {RecordScope.USER_SCOPE}
         _PROFILER._enable_profiler(self._profile.config(), self._profile.kineto_activities, scopes)
-        self._no_collections.start()
+        self._collector.start()
         return self
 
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
         region = Region(name)
         self._regions.append(region)
+        self._collector.run()
         with record_function(f"{_MARK}{len(self._regions) - 1}"):
             yield region
+            self._collector.run()
 
     def __exit__(
         self,
@@ -179,7 +195,7 @@ class CpuMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._no_collections.stop()
+        self._collector.stop()
         trace_of_blocks = _PROFILER._disable_profiler().experimental_event_tree()
         self._profile = None
         # (nanoseconds, order at equal times, region or address, bytes): a region opens before and
@@ -228,13 +244,12 @@ class PoolMeter:
         self._pool, self._second = pool, second
         self._beside = Held()  # what the second pool holds since the last reset, at most
         self._open: list[list[Held]] = []  # one peak for each region around us
-        self._no_collections = _NoCollections()
+        self._collector = _Collector()
 
     def __enter__(self) -> Self:
-        gc.collect()  # unlike a trace, the pools' counters show releases of what is older
         if self._second is not None:
             self._second.watch(self._hand_out)
-        self._no_collections.start()
+        self._collector.start()
         return self
 
     def __exit__(
@@ -243,7 +258,7 @@ class PoolMeter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._no_collections.stop()
+        self._collector.stop()
         if self._second is not None:
             self._second.unwatch()
 
@@ -266,6 +281,7 @@ class PoolMeter:
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
         region = Region(name)
+        self._collector.run()
         self._hand_out()
         start = self._live()
         seen = [start]
@@ -273,6 +289,7 @@ class PoolMeter:
         try:
             yield region
         finally:
+            self._collector.run()
             self._hand_out()
             self._open.remove(seen)
             end, peak = self._live(), seen[0]

@@ -69,21 +69,28 @@ def python_objects() -> None:
 
 
 def test_bytes_do_not_depend_on_when_garbage_is_collected() -> None:
-    """Not on what earlier code left for the collector, nor on what a region leaves for it."""
+    """Not on what earlier code left for the collector; what a region leaves goes with its end."""
     with memory_meter("cpu"):
         Cycle()
     with memory_meter("cpu") as meter:
-        assert not gc.isenabled()
         with meter.region("cycles") as region:
             Cycle()
             python_objects()
             Cycle()
             python_objects()
+        Cycle()
+        with meter.region("after") as after:
+            python_objects()
+            mine = block()
+        del mine
+    assert (region.peak_bytes, region.end_bytes) == (2 * MIB, 0)
+    assert (after.peak_bytes, after.end_bytes) == (MIB, MIB)
     assert gc.isenabled()
-    assert (region.peak_bytes, region.end_bytes) == (2 * MIB, 2 * MIB)
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_pools_of_a_gpu_are_read_without_older_garbage() -> None:
+    """Their counters, unlike a trace, show every release.  Meters nest."""
     pool = FakePool()
 
     class Garbage:
@@ -96,10 +103,15 @@ def test_the_pools_of_a_gpu_are_read_without_older_garbage() -> None:
 
     Garbage()
     with PoolMeter(pool) as meter, meter.region("step") as region:
+        Garbage()
+        with PoolMeter(pool) as another, another.region("inside") as inside:
+            python_objects()
+            pool.allocate(3000)
         python_objects()
-        pool.allocate(3000)
-    assert gc.isenabled()
+    assert (inside.peak_bytes, inside.end_bytes) == (3000, 3000)
     assert (region.peak_bytes, region.end_bytes) == (3000, 3000)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_temporaries_inside_an_operation_are_seen() -> None:
