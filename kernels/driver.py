@@ -27,6 +27,7 @@ from kernels.plan import Launch, slot_and_offset
 
 WORD_BYTES = 8
 MAP_WORDS = TENSOR_MAP_BYTES // WORD_BYTES
+MAPS_KEPT = 1024
 
 
 def tensor_map_geometry(
@@ -184,8 +185,9 @@ class PreparedLaunch:
             for arg, start in places
             if isinstance(arg, Array)
         ]
-        self._maps = [
-            (start, *slot_and_offset(arg.array.pointer), layout_of(arg))
+        # With the maps made so far: an allocator hands out the same few addresses again and again.
+        self._maps: list[tuple[int, int, int, Any, dict[int, memoryview]]] = [
+            (start, *slot_and_offset(arg.array.pointer), layout_of(arg), {})
             for arg, start in places
             if isinstance(arg, TensorMap)
         ]
@@ -198,9 +200,13 @@ class PreparedLaunch:
             words = self._launch.words
             for start, slot, offset in self._arrays:
                 words[start] = addresses[slot] + offset
-            for start, slot, offset, layout in self._maps:
-                encoded = tensor_map(addresses[slot] + offset, *layout)
-                words[start : start + MAP_WORDS] = encoded.data
+            for start, slot, offset, layout, known in self._maps:
+                address = addresses[slot] + offset
+                if address not in known:
+                    if len(known) == MAPS_KEPT:
+                        known.clear()
+                    known[address] = tensor_map(address, *layout).data
+                words[start : start + MAP_WORDS] = known[address]
             self._launch(stream)
 
 

@@ -2,7 +2,8 @@
 
 The launches of a call are written down once (:mod:`kernels.plan`). A later call with the same
 layouts and options runs them again with its own addresses, unless something in it belongs to that
-call alone: a mask, a seed, a layout that needs a copy.
+call alone: a mask, a seed, a layout that needs a copy. A forward of that kind is found by what its
+caller gives (:func:`kept`) before anything is checked again.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from repro.attention import launcher
 from repro.attention.validation import DTYPES
 from repro.attention.views import ALIGNMENT_BYTES, array_of, padded, readable, written
 
-__all__ = ["Options", "backward", "check_tile", "forward"]
+__all__ = ["KeptForward", "Options", "backward", "check_tile", "forget", "forward", "kept"]
 
 #: Tiles tried under a block mask whose own blocks no kernel can hold, largest first.
 _DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 16))
 #: The kernels that a pass may launch with one tile.
 _KERNELS = {"forward": ("forward",), "backward": ("backward", "backward-dq")}
-#: Calls to run again, by layouts and options. Forgotten when a program has very many.
+#: Calls to run again, by layouts and options, and the forwards among them by q, k, v alone.
+#: Forgotten when a program has very many.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
+_KEPT: dict[Hashable, KeptForward] = {}
 _REPEATED_LIMIT = 4096
 
 
@@ -44,6 +47,48 @@ class Options(NamedTuple):
     dropout_p: float
     tile: Sequence[int] | None
     deterministic: bool
+
+
+class KeptForward:
+    """The forward operator for tensors and options that it has run with: no checks, no choices."""
+
+    def __init__(self, call: launcher.Repeated, rows: torch.Size) -> None:
+        self._call = call
+        self._rows = rows
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        out = torch.empty_like(q)
+        lse = torch.empty(self._rows, dtype=torch.float32, device=self._call.device)
+        addresses = [t.data_ptr() for t in (q, k, v, out, lse)]
+        if _aligned(addresses):
+            self._call(addresses)
+        else:
+            forward(q, k, v, out, lse, Options(*options))
+        return out, lse
+
+
+def kept(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
+) -> KeptForward | None:
+    """The forward of plain tensors without a mask, dropout or a tile, if its like has run."""
+    return _KEPT.get(_kept_key(q, k, v, causal, scale, deterministic))
+
+
+def _kept_key(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
+) -> Hashable:
+    return (
+        launcher.backend_of(q.device), causal, scale, deterministic,
+        q.shape, q.stride(), q.dtype, q.device,
+        k.shape, k.stride(), k.dtype, k.device,
+        v.shape, v.stride(), v.dtype, v.device,
+    )  # fmt: skip
+
+
+def forget() -> None:
+    """Let every call be a first one."""
+    _REPEATED.clear()
+    _KEPT.clear()
 
 
 def check_tile(q: Tensor, options: Options) -> None:
@@ -109,7 +154,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
                 **_features(q, options, at),
             )
 
-        _run(driver, tensors, arrays | _masks(q, options), key)
+        call = _run(driver, tensors, arrays | _masks(q, options), key)
+    if call is not None and options.tile is None and not options.dropout_p:
+        taken = (options.causal, options.scale, options.deterministic)
+        _KEPT[_kept_key(q, k, v, *taken)] = KeptForward(call, lse.shape)
 
 
 def backward(
@@ -206,10 +254,14 @@ def _run_again(key: Hashable, tensors: Mapping[str, Tensor]) -> bool:
     if call is None:
         return False
     addresses = [tensor.data_ptr() for tensor in tensors.values()]
-    if any(address % ALIGNMENT_BYTES for address in addresses):
+    if not _aligned(addresses):
         return False
     call(addresses)
     return True
+
+
+def _aligned(addresses: Sequence[int]) -> bool:
+    return not any(address % ALIGNMENT_BYTES for address in addresses)
 
 
 def _run(
@@ -217,7 +269,7 @@ def _run(
     tensors: Mapping[str, Tensor],
     arrays: Mapping[str, Array],
     key: Hashable,
-) -> None:
+) -> launcher.Repeated | None:
     """Run the driver on arrays, and keep what it launches for the next call with this key."""
     device = tensors["q"].device
     with launcher.launcher_for(device) as backend:
@@ -225,10 +277,12 @@ def _run(
         addresses = [array.pointer for array in arrays.values()]
         replay(plan, backend, addresses, launcher.stream_of(device))
     in_place = all(arrays[name].pointer == tensor.data_ptr() for name, tensor in tensors.items())
-    if key is not None and in_place:
-        if len(_REPEATED) >= _REPEATED_LIMIT:
-            _REPEATED.clear()
-        _REPEATED[key] = launcher.Repeated(plan, device)
+    if key is None or not in_place:
+        return None
+    if len(_REPEATED) >= _REPEATED_LIMIT:
+        forget()
+    call = _REPEATED[key] = launcher.Repeated(plan, device)
+    return call
 
 
 def _choose(

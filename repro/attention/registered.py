@@ -32,7 +32,7 @@ from torch import Tensor
 
 from repro.attention import engine
 
-__all__ = ["attention"]
+__all__ = ["attention", "attention_again"]
 
 _OPTIONS = (
     "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
@@ -61,6 +61,21 @@ _USUAL_MODES = _bits(_Key.BackendSelect, _Key.ADInplaceOrView)
 def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
     """(out, lse) of the operator ``repro::flash_attention``; arguments as in its schema."""
     result: tuple[Tensor, Tensor] = _call("flash_attention", inputs)
+    return result
+
+
+def attention_again(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
+) -> tuple[Tensor, Tensor] | None:
+    """The same for a call whose like has run, unchecked; None where none has, or where the
+    dispatcher has a say."""
+    if torch.compiler.is_compiling() or not _direct((q, k, v)):
+        return None
+    kernel = engine.kept(q, k, v, causal, scale, deterministic)
+    if kernel is None:
+        return None
+    inputs = (q, k, v, None, None, None, causal, scale, 0.0, None, deterministic)
+    result: tuple[Tensor, Tensor] = _with_autograd("flash_attention", kernel, inputs)
     return result
 
 

@@ -23,9 +23,9 @@ from repro.attention.reference import attention_reference, max_error
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    engine._REPEATED.clear()
+    engine.forget()
     yield
-    engine._REPEATED.clear()
+    engine.forget()
 
 
 def attend(*operands: Tensor, **options: Any) -> Result:
@@ -44,10 +44,13 @@ def test_a_layout_is_kept_once_and_every_call_has_its_own_numbers() -> None:
         expected = attention_reference(q, k, v, causal=True, scale=32**-0.5)
         assert max_error(got.out, expected.out) < BOUNDS[torch.float32][0]
         assert len(engine._REPEATED) == 2
-        engine_kept = dict(engine._REPEATED)
-        engine._REPEATED.clear()
+        assert len(engine._KEPT) == 1
+        calls = dict(engine._REPEATED), dict(engine._KEPT)
+        engine.forget()
         assert same(got, attend(q, k, v, dout, causal=True))
-        engine._REPEATED.update(engine_kept)
+        engine.forget()
+        engine._REPEATED.update(calls[0])
+        engine._KEPT.update(calls[1])
 
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -69,7 +72,7 @@ def test_calls_are_not_taken_for_one_another() -> None:
     operands = inputs(1, 2, 40, 40, 16)
     alone = {}
     for name, options in VARIATIONS.items():
-        engine._REPEATED.clear()
+        engine.forget()
         alone[name] = attend(*operands, **options)
     outs = {tuple(result.out.flatten().tolist()) for result in alone.values()}
     assert len(outs) >= len(VARIATIONS) - 1  # a tile need not change the result
@@ -112,6 +115,53 @@ def test_very_many_layouts_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> No
         assert isinstance(out, Tensor)
         assert max_error(out, attention_reference(q, k, v, scale=8**-0.5).out) < 1e-5
         assert len(engine._REPEATED) <= 3
+
+
+def test_what_is_wrong_is_refused_beside_a_call_that_is_kept() -> None:
+    """A kept call is not checked again; whatever differs from it is."""
+    q, k, v, _ = inputs(1, 2, 24, 24, 16)
+    for _ in range(2):
+        repro.flash_attention(q, k, v)
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+        ((q, k, v.half()), {}, TypeError, "q and v differ in type"),
+        ((q, k, v[:, :, :20]), {}, ValueError, "k and v differ in shape"),
+        ((q, k[:, :1].expand(1, 3, 24, 16), v[:, :1].expand(1, 3, 24, 16)), {}, ValueError,
+         "not a multiple of the 3 heads"),
+        ((q, k, v.to("meta")), {}, TypeError, "different devices"),
+        ((q, k, v.tolist()), {}, TypeError, "must be a torch.Tensor"),
+        ((q[0], k, v), {}, ValueError, "must have 4 dimensions"),
+        ((q, k, v), {"scale": True}, TypeError, "scale must be a real number"),
+        ((q, k, v), {"scale": float("inf")}, ValueError, "must be finite"),
+        ((q, k, v), {"dropout_p": float("nan")}, ValueError, "dropout_p"),
+        ((q, k, v), {"tile": (16, 5)}, ValueError, "block_n=5"),
+        ((q, k, v), {"tile": ()}, ValueError, "tile must be two positive integers"),
+        ((q, k, v), {"key_mask": torch.ones(1, 23, dtype=torch.bool)}, ValueError, "key_mask"),
+    ]  # fmt: skip
+    for operands, options, kind, said in wrong:
+        with pytest.raises(kind, match=said):
+            repro.flash_attention(*operands, **options)
+
+
+def test_a_kept_call_has_the_results_of_the_others() -> None:
+    q, k, v, dout = inputs(1, 2, 24, 24, 16)
+    first, lse = repro.flash_attention(q, k, v, return_lse=True)
+    assert len(engine._KEPT) == 1
+    for options in ({}, {"scale": 0.25}, {"causal": 0}, {"deterministic": False}):
+        again = repro.flash_attention(q, k, v, return_lse=True, **options)
+        assert torch.equal(again[0], first)
+        assert torch.equal(again[1], lse)
+    assert len(engine._KEPT) == 1  # 0.25 is 1 / sqrt(16)
+    with torch.inference_mode():
+        assert torch.equal(repro.flash_attention(q, k, v), first)
+    leaf = q.clone().requires_grad_()
+    out = repro.flash_attention(leaf, k, v)
+    assert isinstance(out, Tensor)
+    out.backward(dout)
+    assert leaf.grad is not None
+    with torch.no_grad():
+        assert not repro.flash_attention(leaf, k, v).requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        assert repro.flash_attention(q, k, v).dtype == torch.bfloat16
 
 
 # ---- who listens -------------------------------------------------------------------------------
