@@ -43,6 +43,8 @@ HEURISTICS = (
 SHARES = {"optimal": (0, 1, 2, 3, 5, 12, 20, 30, 45, 60, 80), "greedy": (45, 60, 80)}
 SEGMENTS = (1, 2, 4)  # stages per torch.utils.checkpoint
 COMPILER_BUDGETS = (100, 30)  # percent
+#: Plans a few percent of a step apart: five steps each would not tell them apart.
+TIMING: dict[str, Any] = {"repeats": 21, "seconds": 3.0}
 
 
 def cells() -> list[Cell]:
@@ -100,8 +102,8 @@ def measure(one: Cell, context: Context) -> list[Record]:
     elif name != "autograd":
         plan = _plan(found.profiled.chain, one)
 
-        return list(planned_rows(NAME, one, found, plan))
-    step = measure_step(run, found.model, found.state, baseline=found.model)
+        return list(planned_rows(NAME, one, found, plan, **TIMING))
+    step = measure_step(run, found.model, found.state, baseline=found.model, **TIMING)
     return list(rows(NAME, one, step))
 
 
@@ -114,6 +116,6 @@ EXPERIMENT = Experiment(
     device=device(),
     scale=SCALE,
     sources=SOURCES,
-    seconds=40,
+    seconds=90,
     on_demand=True,
 )
