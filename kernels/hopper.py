@@ -12,19 +12,18 @@ for in the first key tiles alone, and what overflows for that is done again by t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.shapes import Tile
 from kernels.checks import check_shapes, finite
-from kernels.flash_config import DTYPE_CODE
 from kernels.hopper_forms import (
-    ALIGNMENT_SLACK,
+    BACKWARD_FORMS,
     FORWARD_FORMS,
-    STAGES,
     WARPGROUP,
+    BackwardForm,
     ForwardForm,
+    backward_form,
     form_of_tile,
     forward_form,
 )
@@ -32,6 +31,7 @@ from kernels.launch import Argument, Array, Backend, Kernel, TensorMap
 
 __all__ = [
     "BACKWARD_FORMS",
+    "FORMS",
     "FORWARD_FORMS",
     "BackwardForm",
     "ForwardForm",
@@ -54,120 +54,15 @@ CHAINED = "flash-sm90-chained"
 DETERMINISTIC_CHAINED = "flash-sm90-deterministic-chained"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
-#: At 256 dk and dv together would take every register of a thread.
-HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
-#: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
-L2_BYTES_FOR_HEADS = 25 << 20
-
-
-@dataclass(frozen=True)
-class BackwardForm:
-    """One compiled form of the backward: 128 keys, ``block_m`` queries.
-
-    direct: dq is added to memory from registers instead of by way of shared memory; in no order.
-    """
-
-    head_dim: int
-    block_m: int
-    direct: bool = False
-
-    @property
-    def name(self) -> str:
-        tile = f"d{self.head_dim} {self.block_m}x{self.tile.block_n}"
-        return f"{tile}, direct" if self.direct else tile
-
-    @property
-    def tile(self) -> Tile:
-        return Tile(self.block_m, 128)
-
-    @property
-    def shared_bytes(self) -> int:
-        """K, V, two stages of Q and dO, two buffers of dS, dQ unless it is added directly, the
-        statistics, the barriers."""
-        block_m, block_n = self.tile.block_m, self.tile.block_n
-        row = 2 * self.head_dim
-        tiles = 2 * block_n * row + 2 * STAGES * block_m * row + 2 * 2 * block_m * block_n
-        dq = 0 if self.direct else 4 * block_m * self.head_dim
-        rest = 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
-        return tiles + dq + rest + ALIGNMENT_SLACK
-
-    @property
-    def post_shared_bytes(self) -> int:
-        """A tile of dq, its rows 8 elements apart from another."""
-        return self.block_m * (self.head_dim + 8) * 2
-
-    def kernel(
-        self,
-        part: str,
-        dtype: str,
-        causal: bool,
-        *,
-        deterministic: bool = False,
-        dlse: bool = False,
-    ) -> Kernel:
-        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess".
-
-        ValueError for a fixed order of additions in the form that has none.
-        """
-        if deterministic and self.direct:
-            raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
-        threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
-        macros = [
-            ("DTYPE", DTYPE_CODE[dtype]),
-            ("HEAD_DIM", self.head_dim),
-            ("BLOCK_M", self.block_m),
-        ]
-        if not part:
-            macros.append(("CAUSAL", int(causal)))
-        if deterministic and part != "postprocess":
-            macros.append(("DETERMINISTIC", 1))
-        if self.direct and not part:
-            macros.append(("DIRECT", 1))
-        if dlse and part == "preprocess":
-            macros.append(("DLSE", 1))
-        stem = "flash_backward_sm90"
-        source = f"{stem}_rows.cu" if part else f"{stem}.cu"
-        return Kernel(source, f"{stem}_{part}" if part else stem, tuple(macros), threads)
-
-
-#: Every form of the backward, for tests and tuning.
-BACKWARD_FORMS = tuple(
-    BackwardForm(head_dim, block_m, direct)
-    for direct in (False, True)
-    for head_dim, block_m in ((64, 128), (128, 64), (128, 80))
-)
 #: Forms by name, whatever the rules would choose for a shape.
 FORMS: dict[str, ForwardForm | BackwardForm] = {
     **{f"{ALGORITHM} {form.name}": form for form in FORWARD_FORMS},
     **{f"{ALGORITHM} {form.name}": form for form in BACKWARD_FORMS},
 }
-
-
-def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> BackwardForm:
-    """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
-
-    head_dim 128: a prototype on an H200 found 80 queries a tile 3 to 7 % ahead of 64 at 16384 and
-    level at 2048, without a mask; shared memory, which sets the pace, is asked for 5 % less
-    (``analysis.sm_ceilings``). With a mask, 64 waste less on its edge, and two rounds of timing did
-    not tell them apart. No form is picked that adds dq directly: none has been timed.
-    """
-    if tile is not None:
-        return _backward_form_of_tile(head_dim, tile)
-    if head_dim == 64:
-        return BackwardForm(64, 128)
-    return BackwardForm(128, 64 if causal else 80)
-
-
-def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
-    forms = [form for form in BACKWARD_FORMS if form.head_dim == head_dim and not form.direct]
-    for form in forms:
-        if form.tile == tile:
-            return form
-    known = [(form.block_m, form.tile.block_n) for form in forms]
-    raise ValueError(
-        f"the Hopper backward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
-        f"known: {known}"
-    )
+#: At 256 dk and dv together would take every register of a thread.
+HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
+#: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
+L2_BYTES_FOR_HEADS = 25 << 20
 
 
 def why_not(

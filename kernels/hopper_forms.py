@@ -1,6 +1,7 @@
-"""The compiled forms of the Hopper forward, and the rule that picks one for a shape.
+"""The compiled forms of the Hopper kernels, and the rules that pick one for a shape.
 
-A query tile has 64 rows for each consumer warpgroup. Beside the shape of the tiles a form says
+Forward. A query tile has 64 rows for each consumer warpgroup. Beside the shape of the tiles a form
+says
 
 overlap
     multiply the scores of the next key tile during the softmax of this one (FlashAttention-3,
@@ -12,6 +13,8 @@ persistent
     (``flash_forward_sm90.cu``);
 pingpong
     with overlap, the warpgroups issue their products in turn (FlashAttention-3, §3.1).
+
+Backward. A block has 128 keys and walks tiles of queries; ``direct`` says how dq leaves it.
 """
 
 from __future__ import annotations
@@ -160,5 +163,110 @@ def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
     known = [(form.tile.block_m, form.tile.block_n) for form in forms]
     raise ValueError(
         f"the Hopper forward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
+        f"known: {known}"
+    )
+
+
+@dataclass(frozen=True)
+class BackwardForm:
+    """One compiled form of the backward: 128 keys, ``block_m`` queries.
+
+    direct: dq is added to memory from registers instead of by way of shared memory; in no order.
+    """
+
+    head_dim: int
+    block_m: int
+    direct: bool = False
+
+    @property
+    def name(self) -> str:
+        tile = f"d{self.head_dim} {self.block_m}x{self.tile.block_n}"
+        return f"{tile}, direct" if self.direct else tile
+
+    @property
+    def tile(self) -> Tile:
+        return Tile(self.block_m, 128)
+
+    @property
+    def shared_bytes(self) -> int:
+        """K, V, two stages of Q and dO, two buffers of dS, dQ unless it is added directly, the
+        statistics, the barriers."""
+        block_m, block_n = self.tile.block_m, self.tile.block_n
+        row = 2 * self.head_dim
+        tiles = 2 * block_n * row + 2 * STAGES * block_m * row + 2 * 2 * block_m * block_n
+        dq = 0 if self.direct else 4 * block_m * self.head_dim
+        rest = 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
+        return tiles + dq + rest + ALIGNMENT_SLACK
+
+    @property
+    def post_shared_bytes(self) -> int:
+        """A tile of dq, its rows 8 elements apart from another."""
+        return self.block_m * (self.head_dim + 8) * 2
+
+    def kernel(
+        self,
+        part: str,
+        dtype: str,
+        causal: bool,
+        *,
+        deterministic: bool = False,
+        dlse: bool = False,
+    ) -> Kernel:
+        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess".
+
+        ValueError for a fixed order of additions in the form that has none.
+        """
+        if deterministic and self.direct:
+            raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
+        threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
+        macros = [
+            ("DTYPE", DTYPE_CODE[dtype]),
+            ("HEAD_DIM", self.head_dim),
+            ("BLOCK_M", self.block_m),
+        ]
+        if not part:
+            macros.append(("CAUSAL", int(causal)))
+        if deterministic and part != "postprocess":
+            macros.append(("DETERMINISTIC", 1))
+        if self.direct and not part:
+            macros.append(("DIRECT", 1))
+        if dlse and part == "preprocess":
+            macros.append(("DLSE", 1))
+        stem = "flash_backward_sm90"
+        source = f"{stem}_rows.cu" if part else f"{stem}.cu"
+        return Kernel(source, f"{stem}_{part}" if part else stem, tuple(macros), threads)
+
+
+#: Every form of the backward, for tests and tuning.
+BACKWARD_FORMS = tuple(
+    BackwardForm(head_dim, block_m, direct)
+    for direct in (False, True)
+    for head_dim, block_m in ((64, 128), (128, 64), (128, 80))
+)
+
+
+def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> BackwardForm:
+    """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
+
+    head_dim 128: a prototype on an H200 found 80 queries a tile 3 to 7 % ahead of 64 at 16384 and
+    level at 2048, without a mask; shared memory, which sets the pace, is asked for 5 % less
+    (``analysis.sm_ceilings``). With a mask, 64 waste less on its edge, and two rounds of timing did
+    not tell them apart. No form is picked that adds dq directly: none has been timed.
+    """
+    if tile is not None:
+        return _backward_form_of_tile(head_dim, tile)
+    if head_dim == 64:
+        return BackwardForm(64, 128)
+    return BackwardForm(128, 64 if causal else 80)
+
+
+def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
+    forms = [form for form in BACKWARD_FORMS if form.head_dim == head_dim and not form.direct]
+    for form in forms:
+        if form.tile == tile:
+            return form
+    known = [(form.block_m, form.tile.block_n) for form in forms]
+    raise ValueError(
+        f"the Hopper backward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
         f"known: {known}"
     )
