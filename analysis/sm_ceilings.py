@@ -1,15 +1,18 @@
-"""What one SM does in a round of the Hopper kernels' main loop, and which unit sets the pace.
+"""What one SM does in a round of a kernel's main loop, and which of its units sets the pace.
 
 A round of the forward is one key tile for a tile of queries, a round of the backward one query tile
-for 128 keys, by all consumer warpgroups of the block, which has the SM to itself. Per round each
-unit is busy for a number of clocks that follows from the shapes alone:
+for a tile of keys, by all warps of the block that compute. Per round each unit is busy for a number
+of clocks that follows from the shapes alone:
 
 - tensor cores: the products' FLOPs;
 - exponentials: one a score, and in the forward with the exact softmax one more for each of the four
   threads that hold a row, to rescale it;
-- shared memory: every byte that a product reads from it (a ``wgmma`` of 64 x n x 16 reads the 16
-  columns of its n-row operand once, and those of its 64-row operand unless they are in registers),
-  every byte that TMA brings, and what threads write and read besides;
+- shared memory: every byte that a product reads from it, every byte that copies bring, and what
+  threads write and read besides. On Hopper (:func:`forward_round`, :func:`backward_round`) a
+  ``wgmma`` of 64 x n x 16 reads the 16 columns of its n-row operand once for four warps, and those
+  of its 64-row operand unless they are in registers. Before (:func:`warp_forward_round`,
+  :func:`warp_backward_round`) every warp loads its operands itself: what all warps need is read as
+  often as there are warps;
 - issue slots: the instructions a warp executes, one warp of each consumer warpgroup to a scheduler.
   Only the compiler knows their number; it is an argument here.
 
@@ -45,7 +48,7 @@ class Round:
 
     shared_bytes: what threads, products and copies ask of shared memory, by purpose.
     repeated_bytes: how much of it costs nothing, since threads of one instruction ask for the same.
-    consumers: warpgroups, each with a warp on every scheduler.
+    consumers: warps that compute, a scheduler.
     """
 
     flops: int
@@ -59,11 +62,15 @@ class Round:
         """Bytes asked of shared memory, as the host backend counts them."""
         return sum(self.shared_bytes.values())
 
-    def clocks(self, instructions: int | None = None) -> dict[str, float]:
+    def clocks(
+        self,
+        instructions: int | None = None,
+        tensor_flops_per_clock: int = TENSOR_FLOPS_PER_CLOCK_PER_SM,
+    ) -> dict[str, float]:
         """Clocks each unit is busy. instructions: of a warp in a round; None leaves them out."""
         served = self.all_shared_bytes - self.repeated_bytes
         found = {
-            "tensor cores": self.flops / TENSOR_FLOPS_PER_CLOCK_PER_SM,
+            "tensor cores": self.flops / tensor_flops_per_clock,
             "exponentials": self.exponentials / EXP_PER_CLOCK_PER_SM,
             "shared memory": served / SHARED_BYTES_PER_CLOCK_PER_SM,
         }
@@ -153,3 +160,74 @@ def backward_round(head_dim: int, block_m: int, *, direct: bool = False) -> Roun
         repeated_bytes=statistics - loads * SHARED_BYTES_PER_CLOCK_PER_SM,
         consumers=both,
     )
+
+
+def warp_forward_round(head_dim: int, block_m: int, block_n: int, warps: int) -> Round:
+    """The forward of the sm_80 kernels, 16-bit: block_m / warps queries a warp, all keys.
+
+    P stays in registers, and Q where a thread has room for it.
+    """
+    groups = _whole(block_m, 16 * warps)
+    tile = block_n * head_dim * ITEMSIZE
+    in_registers = groups * head_dim <= 128
+    return Round(
+        flops=4 * block_m * block_n * head_dim,
+        exponentials=block_m * block_n + THREADS_A_ROW * block_m,
+        shared_bytes=MappingProxyType(
+            {
+                "Q for S": 0 if in_registers else block_m * head_dim * ITEMSIZE,
+                "K for S": warps * tile,
+                "V for O": warps * tile,
+                "K and V arriving": 2 * tile,
+            }
+        ),
+        repeated_bytes=0,
+        consumers=warps // WARPS,
+    )
+
+
+def warp_backward_round(head_dim: int, block_m: int, block_n: int, warps: int) -> Round:
+    """The backward of the sm_80 kernels, 16-bit, head_dim up to 128: block_n / warps keys a warp.
+
+    Queries are worked on 32 or 16 at a time, and for each of these chunks a warp reads its keys
+    again. dS goes through shared memory for dQ, which is made in pieces of 16 x 32.
+    """
+    if head_dim > 128:
+        raise ValueError(f"head_dim={head_dim}: beyond 128 warps share keys, which is not modelled")
+    groups = _whole(block_n, 16 * warps)
+    chunks = block_m // (32 if groups == 1 and block_m % 32 == 0 else 16)
+    keys, queries = block_n * head_dim * ITEMSIZE, block_m * head_dim * ITEMSIZE
+    ds = block_m * block_n * ITEMSIZE
+    loads = warps * 2 * (block_m // 8)
+    statistics = loads * 32 * 8
+    return Round(
+        flops=10 * block_m * block_n * head_dim,
+        exponentials=block_m * block_n,
+        shared_bytes=MappingProxyType(
+            {
+                "K for S": chunks * keys,
+                "Q for S": warps * queries,
+                "V for dP": chunks * keys,
+                "dO for dP": warps * queries,
+                "dO for dV": warps * queries,
+                "Q for dK": warps * queries,
+                "dS stored": ds,
+                "dS for dQ": head_dim // 32 * ds,
+                "K for dQ": block_m // 16 * keys,
+                "Q and dO arriving": 2 * queries,
+                "lse and delta arriving": 2 * block_m * 4,
+                "lse and delta": statistics,
+            }
+        ),
+        repeated_bytes=statistics - loads * SHARED_BYTES_PER_CLOCK_PER_SM,
+        consumers=warps // WARPS,
+    )
+
+
+def _whole(rows: int, rows_at_once: int) -> int:
+    groups, rest = divmod(rows, rows_at_once)
+    if rest or not groups:
+        raise ValueError(
+            f"{rows} rows are no multiple of the {rows_at_once} that warps take at once"
+        )
+    return groups

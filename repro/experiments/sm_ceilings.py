@@ -1,9 +1,9 @@
-"""What a round of the Hopper kernels asks of one SM's units, predicted and counted.
+"""What a round of the tensor-core kernels asks of one SM's units, predicted and counted.
 
 Predicted from the shapes (``analysis.sm_ceilings``): clocks of the tensor cores, exponentials and
 shared memory. Counted: bytes of shared memory by the host backend, as the difference of runs that
-differ by a round; instructions of a warp in the compiled code, on the shortest way round the loop.
-Nothing here is timed.
+differ by a round; for the Hopper kernels also instructions of a warp in the compiled code, on the
+shortest way round the loop. Nothing here is timed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,34 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from analysis.sm_ceilings import KEYS, Round, backward_round, forward_round
+from analysis.shapes import Tile
+from analysis.sm_ceilings import (
+    KEYS,
+    Round,
+    backward_round,
+    forward_round,
+    warp_backward_round,
+    warp_forward_round,
+)
+from kernels.flash_config import configure
 from repro.experiments import Cell, Context, Experiment, UnavailableError, record
 from repro.records import Record
 
 if TYPE_CHECKING:
     from kernels.hopper import BackwardForm
     from kernels.hopper_forms import ForwardForm
+    from kernels.launch import Array
 
 NAME = "sm-ceilings"
+SM80 = "flash"
 EXACT, OPTIMISTIC, DIRECT = "flash-sm90", "flash-sm90-optimistic", "flash-sm90, direct"
-#: (implementation, pass, head_dim, block_m, block_n): the forms of the rule with one block a tile,
-#: the one that was simplest, and every form of the backward.
+#: (implementation, pass, head_dim, block_m, block_n): the sm_80 kernels, the forms of Hopper's
+#: rule with one block a tile, the one that was simplest, and every form of the backward.
 POINTS = (
+    (SM80, "forward", 64, 128, 64),
+    (SM80, "forward", 128, 128, 64),
+    (SM80, "backward", 64, 64, 128),
+    (SM80, "backward", 128, 64, 128),
     (EXACT, "forward", 64, 192, 128),
     (EXACT, "forward", 128, 128, 128),
     (EXACT, "forward", 128, 128, 176),
@@ -56,6 +71,11 @@ def cells() -> list[Cell]:
 def round_of(cell: Cell) -> Round:
     """The cell's round, from the shapes."""
     head_dim, block_m, block_n = (int(cell[k]) for k in ("head_dim", "block_m", "block_n"))
+    if cell["implementation"] == SM80:
+        tile = Tile(block_m, block_n)
+        warps = configure(str(cell["pass"]), "bf16", head_dim, tile=tile).num_warps
+        of_warps = warp_forward_round if cell["pass"] == "forward" else warp_backward_round
+        return of_warps(head_dim, block_m, block_n, warps)
     if cell["pass"] == "forward":
         optimistic = cell["implementation"] == OPTIMISTIC
         return forward_round(head_dim, block_m, block_n, optimistic=optimistic)
@@ -81,12 +101,17 @@ def measure(cell: Cell, context: Context) -> list[Record]:
 
     Raises UnavailableError where the compiler (NVRTC) or the disassembler is missing.
     """
+    common: dict[str, Any] = {"experiment": NAME, "source": "measured"}
+    counted = record(
+        cell, **common, metric="shared_bytes", unit="B", tool="host backend, counted",
+        value=shared_bytes(cell, context),
+    )  # fmt: skip
+    if cell["implementation"] == SM80:  # loops within the loop: no one way round it
+        return [counted]
     instructions = warp_instructions(cell)
     consumers = round_of(cell).consumers
-    common: dict[str, Any] = {"experiment": NAME, "source": "measured"}
     return [
-        record(cell, **common, metric="shared_bytes", unit="B", tool="host backend, counted",
-               value=shared_bytes(cell, context)),
+        counted,
         record(cell, **common, metric="warp_instructions", unit="1", tool="nvdisasm, sm_90a",
                value=instructions),
         record(cell, **common, metric="round_clocks", unit="clocks", kernel="issue slots",
@@ -96,7 +121,6 @@ def measure(cell: Cell, context: Context) -> list[Record]:
 
 def form_of(cell: Cell) -> ForwardForm | BackwardForm:
     """The compiled form of the cell."""
-    from analysis.shapes import Tile
     from kernels import hopper
 
     tile = Tile(int(cell["block_m"]), int(cell["block_n"]))
@@ -136,14 +160,12 @@ def _bytes_of(cell: Cell, context: Context, rounds: int) -> int:
     """Bytes of shared memory in the main kernel of a problem of one block and ``rounds`` rounds."""
     import torch
 
-    from kernels import hopper
-    from kernels.hopper_forms import ForwardForm
     from repro.attention.views import array_of
 
-    form, head_dim = form_of(cell), int(cell["head_dim"])
-    forward = isinstance(form, ForwardForm)
-    seqlen_q = form.tile.block_m if forward else rounds * form.tile.block_m
-    seqlen_k = rounds * form.tile.block_n if forward else form.tile.block_n
+    head_dim, block_m, block_n = (int(cell[k]) for k in ("head_dim", "block_m", "block_n"))
+    forward = cell["pass"] == "forward"
+    seqlen_q = block_m if forward else rounds * block_m
+    seqlen_k = rounds * block_n if forward else block_n
     generator = torch.Generator().manual_seed(0)
 
     def normal(rows: int) -> torch.Tensor:
@@ -153,28 +175,55 @@ def _bytes_of(cell: Cell, context: Context, rounds: int) -> int:
     out, dq, dk, dv = (torch.empty_like(t) for t in (q, q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
     arrays = {name: array_of(name, tensor) for name, tensor in tensors.items()}
-    lse = array_of("lse", torch.empty(1, 1, seqlen_q))
-    operands = (arrays["q"], arrays["k"], arrays["v"], arrays["out"])
-    scale = 1 / math.sqrt(head_dim)
+    arrays["lse"] = array_of("lse", torch.empty(1, 1, seqlen_q))
     backend = context.host()
-    optimistic = cell["implementation"] == OPTIMISTIC
-    if isinstance(form, ForwardForm):
-        hopper.forward(backend, *operands, lse, scale=scale, form=form, optimistic=optimistic)
-    else:
-        hopper.forward(backend, *operands, lse, scale=scale)
+    _forward(backend, cell if forward else None, arrays)
+    if not forward:
         backend.reset()
-        hopper.backward(
-            backend, *operands, arrays["dout"], lse, arrays["dq"], arrays["dk"], arrays["dv"],
-            scale=scale, form=form,
-        )  # fmt: skip
-    entry = "flash_forward_sm90" if forward else "flash_backward_sm90"
-    counted = backend.shared_traffic[entry + ("_optimistic" if optimistic else "")]
-    return sum(counted.values())
+        _backward(backend, cell, arrays)
+    (main,) = (
+        traffic for entry, traffic in backend.shared_traffic.items()
+        if not entry.endswith(("_preprocess", "_postprocess", "_repair"))
+    )  # fmt: skip
+    return sum(main.values())
+
+
+def _forward(backend: Any, cell: Cell | None, at: dict[str, Array]) -> None:
+    """The cell's forward; for a backward to come, whichever there is."""
+    from kernels import attention, hopper
+
+    operands, head_dim = (at["q"], at["k"], at["v"], at["out"]), at["q"].shape[3]
+    scale = 1 / math.sqrt(head_dim)
+    if cell is None or cell["implementation"] == SM80:
+        tile = None if cell is None else Tile(int(cell["block_m"]), int(cell["block_n"]))
+        stats = {"lse": at["lse"]}
+        attention.forward(backend, SM80, *operands, stats, scale=scale, tile=tile)
+        return
+    form = form_of(cell)
+    assert isinstance(form, hopper.ForwardForm)
+    optimistic = cell["implementation"] == OPTIMISTIC
+    hopper.forward(backend, *operands, at["lse"], scale=scale, form=form, optimistic=optimistic)
+
+
+def _backward(backend: Any, cell: Cell, at: dict[str, Array]) -> None:
+    from kernels import attention, hopper
+
+    operands, gradients = (at["q"], at["k"], at["v"], at["out"]), (at["dq"], at["dk"], at["dv"])
+    scale = 1 / math.sqrt(at["q"].shape[3])
+    if cell["implementation"] == SM80:
+        tile, stats = Tile(int(cell["block_m"]), int(cell["block_n"])), {"lse": at["lse"]}
+        attention.backward(
+            backend, SM80, *operands, at["dout"], stats, *gradients, scale=scale, tile=tile
+        )
+        return
+    form = form_of(cell)
+    assert isinstance(form, hopper.BackwardForm)
+    hopper.backward(backend, *operands, at["dout"], at["lse"], *gradients, scale=scale, form=form)
 
 
 EXPERIMENT = Experiment(
     name=NAME,
-    title="a round of the Hopper kernels' loop: clocks of an SM's units",
+    title="a round of the tensor-core kernels' loops: clocks of an SM's units",
     cells=cells,
     predict=predict,
     measure=measure,

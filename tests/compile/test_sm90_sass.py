@@ -14,7 +14,7 @@ from kernels.compile import compile_cubin
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Kernel
 from repro.experiments import Cell
-from repro.experiments.sm_ceilings import cells, form_of, round_of
+from repro.experiments.sm_ceilings import SM80, cells, form_of, round_of
 
 pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSING)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
@@ -98,7 +98,7 @@ def products(code: list[sass.Instruction]) -> tuple[int, int]:
     return flops, bytes_
 
 
-@pytest.mark.parametrize("cell", cells(), ids=str)
+@pytest.mark.parametrize("cell", [c for c in cells() if c["implementation"] != SM80], ids=str)
 def test_a_round_is_the_predicted_one(cell: Cell) -> None:
     """The compiled products do the FLOPs and read the bytes of ``analysis.sm_ceilings``, and each
     thread of the consumers makes its share of the exponentials."""
