@@ -22,6 +22,10 @@ SHARED_BYTES_PER_CLOCK_PER_SM = 128
 """32 banks of 4 bytes (CUDA programming guide, compute capability 7.5 to 9.0)."""
 EXP_PER_CLOCK_PER_SM = 16
 """Special-function results per SM and clock (CUDA programming guide, throughput table)."""
+TENSOR_FLOPS_PER_CLOCK_PER_SM: Mapping[tuple[int, int], int] = MappingProxyType(
+    {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (9, 0): 4096}
+)
+"""Compute capability -> dense 16-bit products with fp32 sums (architecture whitepapers)."""
 
 
 @dataclass(frozen=True)

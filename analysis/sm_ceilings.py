@@ -27,10 +27,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from analysis.hardware import EXP_PER_CLOCK_PER_SM, SHARED_BYTES_PER_CLOCK_PER_SM
+from analysis.hardware import (
+    EXP_PER_CLOCK_PER_SM,
+    SHARED_BYTES_PER_CLOCK_PER_SM,
+    TENSOR_FLOPS_PER_CLOCK_PER_SM,
+)
 
-TENSOR_FLOPS_PER_CLOCK_PER_SM = 4096
-"""Dense, 16-bit operands, compute capability 9.0: 989.4 TFLOP/s = 132 SMs x 4096 x 1.83 GHz."""
+HOPPER_TENSOR_FLOPS = TENSOR_FLOPS_PER_CLOCK_PER_SM[9, 0]
 ITEMSIZE = 2
 WARPGROUP_ROWS = 64
 WARPS = 4
@@ -65,7 +68,7 @@ class Round:
     def clocks(
         self,
         instructions: int | None = None,
-        tensor_flops_per_clock: int = TENSOR_FLOPS_PER_CLOCK_PER_SM,
+        tensor_flops_per_clock: int = HOPPER_TENSOR_FLOPS,
     ) -> dict[str, float]:
         """Clocks each unit is busy. instructions: of a warp in a round; None leaves them out."""
         served = self.all_shared_bytes - self.repeated_bytes
@@ -77,6 +80,11 @@ class Round:
         if instructions is not None:
             found["issue slots"] = float(instructions * self.consumers)
         return found
+
+    def shared_per_tensor(self, tensor_flops_per_clock: int = HOPPER_TENSOR_FLOPS) -> float:
+        """Clocks of shared memory for each clock of the tensor cores."""
+        clocks = self.clocks(tensor_flops_per_clock=tensor_flops_per_clock)
+        return clocks["shared memory"] / clocks["tensor cores"]
 
     def tensor_share(self, instructions: int | None = None) -> float:
         """Largest share of the time that the tensor cores can be busy, (0, 1]."""

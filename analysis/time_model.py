@@ -129,10 +129,14 @@ def attention_work(
     pass_: str,
     gpu: Gpu,
     blocks_per_sm: int = 1,
+    *,
+    shared_per_tensor: float | None = None,
     **options: Any,
 ) -> dict[str, Work]:
     """Work of each kernel of a tiled algorithm ("flash…" or "flash1…").
 
+    shared_per_tensor: of the main kernel, where its caller knows how its warps share a tile; that
+        of the Hopper kernels is known here.
     options: of :func:`~analysis.traffic.predict_traffic`.
     """
     if algorithm == "standard":
@@ -146,6 +150,7 @@ def attention_work(
         blocks = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
     else:
         blocks = shape.batch * shape.kv_heads * -(-shape.seqlen_k // tile.block_n)
+    shared = shared_per_tensor or _hopper_shared_per_tensor(algorithm, shape, tile, pass_)
     works = {}
     for kernel, entries in traffic.kernels.items():
         bytes_ = sum(entries.values())
@@ -157,14 +162,16 @@ def attention_work(
                 bytes_,
                 hbm_bytes,
                 wave_efficiency(gpu, blocks, blocks_per_sm),
-                shared_per_tensor(algorithm, shape.head_dim, tile, pass_),
+                shared,
             )
         else:
             works[kernel] = Work(sm_bytes=bytes_, hbm_bytes=hbm_bytes)
     return works
 
 
-def shared_per_tensor(algorithm: str, head_dim: int, tile: Tile, pass_: str) -> float:
+def _hopper_shared_per_tensor(
+    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str
+) -> float:
     """Clocks of shared memory for each clock of the tensor cores; 0 for all but the Hopper kernels.
 
     Raises ValueError for a tile that these kernels cannot have.
@@ -172,10 +179,8 @@ def shared_per_tensor(algorithm: str, head_dim: int, tile: Tile, pass_: str) -> 
     if not algorithm.startswith("flash-sm90"):
         return 0.0
     if pass_ == "forward":
-        clocks = forward_round(head_dim, tile.block_m, tile.block_n).clocks()
-    else:
-        clocks = backward_round(head_dim, tile.block_m).clocks()
-    return clocks["shared memory"] / clocks["tensor cores"]
+        return forward_round(shape.head_dim, tile.block_m, tile.block_n).shared_per_tensor()
+    return backward_round(shape.head_dim, tile.block_m).shared_per_tensor()
 
 
 def standard_work(

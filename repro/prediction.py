@@ -12,10 +12,11 @@ from typing import Any
 
 from analysis import memory
 from analysis.flops import executed_flops, products, useful_flops
-from analysis.hardware import Gpu
+from analysis.hardware import TENSOR_FLOPS_PER_CLOCK_PER_SM, Gpu
 from analysis.hbm import HbmTraffic, compulsory_hbm, predict_hbm
 from analysis.occupancy import occupancy, wave_efficiency
 from analysis.shapes import AttentionShape, Tile
+from analysis.sm_ceilings import warp_backward_round, warp_forward_round
 from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.tiles import backward_resources, best_tile, forward_resources, paper_tile
 from analysis.time_model import (
@@ -176,7 +177,10 @@ def predict(
         pairs = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
         executed = products(pass_, recompute=False) * 2 * pairs * shape.head_dim
     else:
-        works = attention_work(algorithm, shape, tile, pass_, gpu, blocks, **options)
+        works = attention_work(
+            algorithm, shape, tile, pass_, gpu, blocks,
+            shared_per_tensor=shared_per_tensor(algorithm, shape, tile, pass_, gpu), **options,
+        )  # fmt: skip
         executed = executed_flops(shape, tile, pass_)
     return Prediction(
         algorithm=algorithm,
@@ -213,6 +217,24 @@ def form_of(
     if pass_ == "forward":
         return hopper.forward_form(shape.head_dim, shape.causal, shape.seqlen_q, tile)
     return hopper.backward_form(shape.head_dim, shape.causal, tile)
+
+
+def shared_per_tensor(
+    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu
+) -> float | None:
+    """Clocks of shared memory for each clock of the tensor cores in the sm_80 kernels' main loop;
+    None for other kernels, and where it is not modelled: fp32, a backward beyond head_dim 128,
+    tiles that the kernels do not take."""
+    flops = TENSOR_FLOPS_PER_CLOCK_PER_SM.get(gpu.compute_capability)
+    if algorithm not in ("flash", "flash-deterministic") or shape.dtype == "fp32" or flops is None:
+        return None
+    of_warps = warp_forward_round if pass_ == "forward" else warp_backward_round
+    try:
+        config = attention.configure(pass_, shape.dtype, shape.head_dim, tile=tile)
+        found = of_warps(config.head_dim, tile.block_m, tile.block_n, config.num_warps)
+    except ValueError:
+        return None
+    return found.shared_per_tensor(flops)
 
 
 def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, bool]:

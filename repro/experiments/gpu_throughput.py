@@ -24,7 +24,7 @@ from kernels import hopper
 from kernels.dispatch import default_tile
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import shape_of
-from repro.prediction import form_of, sum_options
+from repro.prediction import form_of, shared_per_tensor, sum_options
 from repro.records import Record, record
 
 NAME = "gpu-throughput"
@@ -126,7 +126,8 @@ def time_bound(one: Cell, name: str, gpu: Gpu) -> tuple[TimePrediction, Tile]:
         name, shape.head_dim, shape.dtype, pass_, causal=shape.causal, seqlen_q=shape.seqlen_q
     )
     options = sum_options(form_of(name, shape, pass_))
-    work = attention_work(name, shape, tile, pass_, gpu, **options)
+    shared = shared_per_tensor(name, shape, tile, pass_, gpu)
+    work = attention_work(name, shape, tile, pass_, gpu, shared_per_tensor=shared, **options)
     return predict_time(work, datasheet_ceilings(gpu)), tile
 
 

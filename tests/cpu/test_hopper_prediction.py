@@ -6,6 +6,7 @@ The operator runs as on a Hopper GPU: the host backend says that it is one.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from flash_support import Problem, execute
 
 import repro
 from analysis import memory
-from analysis.hardware import H200
+from analysis.hardware import A100_40GB, H200
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, hopper
 from kernels.hopper_forms import PERSISTENT_SEQLEN
@@ -22,7 +23,7 @@ from kernels.host import HostBackend
 from repro import prediction
 from repro.experiments import Cell, Context, deterministic_price, gpu_traffic
 from repro.instruments.gpu_work import cell_work
-from repro.prediction import predict
+from repro.prediction import predict, shared_per_tensor
 from tests.command_support import run
 
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
@@ -204,6 +205,26 @@ def test_the_table_says_which_form_it_is_about(capsys: pytest.CaptureFixture[str
     assert "form=d128 128x128, overlap, persistent" in out
     _, out, _ = run(capsys, "predict", "-n", "4096")
     assert "form" not in out.split("ceilings")[0].replace("forward", "")
+
+
+def test_the_sm_80_kernels_are_bound_by_shared_memory_on_hopper() -> None:
+    """Backward, 64 x 128 at d = 128: 2.80 clocks for one of the tensor cores (test_sm_ceilings)."""
+    shape = AttentionShape(1, 16, 16384, 16384, 128, dtype="bf16")
+    tile = Tile(64, 128)
+    found = predict("flash", shape, "backward", gpu=H200, tile=tile)
+    assert found.time.binding == "shared memory"
+    ratio = found.time.by_resource["shared memory"] / found.time.by_resource["tensor cores"]
+    assert ratio == pytest.approx(2.8016, abs=1e-4)
+    on_a100 = predict("flash", shape, "backward", gpu=A100_40GB, tile=tile).time.by_resource
+    assert on_a100["shared memory"] / on_a100["tensor cores"] == pytest.approx(ratio / 2)
+    # Not modelled: fp32, rows that warps share, tiles that only the theory has.
+    narrow = Tile(32, 64)
+    for change in ({"dtype": "fp32"}, {"head_dim": 256}):
+        other = replace(shape, **change)
+        assert shared_per_tensor("flash", other, narrow, "backward", H200) is None
+    bare = predict("flash", replace(shape, dtype="fp32"), "backward", gpu=H200, tile=narrow)
+    assert "shared memory" not in bare.time.by_resource
+    assert shared_per_tensor("flash", shape, Tile(24, 24), "forward", H200) is None
 
 
 @pytest.mark.parametrize(
