@@ -6,6 +6,8 @@ letting one ``wgmma`` read them for four (``analysis/sm_ceilings.py``). The best
 H200 is drawn where it uses the same tile.
 """
 
+import math
+
 import matplotlib.pyplot as plt
 import pandas
 from matplotlib.lines import Line2D
@@ -16,7 +18,7 @@ from figures.common import FILLED, HOLLOW, Drawing, Verdict, note, pick
 from repro.experiments import Cell
 from repro.experiments.sm_ceilings import DIRECT, EXACT, OPTIMISTIC, SM80, round_of
 
-EXPERIMENTS = ("sm-ceilings", "throughput-peers")
+EXPERIMENTS = ("sm-ceilings", "gpu-sm-units", "throughput-peers")
 SHADES = dict(zip(UNITS[1:], ("#CC79A7", "#D55E00", "#0072B2"), strict=True))
 #: Tiles that the best peer uses too, by the source of FlashAttention's Hopper path.
 PEER = {("forward", 64, 192), ("forward", 128, 128), ("backward", 64, 128), ("backward", 128, 80)}
@@ -52,8 +54,25 @@ def forms(frame: pandas.DataFrame) -> pandas.DataFrame:
                         source="measured")["value"]  # fmt: skip
             if len(peer):
                 row["peer's time"] = H200.fp16_tensor_flops / 1e12 / float(peer.iloc[-1])
+        row["counted time"] = counted_time(frame, cell)
         rows.append(row)
     return pandas.DataFrame(rows)
+
+
+def counted_time(frame: pandas.DataFrame, cell: Cell) -> float:
+    """Time of the main kernel over that of its products, by a card's counters: one over the share
+    of time that the tensor cores were busy. NaN where no card has counted the form."""
+    rows = pick(frame, experiment="gpu-sm-units", source="measured", pass_=cell["pass"],
+                head_dim=cell["head_dim"], block_m=cell["block_m"],
+                block_n=cell["block_n"])  # fmt: skip
+    if rows.empty or cell["implementation"] == OPTIMISTIC:
+        return math.nan
+    names = rows["implementation"].astype(str)
+    sm80, direct = names == SM80, names.str.endswith("direct")
+    wanted = {SM80: sm80, DIRECT: direct, EXACT: ~sm80 & ~direct}[str(cell["implementation"])]
+    rows = rows[wanted & ~rows["kernel"].str.contains("process")]
+    busy = rows[rows["counter"].str.contains("tensor")]["value"]
+    return 100 / float(busy.max()) if len(busy) and busy.max() > 0 else math.nan
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -75,6 +94,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 ax.plot([0, reach], [y, y], color=colour, linewidth=width, solid_capstyle="butt")
             if counted is not None and counted == counted:
                 ax.plot(counted, y, color=colour, **FILLED | {"marker": "o"})
+        ours = row.get("counted time")
+        if ours is not None and ours == ours:
+            ax.plot(ours, number, color="black", **FILLED | {"marker": "D"})
         peer = row.get("peer's time")
         if peer is not None and peer == peer:
             ax.plot(peer, number, color="#333333", **HOLLOW | {"marker": "s"})
@@ -90,6 +112,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         Line2D([], [], color="#333333", label="FlashAttention's Hopper path, time on an H200",
                **HOLLOW | {"marker": "s"})
     )  # fmt: skip
+    if table["counted time"].notna().any():
+        handles.append(
+            Line2D([], [], color="black", label="our kernel, time by the tensor cores' counter",
+                   **FILLED | {"marker": "D"})
+        )  # fmt: skip
     ax.legend(handles=handles, loc="center right", bbox_to_anchor=(1, 0.5))
     note(
         figure,

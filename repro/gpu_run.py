@@ -80,6 +80,7 @@ def stages(python: str = sys.executable) -> list[Stage]:
         measure("gpu-throughput", 150, "the headline: ours and the peers in turn, per shape"),
         measure("gpu-traffic", 120, "the other headline: counted bytes beside the prediction"),
         measure("gpu-optimistic", 30, "what the optimistic softmax gains, and loses to repair"),
+        measure("gpu-sm-units", 100, "which unit of an SM is busy, beside which one should be"),
         measure("gpu-ceilings", 30, "what the time model divides by"),
         measure("gpu-memory", 30, "peak bytes against sequence length"),
         measure("gpu-ladder", 60, "time of each step of the ladder, tile by tile"),

@@ -112,14 +112,16 @@ def report() -> list[dict[str, Any]]:
 
 
 def counted_refusals() -> str:
-    """What the program that ncu profiles says of the cells of gpu-traffic; nothing if they run."""
-    from repro.experiments import gpu_traffic
+    """What the program that ncu profiles says of the cells it is given; nothing if they run."""
+    from repro.experiments import gpu_sm_units, gpu_traffic
     from repro.instruments import counted
 
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(said):
         path = Path(folder) / "cells.json"
-        path.write_text(json.dumps([small(cell) for cell in gpu_traffic.cells()]))
+        cells = [small(cell) for cell in gpu_traffic.cells()]
+        cells += [gpu_sm_units._as_run(small(cell)) for cell in gpu_sm_units.cells()]
+        path.write_text(json.dumps(cells))
         counted.main(path)
     return said.getvalue()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from repro.instruments.counters import (
     MARKER,
     NVTX_RANGE,
     CounterError,
+    K,
+    KernelBusy,
     KernelCount,
     count_kernels,
     split_by_cell,
+    watch_kernels,
 )
 
 
@@ -29,15 +32,31 @@ def count_cells(
     cells: Sequence[Mapping[str, Any]], *, timeout_s: float, ncu: str | None = None
 ) -> list[list[KernelCount]]:
     """Counters of every cell's kernels, in the order of the cells. Raises CounterError."""
+    return _each_cell(cells, count_kernels, timeout_s, ncu)
+
+
+def watch_cells(
+    cells: Sequence[Mapping[str, Any]], *, timeout_s: float, ncu: str | None = None
+) -> list[list[KernelBusy]]:
+    """How busy every cell's kernels kept the units, in the order of the cells."""
+    return _each_cell(cells, watch_kernels, timeout_s, ncu)
+
+
+def _each_cell(
+    cells: Sequence[Mapping[str, Any]],
+    profile: Callable[..., list[K]],
+    timeout_s: float,
+    ncu: str | None,
+) -> list[list[K]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cells.json"
         path.write_text(json.dumps([dict(cell) for cell in cells]))
         command = [sys.executable, "-m", "repro.instruments.counted", str(path)]
-        counts = split_by_cell(count_kernels(command, timeout_s=timeout_s, ncu=ncu))
-    missing = [i for i in range(len(cells)) if not counts.get(i)]
+        found = split_by_cell(profile(command, timeout_s=timeout_s, ncu=ncu))
+    missing = [i for i in range(len(cells)) if not found.get(i)]
     if len(missing) == len(cells):
         raise CounterError("no cell launched a kernel between its marker and the next")
-    return [counts.get(i, []) for i in range(len(cells))]
+    return [found.get(i, []) for i in range(len(cells))]
 
 
 def main(path: Path) -> None:

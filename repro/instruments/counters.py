@@ -31,6 +31,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 #: (level, direction) -> metric of ncu.
 METRICS: Mapping[tuple[str, str], str] = {
@@ -39,6 +40,11 @@ METRICS: Mapping[tuple[str, str], str] = {
     ("sm", "read"): "l1tex__m_xbar2l1tex_read_bytes.sum",
     ("sm", "write"): "l1tex__m_l1tex2xbar_write_bytes.sum",
 }
+#: Sections of ncu that say how busy units were. Named instead of metrics, whose names differ from
+#: one architecture to the next.
+BUSY_SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables")
+#: Of their percentages those that bound a tensor-core kernel.
+BUSY = re.compile(r"tensor|shared|data_bank|data_pipe|_xu_|issue|throughput")
 MARKER = "cell_marker"
 NVTX_RANGE = "measured"
 
@@ -56,11 +62,28 @@ class KernelCount:
     bytes: Mapping[tuple[str, str], int]
 
 
-def ncu_command(command: Sequence[str], log: Path, ncu: str) -> list[str]:
+@dataclass(frozen=True)
+class KernelBusy:
+    """How busy one kernel launch kept the units: ncu's metric -> percent of what they can do."""
+
+    name: str
+    grid: tuple[int, int, int]
+    percent: Mapping[str, float]
+
+
+K = TypeVar("K", KernelCount, KernelBusy)
+#: What ncu is asked for: the bytes, or how busy units were.
+COUNT = ("--metrics", ",".join(METRICS.values()))
+HOW_BUSY = tuple(word for section in BUSY_SECTIONS for word in ("--section", section))
+
+
+def ncu_command(
+    command: Sequence[str], log: Path, ncu: str, asked: Sequence[str] = COUNT
+) -> list[str]:
     """The ncu call that profiles ``command`` and writes one CSV row per kernel to ``log``."""
     return [
         ncu,
-        "--metrics", ",".join(METRICS.values()),
+        *asked,
         "--nvtx", "--nvtx-include", f"{NVTX_RANGE}/",
         "--clock-control", "none",
         "--replay-mode", "kernel",
@@ -78,6 +101,18 @@ def count_kernels(
 
     Raises CounterError when ncu is missing, refused, times out, or counted nothing.
     """
+    return parse_csv(_page(command, COUNT, timeout_s, ncu))
+
+
+def watch_kernels(
+    command: Sequence[str], *, timeout_s: float, ncu: str | None = None
+) -> list[KernelBusy]:
+    """The same for how busy units were."""
+    return parse_busy(_page(command, HOW_BUSY, timeout_s, ncu))
+
+
+def _page(command: Sequence[str], asked: Sequence[str], timeout_s: float, ncu: str | None) -> str:
+    """ncu's raw CSV page of the measured kernels."""
     tool = ncu or shutil.which("ncu")
     if tool is None:
         raise CounterError("ncu (Nsight Compute) is not on PATH: install it or use recorded counts")
@@ -85,7 +120,7 @@ def count_kernels(
         log = Path(folder) / "ncu.csv"
         try:
             done = subprocess.run(
-                ncu_command(command, log, tool),
+                ncu_command(command, log, tool, asked),
                 capture_output=True,
                 text=True,
                 timeout=timeout_s,
@@ -104,7 +139,7 @@ def count_kernels(
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
             raise CounterError(f"the profiled command ended with {done.returncode}: {last}")
-        return parse_csv(text)
+        return text
 
 
 def known_cause(output: str) -> str | None:
@@ -130,11 +165,7 @@ def parse_csv(text: str) -> list[KernelCount]:
     Raises CounterError when a metric's column is missing, a value is no number, or a unit is not
     byte (so that a kilobyte is never taken for a byte).
     """
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
-    if len(rows) < 2:
-        raise CounterError("ncu wrote no kernel rows")
-    units, kernels = rows[0], rows[1:]
+    units, kernels = _table(text)
     for metric in METRICS.values():
         if metric not in units:
             raise CounterError(f"ncu wrote no column {metric}")
@@ -153,6 +184,36 @@ def parse_csv(text: str) -> list[KernelCount]:
     return counts
 
 
+def parse_busy(text: str) -> list[KernelBusy]:
+    """The percentages of ``BUSY`` in ncu's raw CSV page. A cell without a number is left out.
+
+    Raises CounterError when there is no such column: another ncu, other names.
+    """
+    units, kernels = _table(text)
+    columns = [name for name, unit in units.items() if unit == "%" and BUSY.search(name)]
+    if not columns:
+        raise CounterError(f"ncu wrote no percentage of {BUSY.pattern}")
+    found = []
+    for row in kernels:
+        percent = {}
+        for name in columns:
+            try:
+                percent[name] = float(row[name].replace(",", ""))
+            except (ValueError, AttributeError):
+                continue
+        found.append(KernelBusy(_base_name(row["Kernel Name"]), _grid(row), percent))
+    return found
+
+
+def _table(text: str) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The row of units and those of the kernels. CounterError when there are none."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
+    if len(rows) < 2:
+        raise CounterError("ncu wrote no kernel rows")
+    return rows[0], rows[1:]
+
+
 def _base_name(name: str) -> str:
     """``void ns::kernel<T>(args)`` -> ``kernel``; our own entries are plain names already."""
     return re.sub(r"[<(].*", "", name).split("::")[-1].split()[-1]
@@ -165,12 +226,12 @@ def _grid(row: Mapping[str, str]) -> tuple[int, int, int]:
     return numbers[0], numbers[1], numbers[2]
 
 
-def split_by_cell(counts: Sequence[KernelCount]) -> dict[int, list[KernelCount]]:
+def split_by_cell(counts: Sequence[K]) -> dict[int, list[K]]:
     """Kernels by the index of the cell whose marker came last.
 
     Raises CounterError when a kernel comes before the first marker.
     """
-    cells: dict[int, list[KernelCount]] = {}
+    cells: dict[int, list[K]] = {}
     current: int | None = None
     for count in counts:
         if count.name == MARKER:

@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
 from analysis.shapes import AttentionShape, Tile
+from figures import sm_ceilings as figure
 from kernels import probes
 from kernels.hopper import ForwardForm
 from kernels.host import HostBackend
@@ -22,11 +24,12 @@ from repro.experiments import (
     Context,
     UnavailableError,
     gpu_ladder,
+    gpu_sm_units,
     gpu_throughput,
     gpu_traffic,
 )
 from repro.instruments import hopper_guard
-from repro.instruments.counters import CounterError, KernelCount
+from repro.instruments.counters import CounterError, KernelBusy, KernelCount
 from repro.instruments.gpu_work import (
     FORMS,
     Operands,
@@ -222,6 +225,34 @@ class TestCountedTraffic:
                 gpu_traffic.measure(cell, Context("cuda"))
         gpu_traffic._counted.cache_clear()
         assert len(calls) == 1
+
+
+def test_unit_percentages_are_recorded_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = gpu_sm_units.cells()
+    tensor = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+    kernels = [
+        KernelBusy("flash_backward_sm90_preprocess", (1, 1, 1), {tensor: 0.0}),
+        KernelBusy(
+            "flash_backward_sm90", (1, 1, 1), {tensor: 71.0, "l1tex__data_bank_reads": 85.0}
+        ),
+    ]
+    monkeypatch.setattr(gpu_sm_units, "_watched", lambda: [kernels] + [[] for _ in cells[1:]])
+    rows = gpu_sm_units.measure(cells[0], Context("cuda"))
+    assert [(r.kernel, r.extra["counter"], r.value) for r in rows] == [
+        ("flash_backward_sm90_preprocess", tensor, 0.0),
+        ("flash_backward_sm90", tensor, 71.0),
+        ("flash_backward_sm90", "l1tex__data_bank_reads", 85.0),
+    ]
+    with pytest.raises(RuntimeError, match="launched no kernel"):
+        gpu_sm_units.measure(cells[1], Context("cuda"))
+    # And drawn as the time that this share of the tensor cores means.
+    counted = experiments.tidy(["sm-ceilings"], local=False)
+    frame = pandas.concat([counted, pandas.DataFrame([r.to_json() for r in rows])])
+    table = figure.forms(frame).set_index(["implementation", "pass", "head_dim", "block_m"])
+    assert table["counted time"].dropna().to_dict() == {
+        ("flash-sm90", "backward", 64, 128): pytest.approx(100 / 71)
+    }
+    figure.draw(frame)
 
 
 class TestProbes:

@@ -15,7 +15,7 @@ def key(kernel: Kernel) -> tuple[str, tuple[tuple[str, int], ...]]:
     return kernel.source, kernel.macros
 
 
-@pytest.mark.parametrize("name", ["gpu-throughput", "gpu-traffic", "gpu-ladder"])
+@pytest.mark.parametrize("name", ["gpu-throughput", "gpu-traffic", "gpu-ladder", "gpu-sm-units"])
 def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
     from repro.experiments import gpu_throughput
 

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 
 from repro.instruments.counters import (
+    BUSY_SECTIONS,
+    HOW_BUSY,
     METRICS,
     CounterError,
+    KernelBusy,
     KernelCount,
     count_kernels,
+    ncu_command,
+    parse_busy,
     parse_csv,
     split_by_cell,
+    watch_kernels,
 )
 
 COLUMNS = ["ID", "Kernel Name", "Grid Size", *METRICS.values()]
@@ -114,6 +120,28 @@ def test_every_refusal_is_one_line(tmp_path: Path, says: str, code: int, message
     with pytest.raises(CounterError, match=message) as raised:
         count_kernels(["true"], timeout_s=30, ncu=ncu)
     assert "\n" not in str(raised.value)
+
+
+def test_how_busy_units_were_is_read_under_ncu_s_own_names(tmp_path: Path) -> None:
+    tensor = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+    banks = "l1tex__data_bank_reads.avg.pct_of_peak_sustained_elapsed"
+    columns = ["ID", "Kernel Name", "Grid Size", tensor, banks, "sm__cycles.max", "lts__x.pct"]
+    rows = [
+        ["0", "cell_marker", "(1, 1, 1)", "0", "0", "7", "1"],
+        ["1", "flash_backward_sm90", "(4, 1, 1)", "71.25", "n/a", "1,000", "2"],
+    ]
+    page = "\n".join(map(quoted, [columns, ["", "", "", "%", "%", "cycle", "%"], *rows]))
+    found = watch_kernels(["true"], timeout_s=30, ncu=fake_ncu(tmp_path, writes=page))
+    # What is no percentage, no number, or says nothing of an SM's units is left out.
+    assert split_by_cell(found) == {
+        0: [KernelBusy("flash_backward_sm90", (4, 1, 1), {tensor: 71.25})]
+    }
+    with pytest.raises(CounterError, match="no percentage of"):
+        parse_busy(PAGE)
+    asked = ncu_command(["true"], tmp_path / "log", "ncu", HOW_BUSY)
+    assert "--metrics" not in asked
+    assert asked.count("--section") == len(BUSY_SECTIONS)
+    assert "--metrics" in ncu_command(["true"], tmp_path / "log", "ncu")
 
 
 def test_a_missing_ncu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
