@@ -75,8 +75,10 @@ def attention_again(
     if kernel is None:
         return None
     inputs = (q, k, v, None, None, None, causal, scale, 0.0, None, deterministic)
-    result: tuple[Tensor, Tensor] = _with_autograd("flash_attention", kernel, inputs)
-    return result
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        result: tuple[Tensor, Tensor] = _Attention.apply(kernel, *inputs)
+        return result
+    return kernel(*inputs)
 
 
 def _call(name: str, inputs: tuple[Any, ...]) -> Any:
