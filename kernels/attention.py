@@ -18,9 +18,9 @@ Algorithms, each of them the name of definite kernels: "flash", "flash-determini
 "flash-sm90-chained", "flash-sm90-deterministic-chained" and "flash-sm90-optimistic"
 (kernels.hopper, Hopper only); "standard", "flash1", "flash1-literal" (kernels.ladder).
 "flash-deterministic" and "flash-split" differ from "flash" in the backward pass only: dQ through an
-ordered workspace, or by a pass of its own (which makes dQ deterministic too). So do
-"flash-sm90-deterministic" and "flash-sm90-chained" from "flash-sm90": dQ added in turns, or the
-pass's three kernels overlapping where they meet; "flash-sm90-deterministic-chained" does both.
+ordered workspace, or by a pass of its own (which makes dQ deterministic too). So does
+"flash-sm90-deterministic" from "flash-sm90": dQ added in turns. With "flash-sm90-chained" the
+kernels of a pass overlap where they meet; "flash-sm90-deterministic-chained" does both.
 ``kernels.dispatch`` says which suits a problem and a device best.
 """
 
@@ -108,7 +108,8 @@ def forward(
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
             scale=scale, causal=causal, tile=tile,
-            optimistic=algorithm == hopper.OPTIMISTIC, stream=stream,
+            optimistic=algorithm == hopper.OPTIMISTIC,
+            chained=algorithm in (hopper.CHAINED, hopper.DETERMINISTIC_CHAINED), stream=stream,
         )  # fmt: skip
         return
     if algorithm not in FLASH:

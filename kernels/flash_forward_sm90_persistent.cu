@@ -14,7 +14,9 @@
 // fixed stride would need no counter, but under a causal mask one block's tiles would all be longer
 // than its neighbour's: counting key tiles, the last block would end a quarter behind the mean (16
 // heads of 128, N = 1k to 4k, 16k tokens, 132 blocks). A launch of its own sets the counter to 0
-// before each launch, so nothing is left over from one to the next.
+// before each launch, so nothing is left over from one to the next. This kernel may start before
+// that one has ended: all but the counter was there before it, and the counter is asked first when
+// the block's first tile is under way.
 //
 // A tile's number travels to the consumers with its Q: written before the arrival on q_full, read
 // before that on q_empty. A number past the last tile ends the block.
@@ -79,6 +81,7 @@ struct Work {
 // Before each launch of the kernel below.
 extern "C" __global__ void __launch_bounds__(32, 1)
 flash_forward_sm90_none_taken(Tensor1<int> taken) {
+    next_kernel_start();
     if (threadIdx.x == 0) st_global(taken.data, 0);
 }
 
@@ -148,7 +151,10 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 const Slot slot(it);
                 const int key0 = (work.first - n) * BLOCK_N;
                 // Asked for now, needed after the copies: the answer is slow.
-                if (n + 1 == work.tiles) number = gridDim.x + atomic_increment_global(taken.data);
+                if (n + 1 == work.tiles) {
+                    if (turn == 0) previous_kernel_wait();  // for the zero that it begins with
+                    number = gridDim.x + atomic_increment_global(taken.data);
+                }
                 mbarrier_wait(&barriers->k_empty[slot.stage], slot.parity ^ 1);
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,

@@ -48,7 +48,8 @@ __all__ = [
 ALGORITHM = "flash-sm90"
 #: The backward that adds dq in a fixed order; the forward is the same.
 DETERMINISTIC = "flash-sm90-deterministic"
-#: The backward whose three kernels start before the one before them has ended.
+#: Kernels of a pass that start before the one before them has ended: the backward's three, and the
+#: persistent forward behind the one that clears its counter.
 CHAINED = "flash-sm90-chained"
 #: Both: kernels that start early, and dq in a fixed order.
 DETERMINISTIC_CHAINED = "flash-sm90-deterministic-chained"
@@ -127,6 +128,7 @@ def forward(
     tile: Tile | None = None,
     form: ForwardForm | None = None,
     optimistic: bool = False,
+    chained: bool = False,
     stream: int | None = None,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
@@ -134,6 +136,8 @@ def forward(
     tile, form: of the caller's choice; default :func:`forward_form`.
     optimistic: look for the row maximum in the first tiles only, and do again, exactly, the tiles
         where that was not enough; bf16.
+    chained: launch a persistent form so that it starts while the kernel that clears its counter is
+        still running, and waits inside for that (programmatic dependent launch).
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
     fit together.
@@ -177,7 +181,10 @@ def forward(
         grid = (min(query_tiles, backend.multiprocessors), 1, 1)
     if not optimistic:
         kernel = form.kernel(q.dtype, causal)
-        backend.launch(kernel, grid, form.shared_bytes, [*args, *taken], stream)
+        backend.launch(
+            kernel, grid, form.shared_bytes, [*args, *taken], stream,
+            after_previous=chained and form.persistent,
+        )  # fmt: skip
         return
     flags = backend.empty("flags", (query_tiles * 4 * form.consumers,), "int32")
     first = form.kernel(q.dtype, causal, "optimistic")

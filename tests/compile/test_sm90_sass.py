@@ -46,6 +46,12 @@ def test_forward(form: ForwardForm, causal: bool) -> None:
     # An exponential for each score a thread holds, and one for each of its two rows' rescaling.
     assert counted["MUFU"] == form.block_n // 2 + 2
     assert everywhere["USETMAXREG"] == 2
+    # A persistent form waits for its counter, whose kernel lets it start.
+    assert (everywhere["ACQBULK"] > 0) == form.persistent
+    if form.persistent:
+        clearing = form.kernel("bf16", causal, "none_taken")
+        cubin = compile_cubin(clearing, "sm_90a").cubin
+        assert sass.count(sass.disassemble(cubin, clearing.entry).instructions)["PREEXIT"] == 1
 
 
 @CAUSAL

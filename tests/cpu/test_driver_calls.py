@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "chained", "sm_80")
+CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "chained forward",
+         "chained", "sm_80")  # fmt: skip
 CHAINED = [6, 1]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
 
 
@@ -86,6 +87,7 @@ def test_dependent_launches_and_no_others_say_so(report: Any) -> None:
         for case, found in report["cases"].items()
     }
     assert attributes.pop("chained") == [[0, 0], CHAINED, CHAINED]
+    assert attributes.pop("chained forward") == [[0, 0], CHAINED]
     assert all(none == [0, 0] for found in attributes.values() for none in found)
 
 

@@ -236,8 +236,19 @@ def test_only_what_waits_by_itself_is_launched_early(
         ("flash_backward_sm90", True),
         ("flash_backward_sm90_postprocess", True),
     ]
+    assert seen[:-3] == [
+        ("flash_forward_sm90_none_taken", False),
+        ("flash_forward_sm90_persistent", True),
+    ]
+    seen.clear()
     shared_execute(p, algorithm="flash-sm90")
-    assert not any(early for _, early in seen[-3:])
+    assert len(seen) == 5
+    assert not any(early for _, early in seen)
+    # One block a tile has nothing before it to overlap with.
+    long = Problem(seqlen_q=4100, seqlen_k=40, dtype="fp16", heads=1)
+    seen.clear()
+    shared_execute(long, algorithm=algorithm, backward=False)
+    assert seen == [("flash_forward_sm90", False)]
 
 
 def test_both_passes_in_bf16() -> None:
