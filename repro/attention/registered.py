@@ -83,9 +83,23 @@ def attention_again(
 
 def _call(name: str, inputs: tuple[Any, ...]) -> Any:
     """The operator with its gradient."""
-    if torch.compiler.is_compiling() or not _direct(inputs):
+    if torch.compiler.is_compiling():
         return getattr(torch.ops.repro, name).default(*inputs)
-    return _with_autograd(name, _KERNELS[name], inputs)
+    if _direct(inputs):
+        return _with_autograd(name, _KERNELS[name], inputs)
+    if _differentiated_or_batched():
+        return _TRANSFORMED[name].apply(*inputs)
+    return getattr(torch.ops.repro, name).default(*inputs)
+
+
+def _differentiated_or_batched() -> bool:
+    """Whether the innermost transformation of torch.func is one of those: these have rules for a
+    Function of their own kind, others see the operator."""
+    if not torch._C._are_functorch_transforms_active():
+        return False
+    kind = torch._C._functorch.TransformType
+    innermost = torch._C._functorch.peek_interpreter_stack()
+    return innermost is not None and innermost.key() in (kind.Grad, kind.Vmap)
 
 
 def _with_autograd(name: str, kernel: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -189,28 +203,37 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernel: Callable[..., Any], *inputs: Any) -> tuple[Tensor, Tensor]:
         out, lse = kernel(*inputs)
-        q, k, v, key_mask, block_mask, seed, *rest = inputs
-        ctx.save_for_backward(q, k, v, out, lse, key_mask, block_mask, seed)
-        ctx.rest = rest  # plain numbers: a tensor kept here would dodge offloading and checkpoints
-        ctx.set_materialize_grads(False)
+        _keep(ctx, inputs, (out, lse))
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        dout, dlse = grads
-        q, k, v, out, lse, *options = ctx.saved_tensors
-        needed = list(ctx.needs_input_grad[1:4])
-        nothing = (None,) * 8
-        if dout is None and dlse is None:
-            return (None, None, None, None, *nothing)
-        if dout is None:
-            dout = torch.zeros_like(out)
-        results = _call(
-            "flash_attention_backward",
-            (dout, dlse, q, k, v, out, lse, *options, *ctx.rest, needed),
-        )
-        kept = [grad if wanted else None for grad, wanted in zip(results, needed, strict=True)]
-        return (None, *kept, *nothing)
+        return (None, *_pull_back(ctx, list(ctx.needs_input_grad[1:4]), *grads))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> None:
+    """What the backward needs."""
+    q, k, v, key_mask, block_mask, seed, *rest = inputs
+    ctx.save_for_backward(q, k, v, *results, key_mask, block_mask, seed)
+    ctx.rest = rest  # plain numbers: a tensor kept here would dodge offloading and checkpoints
+    ctx.set_materialize_grads(False)
+
+
+def _pull_back(
+    ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the operator's eleven inputs."""
+    q, k, v, out, lse, *options = ctx.saved_tensors
+    nothing = (None,) * 8
+    if dout is None and dlse is None:
+        return (None, None, None, *nothing)
+    if dout is None:
+        dout = torch.zeros_like(out)
+    results = _call(
+        "flash_attention_backward", (dout, dlse, q, k, v, out, lse, *options, *ctx.rest, needed)
+    )
+    kept = [grad if wanted else None for grad, wanted in zip(results, needed, strict=True)]
+    return (*kept, *nothing)
 
 
 class _AttentionBackward(torch.autograd.Function):
@@ -225,11 +248,55 @@ class _AttentionBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
-        raise RuntimeError(
-            "repro.flash_attention: second derivatives are not supported. Its backward recomputes "
-            "the attention matrix and has no derivative of its own; use "
-            "repro.attention.variants.standard where one is needed."
+        _refuse_second_derivative()
+
+
+class _TransformedAttention(torch.autograd.Function):
+    """The same for transformations of torch.func, which ask for a forward without a context."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        result: tuple[Tensor, Tensor] = torch.ops.repro.flash_attention.default(*inputs)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _keep(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _pull_back(ctx, list(ctx.needs_input_grad[:3]), *grads)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """The backward operator likewise."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        result: tuple[Tensor, Tensor, Tensor] = torch.ops.repro.flash_attention_backward.default(
+            *inputs
         )
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Nothing is kept: there is no derivative."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
+        _refuse_second_derivative()
+
+
+def _refuse_second_derivative() -> NoReturn:
+    raise RuntimeError(
+        "repro.flash_attention: second derivatives are not supported. Its backward recomputes "
+        "the attention matrix and has no derivative of its own; use "
+        "repro.attention.variants.standard where one is needed."
+    )
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -243,6 +310,11 @@ _FAKES: dict[str, Callable[..., Any]] = {
 _FUNCTIONS: dict[str, Any] = {
     "flash_attention": _Attention,
     "flash_attention_backward": _AttentionBackward,
+}
+
+_TRANSFORMED: dict[str, Any] = {
+    "flash_attention": _TransformedAttention,
+    "flash_attention_backward": _TransformedBackward,
 }
 
 
