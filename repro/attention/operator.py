@@ -65,9 +65,9 @@ def flash_attention(
 
     Complexity: 4·B·H·Nq·Nk·D operations forward, 10·B·H·Nq·Nk·D backward (half of each when
     causal), O(B·H·Nq) memory beyond inputs and outputs. A head dimension that is no multiple of
-    8 is padded by a copy. It goes through torch.compile as one node a pass, and through torch.func's
-    grad, vjp, jacrev and vmap (a loop over calls). Under autocast floating inputs are cast to its type, as torch's own
-    ``scaled_dot_product_attention`` does.
+    8 is padded by a copy. Under autocast floating inputs are cast to its type, as torch's own
+    ``scaled_dot_product_attention`` does. It goes through torch.compile as one node a pass, and
+    through torch.func's grad, vjp, jacrev and vmap (a loop over calls).
     """
     q, k, v = _autocast(q, k, v)
     if key_mask is None and block_mask is None and tile is None and dropout_p == 0:
