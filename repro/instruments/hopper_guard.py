@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from queue import Empty, Queue
+from tempfile import TemporaryFile
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -93,25 +94,28 @@ def _one_process(
     names: Sequence[str], command: Sequence[str], limit_s: float
 ) -> tuple[list[str], str | None]:
     """The names that a process has tried, in their order, and what ended it early."""
-    process = subprocess.Popen(
-        [*command, *names], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    lines: Queue[str | None] = Queue()
-    Thread(target=_read, args=(process, lines), daemon=True).start()
-    tried = []
-    try:
-        while (line := lines.get(timeout=limit_s)) is not None:
-            if line.startswith(TRIED):
-                tried.append(line.split(" ", 1)[1])
-    except Empty:
-        process.send_signal(signal.SIGKILL)  # and no wait: the driver may not let go of it
-        return tried, f"did not finish small tensors within {limit_s:g} s"
-    assert process.stderr is not None
-    errors = process.stderr.read().strip()
-    if process.wait() == 0:
+    # A file, not a pipe: a pipe that nobody reads yet holds up a process with much to say.
+    with TemporaryFile("w+", errors="replace") as errors_file:
+        process = subprocess.Popen(
+            [*command, *names], stdout=subprocess.PIPE, stderr=errors_file, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        lines: Queue[str | None] = Queue()
+        Thread(target=_read, args=(process, lines), daemon=True).start()
+        tried = []
+        try:
+            while (line := lines.get(timeout=limit_s)) is not None:
+                if line.startswith(TRIED):
+                    tried.append(line.split(" ", 1)[1])
+            status = process.wait(limit_s)
+        except (Empty, subprocess.TimeoutExpired):
+            process.send_signal(signal.SIGKILL)  # and no wait: the driver may not let go of it
+            return tried, f"did not finish small tensors within {limit_s:g} s"
+        errors_file.seek(0)
+        errors = errors_file.read().strip()
+    if status == 0:
         return tried, None
-    return tried, (errors or f"the Hopper check ended with {process.returncode}").splitlines()[-1]
+    return tried, (errors or f"the Hopper check ended with {status}").splitlines()[-1]
 
 
 def _read(process: subprocess.Popen[str], lines: Queue[str | None]) -> None:

@@ -122,6 +122,8 @@ import sys, time
 for name in sys.argv[1:]:
     if name.startswith("hangs"):
         time.sleep(60)
+    if name.startswith("long"):
+        sys.stderr.write("a warning\\n" * 50_000)  # more than a pipe holds
     if name.startswith("wrong"):
         raise SystemExit("noise\\n" + name + ": dq is off by 3")
     print("tried", name, flush=True)
@@ -134,6 +136,11 @@ for name in sys.argv[1:]:
         "hangs": "did not finish small tensors within 2 s", "wrong": "wrong: dq is off by 3"
     }  # fmt: skip
     assert hopper_guard.refusals(("a", "b"), command, 20.0) == {}
+    assert hopper_guard.refusals(("long", "b"), command, 20.0) == {}
+    # An end that hangs takes nothing from what was tried.
+    silent = "import os, time; print('tried a', flush=True); os.close(1); time.sleep(60)"
+    assert hopper_guard.refusals(("a",), (*command[:2], silent), 2.0) == {}
+    assert list(hopper_guard.refusals(("a", "b"), (*command[:2], silent), 2.0)) == ["b"]
     # What one process of a run has found holds for the others.
     path = tmp_path / "checked.json"
     assert hopper_guard.shared_refusals(path, ("a", "wrong"), command) == {
