@@ -15,7 +15,7 @@ for cards that are not at hand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -95,10 +95,14 @@ class TimePrediction:
         return max(self.by_resource, key=lambda resource: self.by_resource[resource])
 
 
-def predict_time(kernels: Mapping[str, Work], ceilings: Ceilings) -> TimePrediction:
+def predict_time(
+    kernels: Mapping[str, Work], ceilings: Ceilings, *, without: Collection[str] = ()
+) -> TimePrediction:
     """Roofline of kernels that run one after another.
 
     Idle SMs slow what SMs do (tensor cores, exponentials, their boundary), not HBM.
+
+    without: ceilings to leave out, to see what they do to the bound.
     """
     total = 0.0
     by_resource = dict.fromkeys(RESOURCES, 0.0)
@@ -115,6 +119,8 @@ def predict_time(kernels: Mapping[str, Work], ceilings: Ceilings) -> TimePredict
         }
         if work.shared_per_tensor:
             seconds[SHARED_MEMORY] = seconds["tensor cores"] * work.shared_per_tensor
+        for resource in without:
+            seconds.pop(resource, None)
         bound_by[name] = max(seconds, key=lambda resource: seconds[resource])
         total += seconds[bound_by[name]]
         for resource, value in seconds.items():

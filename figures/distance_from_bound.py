@@ -10,6 +10,7 @@ import pandas
 from matplotlib.axes import Axes
 
 from analysis.hardware import find_gpu
+from analysis.time_model import SHARED_MEMORY
 from figures.common import Drawing, Verdict, devices, label_ends, note, pick, powers_of_two, series
 from figures.throughput import MEASURED, PANELS, TICKS, of_one_card, tflops
 from repro.experiments.gpu_throughput import cells, paper_flops, time_bound
@@ -27,7 +28,7 @@ GOAL = 1.0
 
 
 def bounds(card: str) -> pandas.DataFrame:
-    """A row per shape: TFLOP/s at the bound, and the ceiling that takes most of it."""
+    """A row per shape: TFLOP/s at the bound and at that without shared memory, and what binds."""
     gpu = find_gpu(card)
     assert gpu is not None
     rows = []
@@ -35,25 +36,29 @@ def bounds(card: str) -> pandas.DataFrame:
         if cell.get("forms"):
             continue
         bound, _ = time_bound(cell, OURS, gpu)
+        without, _ = time_bound(cell, OURS, gpu, without=(SHARED_MEMORY,))
         rows.append({k: cell[k] for k in SHAPE} | {
-            "bound_tflops": paper_flops(cell) / bound.seconds / 1e12, "binding": bound.binding,
+            "bound_tflops": paper_flops(cell) / bound.seconds / 1e12,
+            "without_shared_tflops": paper_flops(cell) / without.seconds / 1e12,
+            "binding": bound.binding,
         })  # fmt: skip
     return pandas.DataFrame(rows)
 
 
 def distances(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Measured rows with their time over the bound's."""
+    """Measured rows with their time over the bound's, with and without shared memory in it."""
     rows = of_one_card(tflops(frame))
     rows = rows[(rows["source"] == "measured") & rows["tflops"].notna()]
     rows = rows[rows["implementation"].isin(MEASURED) & (rows["dtype"] == "bf16")]
     if rows.empty:
-        return rows.assign(bound_tflops=[], binding=[], distance=[])
+        return rows.assign(bound_tflops=[], binding=[], distance=[], distance_without_shared=[])
     keys = ["implementation", *SHAPE]
     rows = rows.groupby(keys, as_index=False).agg({"tflops": "median", "source": "first",
                                                    "device": "first"})  # fmt: skip
     rows["causal"] = rows["causal"].astype(bool)
     found = rows.merge(bounds(str(rows["device"].iloc[0])), on=SHAPE)
     found["distance"] = found["bound_tflops"] / found["tflops"]
+    found["distance_without_shared"] = found["without_shared_tflops"] / found["tflops"]
     return found.sort_values(keys)
 
 
@@ -79,7 +84,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "written below it. Ceilings by datasheet, at a clock that the card's power does not "
         "sustain under this load.",
     )
-    columns = ["implementation", *SHAPE, "tflops", "bound_tflops", "binding", "distance"]
+    columns = ["implementation", *SHAPE, "tflops", "bound_tflops", "binding", "distance",
+               "distance_without_shared"]  # fmt: skip
     return Drawing(figure, table[columns])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas
 import pytest
 
@@ -9,6 +11,8 @@ from analysis.hardware import H200
 from figures import distance_from_bound as figure
 from repro.experiments import Cell, tidy
 from repro.experiments.gpu_throughput import cells, time_bound
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,21 @@ def test_the_bound_is_that_of_the_time_model(recorded: pandas.DataFrame) -> None
         " and implementation == 'sdpa-cudnn'"
     )
     assert row["distance"].item() == row["bound_tflops"].item() / row["tflops"].item()
+
+
+def test_what_shared_memory_does_to_the_backward_s_bound(recorded: pandas.DataFrame) -> None:
+    """The two ranges that the README and the page on Hopper give, of the best peer from 2k on."""
+    table = figure.distances(recorded)
+    rows = table[table["implementation"].isin(figure.PEERS) & (table["seqlen_q"] >= 2048)]
+    best = rows[rows["pass"] == "backward"].groupby(figure.SHAPE)
+    distance, without = best["distance"].min(), best["distance_without_shared"].min()
+    assert len(distance) == 16
+    said = [f"{column.min():.2f} to {column.max():.2f}" for column in (distance, without)]
+    assert said == ["1.30 to 1.55", "1.55 to 1.84"]
+    for text in (ROOT / "README.md", ROOT / "docs/pages/hopper.md"):
+        assert all(numbers in text.read_text() for numbers in said)
+    one = rows.query("`pass` == 'forward' and head_dim == 128")  # tensor cores bind all of it
+    assert (one["distance"] == one["distance_without_shared"]).all()
 
 
 def test_nothing_measured_is_faster_than_its_bound(recorded: pandas.DataFrame) -> None:
