@@ -1,13 +1,20 @@
-"""Runs a command line in this process and gives what a shell would see."""
+"""Runs command lines in this process, and test programs that need a process of their own."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from repro import cli
 from repro.__main__ import app
+
+TESTS = Path(__file__).resolve().parent
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -20,3 +27,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         sys.argv = before
     out, err = capsys.readouterr()
     return status, out, err
+
+
+def program(name: str, **environment: str) -> Any:
+    """What a program beside this file writes as the last line of its output, in JSON."""
+    done = subprocess.run(
+        [sys.executable, str(TESTS / name)],
+        capture_output=True, text=True, check=False, cwd=TESTS.parent,
+        env=os.environ | {"PYTHONPATH": str(TESTS.parent)} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -172,17 +172,9 @@ def _backward(
     return grads
 
 
-def _fake_backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(q, k, v, options[-1])
+def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _dout, _dlse, q, k, v, *_rest, needed = inputs
+    return _gradients(q, k, v, needed)
 
 
 def _gradients(

@@ -6,16 +6,12 @@ byte for byte; tensor maps must say what the hardware needs. Neither needs a GPU
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
+from tests.command_support import program
+
 CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "chained forward",
          "chained", "sm_80")  # fmt: skip
 CHAINED = [6, 1]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
@@ -24,13 +20,7 @@ CHAINED = [6, 1]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allow
 @pytest.fixture(scope="module")
 def report() -> Any:
     pytest.importorskip("cuda.bindings.driver")
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "driver_report.py")],
-        capture_output=True, text=True, check=False, cwd=TESTS.parent,
-        env=os.environ | {"PYTHONPATH": str(TESTS.parent)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return program("driver_report.py")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kernels import attention, hopper
 from repro.experiments import gpu_throughput
+from tests.command_support import program
 
-TESTS = Path(__file__).resolve().parents[1]
 TORCH_S = {"sdpa-flash", "sdpa-cudnn"}  # a CPU has them or not
 
 
 @pytest.fixture(scope="module")
 def report() -> Any:
     pytest.importorskip("cuda.bindings.driver")
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "rehearsal.py")],
-        capture_output=True, text=True, check=False, cwd=TESTS.parent,
-        env=os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return program("rehearsal.py", OMP_NUM_THREADS="1")
 
 
 def test_every_kind_of_cell_is_timed(report: Any) -> None:
