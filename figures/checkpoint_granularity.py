@@ -44,7 +44,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     axes[1].set_title("peak of a step, 6 layers")
     axes[2].set(xlabel="time relative to no checkpoint", xlim=(0.5, 2))
     axes[2].set_title("time of a step")
-    key(axes[2], "CPU", published=False, loc="lower right")
+    key(axes[2], "CPU", published=False, loc="lower left")
     note(figure, "GPT, 6 layers, h = 128, 8 heads, N = 256, batch 2, fp32, dropout 0.1, attention "
          f"written out; torch.utils.checkpoint. Measured on {devices(frame)}, one thread. A bar is "
          "the prediction; peaks are measured only.")  # fmt: skip

@@ -96,7 +96,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """Traffic above, FLOPs below."""
     traffic, flops = list(traffic_rows(frame)), list(flop_rows(frame))
     figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(9.4, 5.0), height_ratios=(len(traffic), len(flops) + 0.6),
+        2, 1, figsize=(11.6, 5.0), height_ratios=(len(traffic), len(flops) + 0.6),
         layout="constrained",
     )  # fmt: skip
     panel(top, traffic, "GB")

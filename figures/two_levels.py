@@ -37,7 +37,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """Reads at both levels against N, and how often HBM delivers K and V."""
     rows = frame.assign(gigabytes=frame["value"] / GB)
     one = pick(rows, heads=1)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.3), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.3), layout="constrained")
     for metric, (name, colour) in LABELS.items():
         these = pick(one, metric=metric)
         style = {"color": colour, "linestyle": "--" if "compulsory" in metric else "-"}

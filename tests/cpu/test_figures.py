@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pandas
 import pytest
+from matplotlib.text import Text
 
 from figures import common, verdict_table
 from figures.common import Drawing, Verdict
@@ -56,6 +57,28 @@ def test_drawn_twice_the_files_are_identical(name, tmp_path):
     assert sorted(p.name for p in (tmp_path / "first").iterdir()) == sorted(
         p.name for p in paths[0]
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_is_cut_off(name):
+    """What axes lay out for themselves leaves room for the rest, but not always enough."""
+    figure = common.module(name).draw(frame_of(name)).figure
+    figure.canvas.draw()
+    ticks = {
+        id(label)
+        for ax in figure.axes
+        for axis in (ax.xaxis, ax.yaxis)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for label in (tick.label1, tick.label2)  # those off the axis have places too
+    }
+    said = [text for text in figure.findobj(Text) if text.get_text() and id(text) not in ticks]
+    assert said
+    whole = figure.bbox.padded(1)  # a pixel
+    for text in said:
+        box = text.get_window_extent()
+        inside = whole.x0 <= box.x0 and box.x1 <= whole.x1
+        inside = inside and whole.y0 <= box.y0 and box.y1 <= whole.y1
+        assert inside or not text.get_visible(), f"{text} at {box.extents} of {whole.extents}"
 
 
 @pytest.mark.parametrize("gap", GAPS)
