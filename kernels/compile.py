@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from kernels import nvrtc
 from kernels.cache import cache_dir, digest, headers, write_atomically
 from kernels.launch import INCLUDE_DIR, Kernel
 
@@ -41,20 +42,25 @@ class CompileError(RuntimeError):
 
 def _nvrtc() -> tuple[Any, Any, str]:
     try:
-        from cuda.bindings import nvrtc
-
+        version = nvrtc.load()
         try:
             from cuda.core import Program, ProgramOptions
         except ImportError:  # before cuda-core 0.5
             from cuda.core.experimental import Program, ProgramOptions
-        _, major, minor = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError, OSError) as error:
+    except (ImportError, OSError) as error:
         raise RuntimeError(f"{MISSING} ({error})") from None
-    return Program, ProgramOptions, f"{major}.{minor}"
+    except RuntimeError as error:
+        if nvrtc.VARIABLE in str(error):
+            raise
+        raise RuntimeError(f"{MISSING} ({error})") from None
+    return Program, ProgramOptions, version
 
 
 def nvrtc_version() -> str:
-    """Version of the NVRTC library, e.g. ``"13.0"``. RuntimeError when it is not installed."""
+    """Version of the NVRTC library, e.g. ``"13.0"``: see :mod:`kernels.nvrtc` for which one.
+
+    RuntimeError when there is none.
+    """
     return _nvrtc()[2]
 
 

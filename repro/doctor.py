@@ -230,13 +230,12 @@ def check(what: str, probe: Callable[[], str], use: str, cure: str = "") -> Find
 
 
 def nvrtc() -> str:
-    """Version of the runtime compiler's wheel."""
-    from cuda.bindings import nvrtc as library
+    """Version of the runtime compiler's library, and where it was chosen by hand."""
+    from kernels.compile import nvrtc_version
+    from kernels.nvrtc import VARIABLE, library
 
-    status, major, minor = library.nvrtcVersion()
-    if int(status) != 0:
-        raise RuntimeError(f"nvrtcVersion returned {status}")
-    return f"{major}.{minor}"
+    chosen = library()
+    return nvrtc_version() + (f" ({VARIABLE}={chosen})" if chosen else "")
 
 
 def report() -> tuple[str, bool]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -98,3 +101,48 @@ def test_without_nvrtc_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) 
         RuntimeError, match=r"pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
     ):
         nvrtc_version()
+
+
+def _version_in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/maps")
+def test_the_library_named_by_the_environment_is_the_one_that_compiles(tmp_path: Path) -> None:
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    usual = Path(load_nvidia_dynamic_lib("nvrtc").abs_path).resolve()
+    below = tmp_path / "nvidia" / "lib"
+    below.mkdir(parents=True)
+    for file in usual.parent.glob("libnvrtc*"):
+        shutil.copy(file, below / file.name)
+    named = below / usual.name
+    code = (
+        "from kernels.compile import compile_cubin\n"
+        "from kernels.launch import Kernel\n"
+        "text = 'extern \"C\" __global__ void one(float* p) { p[0] = 1; }\\n'\n"
+        "assert compile_cubin(Kernel(text, 'one', (), 32), 'sm_80').registers\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print({line.split(None, 5)[5] for line in maps.splitlines() if 'libnvrtc.so' in line})\n"
+    )
+    for choice in (tmp_path, named):
+        cache = tmp_path / f"cache-{choice.name}"
+        done = _version_in_a_new_process(code, REPRO_NVRTC=str(choice), REPRO_CACHE_DIR=str(cache))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == str({str(named)})
+
+
+def test_a_wrong_choice_of_library_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "libnvrtc.so.13").write_bytes(b"not a library")
+    code = "from kernels.compile import nvrtc_version\nprint(nvrtc_version())"
+    for choice, said in (
+        (tmp_path / "absent", "neither a file nor a folder with libnvrtc.so.*"),
+        (tmp_path, "cannot be loaded"),
+    ):
+        done = _version_in_a_new_process(code, REPRO_NVRTC=str(choice))
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(f"RuntimeError: REPRO_NVRTC={choice}"), done.stderr
+        assert said in last
