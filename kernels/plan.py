@@ -1,8 +1,8 @@
-"""Launches written down once and run again with other addresses.
+"""Launches recorded once and replayed with new addresses.
 
 Which kernels a driver launches, with which grids and arguments, follows from shapes, strides, types
-and options. Where a program calls with the same ones again, only addresses differ: the driver runs
-once, on stand-ins, and the :class:`Plan` that comes of it is run with the addresses of each call.
+and options. The driver runs once, on arrays without memory (stand-ins), and the :class:`Plan` that
+comes of it is replayed with the addresses of each call.
 """
 
 from __future__ import annotations

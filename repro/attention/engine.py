@@ -1,9 +1,20 @@
-"""A call of the operator: which kernels, on which views of its tensors.
+"""The way of q from ``repro.flash_attention`` to the first instruction of a kernel.
 
-The launches of a call are written down once (:mod:`kernels.plan`). A later call with the same
-layouts and options runs them again with its own addresses, unless something in it belongs to that
-call alone: a mask, a seed, a layout that needs a copy. A forward of that kind is found by what its
-caller gives (:func:`kept`) before anything is checked again.
+1. ``flash_attention`` casts under autocast, checks the arguments (``check_arguments``) and calls
+   the operator ``repro::flash_attention``, through torch's dispatcher where a mode, a
+   transformation, a profiler or a tensor subclass wants to see it and past it otherwise.
+2. Where a gradient is wanted, an autograd function saves q for the backward pass; then ``forward``
+   below looks for the recorded launches of an earlier call with equal shapes, strides, types and
+   options, and on a cache hit goes on with step 5 (calls with a mask, a seed or a copied tensor
+   are not cached).
+3. On a miss ``readable`` makes q an ``Array`` (address, shape, strides), by way of a padded copy
+   where 16-byte loads cannot read it in place.
+4. ``record`` runs the driver once on arrays without memory: ``choose`` picks the algorithm for the
+   device, the shape and the options, ``kernels.attention`` its tile and compiled form, and the
+   launches it asks for are the plan.
+5. ``replay`` puts the address of q into the plan's arguments, and the backend compiles the source
+   (NVRTC for a GPU, the C++ compiler for the host; once, then from a cache) and launches it: on
+   torch's current stream, or thread block by thread block on the CPU.
 """
 
 from __future__ import annotations
@@ -29,8 +40,8 @@ __all__ = ["KeptForward", "Options", "backward", "check_tile", "forget", "forwar
 _DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 16))
 #: The kernels that a pass may launch with one tile.
 _KERNELS = {"forward": ("forward",), "backward": ("backward", "backward-dq")}
-#: Calls to run again, by layouts and options, and the forwards among them by q, k, v alone.
-#: Forgotten when a program has very many.
+#: Recorded calls by layouts and options, and the forward calls among them by q, k, v alone.
+#: Emptied when they reach the limit.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
 _KEPT: dict[Hashable, KeptForward] = {}
 _REPEATED_LIMIT = 4096
@@ -50,7 +61,7 @@ class Options(NamedTuple):
 
 
 class KeptForward:
-    """The forward operator for tensors and options that it has run with: no checks, no choices."""
+    """A recorded forward: replayed without any check, as equal layouts and options passed them."""
 
     def __init__(self, call: launcher.Repeated, rows: torch.Size) -> None:
         self._call = call
@@ -70,7 +81,7 @@ class KeptForward:
 def kept(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
 ) -> KeptForward | None:
-    """The forward of plain tensors without a mask, dropout or a tile, if its like has run."""
+    """The recorded forward of plain tensors without mask, dropout or tile; None on a miss."""
     return _KEPT.get(_kept_key(q, k, v, causal, scale, deterministic))
 
 
@@ -86,7 +97,7 @@ def _kept_key(
 
 
 def forget() -> None:
-    """Let every call be a first one."""
+    """Empty the cache of recorded calls."""
     _REPEATED.clear()
     _KEPT.clear()
 
@@ -230,7 +241,7 @@ def backward(
 
 
 def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashable:
-    """What decides the launches of a call; None where they would serve that call alone."""
+    """The cache key of a call; None for calls with a mask or a seed, which are not cached."""
     if options.key_mask is not None or options.block_mask is not None or options.seed is not None:
         return None
     key: list[Any] = [
@@ -249,7 +260,7 @@ def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashabl
 
 
 def _run_again(key: Hashable, tensors: Mapping[str, Tensor]) -> bool:
-    """Run a call whose like has run before; False where none has."""
+    """Replay the recorded call with this key; False on a cache miss."""
     call = None if key is None else _REPEATED.get(key)
     if call is None:
         return False
@@ -270,7 +281,7 @@ def _run(
     arrays: Mapping[str, Array],
     key: Hashable,
 ) -> launcher.Repeated | None:
-    """Run the driver on arrays, and keep what it launches for the next call with this key."""
+    """Record what the driver launches, run it, and cache it unless a tensor had to be copied."""
     device = tensors["q"].device
     with launcher.launcher_for(device) as backend:
         plan = record(backend, arrays, driver)

@@ -54,9 +54,10 @@ class Launcher:
 
 
 class Repeated:
-    """A plan on a device, run again and again with other addresses.
+    """A plan on a device, replayed with new addresses.
 
-    A backend that prepares launches does it once, here; another goes through the plan each time.
+    A backend with ``prepare`` encodes the arguments once, here; another goes through the plan each
+    time.
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:

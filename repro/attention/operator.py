@@ -97,7 +97,7 @@ def flash_attention(
 def _again(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, deterministic: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """The results of a call whose like has been checked and has run; None for every other."""
+    """Replay a cached call with this signature; None on a cache miss."""
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         return None
     if q.dim() != 4 or q.numel() == 0 or forward_ad._current_level >= 0:

@@ -18,8 +18,8 @@ because with a constant incoming gradient (``out.sum()``) the first gradient wou
 and the second-order term would be missing without a word.
 
 Around an operator of ``torch.library.custom_op`` and its gradient the wrappers cost the host more
-than the launches themselves; hence the registration piece by piece. Through torch's dispatcher a
-call goes only where something listens there (:func:`_direct`).
+than the launches themselves; hence the registration piece by piece. We bypass torch's dispatcher
+unless a mode, a tensor subclass, a functorch transform or a profiler is active (:func:`_direct`).
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
 def attention_again(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """The same for a call whose like has run, unchecked; None where none has, or where the
-    dispatcher has a say."""
+    """Replay a cached call; None on a cache miss, or where the dispatcher must see the call."""
     if torch.compiler.is_compiling() or not _direct((q, k, v)):
         return None
     kernel = engine.kept(q, k, v, causal, scale, deterministic)
