@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from analysis.checkpointing import simulate, uniform_chain
 from analysis.hardware import H100_SXM
 from analysis.shapes import AttentionShape
 from analysis.time_model import datasheet_ceilings
 from repro import records
+from repro.attention.reference import attention_reference
 from repro.commands import compare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,12 +31,15 @@ def load(name: str):
 
 
 def test_every_kind_of_extension_has_its_example() -> None:
-    assert EXAMPLES == ["add_algorithm", "add_figure", "add_gpu", "add_peer", "add_planner"]
+    assert EXAMPLES == [
+        "add_algorithm", "add_figure", "add_gpu", "add_peer", "add_planner",
+        "attention_in_40_lines",
+    ]  # fmt: skip
     table = (ROOT / "examples" / "README.md").read_text()
     assert all(f"({name}.py)" in table for name in EXAMPLES)
 
 
-@pytest.mark.parametrize("name", ["add_gpu", "add_planner"])
+@pytest.mark.parametrize("name", ["add_gpu", "add_planner", "attention_in_40_lines"])
 def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -40,6 +48,38 @@ def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "head_dim", "tile"),
+    [(1, 1, 1, (1, 1)), (5, 17, 8, (2, 16)), (70, 33, 16, (32, 64)), (64, 64, 32, (64, 64))],
+)
+def test_attention_in_40_lines_is_attention(seqlen_q, seqlen_k, head_dim, tile) -> None:
+    example = load("attention_in_40_lines")
+    random = np.random.default_rng(0)
+    Q, dO = random.standard_normal((2, seqlen_q, head_dim))
+    K, V = random.standard_normal((2, seqlen_k, head_dim))
+    out, lse = example.forward(Q, K, V, *tile)
+    grads = example.backward(Q, K, V, out, lse, dO, *tile)
+    expected = attention_reference(*(torch.from_numpy(x)[None, None] for x in (Q, K, V)),
+                                   dout=torch.from_numpy(dO)[None, None])  # fmt: skip
+    found = dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
+    for name, value in found.items():
+        right = getattr(expected, name)[0, 0].numpy()
+        np.testing.assert_allclose(value, right, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_attention_in_40_lines_stores_tiles_only_and_has_40_lines() -> None:
+    example = load("attention_in_40_lines")
+    sources = [inspect.getsource(f) for f in (example.forward, example.backward)]
+    assert sum(len([x for x in s.splitlines() if x.strip()]) for s in sources) <= 40
+    Q, K, V, dO = np.random.default_rng(0).standard_normal((4, 2048, 2))
+    tracemalloc.start()
+    out, lse = example.forward(Q, K, V, 64, 64)
+    example.backward(Q, K, V, out, lse, dO, 64, 64)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2048 * 2048 * 8 / 20  # far below one (N, N) matrix of float64
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 33, 70, 64), (2, 1, 1, 1, 40), (1, 1, 5, 100, 128)])
