@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from functools import cache
@@ -55,7 +56,22 @@ def read_all(paths: Iterable[Path]) -> str:
     return "".join(f"{path.name}\n{path.read_text()}\n" for path in sorted(paths))
 
 
+def headers(text: str) -> str:
+    """Text of the headers in ``include/`` that a source includes, directly or through another.
+
+    A kernel depends on these alone, so a change of one header leaves the other kernels compiled.
+    """
+    found: dict[str, Path] = {}
+    waiting = [text]
+    while waiting:
+        for name in re.findall(r'^\s*#\s*include\s+"([\w.]+)"', waiting.pop(), re.MULTILINE):
+            path = INCLUDE_DIR / name
+            if name not in found and path.exists():  # the host's own headers lie elsewhere
+                found[name] = path
+                waiting.append(_text(path))
+    return read_all(found.values())
+
+
 @cache
-def headers() -> str:
-    """Text of every header in ``include/``: any of them may shape a kernel."""
-    return read_all(INCLUDE_DIR.glob("*.cuh"))
+def _text(path: Path) -> str:
+    return path.read_text()

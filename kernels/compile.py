@@ -74,7 +74,7 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
     program, options, version = _nvrtc()
     text = kernel.text()
     # Without the entry point: all of a source's kernels share one compilation.
-    key = digest(text, headers(), repr(kernel.macros), arch, version)
+    key = digest(text, headers(text), repr(kernel.macros), arch, version)
     name = f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
     path = cache_dir() / "cubin" / f"{name}-{arch}-{key}"
     cubin_path, log_path = (path.with_name(path.name + end) for end in (".cubin", ".log"))

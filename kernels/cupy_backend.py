@@ -63,7 +63,7 @@ def kernel_argument(arg: Argument) -> np.generic | np.ndarray:
 def source_for_cupy(kernel: Kernel) -> str:
     """The source text, marked with the state of the headers: CuPy's cache does not look at them."""
     name = f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
-    return f'// headers {digest(headers())}\n#line 1 "{name}"\n{kernel.text()}'
+    return f'// headers {digest(headers(kernel.text()))}\n#line 1 "{name}"\n{kernel.text()}'
 
 
 def options_for(kernel: Kernel, compute_capability: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from kernels.cache import cache_dir, digest, headers, read_all
-from kernels.launch import INCLUDE_DIR, Kernel
+from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
 
 HOST_DIR = Path(__file__).resolve().parent
 KERNEL_HEADERS = ("vocabulary.hpp", "hopper.hpp", "interface.hpp", "fiber.hpp")
@@ -25,7 +25,10 @@ FLAGS = (
 )
 RUNTIME_FLAGS = (*FLAGS, "-pthread", "-Wall", "-Wextra")
 # A fiber's stack has 64 KiB; a thread with 24 KiB of locals would be absurd on a GPU too.
-KERNEL_FLAGS = (*FLAGS, "-Werror=frame-larger-than=24576", f"-I{INCLUDE_DIR}", "-DKERNELS_HOST")
+KERNEL_FLAGS = (*FLAGS, "-Werror=frame-larger-than=24576", "-DKERNELS_HOST")
+#: Where the files that a text includes lie. Not part of the cache's key, so that checkouts share
+#: compiled kernels: what the files hold is part of it.
+SEARCH = tuple(f"-I{folder}" for folder in (INCLUDE_DIR, KERNELS_DIR))
 
 
 class HostCompileError(RuntimeError):
@@ -112,7 +115,7 @@ def build(text: str, flags: tuple[str, ...], name: str, depends_on: str) -> Path
     with folder as path:
         source, output = Path(path) / f"{name}.cpp", Path(path) / f"{name}.so"
         source.write_text(text)
-        command = [*compiler.command, *flags, *compiler.machine_flags, str(source), "-o"]
+        command = [*compiler.command, *flags, *SEARCH, *compiler.machine_flags, str(source), "-o"]
         done = subprocess.run([*command, str(output)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise HostCompileError(f"{name}: {compiler.command[0]} failed:\n{done.stderr.strip()}")
@@ -124,7 +127,7 @@ def build(text: str, flags: tuple[str, ...], name: str, depends_on: str) -> Path
 def runtime_library() -> ctypes.CDLL:
     """The runtime, loaded once per process."""
     sources = [*HOST_DIR.glob("*.hpp"), HOST_DIR / "runtime.cpp"]
-    text = f'#include "{HOST_DIR / "runtime.cpp"}"\n'
+    text = '#include "host/runtime.cpp"\n'
     return ctypes.CDLL(str(build(text, RUNTIME_FLAGS, "runtime", read_all(sources))))
 
 
@@ -145,14 +148,14 @@ def load_kernel(kernel: Kernel) -> HostKernel:
     if kernel.path is None:
         included = f'#line 1 "{kernel.entry}.cu"\n{text}\n#line 1 "entry"\n'
     else:
-        included = f'#include "{kernel.path}"\n'
+        included = f'#include "{kernel.source}"\n'
     defines = "".join(f"#define {name} {value}\n" for name, value in kernel.macros)
     vocabulary = read_all(HOST_DIR / name for name in KERNEL_HEADERS)
     path = build(
         f"{defines}{included}HOST_ENTRY({kernel.entry})\n",
         KERNEL_FLAGS,
         kernel.entry,
-        digest(text, headers(), vocabulary),
+        digest(text, headers(text), vocabulary),
     )
     library = ctypes.CDLL(str(path))
     library.host_runtime_slot.restype = ctypes.c_void_p
