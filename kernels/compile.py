@@ -96,6 +96,8 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
                     name=name,
                     arch=arch,
                     std="c++17",
+                    # NVRTC 13.0 takes a lambda in some templates for a function of the host.
+                    device_as_default_execution_space=True,
                     include_path=[str(INCLUDE_DIR)],
                     define_macro=[(macro, str(value)) for macro, value in kernel.macros] or None,
                     ptxas_options=["-v"],

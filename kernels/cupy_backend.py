@@ -71,7 +71,8 @@ def options_for(kernel: Kernel, compute_capability: str) -> tuple[str, ...]:
     warpgroup instructions exist only under the name sm_90a."""
     macros = tuple(f"-D{name}={value}" for name, value in kernel.macros)
     arch = ("-arch=sm_90a",) if compute_capability == "90" else ()
-    return ("-std=c++17", f"-I{INCLUDE_DIR}", *arch, *macros)
+    # NVRTC 13.0 takes a lambda in some templates for a function of the host.
+    return ("-std=c++17", "-default-device", f"-I{INCLUDE_DIR}", *arch, *macros)
 
 
 class CupyBackend:

@@ -96,7 +96,13 @@ def test_views_travel_by_value() -> None:
 
 def test_options_and_source() -> None:
     options = options_for(KERNEL, "80")
-    assert set(options) == {"-std=c++17", f"-I{INCLUDE_DIR}", "-DCAUSAL=1", "-DHEAD_DIM=64"}
+    assert set(options) == {
+        "-std=c++17",
+        "-default-device",
+        f"-I{INCLUDE_DIR}",
+        "-DCAUSAL=1",
+        "-DHEAD_DIM=64",
+    }
     assert "-arch=sm_90a" in options_for(KERNEL, "90")
     # CuPy keys its cache by this text, so it must change with the headers.
     first, second, *rest = source_for_cupy(KERNEL).split("\n")
