@@ -34,8 +34,10 @@ export PYTHONUNBUFFERED := 1
 
 DRAWN := figures/out
 STAMPS := .cache/measured
+STALE := .cache/stale
 FIGURES := $(filter-out _% common verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
 EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
+FILES := $(foreach f,$(FIGURES),$(DRAWN)/$(f).svg $(DRAWN)/$(f).png $(DRAWN)/$(f).csv)
 THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/records.py repro/experiments/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/* repro/*.py)
 
@@ -44,25 +46,38 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme record audit clean
+.PHONY: again figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
-figures: $(foreach f,$(FIGURES),$(DRAWN)/$(f).svg $(DRAWN)/$(f).png $(DRAWN)/$(f).csv) $(DRAWN)/verdicts.md
+figures: $(STALE)/.drawn $(DRAWN)/verdicts.md
 
-# A pattern rule with three targets runs once for all three, under -j too.
-$(DRAWN)/%.svg $(DRAWN)/%.png $(DRAWN)/%.csv: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEORY) | $(ENV)
+# A figure that has to be drawn again is younger here than in figures/out/.
+$(STALE)/%: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEORY) | $(ENV)
+	@mkdir -p $(@D) && touch $@
+
+# All of them at once: starting Python costs more than drawing.
+$(STALE)/.drawn: $(FIGURES:%=$(STALE)/%) $(if $(filter-out $(wildcard $(FILES)),$(FILES)),again)
+	@mkdir -p $(DRAWN)
+	@stale=; for f in $(FIGURES); do for e in csv png svg; do \
+	    [ -e $(DRAWN)/$$f.$$e ] && [ -z "$$(find $(STALE)/$$f -newer $(DRAWN)/$$f.$$e)" ] || \
+	    { stale="$$stale $$f"; break; }; done; done; \
+	[ -z "$$stale" ] || $(PY) -m figures draw --jobs $(WORKERS) $$stale
+	@touch $@
+
+# One figure by its file. A pattern rule with three targets runs once for all three, under -j too.
+$(DRAWN)/%.svg $(DRAWN)/%.png $(DRAWN)/%.csv: $(STALE)/%
 	@$(PY) -m figures draw $*
 
 # The experiments of a figure are the tuple EXPERIMENTS in its module, which must fit one line.
 experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' figures/$(1).py | tr -d '",')
 define needs
-$(foreach e,svg png csv,$(DRAWN)/$(1).$(e)): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
+$(STALE)/$(1): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
     $(foreach x,$(2),$(wildcard results/*/$(x).jsonl))
 endef
 $(foreach f,$(FIGURES),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
 
-$(DRAWN)/verdicts.md: $(FIGURES:%=$(DRAWN)/%.svg) $(wildcard figures/verdict_table.py)
+$(DRAWN)/verdicts.md: $(STALE)/.drawn $(wildcard figures/verdict_table.py)
 	@$(PY) -m figures verdicts
 
 # Which cells are on record is decided by the command; the stamp only says that it has run.

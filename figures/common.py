@@ -146,10 +146,15 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(m for m in modules if m not in _NOT_FIGURES and not m.startswith("_")))
 
 
-def module(name: str) -> ModuleType:
-    """The module of a figure; ValueError lists the known ones."""
+def require(name: str) -> None:
+    """ValueError lists the known figures."""
     if name not in names():
         raise ValueError(f"no figure {name!r}; known: {', '.join(names())}")
+
+
+def module(name: str) -> ModuleType:
+    """The module of a figure; ValueError lists the known ones."""
+    require(name)
     return importlib.import_module(f"figures.{name}")
 
 

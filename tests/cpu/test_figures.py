@@ -180,3 +180,21 @@ def test_the_committed_records_support_the_verdicts():
         "FA-1 Fig. 3 right", "FA-1 20x memory", "FA-1 Theorem 2",
     ):  # fmt: skip
         assert rows[claim].verdict.startswith("holds ("), rows[claim]
+
+
+def test_one_figure_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkeypatch, capsys):
+    from figures import __main__ as command
+
+    def draw(name, out, *, local):
+        if name == "two_levels":
+            raise OSError("disk full")
+        (tmp_path / name).touch()
+
+    monkeypatch.setattr(command, "_draw", draw)  # the workers are forked: they have it too
+    chosen = ["fa1_fig2_middle", "two_levels", "gemm_levels"]
+    with pytest.raises(RuntimeError, match="^two_levels: OSError: disk full$"):
+        command.draw(chosen, jobs=2)
+    assert {p.name for p in tmp_path.iterdir()} == {"fa1_fig2_middle", "gemm_levels"}
+    assert "two_levels" not in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no figure 'nonsense'"):
+        command.draw(["gemm_levels", "nonsense"], jobs=2)

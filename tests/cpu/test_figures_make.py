@@ -24,11 +24,12 @@ echo "$*" >> calls.log
 case "$2 $3" in
 "figures draw")
     mkdir -p figures/out
-    echo "$4" > "figures/out/$4.csv"
-    echo "$4" > "figures/out/$4.png"
-    if [ -e die ]; then echo half > "figures/out/$4.svg"; exit 1; fi
-    sleep 0.1
-    echo "$4" > "figures/out/$4.svg" ;;
+    shift 3
+    [ "$1" = --jobs ] && shift 2
+    for f; do
+        [ -e die ] && [ "$f" = "$(cat die)" ] && exit 1
+        for e in csv png svg; do echo "$f" > "figures/out/$f.$e"; done
+    done ;;
 "figures verdicts") echo table > figures/out/verdicts.md ;;
 esac
 """
@@ -71,14 +72,11 @@ def make(tree: Path, *arguments: str, env: dict[str, str] | None = None) -> tupl
         ["make", "NO_VENV=1", "PYTHON=./python", *arguments],
         cwd=tree, capture_output=True, text=True, check=False, env=environment | (env or {}),
     )  # fmt: skip
-    calls = log.read_text().replace(" --quick", "")
+    calls = log.read_text().replace(" --quick", "").replace(" --jobs 2", "")
     return done.returncode, sorted(calls.splitlines())
 
 
-ALL = [
-    "-m figures draw first", "-m figures draw second_one", "-m figures verdicts",
-    "-m repro measure run-me",
-]  # fmt: skip
+ALL = ["-m figures draw first second_one", "-m figures verdicts", "-m repro measure run-me"]
 
 
 @pytest.mark.parametrize("jobs", ["-j1", "-j8"])
@@ -99,28 +97,43 @@ def test_one_figure_makes_just_what_it_needs(tree: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_generator_that_dies_leaves_no_target_and_runs_again(tree: Path) -> None:
-    (tree / "die").touch()
-    status, _ = make(tree, "-k", "figures")
+@pytest.mark.parametrize("goal", ["figures", "figures/out/second_one.csv"])
+def test_a_generator_that_dies_leaves_no_target_and_runs_again(tree: Path, goal: str) -> None:
+    (tree / "die").write_text("second_one")
+    status, _ = make(tree, "-k", goal)
     assert status != 0
     drawn = tree / "figures" / "out"
-    assert not (drawn / "first.svg").exists()
+    assert not (drawn / "second_one.svg").exists()
     assert not (drawn / "verdicts.md").exists()
     (tree / "die").unlink()
-    status, calls = make(tree, "figures")
+    status, calls = make(tree, goal)
     assert status == 0
-    assert "-m figures draw first" in calls
-    assert (drawn / "first.svg").read_text() == "first\n"
+    assert "-m figures draw second_one" in calls  # and not the one that was drawn before
+    assert (drawn / "second_one.svg").read_text() == "second_one\n"
+
+
+def test_a_file_that_is_gone_is_drawn_again(tree: Path) -> None:
+    assert make(tree, "figures")[0] == 0
+    for ending in ("csv", "png", "svg"):
+        (tree / "figures" / "out" / f"first.{ending}").unlink()
+        assert make(tree, "figures") == (0, ["-m figures draw first", "-m figures verdicts"])
+        assert make(tree, "--question", "figures") == (0, [])
+
+
+def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:
+    assert make(tree, "figures/out/second_one.svg")[0] == 0
+    status, calls = make(tree, "figures")
+    assert (status, calls) == (0, ["-m figures draw first", *ALL[1:]])
 
 
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [
         ("figures/second_one.py", ["-m figures draw second_one", "-m figures verdicts"]),
-        ("figures/_helper.py", [c for c in ALL if "measure" not in c]),
-        ("figures/common.py", [c for c in ALL if "measure" not in c]),
-        ("results/card/other-records.jsonl", [c for c in ALL if "measure" not in c]),
-        ("kernels/k.cu", [c for c in ALL if "second_one" not in c]),
+        ("figures/_helper.py", ALL[:2]),
+        ("figures/common.py", ALL[:2]),
+        ("results/card/other-records.jsonl", ALL[:2]),
+        ("kernels/k.cu", ["-m figures draw first", *ALL[1:]]),
         ("analysis/a.py", ALL),
     ],
 )

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -61,55 +60,6 @@ def calls(tree):
     found = path.read_text().splitlines() if path.exists() else []
     path.unlink(missing_ok=True)
     return found
-
-
-def test_each_generator_runs_once_under_many_jobs_and_the_second_run_does_nothing(tree):
-    done = make(tree, "-j8", "figures")
-    assert done.returncode == 0, done.stderr
-    drawn = sorted(c.split()[-1] for c in calls(tree) if " draw " in c)
-    assert drawn == sorted(common.names())
-    again = make(tree, "-j8", "figures")
-    assert again.returncode == 0
-    assert calls(tree) == []
-    assert make(tree, "--question", "figures").returncode == 0
-
-
-def test_one_figure_runs_just_what_it_needs(tree):
-    done = make(tree, "figures/out/fa1_fig2_middle.svg")
-    assert done.returncode == 0, done.stderr
-    assert calls(tree) == [
-        "-m repro measure --quick fig2-middle",
-        "-m figures draw fa1_fig2_middle",
-    ]
-
-
-def test_a_changed_module_or_record_redraws_only_its_figures(tree):
-    sources = [p for p in tree.rglob("*") if p.is_file()]
-    make(tree, "figures")
-    calls(tree)
-    now = time.time()
-    for path in tree.rglob("*"):  # sources are older than outputs, outputs older than now
-        age = 200 if path in sources else 100
-        os.utime(path, (now - age, now - age))
-    for changed, redrawn in (
-        ("figures/two_levels.py", "two_levels"),
-        ("results/published/fig2-middle.jsonl", "fa1_fig2_middle"),
-    ):
-        os.utime(tree / changed)
-        make(tree, "figures")
-        assert calls(tree) == [f"-m figures draw {redrawn}", "-m figures verdicts"]
-
-
-def test_a_generator_that_dies_leaves_no_target_and_is_run_again(tree):
-    target = tree / "figures" / "out" / "two_levels.csv"
-    (tree / "python").write_text((tree / "python").read_text().replace("$DIE", "two_levels"))
-    failed = make(tree, "figures/out/two_levels.csv")
-    assert failed.returncode != 0
-    assert not target.exists()
-    calls(tree)
-    (tree / "python").write_text((tree / "python").read_text().replace('"two_levels" ]', '"" ]'))
-    assert make(tree, "figures/out/two_levels.csv").returncode == 0
-    assert [c for c in calls(tree) if " draw " in c] == ["-m figures draw two_levels"]
 
 
 @pytest.mark.parametrize("name", common.names())
