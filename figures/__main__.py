@@ -33,12 +33,12 @@ def draw(
         common.require(name)
     if jobs == 1 or len(chosen) == 1:
         for name in chosen:
-            _draw(name, common.OUT, local=True)
+            _draw_here(name)
             print(f"figures/out/{name}.svg", flush=True)
         return
     # Forked before anything has started a thread: a worker has all modules without importing them.
     with ProcessPoolExecutor(min(jobs, len(chosen)), mp_context=get_context("fork")) as pool:
-        waiting = {pool.submit(_draw, name, common.OUT, local=True): name for name in chosen}
+        waiting = {pool.submit(_draw_here, name): name for name in chosen}
         failed: list[str] = []
         for future in as_completed(waiting):
             error = future.exception()
@@ -96,6 +96,10 @@ def report(
 
     size = write(to)
     print(f"{to.name}: {size / 1e6:.1f} MB, needs no other file")
+
+
+def _draw_here(name: str) -> None:
+    _draw(name, common.OUT, local=True)
 
 
 def _draw(name: str, out: Path, *, local: bool) -> None:

@@ -192,7 +192,7 @@ def test_one_figure_that_fails_is_named_and_the_others_are_drawn(tmp_path, monke
 
     monkeypatch.setattr(command, "_draw", draw)  # the workers are forked: they have it too
     chosen = ["fa1_fig2_middle", "two_levels", "gemm_levels"]
-    with pytest.raises(RuntimeError, match="^two_levels: OSError: disk full$"):
+    with pytest.raises(RuntimeError, match=r"^two_levels: OSError: disk full$"):
         command.draw(chosen, jobs=2)
     assert {p.name for p in tmp_path.iterdir()} == {"fa1_fig2_middle", "gemm_levels"}
     assert "two_levels" not in capsys.readouterr().out
