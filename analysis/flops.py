@@ -8,13 +8,18 @@ what the tensor cores are asked to do.
 
 from __future__ import annotations
 
+import numpy as np
+
 from analysis.shapes import AttentionShape, Tile
-from analysis.tile_loop import tile_loop
+from analysis.tile_loop import BlockMask, tile_loop
 
 FORWARD_PRODUCTS = 2
 """QKᵀ and PV."""
 BACKWARD_PRODUCTS = 5
 """QKᵀ again, dV = PᵀdO, dP = dO·Vᵀ, dQ = dS·K, dK = dSᵀQ. Without recomputation it is four."""
+
+KV_PRODUCTS, DQ_PRODUCTS = 4, 3
+"""Where dK and dV, and dQ, have a pass each: S and dP are made in both."""
 
 
 def products(pass_: str, *, recompute: bool = True) -> int:
@@ -60,3 +65,18 @@ def executed_exponentials(shape: AttentionShape, tile: Tile, pass_: str) -> int:
     elif pass_ != "backward":
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     return shape.batch * shape.heads * per_head
+
+
+def pairs_in_blocks(shape: AttentionShape, block_mask: BlockMask, block: Tile) -> int:
+    """Visible (query, key) pairs in the blocks that are set, all batches and heads.
+
+    block_mask: broadcasts to (B, H, blocks of rows, blocks of keys).
+    """
+    rows, keys = np.arange(shape.seqlen_q), np.arange(0, shape.seqlen_k, block.block_n)
+    seen = np.full(shape.seqlen_q, shape.seqlen_k)
+    if shape.causal:
+        seen = np.clip(rows + 1 + shape.seqlen_k - shape.seqlen_q, 0, shape.seqlen_k)
+    of_row = np.clip(seen[:, None] - keys, 0, block.block_n)
+    of_block = np.add.reduceat(of_row, rows[:: block.block_m], axis=0)
+    wanted = (shape.batch, shape.heads, *of_block.shape)
+    return int((np.broadcast_to(block_mask, wanted) * of_block).sum())

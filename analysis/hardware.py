@@ -56,6 +56,21 @@ class Gpu:
     sources: Mapping[str, str]
 
     @property
+    def architecture(self) -> str:
+        """What code is compiled for, without its prefix: "80" of sm_80."""
+        return "".join(map(str, self.compute_capability))
+
+    @property
+    def capability_text(self) -> str:
+        """ "9.0"."""
+        return ".".join(map(str, self.compute_capability))
+
+    @property
+    def has_bf16(self) -> bool:
+        """Tensor cores multiply bf16 from compute capability 8.0 on (programming guide)."""
+        return self.compute_capability >= (8, 0)
+
+    @property
     def usable_l2_bytes(self) -> int:
         """What data shared by all SMs can occupy: half of a two-partition L2."""
         return self.l2_bytes // self.l2_partitions

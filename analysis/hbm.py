@@ -68,7 +68,8 @@ class HbmTraffic:
 _MAIN_KERNELS = tuple(
     f"{name}_{pass_}{form}"
     for name, form in (
-        ("flash", ""), ("flash", "_sm90"), ("flash", "_sm90_persistent"), ("flash1", "")
+        ("flash", ""), ("flash", "_sm90"), ("flash", "_sm90_persistent"),
+        ("flash", "_sm90_optimistic"), ("flash", "_sm90_persistent_optimistic"), ("flash1", ""),
     )
     for pass_ in ("forward", "backward")
 )  # fmt: skip

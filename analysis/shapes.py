@@ -6,13 +6,16 @@ Shapes are written (B, H, N, D): batch, heads, sequence length, head dimension. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 """Bytes of one stored element."""
 
 STAT_BYTES = 4
 """Bytes of one row statistic (lse, delta, m, l) and of one accumulator element: always fp32."""
+
+ROW_ELEMENTS = 8
+"""Kernels move rows 16 bytes at a time: 8 elements of a 16-bit type."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,12 @@ class AttentionShape:
         return self.heads // self.kv_heads
 
     @property
+    def padded(self) -> AttentionShape:
+        """The shape the kernels see: head_dim rounded up to a multiple of 8, zeros in the rest."""
+        columns = aligned_head_dim(self.head_dim)
+        return self if columns == self.head_dim else replace(self, head_dim=columns)
+
+    @property
     def visible_pairs(self) -> int:
         """(query, key) pairs that enter the softmax, for one head."""
         if not self.causal:
@@ -97,6 +106,11 @@ class Tile:
     def __post_init__(self) -> None:
         _require_positive_int("block_m", self.block_m)
         _require_positive_int("block_n", self.block_n)
+
+
+def aligned_head_dim(head_dim: int) -> int:
+    """Columns of the arrays that kernels get for ``head_dim``: a multiple of 8."""
+    return -(-head_dim // ROW_ELEMENTS) * ROW_ELEMENTS
 
 
 def _require_positive_int(name: str, value: object) -> None:

@@ -34,6 +34,7 @@ from analysis.shapes import Tile
 from kernels import hopper, ladder
 from kernels.checks import check_shapes, finite
 from kernels.flash_config import (
+    OTHER_REGISTERS,
     SHARED_LIMIT_BYTES,
     FlashConfig,
     configure,
@@ -46,6 +47,7 @@ from kernels.philox import drop_threshold, keep_scale
 
 __all__ = [
     "FLASH",
+    "OTHER_REGISTERS",
     "SHARED_LIMIT_BYTES",
     "FlashConfig",
     "backward",

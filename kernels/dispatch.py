@@ -15,11 +15,18 @@ from dataclasses import dataclass
 
 from analysis.shapes import Tile
 from kernels import hopper
-from kernels.flash_config import SHARED_LIMIT_BYTES
+from kernels.flash_config import SHARED_LIMIT_BYTES, configure
 from kernels.flash_config import default_tile as sm80_tile
-from kernels.launch import Array, Backend
+from kernels.launch import Array
+from kernels.plan import Device
 
 HOPPER = "90"
+OLDEST = 80
+"""The least compute capability of the flash kernels: cp.async, and mma.sync of 16 x 8 x 16."""
+#: Tiles tried under a block mask whose own blocks no kernel can hold, largest first.
+_DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 16))
+#: The kernels that a pass may launch with one tile.
+_KERNELS = {"forward": ("forward",), "backward": ("backward", "backward-dq")}
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Choice:
 
 
 def choose(
-    backend: Backend,
+    backend: Device,
     arrays: Iterable[Array],
     *,
     scale: float,
@@ -48,10 +55,17 @@ def choose(
     "flash-split".
     arrays: all (B, H, N, D) arrays of the pass, q first.
     pass_: "forward" or "backward", chosen each for itself: both forms keep the same lse.
+
+    Raises ValueError for a GPU that is too old for any of them.
     """
     listed = list(arrays)
     q = listed[0]
     capability = getattr(backend, "compute_capability", None)
+    if capability is not None and not has_flash(capability):
+        raise ValueError(
+            f"the flash kernels need compute capability {OLDEST // 10}.{OLDEST % 10} or newer, "
+            f"this GPU has {capability[:-1]}.{capability[-1]}"
+        )
     objection = None
     if capability != HOPPER:
         where = "the host" if capability is None else f"compute capability {capability}"
@@ -74,6 +88,11 @@ def choose(
         algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
         return Choice(algorithm, "the Hopper kernels cover it")
     return Choice("flash-split" if deterministic else "flash", objection)
+
+
+def has_flash(compute_capability: str) -> bool:
+    """Whether a GPU ("80"; "gfx942" is none of NVIDIA's) can run the flash kernels at all."""
+    return compute_capability.isdecimal() and int(compute_capability) >= OLDEST
 
 
 def _unreachable(array: Array) -> str | None:
@@ -100,3 +119,35 @@ def default_tile(
     if algorithm.startswith(hopper.ALGORITHM):
         return hopper.default_tile(head_dim, pass_, causal, seqlen_q)
     return sm80_tile(head_dim, dtype, pass_, limit)
+
+
+def kernel_tile(
+    pass_: str,
+    dtype: str,
+    head_dim: int,
+    tile: Tile,
+    *,
+    limit: int = SHARED_LIMIT_BYTES,
+    block_size: tuple[int, int] | None = None,
+    **features: bool,
+) -> Tile:
+    """The tile that the sm_80 kernels of a pass run with where ``tile`` is asked for.
+
+    With a block mask the caller's tile is the block; a block too large for the kernels is walked
+    in the largest tile that divides it.
+
+    Raises ValueError with both numbers if the tile does not fit some kernel of the pass.
+    """
+    complaint: ValueError | None = None
+    for candidate in (tile, *_DIVISORS) if block_size is not None else (tile,):
+        try:
+            for kernel in _KERNELS[pass_]:
+                configure(
+                    kernel, dtype, head_dim, tile=candidate, limit=limit, block_size=block_size,
+                    **features,
+                )  # fmt: skip
+            return candidate
+        except ValueError as error:
+            complaint = complaint or error
+    assert complaint is not None
+    raise complaint

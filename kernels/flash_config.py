@@ -18,6 +18,9 @@ HEAD_DIMS = (32, 64, 128, 256)
 SHARED_LIMIT_BYTES = 227 * 1024
 """Shared memory a block may have on H100 and H200; the limit of the host backend too."""
 
+OTHER_REGISTERS = 64
+"""What a thread keeps beside accumulators: addresses, row statistics, operands on their way."""
+
 PASSES = ("forward", "backward", "backward-dq")
 """The main kernels; "backward-dq" is the split form's second pass, dQ with the queries outside."""
 
@@ -162,6 +165,24 @@ class FlashConfig:
     def threads(self) -> int:
         """Threads a block."""
         return 32 * self.num_warps
+
+    @property
+    def registers_per_thread(self) -> int:
+        """Estimate: fp32 accumulators, the forward's fragments of Q where they stay in registers,
+        and ``OTHER_REGISTERS``. How many blocks an SM holds follows (a test compares with what the
+        compiler made, docs/kernel-audit.md). More than a thread can have are spilled."""
+        rows, columns = self.tile.block_m, self.tile.block_n
+        fragments = 0
+        if self.pass_ == "backward":
+            sums = columns * 2 * (self.head_dim + rows)  # dK and dV, S and dP transposed
+        elif self.pass_ == "backward-dq":
+            sums = rows * (self.head_dim + 2 * columns)
+        else:
+            sums = rows * (self.head_dim + columns)
+            rows_a_warp = rows // self.num_warps
+            if self.dtype != "fp32" and rows_a_warp // 16 * self.head_dim <= 128:
+                fragments = rows_a_warp * self.head_dim * ITEMSIZE[self.dtype] // (4 * 32)
+        return sums // self.threads + fragments + OTHER_REGISTERS
 
     @property
     def shared_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kernels.launch import Argument, Array, Backend, Kernel, TensorMap, contiguous_strides
 
@@ -45,17 +45,24 @@ class Plan:
         return sum(array.size * array.itemsize for array in self.scratch)
 
 
+class Device(Protocol):
+    """What a recorder is told of the device that the launches are for."""
+
+    @property
+    def multiprocessors(self) -> int: ...
+
+
 class Recorder:
     """A backend without memory: it writes down what it is asked to launch.
 
     Args:
-        like: the backend that the launches are for; a driver asks it what the device is.
+        like: the backend or device that the launches are for; a driver asks it what that is.
         slots: arrays of the caller.
     """
 
     name = "recorder"
 
-    def __init__(self, like: Backend | None = None, slots: int = 0) -> None:
+    def __init__(self, like: Device | None = None, slots: int = 0) -> None:
         self.multiprocessors = 1 if like is None else like.multiprocessors
         self.compute_capability: str | None = getattr(like, "compute_capability", None)
         self.launches: list[Launch] = []
@@ -95,7 +102,7 @@ def slot_and_offset(address: int) -> tuple[int, int]:
 
 
 def record(
-    backend: Backend,
+    backend: Device,
     arrays: Mapping[str, Array],
     driver: Callable[[Recorder, dict[str, Array]], None],
 ) -> Plan:

@@ -1,58 +1,78 @@
 """One prediction with everything in it: FLOPs, bytes at both levels, memory and a time bound.
 
-A thin layer over ``analysis`` that puts its answers for one pass of one algorithm side by side; the
-command line, the notebook and the examples use it.
+A thin layer that puts the answers of ``analysis`` for one pass of one algorithm side by side; the
+command line, the notebook and the examples use it. Which kernel runs, with which tile, is not
+decided here: the kernels' own drivers say it (``kernels.launches``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis import memory
-from analysis.flops import executed_flops, products, useful_flops
-from analysis.hardware import TENSOR_FLOPS_PER_CLOCK_PER_SM, Gpu
-from analysis.hbm import HbmTraffic, compulsory_hbm, predict_hbm
-from analysis.occupancy import occupancy, wave_efficiency
-from analysis.shapes import AttentionShape, Tile
-from analysis.sm_ceilings import warp_backward_round, warp_forward_round
-from analysis.sums.flash_sm90 import COUNTER_BYTES
-from analysis.tiles import backward_resources, best_tile, forward_resources, paper_tile
-from analysis.time_model import (
-    Ceilings,
-    TimePrediction,
-    Work,
-    attention_work,
-    datasheet_ceilings,
-    predict_time,
+from analysis.flops import (
+    BACKWARD_PRODUCTS,
+    DQ_PRODUCTS,
+    KV_PRODUCTS,
+    pairs_in_blocks,
+    useful_flops,
 )
+from analysis.hardware import Gpu
+from analysis.hbm import HbmTraffic, compulsory_hbm, predict_hbm
+from analysis.shapes import AttentionShape, Tile
+from analysis.sums.copies import KERNEL as COPY
+from analysis.sums.copies import copies
+from analysis.tile_loop import BlockMask
+from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
 from analysis.traffic import Traffic, predict_traffic
-from kernels import attention, hopper
+from kernels import attention
+from kernels.launches import AUTO, GRADIENTS, tile_of
+from repro.prediction_runs import (
+    Run,
+    find_run,
+    form_of,
+    peak_tensors,
+    saved_tensors,
+    shared_per_tensor,
+    sum_options,
+    works_of,
+)
 
 PASSES = ("forward", "backward")
 #: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
 CLOSED = ("standard", "flash1-literal", "flash1", "flash", "flash-deterministic")
-#: The Hopper kernels whose bytes and bound differ.
-HOPPER = (hopper.ALGORITHM, hopper.DETERMINISTIC)
-ALGORITHMS = CLOSED + HOPPER
-#: Block sizes of the kernels that FlashAttention's authors released in 2022, at head_dim <= 64.
-RELEASED_2022 = Tile(16, 256)
+ALGORITHMS = attention.ALGORITHMS
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What one pass costs. Bytes and FLOPs are of the whole batch; times are lower bounds.
 
-    ``saved`` lies between forward and backward; ``peak`` is alive at the pass's worst moment.
-    ``form`` is the name of the compiled form, for kernels that come in several.
+    shape: as asked for; ``padded`` is what the kernels see (head_dim a multiple of 8).
+    reason: why this algorithm, where the choice was left to dispatch.
+    theory: why none of our kernels runs this, or None. The numbers are then those of the formulas.
+    warning: what the numbers leave out (registers that the compiler will spill), or None.
+    tile, dq_tile: of the kernel that walks the tile loop, and of the second pass of "flash-split".
+    columns: of a tile; the kernels multiply all of them, those beyond head_dim are zeros.
+    blocks: thread blocks of the main kernel (a persistent one: the query tiles its blocks share).
+    traffic: the copies that padding takes are in it as kernel "copy".
+    saved: lies between forward and backward; ``peak`` is alive at the pass's worst moment.
+    form: the name of the compiled form, for kernels that come in several.
     """
 
     algorithm: str
+    reason: str | None
+    theory: str | None
+    warning: str | None
     shape: AttentionShape
     tile: Tile
+    dq_tile: Tile | None
+    columns: int
     pass_: str
     gpu: Gpu
+    blocks: int
     blocks_per_sm: int
     useful_flops: int
     executed_flops: int
@@ -64,6 +84,20 @@ class Prediction:
     time: TimePrediction
     ceilings: Ceilings
     form: str | None = None
+
+    @property
+    def padded(self) -> AttentionShape:
+        return self.shape.padded
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes that copies around the kernels read and write."""
+        return sum(self.traffic.kernels.get(COPY, {}).values())
+
+    @property
+    def idle_sms(self) -> int:
+        """SMs that get no block of the main kernel at all."""
+        return max(0, self.gpu.sms - self.blocks)
 
     @property
     def saved_bytes(self) -> int:
@@ -91,17 +125,23 @@ class Prediction:
             "seqlen_q": shape.seqlen_q,
             "seqlen_k": shape.seqlen_k,
             "head_dim": shape.head_dim,
+            "padded_head_dim": self.padded.head_dim,
             "dtype": shape.dtype,
             "causal": shape.causal,
             "gpu": self.gpu.name,
+            "theory": self.theory,
+            "warning": self.warning,
             "form": self.form,
             "block_m": self.tile.block_m,
             "block_n": self.tile.block_n,
+            "blocks": self.blocks,
             "blocks_per_sm": self.blocks_per_sm,
+            "idle_sms": self.idle_sms,
             "useful_flops": self.useful_flops,
             "executed_flops": self.executed_flops,
             "sm_read_bytes": self.traffic.read_bytes,
             "sm_write_bytes": self.traffic.write_bytes,
+            "copy_bytes": self.copy_bytes,
             "hbm_read_bytes": self.hbm.read_bytes,
             "hbm_write_bytes": self.hbm.write_bytes,
             "hbm_compulsory_bytes": self.compulsory.read_bytes + self.compulsory.write_bytes,
@@ -114,6 +154,7 @@ class Prediction:
                 for resource, seconds in self.time.by_resource.items()
             },
             "time_bound_s": self.time.seconds,
+            "tflops_bound": self.useful_flops / self.time.seconds / 1e12,
             "bound_by": self.time.binding,
         }
 
@@ -148,214 +189,138 @@ def predict(
     *,
     tile: Tile | None = None,
     ceilings: Ceilings | None = None,
+    key_mask: bool = False,
+    dropout: bool = False,
+    block_mask: BlockMask | None = None,
+    lse_gradient: bool = False,
+    deterministic: bool = False,
+    gradients: Collection[str] = GRADIENTS,
+    copied: Collection[str] = (),
 ) -> Prediction:
-    """Everything ``analysis`` says about one pass.
+    """What one pass of attention on contiguous tensors costs on a GPU.
 
-    tile: by default what the algorithm would use on this GPU (``default_tile``).
+    algorithm: one of ``ALGORITHMS``, or "auto": the kernels that ``repro.flash_attention`` runs
+        there (``kernels.dispatch``).
+    tile: by default the kernels' own; with ``block_mask`` the size of its blocks.
     ceilings: by default the GPU's datasheet.
+    block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
+    lse_gradient: the backward also gets a gradient of the log-sum-exp.
+    deterministic: with "auto", the backward that adds dq in a fixed order.
+    gradients: those that the backward is asked for; dk and dv are made together.
+    copied: tensors that are copied because kernels cannot read or write their layout; a head
+        dimension that is no multiple of 8 copies all of them.
 
-    The Hopper kernels are predicted in the form that runs: that of the tile, or by their rule.
+    Textbook algorithms ("standard", "flash1", "flash1-literal") are predicted beyond what our
+    kernels of them run, and all on GPUs that cannot run ours: ``Prediction.theory`` says so.
 
-    Raises ValueError for an unknown algorithm or pass, a shape the algorithm does not handle, a
-    tile that no SM of this GPU can hold, and Hopper kernels on another GPU.
+    Raises ValueError for an unknown algorithm or pass, what a GPU cannot do (a type it lacks, a
+    tile that does not fit, Hopper kernels elsewhere), and shapes and options that no kernel takes.
     """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
+    if algorithm not in (AUTO, *ALGORITHMS):
+        raise ValueError(f"algorithm={algorithm!r} is not one of {AUTO}, {', '.join(ALGORITHMS)}")
     if pass_ not in PASSES:
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
-    if algorithm in HOPPER:
-        _check_hopper(algorithm, shape, pass_, gpu)
-    form = form_of(algorithm, shape, pass_, tile)
-    options = sum_options(form)
-    tile = form.tile if form else tile or default_tile(algorithm, shape, pass_, gpu)
+    run = find_run(
+        algorithm, shape, pass_, gpu, tile=tile, key_mask=key_mask, dropout=dropout,
+        block_mask=block_mask, lse_gradient=lse_gradient, deterministic=deterministic,
+        gradients=gradients,
+    )  # fmt: skip
     ceilings = ceilings or datasheet_ceilings(gpu)
-    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
-    blocks = 1 if form else _blocks_per_sm(algorithm, shape, tile, pass_, gpu)
-    hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks, **options)
-    if algorithm == "standard":
-        works = _standard_work(shape, tile, pass_, gpu, traffic, hbm)
-        pairs = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
-        executed = products(pass_, recompute=False) * 2 * pairs * shape.head_dim
-    else:
-        works = attention_work(
-            algorithm, shape, tile, pass_, gpu, blocks,
-            shared_per_tensor=shared_per_tensor(algorithm, shape, tile, pass_, gpu), **options,
-        )  # fmt: skip
-        executed = executed_flops(shape, tile, pass_)
+    padded, algorithm = shape.padded, run.algorithm
+    kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
+    hbm = predict_hbm(algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, **run.options)
+    hbm = _within(hbm, kernels, masked=block_mask is not None)
+    around = Traffic(copies(shape, pass_, copied, gradients))
+    traffic, hbm = kernels + around, _with_copies(hbm, around)
+    works, executed = works_of(run, shape, pass_, gpu, traffic, hbm)
     return Prediction(
         algorithm=algorithm,
+        reason=run.reason,
+        theory=run.theory,
+        warning=run.warning,
         shape=shape,
-        tile=tile,
+        tile=run.tile,
+        dq_tile=run.dq_tile,
+        columns=run.columns,
         pass_=pass_,
         gpu=gpu,
-        blocks_per_sm=blocks,
-        useful_flops=useful_flops(shape, pass_, recompute=algorithm != "standard"),
+        blocks=run.blocks,
+        blocks_per_sm=run.blocks_per_sm,
+        useful_flops=_useful_flops(run, shape, pass_, block_mask, tile, gradients),
         executed_flops=executed,
         traffic=traffic,
         hbm=hbm,
-        compulsory=compulsory_hbm(traffic, shape),
-        saved=tuple(_saved(algorithm, shape)),
-        peak=tuple(_peak(algorithm, shape, tile, pass_, options)),
+        compulsory=_with_copies(compulsory_hbm(kernels, padded), around),
+        saved=tuple(saved_tensors(algorithm, shape)),
+        peak=tuple(peak_tensors(run, shape, pass_)),
         time=predict_time(works, ceilings),
         ceilings=ceilings,
-        form=form.name if form else None,
+        form=run.form.name if run.form else None,
     )
 
 
-def form_of(
-    implementation: str, shape: AttentionShape, pass_: str, tile: Tile | None = None
-) -> hopper.ForwardForm | hopper.BackwardForm | None:
-    """The compiled form that runs under a name: an algorithm of ``kernels.attention`` or a form of
-    ``kernels.hopper.FORMS``. None for kernels that are no Hopper kernels.
-
-    tile: asked for by the caller; by default the Hopper kernels' rule decides.
-    """
-    if implementation in hopper.FORMS:
-        return hopper.FORMS[implementation]
-    if implementation not in attention.HOPPER:
-        return None
-    if pass_ == "forward":
-        return hopper.forward_form(shape.head_dim, shape.causal, shape.seqlen_q, tile)
-    return hopper.backward_form(shape.head_dim, shape.causal, tile)
-
-
-def shared_per_tensor(
-    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu
-) -> float | None:
-    """Clocks of shared memory for each clock of the tensor cores in the sm_80 kernels' main loop;
-    None for other kernels, and where it is not modelled: fp32, a backward beyond head_dim 128,
-    tiles that the kernels do not take."""
-    flops = TENSOR_FLOPS_PER_CLOCK_PER_SM.get(gpu.compute_capability)
-    if algorithm not in ("flash", "flash-deterministic") or shape.dtype == "fp32" or flops is None:
-        return None
-    of_warps = warp_forward_round if pass_ == "forward" else warp_backward_round
-    try:
-        config = attention.configure(pass_, shape.dtype, shape.head_dim, tile=tile)
-        found = of_warps(config.head_dim, tile.block_m, tile.block_n, config.num_warps)
-    except ValueError:
-        return None
-    return found.shared_per_tensor(flops)
+def _useful_flops(
+    run: Run,
+    shape: AttentionShape,
+    pass_: str,
+    block_mask: BlockMask | None,
+    block: Tile | None,
+    gradients: Collection[str],
+) -> int:
+    whole = useful_flops(shape, pass_, recompute=run.algorithm != "standard")
+    if block_mask is not None:
+        assert block is not None  # the drivers refuse a block mask without a tile
+        pairs = pairs_in_blocks(shape, block_mask, block)
+        whole = whole // (shape.batch * shape.heads * shape.visible_pairs) * pairs
+    if pass_ == "backward" and set(gradients) == {"dq"}:
+        return whole * DQ_PRODUCTS // BACKWARD_PRODUCTS
+    if pass_ == "backward" and "dq" not in gradients:
+        return whole * KV_PRODUCTS // BACKWARD_PRODUCTS
+    return whole
 
 
-def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, bool]:
-    """The options of ``analysis.traffic.predict_traffic`` that select a form's sum."""
-    persistent = isinstance(form, hopper.ForwardForm) and form.persistent
-    return {"persistent": True} if persistent else {}
-
-
-def _check_hopper(algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu) -> None:
-    if gpu.compute_capability != (9, 0):
-        major, minor = gpu.compute_capability
-        raise ValueError(
-            f"{algorithm} needs compute capability 9.0, {gpu.name} has {major}.{minor}"
-        )
-    keys = shape.seqlen_k if pass_ == "forward" else min(shape.seqlen_k, shape.seqlen_q)
-    reason = hopper.why_not(shape.dtype, shape.head_dim, scale=1.0, pass_=pass_, keys=keys)
-    if reason is not None:
-        raise ValueError(f"{algorithm} does not cover {reason}")
-
-
-def default_tile(algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu) -> Tile:
-    """The tile an algorithm would use: our rule for the query-outer kernels (``best_tile``), the
-    form's for the Hopper kernels, the paper's for its literal form (Alg. 1, line 1), the released
-    one for "flash1", 128 × 128 for the products of standard attention."""
-    form = form_of(algorithm, shape, pass_)
-    if form is not None:
-        return form.tile
-    if algorithm == "standard":
-        return Tile(128, 128)
-    if algorithm == "flash1":
-        return RELEASED_2022
-    if algorithm == "flash1-literal":
-        return paper_tile(shape.head_dim, gpu.on_chip_elements)
-    return best_tile(shape, gpu, pass_)
-
-
-def _blocks_per_sm(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu) -> int:
-    """Blocks of the main kernel an SM holds, from the estimate of ``analysis.tiles``.
-
-    FlashAttention 2022's one block per head and the plain products are taken as one per SM. The
-    Hopper kernels do not come here: their warpgroups share out all registers of an SM.
-    """
-    if not algorithm.startswith("flash") or algorithm.startswith("flash1"):
-        return 1
-    estimate = forward_resources if pass_ == "forward" else backward_resources
-    need = estimate(tile, shape.head_dim, shape.itemsize)
-    shown = f"tile {tile.block_m}x{tile.block_n} at head_dim={shape.head_dim}, {shape.dtype}"
-    if need.registers_per_thread > 255 or need.threads > 1024:
-        raise ValueError(
-            f"{shown} needs about {need.registers_per_thread} registers a thread (limit 255) and "
-            f"{need.threads} threads (limit 1024)"
-        )
-    fit = occupancy(
-        gpu,
-        threads=need.threads,
-        registers_per_thread=need.registers_per_thread,
-        shared_bytes=need.shared_bytes,
+def _with_copies(hbm: HbmTraffic, around: Traffic) -> HbmTraffic:
+    """Copies cross to HBM as they cross the SM boundary: no byte of theirs is used again."""
+    if COPY not in around.kernels:
+        return hbm
+    reads, writes = (
+        {tensor: n for (tensor, way), n in around.kernels[COPY].items() if way == direction}
+        for direction in ("read", "write")
     )
-    if fit.blocks_per_sm < 1:
-        raise ValueError(
-            f"{shown} needs {need.shared_bytes} bytes of shared memory, a block of {gpu.name} has "
-            f"{gpu.shared_bytes_per_block}"
-            if need.shared_bytes > gpu.shared_bytes_per_block
-            else f"{shown} does not fit an SM of {gpu.name}: {fit.limited_by}"
-        )
-    return fit.blocks_per_sm
+    return replace(hbm, reads={**hbm.reads, COPY: reads}, writes={**hbm.writes, COPY: writes})
 
 
-def _standard_work(
-    shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu, traffic: Traffic, hbm: HbmTraffic
-) -> dict[str, Work]:
-    """Our unfused kernels: those that read or write an operand of head_dim columns are products."""
-    heads = shape.batch * shape.heads
-    pairs = heads * shape.seqlen_q * shape.seqlen_k
-    query_tiles = -(-shape.seqlen_q // tile.block_m)
-    key_tiles = -(-shape.seqlen_k // tile.block_n)
-    works = {}
-    for kernel, entries in traffic.kernels.items():
-        is_product = any(tensor not in ("s", "p", "dp", "ds") for tensor, _ in entries)
-        writes = {tensor for tensor, direction in entries if direction == "write"}
-        if writes & {"s", "dp"}:
-            blocks = query_tiles * key_tiles
-        elif writes & {"dk", "dv"}:
-            blocks = key_tiles
-        else:
-            blocks = query_tiles
-        works[kernel] = Work(
-            flops=2 * pairs * shape.head_dim if is_product else 0,
-            exponentials=pairs if kernel == "standard_softmax" else 0,
-            sm_bytes=sum(entries.values()),
-            hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values()),
-            efficiency=wave_efficiency(gpu, heads * blocks, 1) if is_product else 1.0,
-        )
-    return works
+def _launched(traffic: Traffic, run: Run) -> Traffic:
+    """Without the kernels that are not launched: a pass for a gradient that nobody asks for."""
+    if run.kernels is None:
+        return traffic
+    return Traffic({k: entries for k, entries in traffic.kernels.items() if k in run.kernels})
 
 
-def _saved(algorithm: str, shape: AttentionShape) -> list[memory.LiveTensor]:
-    if algorithm == "standard":
-        return memory.saved_for_backward("standard", shape)
-    statistics = "m, l" if algorithm.startswith("flash1") else "lse"
-    return memory.saved_for_backward("flash", shape, statistics=statistics)
+def _within(hbm: HbmTraffic, traffic: Traffic, *, masked: bool) -> HbmTraffic:
+    """Of the kernels that are launched. The wave model walks whole rows of tiles; a block-sparse
+    pass gets no more from HBM than it reads."""
+    reads = {
+        kernel: {
+            tensor: min(hbm.reads[kernel][tensor], entries.get((tensor, "read"), count))
+            if masked
+            else count
+            for tensor, count in hbm.reads[kernel].items()
+        }
+        for kernel, entries in traffic.kernels.items()
+    }
+    return replace(hbm, reads=reads, writes={k: hbm.writes[k] for k in traffic.kernels})
 
 
-def _peak(
-    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, options: Mapping[str, bool]
-) -> list[memory.LiveTensor]:
-    if pass_ == "forward":
-        if options.get("persistent"):
-            return [*_saved(algorithm, shape), memory.LiveTensor("taken", COUNTER_BYTES)]
-        if algorithm == "standard":
-            return memory.saved_for_backward("standard-with-scores", shape)
-        return _saved(algorithm, shape)
-    if algorithm == "standard":
-        return memory.standard_backward_peak(shape)
-    if algorithm.startswith("flash1"):
-        return memory.flash1_backward_peak(shape)
-    if algorithm in HOPPER:
-        deterministic = algorithm == hopper.DETERMINISTIC
-        return memory.flash_sm90_backward_peak(shape, tile, deterministic=deterministic)
-    tiles = -(-shape.seqlen_k // tile.block_n) if algorithm == "flash-deterministic" else 0
-    return memory.flash_backward_peak(shape, deterministic_key_tiles=tiles)
-
-
-__all__ = ["PASSES", "Prediction", "default_tile", "form_of", "predict", "sum_options"]
+__all__ = [
+    "ALGORITHMS",
+    "AUTO",
+    "CLOSED",
+    "PASSES",
+    "Prediction",
+    "form_of",
+    "predict",
+    "shared_per_tensor",
+    "sum_options",
+    "tile_of",
+]

@@ -126,10 +126,12 @@ def flash_backward_split(
     mask_block: Tile | None = None,
     dropout: bool = False,
     lse_gradient: bool = False,
+    dq_tile: Tile | None = None,
 ) -> KernelBytes:
     """dK and dV as in :func:`flash_backward`, dQ in a second pass with queries outside.
 
     Deterministic without a workspace. P and dP are computed twice: seven products, not five.
+    dq_tile: of the second pass; by default ``tile``.
     """
     whole = flash_backward(
         shape, tile, deterministic=True, key_mask=key_mask, block_mask=block_mask,
@@ -137,7 +139,7 @@ def flash_backward_split(
     )  # fmt: skip
     main = {key: count for key, count in whole["flash_backward"].items() if key[0] != "dq_accum"}
 
-    loop = tile_loop(shape, tile, block_mask, mask_block)
+    loop = tile_loop(shape, dq_tile or tile, block_mask, mask_block)
     row = shape.head_dim * shape.itemsize
     query_once = loop.query_rows_with_a_visit * row
     stat_once = loop.query_rows_with_a_visit * STAT_BYTES

@@ -16,11 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analysis.shapes import Tile
-from kernels.attention import configure
+from analysis.hardware import A100_80GB
+from analysis.shapes import AttentionShape, Tile
+from kernels.attention import SHARED_LIMIT_BYTES, configure
+from kernels.launches import AUTO, GRADIENTS
 from kernels.philox import kept_weights
+from repro.attention.launcher import backend_of
 from repro.attention.operator import flash_attention
 from repro.attention.reference import Reference, attention_reference, framework_result, visible
+from repro.attention.views import fits
+from repro.prediction import predict
 
 __all__ = ["LAYOUTS", "TILES", "VALUES", "Case", "draw", "failure", "smaller", "tile_fits"]
 
@@ -28,6 +33,11 @@ TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 LAYOUTS = ("bhnd", "bnhd", "packed", "inner", "offset", "transposed", "expanded")
 TILES = ((64, 64), (64, 32), (32, 64), (16, 16), (128, 64), (64, 128))
 VALUES = ("normal", "outliers", "large")
+#: Kernels and tiles are chosen for it as for the host backend.
+HOST_GPU = replace(
+    A100_80GB, name="host",
+    shared_bytes_per_block=SHARED_LIMIT_BYTES, shared_bytes_per_sm=SHARED_LIMIT_BYTES + 1024,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -229,12 +239,25 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     moved: dict[str, Any] = {
         n: t.to(device) if isinstance(t, Tensor) else t for n, t in options.items()
     }
+    counter = _Counter(device)
     out, lse = flash_attention(
         *leaves, **moved, scale=case.scale, dropout_p=case.dropout_p, seed=case.seed,
         deterministic=case.deterministic, tile=case.tile, return_lse=True,
     )  # fmt: skip
+    laid_out = {"q": leaves[0], "k": leaves[1], "v": leaves[2], "out": out}
+    shape = AttentionShape(
+        case.batch, case.heads, case.seqlen_q, case.seqlen_k, case.head_dim, case.kv_heads,
+        case.dtype, case.causal,
+    )  # fmt: skip
+    features = _features(case, options)
+    complaint = counter.complaint(shape, "forward", laid_out, features)
     wanted_leaves = [t for t in leaves if t.requires_grad]
-    grads = iter(torch.autograd.grad(out, wanted_leaves, dout.to(device)))
+    upstream = dout.to(device)
+    grads = iter(torch.autograd.grad(out, wanted_leaves, upstream))
+    laid_out["dout"] = upstream
+    complaint = complaint or counter.complaint(shape, "backward", laid_out, features)
+    if complaint:
+        return complaint
     got = {"out": out, "lse": lse}
     got |= {n: next(grads) for n, w in zip(("dq", "dk", "dv"), case.needed, strict=True) if w}
 
@@ -246,6 +269,52 @@ def failure(case: Case, device: str = "cpu") -> str | None:
         if complaint:
             return complaint
     return None
+
+
+class _Counter:
+    """Holds the bytes of each pass to their prediction, where the backend counts them."""
+
+    def __init__(self, device: str) -> None:
+        self._backend: Any = backend_of(torch.device(device)) if device == "cpu" else None
+        self._reset()
+
+    def _reset(self) -> None:
+        if self._backend is not None:
+            self._backend.reset()
+
+    def complaint(
+        self,
+        shape: AttentionShape,
+        pass_: str,
+        tensors: dict[str, Tensor],
+        features: dict[str, Any],
+    ) -> str | None:
+        """Where the bytes counted since the last call differ from the prediction, or None."""
+        if self._backend is None:
+            return None
+        copied = [name for name, tensor in tensors.items() if not fits(tensor)]
+        found = predict(AUTO, shape, pass_, HOST_GPU, copied=copied, **features).traffic
+        counted = {kernel: entries for kernel, entries in self._backend.traffic.items() if entries}
+        self._reset()
+        wanted = {kernel: dict(entries) for kernel, entries in found.kernels.items() if entries}
+        if counted == wanted:
+            return None
+        kernels = [k for k in {**counted, **wanted} if counted.get(k) != wanted.get(k)]
+        kernel = kernels[0]
+        return f"{pass_} {kernel}: counted {counted.get(kernel)}, predicted {wanted.get(kernel)}"
+
+
+def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a case that ``predict`` is told of."""
+    mask = options.get("block_mask")
+    return {
+        "tile": None if case.tile is None else Tile(*case.tile),
+        "key_mask": "key_mask" in options,
+        "dropout": case.dropout_p > 0.0,
+        "block_mask": None if mask is None else mask.numpy(),
+        "deterministic": case.deterministic,
+        "gradients": [n for n, w in zip(GRADIENTS, case.needed, strict=True) if w],
+    }
 
 
 def _compare(

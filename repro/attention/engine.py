@@ -26,20 +26,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from analysis.shapes import Tile
+from analysis.shapes import Tile, aligned_head_dim
 from kernels import attention, dispatch
 from kernels.launch import Array, Backend
 from kernels.plan import record, replay
 from repro.attention import launcher
 from repro.attention.validation import DTYPES
-from repro.attention.views import ALIGNMENT_BYTES, array_of, padded, readable, written
+from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
 
-__all__ = ["KeptForward", "Options", "backward", "check_tile", "forget", "forward", "kept"]
+__all__ = [
+    "KeptForward",
+    "Options",
+    "backward",
+    "check_tile",
+    "forget",
+    "forward",
+    "kept",
+    "shared_limit",
+]
 
-#: Tiles tried under a block mask whose own blocks no kernel can hold, largest first.
-_DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 16))
-#: The kernels that a pass may launch with one tile.
-_KERNELS = {"forward": ("forward",), "backward": ("backward", "backward-dq")}
 #: Recorded calls by layouts and options, and the forward calls among them by q, k, v alone.
 #: Emptied when they reach the limit.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
@@ -102,37 +107,32 @@ def forget() -> None:
     _KEPT.clear()
 
 
-def check_tile(q: Tensor, options: Options) -> None:
-    """Raise ``ValueError`` with both numbers if the tile asked for does not fit some kernel."""
-    for pass_ in _KERNELS:
-        _kernel_tile(pass_, q, options)
+def check_tile(q: Tensor, options: Options, limit: int = attention.SHARED_LIMIT_BYTES) -> None:
+    """Raise ``ValueError`` with both numbers if the tile asked for does not fit some kernel.
 
-
-def _kernel_tile(pass_: str, q: Tensor, options: Options) -> Tile | None:
-    """The tile a pass runs with: the caller's, or None for the kernels' own choice.
-
-    With a block mask the caller's tile is the block; a block too large for the kernels is walked
-    in the largest tile that divides it.
+    limit: shared memory a block may have; by default what no device exceeds.
     """
+    for pass_ in ("forward", "backward"):
+        _kernel_tile(pass_, q, options, limit)
+
+
+def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | None:
+    """The tile a pass runs with: the caller's, or None for the kernels' own choice."""
     if options.tile is None:
         return None
     block = Tile(*options.tile)
-    sparse = options.block_mask is not None
-    complaint: ValueError | None = None
-    for tile in (block, *_DIVISORS) if sparse else (block,):
-        try:
-            for kernel in _KERNELS[pass_]:
-                attention.configure(
-                    kernel, DTYPES[q.dtype], padded(int(q.shape[3])), tile=tile,
-                    block_size=(block.block_m, block.block_n) if sparse else None,
-                    causal=options.causal, key_mask=options.key_mask is not None,
-                    dropout=options.dropout_p > 0.0,
-                )  # fmt: skip
-            return tile
-        except ValueError as error:
-            complaint = complaint or error
-    assert complaint is not None
-    raise complaint
+    return dispatch.kernel_tile(
+        pass_, DTYPES[q.dtype], aligned_head_dim(int(q.shape[3])), block, limit=limit,
+        block_size=(block.block_m, block.block_n) if options.block_mask is not None else None,
+        causal=options.causal, key_mask=options.key_mask is not None,
+        dropout=options.dropout_p > 0.0,
+    )  # fmt: skip
+
+
+def shared_limit(device: torch.device) -> int:
+    """Shared memory that a block may have on a device."""
+    found = getattr(launcher.backend_of(device), "shared_limit_bytes", None)
+    return attention.SHARED_LIMIT_BYTES if found is None else int(found)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options) -> None:
@@ -146,11 +146,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
     if _run_again(key, tensors):
         return
     with ExitStack() as results:
+        views = Views()
         arrays = {
-            "q": readable("q", q),
-            "k": readable("k", k),
-            "v": readable("v", v),
-            "out": array_of("out", results.enter_context(written(out))),
+            "q": views.readable("q", q),
+            "k": views.readable("k", k),
+            "v": views.readable("v", v),
+            "out": array_of("out", results.enter_context(views.written("out", out))),
             "lse": array_of("lse", lse),
         }
 
@@ -161,11 +162,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
                 _choose("forward", backend, operands, options).algorithm,
                 *operands,
                 {"lse": at["lse"]},
-                tile=_kernel_tile("forward", q, options),
+                tile=_kernel_tile("forward", q, options, shared_limit(q.device)),
                 **_features(q, options, at),
             )
 
-        call = _run(driver, tensors, arrays | _masks(q, options), key)
+        call = _run(driver, tensors, arrays | _masks(q, options, views), key)
+    launcher.note_copies(q.device, views.copied)
     if call is not None and options.tile is None and not options.dropout_p:
         taken = (options.causal, options.scale, options.deterministic)
         _KEPT[_kept_key(q, k, v, *taken)] = KeptForward(call, lse.shape)
@@ -203,19 +205,20 @@ def backward(
     if _run_again(key, tensors):
         return
     with ExitStack() as results:
+        views = Views()
         arrays = {
-            "q": readable("q", q),
-            "k": readable("k", k),
-            "v": readable("v", v),
-            "out": readable("out", out),
-            "dout": readable("dout", dout),
-            "lse": array_of("lse", lse.contiguous()),
+            "q": views.readable("q", q),
+            "k": views.readable("k", k),
+            "v": views.readable("v", v),
+            "out": views.readable("out", out),
+            "dout": views.readable("dout", dout),
+            "lse": views.dense("lse", lse),
         }
         if dlse is not None:
-            arrays["dlse"] = array_of("dlse", dlse.contiguous())
+            arrays["dlse"] = views.dense("dlse", dlse)
         for name, wanted in made.items():
             if wanted:
-                memory = results.enter_context(written(tensors[name]))
+                memory = results.enter_context(views.written(name, tensors[name]))
                 arrays[name] = array_of(name, memory)
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
@@ -232,12 +235,13 @@ def backward(
                 *operands,
                 {"lse": at["lse"]},
                 *(at.get(name) for name in made),
-                tile=_kernel_tile("backward", q, options),
+                tile=_kernel_tile("backward", q, options, shared_limit(q.device)),
                 dlse=at.get("dlse"),
                 **_features(q, options, at),
             )
 
-        _run(driver, tensors, arrays | _masks(q, options), key)
+        _run(driver, tensors, arrays | _masks(q, options, views), key)
+    launcher.note_copies(q.device, views.copied)
 
 
 def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashable:
@@ -323,10 +327,8 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
         "scale": options.scale,
         "causal": options.causal,
         "dropout_p": options.dropout_p,
+        "shared_limit_bytes": shared_limit(q.device),
     }
-    limit = getattr(launcher.backend_of(q.device), "shared_limit_bytes", None)
-    if limit is not None:
-        features["shared_limit_bytes"] = limit
     if options.seed is not None:
         features["seed"] = int(options.seed)
     if options.key_mask is not None:
@@ -338,12 +340,12 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
     return features
 
 
-def _masks(q: Tensor, options: Options) -> dict[str, Array]:
+def _masks(q: Tensor, options: Options, views: Views) -> dict[str, Array]:
     masks: dict[str, Array] = {}
     if options.key_mask is not None:
-        masks["key_mask"] = array_of("key_mask", options.key_mask.contiguous().view(torch.uint8))
+        masks["key_mask"] = views.dense("key_mask", options.key_mask.view(torch.uint8))
     if options.block_mask is not None:
-        mask = options.block_mask.contiguous().view(torch.uint8)
+        mask = views.contiguous("block_mask", options.block_mask.view(torch.uint8))
         mask = mask.expand(*q.shape[:2], *mask.shape[-2:])
         masks["block_mask"] = array_of("block_mask", mask)
     return masks

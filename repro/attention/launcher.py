@@ -7,7 +7,7 @@ stream: no second memory pool has to be told when the stream is done with it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import accumulate
@@ -18,6 +18,7 @@ import torch
 if TYPE_CHECKING:
     from kernels.cupy_backend import CupyBackend
 
+from analysis.sums import copies
 from kernels.launch import Array, Backend
 from kernels.plan import Plan, replay
 from repro.attention.views import TORCH_TYPES, array_of
@@ -103,6 +104,16 @@ def launcher_for(device: torch.device) -> Iterator[Launcher]:
         launcher = Launcher(backend_of(device), device)
         yield launcher
     _scratch_bytes = launcher.scratch_bytes
+
+
+def note_copies(device: torch.device, copied: Mapping[tuple[str, str], int]) -> None:
+    """Add the bytes of copies to a backend that counts, as a kernel "copy"."""
+    counted = getattr(backend_of(device), "traffic", None)
+    if not copied or counted is None:
+        return
+    entries = counted.setdefault(copies.KERNEL, {})
+    for key, count in copied.items():
+        entries[key] = entries.get(key, 0) + count
 
 
 def backend_of(device: torch.device) -> Backend:

@@ -143,7 +143,7 @@ def _row_statistics(q: Tensor) -> Tensor:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     chosen = engine.Options(*options)
-    engine.check_tile(q, chosen)
+    engine.check_tile(q, chosen, engine.shared_limit(q.device))
     out, lse = _like(q), _row_statistics(q)
     engine.forward(q, k, v, out, lse, chosen)
     return out, lse

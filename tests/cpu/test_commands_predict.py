@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,9 @@ from analysis.hbm import compulsory_hbm
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
 from analysis.traffic import predict_traffic
+from kernels.attention import HOPPER
 from repro.commands import output, sweep
-from repro.prediction import ALGORITHMS, HOPPER, PASSES, predict
+from repro.prediction import ALGORITHMS, PASSES, predict
 from tests.command_support import run
 
 
@@ -66,13 +68,15 @@ def test_byte_units_and_their_refusal():
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("gpu", [H200, A100_40GB], ids=lambda g: g.name)
 def test_a_prediction_holds_together(algorithm, pass_, gpu):
-    shape = AttentionShape(2, 3, 1000, 1000, 64)
+    shape = AttentionShape(2, 3, 1000, 1000, 64, dtype="bf16")
     if algorithm in HOPPER and gpu is not H200:
         with pytest.raises(ValueError, match=rf"^{algorithm} needs compute capability 9\.0, A"):
             predict(algorithm, shape, pass_, gpu)
         return
     p = predict(algorithm, shape, pass_, gpu)
     options = {"persistent": True} if (algorithm in HOPPER and pass_ == "forward") else {}
+    if p.dq_tile is not None:
+        options["dq_tile"] = p.dq_tile
     assert p.traffic == predict_traffic(algorithm, shape, p.tile, pass_, **options)
     tensors, row = p.tensors(), p.row()
     assert sum(t["sm_bytes"] for t in tensors) == p.traffic.total_bytes
@@ -107,8 +111,8 @@ def test_anchors_of_the_edge_cases():
 
 def test_a_tile_that_no_sm_holds_is_refused_with_both_numbers():
     shape = AttentionShape(1, 1, 512, 512, 128)
-    with pytest.raises(ValueError, match=r"needs 294912 bytes .* has 232448|registers"):
-        predict("flash", shape, "forward", H200, tile=Tile(128, 256))
+    with pytest.raises(ValueError, match=r"needs \d+ bytes of shared memory, the limit is 232448"):
+        predict("flash", replace(shape, dtype="fp32"), "forward", H200, tile=Tile(128, 256))
 
 
 def test_json_of_a_sweep_has_a_row_per_point_and_bytes_per_tensor(capsys):
@@ -145,14 +149,16 @@ def test_csv_can_be_read_back(capsys):
 
 
 def test_points_that_cannot_be_are_rows_with_their_reason(capsys):
-    status, out, _ = run(capsys, "predict", "--tile", "all", "--pass", "forward", "--csv")
+    status, out, _ = run(
+        capsys, "predict", "--tile", "all", "--pass", "forward", "--dtype", "fp32", "--csv"
+    )
     assert status == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 25
     bad = [r for r in rows if r["error"]]
     assert 0 < len(bad) < 25
     assert all("block_m" in r and not r["time_bound_s"] for r in bad)
-    status, out, _ = run(capsys, "predict", "--tile", "all", "--pass", "forward")
+    status, out, _ = run(capsys, "predict", "--tile", "all", "--pass", "forward", "--dtype", "fp32")
     assert status == 0
     assert "cannot be" in out
 

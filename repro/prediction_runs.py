@@ -1,0 +1,346 @@
+"""What runs under a name on a GPU: the kernels' own answer, in the terms of ``analysis``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from analysis import memory
+from analysis.flops import BACKWARD_PRODUCTS, DQ_PRODUCTS, KV_PRODUCTS, executed_flops
+from analysis.hardware import TENSOR_FLOPS_PER_CLOCK_PER_SM, Gpu
+from analysis.hbm import HbmTraffic
+from analysis.occupancy import MAX_REGISTERS_PER_THREAD, occupancy, wave_efficiency
+from analysis.shapes import AttentionShape, Tile
+from analysis.sm_ceilings import warp_backward_round, warp_forward_round
+from analysis.sums.copies import KERNEL as COPY
+from analysis.tile_loop import BlockMask, tile_loop
+from analysis.tiles import paper_tile
+from analysis.time_model import Work, attention_work
+from analysis.traffic import Traffic
+from kernels import attention, dispatch, hopper, ladder
+from kernels.launches import AUTO, Device, Launched, launches_of, tile_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """The kernels of a pass. ``options``: of ``analysis.traffic.predict_traffic``; the rest as in
+    :class:`repro.prediction.Prediction`."""
+
+    algorithm: str
+    tile: Tile
+    columns: int
+    blocks: int
+    blocks_per_sm: int = 1
+    dq_tile: Tile | None = None
+    dq_blocks: int = 0
+    reason: str | None = None
+    theory: str | None = None
+    warning: str | None = None
+    form: hopper.ForwardForm | hopper.BackwardForm | None = None
+    kernels: frozenset[str] | None = None
+    """Those that are launched; None for all that the sums know."""
+    scratch: tuple[memory.LiveTensor, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_run(
+    algorithm: str,
+    shape: AttentionShape,
+    pass_: str,
+    gpu: Gpu,
+    *,
+    tile: Tile | None,
+    key_mask: bool,
+    dropout: bool,
+    block_mask: BlockMask | None,
+    lse_gradient: bool,
+    deterministic: bool,
+    gradients: Collection[str],
+) -> Run:
+    """What runs, or what would if there were a kernel for it. Errors as of ``predict``."""
+    if shape.dtype == "bf16" and not gpu.has_bf16:
+        raise ValueError(f"{gpu.name} does not compute in bf16: use fp16 or fp32 (--dtype fp16)")
+    if algorithm in attention.HOPPER and gpu.compute_capability != (9, 0):
+        raise ValueError(f"{algorithm} needs compute capability 9.0, {gpu.name} has "
+                         f"{gpu.capability_text}; auto picks what runs there")  # fmt: skip
+    theory = None
+    capability: str | None = gpu.architecture
+    if algorithm not in ladder.ALGORITHMS and not dispatch.has_flash(gpu.architecture):
+        theory = (
+            f"our flash kernels need compute capability 8.0 or newer, {gpu.name} has "
+            f"{gpu.capability_text}"
+        )
+        capability = None
+    device = Device(capability, gpu.shared_bytes_per_block, gpu.sms)
+    options: dict[str, Any] = {"key_mask": True} if key_mask else {}
+    if lse_gradient and pass_ == "backward":
+        options["lse_gradient"] = True
+    if block_mask is not None:
+        options |= {"block_mask": block_mask, "mask_block": tile}
+    try:
+        launched = launches_of(
+            algorithm, shape, pass_, device, tile=tile, block_mask=block_mask is not None,
+            deterministic=deterministic, gradients=gradients, key_mask=key_mask,
+            dropout=dropout, lse_gradient=lse_gradient,
+        )  # fmt: skip
+    except ValueError as error:
+        if algorithm not in ladder.ALGORITHMS or dropout or options:
+            raise
+        return _theory(algorithm, shape, pass_, gpu, tile, str(error))
+    form = form_of(launched.algorithm, shape, pass_, tile)
+    main = launched.main
+    blocks_per_sm, warning = _blocks_per_sm(launched, shape, gpu)
+    run = Run(
+        algorithm=launched.algorithm,
+        reason=launched.reason if algorithm == AUTO else None,
+        theory=theory,
+        tile=tile_of(main),
+        columns=launched.columns,
+        blocks=main.grid[0],
+        blocks_per_sm=blocks_per_sm,
+        warning=warning,
+        form=form,
+        kernels=frozenset(launch.kernel.entry for launch in launched.launches),
+        scratch=tuple(
+            memory.LiveTensor(array.name, array.size * array.itemsize)
+            for array in launched.scratch
+            if array.size
+        ),
+        options=options | sum_options(form),
+    )
+    if isinstance(form, hopper.ForwardForm) and form.persistent:  # its blocks share the tiles
+        tiles = -(-shape.seqlen_q // run.tile.block_m)
+        run = replace(run, blocks=shape.batch * shape.heads * tiles)
+    if launched.dq is not None:
+        dq_tile = tile_of(launched.dq)
+        run = replace(
+            run, dq_tile=dq_tile, dq_blocks=launched.dq.grid[0],
+            options={**run.options, "dq_tile": dq_tile},
+        )  # fmt: skip
+    return run
+
+
+def _theory(
+    algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu, tile: Tile | None, why: str
+) -> Run:
+    """An algorithm of the papers beyond what our kernels of it run."""
+    if tile is None:
+        try:
+            tile = ladder.default_tile(
+                algorithm, shape.padded.head_dim, shape.dtype, pass_, gpu.shared_bytes_per_block
+            )
+        except ValueError:  # no tile of ours fits
+            tile = paper_tile(shape.head_dim, gpu.on_chip_elements)
+    tiles = -(-shape.seqlen_q // tile.block_m) if algorithm == "standard" else 1
+    return Run(
+        algorithm, tile, shape.padded.head_dim, shape.batch * shape.heads * tiles, theory=why
+    )
+
+
+def form_of(
+    implementation: str, shape: AttentionShape, pass_: str, tile: Tile | None = None
+) -> hopper.ForwardForm | hopper.BackwardForm | None:
+    """The compiled form that runs under a name: an algorithm of ``kernels.attention`` or a form of
+    ``kernels.hopper.FORMS``. None for kernels that are no Hopper kernels.
+
+    tile: asked for by the caller; by default the Hopper kernels' rule decides.
+    """
+    if implementation in hopper.FORMS:
+        return hopper.FORMS[implementation]
+    if implementation not in attention.HOPPER:
+        return None
+    if pass_ == "forward":
+        return hopper.forward_form(shape.head_dim, shape.causal, shape.seqlen_q, tile)
+    return hopper.backward_form(shape.head_dim, shape.causal, tile)
+
+
+def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, bool]:
+    """The options of ``analysis.traffic.predict_traffic`` that select a form's sum."""
+    persistent = isinstance(form, hopper.ForwardForm) and form.persistent
+    return {"persistent": True} if persistent else {}
+
+
+def shared_per_tensor(
+    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu
+) -> float | None:
+    """Clocks of shared memory for each clock of the tensor cores in the sm_80 kernels' main loop;
+    None for other kernels, and where it is not modelled: fp32, a backward beyond head_dim 128,
+    tiles that the kernels do not take."""
+    flops = TENSOR_FLOPS_PER_CLOCK_PER_SM.get(gpu.compute_capability)
+    modelled = attention.FLASH if pass_ == "forward" else ("flash", "flash-deterministic")
+    if algorithm not in modelled or shape.dtype == "fp32" or flops is None:
+        return None
+    of_warps = warp_forward_round if pass_ == "forward" else warp_backward_round
+    try:
+        config = attention.configure(pass_, shape.dtype, shape.padded.head_dim, tile=tile)
+        found = of_warps(config.head_dim, tile.block_m, tile.block_n, config.num_warps)
+    except ValueError:
+        return None
+    return found.shared_per_tensor(flops)
+
+
+def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConfig:
+    """The configuration that the main sm_80 kernel was made from."""
+    kernel = launched.main.kernel
+    macros = dict(kernel.macros)
+    sparse = (macros["SPARSE_M"], macros["SPARSE_N"]) if "BLOCK_SPARSE" in macros else None
+    return attention.FlashConfig(
+        kernel.entry.removeprefix("flash_").replace("_", "-"), shape.dtype, launched.columns,
+        tile_of(launched.main), key_mask="KEY_MASK" in macros, dropout="DROPOUT" in macros,
+        block_size=sparse,
+    )  # fmt: skip
+
+
+def _blocks_per_sm(launched: Launched, shape: AttentionShape, gpu: Gpu) -> tuple[int, str | None]:
+    """Blocks of the main kernel an SM holds, and a warning where registers will be spilled.
+
+    FlashAttention 2022's one block per head and the plain products are taken as one per SM; the
+    Hopper kernels' warpgroups share out all registers of an SM. ValueError where none fits.
+    """
+    if launched.algorithm not in attention.FLASH:
+        return 1, None
+    main = launched.main
+    tile, threads = tile_of(main), main.kernel.threads
+    shown = f"tile {tile.block_m}x{tile.block_n} at head_dim={shape.head_dim}, {shape.dtype}"
+    needed = _config_of(launched, shape).registers_per_thread
+    most = min(MAX_REGISTERS_PER_THREAD, gpu.registers_per_sm // threads)
+    fit = occupancy(
+        gpu, threads=threads, registers_per_thread=min(needed, most),
+        shared_bytes=main.shared_bytes,
+    )  # fmt: skip
+    if fit.blocks_per_sm < 1:
+        raise ValueError(f"{shown} does not fit an SM of {gpu.name}: {fit.limited_by}")
+    # What the accumulators alone need is no estimate.
+    spilled = needed - attention.OTHER_REGISTERS > most
+    warning = (
+        f"{shown} needs more than {most} registers a thread: what the compiler spills moves bytes "
+        "that are not in this prediction"
+    )
+    return fit.blocks_per_sm, warning if spilled else None
+
+
+def works_of(
+    run: Run,
+    shape: AttentionShape,
+    pass_: str,
+    gpu: Gpu,
+    traffic: Traffic,
+    hbm: HbmTraffic,
+) -> tuple[dict[str, Work], int]:
+    """Work of every kernel, copies included, and the FLOPs that the kernels execute."""
+    padded = replace(shape.padded, head_dim=run.columns)
+    if run.algorithm == "standard":
+        works = _standard_work(padded, run.tile, gpu, traffic, hbm)
+        executed = sum(int(work.flops) for work in works.values())
+    else:
+        works = attention_work(
+            run.algorithm, shape.padded, run.tile, pass_, gpu, run.blocks_per_sm,
+            shared_per_tensor=shared_per_tensor(run.algorithm, shape, run.tile, pass_, gpu),
+            **run.options,
+        )  # fmt: skip
+        works = _with_columns(works, run, padded, pass_, gpu)
+        works = {kernel: work for kernel, work in works.items() if kernel in traffic.kernels}
+        executed = sum(int(work.flops) for work in works.values())
+    if COPY in traffic.kernels:
+        moved = sum(traffic.kernels[COPY].values())
+        works[COPY] = Work(sm_bytes=moved, hbm_bytes=moved)
+    return works, executed
+
+
+def _with_columns(
+    works: dict[str, Work], run: Run, padded: AttentionShape, pass_: str, gpu: Gpu
+) -> dict[str, Work]:
+    """The works with the FLOPs of all columns of a tile, and of the tiles that a mask leaves."""
+    share = _share_of_tiles(padded, run)
+    main = next((name for name, work in works.items() if work.flops), "")
+    flops = round(executed_flops(padded, run.tile, pass_) * share)
+    works = dict(works)
+    work = works[main]
+    if run.dq_tile is not None:
+        flops = flops * KV_PRODUCTS // BACKWARD_PRODUCTS
+        second = executed_flops(padded, run.dq_tile, pass_) * DQ_PRODUCTS // BACKWARD_PRODUCTS
+        second = round(second * share)
+        works["flash_backward_dq"] = replace(
+            works["flash_backward_dq"], flops=second, exponentials=work.exponentials * share,
+            efficiency=wave_efficiency(gpu, run.dq_blocks, 1),
+        )  # fmt: skip
+    works[main] = replace(work, flops=flops, exponentials=work.exponentials * share)
+    return works
+
+
+def _share_of_tiles(shape: AttentionShape, run: Run) -> float:
+    """Visited tiles over those that the causal mask alone leaves."""
+    if "block_mask" not in run.options:
+        return 1.0
+    whole = tile_loop(shape, run.tile)
+    masked = tile_loop(shape, run.tile, run.options["block_mask"], run.options["mask_block"])
+    visited = masked.copies * int(masked.visits_of_query_tile.sum())
+    return visited / (whole.copies * int(whole.visits_of_query_tile.sum()))
+
+
+def _standard_work(
+    shape: AttentionShape, tile: Tile, gpu: Gpu, traffic: Traffic, hbm: HbmTraffic
+) -> dict[str, Work]:
+    """Our unfused kernels: those that read or write an operand of head_dim columns are products."""
+    heads = shape.batch * shape.heads
+    pairs = heads * shape.seqlen_q * shape.seqlen_k
+    query_tiles = -(-shape.seqlen_q // tile.block_m)
+    key_tiles = -(-shape.seqlen_k // tile.block_n)
+    works = {}
+    for kernel, entries in traffic.kernels.items():
+        if kernel == COPY:
+            continue
+        is_product = any(tensor not in ("s", "p", "dp", "ds") for tensor, _ in entries)
+        writes = {tensor for tensor, direction in entries if direction == "write"}
+        if writes & {"s", "dp"}:
+            blocks = query_tiles * key_tiles
+        elif writes & {"dk", "dv"}:
+            blocks = key_tiles
+        else:
+            blocks = query_tiles
+        works[kernel] = Work(
+            flops=2 * pairs * shape.head_dim if is_product else 0,
+            exponentials=pairs if kernel == "standard_softmax" else 0,
+            sm_bytes=sum(entries.values()),
+            hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values()),
+            efficiency=wave_efficiency(gpu, heads * blocks, 1) if is_product else 1.0,
+        )
+    return works
+
+
+def saved_tensors(algorithm: str, shape: AttentionShape) -> list[memory.LiveTensor]:
+    """What lies between forward and backward."""
+    if algorithm == "standard":
+        return memory.saved_for_backward("standard", shape)
+    statistics = "m, l" if algorithm in ladder.ALGORITHMS else "lse"
+    return memory.saved_for_backward("flash", shape, statistics=statistics)
+
+
+def peak_tensors(run: Run, shape: AttentionShape, pass_: str) -> list[memory.LiveTensor]:
+    """What is alive at the worst moment; where rows are padded, the tensors as given too."""
+    padded = shape.padded
+    peak = _peak(run, padded, pass_)
+    if padded.head_dim == shape.head_dim:
+        return peak
+    names = {tensor.name for tensor in peak}
+    sizes = dict.fromkeys(("q", "out", "dout", "dq"), shape.query_bytes)
+    sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
+    given = [memory.LiveTensor(f"{n}, as given", size) for n, size in sizes.items() if n in names]
+    return peak + given
+
+
+def _peak(run: Run, shape: AttentionShape, pass_: str) -> list[memory.LiveTensor]:
+    if run.algorithm == "standard":  # a framework's, whose kernels are not ours
+        if pass_ == "forward":
+            return memory.saved_for_backward("standard-with-scores", shape)
+        return memory.standard_backward_peak(shape)
+    if run.algorithm in ladder.ALGORITHMS:
+        if pass_ == "forward":
+            return saved_tensors(run.algorithm, shape)
+        return memory.flash1_backward_peak(shape)
+    peak = [*saved_tensors(run.algorithm, shape), *run.scratch]
+    if pass_ == "backward":
+        peak += [memory.LiveTensor(name, shape.query_bytes) for name in ("dout", "dq")]
+        peak += [memory.LiveTensor(name, shape.key_bytes) for name in ("dk", "dv")]
+    return peak
