@@ -1,31 +1,17 @@
-"""Where compiled kernels are kept between runs, and writing there safely."""
+"""What a compiled kernel depends on, and keeping cubins between runs (see analysis/files.py)."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from kernels.launch import INCLUDE_DIR, KERNELS_DIR
+from analysis.files import private, write_whole
+from kernels.launch import INCLUDE_DIR
 
-
-def cache_dir() -> Path:
-    """The folder of compiled kernels.
-
-    ``REPRO_CACHE_DIR`` if set; else ``.cache`` of a writable checkout; else
-    ``~/.cache/recompute-repro``.
-    """
-    chosen = os.environ.get("REPRO_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    root = KERNELS_DIR.parent
-    if (root / "pyproject.toml").exists() and os.access(root, os.W_OK):
-        return root / ".cache"
-    return Path.home() / ".cache" / "recompute-repro"
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def digest(*parts: str | bytes) -> str:
@@ -38,22 +24,25 @@ def digest(*parts: str | bytes) -> str:
     return total.hexdigest()[:32]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` so that another process sees all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+def write_checked(path: Path, data: bytes) -> None:
+    """Keep ``data`` in the cache, followed by its digest; OSError names the file."""
+    private(path.parent)
+    write_whole(path, data + hashlib.sha256(data).digest())
+
+
+def read_checked(path: Path) -> bytes | None:
+    """What :func:`write_checked` kept there; None where it is missing or damaged."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    data, found = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+    return data if hashlib.sha256(data).digest() == found else None
 
 
 def read_all(paths: Iterable[Path]) -> str:
     """Names and contents of the files, in name order: what a cached object depends on."""
-    return "".join(f"{path.name}\n{path.read_text()}\n" for path in sorted(paths))
+    return "".join(f"{path.name}\n{_text(path)}\n" for path in sorted(paths))
 
 
 def headers(text: str) -> str:
@@ -74,4 +63,4 @@ def headers(text: str) -> str:
 
 @cache
 def _text(path: Path) -> str:
-    return path.read_text()
+    return path.read_text(encoding="utf-8")

@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.files import cache_dir
 from kernels import nvrtc
-from kernels.cache import cache_dir, digest, headers, write_atomically
+from kernels.cache import digest, headers, read_checked, write_checked
 from kernels.launch import INCLUDE_DIR, Kernel
 
 MISSING = (
@@ -76,15 +77,11 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
     # Without the entry point: all of a source's kernels share one compilation.
     key = digest(text, headers(text), repr(kernel.macros), arch, version)
     name = f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
-    path = cache_dir() / "cubin" / f"{name}-{arch}-{key}"
+    path = cache_dir() / "nvrtc" / f"{name}-{arch}-{key}"
     cubin_path, log_path = (path.with_name(path.name + end) for end in (".cubin", ".log"))
-    try:
-        log_text = log_path.read_text()
-        cubin = cubin_path.read_bytes()
-    except FileNotFoundError:
-        pass
-    else:
-        return Compiled(cubin=cubin, **parse_ptxas(log_text, kernel.entry, arch))
+    cubin, kept_log = read_checked(cubin_path), read_checked(log_path)
+    if cubin is not None and kept_log is not None:
+        return Compiled(cubin=cubin, **parse_ptxas(kept_log.decode(), kernel.entry, arch))
 
     log = io.StringIO()
     try:
@@ -113,9 +110,8 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
             raise CompileError(f"{name} for {arch}: {text_of_log}") from None
         raise
     compiled = Compiled(cubin=cubin, **parse_ptxas(log.getvalue(), kernel.entry, arch))
-    write_atomically(cubin_path, cubin)
-    # The log goes last: where it exists, so does the cubin.
-    write_atomically(log_path, log.getvalue().encode())
+    write_checked(cubin_path, cubin)
+    write_checked(log_path, log.getvalue().encode())
     return compiled
 
 

@@ -65,7 +65,7 @@ class Kernel:
 
     def text(self) -> str:
         """The source text. FileNotFoundError names the file."""
-        return self.source if self.path is None else self.path.read_text()
+        return self.source if self.path is None else self.path.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

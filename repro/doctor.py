@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from analysis.files import cache_dir
 from repro import machine
 from repro.records import RESULTS
 
@@ -56,7 +56,7 @@ def findings() -> Iterator[Finding]:
                       needed=True, cure=f"pip install {package}")  # fmt: skip
     yield from shadows()
     yield writable("results", RESULTS)
-    yield writable("kernel cache", _cache_dir())
+    yield writable("kernel cache", cache_dir())
     yield check("NVRTC", nvrtc, "compile tests without a driver",
                 "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc")  # fmt: skip
     yield from gpu_findings()
@@ -64,20 +64,16 @@ def findings() -> Iterator[Finding]:
 
 
 def compiler() -> Finding:
-    """The C++ compiler that the host backend uses: $CXX, c++, g++ or clang++."""
-    cure = "apt-get install g++ (or another), or set CXX"
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    found = next((name for name in names if shutil.which(name.split()[0])), None)
-    if found is None:
-        return Finding("C++ compiler", False, f"none of {', '.join(names)} on PATH", True, cure)
+    """The C++ compiler that the host backend uses, tried on the backend's own runtime."""
+    from kernels.host.compiler import HostCompileError, find_compiler, runtime_library
+
     try:
-        done = subprocess.run(
-            [*found.split(), "--version"], capture_output=True, text=True, timeout=20, check=False
-        )
-        first = (done.stdout or done.stderr).splitlines()[:1]
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("C++ compiler", False, f"{found} does not run: {error}", True, cure)
-    return Finding("C++ compiler", done.returncode == 0, " ".join(first) or found, True, cure)
+        found = find_compiler(os.environ.get("CXX"))
+        runtime_library()
+    except HostCompileError as error:
+        return Finding("C++ compiler", False, " ".join(str(error).split()), needed=True,
+                       cure="apt-get install g++ (or another), or set CXX")  # fmt: skip
+    return Finding("C++ compiler", True, found.version or " ".join(found.command), needed=True)
 
 
 def shadows() -> Iterator[Finding]:
@@ -114,12 +110,6 @@ def writable(what: str, folder: Path) -> Finding:
     enough = free > 200e6
     return Finding(what, enough, f"writable, {free / 1e9:.1f} GB free", needed=True,
                    cure="free some disk space")  # fmt: skip
-
-
-def _cache_dir() -> Path:
-    from kernels.cache import cache_dir
-
-    return cache_dir()
 
 
 def gpu_findings() -> Iterator[Finding]:

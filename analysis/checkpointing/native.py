@@ -1,4 +1,4 @@
-"""Compiles fill.c with the system's C compiler, once, into the user's cache.
+"""Compiles fill.c with the system's C compiler, once, into the cache.
 
 Where there is no compiler `library` returns None and optimal.py fills its table with NumPy: same
 numbers, more seconds.
@@ -11,9 +11,10 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
+
+from analysis.files import cache_dir, find_library, keep_library, private, workshop
 
 SOURCE = Path(__file__).with_name("fill.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c99", "-shared", "-fPIC")
@@ -34,11 +35,6 @@ class Table(ctypes.Structure):
     ]
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "recompute-repro"
-
-
 @cache
 def library(real: str) -> ctypes.CDLL | None:
     """`fill` for real in {"float", "double"}, or None where it cannot be compiled."""
@@ -47,25 +43,27 @@ def library(real: str) -> ctypes.CDLL | None:
         return None
     command = [compiler, *FLAGS, f"-DREAL={real}"]
     # -march=native: the object belongs to this processor, so its flags are part of the key.
-    text = SOURCE.read_text() + " ".join(command) + _processor()
-    target = _cache_folder() / f"fill-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+    text = SOURCE.read_text(encoding="utf-8") + " ".join(command) + _processor()
     try:
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                built = Path(folder) / target.name
+        folder = private(cache_dir() / "planner")
+        place = folder / f"fill-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        kept = find_library(place)
+        if kept is None:
+            with workshop(folder) as draft:
+                built = draft / "fill.so"
                 subprocess.run(
-                    [*command, str(SOURCE), "-o", str(built)], check=True, capture_output=True
-                )
-                built.replace(target)
-        return ctypes.CDLL(str(target))
+                    [*command, str(SOURCE), "-o", str(built)], check=True, capture_output=True,
+                    env={**os.environ, "TMPDIR": str(draft)},
+                )  # fmt: skip
+                kept = keep_library(built, place)
+        return ctypes.CDLL(str(kept))
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return ""
     return next((line for line in lines if line.startswith("flags")), "")

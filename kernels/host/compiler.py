@@ -6,19 +6,22 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kernels.cache import cache_dir, digest, headers, read_all
-from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
+from analysis.files import CACHE_VARIABLE, cache_dir, find_library, keep_library, private, workshop
+from kernels.cache import digest, headers, read_all
+from kernels.launch import KERNELS_DIR, Kernel
 
 HOST_DIR = Path(__file__).resolve().parent
 KERNEL_HEADERS = ("vocabulary.hpp", "hopper.hpp", "interface.hpp", "fiber.hpp")
 CANDIDATES = ("c++", "g++", "clang++")
+CURE = f"set {CACHE_VARIABLE} to a folder of your own"
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),
     *("-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"),
@@ -26,9 +29,10 @@ FLAGS = (
 RUNTIME_FLAGS = (*FLAGS, "-pthread", "-Wall", "-Wextra")
 # A fiber's stack has 64 KiB; a thread with 24 KiB of locals would be absurd on a GPU too.
 KERNEL_FLAGS = (*FLAGS, "-Werror=frame-larger-than=24576", "-DKERNELS_HOST")
-#: Where the files that a text includes lie. Not part of the cache's key, so that checkouts share
-#: compiled kernels: what the files hold is part of it.
-SEARCH = tuple(f"-I{folder}" for folder in (INCLUDE_DIR, KERNELS_DIR))
+#: Where the files that a text includes lie, seen from the folder in which it is compiled: a link
+#: named "kernels" is put there. So no path is part of what is compiled (some characters in one
+#: break the assembler's input), and checkouts share compiled kernels.
+SEARCH = ("-Ikernels/include", "-Ikernels")
 
 
 class HostCompileError(RuntimeError):
@@ -51,34 +55,52 @@ def find_compiler(chosen: str | None = None) -> Compiler:
     Raises:
         HostCompileError: none is installed, or the chosen one is not found.
     """
-    if chosen:
-        command = tuple(chosen.split())
-        if shutil.which(command[0]) is None:
-            raise HostCompileError(f"CXX={chosen}: no such compiler")
-    else:
+    command = _words(chosen or "")
+    if not command:
         found = next((name for name in CANDIDATES if shutil.which(name)), None)
         if found is None:
             raise HostCompileError(
                 f"no C++ compiler: install one ({', '.join(CANDIDATES)}) or set CXX"
             )
         command = (found,)
-    version = subprocess.run(
-        [*command, "--version"], capture_output=True, text=True, check=False
-    ).stdout.split("\n")[0]
+    elif shutil.which(command[0]) is None:
+        raise HostCompileError(f"CXX={chosen}: no such compiler")
+    version = _run([*command, "--version"]).stdout.split("\n")[0]
     flags = []
     # The red zone is left free for the context switch; the thread-local pointer is read often.
     for flag in ("-march=native", "-mno-red-zone", "-ftls-model=initial-exec"):
         probe = [*command, flag, "-x", "c++", "-fsyntax-only", os.devnull]
-        if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+        if _run(probe).returncode == 0:
             flags.append(flag)
     return Compiler(command, version, tuple(flags))
+
+
+def _words(chosen: str) -> tuple[str, ...]:
+    """$CXX as a command: a program (its path may hold spaces), or a program with arguments."""
+    try:
+        words = [chosen] if shutil.which(chosen) else shlex.split(chosen)
+    except ValueError:  # a quote that is never closed
+        words = [chosen]
+    if words and os.sep in words[0]:
+        words[0] = os.path.abspath(words[0])  # it runs in another folder
+    return tuple(words)
+
+
+def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a compiler in ``folder``, which it also has for its own temporary files: the system's
+    folder for them may be full or gone. What is not UTF-8 in its messages is replaced."""
+    environment = os.environ if folder is None else {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        encoding="utf-8", errors="replace", check=False,
+    )  # fmt: skip
 
 
 @cache
 def cpu_identity() -> str:
     """What -march=native depends on: a cache folder may be shared by unlike machines."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = [platform.processor()]
     wanted = [line for line in lines if line.startswith(("flags", "Features", "model name"))]
@@ -86,10 +108,13 @@ def cpu_identity() -> str:
 
 
 def build(text: str, flags: tuple[str, ...], name: str, depends_on: str) -> Path:
-    """Compile C++ ``text`` to a shared object in the cache; at once if it is there already.
+    """Compile C++ ``text`` to a shared library in the cache; at once if a whole one is there.
 
-    Processes may build the same object at the same time: each compiles into a temporary file and
-    renames it into place.
+    Processes may build the same library at the same time: each compiles into a folder of its own
+    and renames the result into place.
+
+    Raises:
+        HostCompileError: no compiler, the text does not compile, or there is no safe place for it.
     """
     compiler = find_compiler(os.environ.get("CXX"))
     key = digest(
@@ -101,26 +126,40 @@ def build(text: str, flags: tuple[str, ...], name: str, depends_on: str) -> Path
         *compiler.machine_flags,
         cpu_identity(),
     )
-    target = cache_dir() / "host" / f"{name}-{key}.so"
-    if target.exists():
-        return target
+    folder = cache_dir() / "host"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=target.parent)
+        place = private(folder) / f"{name}-{key}"
+        kept = find_library(place)
+        if kept is not None:
+            return kept
+        with workshop(folder) as draft:
+            (draft / "kernels").symlink_to(KERNELS_DIR)
+            (draft / f"{name}.cpp").write_text(text, encoding="utf-8")
+            command = [*compiler.command, *flags, *SEARCH, *compiler.machine_flags]
+            done = _run([*command, f"{name}.cpp", "-o", f"{name}.so"], draft)
+            if done.returncode != 0:
+                said = done.stderr.strip() or done.stdout.strip()
+                said = said or f"exit status {done.returncode}"
+                raise HostCompileError(f"{name}: {compiler.command[0]} failed:\n{said}")
+            return keep_library(draft / f"{name}.so", place)
+    except PermissionError as error:
+        said = str(error) if error.errno is None else f"{folder}: {error.strerror}"
+        raise HostCompileError(f"cannot keep compiled kernels: {said}; {CURE}") from None
     except OSError as error:
+        said = f"{error.filename or folder}: {error.strerror or error}"
+        raise HostCompileError(f"cannot keep compiled kernels: {said}; {CURE}") from None
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load what :func:`build` returned. HostCompileError where the system's loader refuses it."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        command = " ".join(find_compiler(os.environ.get("CXX")).command)
         raise HostCompileError(
-            f"cannot keep compiled kernels in {target.parent} ({error.strerror}): "
-            "set REPRO_CACHE_DIR to a writable folder"
+            f"what {command} compiled cannot be loaded: {error} (a C compiler leaves out the C++ "
+            "library: set CXX to a C++ compiler such as g++)"
         ) from None
-    with folder as path:
-        source, output = Path(path) / f"{name}.cpp", Path(path) / f"{name}.so"
-        source.write_text(text)
-        command = [*compiler.command, *flags, *SEARCH, *compiler.machine_flags, str(source), "-o"]
-        done = subprocess.run([*command, str(output)], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise HostCompileError(f"{name}: {compiler.command[0]} failed:\n{done.stderr.strip()}")
-        os.replace(output, target)
-    return target
 
 
 @cache
@@ -128,7 +167,7 @@ def runtime_library() -> ctypes.CDLL:
     """The runtime, loaded once per process."""
     sources = [*HOST_DIR.glob("*.hpp"), HOST_DIR / "runtime.cpp"]
     text = '#include "host/runtime.cpp"\n'
-    return ctypes.CDLL(str(build(text, RUNTIME_FLAGS, "runtime", read_all(sources))))
+    return load(build(text, RUNTIME_FLAGS, "runtime", read_all(sources)))
 
 
 @dataclass(frozen=True)
@@ -157,7 +196,7 @@ def load_kernel(kernel: Kernel) -> HostKernel:
         kernel.entry,
         digest(text, headers(text), vocabulary),
     )
-    library = ctypes.CDLL(str(path))
+    library = load(path)
     library.host_runtime_slot.restype = ctypes.c_void_p
     sizes = (ctypes.c_uint * 64)()
     count = library.host_parameters(sizes)
