@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis import files
-from analysis.checkpointing import native
+from analysis import files, native
+from analysis.checkpointing.native import library as planner
 from kernels import cache
 from kernels.host import HostCompileError, compiler
 
@@ -125,21 +125,21 @@ def test_what_the_group_could_have_changed_is_built_again(folder: Path, tmp_path
 def test_the_planners_library_is_kept_in_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if native.library("float") is None:
+    if planner("float") is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path))
     native.library.cache_clear()
     try:
-        assert native.library("float") is not None
-        (kept,) = (tmp_path / "planner").glob("fill-*/*.so")
+        assert planner("float") is not None
+        (kept,) = (tmp_path / "native").glob("fill-*/*.so")
         whole = kept.read_bytes()
         kept.write_bytes(b"")
         native.library.cache_clear()
-        assert native.library("float") is not None
+        assert planner("float") is not None
         assert kept.read_bytes() == whole
         tmp_path.chmod(0o777)
         native.library.cache_clear()
-        assert native.library("float") is None
+        assert planner("float") is None
     finally:
         native.library.cache_clear()
 
