@@ -4,15 +4,17 @@
     loss = criterion(planned(x), y)
     loss.backward()
 
-`planned` trains as `model` does, with gradients equal bit for bit.
+`planned` trains as `model` does, with gradients equal bit for bit: of a step that would not be, it
+says so.  `plan(..., verify=True)` runs one step both ways first.
 """
 
 from analysis.checkpointing import InfeasibleBudgetError
 
-from .executor import Run
+from .joining import stages_of
 from .memory import MemoryMeter, Region, memory_meter, peak_bytes
 from .planned import STRATEGIES, PlannedModel, choose, plan
-from .profiling import Profile, profile, stages_of
+from .profiling import Profile, profile
+from .verification import Verification
 
 __all__ = [
     "STRATEGIES",
@@ -21,7 +23,7 @@ __all__ = [
     "PlannedModel",
     "Profile",
     "Region",
-    "Run",
+    "Verification",
     "choose",
     "memory_meter",
     "peak_bytes",

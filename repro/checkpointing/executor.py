@@ -1,234 +1,345 @@
 """Executes any schedule on real stages: the actions of analysis.checkpointing.schedule, literally.
 
-Gradients are bitwise those of the plain model: every repeated run sees the same random numbers,
-autocast settings and buffers, and gradients of a parameter are summed in the order in which
-autograd would.  (Exceptions, shared with every checkpointing by segments: a parameter used several
-times inside one stage and again in another; a shared parameter under autocast, which is cast once
-per run.)
+The forward pass builds the graph that the plain model builds.  A stage that the plan keeps is run
+as it is; of another one the graph keeps no tensors, only places for them (saved.py).  Before the
+backward of stage l begins, a hook on its result performs the schedule's actions up to "backward l",
+which fill those places.  So gradients are summed by autograd itself, in the plain model's order,
+and are bitwise equal, those of weights that several stages share included; hooks, retain_graph,
+torch.autograd.grad, second derivatives, DistributedDataParallel and FSDP2 see an ordinary graph.
+
+A repeated run starts from the same random numbers, autocast settings and state of the stage
+(replay.py, stage_state.py), and must give the same bits (fingerprint.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from analysis.checkpointing.schedule import Action, Keep, Op, Schedule, Value
 
-from .replay import (
-    RandomState,
-    StageFn,
-    State,
-    Surroundings,
-    as_state,
-    call_again,
-    cuda_devices,
-)
+from .fingerprint import Fingerprint, fingerprint, same
+from .replay import RandomState, Surroundings, cuda_devices
+from .saved import Fill, Pack, Saved, present
+from .stage_parts import parameters_of
+from .stage_state import Memory
 from .swap import HostCopy, Watched
+from .values import Held, StageFn, Values, call
 
-Gradients = tuple[Tensor | None, ...]
+
+class Program:
+    """Stages and a schedule, and what follows from them once for all steps.
+
+    unpack: does a stage that returned a tuple hand its items to the next one as arguments?
+    inner: stages that call autograd inside their forward, so that what they save must outlive it
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StageFn],
+        schedule: Schedule,
+        *,
+        unpack: bool = True,
+        inner: frozenset[int] = frozenset(),
+        preserve_rng_state: bool = True,
+        check_recompute: bool = True,
+    ) -> None:
+        self.stages, self.schedule, self.unpack, self.inner = stages, schedule, unpack, inner
+        self.preserve_rng_state, self.check_recompute = preserve_rng_state, check_recompute
+        runs = [0] * (len(stages) + 1)
+        first: dict[int, Keep] = {}
+        for action in schedule:
+            if action.op is Op.FORWARD:
+                runs[action.stage] += 1
+                assert action.keep is not None
+                first.setdefault(action.stage, action.keep)
+        moved = {a.stage for a in schedule if a.op is Op.OFFLOAD and a.value is Value.STAGE}
+        dropped = {a.stage for a in schedule if a.op is Op.DROP and a.value is Value.STAGE}
+        self.moved = moved
+        self.repeated = {stage for stage, count in enumerate(runs) if count > 1}
+        kept = {stage for stage, keep in first.items() if keep is Keep.ALL}
+        self.plain = kept - moved - dropped  # these leave the graph as it is
+        weights = [p for stage in stages for p in parameters_of(stage)]
+        self.kinds = tuple(sorted({"cpu", *(p.device.type for p in weights)}))
+        self.devices = cuda_devices(weights)
+
+    def label(self, stage: int) -> str:
+        return f"{stage} ({stage_name(self.stages[stage - 1])})"
 
 
-@dataclass
-class Kept:
-    """A stage ready for backward: its detached inputs, its outputs with their graph, and, in
-    schedules that move stages, the storages that it made."""
+def stage_name(stage: StageFn) -> str:
+    return getattr(stage, "__name__", None) or type(stage).__name__
 
-    inputs: State
-    outputs: State
-    storages: list[torch.UntypedStorage]
+
+class Counts:
+    """`forwards[l]` counts runs of stage l (1-based) in one step."""
+
+    def __init__(self, stages: int) -> None:
+        self.forwards = [0] * (stages + 1)
 
 
 class Run:
-    """One training step of a schedule.  `forward` performs the actions before the loss, `backward`
-    the others.  `forwards[l]` counts runs of stage l (1-based)."""
+    """One training step of a schedule: `forward` performs the actions before the loss, the graph
+    that it returns calls for the others."""
 
-    def __init__(
-        self, stages: Sequence[StageFn], schedule: Schedule, *, preserve_rng_state: bool = True
-    ) -> None:
-        self.stages, self.schedule = stages, schedule
-        self.preserve_rng_state = preserve_rng_state
-        self.forwards = [0] * (len(stages) + 1)
-        self.checkpoints: dict[int, State] = {}
-        self.kept: dict[int, Kept] = {}
-        self.gradients: dict[int, Gradients] = {}
-        self.host: dict[tuple[Value, int], HostCopy] = {}
-        self.random: dict[int, RandomState] = {}
-        self.moved = {a.stage for a in schedule if a.op is Op.OFFLOAD and a.value is Value.STAGE}
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.counts = Counts(len(program.stages))
         self._next = 0
-        self._surroundings: Surroundings | None = None
+        self._passed = len(program.stages) + 1  # the last stage whose backward is over
+        self._active = 0  # the stage that is being run for the first time
+        self._lock = threading.RLock()  # several devices' threads may go backward
+        self._checkpoints: dict[int, Held] = {}
+        self._kept: dict[int, Held] = {}
+        self._saved: dict[int, list[weakref.ref[Saved]]] = {}
+        self._storages: dict[int, list[torch.UntypedStorage]] = {}
+        self._host: dict[tuple[Value, int], HostCopy] = {}
+        self._random: dict[int, RandomState] = {}
+        self._memory: dict[int, Memory] = {}
+        self._prints: dict[int, Fingerprint] = {}
+        self._open: list[tuple[int, Tensor]] = []  # comparisons whose outcome a GPU knows
+        self._gradients: tuple[int, list[Tensor]] = (0, [])
+        self._graph_task = -1
         self._devices: tuple[int, ...] = ()
         self._generators: RandomState | None = None
-        self._actions: dict[Op, Callable[[Action], None]] = {
-            Op.FORWARD: self._forward,
-            Op.BACKWARD: self._backward,
-            Op.DROP: self._drop,
-            Op.OFFLOAD: self._offload,
-            Op.FETCH: self._fetch,
-        }
+        self._surroundings: Surroundings
 
-    def forward(self, inputs: State) -> State:
+    # -- the forward pass -------------------------------------------------------------------------
+
+    def forward(self, inputs: tuple[Any, ...]) -> Any:
         """a_0 -> a_L, up to the loss."""
-        self._surroundings = Surroundings(inputs)
-        self._devices = cuda_devices(inputs)
-        self.checkpoints[0] = inputs
+        program = self.program
+        given = Values.of(inputs, "the model's input")
+        kinds = {*program.kinds, *(t.device.type for t in given.tensors)}
+        self._surroundings = Surroundings(tuple(sorted(kinds)))
+        self._devices = tuple(sorted({*program.devices, *cuda_devices(given.tensors)}))
+        self._checkpoints[0] = Held(given)
+        foreign = {id(tensor) for tensor in given.tensors}
+        if not program.unpack and len(inputs) == 1:
+            inputs = inputs[0]
+            self._checkpoints[0] = Held(Values.of(inputs, "the model's input"))
+        del given
+        value: Any = inputs
         del inputs
-        while (action := self.schedule[self._next]).op is not Op.LOSS:
-            self._actions[action.op](action)
+        while (action := program.schedule[self._next]).op is not Op.LOSS:
+            first = action.op is Op.FORWARD and self.counts.forwards[action.stage] == 0
+            if first:
+                value = self._first(action, value, foreign)
+            else:
+                self._perform(action)
             self._next += 1
         self._next += 1
-        outputs = self._activation(len(self.stages))
-        self.checkpoints.pop(len(self.stages), None)
-        return outputs
+        self._checkpoints.pop(len(program.stages), None)
+        return value
 
-    def backward(self, gradients: Gradients) -> Gradients:
-        """The gradient of a_L -> the gradient of a_0.  Parameters accumulate into .grad."""
-        if self._next >= len(self.schedule):
-            raise RuntimeError(
-                "backward a second time: what the schedule kept has been freed; "
-                "run the forward pass again"
-            )
-        self.gradients[len(self.stages)] = gradients
-        del gradients
-        for action in self.schedule[self._next :]:
-            self._actions[action.op](action)
-        self._next = len(self.schedule)
-        return self.gradients.pop(0)
-
-    def _activation(self, index: int) -> State:
-        if index in self.kept:
-            return tuple(tensor.detach() for tensor in self.kept[index].outputs)
-        return self.checkpoints[index]
-
-    def _forward(self, action: Action) -> None:
-        index = action.stage
-        state = self._activation(index - 1)
-        if action.keep is not Keep.ALL:
-            with torch.no_grad():
-                self.checkpoints[index] = self._run(index, state)
-            if action.keep is Keep.NOTHING:
-                del self.checkpoints[index - 1]
-            return
-        leaves = tuple(self._leaf(tensor, index - 1) for tensor in state)
-        del state
-        storages: list[torch.UntypedStorage] = []
-        with torch.enable_grad():
-            if index in self.moved:
+    def _first(self, action: Action, value: Any, foreign: set[int]) -> Any:
+        """The first run of a stage, whose graph is the one that is differentiated."""
+        stage, program = action.stage, self.program
+        name = f"stage {program.label(stage)}"
+        self.counts.forwards[stage] += 1
+        memory = Memory(program.stages[stage - 1]) if stage in program.repeated else None
+        self._active = stage
+        with self._hooks(stage, action.keep is Keep.ALL), self._drawing(stage):
+            if stage in program.moved:
                 with Watched() as watched:
-                    outputs = self._run(index, leaves)
-                storages = watched.storages(outputs)
+                    value = call(program.stages[stage - 1], value, program.unpack)
             else:
-                outputs = self._run(index, leaves)
-        self.kept[index] = Kept(leaves, outputs, storages)
+                value = call(program.stages[stage - 1], value, program.unpack)
+        self._active = 0
+        result = Values.of(value, name)
+        if memory is not None:
+            memory.settle(name)
+            self._memory[stage] = memory
+            if program.check_recompute:
+                self._prints[stage] = fingerprint(result.tensors)
+        if stage in program.moved:
+            saved = [s.tensor for ref in self._saved[stage] if (s := ref()) is not None]
+            self._storages[stage] = watched.made([*saved, *result.tensors])
+        elif stage in program.inner and action.keep is not Keep.ALL:
+            self._empty(stage)
+        self._keep(action, Held(result))
+        for tensor in result.tensors:
+            if tensor.grad_fn is not None and id(tensor) not in foreign:
+                tensor.register_hook(lambda gradient, stage=stage: self._arrived(stage, gradient))
+        return value
 
-    def _leaf(self, tensor: Tensor, index: int) -> Tensor:
-        wanted = tensor.is_floating_point() or tensor.is_complex()
-        return tensor.detach().requires_grad_(wanted and (index > 0 or tensor.requires_grad))
+    def _hooks(self, stage: int, keep: bool) -> AbstractContextManager[Any]:
+        """Places instead of tensors for a first run, unless its graph stays as it is."""
+        if stage in self.program.plain:
+            return nullcontext()
+        found = self._saved[stage] = []
+        hold = keep or stage in self.program.inner
+        # Not a method: the graph would hold the run, and the run knows the graph's places.
+        return saved_tensors_hooks(Pack(self, stage, found, hold), Saved.unpack)
 
-    def _run(self, index: int, state: State) -> State:
-        """Stage `index`, the first time or again, in the surroundings of the forward pass."""
-        stage, name = self.stages[index - 1], f"stage {index}"
-        assert self._surroundings is not None
-        first = self.forwards[index] == 0
-        self.forwards[index] += 1
-        with self._surroundings.again():
-            if first:
-                if not self.preserve_rng_state:
-                    return as_state(stage(*state), name)
-                # Between two stages nobody draws, so one look at the generators a stage is enough.
-                before = self._generators or RandomState.now(self._devices)
-                result = as_state(stage(*state), name)
-                self._generators = RandomState.now(self._devices)
-                if self._generators != before:
-                    self.random[index] = before
-                return result
-            if index not in self.random:
-                return as_state(call_again(stage, state), name)
-            outside = RandomState.now(self._devices)
-            self.random[index].restore()
-            try:
-                return as_state(call_again(stage, state), name)
-            finally:
-                outside.restore()
+    @contextmanager
+    def _drawing(self, stage: int) -> Iterator[None]:
+        """Notes the random state before a first run, where the stage changes it."""
+        if not self.program.preserve_rng_state:
+            yield
+            return
+        # Between two stages nobody draws, so one look at the generators a stage is enough.
+        before = self._generators or RandomState.now(self._devices)
+        yield
+        self._generators = RandomState.now(self._devices)
+        if self._generators != before:
+            self._random[stage] = before
 
-    def _backward(self, action: Action) -> None:
-        index = action.stage
-        kept, gradients = self.kept.pop(index), self.gradients.pop(index)
-        pairs = [
-            (output, gradient)
-            for output, gradient in zip(kept.outputs, gradients, strict=True)
-            if output.requires_grad and gradient is not None
-        ]
-        if pairs:
-            torch.autograd.backward([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-        self.gradients[index - 1] = tuple(leaf.grad for leaf in kept.inputs)
-        self.checkpoints.pop(index - 1, None)
+    # -- actions ----------------------------------------------------------------------------------
 
-    def _drop(self, action: Action) -> None:
-        if action.value is Value.ACTIVATION:
-            del self.checkpoints[action.stage]
-        else:
-            del self.kept[action.stage]
+    def _perform(self, action: Action) -> None:
+        if action.op is Op.FORWARD:
+            self._again(action)
+        elif action.op is Op.BACKWARD:  # its nodes have run, or will run when they are ready
+            self._kept.pop(action.stage, None)
+            self._checkpoints.pop(action.stage - 1, None)
+            self._passed = action.stage
+            if action.stage == 1:
+                self._random, self._memory, self._prints = {}, {}, {}
+        elif action.op is Op.DROP:
+            if action.value is Value.ACTIVATION:
+                del self._checkpoints[action.stage]
+            else:
+                del self._kept[action.stage]
+                self._empty(action.stage)
+        elif action.op is Op.OFFLOAD:
+            assert action.value is not None
+            storages = self._of(action.value, action.stage)
+            self._host[action.value, action.stage] = HostCopy(storages)
+        elif action.op is Op.FETCH:
+            assert action.value is not None
+            self._host.pop((action.value, action.stage)).bring_back()
+            self._storages.pop(action.stage, None)  # they would outlive their use in the backward
 
-    def _storages(self, value: Value, index: int) -> list[torch.UntypedStorage]:
+    def _keep(self, action: Action, result: Held) -> None:
+        stage = action.stage
+        if action.keep is Keep.ALL:
+            self._kept[stage] = result
+            return
+        self._checkpoints[stage] = result
+        if action.keep is Keep.NOTHING:
+            del self._checkpoints[stage - 1]
+
+    def _again(self, action: Action) -> None:
+        """Run a stage once more, from a detached input; its graph is thrown away."""
+        stage, program = action.stage, self.program
+        name = f"stage {program.label(stage)}"
+        before = self._kept.get(stage - 1) or self._checkpoints[stage - 1]
+        origin = f"the result of stage {program.label(stage - 1)}" if stage > 1 else "the input"
+        value = before.again(origin)
+        fill = self._fill(stage) if action.keep is Keep.ALL else None
+        hold = stage in program.inner
+        pack: Callable[[Tensor], Any] = fill or (lambda t: t.detach() if hold else None)
+        self.counts.forwards[stage] += 1
+        with (
+            self._surroundings.again(),
+            self._as_then(stage, name),
+            saved_tensors_hooks(pack, lambda kept: present(kept, name)),
+        ):
+            value = call(program.stages[stage - 1], value, program.unpack)
+        if fill is not None:
+            fill.finish(name)
+        result = Values.of(value, name)
+        if stage in self._prints:
+            equal = same(self._prints[stage], fingerprint(result.tensors))
+            if isinstance(equal, Tensor):
+                self._open.append((stage, equal))
+            elif not equal:
+                raise RuntimeError(_different(name))
+        self._keep(action, Held(result))
+
+    @contextmanager
+    def _as_then(self, stage: int, name: str) -> Iterator[None]:
+        with ExitStack() as stack:
+            if stage in self._random:
+                stack.callback(RandomState.now(self._devices).restore)
+                self._random[stage].restore()
+            stack.enter_context(self._memory[stage].in_force(name))
+            yield
+
+    def _fill(self, stage: int) -> Fill:
+        return Fill(self._saved[stage])
+
+    def _empty(self, stage: int) -> None:
+        for ref in self._saved[stage]:
+            if (saved := ref()) is not None:
+                saved.tensor = None
+
+    def _of(self, value: Value, stage: int) -> list[torch.UntypedStorage]:
         if value is Value.STAGE:
-            return self.kept[index].storages
+            return self._storages[stage]
         return list({t.untyped_storage()._cdata: t.untyped_storage()
-                     for t in self.checkpoints[index]}.values())  # fmt: skip
+                     for t in self._checkpoints[stage].tensors}.values())  # fmt: skip
 
-    def _offload(self, action: Action) -> None:
-        assert action.value is not None
-        storages = self._storages(action.value, action.stage)
-        self.host[action.value, action.stage] = HostCopy(storages)
+    # -- what the graph asks for in the backward pass ---------------------------------------------
 
-    def _fetch(self, action: Action) -> None:
-        assert action.value is not None
-        self.host.pop((action.value, action.stage)).bring_back()
-        if action.value is Value.STAGE:  # else they would outlive their use in the backward
-            self.kept[action.stage].storages = []
+    def _arrived(self, stage: int, gradient: Tensor) -> None:
+        """The gradient of a_stage is there: everything up to "backward stage" is due.
 
+        It is held while the stage's backward runs, as the simulator counts it.
+        """
+        if self._gradients[0] != stage:
+            self._gradients = stage, []
+        self._gradients[1].append(gradient.detach())
+        self.provide(stage)
 
-class PlannedFunction(torch.autograd.Function):
-    """A run as one node of the surrounding graph.  `anchor` requires a gradient, so that the node
-    exists even where no input does; `shared` are parameters that several stages use."""
+    def provide(self, stage: int) -> None:
+        """Perform all actions before "backward stage"; a second backward finds them done."""
+        if self._active:
+            return
+        with self._lock:
+            self._finish_with_the_backward()
+            while self._passed > stage and self._next < len(self.program.schedule):
+                action = self.program.schedule[self._next]
+                if action.op is Op.BACKWARD and action.stage == stage:
+                    return
+                self._perform(action)
+                self._next += 1
 
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx,
-        run: Run,
-        shared: list[nn.Parameter],
-        anchor: Tensor,
-        *inputs: Tensor,
-    ) -> State:
-        ctx.run, ctx.shared = run, shared  # type: ignore[attr-defined]
-        ctx.set_materialize_grads(False)
-        outputs = run.forward(inputs)
-        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
-        return outputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor | None) -> tuple:
-        if not torch.autograd._is_checkpoint_valid():
+    def refuse(self, stage: int) -> None:
+        """RuntimeError for a saved tensor that is not there."""
+        name = f"stage {self.program.label(stage)}"
+        if self._active == stage:
             raise RuntimeError(
-                "a planned model accumulates into .grad as it recomputes: use .backward() without "
-                "`inputs`, not torch.autograd.grad()"
+                f"{name} calls autograd inside its own forward, which it did not do when it was "
+                "profiled: plan it in the state in which it trains"
             )
-        run: Run = ctx.run  # type: ignore[attr-defined]
-        shared: list[nn.Parameter] = ctx.shared  # type: ignore[attr-defined]
-        # Autograd adds up all contributions before it touches an existing .grad; here they arrive
-        # one by one, so an existing .grad waits aside to get their sum.
-        waiting = [(p, p.grad) for p in shared if p.grad is not None]
-        for parameter, _ in waiting:
-            parameter.grad = None
-        result = run.backward(gradients)
-        with torch.no_grad():
-            for parameter, before in waiting:
-                assert before is not None
-                if parameter.grad is not None:
-                    before += parameter.grad
-                parameter.grad = before
-        return (None, None, None, *result)
+        raise RuntimeError(f"{name} saved nothing for its backward when it ran again")
+
+    def _finish_with_the_backward(self) -> None:
+        """Once a backward pass, ask for `_end` to be called at its end."""
+        task = torch._C._current_graph_task_id()
+        if task not in (-1, self._graph_task):
+            self._graph_task = task
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._graph_task, self._gradients = -1, (0, [])
+        if self._passed == 2:  # nothing follows the backward of the first stage
+            self._passed = 1
+            self._kept, self._checkpoints, self._memory, self._prints = {}, {}, {}, {}
+            self._next = len(self.program.schedule)
+        waiting, self._open = self._open, []
+        if waiting and not bool(
+            torch.stack([w.to(waiting[0][1].device) for _, w in waiting]).all()
+        ):
+            bad = next(stage for stage, equal in waiting if not bool(equal))
+            raise RuntimeError(_different(f"stage {self.program.label(bad)}"))
+
+
+def _different(name: str) -> str:
+    return (
+        f"{name} gave another result when it ran again, so its gradients would be wrong: it "
+        "depends on something that changes between two runs and is not part of it (a global, an "
+        "iterator, memory shared with NumPy, ...), or on an operation that is not deterministic. "
+        "Keep such state in attributes of the stage, or plan with check_recompute=False if the "
+        "difference does not matter"
+    )

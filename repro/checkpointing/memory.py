@@ -12,7 +12,9 @@ the rounding of a caching allocator is not in them.  On a GPU `rounded_peak_byte
 On the CPU every allocation and release is read from the profiler's memory trace, temporaries
 inside an operation included, so values are there when the meter closes.  Memory that libraries take
 without the framework's allocator is not seen, nor is the release of blocks that are older than the
-meter: open it before what it shall see freed.  On a GPU the counters of torch's allocator and of
+meter: open it before what it shall see freed.  The profiler is one for the whole process: meters of
+other threads wait for this one, a meter inside another shares its trace, and where a profiler is
+active already, opening a meter is an error.  On a GPU the counters of torch's allocator and of
 CuPy's pool are read and added up (`repro.instruments.pools`); warm up first, because matrix
 libraries keep a workspace after their first product.
 
@@ -24,7 +26,9 @@ since: so the peak of a region has the cycles that it leaves, its end has not.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -137,16 +141,20 @@ def _flat(events: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Collector:
-    """Python's collector of cycles while meters are open; they may nest."""
+    """Python's collector of cycles while meters are open; they may nest, and threads may have some
+    each."""
 
     _open = 0
+    _lock = threading.Lock()
+    _automatic = True
 
     def start(self) -> None:
-        self._automatic = gc.isenabled()
-        gc.disable()
-        if not _Collector._open:
-            gc.freeze()
-        _Collector._open += 1
+        with _Collector._lock:
+            if not _Collector._open:
+                _Collector._automatic = gc.isenabled()
+                gc.disable()
+                gc.freeze()
+            _Collector._open += 1
 
     def run(self) -> None:
         """Collect the cycles left since the last run, which is quick; older objects stay."""
@@ -154,40 +162,120 @@ class _Collector:
         gc.freeze()
 
     def stop(self) -> None:
-        _Collector._open -= 1
-        if not _Collector._open:
-            gc.unfreeze()
-        if self._automatic:
-            gc.enable()
+        with _Collector._lock:
+            _Collector._open -= 1
+            if not _Collector._open:
+                gc.unfreeze()
+                if _Collector._automatic:
+                    gc.enable()
+
+
+#: One block made or released, or a region's begin or end: (kind, address or region, bytes).
+_Entry = tuple[str, int, int]
+
+
+class _Trace:
+    """The process's one trace of allocations.  A meter that opens inside another ends the piece of
+    trace so far and begins the next, so that both can read what happened once they need it."""
+
+    #: Seconds that a thread waits for the meter of another one.
+    WAIT_S = 600.0
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._meters: list[CpuMeter] = []
+        self._profile: Any = None
+
+    def open(self, meter: CpuMeter) -> None:
+        """RuntimeError where another profiler is active, or another thread keeps its meter open."""
+        require_profiler()
+        if not self._lock.acquire(timeout=self.WAIT_S):
+            raise RuntimeError(
+                f"a memory meter has been open in another thread for {self.WAIT_S:.0f} s: the "
+                "profiler behind it is one for the whole process, so close that one first"
+            )
+        try:
+            if self._meters:
+                self._stop()
+                meter.entries = list(self._meters[-1].entries)  # blocks that may be freed inside
+            elif autograd_profiler._is_profiler_enabled or _PROFILER._profiler_enabled():
+                raise RuntimeError(
+                    "a profiler (torch.profiler or torch.autograd.profiler) is active, and peak "
+                    "memory on the CPU is read by the same one: call plan(), profile() or a memory "
+                    "meter outside of its context"
+                )
+            self._start()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._meters.append(meter)
+
+    def close(self, meter: CpuMeter) -> None:
+        try:
+            self._stop()
+            self._meters.remove(meter)
+            if self._meters:
+                self._start()
+        finally:
+            self._lock.release()
+
+    def _start(self) -> None:
+        # Allocations and our marks only: a trace of every operation, which is what the profiler's
+        # context manager records, takes ten times as long and gigabytes for deep models.
+        self._profile = autograd_profiler.profile(profile_memory=True)
+        self._profile._prepare_trace()
+        scopes = {RecordScope.USER_SCOPE}
+        _PROFILER._enable_profiler(self._profile.config(), self._profile.kineto_activities, scopes)
+
+    def _stop(self) -> None:
+        tree = _PROFILER._disable_profiler().experimental_event_tree()
+        self._profile = None
+        timeline: list[tuple[int, int, _Entry]] = []
+        for event in _flat(tree):
+            name, begin = event.name, event.start_time_ns
+            if name == "[memory]":
+                block = event.extra_fields
+                timeline.append((begin, 1, ("block", block.ptr, block.alloc_size)))
+            elif name.startswith(_MARK):
+                kind, number = name.removeprefix(_MARK).split()
+                # It opens before and closes after whatever carries the same time stamp.
+                timeline.append((begin, 0 if kind == "begin" else 2, (kind, int(number), 0)))
+        timeline.sort(key=itemgetter(0, 1))  # stable: a block is made before it is released
+        for meter in self._meters:
+            meter.entries += [entry for _, _, entry in timeline]
+
+
+_TRACE = _Trace()
+_numbers = itertools.count()
 
 
 class CpuMeter:
     """Regions read from the profiler's trace of the CPU allocator."""
 
     def __init__(self) -> None:
-        self._regions: list[Region] = []
-        self._profile: Any = None
+        self._regions: dict[int, Region] = {}
         self._collector = _Collector()
+        self.entries: list[_Entry] = []
 
     def __enter__(self) -> Self:
-        # Allocations and our marks only: a trace of every operation, which is what the profiler's
-        # context manager records, takes ten times as long and gigabytes for deep models.
-        require_profiler()
-        self._profile = autograd_profiler.profile(profile_memory=True)
-        self._profile._prepare_trace()
-        scopes = {RecordScope.USER_SCOPE}
-        _PROFILER._enable_profiler(self._profile.config(), self._profile.kineto_activities, scopes)
+        _TRACE.open(self)
         self._collector.start()
         return self
 
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
         region = Region(name)
-        self._regions.append(region)
+        number = next(_numbers)
+        self._regions[number] = region
         self._collector.run()
-        with record_function(f"{_MARK}{len(self._regions) - 1}"):
+        with record_function(f"{_MARK}begin {number}"):
+            pass
+        try:
             yield region
+        finally:
             self._collector.run()
+            with record_function(f"{_MARK}end {number}"):
+                pass
 
     def __exit__(
         self,
@@ -196,29 +284,13 @@ class CpuMeter:
         trace: TracebackType | None,
     ) -> None:
         self._collector.stop()
-        trace_of_blocks = _PROFILER._disable_profiler().experimental_event_tree()
-        self._profile = None
-        # (nanoseconds, order at equal times, region or address, bytes): a region opens before and
-        # closes after whatever carries the same time stamp.
-        timeline: list[tuple[int, int, int, int]] = []
-        for event in _flat(trace_of_blocks):
-            name, begin = event.name, event.start_time_ns
-            if name == "[memory]":
-                block = event.extra_fields
-                timeline.append((begin, 1, block.ptr, block.alloc_size))
-            elif name.startswith(_MARK):
-                number = int(name.removeprefix(_MARK))
-                timeline.append((begin, 0, number, 0))
-                timeline.append((begin + event.duration_time_ns, 2, number, 0))
-        timeline.sort(key=itemgetter(0, 1))  # stable: a block is made before it is released
+        _TRACE.close(self)
         live = 0
         blocks: dict[int, int] = {}  # bytes by address
         start: dict[int, int] = {}
         peaks: dict[int, int] = {}
-        for _, order, number, nbytes in timeline:
-            if order == 0:
-                start[number] = peaks[number] = live
-            elif order == 1:
+        for what, number, nbytes in self.entries:
+            if what == "block":
                 # The trace also has releases of blocks that an earlier trace saw allocated.  They
                 # are not in `blocks`.  An address that is there already was freed out of sight.
                 live -= blocks.pop(number, 0)
@@ -227,10 +299,15 @@ class CpuMeter:
                     live += nbytes
                     for open_region in peaks:
                         peaks[open_region] = max(peaks[open_region], live)
+            elif number not in self._regions:
+                continue  # of another meter
+            elif what == "begin":
+                start[number] = peaks[number] = live
             else:
                 region = self._regions[number]
                 region.peak = peaks.pop(number) - start[number]
                 region.end = live - start[number]
+        self.entries = []
 
 
 class PoolMeter:

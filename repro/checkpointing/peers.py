@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .planned import _plain
-from .replay import StageFn
+from .values import StageFn
 
 
 def segmented(

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import copy
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils import _pytree
 
 from analysis import checkpointing as theory
-from analysis.checkpointing import Chain, Plan, Replay, Schedule, simulate
+from analysis.checkpointing import (
+    Chain,
+    InfeasibleBudgetError,
+    Plan,
+    Replay,
+    Schedule,
+    simulate,
+)
 
-from .executor import PlannedFunction, Run
+from .executor import Counts, Program, Run
+from .joining import Joined
 from .profiling import Profile, profile
-from .replay import State
+from .replay import autocast_now
+from .stage_parts import modules_of
+from .values import StageFn, call
+from .verification import Verification, verify
 
 #: Planners by name.  Those in NEEDS_BUDGET take budget_bytes.
 STRATEGIES: dict[str, Callable[..., Plan]] = {
@@ -37,9 +52,28 @@ NEEDS_BUDGET = frozenset({"greedy", "optimal"})
 class PlannedModel(nn.Module):
     """A sequential model that trains by a schedule.
 
-    Call it as the model; gradients are the model's, bit for bit.  `predicted` is what the simulator
-    says the schedule costs; `last_run` the latest step's executor with its counts.
+    Call it as the model; its graph, and so its gradients, are the model's, bit for bit, wherever
+    running a stage again gives the same bits: every repeated run is compared with the first
+    (`check_recompute`) and a difference raises.  Modules, parameters, buffers and state_dict are
+    the model's own, under its names.  `predicted` is what the simulator says the schedule costs;
+    `last_run.forwards[l]` how often the latest step ran stage l.
+
+    retain_graph=True keeps what was recomputed, as the plain model keeps what it saved.  Forward
+    hooks of modules inside run each time their stage does.  torch.func transforms and tracing
+    (torch.fx, torch.jit, torch.export) raise; torch.compile leaves the planned model as it is.
     """
+
+    model: nn.Module | None
+    stages: tuple[StageFn, ...]
+    chain: Chain
+    schedule: Schedule
+    name: str
+    profiled: Profile
+    predicted: Replay
+    last_run: Counts | None
+    verification: Verification | None
+    _program: Program
+    _warned: bool
 
     def __init__(
         self,
@@ -49,37 +83,93 @@ class PlannedModel(nn.Module):
         *,
         name: str = "schedule",
         preserve_rng_state: bool = True,
+        check_recompute: bool = True,
         link_bytes_per_s: float | None = None,
     ) -> None:
         super().__init__()
-        self.model = model if isinstance(model, nn.Module) else None
-        self.parts = nn.ModuleList(s for s in profiled.stages if isinstance(s, nn.Module))
-        self.stages, self.chain, self.schedule = profiled.stages, profiled.chain, schedule
-        self.name, self.preserve_rng_state = name, preserve_rng_state
-        self.predicted: Replay = simulate(
-            profiled.chain, schedule, link_bytes_per_s=link_bytes_per_s
+        # Straight into __dict__: a part of the model may have one of these names too.
+        self.__dict__.update(
+            model=model if isinstance(model, nn.Module) else None,
+            stages=profiled.stages,
+            chain=profiled.chain,
+            schedule=schedule,
+            name=name,
+            profiled=profiled,
+            predicted=simulate(profiled.chain, schedule, link_bytes_per_s=link_bytes_per_s),
+            last_run=None,
+            verification=None,
+            _warned=False,
+            _program=Program(
+                profiled.stages,
+                schedule,
+                unpack=profiled.unpack,
+                inner=profiled.inner,
+                preserve_rng_state=preserve_rng_state,
+                check_recompute=check_recompute,
+            ),
         )
-        self._shared = list(profiled.shared)
-        self.last_run: Run | None = None
+        self._share(profiled.stages)
+
+    def _share(self, stages: tuple[StageFn, ...]) -> None:
+        """Take the model's registered parts over, under its own names: no weight has two."""
+        if self.model is not None:
+            self.training = self.model.training
+            for place in _REGISTERED:
+                self.__dict__[place] = self.model.__dict__[place]
+        else:
+            parts = [module for stage in stages for module in modules_of(stage)]
+            self.parts = nn.ModuleList(dict.fromkeys(parts))
 
     @property
     def predicted_peak_bytes(self) -> int:
         """Activations, interiors, gradients and temporaries at the peak, the input included.
 
         Parameters and their gradients count as there already; of parameters that several stages
-        share, the sum of this step's gradients is held beside an existing .grad.
+        share, the sum of this step's gradients is held beside an existing .grad.  Weights that
+        autocast has cast count for the whole step, though its cache gives them up where autocast
+        ends: with autocast this is an upper bound.
         """
-        shared = sum(p.numel() * p.element_size() for p in self._shared if p.requires_grad)
-        return self.predicted.peak_bytes + shared
+        return self.predicted.peak_bytes + self.profiled.aside_bytes(self._program.repeated)
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def train(self, mode: bool = True) -> Self:
+        if self.model is not None:
+            self.model.train(mode)
+        return super().train(mode)
+
+    def forward(self, *inputs: Any) -> Any:
+        _refuse_tracing(inputs)
+        return self._forward(*inputs)
+
+    @torch.compiler.disable(
+        reason="a planned model runs stages again while it goes backward; compile its stages"
+    )
+    def _forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return _plain(self.stages, inputs)
-        run = Run(self.stages, self.schedule, preserve_rng_state=self.preserve_rng_state)
-        self.last_run = run
-        anchor = torch.empty(0, requires_grad=True)
-        outputs = PlannedFunction.apply(run, self._shared, anchor, *inputs)
-        return outputs[0] if len(outputs) == 1 else outputs
+            return _plain(self.stages, inputs, self.profiled.unpack)
+        self._warn_of_autocast()
+        run = Run(self._program)
+        self.__dict__["last_run"] = run.counts
+        return _single(run.forward(inputs), self.profiled.unpack)
+
+    def _warn_of_autocast(self) -> None:
+        if self._warned:
+            return
+        planned = {kind: dtype for kind, on, dtype in self.profiled.autocast if on}
+        kinds = [kind for kind, _, _ in self.profiled.autocast]
+        now = {kind: dtype for kind, on, dtype in autocast_now(tuple(kinds)) if on}
+        if planned != now:
+            self.__dict__["_warned"] = True
+            warnings.warn(
+                f"planned under {_autocast_text(planned)}, trained under {_autocast_text(now)}: "
+                "gradients are right, the predicted peak is not; call plan() under the same "
+                "autocast",
+                stacklevel=4,
+            )
+
+    def verify(self, *inputs: Any) -> Verification:
+        """Run one step on `inputs` both ways and compare; weights, gradients, buffers and random
+        state are left as they were.  See `repro.checkpointing.verify`."""
+        return verify(self, inputs)
 
     def explain(self) -> str:
         """One line: what the schedule costs, against storing everything."""
@@ -92,33 +182,94 @@ class PlannedModel(nn.Module):
             f"{self.predicted.seconds * 1e3:.1f} ms (store all {all_stored.seconds * 1e3:.1f} ms)"
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedModel:
+        """TypeError where a stage is a function that uses modules: a copy of it would use the
+        same modules."""
+        for stage in self.stages:
+            parts = stage.parts if isinstance(stage, Joined) else (stage,)
+            for part in parts:
+                if isinstance(part, types.FunctionType) and modules_of(part):
+                    raise TypeError(
+                        f"stage {part.__qualname__} is a function that refers to modules, so a "
+                        "copy of this planned model would train the original's weights: make "
+                        "the stage a module, or copy the model and plan the copy"
+                    )
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
-def _plain(stages: tuple, state: State) -> Any:
-    result: Any = state
+
+#: Where nn.Module keeps what belongs to it.
+_REGISTERED = (
+    "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_state_dict_hooks",
+    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+
+
+def _autocast_text(types: dict[str, torch.dtype]) -> str:
+    return (
+        ", ".join(f"{kind} autocast to {dtype}" for kind, dtype in types.items()) or "no autocast"
+    )
+
+
+def _refuse_tracing(inputs: tuple[Any, ...]) -> None:
+    """RuntimeError for what cannot follow a plan, naming what can."""
+    way_out = "use the model that was planned (planned.model) for that"
+    if any(isinstance(leaf, torch.fx.Proxy) for leaf in _pytree.tree_leaves(inputs)):
+        raise RuntimeError(f"torch.fx cannot trace a planned model: {way_out}")
+    if torch.jit.is_tracing() or torch.jit.is_scripting():
+        raise RuntimeError(f"torch.jit cannot trace a planned model: {way_out}")
+    if torch.compiler.is_exporting():
+        raise RuntimeError(f"torch.export cannot trace a planned model: {way_out}")
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "torch.func transforms (grad, hessian, vmap, jvp, ...) cannot go through a planned "
+            f"model, which runs stages again by saved-tensor hooks: {way_out}, or "
+            "torch.autograd.functional, which works here"
+        )
+
+
+def _single(value: Any, unpack: bool) -> Any:
+    return value[0] if unpack and type(value) is tuple and len(value) == 1 else value
+
+
+def _plain(stages: Iterable[StageFn], inputs: tuple[Any, ...], unpack: bool = True) -> Any:
+    """The stages one after the other, as the model runs them."""
+    value: Any = inputs if unpack or len(inputs) != 1 else inputs[0]
     for stage in stages:
-        result = stage(*result) if isinstance(result, tuple) else stage(result)
-    return result[0] if isinstance(result, tuple) and len(result) == 1 else result
+        value = call(stage, value, unpack)
+    return _single(value, unpack)
 
 
 def plan(
     model: Any,
-    sample: Tensor | State,
+    sample: Any,
     *,
     budget_bytes: int | None = None,
     strategy: str | None = None,
     profiled: Profile | None = None,
     preserve_rng_state: bool = True,
+    check_recompute: bool = True,
+    verify: bool = False,
     repeats: int = 3,
     **options: Any,
 ) -> PlannedModel:
     """Plan the training of a sequential model.
 
     model: nn.Sequential, an object with a stages() method, or an iterable of callables
-    sample: one input, a tensor or a tuple of tensors, of the shapes to train on
+    sample: one input, a tensor or a tuple of arguments, of the shapes to train on
     budget_bytes: most that activations and their gradients may take at once, beyond parameters and
         parameter gradients; the fastest plan that fits is chosen
     strategy: a name from STRATEGIES instead, with its own options (segments=, states=, k=, ...)
     profiled: an earlier profile() of the same model and sample
+    check_recompute: compare the result of every repeated run with the first one (one pass over it)
+    verify: run one step on `sample` both ways; the report is `planned.verification`, and a warning
+        where gradients or the peak are not as promised
+
+    A model's stages are called one after the other; what happens between them in its own forward
+    is not seen, which verify=True would notice.  Plan in the state in which the model trains:
+    mode, autocast, device.
 
     Raises ValueError for an unknown strategy or a missing budget, InfeasibleBudgetError (a
     ValueError that names the smallest feasible budget) when nothing fits.
@@ -133,10 +284,36 @@ def plan(
         wants = "needs" if strategy in NEEDS_BUDGET else "takes no"
         raise ValueError(f"strategy {strategy!r} {wants} budget_bytes, got {budget_bytes}")
     found = profiled or profile(model, sample, repeats=repeats)
-    chosen = choose(found.chain, strategy, budget_bytes, **options)
-    return PlannedModel(
-        model, found, chosen.schedule, name=chosen.name, preserve_rng_state=preserve_rng_state
+    if budget_bytes is None:
+        chosen = choose(found.chain, strategy, **options)
+    else:
+        chosen = _within(found, strategy, budget_bytes, options)
+    planned = PlannedModel(
+        model,
+        found,
+        chosen.schedule,
+        name=chosen.name,
+        preserve_rng_state=preserve_rng_state,
+        check_recompute=check_recompute,
     )
+    if verify:
+        report = planned.verify(*(sample if isinstance(sample, tuple) else (sample,)))
+        planned.__dict__["verification"] = report
+        if not report.as_promised:
+            warnings.warn(str(report), stacklevel=2)
+    return planned
+
+
+def _within(found: Profile, strategy: str, budget_bytes: int, options: dict[str, Any]) -> Plan:
+    """A plan whose peak and what lies aside from the chain fit into the budget together."""
+    everything = theory.store_all(found.chain)
+    if everything.peak_bytes + found.aside_bytes(()) <= budget_bytes:
+        return choose(found.chain, strategy, everything.peak_bytes, **options)
+    aside = found.aside_bytes()
+    try:
+        return choose(found.chain, strategy, max(0, budget_bytes - aside), **options)
+    except InfeasibleBudgetError as error:
+        raise InfeasibleBudgetError(budget_bytes, error.smallest_budget_bytes + aside) from None
 
 
 def choose(chain: Chain, strategy: str, budget_bytes: int | None = None, **options: Any) -> Plan:

@@ -6,196 +6,195 @@ with everything stored can be profiled all the same.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from analysis.checkpointing import Chain, Stage
 
+from .joining import given_to_first, join_stages, stages_of
 from .memory import MemoryMeter, Region, memory_meter
-from .replay import RandomState, StageFn, State, as_state, call_again, cuda_devices, storage_bytes
+from .replay import RandomState, autocast_now, cuda_devices
+from .stage_parts import StandIns, parameters_of
+from .stage_state import Memory
+from .values import Held, StageFn, State, Values, call, storage_bytes
 
 
 @dataclass(frozen=True)
 class Profile:
     """A chain and the callables that its stages are.
 
-    shared are the parameters that more than one stage uses.
+    shared are the parameters that more than one stage uses.  unpack: a tuple that a stage returns
+    becomes the next one's arguments.  inner: stages (1-based) that call autograd in their forward.
+    cast_bytes are weights in the type of autocast, which keeps them until its context ends;
+    extra_cast_bytes what running a stage again may add for weights that it shares.
+    restored_bytes, per stage, is the state that a second run needs (buffers that change, ...).
+    autocast is what was in force: (device, on, type).
     """
 
     chain: Chain
     stages: tuple[StageFn, ...]
     shared: tuple[nn.Parameter, ...] = field(default=(), repr=False)
+    unpack: bool = True
+    inner: frozenset[int] = frozenset()
+    cast_bytes: int = 0
+    extra_cast_bytes: tuple[int, ...] = ()  # a stage each
+    restored_bytes: tuple[int, ...] = ()
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
+
+    def aside_bytes(self, repeated: Collection[int] | None = None) -> int:
+        """What a step holds beside its chain if it runs the stages `repeated` (1-based; None: all)
+        more than once: the sum of the gradients of shared parameters, weights cast by autocast,
+        and the state that stages need to run again."""
+        again = range(1, len(self.stages) + 1) if repeated is None else repeated
+        shared = sum(p.numel() * p.element_size() for p in self.shared if p.requires_grad)
+        state = sum(self.restored_bytes[i - 1] + self.extra_cast_bytes[i - 1] for i in again)
+        return shared + self.cast_bytes + state
 
 
-def stages_of(model: Any) -> list[StageFn]:
-    """The stages of a sequential model: an nn.Sequential, an object with a `stages()` method, or
-    any iterable of callables.  TypeError for anything else, ValueError when there is none."""
-    if isinstance(model, nn.Sequential | nn.ModuleList):
-        found: list[StageFn] = list(model)
-    elif callable(getattr(model, "stages", None)):
-        found = list(model.stages())
-    elif isinstance(model, Iterable):
-        found = list(model)
-    else:
-        raise TypeError(
-            f"{type(model).__name__} is not sequential: need nn.Sequential, a stages() method or "
-            "an iterable of callables"
-        )
-    if not found:
-        raise ValueError("the model has 0 stages")
-    for stage in found:
-        if not callable(stage):
-            raise TypeError(f"stage {type(stage).__name__} cannot be called")
-    return found
-
-
-class Joined(nn.Module):
-    """Stages that must run as one, because one returns its input or writes to it."""
-
-    def __init__(self, parts: Sequence[StageFn]) -> None:
-        super().__init__()
-        self.parts = list(parts)
-        self.modules_of_parts = nn.ModuleList(p for p in parts if isinstance(p, nn.Module))
-
-    @property
-    def kind(self) -> str:
-        return getattr(self.parts[0], "kind", "")
-
-    def forward(self, *state: Tensor) -> State:
-        for number, part in enumerate(self.parts):
-            state = as_state(part(*state), f"part {number}")
-        return state
-
-
-def join_stages(stages: Sequence[StageFn], inputs: State) -> list[StageFn]:
-    """Stages such that each makes its output anew: one that returns a view of its input, or writes
-    to it, is joined with the stage before (a first one with the stage after).
-
-    Raises ValueError when the first stage writes to the model's input.
-    """
-    groups: list[list[StageFn]] = []
-    open_group = True  # does the next stage belong to the last group whatever it does?
-    state = inputs
-    with torch.no_grad():
-        for number, stage in enumerate(stages, start=1):
-            versions = [tensor._version for tensor in state]
-            before = {tensor.untyped_storage()._cdata for tensor in state}
-            after = as_state(call_again(stage, state), f"stage {number}")
-            written = any(t._version != v for t, v in zip(state, versions, strict=True))
-            aliased = any(tensor.untyped_storage()._cdata in before for tensor in after)
-            if written and (len(groups) == 0 or (open_group and len(groups) == 1)):
-                raise ValueError(
-                    f"stage {number} ({type(stage).__name__}) writes to the model's input, which "
-                    "recomputation needs again"
-                )
-            if groups and (open_group or written or aliased):
-                groups[-1].append(stage)
-            else:
-                groups.append([stage])
-            # Only leading stages leave their group open: what they return is the model's input.
-            open_group = aliased and len(groups) == 1 and (open_group or len(groups[0]) == 1)
-            state = after
-    return [group[0] if len(group) == 1 else Joined(group) for group in groups]
-
-
-def profile(
-    model: Any, sample: Tensor | State, *, repeats: int = 3, device: str | None = None
-) -> Profile:
-    """Measure every stage of `model` on `sample` (a tensor or a tuple of tensors).
+def profile(model: Any, sample: Any, *, repeats: int = 3, device: str | None = None) -> Profile:
+    """Measure every stage of `model` on `sample` (a tensor or a tuple of arguments).
 
     repeats: timed runs per stage, of which the median counts; 0 leaves times at 1 s forward and
     2 s backward.  Stages that are equal in description and bytes share one time, the median of all
     their runs.  The model, its gradients, buffers and the random state are left as they were.
+
+    Measure in the state in which the model trains: mode, autocast, device.
     """
     inputs = sample if isinstance(sample, tuple) else (sample,)
-    random = RandomState.now(cuda_devices(inputs))
+    unpack = not isinstance(model, nn.Sequential)
+    given = stages_of(model)
+    tensors = Values.of(inputs, "the sample").tensors
+    random = RandomState.now(cuda_devices(tensors, *(parameters_of(s) for s in given)))
+    memory = Memory(given, copied_bytes=math.inf)
+    kinds = tuple(sorted({"cpu", *(t.device.type for t in tensors)}))
     try:
-        stages = join_stages(stages_of(model), inputs)
-        random.restore()
-        measured = _bytes(stages, inputs, device or inputs[0].device.type)
-        random.restore()
-        seconds = _seconds(stages, inputs, repeats) if repeats else [([1.0], [2.0])] * len(stages)
+        with StandIns(given):
+            stages = join_stages(given, inputs, unpack=unpack)
+            random.restore()
+            measured = _bytes(stages, inputs, device or tensors[0].device.type, unpack)
+            random.restore()
+            seconds = (
+                _seconds(stages, inputs, repeats, unpack)
+                if repeats
+                else [([1.0], [2.0])] * len(stages)
+            )
     finally:
+        torch.clear_autocast_cache()
+        memory.put_back()
         random.restore()
+    chain = _chain(stages, measured, seconds, storage_bytes(tensors))
+    shared = tuple(_shared(stages))
+    casts = [stage.cast_bytes for stage in measured.stages]
+    unique = sum(casts) if measured.cast_bytes is None else measured.cast_bytes
+    extra = tuple(casts) if measured.cast_bytes is not None else (0,) * len(casts)
+    return Profile(
+        chain,
+        tuple(stages),
+        shared,
+        unpack=unpack,
+        inner=frozenset(i for i, s in enumerate(measured.stages, start=1) if s.inner),
+        cast_bytes=unique,
+        extra_cast_bytes=extra,
+        restored_bytes=tuple(s.restored_bytes for s in measured.stages),
+        autocast=autocast_now(kinds),
+    )
+
+
+def _chain(
+    stages: Sequence[StageFn],
+    measured: _Measured,
+    seconds: Sequence[tuple[list[float], list[float]]],
+    input_bytes: int,
+) -> Chain:
     groups: dict[tuple, tuple[list[float], list[float]]] = {}
     keys = [
-        (str(stage) if isinstance(stage, nn.Module) else id(stage), *sorted(sizes.items()))
-        for stage, sizes in zip(stages, measured, strict=True)
+        (str(stage) if isinstance(stage, nn.Module) else id(stage), *sorted(found.sizes.items()))
+        for stage, found in zip(stages, measured.stages, strict=True)
     ]
     for key, (forward, backward) in zip(keys, seconds, strict=True):
         group = groups.setdefault(key, ([], []))
         group[0].extend(forward)
         group[1].extend(backward)
     # The gradient of a_l is measured where it is made, by the backward of stage l + 1.
-    made = [int(sizes.pop("input_gradient_bytes")) for sizes in measured]
-    chain = Chain(
+    made = [found.input_gradient_bytes for found in measured.stages]
+    return Chain(
         tuple(
             Stage(
-                **sizes,
+                **found.sizes,
                 gradient_bytes=gradient,
                 forward_s=statistics.median(groups[key][0]),
                 backward_s=max(0.0, statistics.median(groups[key][1])),
                 name=type(stage).__name__,
                 kind=str(getattr(stage, "kind", "")),
             )
-            for stage, sizes, gradient, key in zip(
-                stages, measured, [*made[1:], None], keys, strict=True
+            for stage, found, gradient, key in zip(
+                stages, measured.stages, [*made[1:], None], keys, strict=True
             )
         ),
-        input_bytes=storage_bytes(inputs),
+        input_bytes=input_bytes,
         input_gradient_bytes=made[0],
     )
-    return Profile(chain, tuple(stages), tuple(_shared(stages)))
 
 
 def _shared(stages: Sequence[StageFn]) -> list[nn.Parameter]:
     users: dict[nn.Parameter, int] = {}
     for stage in stages:
-        for parameter in set(_parameters(stage)):
+        for parameter in parameters_of(stage):
             users[parameter] = users.get(parameter, 0) + 1
     return [parameter for parameter, count in users.items() if count > 1]
 
 
-def _parameters(stage: StageFn) -> list[nn.Parameter]:
-    return list(stage.parameters()) if isinstance(stage, nn.Module) else []
-
-
-def _leaves(state: State, first: bool) -> State:
-    """Detached inputs of a differentiable run, as the executor makes them."""
-    return tuple(
-        t.detach().requires_grad_(
-            (t.is_floating_point() or t.is_complex()) and (not first or t.requires_grad)
-        )
-        for t in state
-    )
-
-
 class _ZeroGradients:
     """While a stage is profiled its parameters have gradients to accumulate into, as in a step
-    whose gradients exist already; whatever they had before comes back."""
+    whose gradients exist already."""
 
     def __init__(self, stage: StageFn) -> None:
-        self._before = [(p, p.grad) for p in _parameters(stage) if p.requires_grad]
+        self._parameters = [p for p in parameters_of(stage) if p.requires_grad]
 
     def __enter__(self) -> None:
-        for parameter, _ in self._before:
+        for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
 
     def __exit__(self, *error: object) -> None:
-        for parameter, gradient in self._before:
-            parameter.grad = gradient
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
-def _differentiable(stage: StageFn, state: State, first: bool) -> tuple[State, State]:
-    leaves = _leaves(state, first)
+def _differentiable(stage: StageFn, held: Held, unpack: bool) -> tuple[State, State]:
+    """Inputs as leaves, and outputs with their graph."""
+    value = held.again("the input")
     with torch.enable_grad():
-        return leaves, as_state(call_again(stage, leaves), "stage")
+        result = call(stage, value, unpack)
+    return Values.of(value, "the input").tensors, Values.of(result, "stage").tensors
+
+
+def _lean(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Held:
+    """A run that keeps nothing, as the executor does it."""
+    value = held.again("the input")
+    hooks = saved_tensors_hooks(lambda t: t.detach() if hold else None, lambda t: t)
+    with torch.enable_grad(), hooks:
+        return Held(Values.of(call(stage, value, unpack), "stage"))
+
+
+def _differentiates(stage: StageFn, held: Held, unpack: bool) -> bool:
+    """Whether a stage calls autograd in its own forward."""
+    used: list[bool] = []
+
+    def unpacked(tensor: Tensor) -> Tensor:
+        used.append(True)
+        return tensor
+
+    with torch.enable_grad(), saved_tensors_hooks(lambda t: t.detach(), unpacked):
+        call(stage, held.again("the input"), unpack)
+    return bool(used)
 
 
 def _run_backward(outputs: State, gradients: State) -> None:
@@ -204,80 +203,125 @@ def _run_backward(outputs: State, gradients: State) -> None:
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
 
-def _bytes(stages: Sequence[StageFn], inputs: State, device: str) -> list[dict[str, int]]:
-    """Sizes of every stage, as fields of analysis.checkpointing.Stage plus input_gradient_bytes."""
-    rows: list[Callable[[], dict[str, int]]] = []
+@dataclass(frozen=True)
+class _Found:
+    """One stage: sizes are fields of analysis.checkpointing.Stage."""
+
+    sizes: dict[str, int]
+    input_gradient_bytes: int
+    restored_bytes: int
+    cast_bytes: int
+    inner: bool
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """cast_bytes of all stages together, where weights are shared; None: their sum."""
+
+    stages: list[_Found]
+    cast_bytes: int | None
+
+
+def _bytes(
+    stages: Sequence[StageFn], inputs: tuple[Any, ...], device: str, unpack: bool
+) -> _Measured:
+    casting = any(on for _, on, _ in autocast_now(("cpu", device)))
+    rows: list[Callable[[], _Found]] = []
+    together: Region | None = None
     with memory_meter(device) as meter:
-        state = inputs
-        for index, stage in enumerate(stages):
+        start = Held(Values.of(given_to_first(inputs, unpack), "the sample"))
+        if casting and _shared(stages):
+            torch.clear_autocast_cache()
+            held = start
+            with meter.region("casts of all stages") as together:
+                for stage in stages:
+                    held = _lean(stage, held, unpack, hold=True)
+                del held
+        held = start
+        for stage in stages:
             with _ZeroGradients(stage):
-                state, row = _stage_bytes(meter, stage, state, index == 0)
+                held, row = _stage_bytes(meter, stage, held, unpack, casting)
             rows.append(row)
-    return [row() for row in rows]  # regions are known once the meter is closed
+    # regions are known once the meter is closed
+    return _Measured([row() for row in rows], together.end_bytes if together else None)
 
 
 def _stage_bytes(
-    meter: MemoryMeter, stage: StageFn, state: State, first: bool
-) -> tuple[State, Callable[[], dict[str, int]]]:
+    meter: MemoryMeter, stage: StageFn, held: Held, unpack: bool, casting: bool
+) -> tuple[Held, Callable[[], _Found]]:
+    inner = _differentiates(stage, held, unpack)
+    cold: Region | None = None
+    if casting:
+        torch.clear_autocast_cache()
+        with meter.region("casts") as cold:
+            _lean(stage, held, unpack, hold=inner)
     with meter.region("saving") as saving:
-        leaves, outputs = _differentiable(stage, state, first)
+        leaves, outputs = _differentiable(stage, held, unpack)
     activation = storage_bytes(outputs)
     gradients = tuple(torch.ones_like(output) for output in outputs)
     with meter.region("backward") as backward:
         _run_backward(outputs, gradients)
     input_gradient = storage_bytes([leaf.grad for leaf in leaves])
     del leaves, outputs, gradients
-    with torch.no_grad(), meter.region("forward") as forward:
-        state = as_state(call_again(stage, state), "stage")
+    with meter.region("forward") as forward:
+        memory = Memory(stage)
+        held = _lean(stage, held, unpack, hold=inner)
+        restored = memory.settle(f"stage {type(stage).__name__}", strict=False)
+        del memory
 
-    def row(forward: Region = forward) -> dict[str, int]:
+    def row(forward: Region = forward) -> _Found:
         saved = saving.end_bytes - activation
-        return {
-            "activation_bytes": activation,
-            "saved_bytes": max(0, saved),
-            "forward_temporary_bytes": max(0, forward.peak_bytes - activation),
-            "saving_temporary_bytes": max(0, saving.peak_bytes - saving.end_bytes),
-            "backward_temporary_bytes": backward.peak_bytes - input_gradient,
-            "input_gradient_bytes": input_gradient,
-        }
+        return _Found(
+            {
+                "activation_bytes": activation,
+                "saved_bytes": max(0, saved),
+                "forward_temporary_bytes": max(0, forward.peak_bytes - activation),
+                "saving_temporary_bytes": max(0, saving.peak_bytes - saving.end_bytes),
+                "backward_temporary_bytes": backward.peak_bytes - input_gradient,
+            },
+            input_gradient,
+            restored,
+            max(0, cold.end_bytes) if cold is not None else 0,
+            inner,
+        )
 
-    return state, row
+    return held, row
 
 
 def _seconds(
-    stages: Sequence[StageFn], inputs: State, repeats: int
+    stages: Sequence[StageFn], inputs: tuple[Any, ...], repeats: int, unpack: bool
 ) -> list[tuple[list[float], list[float]]]:
     """Per stage, seconds of `repeats` forward runs and of as many backward runs.
 
     A backward is timed together with the differentiable forward it needs, less a plain forward:
     so forward + backward is what a step without recomputation takes.
     """
-    result, state = [], inputs
-    for index, stage in enumerate(stages):
+    result, held = [], Held(Values.of(given_to_first(inputs, unpack), "the sample"))
+    for stage in stages:
         forwards, both = [], []
+        inner = _differentiates(stage, held, unpack)
         with _ZeroGradients(stage):
             for _ in range(repeats + 1):
-                _wait(inputs)
+                _wait(held)
                 start = time.perf_counter()
-                with torch.no_grad():
-                    after = as_state(call_again(stage, state), "stage")
-                _wait(inputs)
+                after = _lean(stage, held, unpack, hold=inner)
+                _wait(held)
                 middle = time.perf_counter()
-                gradients = tuple(torch.ones_like(tensor) for tensor in after)
-                _wait(inputs)
+                gradients = tuple(torch.ones_like(tensor) for tensor in after.tensors)
+                _wait(held)
                 again = time.perf_counter()
-                _, outputs = _differentiable(stage, state, index == 0)
+                _, outputs = _differentiable(stage, held, unpack)
                 _run_backward(outputs, gradients)
-                _wait(inputs)
+                _wait(held)
                 forwards.append(middle - start)
                 both.append(time.perf_counter() - again)
                 del outputs, gradients
         forward = statistics.median(forwards[1:])  # the first run warms caches up
         result.append((forwards[1:], [seconds - forward for seconds in both[1:]]))
-        state = after
+        held = after
     return result
 
 
-def _wait(state: State) -> None:
-    if any(tensor.is_cuda for tensor in state):
+def _wait(held: Held) -> None:
+    if any(tensor.is_cuda for tensor in held.tensors):
         torch.cuda.synchronize()

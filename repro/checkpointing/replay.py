@@ -1,113 +1,99 @@
-"""What a forward run must find again when it is repeated: random numbers, autocast, buffers."""
+"""The surroundings that a forward run must find again when it is repeated: random numbers, autocast
+and the other settings of torch that choose what an operation computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-State = tuple[Tensor, ...]
-StageFn = Callable[..., Any]
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class RandomState:
-    """Generator states of the CPU (5,056 bytes, kept outside the tensor allocator) and GPUs."""
+    """States of the generators that everybody shares: torch's on the CPU (5,056 bytes, kept outside
+    the tensor allocator) and on GPUs, Python's and NumPy's."""
 
     cpu: bytes
     cuda: tuple[tuple[int, bytes], ...]
+    python: object
+    numpy: tuple[Any, ...]
 
     @classmethod
     def now(cls, devices: tuple[int, ...]) -> RandomState:
         cuda = ((index, torch.cuda.get_rng_state(index)) for index in devices)
+        name, keys, *rest = np.random.get_state(legacy=True)
         return cls(
             torch.get_rng_state().numpy().tobytes(),
             tuple((index, state.numpy().tobytes()) for index, state in cuda),
+            random.getstate(),
+            (name, np.asarray(keys).tobytes(), *rest),
         )
 
     def restore(self) -> None:
         torch.set_rng_state(_tensor(self.cpu))
         for index, state in self.cuda:
             torch.cuda.set_rng_state(_tensor(state), index)
+        random.setstate(self.python)  # type: ignore[arg-type]
+        name, keys, *rest = self.numpy
+        np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
 def _tensor(state: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(state, dtype=np.uint8).copy())
 
 
-def cuda_devices(state: State) -> tuple[int, ...]:
+def cuda_devices(*groups: Any) -> tuple[int, ...]:
     """Indices of the GPUs that these tensors lie on."""
-    return tuple(sorted({tensor.get_device() for tensor in state if tensor.is_cuda}))
+    return tuple(sorted({t.get_device() for group in groups for t in group if t.is_cuda}))
+
+
+#: Settings of a process or thread that choose an operation's kernel or its result's type.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+)
 
 
 class Surroundings:
-    """Autocast settings at the time of the forward pass; `again()` re-enters them."""
+    """Autocast and settings at the time of the forward pass; `again()` re-enters them."""
 
-    def __init__(self, state: State) -> None:
-        self._kinds = sorted({"cpu", *(tensor.device.type for tensor in state)})
-        self._settings = self._now()
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self._kinds = kinds
+        self.autocast = autocast_now(kinds)
+        self._cache = torch.is_autocast_cache_enabled()
+        self._settings = [read() for read, _ in _SETTINGS]
 
-    def _now(self) -> tuple[Any, ...]:
-        kinds = [
-            (k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in self._kinds
-        ]
-        return (*kinds, torch.is_autocast_cache_enabled())
-
-    def again(self) -> AbstractContextManager[object]:
-        """A context with the same settings; none where they are in force anyway."""
-        if self._now() == self._settings:
-            return _NOTHING
-        stack = ExitStack()
-        *kinds, cache = self._settings
-        for kind, enabled, dtype in kinds:
-            stack.enter_context(
-                torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cache)
-            )
-        return stack
-
-
-_NOTHING = nullcontext()
-
-
-def as_state(value: Any, stage: str) -> State:
-    """A stage's result as a tuple of tensors; TypeError names the stage and what it returned."""
-    state = value if isinstance(value, tuple) else (value,)
-    for item in state:
-        if not isinstance(item, Tensor):
-            raise TypeError(f"{stage} returned {type(item).__name__}, need a tensor or a tuple")
-    return state
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """A context with gradients on and the same settings as then."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            now = autocast_now(self._kinds), torch.is_autocast_cache_enabled()
+            if now != (self.autocast, self._cache):
+                for kind, enabled, dtype in self.autocast:
+                    stack.enter_context(
+                        torch.autocast(
+                            kind, dtype=dtype, enabled=enabled, cache_enabled=self._cache
+                        )
+                    )
+            for (read, write), then in zip(_SETTINGS, self._settings, strict=True):
+                if (value := read()) != then:
+                    stack.callback(write, value)
+                    write(then)
+            yield
 
 
-def call_again(stage: StageFn, state: State) -> Any:
-    """Run a stage without letting it write to its buffers: a repeated run must not move batch-norm
-    statistics a second time.  It works on copies meanwhile."""
-    if not isinstance(stage, nn.Module):
-        return stage(*state)
-    found = [
-        (module._buffers, name, buffer)
-        for module in stage.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    for buffers, name, buffer in found:
-        buffers[name] = buffer.detach().clone()
-    try:
-        return stage(*state)
-    finally:
-        for buffers, name, buffer in found:
-            buffers[name] = buffer
-
-
-def storage_bytes(state: State | list[Tensor | None]) -> int:
-    """Bytes of the distinct storages behind tensors."""
-    storages = {}
-    for tensor in state:
-        if tensor is not None:
-            storage = tensor.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
+def autocast_now(kinds: tuple[str, ...]) -> tuple[tuple[str, bool, torch.dtype], ...]:
+    """(device, on or off, type) of automatic mixed precision in this thread."""
+    return tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)

@@ -8,16 +8,14 @@ that happen to be saved).
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from .replay import State
 
 
 class _Made(TorchDispatchMode):
@@ -43,33 +41,21 @@ class _Made(TorchDispatchMode):
 
 
 class Watched:
-    """Context around a differentiable run; `storages` lists what it made and keeps."""
+    """Context around a run; `made` picks the storages that it made out of those of some tensors."""
 
     def __init__(self) -> None:
-        self._saved: dict[int, torch.UntypedStorage] = {}
         self._mode = _Made()
-        self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        self._saved[storage._cdata] = storage
-        return tensor
 
     def __enter__(self) -> Watched:
-        self._hooks.__enter__()
         self._mode.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(*error)
-        self._hooks.__exit__(*error)
 
-    def storages(self, outputs: State) -> list[torch.UntypedStorage]:
-        candidates = self._saved | {
-            t.untyped_storage()._cdata: t.untyped_storage() for t in outputs
-        }
-        self._saved = {}
-        return [storage for key, storage in candidates.items() if key in self._mode.made]
+    def made(self, tensors: Iterable[Tensor | None]) -> list[torch.UntypedStorage]:
+        found = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t is not None}
+        return [storage for key, storage in found.items() if key in self._mode.made]
 
 
 class HostCopy:

@@ -195,7 +195,7 @@ def measure_step(
     import torch
 
     from repro.checkpointing import memory_meter
-    from repro.checkpointing.replay import storage_bytes
+    from repro.checkpointing.values import storage_bytes
 
     where = state[0].device
     # One thread computes on the CPU, and its own seconds do not depend on who else runs.

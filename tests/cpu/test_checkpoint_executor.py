@@ -47,7 +47,7 @@ class Model:
         ]
         least, most = smallest_budget(chain), store_all(chain).peak_bytes
         for share in (0.0, 0.3, 0.7):
-            budget = round(least + share * (most - least))
+            budget = round(least + share * (most - least)) + self.profile.aside_bytes()
             plans.append(plan(self.model, self.state, budget_bytes=budget, **given))
         for schedule in (offload_stages(chain), offload_checkpoints(chain, 2)):
             plans.append(
@@ -273,12 +273,9 @@ def test_misuse_is_named() -> None:
     model = MLPChain(3, 8)
     x = torch.randn(4, 8)
     planned = plan(model, x, strategy="sqrt", repeats=0)
-    asked = x.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match=r"use \.backward\(\)"):
-        torch.autograd.grad(planned(asked), asked)
     loss = planned(x)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="backward a second time"):
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss.backward()
     with pytest.raises(ValueError, match="neither budget_bytes nor strategy"):
         plan(model, x)

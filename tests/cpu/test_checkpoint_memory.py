@@ -2,11 +2,12 @@
 
 import contextlib
 import gc
+import threading
 
 import pytest
 import torch
 
-from repro.checkpointing import memory
+from repro.checkpointing import memory, plan
 from repro.checkpointing.memory import PoolMeter, memory_meter, peak_bytes
 from repro.instruments.pools import CupyPool, Held
 
@@ -276,3 +277,80 @@ def test_a_torch_without_the_private_profiler_is_one_clear_line(monkeypatch) -> 
     with pytest.raises(RuntimeError, match=r"_enable_profiler, .*_disable_profiler") as caught:
         peak_bytes(lambda: None)
     assert "\n" not in str(caught.value)
+
+
+def test_ec35_meters_nest() -> None:
+    """Also a whole meter inside a region of another one, as plan() inside a measured region."""
+    with memory_meter("cpu") as outer:
+        with outer.region("all") as whole:
+            first = block()
+            with memory_meter("cpu") as inner, inner.region("part") as part:
+                second = [block(), block()]
+                del first
+            assert (part.peak_bytes, part.end_bytes) == (2 * MIB, MIB)
+            del second
+        with outer.region("next") as later:
+            third = block()
+        del third
+    assert (whole.peak_bytes, whole.end_bytes) == (3 * MIB, 0)
+    assert (later.peak_bytes, later.end_bytes) == (MIB, MIB)
+
+
+def test_ec35_a_region_left_by_an_error_is_closed() -> None:
+    with memory_meter("cpu") as meter:
+        with contextlib.suppress(ValueError), meter.region("broken") as region:
+            held = block()
+            raise ValueError
+        del held
+    assert (region.peak_bytes, region.end_bytes) == (MIB, MIB)
+
+
+def test_ec35_threads_take_turns() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+    found: list[int] = []
+
+    def work() -> None:
+        planned = plan(model, torch.randn(32, 64), strategy="sqrt", repeats=0)
+        found.append(planned.predicted_peak_bytes)
+
+    automatic = gc.isenabled()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert gc.isenabled() == automatic
+
+
+def test_ec35_another_threads_meter_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory._TRACE, "WAIT_S", 0.05)
+    errors: list[str] = []
+
+    def work() -> None:
+        try:
+            peak_bytes(block)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    with memory_meter("cpu"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1
+    assert "open in another thread" in errors[0]
+    assert peak_bytes(block) == MIB
+
+
+@pytest.mark.parametrize("which", ["torch.profiler", "torch.autograd.profiler"])
+def test_ec35_a_profiler_of_the_users_is_left_alone(which: str) -> None:
+    profiler = torch.profiler if which == "torch.profiler" else torch.autograd.profiler
+    with profiler.profile() as prof:
+        with pytest.raises(RuntimeError, match=r"a profiler .* is active"):
+            peak_bytes(block)
+        torch.randn(8).exp()
+    assert any("exp" in event.key for event in prof.key_averages())
+    assert peak_bytes(block) == MIB  # and nothing is left locked

@@ -1,0 +1,120 @@
+"""What stands in the graph for a tensor that a stage saved for its backward.
+
+The graph of a planned step is the plain model's own.  Where the plan gives a stage's interior up,
+each saved tensor is replaced by a `Saved`: empty, until the run fills it by running the stage
+again.  A node of the graph owns its `Saved`; the run knows them by weak references only, so what
+it recomputed goes as soon as the node that needed it is done, and everything goes with the graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .executor import Run
+
+_empty: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def _watch(tensor: Tensor) -> Tensor | None:
+    """An empty tensor that shares the version counter: it sees writes and holds no bytes."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    if tensor.is_inference() or tensor.is_quantized:
+        return None
+    key = (tensor.dtype, tensor.device)
+    if key not in _empty:
+        _empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    watch = tensor.detach()
+    watch.data = _empty[key]
+    return watch
+
+
+class Saved:
+    """A tensor that a node of stage `stage` saved; empty while the run does not keep it."""
+
+    __slots__ = ("__weakref__", "dtype", "run", "shape", "stage", "tensor", "version", "watch")
+
+    def __init__(self, run: Run, stage: int, given: Tensor, *, keep: bool) -> None:
+        self.run, self.stage = run, stage
+        self.shape, self.dtype = given.shape, given.dtype
+        self.tensor = given.detach() if keep else None
+        self.watch = _watch(given)
+        self.version = self.watch._version if self.watch is not None else 0
+
+    def fits(self, again: Tensor) -> bool:
+        return self.shape == again.shape and self.dtype == again.dtype
+
+    def unpack(self) -> Tensor:
+        """The tensor, recomputed where it must be.
+
+        RuntimeError where somebody has written to the original since, as autograd itself raises.
+        """
+        if self.watch is not None and self.watch._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: a tensor of shape {tuple(self.shape)} that stage "
+                f"{self.run.program.label(self.stage)} saved is at version "
+                f"{self.watch._version}; expected version {self.version} instead"
+            )
+        self.run.provide(self.stage)
+        if self.tensor is None:
+            self.run.refuse(self.stage)
+        assert self.tensor is not None
+        return self.tensor
+
+
+class Pack:
+    """Makes places for what a first run saves."""
+
+    def __init__(self, run: Run, stage: int, found: list[weakref.ref[Saved]], hold: bool) -> None:
+        self._run, self._stage, self._found, self._hold = run, stage, found, hold
+
+    def __call__(self, tensor: Tensor) -> Saved:
+        saved = Saved(self._run, self._stage, tensor, keep=self._hold)
+        self._found.append(weakref.ref(saved))
+        return saved
+
+
+class Fill:
+    """Puts what a repeated run saves into the places that the first run left."""
+
+    def __init__(self, places: list[weakref.ref[Saved]]) -> None:
+        self._places, self._number, self._misfit = places, 0, ""
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        kept = tensor.detach()
+        if self._number < len(self._places):
+            saved = self._places[self._number]()
+            if saved is not None:
+                if not saved.fits(kept):
+                    self._misfit = self._misfit or (
+                        f"a tensor of shape {tuple(kept.shape)} and type {kept.dtype} where it "
+                        f"saved one of shape {tuple(saved.shape)} and type {saved.dtype} at first"
+                    )
+                saved.tensor = kept
+        self._number += 1
+        return kept
+
+    def finish(self, name: str) -> None:
+        if self._number != len(self._places):
+            raise RuntimeError(
+                f"{name} saved {len(self._places)} tensors for its backward when it ran first and "
+                f"{self._number} when it ran again: it does not do the same each time"
+            )
+        if self._misfit:
+            raise RuntimeError(f"{name} saved {self._misfit}: it does not do the same each time")
+
+
+def present(kept: Tensor | None, name: str) -> Tensor:
+    """What a repeated run's own graph asks for; RuntimeError where the run keeps nothing."""
+    if kept is None:
+        raise RuntimeError(
+            f"{name} calls autograd inside its own forward, which it did not do when it was "
+            "profiled: plan it in the state in which it trains"
+        )
+    return kept

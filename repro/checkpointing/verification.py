@@ -1,0 +1,189 @@
+"""One training step of a planned model and of the plain model, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from .memory import peak_bytes
+from .replay import RandomState, cuda_devices
+from .stage_parts import StandIns
+from .stage_state import Memory
+from .values import Values, storage_bytes
+
+if TYPE_CHECKING:
+    from .planned import PlannedModel
+
+COUNTED = (
+    "activations, what stages save, gradients of activations, temporaries, the input, gradients "
+    "of shared weights, weights cast by autocast"
+)
+NOT_COUNTED = (
+    "weights, their gradients, optimiser states, the loss function and its intermediate results, "
+    "memory that libraries take without the framework's allocator"
+)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `planned.verify` found.
+
+    largest_difference  of any gradient or result, absolute; relative_difference the same over the
+                        largest entry of the tensor; 0 where all bits are equal
+    where               the name of the worst tensor ("" where all are equal)
+    predicted_peak_bytes, measured_peak_bytes  of the planned step, input included
+    plain_peak_bytes    of the plain model's step
+    """
+
+    tensors: int
+    largest_difference: float
+    relative_difference: float
+    where: str
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+    plain_peak_bytes: int
+    under_autocast: bool
+
+    @property
+    def equal(self) -> bool:
+        return self.largest_difference == 0
+
+    @property
+    def peak_holds(self) -> bool:
+        """Within 1 % or 1 MiB of the prediction; under autocast not above it by more."""
+        off = self.measured_peak_bytes - self.predicted_peak_bytes
+        off = max(0, off) if self.under_autocast else abs(off)
+        return off <= max(2**20, self.predicted_peak_bytes // 100)
+
+    @property
+    def as_promised(self) -> bool:
+        return self.equal and self.peak_holds
+
+    def __str__(self) -> str:
+        gradients = (
+            f"all {self.tensors} results and gradients equal bit for bit"
+            if self.equal
+            else f"{self.where} differs by {self.largest_difference:.3g} "
+            f"({self.relative_difference:.2%} of its largest entry)"
+        )
+        mib = 2**20
+        return (
+            f"{gradients}; peak {self.measured_peak_bytes / mib:.2f} MiB measured, "
+            f"{self.predicted_peak_bytes / mib:.2f} MiB predicted, "
+            f"{self.plain_peak_bytes / mib:.2f} MiB for the plain model. "
+            f"Counted: {COUNTED}. Not counted: {NOT_COUNTED}."
+        )
+
+
+def verify(planned: PlannedModel, inputs: tuple[Any, ...]) -> Verification:
+    """One step of each from the same state: sum(w * result) for fixed random w is differentiated.
+
+    The plain step is the model's own forward where there is one, else its stages one by one.
+    Everything is left as it was.  Works where the memory of the plain step is there.
+    """
+    from .planned import _plain
+
+    plain: Callable[..., Any] = (
+        planned.model
+        if isinstance(planned.model, nn.Module) and _has_forward(planned.model)
+        else lambda *given: _plain(planned.stages, given, planned.profiled.unpack)
+    )
+    given = Values.of(inputs, "the input")
+    device = given.tensors[0].device
+    random = RandomState.now(cuda_devices(given.tensors, planned.parameters()))
+    memory = Memory([planned.model, *planned.stages], copied_bytes=math.inf)
+    steps: list[tuple[dict[str, Tensor], int]] = []
+    try:
+        for run in (plain, planned):
+            memory.put_back()
+            random.restore()
+            with StandIns(planned.stages if planned.model is None else [planned.model]):
+                steps.append(_step(run, given, planned, device))
+    finally:
+        memory.put_back()
+        random.restore()
+    (expected, plain_peak), (found, peak) = steps
+    largest, relative, where = 0.0, 0.0, ""
+    for name in sorted(expected.keys() | found.keys()):
+        off, share = _distance(expected.get(name), found.get(name))
+        if off > largest:
+            largest, relative, where = off, share, name
+    held = storage_bytes(given.tensors)
+    return Verification(
+        tensors=len(expected),
+        largest_difference=largest,
+        relative_difference=relative,
+        where=where,
+        predicted_peak_bytes=planned.predicted_peak_bytes,
+        measured_peak_bytes=peak + held,
+        plain_peak_bytes=plain_peak + held,
+        under_autocast=any(on for _, on, _ in planned.profiled.autocast),
+    )
+
+
+def _has_forward(model: nn.Module) -> bool:
+    return getattr(type(model).forward, "__name__", "") != "_forward_unimplemented"
+
+
+def _step(
+    run: Callable[..., Any], given: Values, planned: PlannedModel, device: torch.device
+) -> tuple[dict[str, Tensor], int]:
+    """Results and gradients by name, and the peak of forward and backward."""
+    leaves = [t.detach().requires_grad_(t.requires_grad) for t in given.tensors]
+    weights = dict(planned.named_parameters())
+    for parameter in weights.values():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    again = given.rebuild(leaves)
+    results: list[Tensor] = []
+    cotangents: list[Tensor] = []
+
+    def forward() -> Any:
+        found = _pytree.tree_leaves(run(*again))
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    with torch.no_grad():
+        random = RandomState.now(cuda_devices(given.tensors))
+        generator = torch.Generator().manual_seed(0)
+        for result in forward():
+            w = torch.randn(result.shape, generator=generator).to(result.device)
+            cotangents.append(w.to(result.dtype))
+        random.restore()
+
+    def step() -> None:
+        produced = forward()
+        pairs = [(o, w) for o, w in zip(produced, cotangents, strict=True) if o.requires_grad]
+        results.extend(o.detach() for o in produced)
+        del produced
+        if pairs:
+            torch.autograd.backward([o for o, _ in pairs], [w for _, w in pairs])
+
+    with torch.enable_grad():
+        peak = peak_bytes(step, device)
+    found = {f"result {i}": result for i, result in enumerate(results)}
+    found |= {f"gradient of input {i}": t.grad for i, t in enumerate(leaves) if t.grad is not None}
+    for name, parameter in weights.items():
+        if parameter.grad is not None:
+            found[f"gradient of {name}"] = parameter.grad.clone()
+    return found, peak
+
+
+def _distance(expected: Tensor | None, found: Tensor | None) -> tuple[float, float]:
+    """Largest difference, and over the largest expected entry; infinite where only one is there."""
+    if expected is None or found is None or expected.shape != found.shape:
+        return math.inf, math.inf
+    if torch.equal(expected, found) or not expected.numel():
+        return 0.0, 0.0
+    kind = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = expected.to(kind), found.to(kind)
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool(same.all()):
+        return 0.0, 0.0
+    off = float((a - b).abs().masked_fill(same, 0).nan_to_num(math.inf).max())
+    largest = float(a.abs().nan_to_num(0, 0, 0).max())
+    return off, off / largest if largest else math.inf

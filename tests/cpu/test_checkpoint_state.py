@@ -1,0 +1,336 @@
+"""EC-29: state that changes between a stage's first run and its second is restored or refused."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from repro.checkpointing import PlannedModel, plan
+
+WIDTH = 16
+
+
+class Stage(nn.Module):
+    """A linear layer with something beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+        self.count = 0
+        self.register_buffer("c", torch.zeros(WIDTH))
+
+
+class BufferWrittenInPlace(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x - self.c)
+        with torch.no_grad():
+            self.c += 1
+        return y
+
+
+class BufferWrittenUnseen(Stage):
+    """Through .data, which no version counter notices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x - self.c.clone())
+        self.c.data.add_(1)
+        return y
+
+
+class BufferReplaced(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x - self.c)
+        self.c = self.c + 1
+        return y
+
+
+class Counter(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.lin(x * self.count).roll(self.count, 0)
+
+
+class Containers(Stage):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+        self.by_name = collections.Counter()
+        self.nested = {"a": [1, 2]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(1)
+        self.by_name["x"] += 1
+        self.nested["a"][0] += 1
+        return self.lin(x * (len(self.seen) + self.by_name["x"] + self.nested["a"][0]))
+
+
+class SharedGenerators(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x * random.random() * np.random.rand() + torch.rand_like(x))
+
+
+class PrivateGenerators(Stage):
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch_one = torch.Generator().manual_seed(3)
+        self.rest = (random.Random(3), np.random.default_rng(3), np.random.RandomState(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        python, new, old = self.rest
+        noise = torch.rand(x.shape, generator=self.torch_one)
+        return self.lin(x * noise * python.random() * float(new.random()) * float(old.rand()))
+
+
+class PreviousResult(Stage):
+    """A recurrent state that waits in an attribute."""
+
+    before: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x if self.before is None else x + self.before)
+        self.before = y.detach()
+        return y
+
+
+class PowerIterationByHand(Stage):
+    """A vector kept as an untrained parameter and replaced through .data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.u.data = nn.functional.normalize(self.lin.weight.data @ self.u.data, dim=0)
+        return self.lin(x) / (self.u @ self.lin.weight @ self.u)
+
+
+class SpectralNorm(Stage):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.utils.parametrizations.spectral_norm(self.lin)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x)
+
+
+class RunningStatistics(Stage):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.lin(x)) + self.norm.running_mean.clone()
+
+
+class OwnGradient(Stage):
+    """Calls autograd in its own forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        y = self.lin(x).tanh()
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + slope
+
+
+RESTORED = [
+    BufferWrittenInPlace, BufferWrittenUnseen, BufferReplaced, Counter, Containers,
+    SharedGenerators, PrivateGenerators, PreviousResult, PowerIterationByHand, SpectralNorm,
+    RunningStatistics, OwnGradient,
+]  # fmt: skip
+
+
+def three_steps(run: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Gradients of three steps, and the state afterwards."""
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    found = []
+    for _ in range(3):
+        model.zero_grad()
+        run(x).square().sum().backward()
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [*found, *(value.clone() for value in model.state_dict().values())]
+
+
+def compare(make: Callable[[], nn.Module], strategy: str) -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        rest = nn.Linear(WIDTH, WIDTH)
+        return nn.Sequential(make(), nn.Tanh(), rest, nn.Tanh(), make(), nn.Tanh())
+
+    x = torch.ones(4, WIDTH)
+    plain, other = model(), model()
+    expected = three_steps(plain, plain, x)
+    planned = plan(other, x, strategy=strategy, repeats=0)
+    found = three_steps(planned, other, x)
+    assert len(found) == len(expected)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["recompute-all", "sqrt"])
+@pytest.mark.parametrize("make", RESTORED)
+def test_state_is_restored_for_a_second_run(make: type[Stage], strategy: str) -> None:
+    compare(make, strategy)
+
+
+def test_the_example_of_ec29() -> None:
+    """plan(Sequential(stage, Tanh()), ones(1, 16)), one step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(BufferWrittenInPlace(), nn.Tanh())
+    model(torch.ones(1, WIDTH)).sum().backward()
+    expected = model[0].lin.weight.grad.clone()
+    model[0].c.zero_()
+    model.zero_grad()
+    planned = plan(model, torch.ones(1, WIDTH), strategy="recompute-all", repeats=0)
+    assert torch.equal(model[0].c, torch.zeros(WIDTH))  # profiling left it alone
+    planned(torch.ones(1, WIDTH)).sum().backward()
+    assert float(expected.abs().max()) > 0.1
+    assert torch.equal(model[0].lin.weight.grad, expected)
+    assert torch.equal(model[0].c, torch.ones(WIDTH))
+
+
+def test_functions_keep_state_in_their_closures() -> None:
+    layer, calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def stage(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return layer(x * calls)
+
+    planned = plan([stage, nn.Tanh(), torch.sin], torch.ones(2, WIDTH), strategy="recompute-all",
+                   repeats=0)  # fmt: skip
+    assert calls == 0
+    planned(torch.ones(2, WIDTH)).sum().backward()
+    found = layer.weight.grad.clone()
+    layer.weight.grad, calls = None, 0
+    layer(torch.ones(2, WIDTH)).tanh().sin().sum().backward()
+    assert torch.equal(found, layer.weight.grad)
+
+
+NOISE = torch.Generator()
+STEPS = itertools.count(1)
+
+
+class GlobalGenerator(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x * torch.rand(x.shape, generator=NOISE))
+
+
+class Iterator(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x * next(STEPS))
+
+
+class Shuffled(Stage):
+    """The same numbers in another order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x)[torch.randperm(len(x), generator=NOISE)]
+
+
+class Length(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.lin(x)] * next(STEPS))
+
+
+@pytest.mark.parametrize("make", [GlobalGenerator, Iterator, Shuffled, Length])
+def test_what_cannot_be_restored_is_noticed(make: type[Stage]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), make(), nn.Tanh())
+    x = torch.randn(32, WIDTH)
+    planned = plan(model, x, strategy="recompute-all", repeats=0)
+    loss = planned(x).square().sum()
+    with pytest.raises(RuntimeError, match=rf"stage 3 \({make.__name__}\) (gave another|saved)"):
+        loss.backward()
+
+
+def test_a_difference_that_does_not_matter_can_be_allowed() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), GlobalGenerator(), nn.Tanh())
+    x = torch.randn(4, WIDTH)
+    planned = plan(model, x, strategy="recompute-all", repeats=0, check_recompute=False)
+    planned(x).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+class ClampsItsWeight(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.lin.weight.clamp_(-0.01, 0.01)
+        return self.lin(x)
+
+
+def test_a_stage_that_writes_to_its_weights_runs_once_or_is_refused() -> None:
+    x = torch.randn(4, WIDTH)
+    model = nn.Sequential(ClampsItsWeight(), nn.Tanh())
+    planned = plan(model, x, strategy="recompute-all", repeats=0)
+    with pytest.raises(RuntimeError, match=r"writes to lin\.weight of 1,024 bytes"):
+        planned(x)
+    plan(model, x, strategy="store-all", repeats=0)(x).sum().backward()
+    assert model[0].lin.weight.grad is not None
+
+
+def test_mode_and_attributes_changed_between_forward_and_backward() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(8, WIDTH)
+    planned = plan(model, x, strategy="recompute-all", repeats=0)
+
+    def step(run: nn.Module) -> Tensor:
+        model.zero_grad()
+        model.train()
+        model[1].p = 0.5
+        torch.manual_seed(2)
+        loss = run(x).sum()
+        model.eval()
+        model[1].p = 0.1
+        loss.backward()
+        assert not model[1].training
+        assert model[1].p == 0.1
+        return model[0].weight.grad.clone()
+
+    assert torch.equal(step(planned), step(model))
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_weights_given_for_one_call(graph: bool) -> None:
+    """functional_call has put the model's own weights back when backward runs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    x = torch.randn(2, WIDTH)
+    planned = plan(model, x, strategy="recompute-all", repeats=0)
+
+    def step(run: nn.Module) -> list[Tensor]:
+        own = {k: (2 * v.detach()).requires_grad_() for k, v in model.named_parameters()}
+        given = {k: v * 1.5 for k, v in own.items()} if graph else own
+        functional_call(run, given, (x,)).sum().backward()
+        return [v.grad for v in own.values()]
+
+    assert all(torch.equal(a, b) for a, b in zip(step(planned), step(model), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_two_steps_open_at_once_have_a_state_each() -> None:
+    def step(run: Callable[[Tensor], Tensor], model: nn.Module) -> Tensor:
+        torch.manual_seed(5)
+        first, second = run(x), run(2 * x)
+        (first * second).sum().backward()
+        return model[0].lin.weight.grad
+
+    x = torch.ones(2, WIDTH)
+    found = []
+    for planned in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(BufferWrittenInPlace(), nn.Dropout(0.5), Counter(), nn.Tanh())
+        run: nn.Module | PlannedModel = model
+        if planned:
+            run = plan(model, x, strategy="recompute-all", repeats=0)
+        found.append(step(run, model))
+    assert torch.equal(*found)
