@@ -11,7 +11,6 @@ import pandas
 from figures.common import (
     COLOURS,
     Drawing,
-    Verdict,
     devices,
     key,
     label_ends,
@@ -21,7 +20,7 @@ from figures.common import (
     series,
     worst,
 )
-from figures.verdict_table import judged
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments.attention_variants import HEAD_DIM, LENGTHS
 
 EXPERIMENTS = ("attention-variants",)
@@ -81,46 +80,48 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, frame[frame["value"].notna()][[k for k in kept if k in frame]])
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Predicted against measured bytes, and what checkpointing one attention does to its peak."""
     rows = pick(frame, metric=["saved_bytes", "peak_bytes"])
     table = rows.pivot_table(
         index=["metric", "implementation", "seqlen_q"], columns="source", values="value"
     )
-    ratio = table["measured"] / table["predicted"] if "measured" in table else pandas.Series()
-    far = worst(ratio)
+    far = worst(table["measured"] / table["predicted"]) if "measured" in table else float("nan")
 
     def of(metric: str, name: str, source: str) -> float:
         some = pick(rows, metric=metric, implementation=name, source=source, seqlen_q=LENGTHS[-1])
+        some = some.dropna(subset=["value"])
         return float(some["value"].iloc[0]) if len(some) else float("nan")
 
-    def halves(source: str) -> str:
+    def halves(source: str) -> tuple[float, float]:
+        """What a checkpoint leaves of the kept bytes and of the peak."""
         kept, peak = (
             of(metric, "standard-checkpointed", source) / of(metric, "standard", source)
             for metric in ("saved_bytes", "peak_bytes")
         )
-        return f"kept × {kept:.2f}, peak × {peak:.2f}" if kept == kept else "not measured"
+        return kept, peak
 
-    command = "make figures/out/attention_variants.svg"
+    def shown(found: tuple[float, float]) -> str:
+        kept, peak = found
+        return f"kept x {kept:.2f}, peak x {peak:.2f}" if kept == kept else NOT_MEASURED
+
+    kept, peak = halves("measured")
     return [
-        Verdict(
+        claim(
             "variants",
-            "bytes kept and at the peak, all variants with a formula: measured over predicted",
-            "1",
-            f"{far:.3f} (worst)" if far == far else "not measured",
-            "",
-            judged(far, 1.0, 0.02),
-            command,
+            predicted="lists of live tensors",
+            measured=f"worst {far - 1:+.2%}" if far == far else NOT_MEASURED,
+            parts=[agreement("bytes over the list, worst", far, 1, 0.02, Evidence.OTHER)],
         ),
-        Verdict(
+        claim(
             "checkpointed attention",
-            f"checkpointing one standard attention, N = {LENGTHS[-1]}: what it saves",
-            halves("predicted"),
-            halves("measured"),
-            "",
-            "open (not measured)"
-            if halves("measured") == "not measured"
-            else "holds for what is kept; its own peak does not fall",
-            command,
+            predicted=f"{shown(halves('predicted'))}, N = {LENGTHS[-1]}",
+            measured=shown((kept, peak)),
+            parts=[
+                agreement("what is kept over the list", kept, halves("predicted")[0], 0.02,
+                          Evidence.OTHER),
+                agreement("peak with a checkpoint over that without", peak, 1, 0.02,
+                          Evidence.OTHER),
+            ],
         ),
-    ]
+    ]  # fmt: skip

@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from figures.common import (
     COLOURS,
     Drawing,
-    Verdict,
     key,
     label_ends,
     note,
@@ -15,6 +14,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
+from repro.claims import Claim
 from repro.claims import checkpointing as claims
 
 EXPERIMENTS = ("checkpoint-attention",)
@@ -70,10 +70,6 @@ def finish(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     label_ends(ax, ends)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """The redundant checkpoint; when recomputing is faster than storing."""
-    found = [claims.redundant_checkpoint(frame), claims.k16(frame)]
-    return [
-        Verdict(c.claim, c.statement, c.predicted, c.measured, c.published, c.verdict, c.command)
-        for c in found
-    ]
+    return [claims.redundant_checkpoint(frame)]

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from figures._checkpoint import COLOURS, MIB, NAMES, slope
 from figures.common import (
     Drawing,
-    Verdict,
     devices,
     key,
     label_ends,
@@ -20,6 +19,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
+from repro.claims import Claim
 from repro.claims import checkpointing as claims
 
 EXPERIMENTS = ("checkpoint-depth",)
@@ -87,10 +87,9 @@ def panel(ax: Axes, rows: pandas.DataFrame, ticks: tuple[int, ...]) -> None:
     label_ends(ax, ends)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Growth and agreement, Chen's numbers, the notes' exponential spacing."""
-    found = [claims.agreement(frame), claims.chen_memory(frame), claims.k6(frame), claims.k7(frame)]
     return [
-        Verdict(c.claim, c.statement, c.predicted, c.measured, c.published, c.verdict, c.command)
-        for c in found
-    ]
+        claims.agreement_of_peaks(frame), claims.chen_memory(frame), claims.k6(frame),
+        claims.k7(frame),
+    ]  # fmt: skip

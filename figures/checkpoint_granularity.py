@@ -4,7 +4,8 @@ import matplotlib.pyplot as plt
 import pandas
 
 from figures._checkpoint import MIB
-from figures.common import FILLED, Drawing, Verdict, devices, key, note, pick
+from figures.common import FILLED, Drawing, devices, key, note, pick
+from repro.claims import Claim
 from repro.claims import checkpointing as claims
 
 EXPERIMENTS = ("checkpoint-granularity",)
@@ -52,10 +53,6 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, frame.reindex(columns=columns))
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Bytes per granularity; the two modes."""
-    found = [claims.granularity(frame), claims.k14(frame)]
-    return [
-        Verdict(c.claim, c.statement, c.predicted, c.measured, c.published, c.verdict, c.command)
-        for c in found
-    ]
+    return [claims.granularity(frame), claims.each_operation(frame), claims.k14(frame)]

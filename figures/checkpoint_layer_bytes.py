@@ -5,7 +5,6 @@ import pandas
 
 from figures.common import (
     Drawing,
-    Verdict,
     devices,
     key,
     label_ends,
@@ -14,6 +13,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
+from repro.claims import Claim
 from repro.claims import checkpointing as claims
 from repro.experiments.checkpoint_layer_bytes import BATCH, HEADS, HIDDEN
 
@@ -55,10 +55,6 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, rows[columns])
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Korthikanti's two formulas."""
-    found = [claims.korthikanti(frame)]
-    return [
-        Verdict(c.claim, c.statement, c.predicted, c.measured, c.published, c.verdict, c.command)
-        for c in found
-    ]
+    return [claims.korthikanti(frame)]

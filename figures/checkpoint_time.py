@@ -7,7 +7,6 @@ from figures._checkpoint import COLOURS, NAMES
 from figures.common import (
     HOLLOW,
     Drawing,
-    Verdict,
     devices,
     key,
     label_ends,
@@ -16,6 +15,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
+from repro.claims import Claim
 from repro.claims import checkpointing as claims
 
 EXPERIMENTS = ("checkpoint-depth",)
@@ -78,10 +78,6 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, pandas.concat([rows[columns], relative.reindex(columns=columns)]))
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Chen's +30 %, and the notes' two claims about the price."""
-    found = [claims.chen_time(frame), claims.k10(frame)]
-    return [
-        Verdict(c.claim, c.statement, c.predicted, c.measured, c.published, c.verdict, c.command)
-        for c in found
-    ]
+    return [claims.chen_time(frame), claims.k10(frame)]

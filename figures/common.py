@@ -5,7 +5,7 @@ A figure is a module of this package, ``figures/NAME.py``, with ::
     EXPERIMENTS = ("fig2-middle",)          # whose records it shows; Make reads this line too
 
     def draw(frame: pandas.DataFrame) -> Drawing: ...
-    def verdicts(frame: pandas.DataFrame) -> list[Verdict]: ...   # optional, for the table
+    def verdicts(frame: pandas.DataFrame) -> list[Claim]: ...   # optional: repro.claims
 
 ``frame`` is the tidy frame of those experiments (``repro.experiments.tidy``): predicted, measured
 and published rows with the same columns. Predicted values are drawn as lines, measured ones as
@@ -74,22 +74,6 @@ class Drawing:
 
     figure: Figure
     table: pandas.DataFrame
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A row of the verdict table: one claim, judged.
-
-    ``verdict`` starts with "holds", "holds within limits", "does not hold" or "open".
-    """
-
-    claim: str  # short id: "K1", "FA-1 Fig. 2 middle"
-    statement: str
-    predicted: str
-    measured: str
-    published: str
-    verdict: str
-    command: str
 
 
 def style() -> None:

@@ -14,7 +14,6 @@ from figures.common import (
     COLOURS,
     FILLED,
     Drawing,
-    Verdict,
     key,
     label_ends,
     note,
@@ -23,6 +22,7 @@ from figures.common import (
     series,
     worst,
 )
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments.deterministic_price import (
     BASELINES,
     EXECUTED,
@@ -181,13 +181,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, pandas.concat([bytes_, sums[kept]], ignore_index=True)[kept])
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """What determinism costs in bytes, and that the count is the prediction."""
     table = totals(frame).pivot_table(
         index=["implementation", "causal", "seqlen_q"], columns="source", values="value"
     )
     ratio = table["measured"] / table["predicted"] if "measured" in table else pandas.Series()
-    exact = worst(ratio)
 
     def against_atomic(algorithm: str, source: str) -> str:
         try:
@@ -196,25 +195,20 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
                 for name in (algorithm, BASELINES[algorithm])
             )
         except KeyError:
-            return "not measured"
+            return NOT_MEASURED
         if not (ours > 0 and base > 0):  # nothing counted adds up to 0
-            return "not measured"
+            return NOT_MEASURED
         return change(ours, base)
 
     def each(source: str) -> str:
         return ", ".join(against_atomic(name, source) for name in BASELINES)
 
     return [
-        Verdict(
+        claim(
             "determinism",
-            "bytes of an ordered workspace, of a separate dQ pass and, on Hopper, of turns, over "
-            f"atomics, N={LONGEST}",
-            each("predicted"),
-            each("measured"),
-            "",
-            "open (not measured)" if exact != exact
-            else f"holds (counted / predicted {exact:.3f})" if exact == 1
-            else f"does not hold (counted / predicted {exact:.3f})",
-            "make figures/out/deterministic_price.svg",
+            predicted=f"{each('predicted')} over atomic additions, N = {LONGEST}",
+            measured=each("measured"),
+            parts=[agreement("bytes counted over the sums, worst", worst(ratio), 1, 0.0,
+                             Evidence.COUNTED)],
         )
     ]  # fmt: skip

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 
 from analysis.hardware import find_gpu
 from analysis.time_model import SHARED_MEMORY
-from figures.common import Drawing, Verdict, devices, label_ends, note, pick, powers_of_two, series
+from figures.common import Drawing, devices, label_ends, note, pick, powers_of_two, series
 from figures.throughput import MEASURED, PANELS, TICKS, of_one_card, tflops
+from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
 from repro.experiments.gpu_throughput import cells, paper_flops, time_bound
 
 EXPERIMENTS = ("throughput", "throughput-peers", "gpu-throughput")
@@ -112,7 +113,7 @@ def panel(ax: Axes, rows: pandas.DataFrame) -> None:
     label_ends(ax, ends)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Ours beside the best peer, in the geometric mean over all shapes of a pass."""
     table = distances(frame)
     found = []
@@ -121,26 +122,24 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
         best = pick(rows, implementation=list(PEERS)).groupby(SHAPE)["tflops"].max()
         ours = pick(rows, implementation=OURS).set_index(SHAPE)["tflops"]
         ratio = (ours / best).dropna()
-        statement = f"the Hopper {pass_} is as fast as the best peer, over all shapes"
+        mean = float(ratio.prod() ** (1 / len(ratio))) if len(ratio) else float("nan")
         peers = pick(rows, implementation=list(PEERS)).groupby(SHAPE)["distance"].min()
-        away = f"best peer {peers.min():.1f} to {peers.max():.1f}x the bound" if len(peers) else ""
-        if ratio.empty:
-            found.append(Verdict(f"Hopper {pass_}", statement, "1.00x or more",
-                                 f"ours not timed yet; {away}" if away else "not measured", "",
-                                 "open (not measured)", COMMAND))  # fmt: skip
-            continue
-        mean = float(ratio.prod() ** (1 / len(ratio)))
-        distance = pick(rows, implementation=OURS)["distance"]
-        found.append(
-            Verdict(
-                f"Hopper {pass_}",
-                statement,
-                "1.00x or more",
+        away = f"best peer {peers.min():.1f} to {peers.max():.1f}x our tiles' bound" if len(
+            peers) else ""  # fmt: skip
+        shown = f"ours not timed yet; {away}" if away else NOT_MEASURED
+        if len(ratio):
+            distance = pick(rows, implementation=OURS)["distance"]
+            shown = (
                 f"{mean:.2f}x over {len(ratio)} shapes ({ratio.min():.2f} to {ratio.max():.2f}); "
-                f"ours {distance.min():.1f} to {distance.max():.1f}x the bound, {away}",
-                "",
-                f"{'holds' if mean >= GOAL else 'does not hold'} ({mean:.2f}x)",
-                COMMAND,
+                f"ours {distance.min():.1f} to {distance.max():.1f}x the bound, {away}"
             )
-        )
+        found.append(
+            claim(
+                f"Hopper {pass_}",
+                predicted=f"{GOAL:.2f}x or more",
+                measured=shown,
+                parts=[Part(what="our TFLOP/s over the best peer's, geometric mean", value=mean,
+                            low=GOAL, evidence=Evidence.HARDWARE, form=".2f")],
+            )
+        )  # fmt: skip
     return found

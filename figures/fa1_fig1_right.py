@@ -13,7 +13,8 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from figures.common import COLOURS, Drawing, Verdict, note, pick
+from figures.common import COLOURS, Drawing, note, pick
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 
 EXPERIMENTS = ("fig1-right",)
 OPERATIONS = {
@@ -95,14 +96,14 @@ def bar(ax: Axes, y: float, parts: dict[str, float], source: str) -> float:
     return left
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """The ratio of unfused to fused, and how far the operations are above their rooflines."""
 
     def ratio(source: str, card: str, fused: str) -> float:
         ms = times(frame, source, card)
         names = [*OPERATIONS, fused]
         if not set(names) <= set(ms.index):
-            return float("nan")
+            return math.nan
         return float(ms[list(OPERATIONS)].sum() / ms[fused])
 
     printed = ratio("published", "A100", "fused FlashAttention")
@@ -110,20 +111,19 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
     now = ratio("measured", "H200", "fused sdpa-flash2 (dropout 0.1)")
     measured, floor = times(frame, "measured", "H200"), times(frame, "predicted", "H200")
     above = (measured / floor).reindex(list(OPERATIONS)).dropna()
-    judgement = "open: not measured"
+    shown = NOT_MEASURED
     if math.isfinite(now) and len(above):
-        judgement = (
-            f"holds within limits: {now:.1f}x on the H200, and of kernels that are not good: "
-            f"{above.idxmax()} takes {above.max():.1f}x its roofline"
+        shown = (
+            f"{now:.1f}x (H200, FlashAttention-2 with dropout); {above.idxmax()} takes "
+            f"{above.max():.1f}x its roofline"
         )
     return [
-        Verdict(
+        claim(
             "FA-1 Fig. 1 right",
-            "one fused kernel is 7.6x faster than five",
-            f"{model:.1f}x (rooflines, A100)",
-            f"{now:.1f}x (H200, FlashAttention-2 with dropout)",
-            f"{printed:.2f}x",
-            judgement,
-            "make figures/out/fa1_fig1_right.svg",
+            predicted=f"{model:.1f}x (rooflines, A100)",
+            measured=shown,
+            published=f"{printed:.2f}x",
+            parts=[agreement("measured ratio over 7.6", now, 7.6, 0.1, Evidence.HARDWARE,
+                             limits=1.5, why="another card and other kernels")],
         )
-    ]
+    ]  # fmt: skip

@@ -13,9 +13,10 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import COLOURS, FILLED, HOLLOW, Drawing, Verdict, key, note, pick
-from figures.verdict_table import judged
+from figures.common import COLOURS, FILLED, HOLLOW, Drawing, key, note, pick
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments._attention import STATISTICS
+from repro.experiments.fig2_left import SHAPE
 
 EXPERIMENTS = ("fig2-left", "fig2-left-traffic", "fig2-left-traffic-masked")
 GB = 1e9
@@ -144,39 +145,71 @@ def panel(ax: Axes, rows: list[Row], unit: str) -> None:
     ax.grid(axis="y", visible=False)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Both traffic numbers, what PyTorch moves today, and the GFLOPs."""
     rows = {r.label.split(":")[0]: r for r in [*traffic_rows(frame), *flop_rows(frame)]}
-
-    def gb(value: float | None) -> str:
-        return "not measured" if value is None else f"{value:.2f} GB"
 
     def number(value: float | None) -> float:
         return float("nan") if value is None else value
 
+    def gb(value: float | None) -> str:
+        return NOT_MEASURED if value is None else f"{value:.2f} GB"
+
     standard = rows["paper, mask and dropout"]
-    eager = rows["PyTorch 2.11 eager, no mask"]
-    flash = rows["FlashAttention as released"]
+    plain = rows["PyTorch 2.11 eager, no mask"]
+    masked = rows["PyTorch 2.11 eager, mask, dropout"]
+    flash, today = rows["FlashAttention as released"], rows["FlashAttention-2 in PyTorch 2.11"]
     six, seven = rows["standard"], rows["flash"]
-    times = number(six.predicted) / number(six.published)
+    heads = number(seven.published) / number(seven.predicted) * SHAPE.batch * SHAPE.heads
     return [
-        Verdict(
-            "FA-1 Fig. 2 left, standard", "standard attention moves 40.3 GB",
-            gb(standard.predicted), f"{gb(eager.measured)} (H200; eager, its own list of kernels)",
-            gb(standard.published),
-            judged(number(standard.published), number(standard.predicted), 0.01), COMMAND,
+        claim(
+            "FA-1 Fig. 2 left, standard",
+            predicted=f"{gb(standard.predicted)}: 18 N² + 12 Nd",
+            measured=f"{gb(masked.measured)} like for like, {gb(plain.measured)} without mask and "
+            "dropout (H200, PyTorch's eager kernels)",
+            published=gb(standard.published),
+            parts=[
+                agreement("printed over 18 N² + 12 Nd", number(standard.published),
+                          number(standard.predicted), 0.01, Evidence.PUBLISHED),
+                agreement("counter with mask and dropout over printed", number(masked.measured),
+                          number(standard.published), 0.05, Evidence.HARDWARE, limits=1.5,
+                          why="PyTorch 2.11 runs more kernels"),
+            ],
         ),
-        Verdict(
-            "FA-1 Fig. 2 left, flash", "FlashAttention moves 4.4 GB", gb(flash.predicted),
-            f"{gb(flash.measured)} (host backend)", gb(flash.published),
-            judged(number(flash.published), number(flash.predicted), 0.015), COMMAND,
+        claim(
+            "FA-1 Fig. 2 left, flash",
+            predicted=f"{gb(flash.predicted)}: 33 Nd",
+            measured=f"{gb(flash.measured)} counted for these loops on the host; "
+            f"{gb(today.measured)} by FlashAttention-2 (H200)",
+            published=gb(flash.published),
+            parts=[
+                agreement("printed over 33 Nd", number(flash.published), number(flash.predicted),
+                          0.015, Evidence.PUBLISHED),
+                agreement("counted over the sum", number(flash.measured), number(flash.predicted),
+                          1e-12, Evidence.COUNTED),
+            ],
         ),
-        Verdict(
-            "FA-1 Fig. 2 left, GFLOPs", "66.6 and 75.2 GFLOPs",
-            f"{number(six.predicted):.1f} and {number(seven.predicted):.1f} GFLOP", "-",
-            f"{number(six.published):.1f} and {number(seven.published):.1f}",
-            judged(number(six.published), number(six.predicted), 0.05)
-            + (f"; batch 64 and 16 heads give {times:.1f} times as many" if times > 0 else ""),
-            COMMAND,
+        claim(
+            "FA-1 Fig. 2 left, GFLOPs",
+            predicted=f"{number(six.predicted):.1f} and {number(seven.predicted):.1f} GFLOP; 75.2 "
+            f"would be {heads:.0f} heads in all",
+            measured="-",
+            published=f"{number(six.published):.1f} and {number(seven.published):.1f}",
+            parts=[
+                agreement(f"printed over {count} products of {SHAPE.batch * SHAPE.heads} heads",
+                          number(row.published), number(row.predicted), 0.05, Evidence.PUBLISHED)
+                for count, row in (("six", six), ("seven", seven))
+            ],
+        ),
+        claim(
+            "standard attention, passes",
+            predicted=f"{gb(plain.predicted)} without mask and dropout, {gb(masked.predicted)} "
+            "with both: 18 N² + 14 Nd, 25 N² + 14 Nd",
+            measured=f"{gb(plain.measured)} and {gb(masked.measured)} (H200)",
+            parts=[
+                agreement(f"counter over passes, {name}", number(row.measured),
+                          number(row.predicted), 0.02, Evidence.HARDWARE)
+                for name, row in (("neither", plain), ("mask and dropout", masked))
+            ],
         ),
     ]  # fmt: skip

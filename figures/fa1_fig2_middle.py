@@ -8,8 +8,8 @@ the paper's figure. The runtime is published only; the accesses explain it up to
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, Drawing, Verdict, key, label_end, note, pick, series, worst
-from figures.verdict_table import judged
+from figures.common import COLOURS, Drawing, key, label_end, note, pick, series, worst
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments._attention import STATISTICS
 
 EXPERIMENTS = ("fig2-middle",)
@@ -88,7 +88,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, pandas.concat([csv[columns], clock[columns]]))
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """The four printed points, and the worst of them."""
     parts = {
         source: pick(totals(frame, source), counted="without statistics").set_index("block_n")
@@ -96,21 +96,19 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
     }
     paper = published(frame, "hbm_bytes", GB).set_index("block_n")["value"]
     predicted, measured = parts["predicted"]["value"], parts["measured"]["value"]
-    ratio = worst(paper / predicted)
-    counted = "not measured"
-    if len(measured):
-        same = (measured.reindex(predicted.index) == predicted).all()
-        counted = (
-            f"host backend: {'equal to the byte' if same else 'differs'} at {len(measured)} Bc"
-        )
     return [
-        Verdict(
+        claim(
             "FA-1 Fig. 2 middle",
-            "forward accesses fall as 1/Bc, Bc = 64 to 512",
-            ", ".join(f"{v:.2f}" for v in predicted) + " GB",
-            counted,
-            ", ".join(f"{v:.2f}" for v in paper) + " GB",
-            judged(ratio, 1.0, 0.015).replace("(", "(worst point "),
-            "make figures/out/fa1_fig2_middle.svg",
+            predicted=", ".join(f"{v:.2f}" for v in predicted) + " GB",
+            measured=f"{', '.join(f'{v:.2f}' for v in measured)} GB (host backend, without l, m)"
+            if len(measured) else NOT_MEASURED,
+            published=", ".join(f"{v:.2f}" for v in paper) + " GB",
+            parts=[
+                agreement("printed over (3 Tc + 1) Nd, worst point", worst(paper / predicted), 1,
+                          0.015, Evidence.PUBLISHED),
+                agreement("counted over the sum, worst point",
+                          worst(measured.reindex(predicted.index) / predicted), 1, 0.0,
+                          Evidence.COUNTED),
+            ],
         )
-    ]
+    ]  # fmt: skip

@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from figures.common import (
     COLOURS,
     Drawing,
-    Verdict,
     key,
     label_ends,
     note,
@@ -22,7 +21,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from figures.verdict_table import judged
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 
 EXPERIMENTS = ("fig3-runtime",)
 PAPER = {
@@ -100,40 +99,30 @@ def at(rows: pandas.DataFrame, name: str, source: str, seqlen: int) -> float:
     return float(some.iloc[0]) if len(some) else float("nan")
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """The speed-up the paper claims up to 2k, and how near to the roofline flash runs."""
     rows = both_passes(frame)
     paper, today = rows["paper"], rows["today"]
 
     def speedup(table: pandas.DataFrame, slow: str, fast: str, source: str) -> list[float]:
-        return [at(table, slow, source, n) / at(table, fast, source, n) for n in (512, 1024, 2048)]
+        ratios = [at(table, slow, source, n) / at(table, fast, source, n)
+                  for n in (512, 1024, 2048)]  # fmt: skip
+        return [r for r in ratios if math.isfinite(r)]
 
     def shown(ratios: list[float]) -> str:
-        known = [f"{r:.1f}" for r in ratios if math.isfinite(r)]
-        return ", ".join(known) + "x" if known else "-"
+        return ", ".join(f"{r:.1f}" for r in ratios) + "x" if ratios else NOT_MEASURED
 
-    model = speedup(paper, "standard", "flash1", "predicted")
-    printed = speedup(paper, "standard", "flash1", "published")
     now = speedup(today, "standard-eager", "sdpa-flash2", "measured")
-    share = {
-        "FlashAttention (A100)": at(paper, "flash1", "predicted", 4096)
-        / at(paper, "flash1", "published", 4096),
-        "FlashAttention-2 (H200)": at(today, "sdpa-flash2", "predicted", 4096)
-        / at(today, "sdpa-flash2", "measured", 4096),
-    }
-    near = ", ".join(f"{n} {value:.0%}" for n, value in share.items() if math.isfinite(value))
-    best = max((r for r in now if math.isfinite(r)), default=float("nan"))
-    judgement = judged(best, 3.0, 0.15)
-    if near:
-        judgement += f"; at N = 4096 the kernels reach of their roofline: {near}"
+    near = at(today, "sdpa-flash2", "predicted", 4096) / at(today, "sdpa-flash2", "measured", 4096)
     return [
-        Verdict(
+        claim(
             "FA-1 Fig. 3 left",
-            "up to 3x faster than standard attention at N = 512, 1024, 2048",
-            shown(model) + " (rooflines, A100)",
-            shown(now) + " (H200)",
-            shown(printed),
-            judgement.replace("(", "(best on the H200 ", 1),
-            COMMAND,
+            predicted=shown(speedup(paper, "standard", "flash1", "predicted"))
+            + " (rooflines, A100)",
+            measured=shown(now) + f" (H200; FlashAttention-2 at {near:.0%} of its roofline)"
+            if now else NOT_MEASURED,
+            published=shown(speedup(paper, "standard", "flash1", "published")),
+            parts=[agreement("best speed-up at N = 512 to 2048 over 3", max(now, default=math.nan),
+                             3, 0.1, Evidence.HARDWARE)],
         )
-    ]
+    ]  # fmt: skip

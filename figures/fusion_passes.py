@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.fusion import CHAINS
-from figures.common import FILLED, Drawing, Verdict, devices, note, pick
-from figures.verdict_table import judged
+from figures.common import FILLED, Drawing, devices, note, pick, worst
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments.fusion import FULL_BYTES, IMPLEMENTATIONS
 
 EXPERIMENTS = ("fusion",)
@@ -53,37 +53,38 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, table.assign(unit="passes"))
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """K13 and the other chains."""
     table = passes(frame).set_index(["chain", "implementation"])
     one = table.loc["scale-shift"]
     ratio = {s: float(one.loc["unfused", s] / one.loc["fused", s]) for s in table.columns}
     ours = table.loc[(slice(None), ["unfused", "fused"]), :]
-    worst = (ours["measured"] / ours["predicted"] - 1).abs().max()
+    counts = worst(ours["measured"] / ours["predicted"])
     longest = table.loc["bias-gelu-dropout-residual"]
     gain = {s: float(longest.loc["unfused", s] / longest.loc["fused", s]) for s in table.columns}
     compiled = table.loc[(slice(None), "torch-compile"), :]
-    reach = (compiled["measured"] / compiled["predicted"]).max()
-    known = ratio["measured"] == ratio["measured"]
+    reach = worst(compiled["measured"] / compiled["predicted"])
+
+    def times(value: float) -> str:
+        return f"{value:.2f}x (host backend)" if value == value else NOT_MEASURED
+
     return [
-        Verdict(
-            "K13", "unfused scale-and-bias moves twice the fused bytes",
-            f"{ratio['predicted']:.2f}x", f"{ratio['measured']:.2f}x (host backend)" if known
-            else "not measured yet", "2x (note 003, 3.2)",
-            judged(ratio["measured"], ratio["predicted"], 0.0), COMMAND,
+        claim(
+            "K13", predicted=f"{ratio['predicted']:.2f}x", measured=times(ratio["measured"]),
+            parts=[agreement("bytes unfused over fused, counted, over 2", ratio["measured"], 2, 0.0,
+                             Evidence.COUNTED)],
         ),
-        Verdict(
-            "fusion of longer chains",
-            "bias, GELU, dropout, residual: 9 passes become 3; layer norm: 6 become 2",
-            f"{gain['predicted']:.2f}x fewer bytes",
-            f"{gain['measured']:.2f}x, worst count {worst:.2%} off" if known
-            else "not measured yet", "-",
-            judged(gain["measured"], gain["predicted"], 0.0), COMMAND,
+        claim(
+            "fusion of longer chains", predicted=f"{gain['predicted']:.2f}x fewer bytes",
+            measured=times(gain["measured"]),
+            parts=[agreement("bytes counted over passes, worst chain", counts, 1, 0.0,
+                             Evidence.COUNTED)],
         ),
-        Verdict(
-            "fusion by torch.compile", "the compiler reaches the fused passes by itself",
-            "2, 3, 2 passes", f"at most {reach:.3f} of that" if reach == reach
-            else "not measured yet", "-",
-            judged(float(reach), 1.0, 0.01), COMMAND,
+        claim(
+            "fusion by torch.compile", predicted="2, 3, 2 passes",
+            measured=f"at most {reach:.3f} of that (Inductor's count)" if reach == reach
+            else NOT_MEASURED,
+            parts=[agreement("the compiler's bytes over the fused passes, worst", reach, 1, 0.01,
+                             Evidence.OTHER)],
         ),
     ]  # fmt: skip

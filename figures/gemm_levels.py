@@ -6,8 +6,8 @@ import pandas
 
 from analysis.cache_model import closed_form
 from analysis.gemm import GemmShape, lower_bound_bytes
-from figures.common import FILLED, Drawing, Verdict, devices, key, note, pick
-from figures.verdict_table import judged
+from figures.common import FILLED, Drawing, devices, key, note, pick, worst
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments.gemm_cache import BLOCK, FIRST, LAST
 from repro.experiments.gemm_ladder import SIDE
 
@@ -95,40 +95,39 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                                                          "metric", "value"]]]))  # fmt: skip
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Bytes at both levels; misses."""
     table = elements(frame)
     keys = ["implementation", "block_m", "metric"]
     wide = table[table["value"] > 0].pivot_table(index=keys, columns="source", values="value")
     counted = "measured" in wide and not wide["measured"].isna().any()
-    ratio = (wide["measured"] / wide["predicted"]) if counted else pandas.Series([float("nan")])
-    worst = float(ratio.iloc[(ratio - 1).abs().argmax()]) if counted else float("nan")
+    count = worst(wide["measured"] / wide["predicted"]) if counted else float("nan")
     misses = pick(frame, experiment="gemm-cache",
                   metric=["first_level_misses", "last_level_misses"])  # fmt: skip
     sides = misses[misses["side"] != 96]  # rows of 384 bytes meet in few sets: no LRU law there
     pairs = sides.pivot_table(index=["implementation", "side", "metric"], columns="source",
                               values="value")  # fmt: skip
+    missed, seen = float("nan"), NOT_MEASURED
     if "measured" in pairs and not pairs["measured"].isna().any():
-        off = pairs["measured"] / pairs["predicted"]
-        missed = float(off.iloc[(off - 1).abs().argmax()])
+        missed = worst(pairs["measured"] / pairs["predicted"])
         naive, tiled = (pairs.loc[(f, 112, "first_level_misses"), "measured"]
                         for f in ("naive", "tiled"))  # fmt: skip
         seen = f"{naive / tiled:.0f}x fewer at N = 112, worst {missed - 1:+.1%}"
-    else:
-        missed, seen = float("nan"), "not measured yet"
     n = 112
     model = closed_form(n, None, FIRST) / closed_form(n, BLOCK, FIRST)
     return [
-        Verdict(
+        claim(
             "matrix product levels",
-            "a tile of side T divides global reads by T, a thread tile shared reads by its side",
-            f"{len(wide)} counts",
-            f"worst {worst - 1:+.2%}" if counted else "not measured yet", "-",
-            judged(worst, 1.0, 0.0), COMMAND,
+            predicted=f"{len(wide)} counts",
+            measured=f"worst {count - 1:+.2%}" if counted else NOT_MEASURED,
+            parts=[agreement("elements counted over the formula, worst", count, 1, 0.0,
+                             Evidence.COUNTED)],
         ),
-        Verdict(
-            "matrix product misses", "tiling keeps a product's blocks in cache (note 002, 1.2)",
-            f"{model:.0f}x fewer first-level misses at N = {n}", seen, "-",
-            judged(missed, 1.0, 0.12), COMMAND,
+        claim(
+            "matrix product misses",
+            predicted=f"{model:.0f}x fewer first-level misses at N = {n}",
+            measured=seen,
+            parts=[agreement("the simulator's misses over the LRU law's, worst", missed, 1, 0.12,
+                             Evidence.OTHER)],
         ),
     ]  # fmt: skip

@@ -18,7 +18,8 @@ from matplotlib.patches import Rectangle
 from tabulate import tabulate
 
 from analysis.hardware import GPUS, find_gpu
-from figures.common import COLOURS, FILLED, HOLLOW, Drawing, Verdict, key, note, pick
+from figures.common import COLOURS, FILLED, HOLLOW, Drawing, key, note, pick
+from repro.claims import Claim, Evidence, Part, claim
 from repro.experiments.memory_hierarchy import CARDS, LATENCY, LEVELS, MEASURED, RATES
 
 EXPERIMENTS = ("memory-hierarchy", "gpu-ceilings", "ceiling")
@@ -274,29 +275,29 @@ def _inside(amount: float, limits: tuple[float, float]) -> str:
     return "yes" if low * (1 - ABOUT) <= amount <= high * (1 + ABOUT) else "no"
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
-    """The notes' table in one row."""
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
+    """The notes' table in one row: datasheets decide, the one measured bandwidth stands beside."""
     rows = list(judge())
     right = {gpu.name: sum(r[2 + i].startswith("yes") for r in rows) for i, gpu in enumerate(CARDS)}
     gpu = GPUS[OURS]
     reached, _ = measured(frame, OURS, "HBM")
     good = [name for name, count in right.items() if count == len(rows)]
-    told = f"HBM copy {reached:.2f} TB/s ({OURS})" if math.isfinite(reached) else NOT_MEASURED
-    verdict = "does not hold for any card here"
-    if good:
-        verdict = (
-            f"holds within limits: for {', '.join(good)}; {OURS}: {right[OURS]} of {len(rows)}"
-        )
     return [
-        Verdict(
+        claim(
             "Note hierarchy",
-            "SRAM 48 to 164 KB an SM at ~20 TB/s, HBM 40 to 80 GB at 1 to 2 TB/s",
-            f"{OURS}: {gpu.shared_bytes_per_sm // 1024} KiB, "
+            predicted=f"{OURS}: {gpu.shared_bytes_per_sm // 1024} KiB, "
             f"{gpu.shared_bandwidth_bytes_per_s / 1e12:.1f} TB/s; {gpu.memory_bytes / 1e9:.0f} GB, "
-            f"{gpu.hbm_bandwidth_bytes_per_s / 1e12:.1f} TB/s",
-            told,
-            "19 TB/s, 1.5 TB/s (A100)",
-            verdict,
-            "make figures/out/memory_hierarchy.svg",
+            f"{gpu.hbm_bandwidth_bytes_per_s / 1e12:.1f} TB/s. All {len(rows)} numbers are right "
+            f"for {', '.join(good) or 'no card'}, {right[OURS]} for the {OURS}",
+            measured=f"HBM copy {reached:.2f} TB/s ({OURS})" if math.isfinite(reached)
+            else NOT_MEASURED,
+            published="19 TB/s, 1.5 TB/s (A100)",
+            parts=[
+                Part(what="share of the cards that the table describes",
+                     value=len(good) / len(CARDS), low=1.0, high=1.0, limits=(0.01, 1.0),
+                     why="A100 only", evidence=Evidence.DERIVED),
+                Part(what=f"HBM bandwidth of an {OURS}, TB/s", value=reached, low=1.0, high=2.0,
+                     evidence=Evidence.HARDWARE, form=".2f"),
+            ],
         )
-    ]
+    ]  # fmt: skip

@@ -5,6 +5,8 @@ Left: a chain of layers on this CPU with a paced link; lines replay the measured
 layer's saved tensors beats computing them again, from formulas.
 """
 
+import math
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas
@@ -18,7 +20,8 @@ from analysis.offload import (
     step_timeline,
     transformer_layer_cost,
 )
-from figures.common import Drawing, Verdict, devices, key, label_ends, note, pick, series
+from figures.common import Drawing, devices, key, label_ends, note, pick, series, worst
+from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
 from repro.experiments.offload import ACTIONS, DEPTH, ROWS, SAVED_BYTES, WIDTH
 
 EXPERIMENTS = ("offload",)
@@ -125,40 +128,38 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, table)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Bytes, times and the crossover."""
     table = steps(frame)
-    moved = pick(frame, metric="moved_bytes")
+    moved = pick(frame, metric="moved_bytes").dropna(subset=["value"])
     measured_bytes = set(pick(moved, source="measured")["value"])
     predicted_bytes = set(pick(moved, source="predicted")["value"])
-    command = "make figures/out/offload_crossover.svg"
-    if table.empty:
-        return [
-            Verdict("offload crossover", STATEMENT, "-", "not measured yet", "-",
-                    "open: not measured", command)
-        ]  # fmt: skip
-    wide = table.pivot_table(index=["link_mb_s", "action"], columns="source", values="value")
-    moves = wide.xs("offload", level="action")
-    worst = float((moves["measured"] / moves["predicted"] - 1).abs().max())
-    again = wide.xs("recompute", level="action")
-    agree = int(((moves["measured"] < again["measured"])
-                 == (moves["predicted"] < again["predicted"])).sum())  # fmt: skip
-    same = measured_bytes == predicted_bytes
-    word = "holds" if same and worst <= TOLERANCE else "does not hold"
+    off, agree, count = math.nan, math.nan, 0
+    if len(table) and len(measured_bytes):
+        wide = table.pivot_table(index=["link_mb_s", "action"], columns="source", values="value")
+        moves = wide.xs("offload", level="action")
+        off, count = worst(moves["measured"] / moves["predicted"]), len(moves)
+        again = wide.xs("recompute", level="action")
+        agree = float(((moves["measured"] < again["measured"])
+                       == (moves["predicted"] < again["predicted"])).mean())  # fmt: skip
+    differ = float(len(measured_bytes ^ predicted_bytes)) if len(measured_bytes) else math.nan
     return [
-        Verdict(
+        claim(
             "offload crossover",
-            STATEMENT,
-            f"bytes exact, time within {TOLERANCE:.0%}, same side at {len(moves)} bandwidths",
-            f"bytes {'exact' if same else 'differ'}, time within {worst:.0%}, same side at {agree}"
-            " (CPU, emulated link)",
-            "-",
-            f"{word} (worst {worst:.0%}; tolerance {TOLERANCE:.0%})",
-            command,
+            predicted=f"bytes exact, same side at {count} bandwidths" if count else "-",
+            measured=f"time within {abs(off - 1):.0%}, same side at {agree * count:.0f}"
+            if count else NOT_MEASURED,
+            parts=[
+                Part(what="numbers of bytes moved that differ from the formula", value=differ,
+                     low=0, high=0, evidence=Evidence.COUNTED),
+                agreement("step time over the replay, worst bandwidth", off, 1, TOLERANCE,
+                          Evidence.HARDWARE),
+                Part(what="share of bandwidths on the predicted side", value=agree, low=1.0,
+                     high=1.0, evidence=Evidence.HARDWARE),
+            ],
         )
-    ]
+    ]  # fmt: skip
 
 
-STATEMENT = "offloading beats recomputing above a link bandwidth, bytes / 2f; step time by replay"
 #: Of a step's time, on a CPU that other programs may share.
 TOLERANCE = 0.25

@@ -10,7 +10,8 @@ import numpy as np
 import pandas
 
 from analysis.optimistic import LIMIT_LOG2, onset
-from figures.common import FILLED, HOLLOW, Drawing, Verdict, devices, note, pick, series
+from figures.common import FILLED, HOLLOW, Drawing, devices, note, pick, series
+from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
 from repro.experiments.optimistic import (
     EXACT,
     HEAD_DIM,
@@ -108,35 +109,29 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, pandas.concat([table, more], ignore_index=True) if len(more) else table)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Repair restores the exact kernel's error; where nothing is flagged, it is about the same."""
     ours = pick(frame, experiment="optimistic")
-    rows = pick(ours, source="measured", metric="rmse", tensor="out")
-    command = "make figures/out/optimistic_softmax.svg"
+    rows = pick(ours, source="measured", metric="rmse", tensor="out").dropna(subset=["value"])
     start = onset("upward", SEQLEN_K, first_key_looked_at(cells()[0]))
-    statement = "optimistic softmax: as exact as the exact one, whatever the scores do"
-    predicted = f"repair from {start:.1f} nats of drift on"
     wide = rows.pivot_table(index=["pattern", "nats"], columns="implementation", values="value")
     wide = wide.reindex(columns=[EXACT, OPTIMISTIC]).dropna()
-    if wide.empty:
-        return [Verdict("optimistic softmax", statement, predicted, "not measured", "",
-                        "open (not measured)", command)]  # fmt: skip
     ratio = (wide[OPTIMISTIC] / wide[EXACT]).where(wide[EXACT] > 0, 1.0)
     flagged = pick(ours, source="measured", metric="flagged_share", pattern="upward", value=1.0)
-    first = float(flagged["nats"].min()) if len(flagged) else np.nan
+    first = f"{flagged['nats'].min():g} nats" if len(flagged) else NOT_MEASURED
     times = relative(frame, "time_ms")
-    speed = f"; time {times['ratio'].min():.2f} to {times['ratio'].max():.2f} of exact" if len(
-        times) else "; time not measured"  # fmt: skip
-    worst = float(ratio.max()) - 1
+    speed = f"{times['ratio'].min():.2f} to {times['ratio'].max():.2f} of exact" if len(
+        times) else NOT_MEASURED  # fmt: skip
+    most = float(ratio.max()) if len(ratio) else np.nan
     return [
-        Verdict(
+        claim(
             "optimistic softmax",
-            statement,
-            predicted,
-            f"error at most {worst:+.0%}; all tiles repaired at {first:g} nats{speed}",
-            "",
-            f"{'holds within limits' if worst <= ERROR_TOLERANCE else 'does not hold'} "
-            f"(error {worst:+.0%}; tolerance {ERROR_TOLERANCE:.0%})",
-            command,
+            predicted=f"repair from {start:.1f} nats of drift on",
+            measured=f"error at most {most - 1:+.0%}; all tiles repaired from {first} on; time: "
+            f"{speed}" if len(ratio) else NOT_MEASURED,
+            parts=[Part(what="its RMSE over the exact kernel's, worst drift", value=most, high=1.05,
+                        limits=(-np.inf, 1 + ERROR_TOLERANCE), form=".2f",
+                        evidence=Evidence.COUNTED,
+                        why=f"within {ERROR_TOLERANCE:.0%}")],
         )
-    ]
+    ]  # fmt: skip

@@ -14,7 +14,8 @@ from matplotlib.lines import Line2D
 
 from analysis.hardware import H200
 from analysis.sm_ceilings import SHARED_BYTES_PER_CLOCK_PER_SM, UNITS
-from figures.common import FILLED, HOLLOW, Drawing, Verdict, note, pick
+from figures.common import FILLED, HOLLOW, Drawing, note, pick, worst
+from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
 from repro.experiments import Cell
 from repro.experiments.sm_ceilings import DIRECT, EXACT, OPTIMISTIC, SM80, round_of
 
@@ -131,37 +132,31 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, table)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
-    """Shared memory, not the tensor cores, bounds the backward; its bytes are as predicted."""
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
+    """Bytes are as predicted where counted; that shared memory sets the pace is derived."""
     table = forms(frame)
-    statement = "Hopper backward: shared memory, not the tensor cores, sets the pace"
     backward = pick(table, pass_="backward", implementation=EXACT)
     predicted = backward["predicted shared memory"]
-    words = f"{predicted.min():.2f} to {predicted.max():.2f} of the tensor cores' clocks"
-    if "counted shared memory" not in table or table["counted shared memory"].isna().all():
-        return [Verdict("SM ceilings", statement, words, "not measured", "",
-                        "open (not measured)", COMMAND)]  # fmt: skip
-    ratio = (table["counted shared memory"] / table["predicted shared memory"]).dropna()
-    binds = bool((backward["counted shared memory"] > 1).all())
-    exact = bool((ratio - 1).abs().max() < 1e-12)
     forward = pick(table, pass_="forward", implementation=[EXACT, OPTIMISTIC])
     before = pick(table, implementation=SM80)["predicted shared memory"]
     direct = pick(table, pass_="backward", implementation=DIRECT)["predicted shared memory"]
-    most = forward["predicted shared memory"].max()
-    counted = forward["counted shared memory"].max()
-    peers = table.get("peer's time", pandas.Series(dtype=float)).dropna()
-    time = f"; the best peer takes {peers.min():.2f} to {peers.max():.2f}" if len(peers) else ""
+    ratio = pandas.Series(dtype=float)
+    if "counted shared memory" in table:
+        ratio = (table["counted shared memory"] / table["predicted shared memory"]).dropna()
     return [
-        Verdict(
+        claim(
             "SM ceilings",
-            statement,
-            f"backward {words}, {direct.min():.2f} to {direct.max():.2f} with dQ added from "
-            f"registers; forward {most:.2f} at most; sm_80 kernels {before.min():.2f} to "
-            f"{before.max():.2f}",
-            f"bytes {'as predicted' if exact else 'not as predicted'} in {len(ratio)} forms; "
-            f"forward {counted:.2f} at most{time}",
-            "",
-            "holds" if binds and exact else "does not hold",
-            COMMAND,
+            predicted=f"clocks over the tensor cores': backward {predicted.min():.2f} to "
+            f"{predicted.max():.2f}, {direct.min():.2f} to {direct.max():.2f} with dQ added from "
+            f"registers; forward {forward['predicted shared memory'].max():.2f} at most; sm_80 "
+            f"kernels {before.min():.2f} to {before.max():.2f}",
+            measured=f"bytes of {len(ratio)} forms, executed; no time" if len(ratio)
+            else NOT_MEASURED,
+            parts=[
+                agreement("shared-memory bytes counted over predicted, worst form", worst(ratio),
+                          1, 1e-12, Evidence.COUNTED),
+                Part(what="least clocks of shared memory over the tensor cores', backward",
+                     value=float(predicted.min()), low=1.0, evidence=Evidence.DERIVED),
+            ],
         )
-    ]
+    ]  # fmt: skip

@@ -8,9 +8,8 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from analysis.hardware import H200
-from analysis.tiles import study_note_tile
-from figures.common import COLOURS, Drawing, Verdict, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, note, pick, powers_of_two, series
+from repro.claims import Claim, Evidence, Part, claim
 
 EXPERIMENTS = ("tile-rules", "gpu-ladder")
 SIDE = {"flash1": "block_n", "flash": "block_m"}
@@ -68,26 +67,37 @@ def panel(ax: Axes, rows: pandas.DataFrame, algorithm: str) -> None:
     ax.legend(loc="lower left", fontsize=7.5)
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
-    """K9 and F7: the best tile and the printed rule."""
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
+    """K9: the longer side of the fastest measured tile; without one, of the released kernels'."""
     rows = pick(frame, experiment="tile-rules")
     ours = rows[rows["note"] == "rule: ours: least traffic, busy SMs"]
-    if ours.empty:
-        return []
-    picked = ", ".join(f"{int(r.block_m)} x {int(r.block_n)} (d = {int(r.head_dim)})"
-                       for r in ours.itertuples())  # fmt: skip
-    try:
-        printed = str(study_note_tile(128, H200.shared_bytes_per_block).block_n)
-    except ValueError:
-        printed = "no tile at all"
+    released = rows[rows["note"] == "rule: released, FlashAttention-2"]
+    timed = pick(frame, experiment="gpu-ladder", source="measured", metric="time_ms",
+                 implementation="flash").dropna(subset=["value"])  # fmt: skip
+    fastest = timed.loc[timed.groupby("pass")["value"].idxmin()] if len(timed) else timed
+
+    def tiles(some: pandas.DataFrame) -> str:
+        return ", ".join(f"{r.block_m:.0f} x {r.block_n:.0f} (d = {r.head_dim:.0f})"
+                         for r in some.itertuples())  # fmt: skip
+
+    def outside(some: pandas.DataFrame) -> float:
+        longer = some[["block_m", "block_n"]].max(axis=1)
+        return float((~longer.between(128, 256)).sum()) if len(some) else float("nan")
+
     return [
-        Verdict(
+        claim(
             "K9",
-            "the best tile is 128 to 256; tile <= sqrt(SRAM / (3 d 4 B)), rounded to 32",
-            f"least traffic with busy SMs: {picked}; the printed rule gives {printed} at d = 128",
-            "time over all tiles: not measured yet",
-            "128 x 128, 128 x 64 (FlashAttention-2 as released)",
-            "holds within limits: the sizes yes, the rule no (it takes a root too many, F7)",
-            "make figures/out/tile_rules.svg",
+            predicted=f"least traffic with busy SMs: {tiles(ours)}",
+            measured=f"fastest: {tiles(fastest)}" if len(fastest)
+            else "time over all tiles: not measured",
+            published=f"{tiles(released)}, FlashAttention-2 as released",
+            parts=[Part(
+                what="fastest tiles whose longer side is not 128 to 256", value=outside(fastest),
+                low=0, high=0, evidence=Evidence.HARDWARE,
+                otherwise=Part(
+                    what="released tiles whose longer side is not 128 to 256",
+                    value=outside(released), low=0, high=0, evidence=Evidence.PUBLISHED,
+                ),
+            )],
         )
-    ]
+    ]  # fmt: skip

@@ -16,7 +16,8 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from figures.common import FILLED, Drawing, Verdict, note, pick
+from figures.common import FILLED, Drawing, note, pick
+from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
 from repro.experiments._attention import STATISTICS
 from repro.experiments.traffic_attribution import SEQLEN, TILES
 
@@ -143,7 +144,7 @@ def bar(ax: Axes, y: float, parts: pandas.DataFrame, widest: float) -> tuple[flo
     return total, left
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """K5: tiles are loaded many times, and yet fewer bytes move."""
     sums = {}
     for source in ("predicted", "measured"):
@@ -157,22 +158,21 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
     def ratio(source: str) -> float:
         total = sums[source]
         known = {"standard", "flash"} <= set(total.index.get_level_values(0))
-        return float(total["standard"].sum() / total["flash"].sum()) if known else float("nan")
+        return float(total["standard"].sum() / total["flash"].sum()) if known else math.nan
 
-    measured = "not measured"
-    verdict = "open: not measured"
-    if math.isfinite(ratio("measured")):
-        measured = f"{ratio('measured'):.2f}x fewer, counted on the host backend"
-        same = sums["measured"].equals(sums["predicted"])
-        verdict = "holds" + (" (counts equal the sums to the byte)" if same else " (counts differ)")
+    counted = ratio("measured")
     return [
-        Verdict(
+        claim(
             "K5",
-            f"tiling moves fewer bytes although each K and V tile is loaded {loads:.0f} times",
-            f"{ratio('predicted'):.2f}x fewer, forward + backward, N = {SEQLEN}",
-            measured,
-            "-",
-            verdict,
-            "make figures/out/traffic_attribution.svg",
+            predicted=f"{ratio('predicted'):.2f}x fewer, forward + backward, N = {SEQLEN}, each K "
+            f"and V tile loaded {loads:.0f} times",
+            measured=f"{counted:.2f}x fewer (host backend)" if counted == counted
+            else NOT_MEASURED,
+            parts=[
+                Part(what="bytes of standard attention over flash's, counted", value=counted,
+                     low=1.0, evidence=Evidence.COUNTED),
+                agreement("the counted ratio over the sums'", counted, ratio("predicted"), 0.0,
+                          Evidence.COUNTED),
+            ],
         )
-    ]
+    ]  # fmt: skip

@@ -6,8 +6,8 @@ import pandas
 from analysis.mixed_precision import POLICIES, autocast_break_even_tokens
 from analysis.model_states import host_streamed_bytes
 from analysis.parallel_activations import LayerShape
-from figures.common import FILLED, Drawing, Verdict, devices, key, note, pick, series
-from figures.verdict_table import judged
+from figures.common import FILLED, Drawing, devices, key, note, pick, series, worst
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments.training_memory import HEADS, HIDDEN, PARAMETERS, PIECES, SEQLEN
 
 EXPERIMENTS = ("training-memory",)
@@ -75,44 +75,45 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, frame.reindex(columns=columns))
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Peak by micro-batches, saved bytes by type, host optimiser."""
 
-    def worst(name: str, metrics: list[str], keys: list[str]) -> float:
+    def deviation(name: str, metrics: list[str], keys: list[str]) -> float:
         rows = pick(frame, implementation=name, metric=metrics)
         table = rows.pivot_table(index=[*keys, "metric"], columns="source", values="value")
         if "measured" not in table or table["measured"].isna().any():
             return float("nan")
-        ratio = table["measured"] / table["predicted"]
-        return float(ratio.iloc[(ratio - 1).abs().argmax()])
+        return worst(table["measured"] / table["predicted"])
 
     def shown(value: float) -> str:
-        return "not measured yet" if value != value else f"worst {value - 1:+.2%}"
+        return NOT_MEASURED if value != value else f"worst {value - 1:+.2%}"
 
-    peak = worst("accumulation", ["peak_bytes"], ["pieces"])
-    saved = worst("mixed-precision", ["saved_bytes"], ["policy", "batch"])
-    moved = worst("host-optimizer", ["device_bytes", "host_bytes", "bytes_out", "bytes_in"], [])
+    peak = deviation("accumulation", ["peak_bytes"], ["pieces"])
+    saved = deviation("mixed-precision", ["saved_bytes"], ["policy", "batch"])
+    moved = deviation("host-optimizer", ["device_bytes", "host_bytes", "bytes_out", "bytes_in"], [])
     timed = pick(frame, implementation="host-optimizer", source="measured").set_index("metric")
     step, bandwidth = (
         float(timed["value"].get(name, float("nan"))) for name in ("step_s", "stream_bytes_per_s")
     )
     bound = PARAMETERS * host_streamed_bytes() / bandwidth
-    slower = step / bound
     even = autocast_break_even_tokens(LayerShape(SEQLEN, 1, HIDDEN, HEADS))
     return [
-        Verdict("gradient accumulation", "activation memory falls as 1/n with n micro-batches",
-                "4 rows x width x (depth + 3) bytes", shown(peak), "-", judged(peak, 1.0, 0.01),
-                COMMAND),
-        Verdict("mixed precision", "16-bit activations halve what a layer saves",
-                f"sbh (34 + 5as/h) in 16 bits; autocast only from {even} tokens (weight copies)",
-                shown(saved), "-", judged(saved, 1.0, 0.01), COMMAND),
-        Verdict("optimiser on the host", "4 bytes a parameter stay, 12 leave, 2 + 2 move a step",
-                "4, 12, 2, 2", shown(moved), "-", judged(moved, 1.0, 0.0), COMMAND),
-        Verdict("optimiser on the host, time",
-                f"an update is bound by host memory: {host_streamed_bytes():.0f} bytes a parameter",
-                f"{bound * 1e3:.0f} ms at {bandwidth / 1e9:.1f} GB/s" if bound == bound else "-",
-                f"{step * 1e3:.0f} ms ({slower:.2f}x)" if step == step else "not measured yet", "-",
-                "open: not measured" if step != step else
-                f"{'holds within limits' if 1 / 1.1 <= slower <= 2 else 'does not hold'} "
-                f"({slower:.2f}x the bound, within 2x on one core)", COMMAND),
+        claim("gradient accumulation", predicted="4 rows x width x (depth + 3) bytes",
+              measured=shown(peak),
+              parts=[agreement("peak over the formula, worst", peak, 1, 0.01, Evidence.OTHER)]),
+        claim("mixed precision",
+              predicted=f"half of fp32; autocast only from {even} tokens (weight copies)",
+              measured=shown(saved),
+              parts=[agreement("saved bytes over the formula, worst", saved, 1, 0.01,
+                               Evidence.OTHER)]),
+        claim("optimiser on the host", predicted="4, 12, 2, 2 bytes a parameter",
+              measured=shown(moved),
+              parts=[agreement("bytes held and moved over the formula, worst", moved, 1, 0.0,
+                               Evidence.COUNTED)]),
+        claim("optimiser on the host, time",
+              predicted=f"{bound * 1e3:.0f} ms: {host_streamed_bytes():.0f} bytes a parameter at "
+              f"{bandwidth / 1e9:.1f} GB/s" if bound == bound else NOT_MEASURED,
+              measured=f"{step * 1e3:.0f} ms (one core)" if step == step else NOT_MEASURED,
+              parts=[agreement("time over the bound", step, bound, 0.1, Evidence.HARDWARE,
+                               limits=2.0, why="within twice the bound")]),
     ]  # fmt: skip

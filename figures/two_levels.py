@@ -12,7 +12,6 @@ from analysis.hardware import H200
 from figures.common import (
     COLOURS,
     Drawing,
-    Verdict,
     key,
     label_end,
     note,
@@ -21,7 +20,7 @@ from figures.common import (
     series,
     worst,
 )
-from figures.verdict_table import judged
+from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 
 EXPERIMENTS = ("l2-absorption",)
 GB = 1e9
@@ -94,7 +93,7 @@ def capacity(ax: plt.Axes) -> float:
     return edge
 
 
-def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
+def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Both levels at all measured lengths."""
     tables = {}
     for source in ("predicted", "measured"):
@@ -105,37 +104,32 @@ def verdicts(frame: pandas.DataFrame) -> list[Verdict]:
     model = tables["predicted"].reindex(measured.index)
     ratio = measured / model
     sm, hbm = ratio["sram_read_bytes"], ratio["hbm_read_bytes"]
-    fits = hbm[hbm.index * 2 * 128 * 2 <= H200.usable_l2_bytes]
-    judgement = judged(worst(fits), 1.0, 0.02)
-    if judgement.startswith("holds"):
-        judgement = (
-            f"holds within limits: {worst(fits) - 1:+.1%} while L2 holds K and V; after several "
-            f"waves up to {hbm.max() - 1:.0%} more (not explained by drift alone: analysis/hbm.py)"
-        )
+    held = hbm.index * 2 * 128 * 2 <= H200.usable_l2_bytes
 
     def longest(table: pandas.DataFrame, metric: str) -> str:
         known = table[metric].dropna()
         if known.empty:
-            return "-"
+            return NOT_MEASURED
         return f"{known.iloc[-1] / GB:.2f} GB at N = {known.index[-1] / 1024:.0f}k"
 
     return [
-        Verdict(
+        claim(
             "SM boundary",
-            "reads are Q + (N/128)(K + V), N = 32k to 256k",
-            longest(model, "sram_read_bytes"),
-            longest(measured, "sram_read_bytes") + " (H200)",
-            "-",
-            judged(worst(sm), 1.0, 0.02).replace("(", "(worst point "),
-            "make figures/out/two_levels.svg",
+            predicted=longest(model, "sram_read_bytes"),
+            measured=longest(measured, "sram_read_bytes") + " (H200)",
+            parts=[agreement("counter over sum, worst length", worst(sm), 1, 0.02,
+                             Evidence.HARDWARE)],
         ),
-        Verdict(
+        claim(
             "HBM behind L2",
-            "L2 absorbs re-reads; past half of L2, K and V come once per wave",
-            longest(model, "hbm_read_bytes"),
-            longest(measured, "hbm_read_bytes") + " (H200)",
-            "-",
-            judgement,
-            "make figures/out/two_levels.svg",
+            predicted=longest(model, "hbm_read_bytes"),
+            measured=longest(measured, "hbm_read_bytes") + " (H200)",
+            parts=[
+                agreement("counter over model while L2 holds K and V", worst(hbm[held]), 1, 0.02,
+                          Evidence.HARDWARE),
+                agreement("counter over model after several waves, worst", worst(hbm[~held]), 1,
+                          0.02, Evidence.HARDWARE, limits=1.25,
+                          why="up to a fifth more, not explained by drift alone"),
+            ],
         ),
-    ]
+    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The verdict table: every figure's claims, judged, as text, CSV, a page and a block of the README.
+"""The verdict table: every claim, judged, as text, CSV, pages and blocks of the README.
 
 The README shows the headline rows, ``docs/claims.md`` all of them. Both are made from committed
 records only, so they do not depend on the machine that writes them;
@@ -7,17 +7,17 @@ records only, so they do not depend on the machine that writes them;
 
 from __future__ import annotations
 
-import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, fields
 from pathlib import Path
 
 import pandas
 from tabulate import tabulate
 
-from figures.common import Verdict, module, names
+from figures.common import module, names
 from repro import claims
+from repro.claims import Claim, Evidence, Origin, Verdict
 from repro.experiments import experiment, tidy
 from repro.experiments import names as experiment_names
 from repro.records import load
@@ -29,10 +29,10 @@ HEADLINES = (
     "FA-1 Fig. 2 middle",
     "FA-1 Fig. 2 left, standard",
     "FA-1 Fig. 2 left, flash",
-    "SM boundary",
-    "HBM behind L2",
-    "FA-1 Fig. 3 right",
-    "K3, speed",
+    "FA-1 9x accesses",
+    "FA-1 20x memory",
+    "FA-1 Fig. 3 left",
+    "Chen Fig. 7",
     "K2",
     "K6",
     "K10",
@@ -40,57 +40,74 @@ HEADLINES = (
 #: Parts of the README that are generated: name -> the comment lines around it.
 MARKERS = {
     name: (f"<!-- {name}: written by `make readme` -->", f"<!-- end of {name} -->")
-    for name in ("verdicts", "figures")
+    for name in ("untimed", "verdicts", "figures")
 }
-HEADERS = ("claim", "what it says", "predicted", "measured", "published", "verdict", "recheck")
+#: Kernels of this package, by the names that records carry.
+OUR_KERNELS = re.compile(r"(standard|flash|flash1|gemm|fused)(-(?!attn|eager|sdpa).*)?")
+UNTIMED = (
+    "**Our own kernels have not been timed on a GPU yet.** The H200's rows are of PyTorch's, "
+    "cuDNN's and FlashAttention's kernels; ours are executed, checked and counted on the host."
+)
+TITLES = {
+    Origin.PAPER: "Claims of the papers",
+    Origin.NOTE: "Claims and faults of the study notes",
+    Origin.OURS: "Claims of this package about its own models and kernels",
+}
 
 
-def collect(*, local: bool = True) -> list[Verdict]:
-    """The verdicts of all figures and of ``repro.claims``, in the order of their claims' names.
+def collect(*, local: bool = True) -> list[Claim]:
+    """The claims of all figures and of ``repro.claims``, papers first, in the order of their names.
 
-    Every claim of ``repro.claims.CATALOGUE`` has a row, open where nothing judges it.
+    Every claim of ``repro.claims.CATALOGUE`` has a row, not tested where nothing judges it.
     """
-    rows: list[Verdict] = []
+    rows: list[Claim] = []
     for name in names():
         figure = module(name)
         if hasattr(figure, "verdicts"):
             rows += figure.verdicts(tidy(figure.EXPERIMENTS, local=local))
-    judged_here = claims.judge(local=local)
-    judged_here += claims.missing([r.claim for r in rows] + [c.claim for c in judged_here])
-    rows += [_row(claim) for claim in judged_here]
-    twice = {r.claim for r in rows if sum(s.claim == r.claim for s in rows) > 1}
+    rows += claims.judge(local=local)
+    rows += claims.missing(row.name for row in rows)
+    twice = [name for name, count in Counter(row.name for row in rows).items() if count > 1]
     if twice:
         raise ValueError(f"claims judged twice: {sorted(twice)}")
-    return sorted(rows, key=lambda r: _natural(r.claim))
+    origins = list(Origin)
+    return sorted(rows, key=lambda row: (origins.index(row.origin), _natural(row.name)))
 
 
-def _row(claim: claims.Claim) -> Verdict:
-    """A claim that no figure judges, as a row; what agreement means goes into its verdict."""
-    verdict = claim.verdict
-    if claim.tolerance != "-" and not verdict.startswith("open"):
-        verdict += f" (tolerance: {claim.tolerance})"
-    return Verdict(
-        claim.claim, claim.statement, claim.predicted, claim.measured, claim.published, verdict,
-        claim.command,
-    )  # fmt: skip
+def cells(row: Claim) -> dict[str, str]:
+    """A claim as a row of words, by column."""
+    return {
+        "claim": row.name,
+        "what it says": row.statement,
+        "source": row.source,
+        "predicted": row.predicted,
+        "measured": row.measured,
+        "published": row.published,
+        "evidence": row.evidence,
+        "verdict": row.verdict,
+        "found": row.findings,
+        "what would overturn it": row.falsifier,
+        "conditions": row.unlike or "like for like",
+        "chosen after seeing the data": row.chosen or "nothing",
+        "recheck": row.command,
+    }
 
 
-def text(rows: Sequence[Verdict], form: str = "github") -> str:
+def text(rows: Sequence[Claim], form: str = "github") -> str:
     """The table through tabulate; ``form`` is one of its formats."""
     if form == "github":
-        cells = [[c.replace("|", "\\|") for c in astuple(r)] for r in rows]
-        cells = [[*c[:-1], f"`{c[-1]}`" if c[-1] else ""] for c in cells]
-        return tabulate(cells, HEADERS, tablefmt="github", disable_numparse=True)
-    widths = [12, 34, 22, 26, 20, 30, 0]
-    shown = [astuple(r)[:-1] for r in rows]
-    return tabulate(
-        shown, HEADERS[:-1], tablefmt=form, maxcolwidths=widths[:-1], disable_numparse=True
-    )
+        shown = [cells(row) for row in rows]
+        return _github(list(shown[0]) if shown else [], [list(s.values()) for s in shown])
+    wanted = {"claim": 12, "what it says": 30, "measured": 26, "evidence": 14, "verdict": 12,
+              "found": 34, "what would overturn it": 30}  # fmt: skip
+    lines = [[cells(row)[name] for name in wanted] for row in rows]
+    widths = list(wanted.values())
+    return tabulate(lines, list(wanted), tablefmt=form, maxcolwidths=widths, disable_numparse=True)
 
 
-def table(rows: Sequence[Verdict]) -> pandas.DataFrame:
-    """The verdicts as a frame."""
-    return pandas.DataFrame([astuple(r) for r in rows], columns=[f.name for f in fields(Verdict)])
+def table(rows: Sequence[Claim]) -> pandas.DataFrame:
+    """The claims as a frame of words."""
+    return pandas.DataFrame([cells(row) for row in rows])
 
 
 def figure_list() -> str:
@@ -124,57 +141,91 @@ def readme_with(blocks: Mapping[str, str], readme: str) -> str:
     return readme
 
 
-def blocks(rows: Sequence[Verdict]) -> dict[str, str]:
+def blocks(rows: Sequence[Claim]) -> dict[str, str]:
     """The generated parts of the README, from the verdicts on committed records."""
-    return {"verdicts": headlines(rows), "figures": figure_list()}
+    return {"untimed": untimed(), "verdicts": headlines(rows), "figures": figure_list()}
 
 
-def headlines(rows: Sequence[Verdict]) -> str:
-    """The headline claims without details; KeyError when one of them is judged no more."""
-    by_claim = {row.claim: row for row in rows}
-    cells = []
-    for claim in HEADLINES:
-        row = by_claim[claim]
-        short = re.split(r"[(:;]", row.verdict)[0].strip()
-        cells.append((row.statement, row.predicted, row.measured, row.published, f"**{short}**"))
-    headers = ("claim", "predicted", "measured", "published", "verdict")
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in cells]
-    return tabulate(escaped, headers, tablefmt="github", disable_numparse=True)
+def untimed(*, local: bool = False) -> str:
+    """Whether a GPU has timed a kernel of ours: a sentence while none has, else which has."""
+    every = {e for name in names() for e in module(name).EXPERIMENTS}
+    timed = {
+        r.device
+        for r in load(sorted(every), local=local)
+        if r.source == "measured" and r.value is not None and r.metric.startswith("time")
+        and r.device is not None and "NVIDIA" in r.device.upper()
+        and OUR_KERNELS.fullmatch(r.implementation)
+    }  # fmt: skip
+    return f"Our kernels have been timed on: {', '.join(sorted(timed))}." if timed else UNTIMED
 
 
-def claims_page(rows: Sequence[Verdict]) -> str:
-    """``docs/claims.md``: every claim with its verdict in full and the command that rechecks it."""
-    kinds = ("holds within limits", "does not hold", "holds", "open")
-    counts = dict.fromkeys(kinds, 0)
+def headlines(rows: Sequence[Claim]) -> str:
+    """The headline claims in short; KeyError when one of them is judged no more."""
+    by_name = {row.name: row for row in rows}
+    lines = []
+    for name in HEADLINES:
+        row = by_name[name]
+        lines.append([row.statement, row.source, row.predicted, row.measured, row.published,
+                      row.evidence, f"**{row.verdict}**", row.falsifier])  # fmt: skip
+    headers = ["claim", "source", "predicted", "measured", "published", "evidence", "verdict",
+               "what would overturn it"]  # fmt: skip
+    return _github(headers, lines)
+
+
+def claims_page(rows: Sequence[Claim]) -> str:
+    """``docs/claims.md``: a table for each origin, then every claim with all that is known."""
+    parts = [
+        "# Every claim, judged",
+        untimed(),
+        "Written by `make readme` from the committed records. A verdict is computed from the "
+        "ranges that the last column of each table names; a claim with several parts is as good "
+        "as its weakest, and one whose coefficients were chosen after seeing the numbers is at "
+        "most consistent.",
+        _github(["verdict", "claims", "meaning"],
+                [[f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
+                 for v in reversed(Verdict)]),
+        "Evidence, the strongest kind first: " + "; ".join(Evidence) + ".",
+    ]  # fmt: skip
+    for origin, title in TITLES.items():
+        group = [row for row in rows if row.origin is origin]
+        columns = ["claim", "what it says", "source", "evidence", "verdict",
+                   "what would overturn it"]  # fmt: skip
+        lines = []
+        for row in group:
+            words = cells(row)
+            words["claim"] = f"[{row.name}](#{anchor(row.name)})"
+            words["verdict"] = f"**{row.verdict}**"
+            lines.append([words[c] for c in columns])
+        parts += [f"## {title}", _github(columns, lines)]
+    parts.append("## Each claim in full")
     for row in rows:
-        counts[next(kind for kind in kinds if row.verdict.startswith(kind))] += 1
-    return (
-        "# Every claim, judged\n\n"
-        "Written by `make readme` from the committed records. K and F rows are the claims and the "
-        "faults of the study notes this package grew from; the others are headlines of the papers."
-        f"\n\nOf {len(rows)} claims {counts['holds']} hold, {counts['holds within limits']} hold "
-        f"within limits, {counts['does not hold']} do not hold and {counts['open']} are open.\n\n"
-        f"{text(rows)}\n"
-    )
+        words = cells(row)
+        details = [
+            f"- {name}: `{words[name]}`" if name == "recheck" else f"- {name}: {words[name]}"
+            for name in ("source", "predicted", "measured", "published", "evidence", "found",
+                         "conditions", "chosen after seeing the data", "what would overturn it",
+                         "recheck")
+        ]  # fmt: skip
+        parts += [f"### {row.name}", f"{row.statement}: **{row.verdict}**.", "\n".join(details)]
+    return "\n\n".join(parts) + "\n"
 
 
-def judged(measured: float, predicted: float, tolerance: float) -> str:
-    """ "holds" with the deviation, or "does not hold" with it; tolerance is relative."""
-    if not math.isfinite(measured):
-        return "open: not measured"
-    if not math.isfinite(predicted):
-        return "open: not predicted"
-    if predicted == 0:
-        raise ValueError(f"cannot judge {measured} against a prediction of 0")
-    deviation = measured / predicted - 1
-    shown = "exactly" if deviation == 0 else f"{deviation:+.2%}"
-    word = "holds" if abs(deviation) <= tolerance else "does not hold"
-    return f"{word} ({shown}; tolerance {tolerance:.1%})"
+def anchor(name: str) -> str:
+    """The address of a heading as GitHub and MkDocs write it."""
+    kept = re.sub(r"[^\w\- ]", "", name.lower())
+    return kept.replace(" ", "-")
 
 
-def _natural(claim: str) -> tuple[int, int, str]:
+def _github(headers: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without padding, so that a changed cell changes one line."""
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    rows = [list(headers), ["---"] * len(headers), *escaped]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _natural(name: str) -> tuple[int, int, str]:
     """K1, K2, ..., K10 first and in numeric order, then F1 ... F7, then the rest by name."""
-    found = re.match(r"([KF])(\d+)(?:,|$)", claim)
+    found = re.match(r"([KF])(\d+)(?:,|$)", name)
     if found:
-        return ("KF".index(found[1]), int(found[2]), claim)
-    return (2, 0, claim)
+        return ("KF".index(found[1]), int(found[2]), name)
+    return (2, 0, name)

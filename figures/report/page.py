@@ -7,7 +7,6 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple
 from pathlib import Path
 
 import pandas
@@ -16,14 +15,13 @@ from analysis.hardware import GPUS
 from analysis.shapes import ITEMSIZE
 from analysis.symbolic_costs import ALGORITHMS
 from figures import common, verdict_table
-from figures.common import Verdict
 from figures.report import calculator, formulas, provenance
 from repro import machine
+from repro.claims import Claim, Verdict
 from repro.experiments import tidy
 
 HERE = Path(__file__).resolve().parent
 TITLE = "FlashAttention and gradient checkpointing: predicted, measured, published"
-KINDS = ("holds", "holds within limits", "does not hold", "open")
 #: Rows of a figure's data shown in the page; the CSV beside them has all.
 SHOWN = 200
 
@@ -94,32 +92,31 @@ def download(content: bytes, name: str, kind: str, text: str) -> str:
     return f'<a download="{name}" href="data:{kind};base64,{data}">{text}</a>'
 
 
-def kind_of(verdict: str) -> str:
-    """Which of KINDS a verdict's text begins with; the longest one that does."""
-    found = [kind for kind in KINDS if verdict.startswith(kind)]
-    if not found:
-        raise ValueError(f"verdict {verdict!r} begins with none of {KINDS}")
-    return max(found, key=len)
-
-
-def verdict_section(rows: Sequence[Verdict]) -> str:
-    """How many claims hold, and the table."""
-    counts = Counter(kind_of(r.verdict) for r in rows)
+def verdict_section(rows: Sequence[Claim]) -> str:
+    """How many claims have which verdict, and a table for each origin."""
+    counts = Counter(row.verdict for row in rows)
     buttons = "".join(
-        f'<button type="button" class="filter" data-kind="{slug(kind)}" aria-pressed="false">'
+        f'<button type="button" class="filter" data-kind="{slug(kind)}" aria-pressed="false" '
+        f'title="{html.escape(kind.meaning)}">'
         f'<span class="mark {slug(kind)}"></span>{kind}: {counts[kind]}</button>'
-        for kind in KINDS
+        for kind in reversed(Verdict)
     )
-    lines = []
-    for row in rows:
-        cells = [html.escape(c) for c in astuple(row)]
-        cells[-2] = f'<span class="mark {slug(kind_of(row.verdict))}"></span>{cells[-2]}'
-        cells[-1] = recheck(row.command)
-        lines.append(cells)
-    return (
+    parts = [
         f'<p>{len(rows)} claims.</p><p class="filters" role="group" aria-label="Show only">'
-        f"{buttons}</p>" + table(verdict_table.HEADERS, lines, "Verdicts")
-    )
+        f"{buttons}</p>"
+    ]
+    for origin, title in verdict_table.TITLES.items():
+        lines: list[list[str]] = []
+        headers: list[str] = []
+        for row in (row for row in rows if row.origin is origin):
+            words = {name: html.escape(cell) for name, cell in verdict_table.cells(row).items()}
+            words["verdict"] = f'<span class="mark {slug(row.verdict)}"></span>{words["verdict"]}'
+            words["recheck"] = recheck(row.command)
+            headers = list(words)
+            lines.append(list(words.values()))
+        if lines:
+            parts.append(f"<h3>{title}</h3>{table(headers, lines, title)}")
+    return "".join(parts)
 
 
 def recheck(command: str) -> str:

@@ -1,128 +1,104 @@
-"""The study notes' faults F1 to F7: what they print, run beside the correct form, in float64.
+"""The study notes' faults F1 to F7: what a note prints is the claim, so "refuted" is the finding.
 
-A fault's claim is what the note prints, so "does not hold" is the finding; the measured column
-shows by how much, and what the correct form gives on the same input. Tests hold both.
+The numbers are records of the experiment study-note-faults, where both forms are run.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+import pandas
 
-from analysis.checkpointing.chain import uniform_chain
-from analysis.checkpointing.heuristics import exponential, exponential_recursive, uniform
-from repro.claims import NOT_MEASURED, OPEN, Claim, Source, claim
+from repro.claims import NOT_MEASURED, Claim, Evidence, Part, Source, claim
+from repro.experiments.study_note_faults import (
+    CORRECT,
+    LENGTHS,
+    NAME,
+    NOTED,
+    SEGMENTS,
+)
 
-if TYPE_CHECKING:
-    import pandas
-
-Floats = NDArray[np.float64]
-TESTS = "make test"
-
-
-def _attention(seed: int = 0) -> tuple[Floats, Floats, Floats, Floats]:
-    """q, k, v, dout of (64, 16)."""
-    random = np.random.default_rng(seed)
-    q, k, v, dout = random.standard_normal((4, 64, 16))
-    return q, k, v, dout
+#: A form with a larger error against float64 is not the same function.
+TOLERANCE = 1e-3
 
 
-def _softmax(s: Floats) -> Floats:
-    e = np.exp(s - s.max(-1, keepdims=True))
-    result: Floats = e / e.sum(-1, keepdims=True)
-    return result
+def values(frame: pandas.DataFrame, fault: str, form: str, key: str | None = None) -> pandas.Series:
+    """The recorded values of one form, by ``key`` (a length, segments, head_dim) or alone."""
+    if "fault" not in frame:
+        return pandas.Series(dtype=float)
+    rows = frame[(frame["fault"] == fault) & (frame["implementation"] == form)]
+    rows = rows.dropna(subset=["value"])
+    return rows.set_index(key)["value"] if key else rows["value"]
 
 
-def online(q: Floats, k: Floats, v: Floats, block: int, *, keep_old_sum: bool) -> Floats:
-    """FlashAttention 2022, Alg. 1, output kept normalised; ``keep_old_sum=False`` is the note's."""
-    rows = len(q)
-    out, total = np.zeros_like(q), np.zeros((rows, 1))
-    top = np.full((rows, 1), -np.inf)
-    for first in range(0, len(k), block):
-        s = q @ k[first : first + block].T / math.sqrt(q.shape[1])
-        new_top = np.maximum(top, s.max(-1, keepdims=True))
-        p = np.exp(s - new_top)
-        shrink = np.exp(top - new_top)
-        new_total = shrink * total + p.sum(-1, keepdims=True)
-        old = total if keep_old_sum else 1.0
-        out = (shrink * old * out + p @ v[first : first + block]) / new_total
-        top, total = new_top, new_total
-    return out
+def _error(frame: pandas.DataFrame, fault: str, form: str) -> float:
+    found = values(frame, fault, form)
+    return float(found.iloc[-1]) if len(found) else math.nan
 
 
-def f1(_: pandas.DataFrame) -> Claim:
-    """The note's update of a normalised output against softmax."""
-    q, k, v, _dout = _attention()
-    exact = _softmax(q @ k.T / 4) @ v
-    wrong = float(abs(online(q, k, v, 16, keep_old_sum=False) - exact).max())
-    right = float(abs(online(q, k, v, 16, keep_old_sum=True) - exact).max())
-    return _fault("F1", wrong, right, "O ← (l_old e^(m_old - m_new) O + P̃V) / l_new")
-
-
-def f2(_: pandas.DataFrame) -> Claim:
-    """dS with the row sum over one block against the softmax Jacobian."""
-    q, k, v, dout = _attention()
-    p = _softmax(q @ k.T / 4)
-    dp = dout @ v.T
-    exact = p * (dp - (p * dp).sum(-1, keepdims=True))
-    block = np.concatenate(
-        [p[:, i : i + 16] * (dp[:, i : i + 16]
-         - (p[:, i : i + 16] * dp[:, i : i + 16]).sum(-1, keepdims=True))
-         for i in range(0, 64, 16)], axis=1,
+def _numerical(frame: pandas.DataFrame, name: str, right_form: str) -> Claim:
+    """A numerical fault: the note's error decides, the correct form's stands beside it."""
+    wrong, right = (_error(frame, name, form) for form in (NOTED, CORRECT))
+    # The last bits differ from processor to processor, and the table must not.
+    rounding = "below 1e-12" if right < 1e-12 else f"{right:.0e}"
+    return claim(
+        name,
+        predicted=f"correct: {right_form}",
+        measured=NOT_MEASURED if math.isnan(wrong) else
+        f"error {wrong:.2g} as noted; correct form {rounding}",
+        parts=[Part(what="error of the note's form against float64", value=wrong, high=TOLERANCE,
+                    form=".2g", evidence=Evidence.COUNTED)],
     )  # fmt: skip
-    with_delta = p * (dp - (dout * (p @ v)).sum(-1, keepdims=True))
-    wrong, right = float(abs(block - exact).max()), float(abs(with_delta - exact).max())
-    return _fault("F2", wrong, right, "D = rowsum(dO ∘ O)")
 
 
-def f3(_: pandas.DataFrame) -> Claim:
-    """Gradient of the identity by differences against the note's rule, which replays 2 x."""
-    x, step = 0.7, 1e-6
-    slope = ((x + step) - (x - step)) / (2 * step)
-    noted = 2.0
-    return _fault("F3", abs(noted - slope), abs(1.0 - slope), "dx = dy", "gradient 2.0 for 1.0")
+def f1(frame: pandas.DataFrame) -> Claim:
+    """The note's update of a normalised output against softmax."""
+    return _numerical(frame, "F1", "O ← (l_old e^(m_old - m_new) O + P̃V) / l_new")
 
 
-def f4(_: pandas.DataFrame) -> Claim:
-    """Peak of 2^k spacing alone and split recursively, in units of one stage's state."""
-    peaks: dict[str, list[float]] = {"alone": [], "recursive": []}
-    lengths = (64, 256, 1024)
-    for length in lengths:
-        chain = uniform_chain(length)
-        unit = max(stage.activation_bytes for stage in chain.stages)
-        peaks["alone"].append(exponential(chain).peak_bytes / unit)
-        peaks["recursive"].append(exponential_recursive(chain).peak_bytes / unit)
-    growth = math.log(peaks["alone"][-1] / peaks["alone"][0]) / math.log(lengths[-1] / lengths[0])
-    held = growth < 0.5
+def f2(frame: pandas.DataFrame) -> Claim:
+    """dS with the row sum over one block against the softmax Jacobian."""
+    return _numerical(frame, "F2", "D = rowsum(dO ∘ O)")
+
+
+def f3(frame: pandas.DataFrame) -> Claim:
+    """The note's autograd function, whose forward is the identity, against dx = dy."""
+    return _numerical(frame, "F3", "dx = dy")
+
+
+def f4(frame: pandas.DataFrame) -> Claim:
+    """Growth of the peak of 2^k spacing alone; recursive splitting beside it."""
+    alone, split = (values(frame, "F4", form, "depth") for form in (NOTED, CORRECT))
+    growth, shown = math.nan, NOT_MEASURED
+    if set(LENGTHS) <= set(alone.index) and set(LENGTHS) <= set(split.index):
+        first, last = LENGTHS[0], LENGTHS[-1]
+        growth = math.log(alone[last] / alone[first]) / math.log(last / first)
+        shown = (
+            f"peak {', '.join(f'{alone[n]:.0f}' for n in LENGTHS)} states at L = "
+            f"{', '.join(map(str, LENGTHS))}; split recursively "
+            f"{', '.join(f'{split[n]:.0f}' for n in LENGTHS)}"
+        )
     return claim(
         "F4",
-        predicted="the last segment has L/2 layers: O(L); split recursively O(log L)",
-        measured=f"peak {', '.join(f'{p:.0f}' for p in peaks['alone'])} at L = "
-        f"{', '.join(map(str, lengths))} (exponent {growth:.2f}); recursive "
-        f"{', '.join(f'{p:.0f}' for p in peaks['recursive'])}",
-        verdict="holds" if held else f"does not hold: exponent {growth:.2f} in L",
-        command=TESTS,
-    )
+        predicted="the last segment has L/2 layers: O(L); split recursively O(log² L)",
+        measured=shown,
+        parts=[Part(what="exponent of the peak in L", value=growth, high=0.5, form=".2f",
+                    evidence=Evidence.COUNTED)],
+    )  # fmt: skip
 
 
-def f5(_: pandas.DataFrame) -> Claim:
+def f5(frame: pandas.DataFrame) -> Claim:
     """Extra forwards of segment-wise recomputation, simulated, against 1/k."""
-    length = 64
-    extra = {}
-    for segments in (2, 4, 8):
-        plan = uniform(uniform_chain(length), segments)
-        extra[segments] = plan.forwards / length - 1
-    worst = min(value * segments for segments, value in extra.items())
+    noted, found = (values(frame, "F5", form, "segments") for form in (NOTED, CORRECT))
+    known = set(SEGMENTS) <= set(noted.index) and set(SEGMENTS) <= set(found.index)
+    times = max(found[k] / noted[k] for k in SEGMENTS) if known else math.nan
     return claim(
         "F5",
         predicted="(k - 1)/k of a forward when the last segment is kept, not 1/k",
-        measured=", ".join(f"k = {k}: {v:.3f} for {1 / k:.3f}" for k, v in extra.items()),
-        verdict="holds" if abs(worst - 1) < 1e-9 and extra[8] <= 1 / 8 else
-        "does not hold: the extra forward grows with the number of segments",
-        command=TESTS,
+        measured=", ".join(f"k = {k}: {found[k]:.3f} for {noted[k]:.3f}" for k in SEGMENTS)
+        if known else NOT_MEASURED,
+        parts=[Part(what="extra forward over the note's 1/k, worst k", value=times, low=0.9,
+                    high=1.1, form=".2f", evidence=Evidence.COUNTED)],
     )  # fmt: skip
 
 
@@ -133,70 +109,40 @@ def f6(frame: pandas.DataFrame) -> Claim:
         & (frame["source"] == "measured")
         & (frame["implementation"] == "each block")
     ]
-    by_mode = rows.groupby("mode")["value"].max() if "mode" in rows and len(rows) else None
-    if by_mode is None or len(by_mode) < 2:
-        measured, verdict = NOT_MEASURED, OPEN
-    else:
-        measured = ", ".join(f"{mode}: {value:.0f} B a block" for mode, value in by_mode.items())
-        same = by_mode.max() / by_mode.min() - 1 <= 0.05
-        verdict = (
-            "does not hold: both modes keep a block's input and nothing else" if same
-            else "holds within limits: see the bytes"
-        )  # fmt: skip
+    by_mode = rows.groupby("mode")["value"].max() if "mode" in rows else pandas.Series(dtype=float)
+    known = {"new", "reentrant"} <= set(by_mode.index)
     return claim(
         "F6",
         predicted="both modes keep the inputs of a checkpointed part only",
-        measured=measured,
-        verdict=verdict,
-        command="make figures/out/checkpoint_granularity.svg",
-    )
+        measured=", ".join(f"{mode}: {value:,.0f} B a block" for mode, value in by_mode.items())
+        if known else NOT_MEASURED,
+        parts=[Part(what="bytes a block, reentrant over non-reentrant",
+                    value=float(by_mode["reentrant"] / by_mode["new"]) if known else math.nan,
+                    low=1.5, evidence=Evidence.OTHER)],
+    )  # fmt: skip
 
 
-def f7(_: pandas.DataFrame) -> Claim:
-    """The notes' tile rule against the paper's, A100, fp16 tiles of d = 64 and 128."""
-    sram = 192 * 1024
-    noted, paper, raw = [], [], []
-    for d in (64, 128):
-        raw.append(math.sqrt(sram // (3 * d * 4)))
-        noted.append(int(math.sqrt(sram // (3 * d * 4))) // 32 * 32)
-        columns = -(-(sram // 2) // (4 * d))  # M in fp16 elements
-        paper.append((min(columns, d), columns))
-    verdict = "holds"
-    if max(noted) < min(n for _, n in paper):
-        exact = " and ".join(f"{r:.0f}" for r in raw)
-        verdict = f"does not hold: it rounds {exact} down to a tile of {max(noted)}"
+def f7(frame: pandas.DataFrame) -> Claim:
+    """The notes' tile rule on an A100, fp16 tiles of d = 64 and 128, against a usable tile."""
+    noted, corrected = (values(frame, "F7", form, "head_dim") for form in (NOTED, CORRECT))
     return claim(
         "F7",
-        predicted="Bc = M/4d, Br = min(Bc, d), M in elements: "
-        + ", ".join(f"{m} x {n}" for m, n in paper),
-        measured=f"the note's code gives {' and '.join(map(str, noted))} for d = 64 and 128 (A100)",
-        verdict=verdict,
-        command="make figures/out/tile_rules.svg",
-    )
-
-
-def _fault(name: str, wrong: float, right: float, form: str, shown: str | None = None) -> Claim:
-    """A numerical fault: the note's error and the correct form's."""
-    # The last bits differ from processor to processor, and the table must not.
-    rounding = "below 1e-12" if right < 1e-12 else f"{right:.0e}"
-    return claim(
-        name,
-        predicted=f"correct: {form}",
-        measured=f"{shown or f'error {wrong:.2g}'}; correct form {rounding}",
-        verdict=f"does not hold (error {wrong:.2g})"
-        if wrong > 1e-3 and right < 1e-9 else "holds" if wrong <= 1e-3 else
-        f"does not hold, and neither does our form ({right:.1e})",
-        tolerance="1e-3 for the note, 1e-9 for ours",
-        command=TESTS,
+        predicted="without the root too many the rule gives "
+        + (" and ".join(f"{v:.0f}" for v in corrected) or "a tile"),
+        measured=f"{' and '.join(f'{v:.0f}' for v in noted)} for d = "
+        f"{' and '.join(str(int(d)) for d in noted.index)} (A100)" if len(noted) else NOT_MEASURED,
+        parts=[Part(what="side of the tile that the printed rule gives", low=32, form=".0f",
+                    value=float(noted.min()) if len(noted) else math.nan,
+                    evidence=Evidence.COUNTED)],
     )  # fmt: skip
 
 
 SOURCES = (
-    Source("F1", (), f1),
-    Source("F2", (), f2),
-    Source("F3", (), f3),
-    Source("F4", (), f4),
-    Source("F5", (), f5),
+    Source("F1", (NAME,), f1),
+    Source("F2", (NAME,), f2),
+    Source("F3", (NAME,), f3),
+    Source("F4", (NAME,), f4),
+    Source("F5", (NAME,), f5),
     Source("F6", ("checkpoint-granularity",), f6),
-    Source("F7", (), f7),
+    Source("F7", (NAME,), f7),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from analysis.model_states import model_state_bytes
 from analysis.parallel_activations import decoder_model_bytes
-from repro.claims import NOT_MEASURED, OPEN, Claim, Source, claim
+from repro.claims import NOT_MEASURED, Claim, Evidence, Part, Source, agreement, claim
 
 if TYPE_CHECKING:
     import pandas
@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 #: LLaMA-7B (Touvron et al. 2023): 6.74e9 parameters, 32 layers, h = 4096, 32 heads, MLP 11008.
 LLAMA_PARAMETERS = 6_738_415_616
 LLAMA: dict[str, int] = {"hidden": 4096, "heads": 32, "layers": 32, "mlp_hidden": 11008}
-
-#: GB a device for 7.5B, 128B, 1T parameters: ranks -> stage -> as printed.
-ZERO_TABLE_1: dict[int, dict[int, tuple[float, float, float]]] = {
-    1: {1: (120, 2048, 16000), 2: (120, 2048, 16000), 3: (120, 2048, 16000)},
-    4: {1: (52.5, 896, 7000), 2: (41.3, 704, 5500), 3: (30, 512, 4000)},
-    16: {1: (35.6, 608, 4750), 2: (21.6, 368, 2875), 3: (7.5, 128, 1000)},
-    64: {1: (31.4, 536, 4187), 2: (16.6, 284, 2218), 3: (1.88, 32, 250)},
-    256: {1: (30.4, 518, 4046), 2: (15.4, 263, 2054), 3: (0.47, 8, 62.5)},
-    1024: {1: (30.1, 513, 4011), 2: (15.1, 257, 2013), 3: (0.12, 2, 15.6)},
-}
-ZERO_MODELS = (7.5e9, 128e9, 1e12)
 
 
 def dominating_length(*, attention_matrix: bool) -> int:
@@ -53,49 +42,49 @@ def k12(frame: pandas.DataFrame) -> Claim:
         & (frame["policy"] == "16-bit")
     ].pivot_table(index="batch", columns="source", values="value")
     known = "measured" in rows and not rows["measured"].isna().any()
-    worst = float((rows["measured"] / rows["predicted"] - 1).abs().max()) if known else math.nan
-    holds = one == 32 * 2**20
+    ratio = worst(rows["measured"] / rows["predicted"]) if known else math.nan
     return claim(
         "K12",
         predicted=f"32 MiB; activations exceed 16 bytes a parameter from N = {standard} with the "
         f"attention matrix, {flash} without (batch 1)",
-        measured=f"{one / 2**20:g} MiB; formula of a layer's bytes "
-        + (f"within {worst:.1%} (CPU)" if known else NOT_MEASURED),
-        tolerance="32 MiB exactly; 1 % measured",
-        verdict=OPEN if not known else
-        f"{'holds within limits' if holds and worst <= 0.01 else 'does not hold'}: they dominate "
-        f"only from N = {standard}, and with flash attention from {flash}",
-        command="make figures/out/training_memory.svg",
+        measured=f"one layer, formula of its bytes: {ratio - 1:+.2%}" if known else NOT_MEASURED,
+        parts=[
+            Part(what="MiB of one activation", value=one / 2**20, low=32, high=32,
+                 evidence=Evidence.DERIVED),
+            agreement("a layer's saved bytes over the formula", ratio, 1, 0.01, Evidence.OTHER),
+            Part(what="length from which activations dominate, flash attention", value=flash,
+                 high=32768, form=",.0f", evidence=Evidence.DERIVED),
+        ],
     )  # fmt: skip
 
 
 def zero_table(frame: pandas.DataFrame) -> Claim:
     """All 54 entries, to the unit of their last printed digit."""
-    wrong, count = [], 0
-    for ranks, stages in ZERO_TABLE_1.items():
-        for stage, printed in stages.items():
-            for parameters, value in zip(ZERO_MODELS, printed, strict=True):
-                count += 1
-                got = model_state_bytes(parameters, ranks, stage).total / 1e9
-                digits = len(str(value).partition(".")[2])
-                if abs(got - value) >= 10.0**-digits:
-                    wrong.append((ranks, stage, parameters, value, got))
+    printed = frame[(frame["source"] == "published") & (frame["experiment"] == "zero-table")]
+    printed = printed.dropna(subset=["value"])
+    wrong, count = 0, len(printed)
+    for row in printed.itertuples():
+        got = model_state_bytes(row.parameters, int(row.ranks), int(row.stage)).total
+        wrong += abs(got - row.value) >= row.last_digit_bytes
     held = frame[
         (frame["part"] == "sharded-states")
         & frame["metric"].isin(["parameter_bytes", "gradient_bytes", "optimizer_bytes"])
     ].pivot_table(index=["implementation", "ranks", "metric"], columns="source", values="value")
     known = "measured" in held and not held["measured"].isna().any()
-    worst = float((held["measured"] / held["predicted"] - 1).abs().max()) if known else math.nan
-    ok = not wrong and (not known or worst <= 0.02)
+    ratio = worst(held["measured"] / held["predicted"]) if known else math.nan
     return claim(
         "ZeRO Table 1",
-        predicted=f"{count - len(wrong)} of {count} entries to their last digit",
-        measured=f"formulas within {worst:.2%} on 2 and 4 ranks" if known else NOT_MEASURED,
+        predicted=f"{count - wrong} of {count} entries to their last digit",
+        measured=f"the same formulas on 2 and 4 ranks: {ratio - 1:+.2%}" if known
+        else NOT_MEASURED,
         published=f"{count} entries",
-        tolerance="last printed digit; 2 % measured",
-        verdict=OPEN if not known else "holds" if ok else "does not hold",
-        command="make figures/out/sharded_states.svg",
-    )
+        parts=[
+            Part(what="entries off by a unit of their last digit",
+                 value=wrong if count else math.nan, high=0, low=0, form=".0f",
+                 evidence=Evidence.PUBLISHED),
+            agreement("bytes held over the formulas, worst", ratio, 1, 0.02, Evidence.OTHER),
+        ],
+    )  # fmt: skip
 
 
 def four_percent(frame: pandas.DataFrame) -> Claim:
@@ -113,17 +102,24 @@ def four_percent(frame: pandas.DataFrame) -> Claim:
     return claim(
         "Korthikanti 4 %",
         predicted=f"{extra:.1%} more products (22B), {1 / 3:.0%} for full recomputation",
-        measured="no 8-GPU machine here; formulas of its bytes are measured",
         published=f"{both:.0%} with sequence parallelism, {full:.0%} full",
-        verdict="open: the prediction is consistent (its own sequence-parallel gain is -3 %), no "
-        "measurement" if both == both and extra - 0.03 <= both <= extra + 0.03 else
-        "open: not measured",
-        command="make figures/out/parallel_layer.svg",
+        parts=[
+            Part(what="printed overhead less the predicted products, selective",
+                 value=both - extra, low=-0.03, high=0.03, evidence=Evidence.PUBLISHED),
+            Part(what="printed overhead less the predicted products, full",
+                 value=full - 1 / 3, low=-0.1, high=0.1, evidence=Evidence.PUBLISHED),
+        ],
     )  # fmt: skip
+
+
+def worst(ratio: pandas.Series) -> float:
+    """The ratio farthest from 1, NaN if there is none."""
+    known = ratio.dropna()
+    return float(known.iloc[(known - 1).abs().argmax()]) if len(known) else math.nan
 
 
 SOURCES = (
     Source("K12", ("training-memory",), k12),
-    Source("ZeRO Table 1", ("several-ranks",), zero_table),
+    Source("ZeRO Table 1", ("several-ranks", "zero-table"), zero_table),
     Source("Korthikanti 4 %", ("korthikanti",), four_percent),
 )

@@ -145,6 +145,15 @@ def experiment(name: str) -> Experiment:
     return found
 
 
+@cache
+def _predicted(known: Experiment) -> tuple[frozenset[str], tuple[Record, ...]]:
+    """The fields of an experiment's cells, and every prediction; pure, so made once a process."""
+    cells = list(known.cells())
+    rows = [r for cell in cells for r in known.predict(cell)]
+    rows += known.also() if known.also else ()
+    return frozenset(field for cell in cells for field in cell), tuple(rows)
+
+
 def tidy(
     selected: Sequence[str], root: Path | None = None, *, local: bool = True
 ) -> pandas.DataFrame:
@@ -160,10 +169,9 @@ def tidy(
         if name in names():
             known = experiment(name)
             scales[name] = known.scale
-            cells = list(known.cells())
-            fields |= {field for cell in cells for field in cell}
-            predicted += [r for cell in cells for r in known.predict(cell)]
-            predicted += known.also() if known.also else ()
+            names_of_cells, rows = _predicted(known)
+            fields |= names_of_cells
+            predicted += rows
     recorded = [
         r for r in load(selected, root, local=local)
         if r.source != "measured"

@@ -9,6 +9,7 @@ import pytest
 
 from analysis.hardware import H200
 from figures import distance_from_bound as figure
+from repro.claims import Verdict
 from repro.experiments import Cell, tidy
 from repro.experiments.gpu_throughput import cells, time_bound
 
@@ -73,15 +74,15 @@ def test_nothing_measured_is_faster_than_its_bound(recorded: pandas.DataFrame) -
     assert table["distance"].min() > 1
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"), [(1.1, "holds (1.10x)"), (0.9, "does not hold (0.90x)")]
-)
-def test_ours_beside_the_best_peer(recorded: pandas.DataFrame, factor: float, verdict: str) -> None:
+@pytest.mark.parametrize(("factor", "verdict"), [(1.1, Verdict.REPRODUCED), (0.9, Verdict.REFUTED)])
+def test_ours_beside_the_best_peer(
+    recorded: pandas.DataFrame, factor: float, verdict: Verdict
+) -> None:
     found = figure.verdicts(as_fast_as(recorded, factor))
-    assert [v.claim for v in found] == ["Hopper forward", "Hopper backward"]
+    assert [v.name for v in found] == ["Hopper forward", "Hopper backward"]
     assert {v.verdict for v in found} == {verdict}
     assert all("over 24 shapes" in v.measured for v in found)
 
 
 def test_without_our_times_the_question_is_open(recorded: pandas.DataFrame) -> None:
-    assert {v.verdict for v in figure.verdicts(recorded)} == {"open (not measured)"}
+    assert {v.verdict for v in figure.verdicts(recorded)} == {Verdict.NOT_TESTED}

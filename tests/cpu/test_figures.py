@@ -1,7 +1,6 @@
 """Figures: the same bytes every time, whatever is missing from the records."""
 
 import logging
-import re
 from functools import cache
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 from matplotlib.text import Text
 
 from figures import common, verdict_table
-from figures.common import Drawing, Verdict
+from figures.common import Drawing
+from repro.claims import Claim, Verdict
 from repro.experiments import tidy
 
 NAMES = common.names()
@@ -91,9 +91,10 @@ def test_gaps_leave_a_figure_and_verdicts(name, gap):
     assert drawing.figure.axes
     common.plt.close(drawing.figure)
     if hasattr(figure, "verdicts"):
-        for verdict in figure.verdicts(frame):
-            assert isinstance(verdict, Verdict)
-            assert re.match("holds|does not hold|open", verdict.verdict), verdict
+        for claim in figure.verdicts(frame):
+            assert isinstance(claim, Claim)
+            assert claim.verdict in Verdict
+            assert claim.falsifier
 
 
 def test_a_gap_is_named_in_the_log_and_the_rest_is_drawn(caplog):
@@ -159,27 +160,19 @@ def test_labels_that_would_overlap_are_moved_apart():
     )
 
 
-def test_judging():
-    assert verdict_table.judged(1.0, 1.0, 0.01) == "holds (exactly; tolerance 1.0%)"
-    assert verdict_table.judged(1.005, 1.0, 0.01).startswith("holds (+0.50%")
-    assert verdict_table.judged(0.98, 1.0, 0.01).startswith("does not hold (-2.00%")
-    assert verdict_table.judged(float("nan"), 1.0, 0.01).startswith("open")
-    with pytest.raises(ValueError, match="prediction of 0"):
-        verdict_table.judged(1.0, 0.0, 0.01)
-
-
 def test_the_committed_records_support_the_verdicts():
     """What the README states, as numbers: these would change if a record or a formula did."""
-    rows = {v.claim: v for v in verdict_table.collect(local=False)}
-    assert rows["K5"].verdict.startswith("holds (counts equal")
-    assert rows["SM boundary"].verdict.startswith("holds")
-    assert rows["HBM behind L2"].verdict.startswith("holds within limits")
-    assert rows["FA-1 Fig. 2 left, GFLOPs"].verdict.endswith("give 12.4 times as many")
-    for claim in (
-        "FA-1 Fig. 2 left, standard", "FA-1 Fig. 2 left, flash", "FA-1 Fig. 2 middle",
-        "FA-1 Fig. 3 right", "FA-1 20x memory", "FA-1 Theorem 2",
-    ):  # fmt: skip
-        assert rows[claim].verdict.startswith("holds ("), rows[claim]
+    rows = {claim.name: claim for claim in verdict_table.collect(local=False)}
+    assert rows["K5"].verdict is Verdict.REPRODUCED
+    assert rows["SM boundary"].verdict is Verdict.REPRODUCED
+    assert rows["FA-1 20x memory"].verdict is Verdict.REPRODUCED
+    assert rows["FA-1 20x memory"].measured.startswith("21.7x")
+    assert rows["K4"].verdict is rows["K1"].verdict is Verdict.REFUTED
+    assert rows["FA-1 Fig. 2 left, GFLOPs"].verdict is Verdict.REFUTED
+    assert "80 heads in all" in rows["FA-1 Fig. 2 left, GFLOPs"].predicted
+    for name in ("FA-1 Fig. 2 left, standard", "FA-1 Fig. 2 left, flash", "FA-1 Fig. 2 middle"):
+        assert rows[name].verdict is Verdict.CONSISTENT, rows[name]
+    assert rows["FA-1 Fig. 2 left, standard"].measured.startswith("55.34 GB like for like")
 
 
 def test_one_figure_that_fails_is_named_and_the_others_are_drawn(tmp_path, monkeypatch, capsys):

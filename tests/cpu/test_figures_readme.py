@@ -1,5 +1,6 @@
 """The README says what the committed records say."""
 
+import dataclasses
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from figures import __main__ as command
 from figures import memory_hierarchy, verdict_table
 from repro.experiments import tidy
+from repro.records import record
 
 ROOT = verdict_table.README.parent
 
@@ -16,6 +18,34 @@ def test_the_generated_tables_are_up_to_date():
     blocks = verdict_table.blocks(rows)
     assert verdict_table.readme_with(blocks, page) == page, "run `make readme`"
     assert verdict_table.claims_page(rows) == verdict_table.CLAIMS.read_text(), "run `make readme`"
+
+
+def test_the_first_screen_says_that_our_kernels_are_untimed_while_they_are(monkeypatch):
+    page = verdict_table.README.read_text()
+    assert page.index("have not been timed on a GPU yet") < page.index("| claim |")
+    timed = record(
+        {}, experiment="gpu-ladder", implementation="flash-sm90", metric="time_ms", unit="ms",
+        source="measured", value=1.0, device="NVIDIA H200",
+    )  # fmt: skip
+    peer = dataclasses.replace(timed, implementation="flash-attn-4 4.0.0b36 (Hopper path)")
+    monkeypatch.setattr(verdict_table, "load", lambda *_, **__: [peer])
+    assert "not been timed" in verdict_table.untimed()
+    monkeypatch.setattr(verdict_table, "load", lambda *_, **__: [peer, timed])
+    assert verdict_table.untimed() == "Our kernels have been timed on: NVIDIA H200."
+
+
+def test_every_row_of_the_readme_and_the_page_says_what_would_overturn_it():
+    rows = verdict_table.collect(local=False)
+    page = verdict_table.claims_page(rows)
+    for row in rows:
+        assert f"### {row.name}\n" in page
+        assert f"(#{verdict_table.anchor(row.name)})" in page
+        assert row.falsifier.replace("|", "\\|") in page
+    for title in verdict_table.TITLES.values():
+        assert f"## {title}\n" in page
+    first = verdict_table.headlines(rows)
+    assert len(first.splitlines()) == 2 + len(verdict_table.HEADLINES)
+    assert "what would overturn it" in first.splitlines()[0]
 
 
 def test_the_table_of_the_memory_hierarchy_is_up_to_date():

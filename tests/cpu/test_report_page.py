@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -15,9 +16,10 @@ import pytest
 from analysis import symbolic
 from analysis.checkpointing import closed_forms
 from figures import common
-from figures.common import Drawing, Verdict
+from figures.common import Drawing
 from figures.report import formulas, page, provenance
 from repro import records
+from repro.claims import Evidence, Part, Verdict, claim
 from repro.experiments import record
 
 VOID = {"meta", "input", "br", "wbr", "path", "use", "link"}
@@ -56,11 +58,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     tmp_path = tmp_path_factory.mktemp("figures")
     common.style()
-    verdicts = [
-        Verdict("K1", "a < b & c", "1", "2", "-", f"{kind} (so)",
-                "make figures/out/fa1_fig2_middle.svg")
-        for kind in page.KINDS
-    ]  # fmt: skip
+    evidence, nan = Evidence.COUNTED, float("nan")
+    parts_of = {
+        Verdict.REPRODUCED: Part(what="a < b & c", value=1, low=0, evidence=evidence),
+        Verdict.WITHIN_LIMITS: Part(what="x", value=3, high=2, limits=(-math.inf, 4), why="so",
+                                    evidence=evidence),
+        Verdict.CONSISTENT: Part(what="x", value=1, low=0, evidence=Evidence.DERIVED),
+        Verdict.REFUTED: Part(what="x", value=-1, low=0, evidence=evidence),
+        Verdict.NOT_TESTED: Part(what="x", value=nan, low=0, evidence=evidence),
+    }  # fmt: skip
+    judged = [claim("SM boundary", parts=[part]) for part in parts_of.values()]
+    assert [row.verdict for row in judged] == list(parts_of)
     parts = []
     for name in ("fa1_fig2_middle", "two_levels"):
         figure, axes = plt.subplots()
@@ -71,7 +79,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         common.save(name, Drawing(figure, table), tmp_path)
         parts.append(page.figure_section(name, tmp_path / f"{name}.svg", tmp_path / f"{name}.csv"))
     return page.page([
-        ("verdicts", "Verdicts", page.verdict_section(verdicts)),
+        ("verdicts", "Verdicts", page.verdict_section(judged)),
         ("figures", "Figures", "".join(parts)),
         ("calculator", "Calculator", page.calculator_section()),
         ("formulas", "Formulas", page.formula_section(formulas.sections())),
@@ -105,12 +113,10 @@ def test_data_is_carried_by_the_page(report: str) -> None:
 
 def test_verdicts_come_first_and_are_counted_and_marked(report: str) -> None:
     assert report.index('id="verdicts"') < report.index('id="figures"')
-    for kind in page.KINDS:
+    for kind in Verdict:
         assert f"{kind}: 1</button>" in report
         assert f'class="mark {page.slug(kind)}"' in report
     assert "a &lt; b &amp; c" in report
-    with pytest.raises(ValueError, match="'perhaps'"):
-        page.kind_of("perhaps")
 
 
 def test_every_formula_is_typeset_and_well_formed() -> None:

@@ -1,0 +1,152 @@
+"""What must be judged: every claim with its source, in three groups.
+
+``conditions`` says how what we measure differs from the source's own run, and ``chosen`` which
+coefficients were chosen after seeing the numbers they are compared with: such a claim is at most
+consistent, whatever agrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from repro.claims.catalogue_notes import NOTES
+from repro.claims.catalogue_papers import PAPERS
+from repro.claims.protocol import Origin
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is claimed, by whom, and how it is judged again."""
+
+    statement: str
+    source: str
+    command: str
+    origin: Origin
+    conditions: str = ""
+    chosen: str = ""
+
+
+def recheck(name: str) -> str:
+    """The command that judges again: a figure's, or an experiment's that no figure shows."""
+    return f"make measure EXPERIMENT={name}" if "-" in name else f"make figures/out/{name}.svg"
+
+
+OURS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "SM boundary": (
+        "a forward's reads across the SM boundary are Q + (N/128)(K + V), N = 32k to 256k",
+        "two_levels",
+        {"conditions": "FlashAttention-2 of PyTorch 2.11, bf16, d = 128, one head, H200"},
+    ),
+    "HBM behind L2": (
+        "HBM reads behind L2: K and V once while L2 holds them, once per wave beyond half of L2",
+        "two_levels",
+        {
+            "conditions": "one kernel, one card: another form of reading would show elsewhere",
+            "chosen": "half of L2 was chosen after seeing these counters",
+        },
+    ),
+    "SM ceilings": (
+        "Hopper backward: shared memory, not the tensor cores, sets the pace",
+        "sm_ceilings",
+        {"conditions": "clocks by datasheet from executed bytes; nothing was timed"},
+    ),
+    "standard attention, passes": (
+        "standard attention moves its kernels' passes over whole tensors through HBM",
+        "fa1_fig2_left",
+        {},
+    ),
+    "peak memory, lists": (
+        "peak memory of attention is the sum of the tensors alive: 4 N² + 6 Nd; 12 Nd + 2 rows",
+        "fa1_fig3_memory",
+        {"conditions": "the matrix library's workspace is taken off"},
+    ),
+    "Hopper forward": (
+        "the Hopper forward is as fast as the best peer, over all shapes",
+        "distance_from_bound",
+        {},
+    ),
+    "Hopper backward": (
+        "the Hopper backward is as fast as the best peer, over all shapes",
+        "distance_from_bound",
+        {},
+    ),
+    "accuracy": (
+        "RMSE of out, dq, dk, dv is at most twice that of eager attention, all types and inputs",
+        "accuracy",
+        {},
+    ),
+    "variants": (
+        "bytes kept and at the peak are as listed, for every variant with a formula",
+        "attention_variants",
+        {},
+    ),
+    "checkpointed attention": (
+        "a checkpoint around one standard attention lowers what is kept, and not the peak",
+        "attention_variants",
+        {},
+    ),
+    "checkpoint peak": ("the simulator's peak is the measured peak", "checkpoint_depth", {}),
+    "optimal plans": (
+        "within a budget no heuristic is faster, and no plan exceeds its budget",
+        "checkpoint_pareto",
+        {"conditions": "speed by the simulator, on a chain of formulas"},
+    ),
+    "granularity": (
+        "bytes a layer keeps, for eight places to put a checkpoint",
+        "checkpoint_granularity",
+        {},
+    ),
+    "checkpoint around flash": (
+        "a checkpoint around flash attention adds the bytes of one more forward",
+        "checkpoint_attention",
+        {},
+    ),
+    "determinism": (
+        "what determinism costs in bytes: an ordered workspace, a pass for dQ, additions in turns",
+        "deterministic_price",
+        {},
+    ),
+    "fusion of longer chains": (
+        "bias, GELU, dropout, residual: 9 passes become 3; layer norm: 6 become 2",
+        "fusion_passes",
+        {},
+    ),
+    "fusion by torch.compile": (
+        "the compiler reaches the fused passes by itself",
+        "fusion_passes",
+        {},
+    ),
+    "offload crossover": (
+        "offloading beats recomputing above a link bandwidth of bytes / 2f; times by replay",
+        "offload_crossover",
+        {"conditions": "an emulated link on a CPU"},
+    ),
+    "optimistic softmax": (
+        "optimistic softmax errs no more than the exact one, whatever the scores do",
+        "optimistic_softmax",
+        {},
+    ),
+    "mixed precision": (
+        "16-bit activations: a layer saves sbh (34 + 5as/h) bytes",
+        "training_memory",
+        {},
+    ),
+    "optimiser on the host, time": (
+        "an optimiser step on the host is bound by host memory",
+        "training_memory",
+        {},
+    ),
+}
+
+
+def _entries() -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for origin, group in ((Origin.NOTE, NOTES), (Origin.PAPER, PAPERS)):
+        for name, (statement, source, drawn, more) in group.items():
+            found[name] = Entry(statement, source, recheck(drawn), origin, **more)
+    for name, (statement, drawn, more) in OURS.items():
+        found[name] = Entry(statement, "this package", recheck(drawn), Origin.OURS, **more)
+    return found
+
+
+CATALOGUE: dict[str, Entry] = _entries()

@@ -1,0 +1,209 @@
+"""How a claim is judged: parts with the range that the claim allows, and what kind of evidence.
+
+A verdict is never written down. It follows from the claim's parts: each part is one number, the
+range in which the claim is right, and where the number comes from. The same range is printed as
+what would overturn the claim, so the words and the judgement cannot differ.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Evidence(StrEnum):
+    """Where the number that decides comes from, the strongest kind first."""
+
+    HARDWARE = "hardware counter or clock"
+    COUNTED = "executed and counted on the host"
+    OTHER = "another program's count"
+    PUBLISHED = "published numbers only"
+    DERIVED = "derivation only"
+
+    @property
+    def measured(self) -> bool:
+        """Whether something was run."""
+        return self in (Evidence.HARDWARE, Evidence.COUNTED, Evidence.OTHER)
+
+
+class Verdict(StrEnum):
+    """What the evidence says, the weakest first: a claim is as good as its weakest part."""
+
+    REFUTED = "refuted"
+    NOT_TESTED = "not tested"
+    CONSISTENT = "consistent"
+    WITHIN_LIMITS = "reproduced within limits"
+    REPRODUCED = "reproduced"
+
+    @property
+    def meaning(self) -> str:
+        """One line for the reader of a table."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Verdict.REPRODUCED: "a measurement of the claim's own quantity agrees",
+    Verdict.WITHIN_LIMITS: "a measurement agrees in part: in a wider range, or in some cases only",
+    Verdict.CONSISTENT: "published numbers or a derivation agree; the quantity was not measured",
+    Verdict.REFUTED: "the evidence lies outside what the claim allows",
+    Verdict.NOT_TESTED: "there is no evidence yet",
+}
+
+
+class Origin(StrEnum):
+    """Who makes the claim."""
+
+    PAPER = "paper"
+    NOTE = "study note"
+    OURS = "this package"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One number that a claim stands or falls with.
+
+    ``value`` in [low, high] agrees; outside that but in ``limits`` it agrees within limits, and
+    ``why`` says which. NaN means that there is no evidence; then ``otherwise`` is asked instead.
+    Only evidence from something that was run can reproduce; all other evidence is consistent.
+    """
+
+    what: str
+    value: float
+    evidence: Evidence
+    low: float = -math.inf
+    high: float = math.inf
+    limits: tuple[float, float] | None = None
+    why: str = ""
+    form: str = ".3g"
+    otherwise: Part | None = None
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"{self.what}: low {self.low} is above high {self.high}")
+        if (self.low, self.high) == (-math.inf, math.inf):
+            raise ValueError(f"{self.what}: a part that allows every value cannot be overturned")
+        if self.limits is not None:
+            if not (self.limits[0] <= self.low and self.high <= self.limits[1]):
+                raise ValueError(
+                    f"{self.what}: limits {self.limits} are narrower than {(self.low, self.high)}"
+                )
+            if not self.why:
+                raise ValueError(f"{self.what}: limits {self.limits} without saying which they are")
+
+    @property
+    def decides(self) -> Part:
+        """This part, or the one asked instead where this has no value."""
+        if math.isnan(self.value) and self.otherwise is not None:
+            return self.otherwise.decides
+        return self
+
+    @property
+    def verdict(self) -> Verdict:
+        """What this part alone says."""
+        part = self.decides
+        if math.isnan(part.value):
+            return Verdict.NOT_TESTED
+        if part.low <= part.value <= part.high:
+            return Verdict.REPRODUCED if part.evidence.measured else Verdict.CONSISTENT
+        if part.limits is not None and part.limits[0] <= part.value <= part.limits[1]:
+            return Verdict.WITHIN_LIMITS if part.evidence.measured else Verdict.CONSISTENT
+        return Verdict.REFUTED
+
+    @property
+    def falsifier(self) -> str:
+        """The values that would overturn the claim, in words."""
+        part = self.decides
+        low, high = part.limits or (part.low, part.high)
+        least, most = f"{low:{part.form}}", f"{high:{part.form}}"
+        if low == -math.inf:
+            return f"{part.what} above {most}"
+        if high == math.inf:
+            return f"{part.what} below {least}"
+        if least == most:
+            return f"{part.what} other than {least}"
+        return f"{part.what} outside {least} to {most}"
+
+    @property
+    def finding(self) -> str:
+        """The value, and the limits where they matter."""
+        part = self.decides
+        if math.isnan(part.value):
+            return f"{part.what}: not measured"
+        text = f"{part.what} {part.value:{part.form}}"
+        if not part.low <= part.value <= part.high and self.verdict is not Verdict.REFUTED:
+            text += f" ({part.why})"
+        return text
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim, judged: what it says, what was found, and what would overturn it.
+
+    ``unlike`` says how the conditions differ from the source's ("" where they are the same), and
+    ``chosen`` which coefficients were chosen after seeing the source's numbers ("" for none).
+    """
+
+    name: str
+    statement: str
+    source: str
+    origin: Origin
+    predicted: str
+    measured: str
+    published: str
+    parts: tuple[Part, ...]
+    unlike: str
+    chosen: str
+    command: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """The weakest part's verdict; with coefficients chosen to match, consistent at most."""
+        order = list(Verdict)
+        found = [p.verdict for p in self.parts] or [Verdict.NOT_TESTED]
+        if self.chosen:
+            found.append(Verdict.CONSISTENT)
+        return min(found, key=order.index)
+
+    @property
+    def evidence(self) -> str:
+        """The kinds of evidence of the parts that have a value, the strongest first."""
+        kinds = {p.decides.evidence for p in self.parts if p.verdict is not Verdict.NOT_TESTED}
+        return " + ".join(kind for kind in Evidence if kind in kinds) or "none"
+
+    @property
+    def falsifier(self) -> str:
+        """What would overturn the claim."""
+        return "; ".join(p.falsifier for p in self.parts) or "no test yet"
+
+    @property
+    def findings(self) -> str:
+        """Every part with its value; where they differ, each part's own verdict."""
+        mixed = len({p.verdict for p in self.parts}) > 1
+        return "; ".join(
+            f"{p.finding}: {p.verdict}" if mixed and p.verdict is not Verdict.NOT_TESTED
+            else p.finding for p in self.parts
+        )  # fmt: skip
+
+
+def agreement(
+    what: str,
+    found: float,
+    expected: float,
+    tolerance: float,
+    evidence: Evidence,
+    *,
+    limits: float | None = None,
+    why: str = "",
+    otherwise: Part | None = None,
+) -> Part:
+    """A part that asks whether found / expected is 1 within a tolerance (a share of it).
+
+    ``limits`` is a wider tolerance, as a factor up or down: 1.5 allows 1/1.5 to 1.5.
+    """
+    low, high = 1 - tolerance, 1 + tolerance
+    wider = None if limits is None else (min(1 / limits, low), max(limits, high))
+    return Part(
+        what=what, value=found / expected if expected else math.nan, low=low, high=high,
+        evidence=evidence, limits=wider, why=why, form=".4g", otherwise=otherwise,
+    )  # fmt: skip
