@@ -5,13 +5,19 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 1. the device has compute capability 9.0 (their instructions exist nowhere else);
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form);
 3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout;
-4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart.
+4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
+5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form: the file that
+   REPRO_HOPPER_CHECKED names says what was found, if it is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from analysis.shapes import Tile
 from kernels import hopper
@@ -27,6 +33,9 @@ OLDEST = 80
 _DIVISORS = tuple(Tile(m, n) for m in (128, 64, 32, 16) for n in (128, 64, 32, 16))
 #: The kernels that a pass may launch with one tile.
 _KERNELS = {"forward": ("forward",), "backward": ("backward", "backward-dq")}
+#: Names the file in which a run keeps what it has found out about the Hopper kernels:
+#: {"right": [name, ...], "refused": {name: reason}}.
+CHECKED_VARIABLE = "REPRO_HOPPER_CHECKED"
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,7 @@ def choose(
     dropout: bool = False,
     block_mask: bool = False,
     deterministic: bool = False,
+    causal: bool = False,
 ) -> Choice:
     """ "flash-sm90" or "flash", by the rule above.
 
@@ -84,8 +94,12 @@ def choose(
             block_mask=block_mask,
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
+    algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
     if objection is None:
-        algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
+        form = form_name(q.shape[3], pass_, causal=causal, seqlen_q=q.shape[2])
+        named = (name for name in (algorithm, form) if name in left_out())
+        objection = next((f"{name} is left out: {left_out()[name]}" for name in named), None)
+    if objection is None:
         return Choice(algorithm, "the Hopper kernels cover it")
     return Choice("flash-split" if deterministic else "flash", objection)
 
@@ -93,6 +107,32 @@ def choose(
 def has_flash(compute_capability: str) -> bool:
     """Whether a GPU ("80"; "gfx942" is none of NVIDIA's) can run the flash kernels at all."""
     return compute_capability.isdecimal() and int(compute_capability) >= OLDEST
+
+
+@cache
+def left_out() -> Mapping[str, str]:
+    """Hopper algorithms and forms that a run on this card leaves out, and why.
+
+    Read once by each process. ValueError names a file that is damaged.
+    """
+    where = os.environ.get(CHECKED_VARIABLE)
+    if where is None or not Path(where).exists():
+        return {}
+    try:
+        found: dict[str, str] = json.loads(Path(where).read_text(encoding="utf-8"))["refused"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{CHECKED_VARIABLE}={where}: {error}") from None
+    return found
+
+
+def form_name(head_dim: int, pass_: str, *, causal: bool, seqlen_q: int) -> str:
+    """The name in ``hopper.FORMS`` of the form that the rule picks for a pass."""
+    form: hopper.ForwardForm | hopper.BackwardForm
+    if pass_ == "forward":
+        form = hopper.forward_form(head_dim, causal, seqlen_q)
+    else:
+        form = hopper.backward_form(head_dim, causal)
+    return f"{hopper.ALGORITHM} {form.name}"
 
 
 def _unreachable(array: Array) -> str | None:

@@ -1,19 +1,20 @@
 """Calls of NVIDIA's driver beside CuPy's: tensor maps, and launches whose arguments stay packed.
 
-Needs cuda.bindings, imported when the first call is made. The driver copies the arguments of a
-launch before it returns, so one packed copy serves every call of a kernel: only addresses are
-written anew.
+By cuda.bindings, imported when the first call is made, or where it is missing by
+``kernels.libcuda``. The driver copies the arguments of a launch before it returns, so one packed
+copy serves every call of a kernel: only addresses are written anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
+from kernels import libcuda
 from kernels.launch import (
     ITEMSIZE,
     TENSOR_MAP_BYTES,
@@ -28,6 +29,16 @@ from kernels.plan import Launch, slot_and_offset
 WORD_BYTES = 8
 MAP_WORDS = TENSOR_MAP_BYTES // WORD_BYTES
 MAPS_KEPT = 1024
+
+
+@cache
+def bindings() -> Any:
+    """The module cuda.bindings.driver, or None where it is not installed."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return None
+    return driver
 
 
 def tensor_map_geometry(
@@ -60,15 +71,29 @@ def tensor_map(
 
     ValueError when the driver refuses.
     """
-    from cuda.bindings import driver
+    sizes, steps, box = tensor_map_geometry(shape, strides, ITEMSIZE[dtype], box_rows)
+    encode_tiled = libcuda.encode_tiled if bindings() is None else _encode_tiled
+    try:
+        encoded = encode_tiled(pointer, dtype, sizes, steps, box)
+    except ValueError as error:
+        raise ValueError(
+            f"the driver refuses a tensor map of {shape}, strides {strides}, {dtype}, boxes of "
+            f"{box_rows} rows: {error}"
+        ) from None
+    return np.frombuffer(bytearray(encoded), dtype=np.uint64)
 
+
+def _encode_tiled(
+    pointer: int, dtype: str, sizes: Sequence[int], steps: Sequence[int], box: Sequence[int]
+) -> bytes:
+    """``libcuda.encode_tiled`` by cuda.bindings."""
+    driver = bindings()
     types = driver.CUtensorMapDataType
     kinds = {
         "fp16": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "fp32": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     }
-    sizes, steps, box = tensor_map_geometry(shape, strides, ITEMSIZE[dtype], box_rows)
     error, encoded = driver.cuTensorMapEncodeTiled(
         kinds[dtype],
         len(sizes),
@@ -83,11 +108,8 @@ def tensor_map(
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise ValueError(
-            f"the driver refuses a tensor map of {shape}, strides {strides}, {dtype}, boxes of "
-            f"{box_rows} rows: {error.name}"
-        )
-    return np.array([int(word) for word in encoded.opaque], dtype=np.uint64)
+        raise ValueError(error.name)
+    return np.array([int(word) for word in encoded.opaque], dtype=np.uint64).tobytes()
 
 
 def layout_of(argument: TensorMap) -> tuple[tuple[int, ...], tuple[int, ...], str, int]:
@@ -133,9 +155,10 @@ class PackedLaunch:
 
     def __call__(self, stream: int) -> None:
         """RuntimeError when the driver refuses."""
-        (error,) = self._queue(stream)
+        error = self._queue(stream)
         if error != 0:
-            raise RuntimeError(f"{self.name}: the driver refuses the launch: {error.name}")
+            name = libcuda.error_name(error) if type(error) is int else error.name
+            raise RuntimeError(f"{self.name}: the driver refuses the launch: {name}")
 
 
 def _queue(
@@ -145,14 +168,16 @@ def _queue(
     shared_bytes: int,
     parameters: int,
     after_previous: bool,
-) -> Callable[[int], tuple[Any]]:
-    from cuda.bindings import driver
-
+) -> Callable[[int], Any]:
+    """A function of the stream that launches; its result is the driver's, 0 for success."""
+    driver = bindings()
+    if driver is None:
+        return libcuda.queue(function, grid, threads, shared_bytes, parameters, after_previous)
     handle = driver.CUfunction(function)
     if not after_previous:
         return lambda stream: driver.cuLaunchKernel(
             handle, *grid, threads, 1, 1, shared_bytes, stream, parameters, 0
-        )
+        )[0]
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
@@ -162,9 +187,9 @@ def _queue(
     config.sharedMemBytes = shared_bytes
     config.attrs, config.numAttrs = [attribute], 1
 
-    def queue(stream: int) -> tuple[Any]:
+    def queue(stream: int) -> Any:
         config.hStream = driver.CUstream(stream)
-        return driver.cuLaunchKernelEx(config, handle, parameters, 0)
+        return driver.cuLaunchKernelEx(config, handle, parameters, 0)[0]
 
     return queue
 

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from repro import cli, experiments, machine, quiet, ranks
+from repro import cli, experiments, machine
+from repro import measure as measuring
 from repro.commands import archive, compare, doctor, explain, plan, predict
 from repro.experiments import run
-from repro.progress import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,27 +62,7 @@ def measure(
 
     Under torchrun each process measures its share of the cells, on a GPU of its own.
     """
-    rank = ranks.current()
-    if rank is not None:
-        ranks.take_gpu(rank)
-    chosen = [experiments.experiment(name) for name in names or experiments.names()]
-    broken = []
-    for one in chosen:
-        if into == "host" and one.device == "cuda":
-            continue  # that folder is for what needs no GPU
-        # Ranks share the host where it only counts or waits; its own seconds need it alone.
-        together = rank is not None and one.device in ("cuda", "host")
-        with quiet.beside_others() if together else quiet.alone():
-            outcome = run.measure(one, into=into, again=again, quick=quick, rank=rank)
-        if outcome.reason:
-            say(f"{one.name}: nothing to measure: {outcome.reason}")
-            continue
-        if outcome.failed:
-            say(f"{one.name}: {outcome.failed} cells failed, see their rows")
-        if outcome.failed and not outcome.measured + outcome.skipped:
-            broken.append(one.name)
-    if broken:
-        raise ValueError(f"every cell failed of: {', '.join(broken)}")
+    measuring.measure(names or (), into=into, again=again, quick=quick)
 
 
 @app.command("list")

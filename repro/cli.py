@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from repro.progress import say
@@ -26,26 +27,46 @@ def run(app: Any, name: str | None = None) -> int:
         sys.stdout.flush()
     except typer.Exit as stop:
         return stop.exit_code
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort:
+        return _ended(KeyboardInterrupt())
+    except (Exception, KeyboardInterrupt) as error:
+        return _ended(error)
+    return status if isinstance(status, int) else 0
+
+
+def program(main: Callable[[], object]) -> int:
+    """Run a program that reads its arguments by argparse; returns the exit status.
+
+    For programs of the GPU run, which do without packages that a rented machine may lack.
+    """
+    try:
+        main()
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        return _ended(error)
+    return 0
+
+
+def _ended(error: BaseException) -> int:
+    """Say in one line what ended a program; its exit status."""
+    if isinstance(error, KeyboardInterrupt):
         say("interrupted; run the same command again to go on")
         return 130
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         # Python flushes stdout once more at exit; into nothing, or it would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        if os.environ.get(TRACEBACK_VARIABLE) == "1":
-            traceback.print_exc()
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
-            return 2
-        # click's own errors (an unknown option, ...) know their text, status and command.
-        message = getattr(error, "format_message", None)
-        text = message() if message else str(error)
-        say(f"error: {text.strip() or type(error).__name__}")
-        if message is None:
-            return 1
-        context = getattr(error, "ctx", None)
-        if context is not None:
-            say(f"try: {context.command_path} --help")
-        return int(getattr(error, "exit_code", 1))
-    return status if isinstance(status, int) else 0
+    if os.environ.get(TRACEBACK_VARIABLE) == "1":
+        traceback.print_exception(error)
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+        return 2
+    # click's own errors (an unknown option, ...) know their text, status and command.
+    message = getattr(error, "format_message", None)
+    text = message() if message else str(error)
+    say(f"error: {text.strip() or type(error).__name__}")
+    if message is None:
+        return 1
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        say(f"try: {context.command_path} --help")
+    return int(getattr(error, "exit_code", 1))

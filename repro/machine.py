@@ -49,7 +49,7 @@ def gpu() -> Gpu | None:
     try:
         import pynvml
     except ImportError:
-        return None
+        return _gpu_by_command()
     try:
         pynvml.nvmlInit()
         # NVML counts all GPUs of the machine, whatever CUDA is told to see.
@@ -64,6 +64,21 @@ def gpu() -> Gpu | None:
             memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         )
     except pynvml.NVMLError:
+        return None
+
+
+def _gpu_by_command() -> Gpu | None:
+    """The first GPU as ``nvidia-smi``, which comes with the driver, tells of it."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--id=" + first, "--query-gpu=name,driver_version,memory.total",
+             "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
+        name, driver, mebibytes = done.stdout.splitlines()[0].split(", ")
+        return Gpu(name, driver, int(mebibytes) << 20)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
 

@@ -12,6 +12,7 @@ import json
 import threading
 from typing import Any
 
+import bare_image as _
 import fake_driver
 
 from kernels import attention

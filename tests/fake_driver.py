@@ -81,6 +81,11 @@ int cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* address
 int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
 
+int cuGetErrorName(int code, const char** name) {
+    *name = code == 1 ? "CUDA_ERROR_INVALID_VALUE" : nullptr;
+    return *name ? 0 : 1;
+}
+
 int cuGetProcAddress_v2(const char* name, void** found, int, uint64_t, int* status) {
     static const struct { const char* name; void* address; } known[] = {
         {"cuInit", (void*)cuInit},

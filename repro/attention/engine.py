@@ -319,6 +319,7 @@ def _choose(
         dropout=options.dropout_p > 0.0,
         block_mask=options.block_mask is not None,
         deterministic=options.deterministic and pass_ == "backward",
+        causal=options.causal,
     )
 
 

@@ -33,6 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from repro import processes
+
 #: (level, direction) -> metric of ncu.
 METRICS: Mapping[tuple[str, str], str] = {
     ("hbm", "read"): "dram__bytes_read.sum",
@@ -119,13 +121,10 @@ def _page(command: Sequence[str], asked: Sequence[str], timeout_s: float, ncu: s
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         try:
-            done = subprocess.run(
+            done = processes.run(
                 ncu_command(command, log, tool, asked),
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
+                timeout_s=timeout_s,
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                check=False,
             )
         except subprocess.TimeoutExpired:
             raise CounterError(f"ncu did not finish within {timeout_s:g} s") from None

@@ -18,8 +18,8 @@ from torch import Tensor
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, hopper
 from kernels.hopper import BackwardForm, ForwardForm
-from kernels.launch import Array, Backend
-from kernels.plan import record
+from kernels.launch import Array, Backend, Kernel
+from kernels.plan import Recorder, record
 from repro.attention.launcher import Repeated, backend_of, launcher_for, stream_of
 from repro.attention.variants import VARIANTS
 from repro.attention.views import array_of
@@ -30,9 +30,11 @@ from repro.instruments import hopper_guard
 TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 KERNELS = attention.ALGORITHMS
 FORMS = hopper.FORMS
+#: The arrays of both passes that are given; statistics and scratch come beside them.
+TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 
 Work = Callable[[], object]
-Driver = Callable[[Backend, dict[str, Array]], None]
+Driver = Callable[..., None]
 
 
 class Operands:
@@ -139,42 +141,77 @@ def _kernel_calls(
     """
     q, k, v, dout = operands.q, operands.k, operands.v, operands.dout
     out, dq, dk, dv = (torch.empty_like(t) for t in (q, q, k, v))
-    tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "dq": dq, "dk": dk, "dv": dv}
-    arrays = {name: array_of(name, tensor) for name, tensor in tensors.items()}
+    tensors = (q, k, v, out, dout, dq, dk, dv)
+    arrays = {name: array_of(name, t) for name, t in zip(TENSORS, tensors, strict=True)}
     options: dict[str, Any] = {"scale": 1 / math.sqrt(q.shape[-1]), "causal": operands.shape.causal}
     calls: dict[tuple[str, Tile | None], Work] = {}
-
-    def launches(backend: Backend, at: dict[str, Array], which: str, **more: Any) -> None:
-        first = (at["q"], at["k"], at["v"], at["out"])
-        kept = {name: array for name, array in at.items() if name not in tensors}
-        if which == "backward":
-            gradients = (at["dq"], at["dk"], at["dv"])
-            if isinstance(form, BackwardForm):
-                hopper.backward(
-                    backend, *first, at["dout"], kept["lse"], *gradients, form=form, **more
-                )
-            else:
-                attention.backward(backend, algorithm, *first, at["dout"], kept, *gradients, **more)
-            return
-        if isinstance(form, ForwardForm):
-            if "lse" not in kept:
-                kept["lse"] = backend.empty("lse", at["q"].shape[:3], "fp32")
-            hopper.forward(backend, *first, kept["lse"], form=form, **more)
-        else:
-            attention.forward(backend, algorithm, *first, kept, **more)
-        at |= kept
 
     def run(which: str, tile: Tile | None) -> None:
         if (which, tile) in calls:
             calls[which, tile]()
             return
         # The first forward makes the statistics that both passes are given from then on.
+        given = {"which": which, "algorithm": algorithm, "form": form, "tile": tile, **options}
         with launcher_for(q.device) as backend:
-            launches(backend, arrays, which, tile=tile, stream=stream_of(q.device), **options)
-        driver = partial(launches, which=which, tile=tile, **options)
+            _launch(backend, arrays, stream=stream_of(q.device), **given)
+        driver = partial(_launch, **given)
         calls[which, tile] = _repeated(driver, arrays, q)
 
     return run, (out, dq, dk, dv)
+
+
+def _launch(
+    backend: Backend,
+    at: dict[str, Array],
+    *,
+    which: str,
+    algorithm: str,
+    form: ForwardForm | BackwardForm | None,
+    **more: Any,
+) -> None:
+    """Launch a pass of an algorithm, or of a form; what it keeps is added to ``at``."""
+    first = (at["q"], at["k"], at["v"], at["out"])
+    kept = {name: array for name, array in at.items() if name not in TENSORS}
+    if which == "backward":
+        gradients = (at["dq"], at["dk"], at["dv"])
+        if isinstance(form, BackwardForm):
+            hopper.backward(backend, *first, at["dout"], kept["lse"], *gradients, form=form, **more)
+        else:
+            attention.backward(backend, algorithm, *first, at["dout"], kept, *gradients, **more)
+        return
+    if isinstance(form, ForwardForm):
+        if "lse" not in kept:
+            kept["lse"] = backend.empty("lse", at["q"].shape[:3], "fp32")
+        hopper.forward(backend, *first, kept["lse"], form=form, **more)
+    else:
+        attention.forward(backend, algorithm, *first, kept, **more)
+    at |= kept
+
+
+def kernels_of(name: str, shape: AttentionShape, like: Backend) -> list[Kernel]:
+    """The kernels that both passes of an algorithm, or the pass of a form, launch on a device."""
+    recorder = Recorder(like)
+    record_launches(recorder, name, shape)
+    return [launch.kernel for launch in recorder.launches]
+
+
+def record_launches(recorder: Recorder, name: str, shape: AttentionShape) -> None:
+    """Write down what both passes of an algorithm, or the pass of a form, launch."""
+    form = FORMS.get(name)
+    at = {}
+    for tensor in TENSORS:
+        keys = tensor in ("k", "v", "dk", "dv")
+        size = (
+            shape.batch, shape.kv_heads if keys else shape.heads,
+            shape.seqlen_k if keys else shape.seqlen_q, shape.head_dim,
+        )  # fmt: skip
+        at[tensor] = recorder.empty(tensor, size, shape.dtype)
+    algorithm = name if form is None else hopper.ALGORITHM
+    for which in ("forward",) if isinstance(form, ForwardForm) else ("forward", "backward"):
+        _launch(
+            recorder, at, which=which, algorithm=algorithm, form=form,
+            scale=1 / math.sqrt(shape.head_dim), causal=shape.causal,
+        )  # fmt: skip
 
 
 def _variant_work(name: str, pass_: str, operands: Operands) -> Work:

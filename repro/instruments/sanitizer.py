@@ -7,16 +7,14 @@ The host backend finds the same faults on the CPU; this is the second opinion, o
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Annotated
 
-import typer
-
-from repro import cli
+from repro import cli, processes
 from repro.progress import say
 
 TOOLS = ("memcheck", "racecheck")
@@ -45,13 +43,7 @@ def check(
     if program is None:
         raise SanitizerError("compute-sanitizer is not on PATH: it comes with the CUDA toolkit")
     try:
-        done = subprocess.run(
-            command(program, tool, tests),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        done = processes.run(command(program, tool, tests), timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         raise SanitizerError(f"{tool} did not finish within {timeout_s:g} s") from None
     output = done.stdout + done.stderr
@@ -73,15 +65,16 @@ def check(
     return closing.strip("= ")
 
 
-def main(
-    tool: Annotated[list[str] | None, typer.Option(help="memcheck, racecheck")] = None,
-    timeout_s: Annotated[float, typer.Option(help="seconds for one tool")] = 55.0,
-) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Check the kernels with compute-sanitizer on small shapes."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="default: all of them")
+    parser.add_argument("--timeout-s", type=float, default=55.0, help="seconds for one tool")
+    given = parser.parse_args(arguments)
     faults = []
-    for name in tool or TOOLS:
+    for name in given.tool or TOOLS:
         try:
-            say(f"{name}: {check(name, ['tests/gpu', '-m', 'sanitize'], timeout_s=timeout_s)}")
+            say(f"{name}: {check(name, ['tests/gpu', '-m', 'sanitize'], timeout_s=given.timeout_s)}")
         except SanitizerError as error:
             say(str(error))
             faults.append(name)
@@ -90,6 +83,4 @@ def main(
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    sys.exit(cli.run(app))
+    sys.exit(cli.program(main))

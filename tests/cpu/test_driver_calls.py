@@ -1,4 +1,4 @@
-"""What reaches NVIDIA's driver: through cuda.bindings as it is, into a library that stands for it.
+"""What reaches NVIDIA's driver, by cuda.bindings or without it: into a library that stands for it.
 
 The launches of a plan, prepared once and queued with addresses, must be those of the general way,
 byte for byte; tensor maps must say what the hardware needs. Neither needs a GPU.
@@ -17,8 +17,11 @@ CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "chaine
 CHAINED = [6, 1]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
 
 
-@pytest.fixture(scope="module")
-def report() -> Any:
+@pytest.fixture(scope="module", params=["cuda.bindings", "ctypes"])
+def report(request: pytest.FixtureRequest) -> Any:
+    """By cuda.bindings, and where that is missing."""
+    if request.param == "ctypes":
+        return program("driver_report.py", WITHOUT="cuda,cuda.bindings")
     pytest.importorskip("cuda.bindings.driver")
     return program("driver_report.py")
 

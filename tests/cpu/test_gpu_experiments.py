@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -28,7 +25,7 @@ from repro.experiments import (
     gpu_throughput,
     gpu_traffic,
 )
-from repro.instruments import hopper_guard
+from repro.instruments import hopper_cases
 from repro.instruments.counters import CounterError, KernelBusy, KernelCount
 from repro.instruments.gpu_work import (
     FORMS,
@@ -109,49 +106,10 @@ def test_forms_come_last_and_run_as_they_are_named() -> None:
         run()
         forward = isinstance(form, ForwardForm)
         for ours, want in zip(got, [out] if forward else gradients, strict=True):
-            assert (ours.float() - want).abs().max() < hopper_guard.BOUNDS[not forward], name
+            assert (ours.float() - want).abs().max() < hopper_cases.BOUNDS[not forward], name
         this, other = ("forward", "backward") if forward else ("backward", "forward")
         with pytest.raises(ValueError, match=f"a form of the {this}, not of the {other}"):
             work(name, other, operands)
-
-
-def test_a_kernel_that_hangs_costs_one_implementation(tmp_path: Path) -> None:
-    """What hangs and what is wrong is refused, whatever stands before and behind it."""
-    child = """
-import sys, time
-for name in sys.argv[1:]:
-    if name.startswith("hangs"):
-        time.sleep(60)
-    if name.startswith("long"):
-        sys.stderr.write("a warning\\n" * 50_000)  # more than a pipe holds
-    if name.startswith("wrong"):
-        raise SystemExit("noise\\n" + name + ": dq is off by 3")
-    print("tried", name, flush=True)
-"""
-    command = (sys.executable, "-c", child)
-    started = time.monotonic()
-    found = hopper_guard.refusals(("a", "hangs", "b, form", "wrong", "c"), command, 2.0)
-    assert time.monotonic() - started < 20
-    assert found == {
-        "hangs": "did not finish small tensors within 2 s", "wrong": "wrong: dq is off by 3"
-    }  # fmt: skip
-    assert hopper_guard.refusals(("a", "b"), command, 20.0) == {}
-    assert hopper_guard.refusals(("long", "b"), command, 20.0) == {}
-    # An end that hangs takes nothing from what was tried.
-    silent = "import os, time; print('tried a', flush=True); os.close(1); time.sleep(60)"
-    assert hopper_guard.refusals(("a",), (*command[:2], silent), 2.0) == {}
-    assert list(hopper_guard.refusals(("a", "b"), (*command[:2], silent), 2.0)) == ["b"]
-    # What one process of a run has found holds for the others.
-    path = tmp_path / "checked.json"
-    assert hopper_guard.shared_refusals(path, ("a", "wrong"), command) == {
-        "wrong": "wrong: dq is off by 3"
-    }
-    never = (sys.executable, "-c", "raise SystemExit('asked again')")
-    assert list(hopper_guard.shared_refusals(path, ("a", "wrong"), never)) == ["wrong"]
-    # A card that is lost is not asked for ever.
-    lost = hopper_guard.refusals(("wrong 1", "wrong 2", "wrong 3", "a", "b"), command, 20.0)
-    assert list(lost) == ["wrong 1", "wrong 2", "wrong 3", "a", "b"]
-    assert lost["b"] == "not tried after 3 failures, the last: wrong 3: dq is off by 3"
 
 
 def test_a_tile_that_does_not_fit_is_left_out_with_its_reason() -> None:

@@ -22,7 +22,7 @@ from kernels import dispatch, hopper
 from kernels.cupy_backend import CupyBackend
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Argument, Array, Kernel, TensorMap
-from repro.instruments import hopper_guard
+from repro.instruments import hopper_cases, hopper_guard
 
 
 def missing_hopper() -> str | None:
@@ -52,7 +52,7 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"
 
 @pytest.fixture(autouse=True)
 def _they_come_back() -> Iterator[None]:
-    for name in hopper_guard.NAMES:
+    for name in hopper_cases.NAMES:
         reason = hopper_guard.refusal(name)
         if reason is not None:
             pytest.fail(f"{name}: {reason}")
