@@ -5,14 +5,15 @@ forward and backward. All implementations of a cell take turns in every round, b
 load changes its clock: only their ratios within a round can be compared. FLOPs are the papers'
 count: 4 N² d per head forward, half of it causal, 2.5 times it backward.
 
-Last come cells of the forms of the Hopper kernels, each against the others: they say whether the
-rules that pick one (``kernels.hopper.forward_form``, ``backward_form``) pick the right one on this
-card.
+The results of two heads are held against float64: a time of an implementation that is further off
+than twice the best competing one is not a time of attention, and becomes a row that says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from analysis.hardware import H100_SXM, H200, Gpu
 from analysis.shapes import Tile
@@ -22,7 +23,6 @@ from analysis.time_model import (
     datasheet_ceilings,
     predict_time,
 )
-from kernels import hopper
 from kernels.dispatch import default_tile
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import shape_of
@@ -59,33 +59,11 @@ def cells() -> list[Cell]:
                             causal=causal,
                         )
                     )  # fmt: skip
-    return listed + form_cells()
-
-
-def form_cells() -> list[Cell]:
-    """The forms of a pass in turn, head_dim 256 of the forward among them: the ends of the rules
-    first."""
-    return [
-        Cell(
-            pass_=pass_, batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
-            kv_heads=HIDDEN // head_dim, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
-            dtype="bf16", causal=causal, forms=True,
-        )
-        for seqlen in (2048, 16384, 4096, 8192)
-        for pass_, head_dims in (("backward", (128, 64)), ("forward", (128, 64, 256)))
-        for head_dim in head_dims
-        for causal in (False, True)
-    ]  # fmt: skip
+    return listed
 
 
 def implementations(one: Cell) -> tuple[str, ...]:
     """What takes turns in a cell."""
-    if one.get("forms"):
-        kind = hopper.ForwardForm if one["pass"] == "forward" else hopper.BackwardForm
-        return tuple(
-            name for name, form in hopper.FORMS.items()
-            if isinstance(form, kind) and form.head_dim == one["head_dim"]
-        )  # fmt: skip
     left_out = FORWARD_ONLY if one["pass"] == "backward" else BACKWARD_ONLY
     return tuple(name for name in IMPLEMENTATIONS if name not in left_out)
 
@@ -94,11 +72,8 @@ def predict(one: Cell) -> list[Record]:
     """The time model's bound of our kernels on the cards they may be measured on.
 
     From datasheets: a library's matrix product, which could be a measured ceiling, draws so much
-    power that attention runs faster. Forms differ in what they overlap, which the bound does not
-    know: their cells have none.
+    power that attention runs faster.
     """
-    if one.get("forms"):
-        return []
     return [row for gpu in CARDS for row in _bounds(one, gpu)]
 
 
@@ -143,47 +118,68 @@ def paper_flops(one: Cell) -> float:
 
 
 def measure(one: Cell, context: Context) -> list[Record]:
-    """Time and throughput of every implementation that runs; the others' refusals as rows."""
-    from repro.instruments.gpu_work import Operands, Work, work
+    """Time and throughput of every implementation that runs and is right; the others' reasons."""
+    return measure_in_turn(one, implementations(one), NAME)
+
+
+def measure_in_turn(one: Cell, names: Sequence[str], experiment: str) -> list[Record]:
+    """The rows of implementations that take turns on the same operands."""
+    from repro.instruments import exact, gpu_work
     from repro.instruments.timing import TorchDevice, time_interleaved
 
     shape, pass_ = shape_of(one), str(one["pass"])
-    operands = Operands(shape)
-    works: dict[str, Work] = {}
-    rows = []
-    for name in implementations(one):
+    operands = gpu_work.Operands(shape)
+    works: dict[str, gpu_work.Pass] = {}
+    refused: dict[str, str] = {}
+    for name in names:
         try:
-            works[name] = work(name, pass_, operands)
+            works[name] = gpu_work.work(name, pass_, operands)
             works[name]()
         except (RuntimeError, ValueError, TypeError) as error:
             works.pop(name, None)
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            rows.append(
-                record(
-                    one, experiment=NAME, implementation=name, source="measured",
-                    metric="time_ms", error=reason,
-                )
-            )  # fmt: skip
-    flops = paper_flops(one)
+            refused[name] = (str(error).strip() or type(error).__name__).splitlines()[0]
     times = time_interleaved(works, TorchDevice(), budget_ms=BUDGET_MS)
+    found = exact.errors(works, operands, pass_)
+    peers = [found[name] for name in works if name not in gpu_work.OURS]
+    for name in works:
+        if name in gpu_work.OURS:
+            wrong = found[name].beyond(peers)
+            if wrong is not None:
+                refused[name] = f"wrong: {wrong}"
+
+    def row(name: str, **values: Any) -> Record:
+        return record(one, experiment=experiment, implementation=name, source="measured", **values)
+
+    rows = [row(name, metric="time_ms", error=reason) for name, reason in refused.items()]
+    flops = paper_flops(one)
     for name, timing in times.items():
+        worst = sum(found[name].worst.values())  # a NaN among them stays one
+        if math.isfinite(worst):
+            rows.append(row(name, metric="max_error", value=max(found[name].worst.values()),
+                            unit="1", tool="two heads against float64"))  # fmt: skip
+        if name in refused:
+            continue
         spread = {"spread_n": timing.repeats, "tool": "CUDA events, median, in turn, L2 flushed"}
         rows.append(
-            record(
-                one, experiment=NAME, implementation=name, source="measured", metric="time_ms",
-                value=timing.median_ms, unit="ms", spread_min=timing.min_ms,
-                spread_max=timing.max_ms, **spread,
+            row(
+                name, metric="time_ms", value=timing.median_ms, unit="ms",
+                spread_min=timing.min_ms, spread_max=timing.max_ms, **spread,
             )
         )  # fmt: skip
         rows.append(
-            record(
-                one, experiment=NAME, implementation=name, source="measured",
-                metric="throughput_tflops", unit="TFLOP/s",
+            row(
+                name, metric="throughput_tflops", unit="TFLOP/s",
                 value=flops / timing.median_ms / 1e9, spread_min=flops / timing.max_ms / 1e9,
                 spread_max=flops / timing.min_ms / 1e9, **spread,
             )
         )  # fmt: skip
     return rows
+
+
+def seconds_of(listed: Sequence[Cell], each: Callable[[Cell], int]) -> float:
+    """Rough time of cells whose ``each`` implementations take turns: twice what is timed, for
+    warming up and flushing L2 between, and a fifth of a second for operands and the check."""
+    return sum(0.2 + 2 * each(one) * BUDGET_MS / 1e3 for one in listed)
 
 
 EXPERIMENT = Experiment(
@@ -193,5 +189,5 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="cuda",
-    seconds=140,
+    seconds=seconds_of(cells(), lambda one: len(implementations(one))),
 )

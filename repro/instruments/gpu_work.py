@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,9 @@ FORMS = hopper.FORMS
 #: The arrays of both passes that are given; statistics and scratch come beside them.
 TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 
+#: Everything of ours: what is held against the competing implementations.
+OURS = (*KERNELS, *FORMS)
+
 Work = Callable[[], object]
 Driver = Callable[..., None]
 
@@ -55,7 +59,18 @@ class Operands:
         self.dout = normal(shape.heads, shape.seqlen_q)
 
 
-def work(implementation: str, pass_: str, operands: Operands, tile: Tile | None = None) -> Work:
+@dataclass(frozen=True)
+class Pass:
+    """A call that queues one pass, and what it computes: (out,), or (dq, dk, dv)."""
+
+    run: Work
+    results: Callable[[], tuple[Tensor, ...]]
+
+    def __call__(self) -> object:
+        return self.run()
+
+
+def work(implementation: str, pass_: str, operands: Operands, tile: Tile | None = None) -> Pass:
     """A call that queues one pass. What it needs (statistics, a graph) is made here, once.
 
     Raises ValueError for an unknown implementation or pass; what the implementation itself says
@@ -72,13 +87,14 @@ def work(implementation: str, pass_: str, operands: Operands, tile: Tile | None 
             other = ("forward", "backward") if forward else ("backward", "forward")
             raise ValueError("{} is a form of the {}, not of the {}".format(implementation, *other))
         _ask_guard(implementation, operands)
-        return form_work(form, operands)[0]
+        run, results = form_work(form, operands)
+        return Pass(run, lambda: results)
     if implementation in VARIANTS:
         return _variant_work(implementation, pass_, operands)
     raise ValueError(f"implementation {implementation!r} is not one of {(*KERNELS, *VARIANTS)}")
 
 
-def cell_work(cell: Cell, device: str = "cuda") -> Work:
+def cell_work(cell: Cell, device: str = "cuda") -> Pass:
     """``work`` for an experiment's cell."""
     operands = Operands(shape_of(cell), device)
     tile = tile_of(cell) if "block_m" in cell else None
@@ -93,13 +109,14 @@ def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
     return results
 
 
-def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Work:
+def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Pass:
     if algorithm in attention.HOPPER:
         _ask_guard(algorithm, operands)
-    run, _ = _kernel_calls(algorithm, operands)
+    run, (out, *gradients) = _kernel_calls(algorithm, operands)
     if pass_ == "backward":
         run("forward", None)
-    return lambda: run(pass_, tile)
+    results = (out,) if pass_ == "forward" else tuple(gradients)
+    return Pass(lambda: run(pass_, tile), lambda: results)
 
 
 def _ask_guard(implementation: str, operands: Operands) -> None:
@@ -214,15 +231,19 @@ def record_launches(recorder: Recorder, name: str, shape: AttentionShape) -> Non
         )  # fmt: skip
 
 
-def _variant_work(name: str, pass_: str, operands: Operands) -> Work:
+def _variant_work(name: str, pass_: str, operands: Operands) -> Pass:
     variant, causal = VARIANTS[name], operands.shape.causal
     if pass_ == "forward":
 
-        def forward() -> Tensor:
+        def forward() -> tuple[Tensor, ...]:
             with torch.no_grad():
-                return variant(operands.q, operands.k, operands.v, causal=causal)
+                return (variant(operands.q, operands.k, operands.v, causal=causal),)
 
-        return forward
+        return Pass(forward, forward)
     leaves = [t.detach().requires_grad_() for t in (operands.q, operands.k, operands.v)]
     out = variant(*leaves, causal=causal)
-    return lambda: torch.autograd.grad(out, leaves, operands.dout, retain_graph=True)
+
+    def backward() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, leaves, operands.dout, retain_graph=True)
+
+    return Pass(backward, backward)

@@ -153,42 +153,13 @@ def _exact(case: Case, device: str) -> dict[str, Tensor]:
     """out, dq, dk, dv in float64, one item of the batch at a time."""
     import torch
 
+    from repro.instruments.exact import exact_attention
+
     operands = _operands(case, device)
     tensors = (operands.q, operands.k, operands.v, operands.dout)
     items = [exact_attention(*(t[i].double() for t in tensors), causal=case.shape.causal)
              for i in range(case.shape.batch)]  # fmt: skip
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
-
-
-def exact_attention(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: bool
-) -> dict[str, Tensor]:
-    """out, dq, dk, dv of q, dout (H, Nq, D) and k, v (Hkv, Nk, D), in their own type.
-
-    Causal is bottom-right; every row sees a key. The scale is 1 / sqrt(D).
-    """
-    import torch
-
-    group, scale = q.shape[0] // k.shape[0], 1 / math.sqrt(q.shape[-1])
-    keys, values = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-    s = scale * (q @ keys.transpose(-1, -2))
-    if causal:
-        rows, columns = s.shape[-2:]
-        hidden = torch.ones(rows, columns, dtype=torch.bool, device=s.device)
-        s.masked_fill_(hidden.triu(columns - rows + 1), -math.inf)
-    p = torch.softmax(s, -1)
-    dp = dout @ values.transpose(-1, -2)
-    ds = scale * p * (dp - (dp * p).sum(-1, keepdim=True))
-
-    def of_groups(t: Tensor) -> Tensor:
-        return t.unflatten(0, (-1, group)).sum(1)
-
-    return {
-        "out": p @ values,
-        "dq": ds @ keys,
-        "dk": of_groups(ds.transpose(-1, -2) @ q),
-        "dv": of_groups(p.transpose(-1, -2) @ dout),
-    }
 
 
 def say(*fields: str) -> None:

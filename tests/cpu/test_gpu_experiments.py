@@ -20,6 +20,7 @@ from repro.experiments import (
     Cell,
     Context,
     UnavailableError,
+    gpu_forms,
     gpu_ladder,
     gpu_sm_units,
     gpu_throughput,
@@ -88,15 +89,9 @@ def test_the_hopper_kernels_are_work_of_their_own_name() -> None:
     assert bounds["flash-sm90"] >= bounds["flash"] > 0
 
 
-def test_forms_come_last_and_run_as_they_are_named() -> None:
-    cells = gpu_throughput.cells()
-    flags = [bool(cell.get("forms")) for cell in cells]
-    assert flags == sorted(flags)
-    assert len({cell.id for cell in cells}) == len(cells)
-    named = {name for cell in cells if cell.get("forms")
-             for name in gpu_throughput.implementations(cell)}  # fmt: skip
-    assert named == set(FORMS)
-    assert not any(gpu_throughput.predict(cell) for cell in cells if cell.get("forms"))
+def test_forms_run_as_they_are_named() -> None:
+    cells = gpu_forms.cells()
+    assert {name for cell in cells for name in gpu_forms.implementations(cell)} == set(FORMS)
     operands = Operands(AttentionShape(1, 1, 70, 70, 128, dtype="bf16", causal=True), "cpu")
     out, *gradients = (result.float() for result in kernel_results("flash", operands))
     for name, form in FORMS.items():
@@ -141,7 +136,7 @@ def test_throughput_counts_flops_as_the_papers_do() -> None:
 
 
 def test_every_throughput_cell_has_the_papers_tokens_and_hidden_size() -> None:
-    for cell in gpu_throughput.cells():
+    for cell in gpu_throughput.cells() + gpu_forms.cells():
         assert cell["batch"] * cell["seqlen_q"] == 16384
         assert cell["heads"] * cell["head_dim"] == 2048
 

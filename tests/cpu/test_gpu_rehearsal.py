@@ -19,11 +19,19 @@ def report() -> Any:
     return program("rehearsal.py", OMP_NUM_THREADS="1")
 
 
+def test_a_kernel_that_writes_nothing_has_no_time(report: Any) -> None:
+    (found,) = (found for found in report["measured"] if found["experiment"] == "wrong")
+    ours = set(found["refused"]) - TORCH_S
+    assert {"flash", "flash-sm90", "flash-sm90-optimistic"} <= ours
+    assert all(found["refused"][name].startswith("wrong: out is off by") for name in ours)
+
+
 def test_every_kind_of_cell_is_timed(report: Any) -> None:
-    assert {found["experiment"] for found in report["measured"]} == {
-        "gpu-throughput", "gpu-optimistic", "gpu-ladder", "gpu-ceilings"
+    measured = [found for found in report["measured"] if found["experiment"] != "wrong"]
+    assert {found["experiment"] for found in measured} == {
+        "gpu-throughput", "gpu-forms", "gpu-optimistic", "gpu-ladder", "gpu-ceilings"
     }  # fmt: skip
-    for found in report["measured"]:
+    for found in measured:
         assert found["timed"], found["cell"]
         assert set(found["refused"]) <= TORCH_S, found["refused"]
 

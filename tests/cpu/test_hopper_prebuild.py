@@ -15,15 +15,17 @@ def key(kernel: Kernel) -> tuple[str, tuple[tuple[str, int], ...]]:
     return kernel.source, kernel.macros
 
 
-@pytest.mark.parametrize("name", ["gpu-throughput", "gpu-traffic", "gpu-ladder", "gpu-sm-units"])
+@pytest.mark.parametrize(
+    "name", ["gpu-throughput", "gpu-forms", "gpu-traffic", "gpu-ladder", "gpu-sm-units"]
+)
 def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
-    from repro.experiments import gpu_throughput
+    from repro.experiments import gpu_forms, gpu_throughput
 
     ready = {key(kernel) for kernel in prebuild.kernels()}
     checked = 0
     for cell in experiments.experiment(name).cells():
         ours = [cell["implementation"]] if "implementation" in cell else gpu_throughput.OURS
-        named = gpu_throughput.implementations(cell) if cell.get("forms") else ours
+        named = gpu_forms.implementations(cell) if name == gpu_forms.NAME else ours
         for form in (FORMS[implementation] for implementation in named if implementation in FORMS):
             checked += 1
             if isinstance(form, hopper.BackwardForm):
@@ -32,7 +34,7 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
                 continue
             for part in ("", "none_taken") if form.persistent else ("",):
                 assert key(form.kernel(cell["dtype"], cell["causal"], part)) in ready
-        if cell.get("forms"):
+        if name == gpu_forms.NAME:
             ours = [hopper.ALGORITHM]
         ours = [algorithm for algorithm in ours if algorithm not in FORMS]
         for algorithm in ours:
