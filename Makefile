@@ -7,7 +7,8 @@
 #   make fuzz [FOR_S=60]          random attention problems against float64, with all checks on
 #   make bench                    micro-benchmarks (pytest-benchmark)
 #   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
-#   make import-results FROM=dir           merge what it left into results/
+#   make gpu-run DRY=1                     its plan, with predicted seconds, on any machine
+#   make import-results FROM=dir           merge what it left into results/ and judge it
 #   make report                   verdicts, figures, formulas and a calculator in one HTML file
 #   make archive                  records, figures, environment and commit, as a paper's supplement
 #   make docs                     the documentation as a web site, in build/docs
@@ -99,8 +100,8 @@ fuzz: | $(ENV)
 # On a rented machine nothing is installed: NO_VENV=1 PYTHON=python3 make gpu-run OUT=...
 BUDGET_S ?= 480
 gpu-run: | $(ENV)
-	@test -n "$(OUT)" || { echo "error: where to? make gpu-run OUT=dir" >&2; exit 1; }
-	@$(PY) -m repro.gpu_run --budget-s $(BUDGET_S) --out "$(OUT)"
+	@test -n "$(OUT)$(DRY)" || { echo "error: where to? make gpu-run OUT=dir" >&2; exit 1; }
+	@$(PY) -m repro.gpu_run --budget-s $(BUDGET_S) $(if $(DRY),--dry,--out "$(OUT)") $(ARGS)
 
 import-results: | $(ENV)
 	@test -n "$(FROM)" || { echo "error: from where? make import-results FROM=dir" >&2; exit 1; }

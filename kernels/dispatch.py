@@ -6,8 +6,8 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form);
 3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
-5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form: the file that
-   REPRO_HOPPER_CHECKED names says what was found, if it is set.
+5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
+   that REPRO_HOPPER_CHECKED names would say.
 """
 
 from __future__ import annotations

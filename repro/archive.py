@@ -1,6 +1,7 @@
 """The archive of a paper's supplement: records, figures, tables, environment, commit, checksums.
 
 The same inputs give the same bytes: entries are sorted, owned by nobody and dated by the commit.
+And the unpacking of an archive that came from elsewhere, which is trusted with nothing.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import io
 import platform
 import subprocess
 import tarfile
+import zlib
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from repro import machine
 from repro.records import RESULTS
@@ -60,6 +62,46 @@ def write(path: Path, drawn: Path) -> list[str]:
     finally:
         draft.unlink(missing_ok=True)
     return sorted(contents)
+
+
+#: An archive from elsewhere may hold this much, unpacked.
+EXTRACT_LIMIT_BYTES = 256 << 20
+EXTRACT_LIMIT_FILES = 10_000
+
+
+def extract(path: Path, to: Path) -> list[Path]:
+    """Unpack a .tar.gz without its first folder into ``to``; returns the files.
+
+    Raises ValueError, before anything is written, for what is no such archive, for links and other
+    things that are no plain files, for a name that leads out of ``to``, and for too much.
+    """
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            wanted = [(_inside(path, member), member) for member in tar if not member.isdir()]
+            total = sum(member.size for _, member in wanted)
+            if total > EXTRACT_LIMIT_BYTES or len(wanted) > EXTRACT_LIMIT_FILES:
+                raise ValueError(
+                    f"{path}: {len(wanted)} files of {total} bytes; the limits are "
+                    f"{EXTRACT_LIMIT_FILES} and {EXTRACT_LIMIT_BYTES}"
+                )
+            for name, member in wanted:
+                content = tar.extractfile(member)
+                assert content is not None
+                (to / name).parent.mkdir(parents=True, exist_ok=True)
+                (to / name).write_bytes(content.read())
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}: not a whole .tar.gz archive ({error})") from None
+    return [to / name for name, _ in wanted]
+
+
+def _inside(path: Path, member: tarfile.TarInfo) -> PurePosixPath:
+    """Where a member goes. ValueError names one that must not be unpacked."""
+    name = PurePosixPath(member.name)
+    if not member.isreg():
+        raise ValueError(f"{path}: {member.name!r} is no plain file")
+    if name.is_absolute() or ".." in name.parts or len(name.parts) < 2:
+        raise ValueError(f"{path}: {member.name!r} leads out of the archive's folder")
+    return PurePosixPath(*name.parts[1:])
 
 
 def _contents(drawn: Path) -> Iterator[tuple[str, bytes]]:

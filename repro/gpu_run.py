@@ -1,97 +1,148 @@
 """One prepared run on a rented GPU: the most valuable results first, within a budget of seconds.
 
     make gpu-run BUDGET_S=480 OUT=dir        (or: python -m repro.gpu_run --budget-s 480 --out dir)
+    make gpu-run DRY=1                       the plan, with predicted seconds, on any machine
 
-Every stage is a process of its own with a hard limit, so a hung kernel or a tool that refuses costs
-that stage and nothing else. A stage that cannot fit into what is left of the budget is skipped and
-says so. Results are records, appended as they come, in ``OUT/records/<experiment>.jsonl``; what
-each stage printed is in ``OUT/log.txt`` and how it ended in ``OUT/summary.txt``.
-``make import-results FROM=OUT`` merges the records into ``results/<machine>/``.
+Every stage is a process of its own with a share of what is left, so a hung kernel or a tool that
+refuses costs that stage and nothing else. A stage that cannot fit is skipped and says so. What is
+found wrong, hung or slower than the step below is left out of dispatch for the rest of the run.
 
-Nothing is installed and nothing outside OUT and the kernel cache is written.
+OUT receives two files, written anew after every stage and several times a minute, so that whatever
+kills the run loses little: ``gpu-run.tar.gz`` with records, logs, the environment and the guard's
+verdicts, and ``summary.txt``. A run whose OUT has such an archive goes on from its records.
+``make import-results FROM=OUT`` merges and judges them.
+
+Nothing is installed and nothing outside OUT and the kernel cache is written. Python, torch, CuPy
+and numpy are enough; a stage that needs more (pytest, ncu) fails alone.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
 
-import typer
-
-from repro import cli, machine
-from repro.instruments.hopper_guard import CHECKED_VARIABLE
+from kernels.dispatch import CHECKED_VARIABLE
+from repro import cli, judgement, machine, processes, records
+from repro.archive import environment, extract
+from repro.gpu_plan import Stage, plan_text, stages
+from repro.instruments.hopper_guard import Findings
 from repro.progress import say
 
-
-@dataclass(frozen=True)
-class Stage:
-    """A step of the run: a command, the seconds it may take, and why it stands where it does."""
-
-    name: str
-    command: Sequence[str]
-    limit_s: float
-    why: str
-    #: Skip the stage when less than this is left; a stage that resumes can use any remainder.
-    least_s: float = 10.0
+ARCHIVE, SUMMARY = "gpu-run.tar.gz", "summary.txt"
+#: What of a stage's log is kept: its end.
+LOG_BYTES = 512 * 1024
+#: How often what there is so far is written during a stage.
+EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
 class Ending:
     """How a stage ended: "ok", "failed (…)", "out of time" or "skipped (…)"."""
 
-    stage: str
+    stage: Stage
     outcome: str
     seconds: float
 
 
-def stages(python: str = sys.executable) -> list[Stage]:
-    """The stages in order of value."""
+class Run:
+    """A run in progress: its working folder, and what is carried home."""
 
-    def measure(name: str, limit_s: float, why: str) -> Stage:
-        return Stage(name, [python, "-m", "repro", "measure", name], limit_s, why)
+    def __init__(self, out: Path, work: Path, budget_s: float) -> None:
+        self.out, self.work, self.budget_s = out, work, budget_s
+        self.endings: list[Ending] = []
+        self.started = time.monotonic()
+        for folder in (out, work / "records", work / "logs"):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.note("")
 
-    def pytest(name: str, limit_s: float, why: str, *args: str) -> Stage:
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args]
-        return Stage(name, command, limit_s, why)
+    @property
+    def checked(self) -> Path:
+        return self.work / "hopper.json"
 
-    return [
-        Stage(
-            "compile",
-            [python, "-m", "kernels.prebuild"],
-            90,
-            "every variant at once on all cores, so that no later stage waits for a compiler",
-        ),
-        Stage(
-            "hopper",
-            [python, "-m", "repro.instruments.hopper_guard", "--report"],
-            120,
-            "which Hopper kernels are right and come back; later stages leave out the others",
-        ),
-        pytest(
-            "smoke", 60, "a wrong kernel's speed is worth nothing", "tests/gpu", "-m", "smoke", "-x"
-        ),
-        measure("gpu-throughput", 150, "the headline: ours and the peers in turn, per shape"),
-        measure("gpu-traffic", 120, "the other headline: counted bytes beside the prediction"),
-        measure("gpu-optimistic", 30, "what the optimistic softmax gains, and loses to repair"),
-        measure("gpu-sm-units", 100, "which unit of an SM is busy, beside which one should be"),
-        measure("gpu-ceilings", 30, "what the time model divides by"),
-        measure("gpu-memory", 30, "peak bytes against sequence length"),
-        measure("gpu-ladder", 60, "time of each step of the ladder, tile by tile"),
-        pytest("tests", 120, "the whole GPU suite", "tests/gpu", "--maxfail=20"),
-        Stage(
-            "sanitizer",
-            [python, "-m", "repro.instruments.sanitizer"],
-            120,
-            "memcheck and racecheck on small shapes",
-        ),
-    ]
+    def rows(self) -> list[records.Record]:
+        """What is on record so far; a file that is being written may have a torn end."""
+        files = sorted((self.work / "records").glob("*/*.jsonl"))
+        return [row for file in files for row in records.read(file)]
+
+    def note(self, at: str) -> None:
+        """Write the archive and the summary as they are now. ``at``: the stage in progress.
+
+        A full disk is said, and the run goes on.
+        """
+        try:
+            self._write(at)
+        except OSError as error:
+            say(f"{self.out}: {error.strerror}; what this run has found is not written")
+
+    def _write(self, at: str) -> None:
+        text = self.summary(at)
+        (self.work / SUMMARY).write_text(text, encoding="utf-8")
+        draft = self.out / f".{ARCHIVE}"
+        with tarfile.open(draft, "w:gz") as tar:
+            for path in sorted(self.work.rglob("*")):
+                if path.is_file() and not path.name.startswith("."):
+                    name = path.relative_to(self.work).as_posix()
+                    data = path.read_bytes()
+                    entry = tarfile.TarInfo(f"gpu-run/{name}")
+                    data = data[-LOG_BYTES:] if name.startswith("logs/") else data
+                    entry.size, entry.mtime = len(data), int(time.time())
+                    tar.addfile(entry, io.BytesIO(data))
+        draft.replace(self.out / ARCHIVE)
+        _write(self.out / SUMMARY, text)
+
+    def summary(self, at: str = "") -> str:
+        """Stages and how they ended, what is left out of dispatch, and what was found."""
+        card = machine.gpu()
+        lines = [
+            f"{card.name if card else 'no GPU'}, driver {card.driver if card else '-'}, commit "
+            f"{machine.commit() or 'unknown'}",
+            f"{time.monotonic() - self.started:.0f} s of {self.budget_s:.0f} s", "",
+        ]  # fmt: skip
+        lines += [
+            f"{e.stage.name:16} {e.seconds:7.1f} s of {e.stage.predicted_s:5.0f} s predicted  "
+            f"{e.outcome}"
+            for e in self.endings
+        ]
+        if at:
+            lines.append(f"{at:16} in progress")
+        if self.checked.exists():
+            refused = Findings.read(self.checked).refused
+            lines += ["", f"left out of dispatch: {len(refused)} Hopper implementations"]
+            lines += [f"  {name}: {why}" for name, why in refused.items()]
+        return "\n".join([*lines, "", *self._judged()]).rstrip() + "\n"
+
+    def _judged(self) -> list[str]:
+        """What the records say. A fault in judging must not end a run that measures."""
+        try:
+            return judgement.judge(self.rows())
+        except Exception as error:
+            return [f"not judged: {type(error).__name__}: {error}"]
+
+    def leave_out_slow_forms(self) -> None:
+        """Add to the guard's verdicts what the throughput says of the Hopper forms."""
+        found = Findings.read(self.checked) if self.checked.exists() else Findings()
+        try:
+            slow = judgement.left_out(judgement.shapes(self.rows()))
+        except Exception as error:  # as above
+            say(f"the Hopper forms are not judged: {type(error).__name__}: {error}")
+            return
+        for name, why in slow.items():
+            if name not in found.refused:
+                say(f"left out of dispatch from here on: {name}: {why}")
+                found.refused[name] = why
+        found.write(self.checked)
 
 
 def run(
@@ -102,95 +153,126 @@ def run(
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Ending]:
     """Run the stages that fit and return how each ended. Raises ValueError for a bad budget."""
-    if budget_s <= 0:
+    if not budget_s > 0:
         raise ValueError(f"the budget must be positive, got {budget_s} s")
-    out.mkdir(parents=True, exist_ok=True)
     started = clock()
-    endings: list[Ending] = []
-    with open(out / "log.txt", "ab", buffering=0) as log:
-        for stage in plan:
+    with tempfile.TemporaryDirectory(prefix="gpu-run-") as folder, processes.stopped_politely():
+        work = Path(folder)
+        if (out / ARCHIVE).exists():
+            extract(out / ARCHIVE, work)
+            shutil.rmtree(work / "logs", ignore_errors=True)
+        this = Run(out, work, budget_s)
+        (work / "environment.txt").write_text(_environment(), encoding="utf-8")
+        (work / "plan.txt").write_text(plan_text(plan, budget_s) + "\n", encoding="utf-8")
+        for number, stage in enumerate(plan):
             left = budget_s - (clock() - started)
             if left < stage.least_s:
-                ending = Ending(stage.name, f"skipped ({max(left, 0):.0f} s left)", 0.0)
+                ending = Ending(stage, f"skipped ({max(left, 0):.0f} s left)", 0.0)
             else:
-                log.write(f"\n=== {stage.name}: {stage.why}\n".encode())
                 began = clock()
-                outcome = _run_stage(stage, min(stage.limit_s, left), out, log)
-                ending = Ending(stage.name, outcome, clock() - began)
-            endings.append(ending)
-            say(f"{ending.stage}: {ending.outcome}, {ending.seconds:.1f} s")
-            _write_summary(out / "summary.txt", endings)
-    return endings
+                log = work / "logs" / f"{number:02}-{stage.name}.txt"
+                outcome = _run_stage(stage, stage.share * left, this, log)
+                ending = Ending(stage, outcome, clock() - began)
+                if stage.name == "gpu-throughput":
+                    this.leave_out_slow_forms()
+            this.endings.append(ending)
+            say(f"{stage.name}: {ending.outcome}, {ending.seconds:.1f} s")
+            this.note("")
+    return this.endings
 
 
-def _run_stage(stage: Stage, limit_s: float, out: Path, log: IO[bytes]) -> str:
+def _run_stage(stage: Stage, limit_s: float, this: Run, log: Path) -> str:
+    ends = time.monotonic() + limit_s
     environment = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
-        "REPRO_RESULTS": str(out / "records"),
-        CHECKED_VARIABLE: str(out.absolute() / "hopper.json"),
+        "REPRO_RESULTS": str(this.work / "records"),
+        CHECKED_VARIABLE: str(this.checked),
+        processes.ENDS_VARIABLE: repr(ends),
     }
-    try:
-        # A process group of its own, so that a profiler's children die with it.
-        process = subprocess.Popen(
-            stage.command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return f"failed ({error})"
-    try:
-        code = process.wait(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        _stop(process)
-        return f"out of time (stopped after {limit_s:.0f} s)"
-    except BaseException:
-        _stop(process)
-        raise
-    return "ok" if code == 0 else f"failed (exit {code}, see log.txt)"
+    with open(log, "wb") as output:
+        try:
+            # A session of its own, so that whatever it starts can be found and ended with it.
+            process = processes.start(
+                stage.command, session=True, stdout=output, stderr=subprocess.STDOUT,
+                env=environment, preexec_fn=processes.die_with_parent,
+            )  # fmt: skip
+        except OSError as error:
+            return f"failed ({error})"
+        try:
+            while True:
+                left = ends - time.monotonic()
+                if left <= 0:
+                    return f"out of time (stopped after {limit_s:.0f} s)"
+                try:
+                    code = process.wait(timeout=min(left, EVERY_S))
+                    break
+                except subprocess.TimeoutExpired:
+                    this.note(stage.name)
+        finally:
+            _stop(process)
+    return "ok" if code == 0 else f"failed (exit {code}: {_last_line(log)})"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask once, so that the cell in progress is left cleanly, then kill the group."""
-    os.killpg(process.pid, signal.SIGINT)
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    """Ask once, so that the cell in progress is left cleanly, then kill all that it started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=5)
+    processes.kill(process)
 
 
-def _write_summary(path: Path, endings: Sequence[Ending]) -> None:
-    lines = [f"{e.stage:16} {e.seconds:7.1f} s  {e.outcome}\n" for e in endings]
-    draft = path.with_suffix(".tmp")
-    draft.write_text("".join(lines))
+def _last_line(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - 2000))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else "no output"
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
 
 
-def main(
-    budget_s: Annotated[float, typer.Option(help="seconds for the whole run")] = 480.0,
-    out: Annotated[Path, typer.Option(help="folder for records, log and summary")] = Path(
-        "gpu-results"
-    ),
-    only: Annotated[list[str] | None, typer.Option(help="run only these stages")] = None,
-) -> None:
+def _environment() -> str:
+    """Machine and packages, and what the driver's tool says of the card."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"],
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        said = done.stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        said = f"nvidia-smi: {error}\n"
+    return f"{environment()}\n{said}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what this GPU can within the budget, the most valuable results first."""
-    if machine.gpu() is None:
-        raise RuntimeError("needs an NVIDIA GPU, none found (driver, or nvidia-ml-py missing)")
-    plan = stages()
-    unknown = set(only or []) - {stage.name for stage in plan}
+    parser = argparse.ArgumentParser(prog="python -m repro.gpu_run", description=main.__doc__)
+    parser.add_argument("--budget-s", type=float, default=480.0, help="seconds for the whole run")
+    parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results")
+    parser.add_argument("--only", action="append", default=[], help="run only these stages")
+    parser.add_argument("--dry", action="store_true", help="print the plan and run nothing")
+    parser.add_argument("--cores", type=int, help="of the machine that the plan is for")
+    given = parser.parse_args(arguments)
+    plan = stages(cores=given.cores)
+    unknown = set(given.only) - {stage.name for stage in plan}
     if unknown:
         known = ", ".join(stage.name for stage in plan)
         raise ValueError(f"no stage {', '.join(sorted(unknown))}; known: {known}")
-    endings = run([s for s in plan if not only or s.name in only], out, budget_s)
+    plan = [stage for stage in plan if not given.only or stage.name in given.only]
+    if given.dry:
+        print(plan_text(plan, given.budget_s))
+        return
+    if machine.gpu() is None:
+        raise RuntimeError("needs an NVIDIA GPU, none found (no driver answers)")
+    endings = run(plan, given.out, given.budget_s)
     if not any(e.outcome == "ok" for e in endings):
-        raise RuntimeError(f"no stage succeeded; see {out / 'log.txt'}")
+        raise RuntimeError(f"no stage succeeded; see {given.out / SUMMARY}")
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
-    sys.exit(cli.run(app))
+    sys.exit(cli.program(main))

@@ -1,4 +1,4 @@
-"""Measure experiments on this machine: ``python -m repro measure``, and ``python -m repro.measure``.
+"""Measure experiments: what ``python -m repro measure`` and ``python -m repro.measure`` do.
 
 The second is the same command without the packages of the command line, for rented machines that
 may lack them.

@@ -13,11 +13,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+#: The moment (``time.monotonic``, the same clock in all processes) at which a stage of a run ends.
+ENDS_VARIABLE = "REPRO_STAGE_ENDS"
 #: Linux: the option of prctl that names the signal to get when the parent dies.
 PR_SET_PDEATHSIG = 1
 
@@ -32,7 +35,20 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def start(command: Sequence[str], *, session: bool = False, **options: Any) -> subprocess.Popen[Any]:
+def time_left(at_most_s: float, margin_s: float = 5.0) -> float:
+    """Seconds that may be spent here: ``at_most_s``, or less where the stage of a run ends before.
+
+    margin_s: kept for writing down what was found.
+    """
+    ends = os.environ.get(ENDS_VARIABLE)
+    if ends is None:
+        return at_most_s
+    return max(1.0, min(at_most_s, float(ends) - time.monotonic() - margin_s))
+
+
+def start(
+    command: Sequence[str], *, session: bool = False, **options: Any
+) -> subprocess.Popen[Any]:
     """Start ``command`` in a process group of its own, or in a session of its own.
 
     options: as for ``subprocess.Popen``. Raises OSError where it cannot be started.
@@ -102,7 +118,9 @@ def stopped_politely() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import json
 import threading
 from typing import Any
 
-import bare_image as _
+import bare_image  # noqa: F401  first: it hides packages
 import fake_driver
 
 from kernels import attention

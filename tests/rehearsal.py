@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bare_image  # noqa: F401  first: it hides packages
 import fake_driver
 import torch
 from torch.overrides import TorchFunctionMode
@@ -96,7 +97,12 @@ def unwritten(module: Any) -> dict[str, Any]:
 
 def report() -> list[dict[str, Any]]:
     from repro.experiments import (
-        Context, gpu_ceilings, gpu_forms, gpu_ladder, gpu_optimistic, gpu_throughput,
+        Context,
+        gpu_ceilings,
+        gpu_forms,
+        gpu_ladder,
+        gpu_optimistic,
+        gpu_throughput,
     )  # fmt: skip
     from repro.instruments import exact
     from repro.instruments.timing import TorchDevice

@@ -14,13 +14,16 @@ from typing import Any
 
 from analysis.shapes import Tile
 from kernels import hopper
-from repro.experiments import Cell, Context, Experiment, UnavailableError
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments._profiled import Profiled, seconds_of
 from repro.experiments.sm_ceilings import DIRECT, EXACT, SM80, round_of
-from repro.instruments.counters import CounterError, KernelBusy
+from repro.instruments.counters import KernelBusy
 from repro.records import Record, record
 
 NAME = "gpu-sm-units"
-LIMIT_S = 90.0
+#: Cells of one profiled process, and seconds for it; each kernel is replayed some dozens of times.
+BATCH = 4
+LIMIT_S = 45.0
 SEQLEN = 8192
 
 
@@ -57,13 +60,11 @@ def predict(one: Cell) -> Iterator[Record]:
 
 
 @cache
-def _watched() -> list[list[KernelBusy]] | CounterError:
+def watched() -> Profiled[KernelBusy]:
+    """The counters of this process' run."""
     from repro.instruments.counted import watch_cells
 
-    try:
-        return watch_cells([_as_run(cell) for cell in cells()], timeout_s=LIMIT_S)
-    except CounterError as error:  # kept, so that the other cells do not start ncu again
-        return error
+    return Profiled(cells(), watch_cells, batch=BATCH, limit_s=LIMIT_S, as_run=_as_run)
 
 
 def _as_run(cell: Cell) -> dict[str, Any]:
@@ -76,12 +77,7 @@ def _as_run(cell: Cell) -> dict[str, Any]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """Every percentage of every kernel of the cell."""
-    watched = _watched()
-    if isinstance(watched, CounterError):
-        raise UnavailableError(str(watched))
-    kernels = watched[[c.id for c in cells()].index(one.id)]
-    if not kernels:
-        raise RuntimeError("the cell launched no kernel; its error is in the profiled process' log")
+    kernels = watched().kernels(one)
     return [
         record(
             one, experiment=NAME, source="measured", metric="unit_busy", unit="%", value=percent,
@@ -99,5 +95,5 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="cuda",
-    seconds=LIMIT_S,
+    seconds=seconds_of(len(cells()), BATCH),
 )

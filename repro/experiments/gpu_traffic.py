@@ -3,8 +3,7 @@
 Every step of the ladder at the shape of FlashAttention 2022, Fig. 2 (N = 1024, d = 64, 1024 heads)
 with its block sizes, ragged and causal shapes, and one long head whose keys outgrow L2. The Hopper
 forward comes in the form that its rule picks for these lengths, with persistent blocks, and with
-one block a tile; the implementation is the form's name. All cells are counted in one profiled
-process, so the first cell waits for all and the rest are at hand.
+one block a tile; the implementation is the form's name.
 """
 
 from __future__ import annotations
@@ -17,14 +16,17 @@ from analysis.hbm import predict_hbm
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from kernels import hopper
-from repro.experiments import Cell, Context, Experiment, UnavailableError
+from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import cell, shape_of, sum_of, tile_of
-from repro.instruments.counters import CounterError, KernelCount
+from repro.experiments._profiled import Profiled, seconds_of
+from repro.instruments.counters import KernelCount
 from repro.records import Record, record
 
 NAME = "gpu-traffic"
-#: Seconds for ncu and everything under it.
-LIMIT_S = 110.0
+#: Cells of one profiled process.
+BATCH = 12
+#: Seconds for the process, ncu and everything under it.
+LIMIT_S = 60.0
 
 
 def cells() -> list[Cell]:
@@ -97,23 +99,16 @@ def predict(one: Cell) -> list[Record]:
 
 
 @cache
-def _counted() -> list[list[KernelCount]] | CounterError:
+def counted() -> Profiled[KernelCount]:
+    """The counters of this process' run."""
     from repro.instruments.counted import count_cells
 
-    try:
-        return count_cells(cells(), timeout_s=LIMIT_S)
-    except CounterError as error:  # kept, so that the other cells do not start ncu again
-        return error
+    return Profiled(cells(), count_cells, batch=BATCH, limit_s=LIMIT_S)
 
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The counters of every kernel of the cell, and the HBM reads of all together."""
-    counted = _counted()
-    if isinstance(counted, CounterError):
-        raise UnavailableError(str(counted))
-    kernels = counted[[c.id for c in cells()].index(one.id)]
-    if not kernels:
-        raise RuntimeError("the cell launched no kernel; its error is in the profiled process' log")
+    kernels = counted().kernels(one)
     rows = [
         _row(one, kernel.name, level, direction, value, "measured", "ncu")
         for kernel in kernels
@@ -139,5 +134,5 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="cuda",
-    seconds=LIMIT_S,
+    seconds=seconds_of(len(cells()), BATCH),
 )

@@ -55,6 +55,10 @@ class CounterError(RuntimeError):
     """The counters could not be read; the message is one line with the cause and its cure."""
 
 
+class CounterTimeoutError(CounterError):
+    """The profiled process took longer than it was given; another one may not."""
+
+
 @dataclass(frozen=True)
 class KernelCount:
     """Counters of one kernel launch."""
@@ -127,7 +131,7 @@ def _page(command: Sequence[str], asked: Sequence[str], timeout_s: float, ncu: s
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         except subprocess.TimeoutExpired:
-            raise CounterError(f"ncu did not finish within {timeout_s:g} s") from None
+            raise CounterTimeoutError(f"ncu did not finish within {timeout_s:g} s") from None
         except OSError as error:
             raise CounterError(f"ncu could not be started: {error}") from None
         text = log.read_text(errors="replace") if log.exists() else ""

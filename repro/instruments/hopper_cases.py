@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from analysis.shapes import AttentionShape
 from kernels import attention, hopper
-from kernels.hopper import BackwardForm, ForwardForm
+from kernels.hopper import ForwardForm
 from repro import processes
 
 if TYPE_CHECKING:

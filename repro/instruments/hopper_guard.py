@@ -65,7 +65,9 @@ class Findings:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: not what the check of the kernels writes ({error})") from None
+            raise ValueError(
+                f"{path}: not what the guard of the kernels writes ({error})"
+            ) from None
 
     def write(self, path: Path) -> None:
         draft = path.with_suffix(f".{os.getpid()}")
@@ -192,8 +194,8 @@ def _read(process: subprocess.Popen[str], lines: Queue[str | None]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check every Hopper implementation and say what is refused, if anything."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--within", type=float, help="seconds for all of them")
-    within = parser.parse_args(arguments).within
+    parser.add_argument("--within", type=float, default=600.0, help="seconds for all of them")
+    within = processes.time_left(parser.parse_args(arguments).within)
     where = os.environ.get(CHECKED_VARIABLE)
     with processes.stopped_politely():
         note = (lambda found: found.write(Path(where))) if where else (lambda found: None)

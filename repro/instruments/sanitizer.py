@@ -74,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     faults = []
     for name in given.tool or TOOLS:
         try:
-            say(f"{name}: {check(name, ['tests/gpu', '-m', 'sanitize'], timeout_s=given.timeout_s)}")
+            say(
+                f"{name}: {check(name, ['tests/gpu', '-m', 'sanitize'], timeout_s=given.timeout_s)}"
+            )
         except SanitizerError as error:
             say(str(error))
             faults.append(name)

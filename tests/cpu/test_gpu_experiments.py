@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pandas
@@ -27,7 +28,13 @@ from repro.experiments import (
     gpu_traffic,
 )
 from repro.instruments import hopper_cases
-from repro.instruments.counters import CounterError, KernelBusy, KernelCount
+from repro.instruments.counters import (
+    METRICS,
+    CounterError,
+    CounterTimeoutError,
+    KernelBusy,
+    KernelCount,
+)
 from repro.instruments.gpu_work import (
     FORMS,
     Operands,
@@ -142,17 +149,30 @@ def test_every_throughput_cell_has_the_papers_tokens_and_hidden_size() -> None:
 
 
 class TestCountedTraffic:
-    """gpu-traffic with counters that a fake profiler gave."""
+    """gpu-traffic with counters that a fake profiler gives."""
 
     @pytest.fixture
-    def counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        counts = {("hbm", "read"): 10, ("hbm", "write"): 20, ("sm", "read"): 30, ("sm", "write"): 4}
-        kernels = [KernelCount("flash_forward", (1, 1, 1), counts)]
-        everything = [kernels] + [[] for _ in gpu_traffic.cells()[1:]]
-        monkeypatch.setattr(gpu_traffic, "_counted", lambda: everything)
+    def profiled(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+        """The first cell of each batch that was profiled. The first batch takes too long once
+        ``slow`` is in the list; of the others only the first cell launched something."""
+        asked: list[str] = []
 
-    @pytest.mark.usefixtures("counted")
-    def test_rows_carry_kernel_level_and_direction(self) -> None:
+        def count(listed: list[dict[str, object]], **_: object) -> list[list[KernelCount]]:
+            slow = "slow" in asked
+            asked.append(next(c.id for c in gpu_traffic.cells() if c == listed[0]))
+            if slow and len(asked) == 2:
+                raise CounterTimeoutError("ncu did not finish within 60 s")
+            if "refuse" in asked:
+                raise CounterError("no permission")
+            counts = dict(zip(METRICS, (10, 20, 30, 4), strict=True))
+            return [[KernelCount("flash_forward", (1, 1, 1), counts)]] + [[] for _ in listed[1:]]
+
+        monkeypatch.setattr("repro.instruments.counted.count_cells", count)
+        gpu_traffic.counted.cache_clear()
+        yield asked
+        gpu_traffic.counted.cache_clear()
+
+    def test_rows_carry_kernel_level_and_direction(self, profiled: list[str]) -> None:
         rows = gpu_traffic.measure(gpu_traffic.cells()[0], Context("cuda"))
         values = {(r.kernel, r.level, r.direction): r.value for r in rows}
         assert values == {
@@ -166,25 +186,28 @@ class TestCountedTraffic:
                      gpu_traffic.predict(gpu_traffic.cells()[0])}  # fmt: skip
         assert predicted & set(values) == predicted
 
-    @pytest.mark.usefixtures("counted")
-    def test_a_cell_without_kernels_is_an_error(self) -> None:
+    def test_a_cell_without_kernels_is_an_error(self, profiled: list[str]) -> None:
         with pytest.raises(RuntimeError, match="launched no kernel"):
             gpu_traffic.measure(gpu_traffic.cells()[1], Context("cuda"))
 
-    def test_ncu_is_asked_once_even_if_it_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls = []
-
-        def refuse(*_: object, **__: object) -> None:
-            calls.append(1)
-            raise CounterError("no permission")
-
-        monkeypatch.setattr("repro.instruments.counted.count_cells", refuse)
-        gpu_traffic._counted.cache_clear()
+    def test_ncu_is_asked_once_even_if_it_refuses(self, profiled: list[str]) -> None:
+        profiled.append("refuse")
         for cell in gpu_traffic.cells()[:3]:
             with pytest.raises(UnavailableError, match="no permission"):
                 gpu_traffic.measure(cell, Context("cuda"))
-        gpu_traffic._counted.cache_clear()
-        assert len(calls) == 1
+        assert len(profiled) == 2
+
+    def test_a_batch_that_takes_too_long_leaves_the_next_one_its_turn(
+        self, profiled: list[str]
+    ) -> None:
+        profiled.append("slow")
+        cells = gpu_traffic.cells()
+        for cell in cells[:2]:
+            with pytest.raises(RuntimeError, match="did not finish"):
+                gpu_traffic.measure(cell, Context("cuda"))
+        rows = gpu_traffic.measure(cells[gpu_traffic.BATCH], Context("cuda"))
+        assert {r.value for r in rows} == {10, 20, 30, 4}
+        assert profiled == ["slow", cells[0].id, cells[gpu_traffic.BATCH].id]
 
 
 def test_unit_percentages_are_recorded_under_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +219,11 @@ def test_unit_percentages_are_recorded_under_their_names(monkeypatch: pytest.Mon
             "flash_backward_sm90", (1, 1, 1), {tensor: 71.0, "l1tex__data_bank_reads": 85.0}
         ),
     ]
-    monkeypatch.setattr(gpu_sm_units, "_watched", lambda: [kernels] + [[] for _ in cells[1:]])
+    monkeypatch.setattr(
+        "repro.instruments.counted.watch_cells",
+        lambda listed, **_: [kernels] + [[] for _ in listed[1:]],
+    )
+    gpu_sm_units.watched.cache_clear()
     rows = gpu_sm_units.measure(cells[0], Context("cuda"))
     assert [(r.kernel, r.extra["counter"], r.value) for r in rows] == [
         ("flash_backward_sm90_preprocess", tensor, 0.0),
@@ -205,6 +232,7 @@ def test_unit_percentages_are_recorded_under_their_names(monkeypatch: pytest.Mon
     ]
     with pytest.raises(RuntimeError, match="launched no kernel"):
         gpu_sm_units.measure(cells[1], Context("cuda"))
+    gpu_sm_units.watched.cache_clear()
     # And drawn as the time that this share of the tensor cores means.
     counted = experiments.tidy(["sm-ceilings"], local=False)
     frame = pandas.concat([counted, pandas.DataFrame([r.to_json() for r in rows])])
