@@ -110,7 +110,7 @@ def launches_of(
         choice = dispatch.choose(
             device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
             dropout=dropout, block_mask=block_mask,
-            deterministic=deterministic and pass_ == "backward",
+            deterministic=deterministic and pass_ == "backward", causal=shape.causal,
         )  # fmt: skip
         algorithm, reason = choice.algorithm, choice.reason
     options: dict[str, Any] = {

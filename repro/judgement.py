@@ -147,9 +147,9 @@ def left_out(found: Sequence[Shape]) -> dict[str, str]:
         if ratio is not None:
             ratios.setdefault(form, []).append(ratio)
     for form, over in ratios.items():
-        mean, number = geometric_mean(over), len(over)
+        mean = geometric_mean(over)
         if mean < 1:
-            why = f"{mean:.2f} x the speed of the sm_80 kernels, geometric mean over {len(over)} shapes"
+            why = f"{mean:.2f} x the speed of the sm_80 kernels, mean over {len(over)} shapes"
             reasons.setdefault(form, why)
     return reasons
 
