@@ -4,6 +4,7 @@
 #   make figures/out/NAME.svg     one figure and just what it needs
 #   make test                     all tests that can run here (GPU tests skip without a GPU)
 #   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
+#   make check K=flash_forward    one kernel: compile, run, count, registers and spills
 #   make fuzz [FOR_S=60]          random attention problems against float64, with all checks on
 #   make bench                    micro-benchmarks (pytest-benchmark)
 #   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
@@ -47,7 +48,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: again figures test measure fuzz gpu-run import-results bench report archive docs doctor lint readme record audit clean
+.PHONY: again figures test check measure fuzz gpu-run import-results bench report archive docs doctor lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -92,6 +93,12 @@ measure: | $(ENV)
 test: | $(ENV)
 	@workers=$$($(PY) -c 'import xdist' 2>/dev/null && echo "-n $(WORKERS) --dist loadfile"); \
 	$(PY) -m pytest $$workers --benchmark-skip $(ARGS)
+
+HEAD_DIM ?= 64
+DTYPE ?= bf16
+check: | $(ENV)
+	@test -n "$(K)" || { echo "error: which kernel? make check K=flash_forward" >&2; exit 1; }
+	@$(PY) -m repro.check "$(K)" --head-dim $(HEAD_DIM) --dtype $(DTYPE)
 
 FOR_S ?= 60
 fuzz: | $(ENV)

@@ -265,7 +265,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     want = attention_reference(q, k, v, dout, block=case.tile, scale=scale, **options, **drop)
     theirs = framework_result(q, k, v, dout, seen=seen, scale=scale, **drop)
     for name, result in got.items():
-        complaint = _compare(name, result, want, theirs, dtype)
+        complaint = beyond_bound(name, result, want, theirs, dtype)
         if complaint:
             return complaint
     return None
@@ -317,7 +317,7 @@ def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compare(
+def beyond_bound(
     name: str, result: Tensor, want: Reference, theirs: Reference, dtype: torch.dtype
 ) -> str | None:
     expected: Tensor = getattr(want, name)
