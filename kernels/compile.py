@@ -65,32 +65,52 @@ def nvrtc_version() -> str:
     return _nvrtc()[2]
 
 
-def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
+def compile_cubin(kernel: Kernel, arch: str = "sm_80", version: str | None = None) -> Compiled:
     """Compile ``kernel`` for ``arch`` (``"sm_80"``, ``"sm_90"``, ``"sm_90a"``), cached on disk.
+
+    version: of NVRTC, one of :func:`kernels.nvrtc.versions`; default: this process's.
 
     Raises:
         CompileError: the source does not compile; the message is NVRTC's log.
         RuntimeError: cuda-core or NVRTC is not installed.
+        ValueError: that version is not at hand.
     """
-    program, options, version = _nvrtc()
+    here = nvrtc_version()
+    version = version or here
     text = kernel.text()
     # Without the entry point: all of a source's kernels share one compilation.
     key = digest(text, headers(text), repr(kernel.macros), arch, version)
-    name = f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
-    path = cache_dir() / "nvrtc" / f"{name}-{arch}-{key}"
+    path = cache_dir() / "nvrtc" / f"{_name(kernel)}-{arch}-{key}"
     cubin_path, log_path = (path.with_name(path.name + end) for end in (".cubin", ".log"))
     cubin, kept_log = read_checked(cubin_path), read_checked(log_path)
     if cubin is not None and kept_log is not None:
         return Compiled(cubin=cubin, **parse_ptxas(kept_log.decode(), kernel.entry, arch))
 
+    if version == here:
+        cubin, log = _compile(kernel, arch)
+    else:
+        cubin, log = nvrtc.process_with(version).submit(_compile, kernel, arch).result()
+    compiled = Compiled(cubin=cubin, **parse_ptxas(log, kernel.entry, arch))
+    write_checked(cubin_path, cubin)
+    write_checked(log_path, log.encode())
+    return compiled
+
+
+def _name(kernel: Kernel) -> str:
+    return f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
+
+
+def _compile(kernel: Kernel, arch: str) -> tuple[bytes, str]:
+    """Cubin and log, by this process's NVRTC."""
+    program, options, _ = _nvrtc()
     log = io.StringIO()
     try:
         cubin = bytes(
             program(
-                text,
+                kernel.text(),
                 "c++",
                 options(
-                    name=name,
+                    name=_name(kernel),
                     arch=arch,
                     std="c++17",
                     # NVRTC 13.0 takes a lambda in some templates for a function of the host.
@@ -107,12 +127,9 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80") -> Compiled:
         # cuda-core has raised several types for a failed compile over its versions.
         if type(error).__module__.startswith("cuda") or isinstance(error, RuntimeError):
             text_of_log = (log.getvalue() or str(error)).replace("\0", "").strip()
-            raise CompileError(f"{name} for {arch}: {text_of_log}") from None
+            raise CompileError(f"{_name(kernel)} for {arch}: {text_of_log}") from None
         raise
-    compiled = Compiled(cubin=cubin, **parse_ptxas(log.getvalue(), kernel.entry, arch))
-    write_checked(cubin_path, cubin)
-    write_checked(log_path, log.getvalue().encode())
-    return compiled
+    return cubin, log.getvalue()
 
 
 def parse_ptxas(log: str, entry: str, arch: str) -> dict[str, Any]:

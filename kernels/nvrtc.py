@@ -4,32 +4,90 @@ The one that the Python environment brings (torch 2.13 comes with 13.0), or the 
 ``REPRO_NVRTC`` names: a file ``libnvrtc.so.13``, or a folder that holds one at any depth, such as
 the target of ``pip install --no-deps --target newer nvidia-cuda-nvrtc==13.5.37``. A process loads
 one and keeps it.
+
+ptxas orders instructions differently from version to version, and what a Hopper kernel is worth
+hangs on that order. ``REPRO_NVRTC_SECOND`` names one more library, by file or folder as above: the
+audit and the tests of machine code then look at the code of both (:func:`versions`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 VARIABLE = "REPRO_NVRTC"
+SECOND = "REPRO_NVRTC_SECOND"
 
 
-def library() -> Path | None:
-    """The file that ``REPRO_NVRTC`` names; None where it is not set.
+def library(variable: str = VARIABLE) -> Path | None:
+    """The file that ``REPRO_NVRTC``, or another variable, names; None where it is not set.
 
     Raises:
         RuntimeError: it names no NVRTC library.
     """
-    chosen = os.environ.get(VARIABLE)
+    chosen = os.environ.get(variable)
     if not chosen:
         return None
     path = Path(chosen)
     found = [path] if path.is_file() else sorted(path.rglob("libnvrtc.so.*"))
     if not found:
-        raise RuntimeError(f"{VARIABLE}={chosen}: neither a file nor a folder with libnvrtc.so.*")
+        raise RuntimeError(f"{variable}={chosen}: neither a file nor a folder with libnvrtc.so.*")
     return found[-1].resolve()
+
+
+def second_version() -> str | None:
+    """Version of the library that ``REPRO_NVRTC_SECOND`` names; None where it is not set.
+
+    Raises:
+        RuntimeError: it names no NVRTC library, or one without its builtins beside it.
+    """
+    path = library(SECOND)
+    if path is None:
+        return None
+    beside = [p.name for p in path.parent.glob("libnvrtc-builtins.so.*")]
+    if len(beside) != 1:
+        raise RuntimeError(
+            f"{SECOND}={path}: {len(beside)} files libnvrtc-builtins.so.* beside it, not one"
+        )
+    return beside[0].split(".so.")[1]
+
+
+def versions() -> tuple[str, ...]:
+    """The version that compiles in this process and, where it is another one, the second.
+
+    Raises as :func:`load` and :func:`second_version`.
+    """
+    return tuple(version for version in dict.fromkeys((load(), second_version())) if version)
+
+
+def process_with(version: str) -> ProcessPoolExecutor:
+    """A process that compiles with the second library.
+
+    Raises:
+        ValueError: that is not of this version.
+    """
+    path = library(SECOND)
+    if path is None or second_version() != version:
+        raise ValueError(
+            f"NVRTC {version} is not at hand, only {' and '.join(versions())}: {SECOND} names a "
+            "library"
+        )
+    return _process(path)
+
+
+@cache
+def _process(path: Path) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=_choose, initargs=(str(path),)
+    )
+
+
+def _choose(path: str) -> None:
+    os.environ[VARIABLE] = path
 
 
 def load() -> str:

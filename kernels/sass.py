@@ -12,16 +12,51 @@ import subprocess
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 MISSING = "reading machine code needs nvdisasm: pip install nvidia-cuda-nvdisasm"
 
+#: Loads and stores whose modifiers say how many bits a thread moves.
+MEMORY = ("LDG", "STG", "LDS", "STS", "LDGSTS")
+
 _INSTRUCTION = re.compile(
     r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;"
 )
+_UPPER_HALF = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+
+
+@dataclass(frozen=True)
+class Control:
+    """What the compiler tells the scheduler, in an instruction's bits 105 to 121 (Volta to Hopper).
+
+    Args:
+        stall: clocks before the warp's next instruction may issue, 0 to 15.
+        yields: the scheduler should prefer another warp next.
+        write_barrier: scoreboard, 0 to 5, that is open until the result is written; None: none.
+        read_barrier: scoreboard that is open until the operands have been read; None: none.
+        waits: the scoreboards that must be closed before this instruction issues.
+    """
+
+    stall: int
+    yields: bool
+    write_barrier: int | None
+    read_barrier: int | None
+    waits: tuple[int, ...]
+
+
+def decode_control(upper: int) -> Control:
+    """The control fields in the upper 64 bits of an instruction's 128."""
+    write, read, mask = upper >> 46 & 7, upper >> 49 & 7, upper >> 52 & 63
+    return Control(
+        stall=upper >> 41 & 15,
+        yields=not upper >> 45 & 1,
+        write_barrier=write if write != 7 else None,
+        read_barrier=read if read != 7 else None,
+        waits=tuple(barrier for barrier in range(6) if mask >> barrier & 1),
+    )
 
 
 @dataclass(frozen=True)
@@ -33,6 +68,15 @@ class Instruction:
     opcode: str
     modifiers: tuple[str, ...]
     operands: str
+    control: Control | None = None
+    """None where the disassembly came without encodings."""
+
+    @property
+    def waits_for_products(self) -> int | None:
+        """N of a ``wgmma.wait_group N``: groups of products that may still run; None for others."""
+        if self.opcode == "WARPGROUP" and "DEPBAR" in self.modifiers:
+            return int(self.operands.rsplit(",", 1)[1], 16)
+        return None
 
 
 @dataclass(frozen=True)
@@ -105,6 +149,51 @@ class Code:
                 rounds.append(found)
         return min(rounds, key=len)
 
+    def between_waits(self, running: int, left: int = 0) -> list[list[Instruction]]:
+        """What runs under products: the shortest ways from a wait that lets ``running`` groups of
+        them run on to the next wait for them, if that lets ``left`` run on. In order of address.
+        """
+        follows = self._successors()
+        ways = []
+        for start, first in enumerate(self.instructions):
+            if first.waits_for_products != running:
+                continue
+            came_from: dict[int, int] = {}
+            waiting = deque([start])
+            while waiting:
+                at = waiting.popleft()
+                waits = self.instructions[at].waits_for_products
+                if at != start and waits is not None:
+                    break
+                for there in follows[at]:
+                    if there not in came_from and there != start:
+                        came_from[there] = at
+                        waiting.append(there)
+            if at == start or waits != left:
+                continue
+            way = [came_from[at]]
+            while way[-1] != start:
+                way.append(came_from[way[-1]])
+            ways.append([self.instructions[i] for i in reversed(way)][1:])
+        return ways
+
+    def registers_by_role(self) -> list[tuple[int, int]]:
+        """Per ``setmaxnreg``: the registers a thread has from there on, and those that it uses."""
+        follows = self._successors()
+        found = []
+        for start, first in enumerate(self.instructions):
+            if first.opcode != "USETMAXREG":
+                continue
+            role, waiting = {start}, [start]
+            while waiting:
+                for there in follows[waiting.pop()]:
+                    if there not in role:
+                        role.add(there)
+                        waiting.append(there)
+            used = 1 + max(_highest_register(self.instructions[at]) for at in role)
+            found.append((int(first.operands.rsplit(" ", 1)[-1], 16), used))
+        return found
+
     def _successors(self) -> list[list[int]]:
         last = len(self.instructions) - 1
         follows: list[list[int]] = []
@@ -120,6 +209,23 @@ class Code:
         return follows
 
 
+def _highest_register(instruction: Instruction) -> int:
+    """Number of the last register of a thread that an instruction names; -1 if it names none."""
+    width = 1  # of what it moves; an address says by itself that it takes two
+    if instruction.opcode in MEMORY or instruction.opcode in ("LDSM", "STSM", "REDG"):
+        wide = {"64": 2, "128": 4, "4": 4, "F32x4": 4}
+        width = max((wide.get(modifier, 1) for modifier in instruction.modifiers), default=1)
+    highest = -1
+    for place, operand in enumerate(instruction.operands.split(", ")):
+        for number, pair in re.findall(r"(?<![A-Z])R(\d+)(\.64)?", operand):
+            here = 2 if pair else width if "[" not in operand else 1
+            if instruction.opcode == "HGMMA":
+                # The accumulator of 64 x n in places 0 and 3, A of 64 x 16 in place 1.
+                here = 4 if place == 1 else int(instruction.modifiers[0].split("x")[1]) // 2
+            highest = max(highest, int(number) + here - 1)
+    return highest
+
+
 def count(instructions: Iterable[Instruction]) -> Counter[str]:
     """How often each opcode occurs."""
     return Counter(i.opcode for i in instructions)
@@ -127,10 +233,9 @@ def count(instructions: Iterable[Instruction]) -> Counter[str]:
 
 def wide_accesses(instructions: Iterable[Instruction]) -> int:
     """Memory instructions that move 16 bytes a thread, or whole tiles."""
-    wide = ("LDG", "STG", "LDS", "STS", "LDGSTS")
     tiles = ("LDSM", "STSM", "UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED")
     return sum(
-        i.opcode in tiles or (i.opcode in wide and "128" in i.modifiers) for i in instructions
+        i.opcode in tiles or (i.opcode in MEMORY and "128" in i.modifiers) for i in instructions
     )
 
 
@@ -152,7 +257,7 @@ def disassemble(cubin: bytes, entry: str) -> Code:
         file.write(cubin)
         file.flush()
         done = subprocess.run(
-            [program, "-c", file.name], capture_output=True, text=True, check=False
+            [program, "-c", "-hex", file.name], capture_output=True, text=True, check=False
         )
     if done.returncode:
         raise RuntimeError(f"nvdisasm: {(done.stderr.strip() or 'failed').splitlines()[0]}")
@@ -171,6 +276,10 @@ def parse(text: str, entry: str) -> Code:
         label = _LABEL.match(line)
         if label:
             labels[label[1]] = len(instructions)
+        upper = _UPPER_HALF.match(line)
+        if upper and instructions:
+            control = decode_control(int(upper[1], 16))
+            instructions[-1] = replace(instructions[-1], control=control)
         found = _INSTRUCTION.match(line)
         if found:
             address, predicate, opcode, modifiers, operands = found.groups()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels import nvrtc
 from kernels.compile import CompileError, compile_cubin, nvrtc_version, parse_ptxas
 from kernels.launch import Kernel
 
@@ -146,3 +147,51 @@ def test_a_wrong_choice_of_library_is_one_clear_line(tmp_path: Path) -> None:
         last = done.stderr.splitlines()[-1]
         assert last.startswith(f"RuntimeError: REPRO_NVRTC={choice}"), done.stderr
         assert said in last
+
+
+def test_a_second_library_is_found_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = nvrtc_version()
+    monkeypatch.delenv(nvrtc.SECOND, raising=False)
+    assert nvrtc.versions() == (here,)
+    nothing = Kernel("\n", "nothing", (), 32)
+    with pytest.raises(ValueError, match=rf"NVRTC 1.2 is not at hand, only {here}: {nvrtc.SECOND}"):
+        compile_cubin(nothing, version="1.2")
+    monkeypatch.setenv(nvrtc.SECOND, str(tmp_path))
+    with pytest.raises(RuntimeError, match=f"{nvrtc.SECOND}=.*neither a file nor a folder"):
+        nvrtc.versions()
+    (tmp_path / "libnvrtc.so.13").touch()
+    with pytest.raises(RuntimeError, match=r"0 files libnvrtc-builtins.so.\* beside it, not one"):
+        nvrtc.versions()
+    builtins = tmp_path / "libnvrtc-builtins.so.1.2"
+    builtins.touch()
+    assert nvrtc.versions() == (here, "1.2")
+    builtins.rename(tmp_path / f"libnvrtc-builtins.so.{here}")
+    assert nvrtc.versions() == (here,)  # the same one again
+
+
+def test_the_second_library_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own. Where there is one library only, a copy of it plays the second."""
+    here = nvrtc_version()
+    version = nvrtc.second_version()
+    if version in (None, here):
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        version = "0.1"
+        path = nvrtc.library() or Path(load_nvidia_dynamic_lib("nvrtc").abs_path).resolve()
+        monkeypatch.setattr(nvrtc, "second_version", lambda: version)
+        monkeypatch.setenv(nvrtc.SECOND, str(path))
+    monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path / "cache"))
+    text = """extern "C" __global__ void v(int* p) {
+        *p = 100 * __CUDACC_VER_MAJOR__ + __CUDACC_VER_MINOR__;
+    }
+    """
+    kernel = Kernel(text, "v", (), 32)
+    mine, other = compile_cubin(kernel), compile_cubin(kernel, version=version)
+    assert other.cubin[:4] == b"\x7fELF"
+    assert (mine.cubin != other.cubin) == (version != "0.1")  # the source names the compiler
+    assert len(list(tmp_path.rglob("*.cubin"))) == 2
+    # The second time both come from disk, without that process.
+    monkeypatch.setattr(nvrtc, "second_version", lambda: None)
+    assert compile_cubin(kernel, version=version) == other
