@@ -1,40 +1,33 @@
 """HBM traffic: what is left of the SM-boundary traffic after L2.
 
-The model has one rule. Thread blocks start in launch order, as many at a time as the GPU holds (a
-*wave*), and the blocks of a wave walk the same tensors in step. What a wave shares therefore
-crosses HBM once per wave, however many blocks ask for it. If everything a wave walks over fits
-in the usable L2 (``Gpu.usable_l2_bytes``, half of a two-partition L2), the next wave finds it
-there and it crosses once in all; if it does not fit, a least-recently-used cache has dropped the
-beginning by the time the next wave starts, and every wave reads all of it again. Nothing is
-fitted.
-
-Everything else is *compulsory*: each tensor once. A target of atomic additions is fetched into
-L2 and written back, so it counts both ways. Writes that are still dirty in L2 when the kernel
+*Compulsory*: each kernel moves each of its tensors once. A target of atomic additions is fetched
+into L2 and written back, so it counts both ways. Writes that are still dirty in L2 when the kernel
 ends are not in a counter read at that moment, so a write prediction comes with a lower end,
 ``write_bytes`` minus the L2's size.
 
-Against the H200's counters (FlashAttention-2 forward as PyTorch ships it, head_dim 128): at 32k to
-256k tokens 4 to 275 GB cross the SM boundary and 25 MB to 1.6 GB cross to HBM. The rule is within
-0.4 % where K and V fit and at two waves of 34 MB, and 9 to 17 % too low beyond. What is missing
-grows with the length of the walk (0.12 reads per wave at 67 MB, 0.21 at 134 MB) and hardly with
-the number of waves (0.12 at 4 waves, 0.13 at 16). Drift between blocks alone does not produce that:
-in ``analysis.l2_simulation`` an LRU cache shows the rule exactly until stragglers trail by more
-than it holds, and then far more reads than were measured. The same runs write more to HBM than
-their output (41 MB where out and lse are 34), which can only be register spills that were evicted
-although they are rewritten every few microseconds: the real L2 does not evict strictly the least
-recently used line. Which of the two dominates cannot be told from these counters.
+What is moved *again* is decided by who reads what, and when. Blocks of one head walk the same keys:
+in step, they fetch them once per wave. Blocks of FlashAttention 2022 walk rows that nobody else
+reads. :func:`predict_hbm` therefore runs the launch through a simulated L2 (``analysis.l2``), in
+which nothing is fitted. Where all tensors fit into L2 with their copies nothing can be moved again,
+and nothing is simulated. Without a C compiler the formulas of ``analysis.l2.closed_forms`` stand
+in, and ``HbmTraffic.method`` says so.
+
+Against the H200's counters (FlashAttention-2 forward as PyTorch ships it, head_dim 128, one head of
+32k to 256k tokens and four of 128k): between -9 and +5 %, where waves in step are up to 17 % low.
+The difference is the last wave, in which some SMs hold one block instead of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.hardware import Gpu
+from analysis.l2 import L2, PACES, Pace, UnavailableError, available
+from analysis.l2.kernels import KERNELS, Times, by_waves, simulated, simulated_once
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.flash_sm90 import COUNTER_BYTES
-from analysis.tile_loop import TileLoop, tile_loop
 from analysis.traffic import Traffic, predict_traffic
 
 KernelTensorBytes = Mapping[str, Mapping[str, int]]
@@ -47,6 +40,7 @@ class HbmTraffic:
     reads: KernelTensorBytes
     writes: KernelTensorBytes
     l2_bytes: int
+    method: str = "each tensor once"
 
     @property
     def read_bytes(self) -> int:
@@ -122,6 +116,9 @@ def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:
     return HbmTraffic(reads, writes, l2_bytes=0)
 
 
+SIMULATED, BY_WAVES = "simulated L2", "waves in step (no C compiler to simulate L2)"
+
+
 def predict_hbm(
     algorithm: str,
     shape: AttentionShape,
@@ -129,6 +126,10 @@ def predict_hbm(
     pass_: str,
     gpu: Gpu,
     blocks_per_sm: int = 1,
+    *,
+    pace: Pace | None = None,
+    order: str = "rows",
+    heads_per_group: int = 1,
     **options: Any,
 ) -> HbmTraffic:
     """HBM traffic of one pass, each kernel starting with a cold L2 as under a profiler.
@@ -136,140 +137,84 @@ def predict_hbm(
     blocks_per_sm: thread blocks of the main kernel that an SM holds at once
     (``analysis.occupancy``). Blocks are launched head by head, and within a head those with the
     longest walk first: under the causal mask the last query tile (forward) or the first key tile
-    (backward). Persistent blocks take their tiles in that order too. options: of
+    (backward). Persistent blocks take their tiles in that order too.
+    pace: how fast blocks walk; by default blocks of an SM share it equally. order: of the keys
+    (``analysis.l2.attention.ORDERS``). heads_per_group: heads that run side by side. options: of
     :func:`~analysis.traffic.predict_traffic`.
+
+    Raises UnavailableError where a pace, an order or a block mask is asked for and there is no C
+    compiler.
     """
     if blocks_per_sm < 1:
         raise ValueError(f"blocks_per_sm={blocks_per_sm} is below 1")
     traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
-    base = compulsory_hbm(traffic, shape)
-    reads = {kernel: dict(tensors) for kernel, tensors in base.reads.items()}
-    writes = {kernel: dict(tensors) for kernel, tensors in base.writes.items()}
-    concurrent = gpu.sms * blocks_per_sm
-    loop = tile_loop(shape, tile)
-
-    flash1 = algorithm.startswith("flash1")
-    main = "" if flash1 else main_kernel(traffic)
-    if main and pass_ == "forward":
-        rows, row_bytes = _keys_from_hbm(shape, tile, loop, concurrent, gpu.usable_l2_bytes)
-        for tensor in ("k", "v"):
-            reads[main][tensor] = rows * row_bytes
-    elif main:
-        rows, per_row = _queries_from_hbm(shape, tile, loop, concurrent, gpu.usable_l2_bytes)
-        for tensor, row_bytes in per_row.items():
-            if tensor in reads[main]:
-                reads[main][tensor] = rows * row_bytes
-        if "dq_accum" in reads[main]:  # atomics: what is fetched is written back
-            writes[main]["dq_accum"] = reads[main]["dq_accum"]
-    elif flash1:
-        # One block per head walks that head's rows again for every key tile, with no one to
-        # share them: they stay only if those of all resident heads fit together. At the shape of
-        # the paper's Fig. 2 an A100's 108 resident heads walk 29 MB, more than half its L2, so
-        # every pass reaches HBM, as the figure shows.
-        kernel = "flash1_forward" if pass_ == "forward" else "flash1_backward"
-        entries = traffic.kernels[kernel]
-        walked = {t for (t, _) in entries if t not in ("k", "v", "dk", "dv")}
-        sizes = tensor_bytes(shape)
-        heads = shape.batch * shape.heads
-        resident = min(concurrent, heads) * sum(sizes[t] for t in walked) // heads
-        if resident > gpu.usable_l2_bytes:
-            for tensor in walked:
-                for direction, into in (("read", reads), ("write", writes)):
-                    if (tensor, direction) in entries:
-                        into[kernel][tensor] = entries[tensor, direction]
-    return HbmTraffic(reads, writes, gpu.l2_bytes)
+    found = replace(compulsory_hbm(traffic, shape), l2_bytes=gpu.l2_bytes)
+    masks = {name: options[name] for name in ("block_mask", "mask_block") if name in options}
+    l2 = L2.of(gpu)
+    plain = not masks and pace is None and (order, heads_per_group) == ("rows", 1)
+    for kernel, entries in traffic.kernels.items():
+        if kernel not in KERNELS or fits(found, kernel, l2):
+            continue
+        asked = (kernel, tuple(entries), shape, tile, l2, gpu.sms, blocks_per_sm)
+        if available():
+            ask = simulated if masks else simulated_once
+            times = ask(*asked, pace or Pace(), order, heads_per_group, **masks)
+            found = _moved_again(found, kernel, entries, times, SIMULATED)
+        elif plain:
+            found = _moved_again(found, kernel, entries, by_waves(*asked), BY_WAVES)
+        else:
+            raise UnavailableError(
+                "no C compiler (cc or gcc), so no simulated L2, which a pace, an order of the keys "
+                "and a block mask need"
+            )
+    return found
 
 
-def _keys_from_hbm(
-    shape: AttentionShape, tile: Tile, loop: TileLoop, concurrent: int, usable_l2: int
+def read_spread(
+    algorithm: str,
+    shape: AttentionShape,
+    tile: Tile,
+    pass_: str,
+    gpu: Gpu,
+    blocks_per_sm: int = 1,
+    **options: Any,
 ) -> tuple[int, int]:
-    """Forward: the query tiles of a group of heads walk that group's keys and values.
-
-    Returns the rows of K (and as many of V) that come from HBM, and the bytes of one.
-    """
-    row = shape.head_dim * shape.itemsize
-    tr = loop.query_tiles
-    rows_seen = (loop.visits_of_query_tile * tile.block_n).clip(max=shape.seqlen_k)
-
-    def rows_walked(first: int, last: int) -> int:
-        # Causal heads start with their longest row of tiles, so the first block walks furthest;
-        # where a second head begins, that one starts with the whole walk.
-        return int(rows_seen[tr - 1 - first % tr if first // tr == last // tr else tr - 1])
-
-    waves = _Waves(shape.batch * shape.kv_heads, shape.group * tr, concurrent)
-    walk_bytes = shape.seqlen_k * 2 * row
-    return waves.rows_from_hbm(rows_walked, walk_bytes, usable_l2), row
+    """Least and most bytes read over the paces of ``analysis.l2.PACES``: what the prediction would
+    be if thread blocks proceeded otherwise."""
+    reads = [
+        predict_hbm(
+            algorithm, shape, tile, pass_, gpu, blocks_per_sm, pace=pace, **options
+        ).read_bytes
+        for pace in PACES.values()
+    ]
+    return min(reads), max(reads)
 
 
-def _queries_from_hbm(
-    shape: AttentionShape, tile: Tile, loop: TileLoop, concurrent: int, usable_l2: int
-) -> tuple[int, dict[str, int]]:
-    """Backward: the key tiles of a group of heads walk all that group's query-side rows.
-
-    Returns the query rows that come from HBM, and the bytes of one per tensor. The partial tiles
-    of the deterministic backward are written, not walked, so they are not in the working set.
-    """
-    row = shape.head_dim * shape.itemsize
-    per_row = {"q": row, "dout": row, "lse": 4, "delta": 4, "dq_accum": shape.head_dim * 4}
-    first_tile = loop.query_tiles - loop.visits_of_key_tile
-    rows_seen = (shape.seqlen_q - first_tile * tile.block_m).clip(min=0)
-
-    def rows_walked(first: int, last: int) -> int:
-        return shape.group * int(rows_seen[first])  # the earlier a key tile, the more it sees
-
-    waves = _Waves(shape.batch * shape.kv_heads, loop.key_tiles, concurrent)
-    walk_bytes = shape.group * shape.seqlen_q * sum(per_row.values())
-    return waves.rows_from_hbm(rows_walked, walk_bytes, usable_l2), per_row
+def fits(compulsory: HbmTraffic, kernel: str, l2: L2) -> bool:
+    """Whether all tensors of a kernel stay in L2, with the copies that both partitions keep: then
+    nothing is moved twice, whatever the order."""
+    reads, writes = compulsory.reads[kernel], compulsory.writes[kernel]
+    sizes = (max(reads.get(t, 0), writes.get(t, 0)) for t in reads.keys() | writes.keys())
+    return sum(-(-size // 512) * 512 for size in sizes) <= l2.shared_bytes
 
 
-@dataclass(frozen=True)
-class _Waves:
-    """``groups`` × ``per_group`` blocks, group after group, ``concurrent`` at a time."""
-
-    groups: int
-    per_group: int
-    concurrent: int
-
-    def rows_from_hbm(
-        self, rows_walked: Callable[[int, int], int], walk_bytes: int, usable_l2: int
-    ) -> int:
-        """Rows fetched when each group's blocks walk that group's rows.
-
-        rows_walked(first, last): rows that the group's blocks first..last walk together.
-        walk_bytes: bytes of one group's whole walk.
-        """
-        fetched = 0
-        for group in range(self.groups):
-            start, end = group * self.per_group, (group + 1) * self.per_group
-            known = 0  # rows this group has touched in earlier waves
-            for wave in range(start // self.concurrent, (end - 1) // self.concurrent + 1):
-                first = max(start, wave * self.concurrent) - start
-                last = min(end, (wave + 1) * self.concurrent) - 1 - start
-                rows = rows_walked(first, last)
-                again = min(rows, known)
-                lost = self._lost_fraction(wave, walk_bytes, usable_l2) if known else 0.0
-                fetched += rows - again + round(again * lost)
-                known = max(known, rows)
-        return fetched
-
-    def _groups_in(self, wave: int) -> int:
-        last_block = min((wave + 1) * self.concurrent, self.groups * self.per_group) - 1
-        return last_block // self.per_group - wave * self.concurrent // self.per_group + 1
-
-    def _lost_fraction(self, wave: int, walk_bytes: int, usable_l2: int) -> float:
-        """Share of a walk that L2 has dropped when this wave repeats the previous wave's.
-
-        Between the two touches of the row at fraction x of the walk, the group itself touches one
-        whole walk, every other group of the previous wave the last 1 - x of its walk, and every
-        other group of this wave the first x. The row is lost where that exceeds the L2.
-        """
-        others_before = self._groups_in(wave - 1) - 1
-        others_now = self._groups_in(wave) - 1
-        at_start = (1 + others_before) * walk_bytes
-        at_end = (1 + others_now) * walk_bytes
-        low, high = min(at_start, at_end), max(at_start, at_end)
-        if low > usable_l2:
-            return 1.0
-        if high <= usable_l2:
-            return 0.0
-        return (high - usable_l2) / (high - low)
+def _moved_again(
+    found: HbmTraffic,
+    kernel: str,
+    entries: Mapping[tuple[str, str], int],
+    times: Times,
+    method: str,
+) -> HbmTraffic:
+    """Compulsory bytes times how often they move; at most what crosses the SM boundary."""
+    reads, writes = dict(found.reads[kernel]), dict(found.writes[kernel])
+    for moved, ways, which in ((reads, ("read", "atomic"), 0), (writes, ("write", "atomic"), 1)):
+        for tensor, once in moved.items():
+            asked = sum(entries.get((tensor, way), 0) for way in ways)
+            repeated = times.get(tensor, (1.0, 1.0))[which]
+            moved[tensor] = round(min(max(once, once * repeated), max(once, asked)))
+    return replace(
+        found,
+        reads={**found.reads, kernel: reads},
+        writes={**found.writes, kernel: writes},
+        method=method,
+    )

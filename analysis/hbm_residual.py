@@ -1,6 +1,6 @@
 """Splitting a DRAM counter of one kernel into parts that add up to it, byte for byte.
 
-    reads  = compulsory + read again per wave + sector padding + unexplained
+    reads  = compulsory + read again + sector padding + unexplained
     writes = compulsory + written again       + sector padding - late write-back + unexplained
 
 Everything but the counter is a formula of ``analysis.hbm``; nothing is fitted, and what the
@@ -54,7 +54,7 @@ def split(
     """Split one counter.
 
     direction: "read" or "write". once, waved: predicted bytes by tensor, each once
-    (``analysis.hbm.compulsory_hbm``) and with what every wave moves again (``predict_hbm``); both
+    (``analysis.hbm.compulsory_hbm``) and with what is moved again (``predict_hbm``); both
     empty for a kernel that no formula knows. boundary: bytes counted at the SM boundary.
     """
     if direction not in ("read", "write"):

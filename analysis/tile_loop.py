@@ -98,14 +98,22 @@ def tile_loop(
     copies, kv_copies = shape.batch * shape.heads, shape.batch * shape.kv_heads
     met = of_key > 0
     if block_mask is not None:
-        tiles = _per_tile(block_mask, shape, tile, mask_block or tile)
-        # Key tiles that the causal mask leaves to query tile i are the first of_query[i].
-        tiles = tiles & (np.arange(len(key_rows)) < of_query[:, None])
+        tiles = tiles_met(shape, tile, block_mask, mask_block)
         of_query, of_key = tiles.sum(axis=3), tiles.sum(axis=2)
         by_group = of_key.reshape(shape.batch, shape.kv_heads, shape.group, len(key_rows))
         met = by_group.any(axis=2)
         copies = kv_copies = 1
     return TileLoop(query_rows, key_rows, of_query, of_key, met, pairs, copies, kv_copies)
+
+
+def tiles_met(
+    shape: AttentionShape, tile: Tile, block_mask: BlockMask, mask_block: Tile | None = None
+) -> BlockMask:
+    """(B, H, Tr, Tc): the pairs of tiles that the block mask and the causal mask leave."""
+    tiles = _per_tile(block_mask, shape, tile, mask_block or tile)
+    of_query, _ = _visits(shape, tile, *tiles.shape[2:])
+    # Key tiles that the causal mask leaves to query tile i are the first of_query[i].
+    return tiles & (np.arange(tiles.shape[3]) < of_query[:, None])
 
 
 def _visits(shape: AttentionShape, tile: Tile, tr: int, tc: int) -> tuple[Counts, Counts]:

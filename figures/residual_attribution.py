@@ -1,4 +1,4 @@
-"""What a DRAM counter is made of: compulsory, read again per wave, late, and unexplained bytes.
+"""What a DRAM counter is made of: compulsory, read again, late, and unexplained bytes.
 
 Every recorded counter of HBM reads and writes beside the formulas, as a share of what they predict.
 The parts add up to the counter exactly (``analysis/hbm_residual.py``); nothing is fitted, so what
@@ -26,7 +26,7 @@ NAMES = {
 }
 KEYS = {
     "compulsory": "each tensor once",
-    "again": "moved again where L2 is too small (wave model)",
+    "again": "moved again where L2 is too small (simulated L2)",
     "padding": "whole 32-byte sectors (none where sizes are multiples)",
 }
 NARROW = 13.0  # % of the prediction: a segment below it has no room for its number

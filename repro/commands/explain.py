@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from analysis.hardware import find_gpu
 from repro import experiments
 from repro.commands import output
 from repro.records import RESULTS
@@ -282,14 +281,14 @@ def reasons(rows: pandas.DataFrame, lines: Sequence[dict[str, Any]]) -> Iterator
 
 def _known_cause(line: dict[str, Any]) -> str:
     quantity, ratio = line["quantity"], line["ratio"]
-    gpu = find_gpu(str(line["device"] or ""))
     if "hbm" in quantity and "write" in quantity:
         return "lines still dirty in L2 when the kernel ends are not counted: reported, not judged"
     if "hbm" in quantity:
-        usable = f" ({gpu.usable_l2_bytes / 1e6:.0f} MB here)" if gpu else ""
-        if ratio > 1:
-            return f"more than once per wave: L2 does not keep the latest lines strictly{usable}"
-        return f"L2{usable} held what the wave model reads again"
+        return (
+            "which blocks run ahead of which decides what is fetched again; the simulated L2 lets "
+            "the blocks of an SM share it equally and SMs keep step (spread_min, spread_max: "
+            "other paces)"
+        )
     if quantity.startswith(("traffic_bytes", "sram")):
         return (
             "within the 2 % that counters may be off"

@@ -60,7 +60,7 @@ def tile_of(cell: Cell) -> Tile:
     return Tile(int(cell["block_m"]), int(cell["block_n"]))
 
 
-def sum_of(implementation: str) -> tuple[str, dict[str, bool]]:
+def sum_of(implementation: str) -> tuple[str, dict[str, Any]]:
     """The algorithm and the options of ``predict_traffic`` for an implementation, which is an
     algorithm itself or a form of the Hopper forward."""
     if implementation in hopper.FORMS:

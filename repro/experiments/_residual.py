@@ -52,7 +52,7 @@ FLASH2_KERNELS: tuple[tuple[str, str | None], ...] = (
 FLASH2_TILE = Tile(128, 128)
 FLASH2_BLOCKS_PER_SM = {"forward": 2, "backward": 1}
 
-#: (direction -> tensor -> bytes) with every tensor once, and with what waves move again.
+#: (direction -> tensor -> bytes) with every tensor once, and with what is moved again.
 Expected = tuple[Mapping[str, Mapping[str, int]], Mapping[str, Mapping[str, int]]]
 NOTHING: Expected = ({"read": {}, "write": {}}, {"read": {}, "write": {}})
 
@@ -158,7 +158,7 @@ def _flash(
     gpu: str,
     blocks_per_sm: int,
     kernel: str,
-    **options: bool,
+    **options: Any,
 ) -> Expected:
     traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     if kernel not in traffic.kernels:

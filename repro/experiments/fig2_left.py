@@ -67,7 +67,7 @@ def also() -> Iterator[Record]:
         fused += hbm.read_bytes + hbm.write_bytes
     yield record(
         both, implementation="sdpa-flash2", metric="hbm_bytes", unit="B", level="hbm", value=fused,
-        tool="each kernel's tensors once, what L2 lacks per wave",
+        tool="simulated L2",
     )  # fmt: skip
     for name, recompute in (("standard", False), ("flash1", True)):
         flops = useful_flops(SHAPE, "forward") + useful_flops(

@@ -94,7 +94,7 @@ def predict(one: Cell) -> list[Record]:
     gpu = find_gpu("NVIDIA H200")
     if gpu is not None and not algorithm.startswith("standard"):
         hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, **options)
-        rows.append(_row(one, "all", "hbm", "read", hbm.read_bytes, "predicted", "wave model"))
+        rows.append(_row(one, "all", "hbm", "read", hbm.read_bytes, "predicted", hbm.method))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The wave model: against an executed LRU cache, and against an H200's counters."""
+"""HBM bytes: against an H200's counters, and between their bounds for any shape."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.hardware import A100_40GB, H200, Gpu, find_gpu
-from analysis.hbm import compulsory_hbm, predict_hbm
-from analysis.l2_simulation import simulate_walks
+from analysis.hardware import A100_40GB, H200, T4, Gpu, find_gpu
+from analysis.hbm import BY_WAVES, SIMULATED, compulsory_hbm, predict_hbm
+from analysis.l2 import L2, UnavailableError, available, simulate
+from analysis.l2.attention import query_tiles_outside
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import ALGORITHMS, predict_traffic
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 FLASH2_TILE = Tile(128, 64)
 FLASH2_BLOCKS_PER_SM = 2
+simulates = pytest.mark.skipif(not available(), reason="no C compiler here")
 
 
 def _measured(path: str, metric: str, **wanted: object) -> dict[tuple[int, int], float]:
@@ -59,16 +61,57 @@ def test_long_sequences_sm_boundary_writes_are_register_spills() -> None:
         assert (value - out) / (steps * 128 * 4) == pytest.approx(14, rel=0.003)
 
 
-def test_long_sequences_hbm_reads() -> None:
-    """Within 25 % without a fitted constant; within 0.4 % up to two waves; never above."""
+#: Error of every recorded read counter (heads, N), in percent, and how far it may move.
+LONG_ERRORS = {(1, 32768): -0.3, (1, 65536): -0.2, (1, 131072): 4.4, (1, 262144): -8.6,
+               (4, 131072): -7.8}  # fmt: skip
+
+
+@simulates
+def test_long_sequences_hbm_reads_are_within_ten_percent() -> None:
+    """Nothing is fitted, so the errors are what they are; they are held here to show a change."""
     measured = _measured("l2-absorption.jsonl", "hbm_read_bytes")
     assert len(measured) == 5
     for (seqlen, heads), value in measured.items():
         shape = _long(seqlen, heads)
         hbm = predict_hbm("flash", shape, FLASH2_TILE, "forward", H200, FLASH2_BLOCKS_PER_SM)
+        assert hbm.method == SIMULATED
+        error = 100 * (hbm.read_bytes / value - 1)
+        assert abs(error) < 10
+        assert error == pytest.approx(LONG_ERRORS[heads, seqlen], abs=1), (seqlen, heads)
+
+
+@simulates
+def test_writes_are_left_in_l2_or_more_than_the_output() -> None:
+    """Up to 64k the counter lies between what the simulated L2 has written back when the kernel
+    ends and all of it. Beyond, it exceeds out and lse by 12 to 14 KB a thread block, which no
+    tensor of the kernel explains."""
+    measured = _measured("l2-absorption.jsonl", "hbm_write_bytes")
+    for (seqlen, heads), value in measured.items():
+        shape = _long(seqlen, heads)
+        launch = query_tiles_outside(shape, FLASH2_TILE)
+        out = simulate(launch, L2.of(H200), H200.sms, FLASH2_BLOCKS_PER_SM)["out"]
+        written = out.written / out.touched * shape.query_bytes
+        everything = shape.query_bytes + shape.row_bytes
+        if seqlen <= 65536:
+            assert written <= value <= everything
+        else:
+            late = out.left / out.touched * shape.query_bytes
+            a_block = (value + late - everything) / (heads * seqlen / 128)
+            assert 11_000 < a_block < 15_000
+
+
+def test_without_a_compiler_waves_in_step_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never above the counters, within 25 %, and within 0.4 % up to two waves; it says so."""
+    monkeypatch.setattr("analysis.hbm.available", lambda: False)
+    for (seqlen, heads), value in _measured("l2-absorption.jsonl", "hbm_read_bytes").items():
+        shape = _long(seqlen, heads)
+        hbm = predict_hbm("flash", shape, FLASH2_TILE, "forward", H200, FLASH2_BLOCKS_PER_SM)
+        assert hbm.method == BY_WAVES
         assert 0.75 * value < hbm.read_bytes <= value, (seqlen, heads)
         if seqlen <= 65536:
             assert hbm.read_bytes == pytest.approx(value, rel=0.004), (seqlen, heads)
+    with pytest.raises(UnavailableError, match="no C compiler"):
+        predict_hbm("flash", shape, FLASH2_TILE, "forward", H200, 2, order="sawtooth")
 
 
 def test_compulsory_alone_would_be_far_off() -> None:
@@ -108,60 +151,8 @@ def test_many_short_heads_forward_and_backward() -> None:
     assert backward.write_bytes_at_kernel_end <= written <= backward.write_bytes
 
 
-@example(heads=3, blocks=2, chunks=20, concurrent=3, cache=39)  # on the threshold
-@given(
-    heads=st.integers(1, 4),
-    blocks=st.integers(1, 12),
-    chunks=st.integers(8, 25),
-    concurrent=st.integers(1, 9),
-    cache=st.integers(5, 60),
-)
-@settings(deadline=None, max_examples=60)
-def test_wave_rule_equals_an_executed_lru_cache(
-    heads: int, blocks: int, chunks: int, concurrent: int, cache: int
-) -> None:
-    """One key tile row per block; sizes chosen so that a chunk is a tile of K and V.
-
-    Whether a walk survives is a threshold, and which of two chunks of one step comes first moves
-    it by one: so the cache lies between the predictions for one chunk more and one less. Partly
-    lost walks are a straight line through a staircase, hence two chunks for every meeting.
-    """
-    simulated = simulate_walks(
-        heads=heads,
-        blocks_per_head=blocks,
-        chunks_per_walk=chunks,
-        concurrent_blocks=concurrent,
-        cache_chunks=cache,
-    )
-    rows, row_bytes = 16, 2 * 64 * 2
-    shape = AttentionShape(1, heads, blocks * rows, chunks * rows, 64)
-
-    def predicted_chunks(usable_chunks: int) -> float:
-        gpu = _gpu(concurrent, usable_chunks * rows * row_bytes)
-        hbm = predict_hbm("flash", shape, Tile(rows, rows), "forward", gpu)
-        walked = hbm.reads["flash_forward"]["k"] + hbm.reads["flash_forward"]["v"]
-        return walked / (rows * row_bytes)
-
-    slack = 2 * heads * (blocks // concurrent + 2)
-    assert predicted_chunks(cache + 1) - slack <= simulated <= predicted_chunks(cache - 1) + slack
-
-
 def _gpu(sms: int, usable_l2: int) -> Gpu:
     return dataclasses.replace(A100_40GB, sms=sms, l2_bytes=usable_l2, l2_partitions=1)
-
-
-def test_drift_changes_nothing_until_stragglers_leave_the_cache() -> None:
-    sizes = {
-        "heads": 1,
-        "blocks_per_head": 64,
-        "chunks_per_walk": 256,
-        "concurrent_blocks": 16,
-        "cache_chunks": 64,
-    }
-    in_step = simulate_walks(**sizes)
-    assert in_step == 4 * 256
-    assert simulate_walks(**sizes, speed_spread=0.01) == in_step
-    assert simulate_walks(**sizes, speed_spread=0.3) > 2 * in_step
 
 
 shapes = st.builds(
@@ -219,8 +210,13 @@ def test_a_larger_l2_never_costs(shape: AttentionShape, pass_: str) -> None:
         assert least.read_bytes <= reads[-1] <= reads[0]
 
 
-def test_flash1_passes_reach_hbm_only_if_the_heads_do_not_fit() -> None:
-    """2022's kernels walk one head per block, so 132 heads at a time must fit an H200's L2."""
+@simulates
+def test_flash1_heads_share_nothing() -> None:
+    """One block walks one head, so what counts is whether the rows of all resident heads fit.
+
+    512 rows of 132 heads fit an H200, 65 536 do not; those of the paper's Fig. 2 overflow a T4's
+    4 MiB many times over, and outgrow an A100's L2 in part: 29 MB, half of them twice.
+    """
     tile = Tile(16, 256)
     for seqlen, fits in ((512, True), (65536, False)):
         shape = AttentionShape(16, 16, seqlen, seqlen, 64)
@@ -228,16 +224,17 @@ def test_flash1_passes_reach_hbm_only_if_the_heads_do_not_fit() -> None:
         hbm = predict_hbm("flash1", shape, tile, "forward", H200)
         least = compulsory_hbm(traffic, shape)
         expected = least.read_bytes + least.write_bytes if fits else traffic.total_bytes
-        assert hbm.read_bytes + hbm.write_bytes == expected
-
-
-@pytest.mark.parametrize("block_n", [64, 128, 256, 512])
-def test_an_a100_cannot_absorb_the_passes_of_fig2(block_n: int) -> None:
-    """Both levels coincide at Fig. 2's shape, so the paper could read them off HBM counters."""
+        assert hbm.read_bytes + hbm.write_bytes == pytest.approx(expected, rel=0.005)
     shape = AttentionShape(64, 16, 1024, 1024, 64)
-    traffic = predict_traffic("flash1", shape, Tile(16, block_n), "forward")
-    hbm = predict_hbm("flash1", shape, Tile(16, block_n), "forward", A100_40GB)
-    assert (hbm.read_bytes, hbm.write_bytes) == (traffic.read_bytes, traffic.write_bytes)
+    traffic = predict_traffic("flash1", shape, tile, "forward")
+    least = compulsory_hbm(traffic, shape)
+    on_t4, on_a100 = (predict_hbm("flash1", shape, tile, "forward", g) for g in (T4, A100_40GB))
+    assert on_t4.read_bytes + on_t4.write_bytes == pytest.approx(traffic.total_bytes, rel=0.005)
+    assert (
+        1.2
+        < (on_a100.read_bytes + on_a100.write_bytes) / (least.read_bytes + least.write_bytes)
+        < 0.8 * traffic.total_bytes / (least.read_bytes + least.write_bytes)
+    )
 
 
 def test_gpu_names() -> None:

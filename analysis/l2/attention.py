@@ -1,0 +1,266 @@
+"""The attention kernels as launches: which block reads what, in which order.
+
+Forward, and the dQ loop of the split backward: one block per query head and query tile, walking the
+keys of its group's head. Backward: one block per key/value head and key tile, walking all query
+rows of its group. FlashAttention 2022: one block per head, walking its own query rows once for
+every key tile, which nobody else reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.l2.launch import ATOMIC, READ, WRITE, Launch, Table
+from analysis.shapes import STAT_BYTES, AttentionShape, Tile
+from analysis.tile_loop import BlockMask, TileLoop, tile_loop, tiles_met
+
+ORDERS = ("rows", "sawtooth")
+#: Walks and single tiles of each kernel that has query tiles outside.
+QUERY_OUTSIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "forward": (("q",), ("out", "lse")),
+    "dq": (("q", "dout", "lse", "delta"), ("dq",)),
+}
+STATISTICS = frozenset({"lse", "lse2", "delta", "l", "m"})
+
+
+def launch_order(heads: int, tiles: int, heads_per_group: int) -> tuple[Table, Table]:
+    """Head and place of every block: heads in groups, inside a group the heads of a place side by
+    side, places in order. heads_per_group=1: head after head."""
+    if heads_per_group < 1:
+        raise ValueError(f"heads_per_group={heads_per_group} is below 1")
+    block = np.arange(heads * tiles, dtype=np.int64)
+    first = block // (tiles * heads_per_group) * heads_per_group
+    here = np.minimum(heads_per_group, heads - first)
+    rest = block - first * tiles
+    return first + rest % here, rest // here
+
+
+def query_tiles_outside(
+    shape: AttentionShape,
+    tile: Tile,
+    kind: str = "forward",
+    *,
+    order: str = "rows",
+    wave: int = 0,
+    heads_per_group: int = 1,
+    block_mask: BlockMask | None = None,
+    mask_block: Tile | None = None,
+) -> Launch:
+    """One block per (batch, head, query tile). Under the causal mask the last tile starts first.
+
+    order: "rows" walks the keys upwards; "sawtooth" downwards in every second wave, wave: blocks of
+    one. heads_per_group: of :func:`launch_order`.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r} is not one of {', '.join(ORDERS)}")
+    if order == "sawtooth" and wave < 1:
+        raise ValueError(f"sawtooth needs the blocks of a wave, got wave={wave}")
+    before, after = QUERY_OUTSIDE[kind]
+    loop = tile_loop(shape, tile, block_mask, mask_block)
+    heads, tr = shape.batch * shape.heads, loop.query_tiles
+    head, place = launch_order(heads, tr, heads_per_group)
+    i = tr - 1 - place if shape.causal else place
+    launch = Launch()
+    queries = _Rows(shape.seqlen_q, tile.block_m)
+    ranges = [queries.ranges(launch, shape, name, heads, head, i, READ) for name in before]
+    ranges += [queries.ranges(launch, shape, name, heads, head, i, WRITE) for name in after]
+    keys = _Rows(shape.seqlen_k, tile.block_n)
+    pairs = [keys.streams(launch, shape, name, shape.batch * shape.kv_heads) for name in "kv"]
+    launch.streams = np.stack(pairs, axis=1).reshape(-1, pairs[0].shape[1])
+    launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
+    down = (np.arange(heads * tr) // wave % 2 == 1) if order == "sawtooth" else np.zeros(1, bool)
+    if block_mask is None:
+        steps = loop.visits_of_query_tile[i]
+        start, direction = np.where(down, steps - 1, 0), np.where(down, -1, 1)
+        listed = np.full(len(i), -1)
+    else:
+        met = tiles_met(shape, tile, block_mask, mask_block).reshape(heads, tr, -1)
+        rows = [np.flatnonzero(met[h, t]) for h, t in zip(head, i, strict=True)]
+        if order == "sawtooth":
+            rows = [r[::-1] if d else r for r, d in zip(rows, down, strict=True)]
+        steps, listed, launch.tiles = _lists(rows)
+        start, direction = np.zeros(1, np.int64), np.ones(1, np.int64)
+    kv_head = head // shape.heads * shape.kv_heads + head % shape.heads // shape.group
+    first = np.arange(len(i)) * len(ranges)
+    launch.blocks = _blocks(
+        start, steps, direction, listed, 2 * kv_head, 2,
+        first, np.where(steps > 0, len(before), 0), first + len(before), len(after),
+    )  # fmt: skip
+    return launch
+
+
+def key_tiles_outside(
+    shape: AttentionShape,
+    tile: Tile,
+    *,
+    accumulate: str | None = "atomic",
+    lse: str = "lse",
+    heads_per_group: int = 1,
+    block_mask: BlockMask | None = None,
+    mask_block: Tile | None = None,
+) -> Launch:
+    """The backward: one block per (batch, key/value head, key tile), which walks its group's rows.
+
+    accumulate: how dQ leaves: "atomic" additions to fp32 rows, "partial" tiles of its own for every
+    visit, or None where another kernel makes it. lse: name of the log-sum-exp.
+    """
+    if accumulate not in ("atomic", "partial", None):
+        raise ValueError(f"accumulate={accumulate!r} is neither 'atomic' nor 'partial' nor None")
+    loop = tile_loop(shape, tile, block_mask, mask_block)
+    groups, tr, tc = shape.batch * shape.kv_heads, loop.query_tiles, loop.key_tiles
+    head, j = launch_order(groups, tc, heads_per_group)
+    launch = Launch()
+    keys = _Rows(shape.seqlen_k, tile.block_n)
+    ranges = [keys.ranges(launch, shape, name, groups, head, j, READ) for name in "kv"]
+    ranges += [keys.ranges(launch, shape, name, groups, head, j, WRITE) for name in ("dk", "dv")]
+    rows = _Rows(shape.seqlen_q, tile.block_m)
+    heads = shape.batch * shape.heads
+    walked = [rows.streams(launch, shape, n, heads) for n in ("q", "dout", lse, "delta")]
+    if accumulate == "atomic":
+        walked.append(rows.streams(launch, shape, "dq_accum", heads, ATOMIC))
+    of_group = [stream[:: shape.group] for stream in walked]
+    if accumulate == "partial":
+        size = tile.block_m * shape.head_dim * STAT_BYTES
+        a_block = shape.group * tr * size
+        number, base = launch.tensor("dq_accum", len(j) * a_block)
+        own = base + np.arange(len(j)) * a_block
+        partial = _columns(own, size, tr * size, tr, WRITE, number)
+        of_group = [stream[head] for stream in of_group] + [partial]
+    launch.streams = np.stack(of_group, axis=1).reshape(-1, of_group[0].shape[1])
+    launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
+    if block_mask is None and not shape.causal:
+        steps, listed = np.full(len(j), shape.group * tr), np.full(len(j), -1)
+    else:
+        steps, listed, launch.tiles = _lists(_visited(shape, tile, loop, block_mask, mask_block,
+                                                      head, j))  # fmt: skip
+    stream = (np.arange(len(j)) if accumulate == "partial" else head) * len(of_group)
+    first = 4 * np.arange(len(j))
+    launch.blocks = _blocks(
+        np.zeros(1), steps, np.ones(1), listed, stream, len(of_group),
+        first, np.where(steps > 0, 2, 0), first + 2, 2,
+    )  # fmt: skip
+    return launch
+
+
+def one_block_a_head(
+    shape: AttentionShape,
+    tile: Tile,
+    walked: Mapping[str, tuple[str, ...]],
+    after: tuple[str, ...] = (),
+    block_mask: BlockMask | None = None,
+) -> Launch:
+    """FlashAttention 2022: every head's query rows are walked once for each of its key tiles.
+
+    walked: the tensors of a step and how they are moved ("read", "write"). K and V come first, as
+    a whole, and ``after`` (dK, dV) leaves at the end.
+    """
+    loop = tile_loop(shape, tile, block_mask)
+    heads, tr, tc = shape.batch * shape.heads, loop.query_tiles, loop.key_tiles
+    launch = Launch()
+    every = np.arange(heads)
+    whole = _Rows(shape.seqlen_k, shape.seqlen_k)
+    ranges = [whole.ranges(launch, shape, n, heads, every, 0 * every, READ) for n in "kv"]
+    ranges += [whole.ranges(launch, shape, n, heads, every, 0 * every, WRITE) for n in after]
+    rows = _Rows(shape.seqlen_q, tile.block_m)
+    streams = []
+    for name, ways in walked.items():
+        first = rows.streams(launch, shape, name, heads)
+        for kind, way in ((READ, "read"), (WRITE, "write")):
+            if way in ways:
+                streams.append(_with_kind(first, kind))
+    launch.streams = np.stack(streams, axis=1).reshape(-1, streams[0].shape[1])
+    launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
+    if block_mask is None:
+        visits = loop.visits_of_key_tile
+        once = np.concatenate([np.arange(tr - int(visits[j]), tr) for j in range(tc)])
+        steps, listed = np.full(heads, len(once)), np.zeros(heads, np.int64)
+        launch.tiles = once.astype(np.int64)
+    else:
+        met = tiles_met(shape, tile, block_mask).reshape(heads, tr, tc)
+        steps, listed, launch.tiles = _lists([np.nonzero(met[h].T)[1] for h in range(heads)])
+    launch.blocks = _blocks(
+        np.zeros(1), steps, np.ones(1), listed, every * len(streams), len(streams),
+        len(ranges) * every, 2, len(ranges) * every + 2, len(after),
+    )  # fmt: skip
+    return launch
+
+
+class _Rows:
+    """The rows of a head in tiles: as ranges of single tiles, and as streams of all of them."""
+
+    def __init__(self, rows: int, block: int) -> None:
+        self.rows, self.block = rows, block
+
+    def _place(
+        self, launch: Launch, shape: AttentionShape, name: str, heads: int
+    ) -> tuple[int, int, int]:
+        row = STAT_BYTES if name in STATISTICS else shape.head_dim * shape.itemsize
+        if name == "dq_accum":
+            row = shape.head_dim * STAT_BYTES
+        return row, *launch.tensor(name, heads * self.rows * row)
+
+    def ranges(
+        self, launch: Launch, shape: AttentionShape, name: str, heads: int,
+        head: Table, tile: Table, kind: int,
+    ) -> Table:  # fmt: skip
+        """(blocks, 4): tile ``tile`` of head ``head``."""
+        row, number, base = self._place(launch, shape, name, heads)
+        first = tile * self.block
+        end = np.minimum(first + self.block, self.rows)
+        start = base + head * self.rows * row
+        return _columns(start + first * row, start + end * row, kind, number)
+
+    def streams(
+        self, launch: Launch, shape: AttentionShape, name: str, heads: int, kind: int = READ
+    ) -> Table:
+        """(heads, 6)"""
+        row, number, base = self._place(launch, shape, name, heads)
+        first = base + np.arange(heads) * self.rows * row
+        tiles = -(-self.rows // self.block)
+        return _columns(first, self.block * row, self.rows * row, tiles, kind, number)
+
+
+def _visited(
+    shape: AttentionShape,
+    tile: Tile,
+    loop: TileLoop,
+    block_mask: BlockMask | None,
+    mask_block: Tile | None,
+    head: Table,
+    j: Table,
+) -> list[Table]:
+    """Tiles of the group's rows, head after head, that each key tile meets."""
+    tr, group = loop.query_tiles, shape.group
+    if block_mask is None:
+        upper = [np.arange(tr - int(n), tr) for n in loop.visits_of_key_tile]
+        each = [np.concatenate([g * tr + t for g in range(group)]) for t in upper]
+        return [each[tile_] for tile_ in j]
+    met = tiles_met(shape, tile, block_mask, mask_block)
+    met = met.reshape(shape.batch * shape.kv_heads, group * tr, loop.key_tiles)
+    return [np.flatnonzero(met[h, :, t]) for h, t in zip(head, j, strict=True)]
+
+
+def _lists(rows: list[Table]) -> tuple[Table, Table, Table]:
+    """Lengths, starts and all entries of lists put one after another."""
+    steps = np.array([len(r) for r in rows], np.int64)
+    starts = np.cumsum(steps) - steps
+    tiles = np.concatenate(rows) if rows else np.zeros(0)
+    return steps, starts, tiles.astype(np.int64)
+
+
+def _columns(*columns: npt.ArrayLike) -> Table:
+    spread = np.broadcast_arrays(*columns)
+    return np.stack([np.atleast_1d(column) for column in spread], axis=1).astype(np.int64)
+
+
+def _blocks(*columns: npt.ArrayLike) -> Table:
+    return _columns(*columns)
+
+
+def _with_kind(streams: Table, kind: int) -> Table:
+    changed = streams.copy()
+    changed[:, 4] = kind
+    return changed
