@@ -51,7 +51,7 @@ def test_every_recorded_counter_is_split_and_little_is_left() -> None:
             assert abs(row["unexplained"]) <= 0.002 * row["counter"], row["kernel"]
         assert -row["late"] <= H200.usable_l2_bytes  # half of L2: no write-back cache holds more
     long = [r for r in rows if r["seqlen_q"] == 262144 and r["direction"] == "read"]
-    assert [0.15 < r["unexplained"] / r["counter"] < 0.18 for r in long] == [True]
+    assert [0.07 < r["unexplained"] / r["counter"] < 0.10 for r in long] == [True]
 
 
 @pytest.fixture
