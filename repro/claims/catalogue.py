@@ -38,7 +38,7 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         {"conditions": "FlashAttention-2 of PyTorch 2.11, bf16, d = 128, one head, H200"},
     ),
     "HBM behind L2": (
-        "HBM reads behind L2: K and V once while L2 holds them, then as a simulated L2 lets through",
+        "HBM reads behind L2: K and V once while L2 holds them, then what a simulated L2 misses",
         "two_levels",
         {
             "conditions": "one kernel, one card: another form of reading would show elsewhere",
