@@ -112,7 +112,7 @@ gpu-run: | $(ENV)
 
 import-results: | $(ENV)
 	@test -n "$(FROM)" || { echo "error: from where? make import-results FROM=dir" >&2; exit 1; }
-	@$(PY) -m repro.import_results "$(FROM)"
+	@$(PY) -m figures import-results "$(FROM)"
 
 bench: | $(ENV)
 	@$(PY) -m pytest tests/bench/*.py --benchmark-only -q $(ARGS)

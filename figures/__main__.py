@@ -66,9 +66,24 @@ def verdicts() -> None:
     rows = verdict_table.collect()
     print(verdict_table.text(rows, "simple_grid"))
     common.OUT.mkdir(parents=True, exist_ok=True)
-    verdict_table.table(rows).to_csv(common.OUT / "verdicts.csv", index=False, lineterminator="\n")
+    as_csv = verdict_table.table(rows).to_csv(index=False, lineterminator="\n")
+    common.write_text(common.OUT / "verdicts.csv", as_csv)
     common.write_text(common.OUT / "verdicts.md", verdict_table.text(rows) + "\n")
     print(f"{len(rows)} claims; the same table is in figures/out/verdicts.md and verdicts.csv")
+
+
+@app.command("import-results")
+def import_(
+    source: Annotated[Path, typer.Argument(help="what `make gpu-run OUT=...` left")],
+) -> None:
+    """Merge the records of a run elsewhere into results/, say what they show and which claims they
+    change."""
+    from figures import verdict_table
+    from repro.import_results import import_results, report
+
+    before = verdict_table.collect()
+    print("\n".join(report(import_results(source))))
+    print("\n".join(["", *verdict_table.changes(before, verdict_table.collect())]))
 
 
 @app.command()

@@ -105,6 +105,21 @@ def text(rows: Sequence[Claim], form: str = "github") -> str:
     return tabulate(lines, list(wanted), tablefmt=form, maxcolwidths=widths, disable_numparse=True)
 
 
+def changes(before: Sequence[Claim], after: Sequence[Claim]) -> list[str]:
+    """Lines: each claim whose verdict or evidence new records have changed, with what was found."""
+    old = {row.name: row for row in before}
+    lines = []
+    for row in after:
+        was = old.get(row.name)
+        then = ("not tested", "none") if was is None else (str(was.verdict), was.evidence)
+        now = (str(row.verdict), row.evidence)
+        if now != then:
+            lines.append(
+                f"{row.name}: {then[0]} ({then[1]}) -> {now[0]} ({now[1]}): {row.findings}"
+            )
+    return [f"claims that change: {len(lines)} of {len(after)}", *lines]
+
+
 def table(rows: Sequence[Claim]) -> pandas.DataFrame:
     """The claims as a frame of words."""
     return pandas.DataFrame([cells(row) for row in rows])

@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from repro import machine
+from repro.progress import say
 from repro.records import RESULTS
 
 #: Files at the top of the checkout that an archive carries.
@@ -107,14 +108,25 @@ def _inside(path: Path, member: tarfile.TarInfo) -> PurePosixPath:
 def _contents(drawn: Path) -> Iterator[tuple[str, bytes]]:
     root = machine.ROOT
     for name in _tracked():
-        yield name, (root / name).read_bytes()
+        if _own(root / name, root):
+            yield name, (root / name).read_bytes()
     for path in sorted(RESULTS.glob("*/*.jsonl")):
-        yield f"results/{path.parent.name}/{path.name}", path.read_bytes()
+        if _own(path, RESULTS):
+            yield f"results/{path.parent.name}/{path.name}", path.read_bytes()
     for path in sorted(drawn.glob("*")):
-        if path.suffix in DRAWN and not path.name.startswith("."):
+        if path.suffix in DRAWN and not path.name.startswith(".") and _own(path, drawn):
             yield f"figures/out/{path.name}", path.read_bytes()
     yield "COMMIT", f"{machine.commit() or 'unknown'}\n".encode()
     yield "ENVIRONMENT", environment().encode()
+
+
+def _own(path: Path, root: Path) -> bool:
+    """Whether a path leads to something inside ``root``; a link that leads out is said."""
+    there = path.resolve()
+    if there.is_relative_to(root.resolve()):
+        return True
+    say(f"{path.relative_to(root)}: leads to {there}, outside; left out of the archive")
+    return False
 
 
 def _tracked() -> list[str]:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from repro import cli, experiments, quiet, ranks
+from repro import cli, experiments, quiet, ranks, records
 from repro.experiments import run
 from repro.progress import say
 
@@ -31,6 +31,8 @@ def measure(
     Under torchrun each process measures its share of the cells, on a GPU of its own. ValueError
     for an unknown name, and at the end where every cell of an experiment failed.
     """
+    if into is not None:
+        records.require_folder(into)
     rank = ranks.current()
     if rank is not None:
         ranks.take_gpu(rank)

@@ -8,18 +8,19 @@ paper's table or figure with how far that reading can be trusted). A cell that f
 Files are ``results/<machine>/<experiment>.jsonl``. The rows of a cell are appended together: each
 line says how many follow it (``more``), so a cell of which a crash or a full disk kept only a part
 is skipped when reading and cut off before the next append. Each line ends with a checksum
-(``crc``), so a damaged one is noticed. A file is locked while it changes. Fields this module does
-not know are kept as they are.
+(``crc``), so a damaged one is noticed. A file is locked while it changes, and what a killed writer
+left beside it is removed by the next run. Fields this module does not know are kept as they are.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import json
 import math
 import os
-import tempfile
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,25 @@ ENVELOPE = ("schema", "more", "crc")
 RESULTS = Path(os.environ.get("REPRO_RESULTS") or machine.HOME / "results")
 
 Scalar = str | int | float | bool
+
+#: What a folder under results/ may be called: it becomes a path and a heading.
+FOLDER = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
+PUBLISHED = "published"
+
+
+def require_folder(name: str) -> str:
+    """The name, if measurements may be written to ``results/<name>``.
+
+    ValueError for one that is a path or has other characters than ``[a-z0-9._-]``, and for
+    ``published``, which holds the papers' numbers.
+    """
+    if not FOLDER.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot be a folder of results: letters a to z, digits, '.', '_' and '-' only"
+        )
+    if name == PUBLISHED:
+        raise ValueError(f"{name!r} holds the papers' numbers; nothing measured goes there")
+    return name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +127,11 @@ class Record:
         for name in ("experiment", "implementation", "metric"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise TypeError(f"{name} must be a non-empty string, got {getattr(self, name)!r}")
+        for names, kind, what in _TYPES:
+            for name in names:
+                found = getattr(self, name)
+                if found is not None and not isinstance(found, kind):
+                    raise TypeError(f"{name} must be {what}, got {found!r}")
         if self.source not in SOURCES:
             raise ValueError(f"source must be one of {SOURCES}, got {self.source!r}")
         if self.level is not None and self.level not in LEVELS:
@@ -116,13 +141,16 @@ class Record:
                 f"a row has either a value or an error, got value={self.value!r} and "
                 f"error={self.error!r} ({self.experiment}, {self.implementation}, {self.metric})"
             )
-        if self.value is not None:
-            if isinstance(self.value, bool) or not isinstance(self.value, int | float):
-                raise TypeError(f"value must be a number, got {self.value!r}")
-            if not math.isfinite(self.value):
-                raise ValueError(f"value must be finite, got {self.value!r}; use error instead")
-            if not self.unit:
-                raise ValueError(f"value {self.value!r} of {self.metric} needs a unit")
+        if self.value is not None and not self.unit:
+            raise ValueError(f"value {self.value!r} of {self.metric} needs a unit")
+        for name in _NUMBERS:
+            number = getattr(self, name)
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise TypeError(f"{name} must be a number, got {number!r}")
+            if not math.isfinite(number):
+                raise ValueError(f"{name} must be finite, got {number!r}; use error instead")
         for name in _COUNTS:
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int)):
@@ -156,6 +184,12 @@ _COUNTS = (
     "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
     "block_m", "block_n", "spread_n",
 )  # fmt: skip
+_NUMBERS = ("value", "dropout", "scale_factor", "spread_min", "spread_max")
+_FLAGS = ("causal", "key_mask")
+_TEXTS = tuple(
+    f.name for f in fields(Record) if f.name not in (*_COUNTS, *_NUMBERS, *_FLAGS, "extra")
+)
+_TYPES = ((_TEXTS, str, "a string"), (_FLAGS, bool, "true or false"))
 _NAMES = {f.name for f in fields(Record)} - {"extra"}
 _SPELLED = (_NAMES - {"pass_"}) | {"pass"}
 _REQUIRED = {"experiment", "implementation", "metric", "source"}
@@ -202,7 +236,7 @@ def append(path: Path, records: Iterable[Record]) -> None:
     if not data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path) as fd:
+    with _locked(path) as fd, _naming(path):
         start = _cut_torn_tail(fd)
         try:
             while data:
@@ -211,6 +245,17 @@ def append(path: Path, records: Iterable[Record]) -> None:
         except BaseException:
             os.ftruncate(fd, start)
             raise
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an OSError say which file it is about: one of a file descriptor does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextlib.contextmanager
@@ -246,6 +291,7 @@ def exclusive(path: Path, waiting: Callable[[], object] = lambda: None) -> Itera
                 waiting()
                 fcntl.flock(fd, fcntl.LOCK_EX)
             if beside.exists() and os.path.samestat(os.fstat(fd), os.stat(beside)):
+                _remove_leftovers(path)
                 try:
                     yield
                 finally:
@@ -253,6 +299,21 @@ def exclusive(path: Path, waiting: Callable[[], object] = lambda: None) -> Itera
                 return
         finally:
             os.close(fd)
+
+
+def _draft(path: Path) -> Path:
+    """Where a new version of a file is written; one at a time, since the file is locked."""
+    return path.with_name(f".{path.name}.draft")
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what writers of this file that were killed have left beside it."""
+    if not path.exists():
+        return
+    with _locked(path):  # no one is writing
+        for left in path.parent.glob(f".{path.name}.*"):
+            if left.suffix != ".lock":
+                left.unlink(missing_ok=True)
 
 
 def _cut_torn_tail(fd: int) -> int:
@@ -283,21 +344,21 @@ def write(path: Path, records: Iterable[Record]) -> None:
     """Replace a file as a whole: the old one stays until the new one is complete."""
     text = "".join(_lines([r]) for r in records)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path) if path.exists() else contextlib.nullcontext():
+    with _locked(path):
         _replace(path, text)
 
 
 def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Put a new version in the place of a file that the caller has locked."""
+    draft = _draft(path)
     try:
-        with open(handle, "w", encoding="utf-8") as file:
+        with _naming(path), open(draft, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.replace(draft, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 
@@ -308,10 +369,16 @@ def read(path: Path) -> Iterator[Record]:
     elsewhere, or one of a schema that this program does not know, is a ValueError that names file
     and line.
     """
+    return (row for _, row in numbered(path))
+
+
+def numbered(path: Path) -> Iterator[tuple[int, Record]]:
+    """:func:`read` with the number of each row's line."""
     if not path.exists():
         return
-    lines = path.read_bytes().split(b"\n")
-    found: list[Record] = []
+    # Some editors put a byte-order mark in front of what they save.
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    found: list[tuple[int, Record]] = []
     complete = 0  # rows up to the last append that is whole
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -325,7 +392,7 @@ def read(path: Path) -> Iterator[Record]:
             raise ValueError(f"{path.name}, line {number}: not JSON ({error})") from None
         try:
             more = row.get("more", 0) if isinstance(row, dict) else 0
-            found.append(Record.from_json(_opened(row, line)))
+            found.append((number, Record.from_json(_opened(row, line))))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from None
         if not more:

@@ -87,9 +87,10 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str) -> 
 
 
 def download(content: bytes, name: str, kind: str, text: str) -> str:
-    """A link that saves content carried by the page itself."""
+    """A link that saves content carried by the page itself. ``text`` is HTML, ``name`` is not."""
     data = base64.b64encode(content).decode()
-    return f'<a download="{name}" href="data:{kind};base64,{data}">{text}</a>'
+    saved_as = html.escape(name)
+    return f'<a download="{saved_as}" href="data:{kind};base64,{data}">{text}</a>'
 
 
 def verdict_section(rows: Sequence[Claim]) -> str:

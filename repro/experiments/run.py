@@ -44,7 +44,7 @@ def device_reason(device: str) -> str | None:
 def folder(device: str, into: str | None = None) -> str:
     """The folder under results/ for measurements on this device."""
     if into is not None:
-        return into
+        return records.require_folder(into)
     if device == "cuda":
         card = machine.gpu()
         if card is None:
@@ -69,6 +69,8 @@ def measure(
     quick: leave experiments that are long and on record;
     rank: measure this rank's share of the cells, into its own file.
     """
+    if into is not None:
+        records.require_folder(into)
     reason = device_reason(experiment.device)
     if reason is not None:
         return Outcome(reason=reason)

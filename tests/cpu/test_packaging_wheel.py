@@ -135,9 +135,13 @@ def test_the_archive_is_complete_checked_and_the_same_twice(tmp_path: Path) -> N
     (drawn / "a.svg").write_text("<svg/>")
     (drawn / "verdicts.md").write_text("| |")
     (drawn / ".draft.svg").write_text("half")
+    # A link that leads out of the checkout is not followed.
+    (tmp_path / "private.csv").write_text("secret")
+    (drawn / "private.csv").symlink_to(tmp_path / "private.csv")
     first, second = tmp_path / "1" / "x.tar.gz", tmp_path / "2" / "x.tar.gz"
     names = archive.write(first, drawn)
     assert archive.write(second, drawn) == names
+    assert "figures/out/private.csv" not in names
     assert first.read_bytes() == second.read_bytes()
     assert {"figures/out/a.svg", "figures/out/verdicts.md", "COMMIT", "ENVIRONMENT", "LICENSE",
             "requirements.lock", "analysis/traffic.py", "SHA256SUMS"} <= set(names)  # fmt: skip

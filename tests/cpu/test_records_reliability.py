@@ -99,7 +99,55 @@ def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path: Path) -
     )
     assert done.returncode
     assert "OSError" in done.stderr
+    assert f"'{path}'" in done.stderr  # which file
     assert path.read_bytes() == content
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_also_of_a_new_version(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    records.append(path, rows("a"))
+    content = path.read_bytes()
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\nfrom repro import records\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100,) * 2)\n"
+        "path = Path(sys.argv[1])\n"
+        "records.replace(path, {'none'}, records.read(path))"
+    )
+    done = subprocess.run(python(code, path), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert f"'{path}'" in done.stderr.splitlines()[-1]
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_run(tmp_path: Path) -> None:
+    """Killed between writing a new version and putting it in its place; and holding the lock."""
+    path, other = tmp_path / "x.jsonl", tmp_path / ".y.jsonl.draft"
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom repro import records\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+        "path = Path(sys.argv[1])\n"
+        "with records.exclusive(path):\n"
+        "    records.replace(path, {'none'}, records.read(path))"
+    )
+    records.append(path, rows("a"))
+    content = path.read_bytes()
+    other.touch()
+    assert subprocess.run(python(code, path), cwd=ROOT, check=False).returncode == -9
+    assert len(list(tmp_path.iterdir())) == 4  # the draft and the lock beside the records
+    with records.exclusive(path):
+        pass
+    assert sorted(tmp_path.iterdir()) == [other, path]
+    assert path.read_bytes() == content
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    records.append(path, rows("a"))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    records.append(path, rows("b"))
+    assert cells_on_record(path) == {"a": 3, "b": 3}
 
 
 def test_two_writers_at_once_do_not_mix_their_cells(tmp_path: Path) -> None:

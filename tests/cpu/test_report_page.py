@@ -155,6 +155,27 @@ def test_every_record_has_its_origin(tmp_path: Path) -> None:
     assert (published.where, published.how) == ("Paper, Table 1", "table")
 
 
+def test_what_came_from_elsewhere_is_text_and_never_html(tmp_path: Path) -> None:
+    """Folder and file names and every field: of records, of claims, of a figure's data."""
+    bad = '"><img src=x onerror=alert(1)>'
+    rows = [
+        record({}, experiment="x", implementation=bad, metric=bad, source="measured", value=1,
+               unit=bad, device=bad, tool=bad, date=bad, torch=bad, commit=bad, driver=bad),
+        record({}, experiment="x", implementation="a", metric="n", source="published", value=1,
+               unit="1", origin=bad, confidence=bad),
+    ]  # fmt: skip
+    name = bad.replace("/", "")
+    records.write(tmp_path / name / f"{name}.jsonl", rows)
+    part = Part(what=bad, value=1, low=0, evidence=Evidence.COUNTED)
+    row = claim("SM boundary", parts=[part], measured=bad, predicted=bad, published=bad)
+    written = page.provenance_section(provenance.files(tmp_path)) + page.verdict_section([row])
+    assert "onerror" in written
+    assert "<img" not in written
+    structure = Structure()
+    structure.feed(written)
+    assert structure.open == []
+
+
 def test_all_committed_records_are_accounted_for() -> None:
     files = {f.name: f for f in provenance.files()}
     for path in records.RESULTS.glob("*/*.jsonl"):
