@@ -261,6 +261,9 @@ def optimal(chain: Chain, budget_bytes: int, *, slots: int = 500) -> Plan:
     if budget_bytes >= everything.peak_bytes:
         return replace(everything, name="optimal")
     build = Builder(chain)
+    least = plan_of("optimal", build, minimum_need_node(chain))
+    if least.peak_bytes > budget_bytes:  # before any table is filled: that takes longest
+        raise InfeasibleBudgetError(budget_bytes, least.peak_bytes)
     unit, gcd = unit_bytes(chain, budget_bytes, slots)
     budgets = [(unit, budget_bytes)]
     if unit > gcd:
@@ -269,9 +272,4 @@ def optimal(chain: Chain, budget_bytes: int, *, slots: int = 500) -> Plan:
     plans = [plan_of("optimal", build, node) for node in nodes if node is not None]
     if unit > gcd:
         plans += [plan for plan in _heuristic_plans(chain) if plan.peak_bytes <= budget_bytes]
-    if not plans:
-        least = plan_of("optimal", build, minimum_need_node(chain))
-        if least.peak_bytes > budget_bytes:
-            raise InfeasibleBudgetError(budget_bytes, least.peak_bytes)
-        plans = [least]
-    return replace(min(plans, key=lambda plan: plan.seconds), name="optimal")
+    return replace(min(plans or [least], key=lambda plan: plan.seconds), name="optimal")

@@ -104,9 +104,7 @@ def test_the_exact_results_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch
 
 def test_a_failure_costs_one_implementation_and_never_another() -> None:
     names = ("a", "hangs", "hangs 2", "b, form", "dies", "wrong", "compiles", "hangs 3", "c")
-    started = time.monotonic()
     found = check(names, COMMAND, LIMITS)
-    assert time.monotonic() - started < 60
     assert found.right == ["a", "b, form", "c"]
     assert found.refused == {
         "hangs": "did not finish within 1 s", "hangs 2": "did not finish within 1 s",
