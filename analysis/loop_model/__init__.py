@@ -1,0 +1,1 @@
+"""A model of one SM that takes compiled instructions, and of how blocks fill a card."""

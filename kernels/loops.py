@@ -1,0 +1,86 @@
+"""From machine code to a program for the model of an SM (``analysis.loop_model``)."""
+
+from __future__ import annotations
+
+import re
+
+from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS
+from analysis.loop_model.program import Program, Step
+from kernels.sass import Instruction
+from kernels.sass_control import Control, TimedCode
+from kernels.sass_operands import Launch
+from kernels.sass_run import ways
+
+WARP = 32
+_REGISTERS = re.compile(r"(?<![U\w])R(\d+)(\.reuse)?")
+#: Bytes a lane moves by the modifier of an access to shared memory.
+_WIDTH = {"64": 8, "128": 16, "U8": 1, "U16": 2, "S8": 1, "S16": 2}
+
+
+def program(code: TimedCode, launch: Launch) -> Program:
+    """What the warps of one thread block of a launch execute.
+
+    Raises ValueError, one line, for an instruction that the model does not know.
+    """
+    table = tuple(step(i, c) for i, c in zip(code.instructions, code.controls, strict=True))
+    found, arrivals = ways(code, launch)
+    return Program(table, found, arrivals)
+
+
+def step(i: Instruction, control: Control) -> Step:
+    """An instruction as the model takes it. ValueError names one it does not know."""
+    text = ".".join((i.opcode, *i.modifiers))
+    operation = OPERATIONS.get(i.opcode)
+    if operation is None:
+        raise ValueError(f"no unit is known for instruction {text} {i.operands}")
+    amount = from_shared = pending = 0
+    last = False
+    if i.opcode == "WARPGROUP" and "DEPBAR" in i.modifiers:
+        operation, pending = GROUP_WAIT, int(i.operands.split(",")[1], 16)
+    elif i.opcode == "DEPBAR":
+        counter, left = i.operands.split(",")
+        amount, pending = int(counter.strip().removeprefix("SB")), int(left, 16)
+    elif i.opcode == "HGMMA":
+        amount, from_shared = _product(i)
+        last = "gsb0" in i.operands
+    elif i.opcode in ("LDS", "STS"):
+        amount = WARP * next((_WIDTH[m] for m in i.modifiers if m in _WIDTH), 4)
+    elif i.opcode in ("LDSM", "STSM"):
+        amount = 128 * int(i.modifiers[-1])
+    return Step(
+        f"{text} {i.operands}",
+        operation,
+        control.stall,
+        control.yields,
+        -1 if control.write_barrier is None else control.write_barrier,
+        -1 if control.read_barrier is None else control.read_barrier,
+        control.wait,
+        0 if i.opcode == "HGMMA" else _reads(i, control),
+        amount,
+        from_shared,
+        last,
+        pending,
+    )
+
+
+def _product(i: Instruction) -> tuple[int, int]:
+    """Columns, and the bytes that a warpgroup's product reads from shared memory.
+
+    HGMMA.64xNx16: B has N rows of 16 two-byte elements; A, unless in registers, 64.
+    """
+    shape = next((m for m in i.modifiers if re.fullmatch(r"64x\d+x\d+", m)), None)
+    if shape is None:
+        raise ValueError(f"no shape in {'.'.join((i.opcode, *i.modifiers))} {i.operands}")
+    rows, columns, depth = (int(n) for n in shape.split("x"))
+    in_registers = re.match(r"R\d+, R\d+, gdesc", i.operands) is not None
+    return columns, 2 * depth * (columns + (0 if in_registers else rows))
+
+
+def _reads(i: Instruction, control: Control) -> int:
+    """Distinct source registers, without those the reuse cache holds from the instruction before.
+
+    The reuse flags mark what is kept for the next one; what a flag marks here is read here.
+    """
+    operands = i.operands.split(",")
+    sources = ",".join(operands[1:]) if i.opcode not in ("STS", "STSM", "STG") else i.operands
+    return len({number for number, _ in _REGISTERS.findall(sources)})
