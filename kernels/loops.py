@@ -12,6 +12,9 @@ from kernels.sass_operands import Launch
 from kernels.sass_run import ways
 
 WARP = 32
+#: Bytes of shared memory that an 8-byte load of a warp costs: in an accumulator's layout eight lanes
+#: ask for the same pair of columns, so it is one access as wide as the memory.
+ROW_STATISTICS = 128
 _REGISTERS = re.compile(r"(?<![U\w])R(\d+)(\.reuse)?")
 #: Bytes a lane moves by the modifier of an access to shared memory.
 _WIDTH = {"64": 8, "128": 16, "U8": 1, "U16": 2, "S8": 1, "S16": 2}
@@ -22,19 +25,28 @@ def program(code: TimedCode, launch: Launch) -> Program:
 
     Raises ValueError, one line, for an instruction that the model does not know.
     """
-    table = tuple(step(i, c) for i, c in zip(code.instructions, code.controls, strict=True))
+    table = []
+    before: tuple[Instruction, Control] | None = None
+    for i, control in zip(code.instructions, code.controls, strict=True):
+        table.append(step(i, control, before))
+        before = i, control
     found, arrivals = ways(code, launch)
-    return Program(table, found, arrivals)
+    return Program(tuple(table), found, arrivals)
 
 
-def step(i: Instruction, control: Control) -> Step:
-    """An instruction as the model takes it. ValueError names one it does not know."""
+def step(
+    i: Instruction, control: Control, before: tuple[Instruction, Control] | None = None
+) -> Step:
+    """An instruction as the model takes it. ValueError names one it does not know.
+
+    before: the instruction in front, of whose sources some may still be at hand.
+    """
     text = ".".join((i.opcode, *i.modifiers))
     operation = OPERATIONS.get(i.opcode)
     if operation is None:
         raise ValueError(f"no unit is known for instruction {text} {i.operands}")
     amount = from_shared = pending = 0
-    last = False
+    last = accumulates = False
     if i.opcode == "WARPGROUP" and "DEPBAR" in i.modifiers:
         operation, pending = GROUP_WAIT, int(i.operands.split(",")[1], 16)
     elif i.opcode == "DEPBAR":
@@ -43,6 +55,9 @@ def step(i: Instruction, control: Control) -> Step:
     elif i.opcode == "HGMMA":
         amount, from_shared = _product(i)
         last = "gsb0" in i.operands
+        accumulates = not re.search(r"RZ, !UPT", i.operands)
+    elif i.opcode == "LDS" and "64" in i.modifiers:
+        amount = ROW_STATISTICS
     elif i.opcode in ("LDS", "STS"):
         amount = WARP * next((_WIDTH[m] for m in i.modifiers if m in _WIDTH), 4)
     elif i.opcode in ("LDSM", "STSM"):
@@ -55,10 +70,11 @@ def step(i: Instruction, control: Control) -> Step:
         -1 if control.write_barrier is None else control.write_barrier,
         -1 if control.read_barrier is None else control.read_barrier,
         control.wait,
-        0 if i.opcode == "HGMMA" else _reads(i, control),
+        (0, 0) if i.opcode == "HGMMA" else _reads(i, before),
         amount,
         from_shared,
         last,
+        accumulates,
         pending,
     )
 
@@ -76,11 +92,27 @@ def _product(i: Instruction) -> tuple[int, int]:
     return columns, 2 * depth * (columns + (0 if in_registers else rows))
 
 
-def _reads(i: Instruction, control: Control) -> int:
-    """Distinct source registers, without those the reuse cache holds from the instruction before.
+def _reads(i: Instruction, before: tuple[Instruction, Control] | None) -> tuple[int, int]:
+    """Source registers that the even and the odd bank have to deliver.
 
-    The reuse flags mark what is kept for the next one; what a flag marks here is read here.
+    A source marked for reuse is kept for the same operand of the next instruction.
     """
-    operands = i.operands.split(",")
-    sources = ",".join(operands[1:]) if i.opcode not in ("STS", "STSM", "STG") else i.operands
-    return len({number for number, _ in _REGISTERS.findall(sources)})
+    kept = set()
+    if before is not None:
+        kept = {
+            (slot, number) for slot, number, reused in _sources(before[0]) if reused
+        }
+    needed = {n for slot, n, _ in _sources(i) if (slot, n) not in kept}
+    odd = sum(n & 1 for n in needed)
+    return len(needed) - odd, odd
+
+
+def _sources(i: Instruction) -> list[tuple[int, int, bool]]:
+    """Operand, register and whether it is marked for reuse; of 32-bit sources."""
+    stores = ("STS", "STSM", "STG", "STL", "SYNCS", "BAR")
+    operands = i.operands.split(",")[0 if i.opcode in stores else 1 :]
+    return [
+        (slot, int(number), bool(reused))
+        for slot, operand in enumerate(operands)
+        for number, reused in _REGISTERS.findall(operand)
+    ]

@@ -132,17 +132,18 @@ def _multiply_add(
     unsigned = "U32" in i.modifiers
     a, b = source(terms[0], block), source(terms[1], block)
     wide_target = "WIDE" in i.modifiers
-    c = wide(terms[2], block) if wide_target else source(terms[2], block)
-    put = target_wide(operands[0]) if wide_target else target(operands[0])
     high = "HI" in i.modifiers
+    # The upper half of a product is taken after a 64-bit addend, a register and the next.
+    c = wide(terms[2], block) if wide_target or high else source(terms[2], block)
+    put = target_wide(operands[0]) if wide_target else target(operands[0])
 
     def do(w: Warp) -> None:
         try:
             x, y, z = a(w), b(w), c(w)
             if (high or wide_target) and not unsigned:
                 x, y = signed(x), signed(y)
-            product = (x * y >> 32) if high else x * y
-            put(w, product + z + sum(int(p(w)) for p in carries_in))
+            total = x * y + z + sum(int(p(w)) for p in carries_in)
+            put(w, total >> 32 if high else total)
         except TypeError:
             put(w, None)
 
@@ -217,9 +218,8 @@ def _compare(i: Instruction, operands: list[str], labels: Mapping[str, int], blo
     unsigned, either = "U32" in i.modifiers, "OR" in i.modifiers
 
     def do(w: Warp) -> None:
-        try:
-            x, y = a(w), b(w)
-        except TypeError:
+        x, y = a(w), b(w)
+        if x is None or y is None:
             first(w, False)
             second(w, False)
             return

@@ -23,12 +23,12 @@ SOURCE = Path(__file__).with_name("sm.c")
 FLAGS = ("-O2", "-std=c99", "-shared", "-fPIC")
 LIMIT = 20_000_000
 _STEP = (
-    "unit", "interval", "latency", "stall", "yields", "write", "read", "wait", "reads", "amount",
-    "from_shared", "last_of_group", "pending",
+    "unit", "interval", "latency", "stall", "yields", "write", "read", "wait", "reads_even", "reads_odd",
+    "amount", "from_shared", "last_of_group", "accumulates", "pending",
 )  # fmt: skip
 _RUN_PARAMETERS = (
-    "tensor_tail", "tensor_window", "tensor_order", "register_ports", "tensor_register_reads",
-    "shared_bytes", "copy_bytes", "copy_latency", "copy_issue", "store_latency", "try_wait",
+    "tensor_tail", "tensor_window", "tensor_ahead", "tensor_order", "bank_ports", "tensor_register_reads",
+    "shared_bytes", "copy_bytes", "copy_latency", "copy_far", "copy_issue", "store_latency", "try_wait",
     "arrive_visible", "barrier_port", "named_release", "jump", "xu_queue", "source_hold", "pick",
 )  # fmt: skip
 
@@ -44,7 +44,7 @@ class _Run(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("steps", "kinds", "objects", "values")),
         ("barriers", ctypes.c_int32), ("arrivals", ctypes.c_void_p), ("start", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in _RUN_PARAMETERS),
-        ("limit", ctypes.c_int64),
+        ("seed", ctypes.c_uint32), ("limit", ctypes.c_int64),
         ("issued", ctypes.c_void_p), ("busy", ctypes.c_void_p),
         *((f"tensor_{name}", ctypes.c_void_p) for name in ("starts", "ends", "groups")),
         ("tensor_ops", ctypes.c_int64), ("tensor_room", ctypes.c_int64), ("clocks", ctypes.c_int64),
@@ -87,9 +87,10 @@ class Simulated:
 def simulate(
     program: Program,
     *,
-    tensor_order: TensorOrder,
-    pick: Pick,
+    tensor_order: TensorOrder = TensorOrder.ROUND_ROBIN,
+    pick: Pick = Pick.OLDEST,
     start: Sequence[int] | None = None,
+    seed: int = 0,
     **changed: float,
 ) -> Simulated:
     """Runs a program. start: per warp, the clock at which it may begin.
@@ -127,7 +128,7 @@ def simulate(
         steps.ctypes.data, kinds.ctypes.data, objects.ctypes.data, values.ctypes.data,
         len(program.arrivals), counts.ctypes.data, starts.ctypes.data,
         *({**numbers, "tensor_order": tensor_order, "pick": pick}[n] for n in _RUN_PARAMETERS),
-        LIMIT, issued.ctypes.data, busy.ctypes.data,
+        seed, LIMIT, issued.ctypes.data, busy.ctypes.data,
         *(products[k].ctypes.data for k in range(3)), 0, room, 0,
     )  # fmt: skip
     if _library().simulate(ctypes.byref(run)):
@@ -147,6 +148,6 @@ def _c_step(step: Step) -> _CStep:
     o = step.operation
     return _CStep(
         o.unit, o.interval, o.latency, step.stall, step.yields, step.write_barrier,
-        step.read_barrier, step.wait, step.reads, step.amount, step.from_shared,
-        step.last_of_group, step.pending,
+        step.read_barrier, step.wait, *step.reads, step.amount, step.from_shared,
+        step.last_of_group, step.accumulates, step.pending,
     )  # fmt: skip

@@ -82,8 +82,11 @@ SM90: dict[str, Parameter] = {
     "tensor_window": Parameter(
         6, "products an SM", "flashgpu", "admitted and not yet computed; 6 with A from shared memory",
     ),
-    "register_ports": Parameter(
-        2, "warp registers a clock and scheduler", "huerta", "two banks with one 1024-bit port each",
+    "tensor_ahead": Parameter(
+        1, "products", "structure", "whose operands are fetched while another computes",
+    ),
+    "bank_ports": Parameter(
+        1, "warp registers a clock, bank and scheduler", "huerta", "two banks, a 1024-bit port each",
     ),
     "tensor_register_reads": Parameter(
         1, "warp registers a clock and scheduler", "code",
@@ -93,6 +96,9 @@ SM90: dict[str, Parameter] = {
     "copy_bytes": Parameter(64, "bytes a clock", "flashgpu", "two 32-byte sectors a clock"),
     "copy_latency": Parameter(
         369, "clocks", "luo", "L2 hit by TMA: 264.5 of a load and 104.6 more",
+    ),
+    "copy_far": Parameter(
+        595, "clocks", "luo", "the same from the far half of L2: about 490 and 104.6",
     ),
     "copy_issue": Parameter(33, "clocks", "flashgpu", "one copy engine an SM"),
     "store_latency": Parameter(

@@ -33,12 +33,12 @@ class Step:
     """One instruction of the table.
 
     stall, yields, write_barrier, read_barrier, wait: its control fields; -1 for no counter.
-    reads: 32-bit registers a thread reads that the register file has to deliver.
+    reads: registers that the even and the odd bank of the register file have to deliver.
     operation: of the table of operations in ``parameters``.
     amount: what the operation needs to know beside: of a tensor instruction its columns, of an
         access the bytes a warp moves.
     from_shared: bytes a tensor instruction of a warpgroup reads from shared memory.
-    last_of_group: a tensor instruction that closes a group.
+    last_of_group, accumulates: a tensor instruction closes a group; reads what it adds to.
     pending: of a wait for groups or counters, how many may be left.
     """
 
@@ -49,10 +49,11 @@ class Step:
     write_barrier: int = -1
     read_barrier: int = -1
     wait: int = 0
-    reads: int = 0
+    reads: tuple[int, int] = (0, 0)
     amount: int = 0
     from_shared: int = 0
     last_of_group: bool = False
+    accumulates: bool = False
     pending: int = 0
 
 

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCHEDULERS = 4, COUNTERS = 6, GROUP = 4, MAX_WARPS = 64, MAX_BARRIERS = 64, NAMED = 16 };
+enum { SCHEDULERS = 4, COUNTERS = 6, GROUP = 4, MAX_WARPS = 64, MAX_BARRIERS = 64, NAMED = 16,
+       MAX_AHEAD = 4 };
 enum { NONE, OFF, WAIT, ARRIVE, COPY_IN, COPY_OUT, BARRIER_SYNC, BARRIER_ARRIVE, JUMP };
 /* Units, as in parameters.py. */
 enum { ISSUE_ONLY, FMA, FMA_HEAVY, ALU, XU, UNIFORM, MEMORY, TENSOR, GROUP_WAIT, COUNTER_WAIT,
@@ -22,8 +23,8 @@ enum { OLDEST, GREEDY, IN_TURN };
 
 typedef struct {
     int32_t unit, interval, latency;
-    int32_t stall, yields, write, read, wait, reads;
-    int32_t amount, from_shared, last_of_group, pending;
+    int32_t stall, yields, write, read, wait, reads_even, reads_odd;
+    int32_t amount, from_shared, last_of_group, accumulates, pending;
 } Step;
 
 typedef struct {
@@ -36,11 +37,12 @@ typedef struct {
     const int32_t *arrivals;        /* per mbarrier */
     const int64_t *start;           /* per warp: clock at which it may begin */
     /* parameters */
-    int32_t tensor_tail, tensor_window, tensor_order;
-    int32_t register_ports, tensor_register_reads;
-    int32_t shared_bytes, copy_bytes, copy_latency, copy_issue, store_latency;
+    int32_t tensor_tail, tensor_window, tensor_ahead, tensor_order;
+    int32_t bank_ports, tensor_register_reads;
+    int32_t shared_bytes, copy_bytes, copy_latency, copy_far, copy_issue, store_latency;
     int32_t try_wait, arrive_visible, barrier_port, named_release;
     int32_t jump, xu_queue, source_hold, pick;
+    uint32_t seed;                  /* which copies come from the far half of L2 */
     int64_t limit;
     /* results */
     int32_t *issued;                /* per entry of the ways: its clock */
@@ -67,7 +69,7 @@ typedef struct { int32_t warp, barrier, parity, counter; } Waiter;
 typedef struct { int32_t arrived, waiting; int32_t warps[MAX_WARPS]; } Named;
 typedef struct { int64_t from; int32_t barrier; int64_t left, bytes; } Copy;
 typedef struct { Copy *copies; int64_t first, last, room; } Stream;
-typedef struct { int32_t width, shared, last; } Product;
+typedef struct { int32_t width, shared, last, accumulates; } Product;
 
 typedef struct {                    /* what a warpgroup asked of the tensor cores */
     Product *ops;
@@ -75,6 +77,12 @@ typedef struct {                    /* what a warpgroup asked of the tensor core
     int32_t room, admitted, started, finished, groups_done;
     int32_t got[MAX_WARPS];
 } Group;
+
+typedef struct {                    /* a product taken by the tensor cores */
+    int32_t group, width, accumulates;
+    double fetch;                   /* bytes of its operands still to come */
+    int64_t end, number;
+} InLine;
 
 typedef struct {
     Run *run;
@@ -87,14 +95,13 @@ typedef struct {
     Due *due; int64_t dues, due_room;
     Stream in, out;
     int64_t pipe[SCHEDULERS][UNITS];
-    double debt[SCHEDULERS];        /* register reads not yet delivered */
+    double debt[SCHEDULERS][2];     /* register reads not yet delivered, by bank */
     int64_t mbarrier_port, copy_unit, shared_queue;
-    int32_t running_group;          /* of the product in the tensor cores, -1 none */
-    int64_t product_end, product_start, fetched_end;
-    double fetch_left;              /* bytes of its operands still to come */
-    int32_t last_group;
+    InLine line[MAX_AHEAD + 2];     /* products in the tensor cores: one computes, some wait */
+    int32_t lined, begun, last_group;
     int32_t last[SCHEDULERS];
     int32_t outstanding;            /* admitted products that have not left the tensor cores */
+    uint32_t random;
     int64_t now;
 } Sm;
 
@@ -140,6 +147,16 @@ static void settle(Sm *s, int32_t b, int64_t at) {
     }
 }
 
+static void begin(Sm *s) {
+    InLine *first = &s->line[0];
+    first->end = s->now + first->width / 2;
+    s->begun = 1;
+    if (first->number < s->run->tensor_room) {
+        s->run->tensor_starts[first->number] = (int32_t)s->now;
+        s->run->tensor_groups[first->number] = first->group;
+    }
+}
+
 static void stream_advance(Sm *s, Stream *stream, double *port) {
     if (stream->first == stream->last) return;
     Copy *c = &stream->copies[stream->first];
@@ -158,27 +175,10 @@ static void stream_advance(Sm *s, Stream *stream, double *port) {
     }
 }
 
-/* The tensor cores for this clock: operands arrive, a product ends, the next begins. */
-static void tensor_advance(Sm *s, double *port) {
-    Run *r = s->run;
+/* Which warpgroup's product is next; -1 for none. */
+static int32_t next_group(Sm *s) {
+    const Run *r = s->run;
     const int groups = r->warps / GROUP;
-    if (s->running_group >= 0 && s->fetch_left > 0) {
-        double part = s->fetch_left < *port ? s->fetch_left : *port;
-        s->fetch_left -= part;
-        *port -= part;
-    }
-    if (s->running_group >= 0 && s->now >= s->product_end && s->fetch_left <= 0) {
-        Group *g = &s->groups[s->running_group];
-        Product *op = &g->ops[g->finished];
-        g->finished++;
-        s->outstanding--;
-        if (r->tensor_ops <= r->tensor_room && r->tensor_ops > 0)
-            r->tensor_ends[r->tensor_ops - 1] = (int32_t)s->now;
-        if (op->last) push_due(s, s->now + r->tensor_tail, -1 - s->running_group, 0);
-        s->last_group = s->running_group;
-        s->running_group = -1;
-    }
-    if (s->running_group >= 0) { r->busy[TENSOR]++; return; }
     int32_t best = -1;
     int64_t best_at = 0;
     for (int k = 0; k < groups; k++) {
@@ -186,26 +186,45 @@ static void tensor_advance(Sm *s, double *port) {
         Group *g = &s->groups[i];
         if (g->started >= g->admitted || g->arrived[g->started] < 0 || g->arrived[g->started] > s->now)
             continue;
-        if (r->tensor_order == ROUND_ROBIN) { best = i; break; }
-        if (r->tensor_order == SAME_GROUP && i == s->last_group) { best = i; break; }
+        if (r->tensor_order == ROUND_ROBIN) return i;
+        if (r->tensor_order == SAME_GROUP && i == s->last_group) return i;
         if (best < 0 || g->arrived[g->started] < best_at) { best = i; best_at = g->arrived[g->started]; }
     }
-    if (best < 0) return;
-    Group *g = &s->groups[best];
-    Product *op = &g->ops[g->started++];
-    s->running_group = best;
-    s->product_start = s->now;
-    s->product_end = s->now + op->width / 2;
-    s->fetch_left = op->shared;
-    double part = s->fetch_left < *port ? s->fetch_left : *port;
-    s->fetch_left -= part;
-    *port -= part;
-    r->busy[TENSOR]++;
-    if (r->tensor_ops < r->tensor_room) {
-        r->tensor_starts[r->tensor_ops] = (int32_t)s->now;
-        r->tensor_groups[r->tensor_ops] = best;
+    return best;
+}
+
+/* The tensor cores for this clock. A product's operands come from shared memory while it computes,
+ * and those of up to tensor_ahead products behind it before. */
+static void tensor_advance(Sm *s, double *port) {
+    Run *r = s->run;
+    while (s->begun > 0 && s->now >= s->line[0].end && s->line[0].fetch <= 0) {
+        Group *g = &s->groups[s->line[0].group];
+        Product *op = &g->ops[g->finished++];
+        s->outstanding--;
+        if (s->line[0].number < r->tensor_room) r->tensor_ends[s->line[0].number] = (int32_t)s->now;
+        if (op->last) push_due(s, s->now + r->tensor_tail, -1 - s->line[0].group, 0);
+        memmove(&s->line[0], &s->line[1], (size_t)(MAX_AHEAD) * sizeof(InLine));
+        s->lined--;
+        s->begun = 0;
+        if (s->lined > 0) begin(s);
     }
-    r->tensor_ops++;
+    while (s->lined <= r->tensor_ahead && (s->lined == 0 || s->line[s->lined - 1].fetch <= 0)) {
+        int32_t group = next_group(s);
+        if (group < 0) break;
+        Group *g = &s->groups[group];
+        Product *op = &g->ops[g->started++];
+        s->line[s->lined++] =
+            (InLine){group, op->width, op->accumulates, op->shared, 0, r->tensor_ops++};
+        s->last_group = group;
+        if (s->lined == 1) begin(s);
+        if (op->shared > 0) break;
+    }
+    for (int k = 0; k < s->lined && *port > 0; k++) {
+        double part = s->line[k].fetch < *port ? s->line[k].fetch : *port;
+        s->line[k].fetch -= part;
+        *port -= part;
+    }
+    if (s->begun) r->busy[TENSOR]++;
 }
 
 static int may_issue(Sm *s, int sched, int w) {
@@ -216,7 +235,8 @@ static int may_issue(Sm *s, int sched, int w) {
     for (int c = 0; c < COUNTERS; c++)
         if ((step->wait >> c & 1) && warp->counters[c] > 0) return 0;
     if (r->kinds[warp->place] == OFF) return 1;
-    if (s->debt[sched] >= r->register_ports) return 0;
+    if (step->reads_even && s->debt[sched][0] >= r->bank_ports) return 0;
+    if (step->reads_odd && s->debt[sched][1] >= r->bank_ports) return 0;
     switch (step->unit) {
     case XU:
         return s->pipe[sched][XU] <= s->now + (int64_t)r->xu_queue * step->interval;
@@ -247,7 +267,7 @@ static void admit(Sm *s, int w, const Step *step) {
             g->ops = realloc(g->ops, (size_t)g->room * sizeof(Product));
             g->arrived = realloc(g->arrived, (size_t)g->room * sizeof(int64_t));
         }
-        g->ops[op] = (Product){step->amount, step->from_shared, step->last_of_group};
+        g->ops[op] = (Product){step->amount, step->from_shared, step->last_of_group, step->accumulates};
         g->arrived[op] = -1;
         g->admitted++;
         s->outstanding++;
@@ -277,7 +297,8 @@ static void issue(Sm *s, int sched, int w) {
     r->busy[UNITS + 1]++;
     warp->ready = s->now + (step->stall > 1 ? step->stall : 1);
     if (kind == OFF) return;
-    s->debt[sched] += step->reads;
+    s->debt[sched][0] += step->reads_even;
+    s->debt[sched][1] += step->reads_odd;
     int64_t start = s->now, done;
     if (step->unit == XU) {
         if (s->pipe[sched][XU] > start) start = s->pipe[sched][XU];
@@ -323,7 +344,8 @@ static void issue(Sm *s, int sched, int w) {
     case COPY_IN: {
         if (s->copy_unit < s->now) s->copy_unit = s->now;
         s->copy_unit += r->copy_issue;
-        copy(&s->in, s->copy_unit + r->copy_latency, r->objects[at], r->values[at]);
+        s->random = 1664525u * s->random + 1013904223u;
+        copy(&s->in, s->copy_unit + (s->random >> 31 ? r->copy_far : r->copy_latency), r->objects[at], r->values[at]);
         sources = s->copy_unit;
         break;
     }
@@ -379,7 +401,7 @@ int simulate(Run *r) {
     Sm *s = calloc(1, sizeof(Sm));
     if (!s) return 1;
     s->run = r;
-    s->running_group = -1;
+    s->random = r->seed;
     s->last_group = 0;
     for (int w = 0; w < r->warps; w++) {
         s->warps[w].place = r->first[w];
@@ -408,10 +430,14 @@ int simulate(Run *r) {
         }
         tensor_advance(s, &port);
         if (port < r->shared_bytes) r->busy[UNITS]++;
+        const int accumulating = s->begun && s->line[0].accumulates;
         for (int sched = 0; sched < SCHEDULERS; sched++) {
-            s->debt[sched] -= r->register_ports;
-            if (s->running_group >= 0) s->debt[sched] += r->tensor_register_reads;
-            if (s->debt[sched] < 0) s->debt[sched] = 0;
+            for (int bank = 0; bank < 2; bank++) {
+                double *debt = &s->debt[sched][bank];
+                *debt -= r->bank_ports;
+                if (*debt < 0) *debt = 0;
+                *debt += accumulating * r->tensor_register_reads / 2.0;
+            }
             int chosen = -1;
             const int of = (r->warps + SCHEDULERS - 1) / SCHEDULERS;
             for (int k = 0; k < of && chosen < 0; k++) {
