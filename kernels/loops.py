@@ -12,8 +12,8 @@ from kernels.sass_operands import Launch
 from kernels.sass_run import ways
 
 WARP = 32
-#: Bytes of shared memory that an 8-byte load of a warp costs: in an accumulator's layout eight lanes
-#: ask for the same pair of columns, so it is one access as wide as the memory.
+#: Bytes of shared memory that an 8-byte load of a warp costs: in an accumulator's layout eight
+#: lanes ask for the same pair of columns, so it is one access as wide as the memory.
 ROW_STATISTICS = 128
 _REGISTERS = re.compile(r"(?<![U\w])R(\d+)(\.reuse)?")
 #: Bytes a lane moves by the modifier of an access to shared memory.
@@ -99,9 +99,7 @@ def _reads(i: Instruction, before: tuple[Instruction, Control] | None) -> tuple[
     """
     kept = set()
     if before is not None:
-        kept = {
-            (slot, number) for slot, number, reused in _sources(before[0]) if reused
-        }
+        kept = {(slot, number) for slot, number, reused in _sources(before[0]) if reused}
     needed = {n for slot, n, _ in _sources(i) if (slot, n) not in kept}
     odd = sum(n & 1 for n in needed)
     return len(needed) - odd, odd

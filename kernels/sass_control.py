@@ -29,6 +29,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kernels.sass import MISSING, Instruction, find_nvdisasm, parse
 
@@ -107,7 +108,7 @@ def parse_hex(text: str, entry: str) -> TimedCode:
     code = parse(text, entry)
     words: dict[int, int] = {}
     lines = text[text.find(f"\n.text.{entry}:") :].split("\n")
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in pairwise(lines):
         address, low, high = _ADDRESS.match(line), _WORD.search(line), _WORD.search(following)
         if address and low and high and int(address[1], 16) not in words:
             words[int(address[1], 16)] = int(high[1], 16) << 64 | int(low[1], 16)
@@ -133,16 +134,17 @@ def listing(code: TimedCode) -> str:
     for index, (i, c) in enumerate(zip(code.instructions, code.controls, strict=True)):
         lines += at.get(index, [])
         counters = "".join("-" if n is None else str(n) for n in (c.write_barrier, c.read_barrier))
-        text = " ".join(
-            filter(None, (i.predicate, ".".join((i.opcode, *i.modifiers)), i.operands))
+        text = " ".join(filter(None, (i.predicate, ".".join((i.opcode, *i.modifiers)), i.operands)))
+        lines.append(
+            f"{c.stall:x}{'y' if c.yields else '-'}{counters}{c.wait:02x}{c.reuse:x} {text}"
         )
-        lines.append(f"{c.stall:x}{'y' if c.yields else '-'}{counters}{c.wait:02x}{c.reuse:x} {text}")
     return "\n".join(lines) + "\n"
 
 
 def parse_listing(lines: Iterable[str]) -> TimedCode:
     """What ``listing`` wrote. ValueError names a line that is none of it."""
-    instructions, controls = [], []
+    instructions: list[Instruction] = []
+    controls: list[Control] = []
     labels: dict[str, int] = {}
     for line in lines:
         if line.startswith(".L_x_"):

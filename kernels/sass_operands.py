@@ -21,7 +21,7 @@ Get = Callable[["Warp"], int]
 Do = Callable[["Warp"], "int | None"]
 
 
-class Unknown(TypeError):
+class UnknownValueError(TypeError):
     """A value that depends on the data."""
 
 
@@ -155,7 +155,7 @@ def source(text: str, block: Block) -> Get:
         return lambda w: w.r[number]  # type: ignore[return-value]
 
     def unknown(w: Warp) -> int:
-        raise Unknown(text)
+        raise UnknownValueError(text)
 
     return unknown
 
@@ -233,11 +233,6 @@ def address(text: str, block: Block) -> Get:
     if inside is None:
         return source("?", block)
     parts = [p for p in inside[1].replace("+-", "+~").split("+") if p]
-    terms = []
-    for part in parts:
-        if part.startswith("~"):
-            value = -int(part[1:], 16)
-            terms.append(lambda w, value=value: value)
-        else:
-            terms.append(source(part.split(".")[0], block))
-    return lambda w: sum(term(w) for term in terms) & MASK
+    offset = -sum(int(p[1:], 16) for p in parts if p.startswith("~"))
+    terms = [source(p.split(".")[0], block) for p in parts if not p.startswith("~")]
+    return lambda w: (sum(term(w) for term in terms) + offset) & MASK

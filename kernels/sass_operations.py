@@ -17,7 +17,6 @@ from kernels.sass_operands import (
     MASK,
     Block,
     Do,
-    Get,
     Mbarrier,
     NamedBarrier,
     Warp,
@@ -37,10 +36,50 @@ from kernels.sass_operands import (
 
 #: Take time but change nothing that is followed here: floating point, and hints.
 WITHOUT_EFFECT = frozenset(
-    """FFMA FADD FMUL FMNMX FSEL F2FP F2F HGMMA HMMA HADD2 HMUL2 HFMA2 LDSM STSM LDGSTS LDGDEPBAR
-    DEPBAR MEMBAR FENCE CCTL NOP YIELD BSSY BSYNC WARPSYNC WARPGROUP WARPGROUPSET ERRBAR CALL
-    ENDCOLLECTIVE BREAK PRMT STG STGM RED REDG UTMACMDFLUSH UTMAPF MUFU_DATA KILL NANOSLEEP
-    ACQBULK""".split()
+    [
+        "FFMA",
+        "FADD",
+        "FMUL",
+        "FMNMX",
+        "FSEL",
+        "F2FP",
+        "F2F",
+        "HGMMA",
+        "HMMA",
+        "HADD2",
+        "HMUL2",
+        "HFMA2",
+        "LDSM",
+        "STSM",
+        "LDGSTS",
+        "LDGDEPBAR",
+        "DEPBAR",
+        "MEMBAR",
+        "FENCE",
+        "CCTL",
+        "NOP",
+        "YIELD",
+        "BSSY",
+        "BSYNC",
+        "WARPSYNC",
+        "WARPGROUP",
+        "WARPGROUPSET",
+        "ERRBAR",
+        "CALL",
+        "ENDCOLLECTIVE",
+        "BREAK",
+        "PRMT",
+        "STG",
+        "STGM",
+        "RED",
+        "REDG",
+        "UTMACMDFLUSH",
+        "UTMAPF",
+        "MUFU_DATA",
+        "KILL",
+        "NANOSLEEP",
+        "ACQBULK",
+    ]
 )
 
 
@@ -126,7 +165,7 @@ def _add3(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
 def _multiply_add(
     i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
 ) -> Do:
-    carries_out, rest = _leading_predicates(operands)
+    _, rest = _leading_predicates(operands)
     carries_in = [predicate(o) for o in rest if is_predicate(o)]
     terms = [o for o in rest if not is_predicate(o)]
     unsigned = "U32" in i.modifiers
@@ -225,8 +264,8 @@ def _compare(i: Instruction, operands: list[str], labels: Mapping[str, int], blo
             return
         found = compare(x, y) if unsigned else compare(signed(x), signed(y))
         other = with_(w)
-        first(w, found or other if either else found and other)
-        second(w, (not found) or other if either else (not found) and other)
+        first(w, bool(found or other if either else found and other))
+        second(w, bool(not found or other if either else not found and other))
 
     return do
 

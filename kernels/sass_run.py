@@ -16,11 +16,11 @@ from analysis.loop_model.program import Event, Way
 from kernels.sass_control import TimedCode
 from kernels.sass_operands import (
     BLOCKED,
+    MASK,
     Block,
     Do,
     Get,
     Launch,
-    MASK,
     TensorMapArgument,
     Warp,
     guard,
@@ -34,9 +34,7 @@ BANK_ADDRESS = 0x10000000  # of the constant bank, as a generic address
 STEPS_LIMIT = 4_000_000
 
 
-def ways(
-    code: TimedCode, launch: Launch
-) -> tuple[tuple[Way, ...], dict[int, int]]:
+def ways(code: TimedCode, launch: Launch) -> tuple[tuple[Way, ...], dict[int, int]]:
     """The way of every warp of one thread block, and the arrivals of each mbarrier.
 
     Raises ValueError, one line, for an instruction that is not understood, an argument that is
@@ -56,7 +54,9 @@ def ways(
         running = [w for w in running if not w.done]
         if running and total == before:
             at = code.instructions[running[0].pc]
-            raise ValueError(f"warp {running[0].number} waits for ever at {at.opcode} {at.operands}")
+            raise ValueError(
+                f"warp {running[0].number} waits for ever at {at.opcode} {at.operands}"
+            )
         if total > STEPS_LIMIT:
             raise ValueError(f"more than {STEPS_LIMIT} instructions: no end of the loop in sight")
     arrivals = {address: barrier.count for address, barrier in block.mbarriers.items()}

@@ -101,9 +101,14 @@ def variants() -> dict[str, Variant]:
 
 
 @cache
+def _listings() -> str:
+    return lzma.decompress((FOLDER / "listings.txt.xz").read_bytes()).decode()
+
+
+@cache
 def code(name: str) -> TimedCode:
     """The machine code of a variant."""
-    text = lzma.open(FOLDER / "listings.txt.xz", "rt").read()
+    text = _listings()
     start = text.find(f"# {name}\n")
     if start < 0:
         raise ValueError(f"no listing of {name!r}")
@@ -159,9 +164,13 @@ def _all_heads(v: Variant, seqlen: int) -> int:
 
 
 @cache
-def program(name: str, seqlen: int, block: int, tiles: int | None, taken: tuple[int, ...]) -> Program:
+def program(
+    name: str, seqlen: int, block: int, tiles: int | None, taken: tuple[int, ...]
+) -> Program:
     """What a block executes."""
-    return loops.program(code(name), launch(variants()[name], seqlen, block, tiles=tiles, taken=taken))
+    return loops.program(
+        code(name), launch(variants()[name], seqlen, block, tiles=tiles, taken=taken)
+    )
 
 
 @cache
@@ -182,12 +191,14 @@ def _block(
 
 def block_clocks(name: str, seqlen: int, block: int = 0, **options: object) -> float:
     """Clocks of a block, the mean over starts."""
-    return mean(_block(name, seqlen, block, **options))  # type: ignore[arg-type]
+    return mean(_block(name, seqlen, block, **options))
 
 
 def spread(name: str, seqlen: int = 2048) -> float:
     """Largest less smallest over mean of the clocks of a block, over starts."""
-    found = _block(name, seqlen, 0, 2 * MULTIPROCESSORS if variants()[name].persistent == 1 else None)
+    persistent = variants()[name].persistent
+    tiles = 2 * MULTIPROCESSORS if persistent == 1 else None
+    found = _block(name, seqlen, 0, tiles, (NEVER,) if persistent == 2 else ())
     return (max(found) - min(found)) / mean(found)
 
 
@@ -234,7 +245,9 @@ def _backward_clocks(v: Variant, seqlen: int) -> float:
         return fill([one] * (key_tiles * heads), MULTIPROCESSORS)
     # Key block n of a sequence has what is left behind it to do.
     left = through([(n, block_clocks(v.name, 2048, 16 - n)) for n in (1, 2, 4, 8, 12, 16)])
-    return fill((left(key_tiles - n) for _ in range(heads) for n in range(key_tiles)), MULTIPROCESSORS)
+    return fill(
+        (left(key_tiles - n) for _ in range(heads) for n in range(key_tiles)), MULTIPROCESSORS
+    )
 
 
 def _causal_clocks(v: Variant, seqlen: int) -> float:

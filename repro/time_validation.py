@@ -1,9 +1,9 @@
 """The model of time judged on a prototype whose kernels were timed on an H200.
 
 ``results/prototype`` holds the machine code of 42 variants and 78 times. The variants are in two
-halves by a rule that knows nothing of the times: sorted by the SHA-256 of their names, every second
-one belongs to the first half. What had to be decided between published mechanisms was decided on the
-first half:
+halves by a rule that knows nothing of the times: sorted by the SHA-256 of their names, every
+second one belongs to the first half. What had to be decided between published mechanisms was
+decided on the first half:
 
 - products of several warpgroups in turn (against first come first served, and one group at a time);
 - schedulers ask the oldest warp first (against greedy then youngest, and each in turn);
@@ -91,7 +91,7 @@ def comparisons() -> list[Comparison]:
 
 
 def kendall_tau(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pairs in the same order less pairs in the opposite one, over all pairs that differ in ``a``."""
+    """Pairs in the same order less those in the opposite one, over pairs that differ in ``a``."""
     score = pairs = 0
     for i in range(len(a)):
         for j in range(i):
@@ -125,7 +125,7 @@ def main() -> None:
         for name, seqlen in measured_cells():
             clocks = prototype.clocks(name, seqlen)
             writer.writerow(
-                (name, seqlen, round(clocks), round(prototype.spread(name), 4),
+                (name, seqlen, round(clocks), round(prototype.spread(name, min(seqlen, 2048)), 4),
                  f"{prototype.seconds(name, seqlen):.4e}")
             )  # fmt: skip
             file.flush()

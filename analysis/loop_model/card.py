@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 #: Seconds from a launch to its first instruction and from its last to the next event: 2 us is what
 #: TileSight (arXiv 2607.22432) uses for H100 and H200.
@@ -57,7 +58,7 @@ def through(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
         raise ValueError(f"a line needs two points, not {len(points)}")
 
     def at(x: float) -> float:
-        pairs = list(zip(points, points[1:], strict=False))
+        pairs = list(pairwise(points))
         (x0, y0), (x1, y1) = next((p for p in pairs if x <= p[1][0]), pairs[-1])
         return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 

@@ -23,12 +23,13 @@ SOURCE = Path(__file__).with_name("sm.c")
 FLAGS = ("-O2", "-std=c99", "-shared", "-fPIC")
 LIMIT = 20_000_000
 _STEP = (
-    "unit", "interval", "latency", "stall", "yields", "write", "read", "wait", "reads_even", "reads_odd",
-    "amount", "from_shared", "last_of_group", "accumulates", "pending",
+    "unit", "interval", "latency", "stall", "yields", "write", "read", "wait",
+    "reads_even", "reads_odd", "amount", "from_shared", "last_of_group", "accumulates", "pending",
 )  # fmt: skip
 _RUN_PARAMETERS = (
-    "tensor_tail", "tensor_window", "tensor_ahead", "tensor_order", "bank_ports", "tensor_register_reads",
-    "shared_bytes", "copy_bytes", "copy_latency", "copy_far", "copy_issue", "store_latency", "try_wait",
+    "tensor_tail", "tensor_window", "tensor_ahead", "tensor_order", "bank_ports",
+    "tensor_register_reads", "shared_bytes", "copy_bytes", "copy_latency", "copy_far",
+    "copy_issue", "store_latency", "try_wait",
     "arrive_visible", "barrier_port", "named_release", "jump", "xu_queue", "source_hold", "pick",
 )  # fmt: skip
 
