@@ -6,8 +6,7 @@ import re
 
 from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS
 from analysis.loop_model.program import Program, Step
-from kernels.sass import Instruction
-from kernels.sass_control import Control, TimedCode
+from kernels.sass import Code, Instruction
 from kernels.sass_operands import Launch
 from kernels.sass_run import ways
 
@@ -20,28 +19,29 @@ _REGISTERS = re.compile(r"(?<![U\w])R(\d+)(\.reuse)?")
 _WIDTH = {"64": 8, "128": 16, "U8": 1, "U16": 2, "S8": 1, "S16": 2}
 
 
-def program(code: TimedCode, launch: Launch) -> Program:
+def program(code: Code, launch: Launch) -> Program:
     """What the warps of one thread block of a launch execute.
 
     Raises ValueError, one line, for an instruction that the model does not know.
     """
     table = []
-    before: tuple[Instruction, Control] | None = None
-    for i, control in zip(code.instructions, code.controls, strict=True):
-        table.append(step(i, control, before))
-        before = i, control
+    before: Instruction | None = None
+    for i in code.instructions:
+        table.append(step(i, before))
+        before = i
     found, arrivals = ways(code, launch)
     return Program(tuple(table), found, arrivals)
 
 
-def step(
-    i: Instruction, control: Control, before: tuple[Instruction, Control] | None = None
-) -> Step:
+def step(i: Instruction, before: Instruction | None = None) -> Step:
     """An instruction as the model takes it. ValueError names one it does not know.
 
     before: the instruction in front, of whose sources some may still be at hand.
     """
     text = ".".join((i.opcode, *i.modifiers))
+    control = i.control
+    if control is None:
+        raise ValueError(f"no control fields for {text} {i.operands}: disassemble with encodings")
     operation = OPERATIONS.get(i.opcode)
     if operation is None:
         raise ValueError(f"no unit is known for instruction {text} {i.operands}")
@@ -69,7 +69,7 @@ def step(
         control.yields,
         -1 if control.write_barrier is None else control.write_barrier,
         -1 if control.read_barrier is None else control.read_barrier,
-        control.wait,
+        sum(1 << barrier for barrier in control.waits),
         (0, 0) if i.opcode == "HGMMA" else _reads(i, before),
         amount,
         from_shared,
@@ -92,14 +92,14 @@ def _product(i: Instruction) -> tuple[int, int]:
     return columns, 2 * depth * (columns + (0 if in_registers else rows))
 
 
-def _reads(i: Instruction, before: tuple[Instruction, Control] | None) -> tuple[int, int]:
+def _reads(i: Instruction, before: Instruction | None) -> tuple[int, int]:
     """Source registers that the even and the odd bank have to deliver.
 
     A source marked for reuse is kept for the same operand of the next instruction.
     """
     kept = set()
     if before is not None:
-        kept = {(slot, number) for slot, number, reused in _sources(before[0]) if reused}
+        kept = {(slot, number) for slot, number, reused in _sources(before) if reused}
     needed = {n for slot, n, _ in _sources(i) if (slot, n) not in kept}
     odd = sum(n & 1 for n in needed)
     return len(needed) - odd, odd

@@ -30,7 +30,7 @@ _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 
 @dataclass(frozen=True)
 class Control:
-    """What the compiler tells the scheduler, in an instruction's bits 105 to 121 (Volta to Hopper).
+    """What the compiler tells the scheduler, in an instruction's bits 105 to 125 (Volta to Hopper).
 
     Args:
         stall: clocks before the warp's next instruction may issue, 0 to 15.
@@ -38,6 +38,7 @@ class Control:
         write_barrier: scoreboard, 0 to 5, that is open until the result is written; None: none.
         read_barrier: scoreboard that is open until the operands have been read; None: none.
         waits: the scoreboards that must be closed before this instruction issues.
+        reuse: which source operands are kept for the next instruction, a bit each.
     """
 
     stall: int
@@ -45,6 +46,7 @@ class Control:
     write_barrier: int | None
     read_barrier: int | None
     waits: tuple[int, ...]
+    reuse: int = 0
 
 
 def decode_control(upper: int) -> Control:
@@ -56,6 +58,7 @@ def decode_control(upper: int) -> Control:
         write_barrier=write if write != 7 else None,
         read_barrier=read if read != 7 else None,
         waits=tuple(barrier for barrier in range(6) if mask >> barrier & 1),
+        reuse=upper >> 58 & 15,
     )
 
 

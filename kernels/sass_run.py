@@ -13,7 +13,7 @@ finite, and no score is much above the running maximum (so a lazy rescaling is s
 from __future__ import annotations
 
 from analysis.loop_model.program import Event, Way
-from kernels.sass_control import TimedCode
+from kernels.sass import Code
 from kernels.sass_operands import (
     BLOCKED,
     MASK,
@@ -34,7 +34,7 @@ BANK_ADDRESS = 0x10000000  # of the constant bank, as a generic address
 STEPS_LIMIT = 4_000_000
 
 
-def ways(code: TimedCode, launch: Launch) -> tuple[tuple[Way, ...], dict[int, int]]:
+def ways(code: Code, launch: Launch) -> tuple[tuple[Way, ...], dict[int, int]]:
     """The way of every warp of one thread block, and the arrivals of each mbarrier.
 
     Raises ValueError, one line, for an instruction that is not understood, an argument that is

@@ -27,7 +27,8 @@ from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
 from analysis.loop_model.program import Program
 from kernels import loops
-from kernels.sass_control import TimedCode, parse_listing
+from kernels.sass import Code
+from kernels.sass_listing import parse_listing
 from kernels.sass_operands import Launch, TensorMapArgument
 from repro.records import RESULTS
 
@@ -106,7 +107,7 @@ def _listings() -> str:
 
 
 @cache
-def code(name: str) -> TimedCode:
+def code(name: str) -> Code:
     """The machine code of a variant."""
     text = _listings()
     start = text.find(f"# {name}\n")

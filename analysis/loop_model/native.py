@@ -1,26 +1,20 @@
-"""Compiles sm.c with the system's C compiler, once, into the user's cache, and runs it."""
+"""Runs sm.c, compiled by ``analysis.native``."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.checkpointing.native import _cache_folder
+from analysis import native
 from analysis.loop_model.parameters import SM90, Pick, TensorOrder, Unit
 from analysis.loop_model.program import Program, Step
 
 SOURCE = Path(__file__).with_name("sm.c")
-FLAGS = ("-O2", "-std=c99", "-shared", "-fPIC")
 LIMIT = 20_000_000
 _STEP = (
     "unit", "interval", "latency", "stall", "yields", "write", "read", "wait",
@@ -52,21 +46,11 @@ class _Run(ctypes.Structure):
     ]  # fmt: skip
 
 
-@cache
 def _library() -> ctypes.CDLL:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    found = native.library(SOURCE)
+    if found is None:
         raise RuntimeError("the model of an SM needs a C compiler (cc or gcc) and found none")
-    command = [compiler, *FLAGS]
-    text = SOURCE.read_text() + " ".join(command)
-    target = _cache_folder() / f"sm-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            built = Path(folder) / target.name
-            subprocess.run([*command, str(SOURCE), "-o", str(built)], check=True)
-            built.replace(target)
-    return ctypes.CDLL(str(target))
+    return found
 
 
 @dataclass(frozen=True)
