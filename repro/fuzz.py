@@ -1,8 +1,13 @@
-"""Fuzz the attention operator: random problems for a set time, each held to float64.
+"""Fuzz the attention operator and planned models: random cases for a set time, each checked.
 
     python -m repro.fuzz --seconds 60            # random cases; the first seed is printed
     python -m repro.fuzz --seed 7 --seconds 60   # the same cases again
+    python -m repro.fuzz --of planned            # one kind alone: attention or planned
     python -m repro.fuzz --case '{"seqlen_q": 5, "causal": true}'   # one case
+    python -m repro.fuzz --of planned --case '{"stages": ["noisy", "tanh"]}'
+
+An attention problem is held to float64. A planned model (small, of stages that are hard to run
+again; with autocast, restarts and ranks) is held to the plain model, bit for bit.
 
 The host backend runs with its checks on: a read out of bounds, an unwritten output or a race
 between barriers fails a case like a wrong number does. A failing case is made as small as it
@@ -15,37 +20,41 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
+from importlib import import_module
 from random import SystemRandom
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import Any
 
 from repro.progress import say
 
-if TYPE_CHECKING:
-    from repro.attention.cases import Case
+__all__ = ["KINDS", "main"]
 
-__all__ = ["main"]
-
+#: What is fuzzed, and the module with its Case, draw(seed, form), failure(case, device), smaller.
+KINDS = {"attention": "repro.attention.cases", "planned": "repro.checkpointing.cases"}
 #: Cases that share one compiled form of the kernels: compiling takes seconds, a case less.
 CASES_A_FORM = 12
 
 
-def complaint(case: Case, device: str) -> str | None:
-    """What is wrong with a case, an exception included, in one line; None if nothing is."""
-    from repro.attention.cases import failure
+def _home(case: Any) -> ModuleType:
+    """The module that a case comes from."""
+    return import_module(type(case).__module__)
 
+
+def complaint(case: Any, device: str) -> str | None:
+    """What is wrong with a case, an exception included, in one line; None if nothing is."""
     try:
-        return failure(case, device)
+        found: str | None = _home(case).failure(case, device)
     except Exception as error:  # whatever it is, it is what the fuzzer looks for
         text = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {text[0]}"
+    return found
 
 
-def shrink(case: Case, device: str, until: float) -> Case:
+def shrink(case: Any, device: str, until: float) -> Any:
     """The smallest failing case reachable by single simplifications before the time ``until``."""
-    from repro.attention.cases import smaller
-
     while True:
-        for simpler in smaller(case):
+        for simpler in _home(case).smaller(case):
             if time.monotonic() > until:
                 return case
             if complaint(simpler, device):
@@ -55,28 +64,42 @@ def shrink(case: Case, device: str, until: float) -> Case:
             return case
 
 
-def command(case: Case, device: str) -> str:
+def command(case: Any, device: str) -> str:
     """The line that runs one case again."""
+    kind = next(kind for kind, module in KINDS.items() if module == type(case).__module__)
+    of = "" if kind == "attention" else f" --of {kind}"
     where = "" if device == "cpu" else f" --device {device}"
-    return f"python -m repro.fuzz{where} --case '{case.to_json()}'"
+    return f"python -m repro.fuzz{of}{where} --case '{case.to_json()}'"
 
 
-def fuzz(seconds: float, seed: int, device: str, max_failures: int = 3) -> int:
-    """Run random cases for ``seconds``; the number of failures found (at most ``max_failures``)."""
-    from repro.attention.cases import draw
-
-    say(f"fuzz: seed {seed}, {seconds:g} s on {device}; again: --seed {seed}")
+def fuzz(
+    seconds: float,
+    seed: int,
+    device: str,
+    kinds: Sequence[str] = ("attention",),
+    max_failures: int = 3,
+) -> int:
+    """Run random cases for ``seconds``, of the kinds in turns of ``CASES_A_FORM``; the number of
+    failures found (at most ``max_failures``)."""
+    say(
+        f"fuzz: seed {seed}, {seconds:g} s on {device}, {' and '.join(kinds)}; again: --seed {seed}"
+    )
     start = time.monotonic()
-    done = failures = 0
+    done = dict.fromkeys(kinds, 0)
+    failures = turn = 0
     while time.monotonic() - start < seconds and failures < max_failures:
-        case = draw(seed + done, form=seed + done // CASES_A_FORM)
-        done += 1
+        kind = kinds[turn // CASES_A_FORM % len(kinds)]
+        turn += 1
+        number = done[kind]
+        done[kind] += 1
+        case = import_module(KINDS[kind]).draw(seed + number, form=seed + number // CASES_A_FORM)
         if complaint(case, device) is None:
             continue
         failures += 1
         small = shrink(case, device, time.monotonic() + 60.0)
         say(f"FAILED {complaint(small, device)}\n  {command(small, device)}")
-    say(f"fuzz: {done} cases, {failures} failed, {time.monotonic() - start:.0f} s")
+    counts = ", ".join(f"{count} {kind}" for kind, count in done.items())
+    say(f"fuzz: {counts} cases, {failures} failed, {time.monotonic() - start:.0f} s")
     return failures
 
 
@@ -87,6 +110,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (default 60)")
     parser.add_argument("--seed", type=int, default=None, help="of the first case")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--of", choices=(*KINDS, "both"), default=None, help="default: both; "
+                        "of one --case: attention")  # fmt: skip
     parser.add_argument("--case", default=None, help="one case as JSON instead of random ones")
     chosen = parser.parse_args(arguments)
 
@@ -94,13 +119,15 @@ def main(arguments: list[str] | None = None) -> int:
 
     os.environ.setdefault(CHECKS_VARIABLE, "1")
     if chosen.case is not None:
-        from repro.attention.cases import Case
-
-        wrong = complaint(Case.from_json(chosen.case), chosen.device)
+        if chosen.of == "both":
+            parser.error("--case: say which kind it is, --of attention or --of planned")
+        kind = chosen.of or "attention"
+        wrong = complaint(import_module(KINDS[kind]).Case.from_json(chosen.case), chosen.device)
         say("passes" if wrong is None else f"FAILED {wrong}")
         return int(wrong is not None)
     seed = SystemRandom().randrange(2**31) if chosen.seed is None else chosen.seed
-    return int(fuzz(chosen.seconds, seed, chosen.device) > 0)
+    kinds = tuple(KINDS) if chosen.of in (None, "both") else (chosen.of,)
+    return int(fuzz(chosen.seconds, seed, chosen.device, kinds) > 0)
 
 
 if __name__ == "__main__":
