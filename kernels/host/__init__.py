@@ -2,7 +2,16 @@
 
 A kernel source is compiled by the system's C++ compiler against ``vocabulary.hpp``; the threads
 of a block are fibers, blocks are spread over the cores. Every global access adds to a counter per
-tensor and direction. With checks on, these are errors (:class:`KernelError`):
+tensor and direction. These are errors (:class:`KernelError`) that name kernel, block and thread:
+
+* an access through a plain pointer, which would not be counted: pointers of a kernel lead to
+  addresses without memory, and only the functions of the vocabulary know where the bytes are;
+* an integer division by zero (where the processor notices), a trap, an access of memory outside
+  all tensors, more local variables or deeper recursion than a stack of 64 KiB holds;
+* a thread that runs for 60 s (``REPRO_HOST_LIMIT_S``) without coming to a barrier or its end. An
+  interrupt (Ctrl-C) ends a launch within a fraction of a second.
+
+With checks on, so are these:
 
 * global memory: an access outside its tensor or between the rows of a strided view, one that is
   not aligned to its size, one against the declared access ("r", "w", "rw", "atomic"), a read of

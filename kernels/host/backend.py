@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from kernels.launch import (
 ACCESS_CODE = {"r": 0, "w": 1, "rw": 2, "atomic": 3}
 DIRECTIONS = ("read", "write", "atomic")
 SHARED_LIMIT_BYTES = 227 * 1024  # the most that any supported GPU gives a block (H100)
+#: Seconds that a thread may run without coming to a barrier or its end.
+LIMIT_S = 60.0
 
 
 class _TensorArgument(ctypes.Structure):
@@ -56,6 +59,7 @@ class _LaunchArguments(ctypes.Structure):
         ("random", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("shared_traffic", ctypes.c_void_p),
+        ("limit_s", ctypes.c_double),
     )
 
 
@@ -75,7 +79,8 @@ class KernelError(RuntimeError):
 
     Attributes:
         kind: "out of bounds", "misaligned", "access", "uninitialised", "unwritten", "race",
-            "deadlock", "divergence" or "limit".
+            "deadlock", "divergence", "limit", "uncounted" (a plain pointer was dereferenced),
+            "division" (of an integer by zero), "trap", "endless" or "interrupted".
         kernel: entry point.
         tensor: name of the tensor, or None (shared memory, barriers).
         index: element of the tensor's view, or None when the place is outside it.
@@ -130,6 +135,19 @@ class Scratch:
 _launching = threading.Lock()
 
 
+def _limit_s() -> float:
+    chosen = os.environ.get("REPRO_HOST_LIMIT_S")
+    if chosen is None:
+        return LIMIT_S
+    try:
+        limit = float(chosen)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < math.inf:
+        raise ValueError(f"REPRO_HOST_LIMIT_S={chosen!r} is not a number of seconds")
+    return limit
+
+
 def _os_threads() -> int:
     chosen = os.environ.get("REPRO_HOST_THREADS")
     if chosen is not None:
@@ -145,10 +163,12 @@ class HostBackend:
     """Runs kernels on the CPU, counting every byte and, with ``checks``, judging every access.
 
     Args:
-        checks: see the package docstring for the list. Without them a faulty kernel may crash the
-            process; counting is the same.
+        checks: see the package docstring for the list. Without them counting is the same, and
+            results of a faulty kernel may be anything.
         seed: draw the next thread of a block at random at every switch, reproducibly.
         os_threads: how many blocks run at a time; default ``REPRO_HOST_THREADS`` or one per core.
+        limit_s: seconds that a thread may run without coming to a barrier before that is an error;
+            default ``REPRO_HOST_LIMIT_S`` or 60; 0: no limit.
 
     Attributes:
         traffic: kernel entry -> {(tensor, direction): bytes} since :meth:`reset`, without zeros;
@@ -163,10 +183,17 @@ class HostBackend:
     multiprocessors = 2
 
     def __init__(
-        self, checks: bool = True, seed: int | None = None, os_threads: int | None = None
+        self,
+        checks: bool = True,
+        seed: int | None = None,
+        os_threads: int | None = None,
+        limit_s: float | None = None,
     ) -> None:
         self.checks = checks
         self.seed = seed
+        self.limit_s = _limit_s() if limit_s is None else limit_s
+        if not 0 <= self.limit_s < math.inf:
+            raise ValueError(f"limit_s = {limit_s} is not a number of seconds")
         self.os_threads = _os_threads() if os_threads is None else os_threads
         if self.os_threads < 1:
             raise ValueError(f"os_threads = {self.os_threads} is not a positive number")
@@ -240,6 +267,7 @@ class HostBackend:
             int(self.seed is not None),
             0 if self.seed is None else self.seed,
             ctypes.addressof(shared_traffic),
+            self.limit_s,
         )
         failure = _Failure()
         with _launching:

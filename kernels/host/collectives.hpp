@@ -172,7 +172,7 @@ void multiply(float* const* d, const std::uint32_t* const* a, const std::uint32_
 // elements (g, 2q) and (g, 2q+1); transposed: (2q, g) and (2q+1, g).
 inline void load_matrices(std::uint32_t* const* r, const void* const* rows, bool transposed) {
     alignas(16) std::uint16_t tile[32][8];
-    for (int i = 0; i < 32; ++i) std::memcpy(tile[i], rows[i], 16);
+    for (int i = 0; i < 32; ++i) std::memcpy(tile[i], data(rows[i]), 16);
     for (int lane = 0; lane < 32; ++lane) {
         const int g = lane / 4, q = lane % 4;
         for (int m = 0; m < 4; ++m) {

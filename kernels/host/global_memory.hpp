@@ -208,7 +208,7 @@ inline void global_access(const void* p, unsigned bytes, Direction d, Site site)
 template <bool CHECKS>
 inline void atomic_add(float* p, float value, Site site) {
     global_access<CHECKS>(p, 4, ATOMIC, site);
-    auto* bits = reinterpret_cast<std::atomic<std::uint32_t>*>(p);
+    auto* bits = reinterpret_cast<std::atomic<std::uint32_t>*>(data(p));
     std::uint32_t before = bits->load(std::memory_order_relaxed), after;
     do {
         float sum;

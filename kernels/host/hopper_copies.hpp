@@ -32,9 +32,9 @@ void engine_write(Worker& w, const Clock& clock, std::size_t offset, const void*
             fail_shared(w, f, other, static_cast<std::int64_t>(offset), 16, "copy", site);
     }
     if (from)
-        std::memcpy(w.shared + offset, from, 16);
+        std::memcpy(data(w.shared) + offset, data(from), 16);
     else
-        std::memset(w.shared + offset, 0, 16);
+        std::memset(data(w.shared) + offset, 0, 16);
     w.shared_traffic[WRITE] += 16;
 }
 
@@ -233,14 +233,14 @@ void bulk_wait(int pending, bool complete, Site) {
                            w.shared_traffic[READ] += 16;
                            if (!to) return;
                            global_access<CHECKS>(to, 16, WRITE, store.site);
-                           std::memcpy(to, w.shared + from, 16);
+                           std::memcpy(data(to), data(w.shared) + from, 16);
                        });
         } else {
             for (int i = 0; i < store.bytes; i += 16) {
                 engine_read<CHECKS>(w, store.base + i, store.issued, "bulk add", store.site);
                 w.shared_traffic[READ] += 16;
                 float values[4];
-                std::memcpy(values, w.shared + store.base + i, 16);
+                std::memcpy(values, data(w.shared) + store.base + i, 16);
                 for (int k = 0; k < 4; ++k)
                     atomic_add<CHECKS>(store.target + i / 4 + k, values[k], store.site);
             }

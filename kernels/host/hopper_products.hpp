@@ -52,7 +52,7 @@ void fetch_operand(Worker& w, const Descriptor& d, bool transposed, unsigned fir
         engine_read<CHECKS>(w, at, issued, "wgmma", site);
         if (!out) continue;
         std::uint16_t values[8];
-        std::memcpy(values, w.shared + at, 16);
+        std::memcpy(values, data(w.shared) + at, 16);
         for (unsigned e = 0; e < 8; ++e) {
             if (transposed)
                 out[mn - first + e][k] = values[e];
@@ -185,7 +185,8 @@ Switch stmatrix_x4(void* row, const unsigned* r, bool transposed, Site site) {
             std::memcpy(pair, &registers[m], 4);
             for (int e = 0; e < 2; ++e) {
                 const int line = transposed ? q + e : g, column = transposed ? g : q + e;
-                std::memcpy(static_cast<char*>(warp.out[8 * m + line]) + 2 * column, &pair[e], 2);
+                char* const to = static_cast<char*>(data(warp.out[8 * m + line]));
+                std::memcpy(to + 2 * column, &pair[e], 2);
             }
         }
     }

@@ -35,7 +35,7 @@ void turn_wait(const int* counter, int turn, Site site) {
         w.fail("deadlock", -1, 0, "turn_wait at %s:%d by a thread that holds the turn of %s:%d",
                site.file, site.line, w.fiber->turn_site.file, w.fiber->turn_site.line);
     count_turn<CHECKS>(w, counter, READ, site);
-    const auto& shown = *reinterpret_cast<const std::atomic<int>*>(counter);
+    const auto& shown = *reinterpret_cast<const std::atomic<int>*>(data(counter));
     const std::atomic<bool>* const finished = w.launch->finished.get();
     std::int64_t earlier = 0;  // blocks before this one that have finished
     while (shown.load(std::memory_order_acquire) != turn) {
@@ -46,6 +46,7 @@ void turn_wait(const int* counter, int turn, Site site) {
                    "turn_wait at %s:%d for turn %d of a counter that shows %d, and every block "
                    "before this one has finished",
                    site.file, site.line, turn, now);
+        w.beat.fetch_add(1, std::memory_order_relaxed);  // waiting is no endless loop
         sched_yield();
     }
     w.fiber->turn_at = counter;
@@ -57,7 +58,7 @@ void turn_pass(int* counter, int turn, Site site) {
     Worker& w = *current_worker;
     if constexpr (CHECKS) check_turn_is_alone(w, "turn_pass", site);
     count_turn<CHECKS>(w, counter, WRITE, site);
-    auto& shown = *reinterpret_cast<std::atomic<int>*>(counter);
+    auto& shown = *reinterpret_cast<std::atomic<int>*>(data(counter));
     const int now = shown.load(std::memory_order_relaxed);
     if (w.fiber->turn_at != counter || now != turn)
         w.fail("race", -1, 0,

@@ -8,6 +8,17 @@
 
 namespace host {
 
+// Pointers into tensors and shared memory that a kernel sees lead to addresses that nobody may
+// touch: a dereference that is not counted is a fault, and named (faults.hpp). What they stand for
+// lies this far on. Tensors have a slot of 2^SLOT_BITS bytes each; shared memory has the last one.
+constexpr int SLOT_BITS = 36;
+constexpr int SLOTS = 64;
+constexpr unsigned long long DATA_DISTANCE = (SLOTS + 1ull) << SLOT_BITS;
+template <class T>
+__attribute__((always_inline)) inline T* data(T* p) {
+    return reinterpret_cast<T*>(reinterpret_cast<unsigned long>(p) + DATA_DISTANCE);
+}
+
 struct Dim3 {
     unsigned x, y, z;
 };

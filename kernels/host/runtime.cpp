@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "collectives.hpp"
+#include "faults.hpp"
 #include "global_memory.hpp"
 #include "hopper_runtime.hpp"
 #include "scheduler.hpp"
@@ -122,9 +123,11 @@ bool place_tensors(Launch& launch, TensorArgument* arguments, int count, bool ch
         }
         const auto* user = reinterpret_cast<const char*>(a.pointer);
         if (t.access == ACCESS_W)
-            t.each_row([&](std::int64_t at) { std::memset(t.base + at, 0xff, t.row_bytes); });
+            t.each_row([&](std::int64_t at) { std::memset(data(t.base) + at, 0xff, t.row_bytes); });
         else
-            t.each_row([&](std::int64_t at) { std::memcpy(t.base + at, user + at, t.row_bytes); });
+            t.each_row([&](std::int64_t at) {
+                std::memcpy(data(t.base) + at, user + at, t.row_bytes);
+            });
         *static_cast<void**>(launch.params[a.parameter]) = t.base;
     }
     return true;
@@ -161,7 +164,8 @@ void mark_initialised(const Tensor& t) {
     });
 }
 
-void run(Launch& launch, Worker& worker) {
+void run(Launch& launch, Worker& worker, bool launching) {
+    const Running running(worker, launching);
     current_worker = &worker;
     while (!launch.failed.load(std::memory_order_relaxed)) {
         const std::int64_t block = launch.next_block.fetch_add(1);
@@ -188,6 +192,7 @@ struct LaunchArguments {  // backend.py holds the same layout
     std::int32_t random;
     std::uint64_t seed;
     std::uint64_t* shared_traffic;  // out: bytes read, written, over all blocks
+    double limit_s;                 // of a thread without a barrier; 0: none
 };
 
 // 0: done and written back. 1: `failure` says why; no tensor was touched.
@@ -214,7 +219,7 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
         return 1;
     }
     if (!slots.reserve()) {
-        refuse(*failure, "limit", -1, 0, "no address space (4 TiB are reserved, not used)");
+        refuse(*failure, "limit", -1, 0, "no address space (8 TiB are reserved, not used)");
         return 1;
     }
     launch.finished = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(launch.blocks));
@@ -223,23 +228,28 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
     while (static_cast<int>(workers.size()) < os_threads)
         workers.push_back(std::make_unique<Worker>());
     for (int i = 0; i < os_threads; ++i)
-        if (!workers[i]->prepare(launch)) {
+        if (!workers[i]->prepare(launch, slots, i)) {
             refuse(*failure, "limit", -1, 0, "no memory for stacks");
             return 1;
         }
 
-    std::vector<std::thread> threads;
-    for (int i = 1; i < os_threads; ++i)
-        threads.emplace_back([&, i] { run(launch, *workers[i]); });
-    run(launch, *workers[0]);
-    for (auto& t : threads) t.join();
+    {
+        const Guard guard(launch, workers.data(), os_threads, a->limit_s);
+        std::vector<std::thread> threads;
+        for (int i = 1; i < os_threads; ++i)
+            threads.emplace_back([&, i] { run(launch, *workers[i], false); });
+        run(launch, *workers[0], true);
+        for (auto& t : threads) t.join();
+    }
 
     if (launch.failed || (checks && find_unwritten(launch))) return 1;
     for (std::size_t i = 0; i < launch.tensors.size(); ++i) {
         const Tensor& t = launch.tensors[i];
         auto* user = reinterpret_cast<char*>(t.argument->pointer);
         if (t.access != ACCESS_R)
-            t.each_row([&](std::int64_t at) { std::memcpy(user + at, t.base + at, t.row_bytes); });
+            t.each_row([&](std::int64_t at) {
+                std::memcpy(user + at, data(t.base) + at, t.row_bytes);
+            });
         mark_initialised(t);
         for (int d = 0; d < 3; ++d) {
             t.argument->bytes[d] = 0;

@@ -160,6 +160,11 @@ struct Window {
 };
 
 constexpr std::size_t STACK_BYTES = 64 * 1024;
+// Below each stack lies memory that nobody may touch: a frame that a kernel may have (compiler.py)
+// cannot reach over it.
+constexpr std::size_t GUARD_BYTES = 32 * 1024;
+constexpr std::size_t STACK_STEP = STACK_BYTES + GUARD_BYTES;
+constexpr std::size_t STACKS_BYTES = 1024 * STACK_STEP;
 constexpr std::uint64_t CANARY = 0x5afe57ac4b0770a5u;
 
 struct Worker;
@@ -185,8 +190,14 @@ struct Worker {
     NamedBarrier named[16];
     int registers[MAX_WARPS];  // a thread, as asked for by setmaxnreg; 0 as launched
     unsigned char* stacks = nullptr;
-    unsigned char* shared = nullptr;
+    int guarded_stacks = 0;
+    unsigned char* shared = nullptr;  // as the kernel sees it; the bytes are at data(shared)
     std::size_t shared_capacity = 0, shared_bytes = 0;
+    // For faults and the watchdog (faults.hpp).
+    std::atomic<std::uint32_t> beat{0};  // counts what a waiting thread does
+    std::atomic<int> os_thread{0};       // its number while it runs blocks
+    unsigned char* fault_stack = nullptr;  // the top of it
+    Failure fault{};
     SharedShadow shadow;
     std::uint64_t shared_traffic[2] = {};  // bytes read from and written to shared memory
     Window windows[SLOTS];
@@ -194,22 +205,26 @@ struct Worker {
     unsigned lane() const { return running % 32; }
     Clock& clock() { return warp->clock; }
 
-    // False: no memory.
-    bool prepare(Launch& l) {
+    // False: no memory. `index`: among the workers.
+    bool prepare(Launch& l, Slots& slots, int index) {
         launch = &l;
         if (!stacks) {
-            void* p = mmap(nullptr, STACK_BYTES * 1024, PROT_READ | PROT_WRITE,
+            void* p = mmap(nullptr, STACKS_BYTES, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (p == MAP_FAILED) return false;
             stacks = static_cast<unsigned char*>(p);
         }
+        for (; guarded_stacks < l.threads; ++guarded_stacks)
+            if (mprotect(canary(guarded_stacks), STACK_BYTES, PROT_READ | PROT_WRITE) != 0) {
+                // The system allows so many pieces of memory only: do without guards.
+                if (mprotect(stacks, STACKS_BYTES, PROT_READ | PROT_WRITE) != 0) return false;
+                guarded_stacks = 1024;
+                break;
+            }
         if (!shared || shared_capacity < static_cast<std::size_t>(l.shared_bytes)) {
-            if (shared) munmap(shared, shared_capacity);
             shared_capacity = (l.shared_bytes + 65535) / 65536 * 65536 + 65536;
-            void* p = mmap(nullptr, shared_capacity, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            if (p == MAP_FAILED) return false;
-            shared = static_cast<unsigned char*>(p);
+            shared = slots.shared(index, shared_capacity);
+            if (!shared) return false;
         }
         for (auto& window : windows) window = Window{};
         std::memset(shared_traffic, 0, sizeof shared_traffic);
@@ -500,7 +515,7 @@ struct Worker {
     }
 
     std::uint64_t* canary(int thread) {
-        return reinterpret_cast<std::uint64_t*>(stacks + thread * STACK_BYTES);
+        return reinterpret_cast<std::uint64_t*>(stacks + thread * STACK_STEP + GUARD_BYTES);
     }
 
     void run_block(std::int64_t linear) {
@@ -536,7 +551,7 @@ struct Worker {
             warps[w].clock.start();
             registers[w] = 0;
         }
-        std::memset(shared, 0xff, launch->shared_bytes);  // NaN, should anybody read it
+        std::memset(data(shared), 0xff, launch->shared_bytes);  // NaN, should anybody read it
         if (launch->checks) shadow.reset(launch->shared_bytes);
         run_lane(0, 0);
         switch_context(&main, &fiber->context);

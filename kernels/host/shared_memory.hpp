@@ -103,9 +103,9 @@ inline void cp_async_wait(int pending) {
             if (copy.from && is_written(w, copy.from))
                 check_global(w, copy.from, 16, READ, copy.site);
         if (copy.from)
-            std::memcpy(copy.to, copy.from, 16);
+            std::memcpy(data(copy.to), data(copy.from), 16);
         else
-            std::memset(copy.to, 0, 16);
+            std::memset(data(copy.to), 0, 16);
         if constexpr (CHECKS) w.shadow.end_copy(copy.to - w.shared, w.clock(), w.running);
     }
     fiber.copies.resize(kept);

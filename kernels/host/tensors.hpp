@@ -1,6 +1,7 @@
 // Tensor arguments on the host: each is copied into a slot of its own, 64 GiB from the next, so
 // that an address names its tensor whatever the index arithmetic did, and so that memory outside
-// the arguments cannot be touched.
+// the arguments cannot be touched. A kernel is given addresses in a range without memory; the
+// copies lie DATA_DISTANCE further on.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,8 +18,6 @@
 
 namespace host {
 
-constexpr int SLOT_BITS = 36;
-constexpr int SLOTS = 64;
 constexpr int DIMENSIONS = 4;
 
 enum Access { ACCESS_R = 0, ACCESS_W = 1, ACCESS_RW = 2, ACCESS_ATOMIC = 3 };
@@ -50,7 +49,7 @@ inline Readers global_kind(GlobalStamp s) { return static_cast<Readers>(s >> 32 
 inline Stamp global_stamp(GlobalStamp s) { return static_cast<Stamp>(s); }
 
 struct Tensor {
-    char* base = nullptr;
+    char* base = nullptr;  // as the kernel sees it; the elements are at data(base)
     std::int64_t extent = 0;  // bytes to the end of the last element
     int itemsize = 0, item_shift = 0;
     Access access = ACCESS_R;
@@ -151,7 +150,7 @@ class Slots {
     // Reserves the address range once per process. False: no address space.
     bool reserve() {
         if (region_) return true;
-        const std::size_t bytes = std::size_t{SLOTS + 1} << SLOT_BITS;
+        const std::size_t bytes = 2 * DATA_DISTANCE + (std::size_t{1} << SLOT_BITS);
         void* p =
             mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) return false;
@@ -162,7 +161,16 @@ class Slots {
 
     std::uintptr_t region() const { return region_; }
 
-    // Memory for `extent` bytes in the middle of slot `i`, aligned as the user's. Null: none left.
+    // Memory for a block's shared memory, one for each OS thread; as the kernel sees it. Null: none.
+    unsigned char* shared(int i, std::size_t bytes) {
+        if (bytes > SHARED_BYTES || i >= MOST_WORKERS) return nullptr;
+        auto* p = reinterpret_cast<unsigned char*>(region_) + (std::uintptr_t{SLOTS} << SLOT_BITS) +
+                  i * SHARED_BYTES;
+        return mprotect(data(p), bytes, PROT_READ | PROT_WRITE) == 0 ? p : nullptr;
+    }
+
+    // Memory for `extent` bytes in the middle of slot `i`, aligned as the user's; its address as
+    // the kernel sees it. Null: none left.
     char* commit(int i, std::uint64_t user_pointer, std::int64_t extent) {
         const std::size_t page = 65536;
         char* middle = reinterpret_cast<char*>(region_) + (std::uintptr_t(i) << SLOT_BITS) +
@@ -170,7 +178,7 @@ class Slots {
         const std::size_t need = (extent + 16 + page - 1) / page * page;
         if (need > (std::size_t{1} << (SLOT_BITS - 1))) return nullptr;
         if (need > committed_[i]) {
-            if (mprotect(middle, need, PROT_READ | PROT_WRITE) != 0) return nullptr;
+            if (mprotect(data(middle), need, PROT_READ | PROT_WRITE) != 0) return nullptr;
             committed_[i] = need;
         }
         return middle + user_pointer % 16;
@@ -182,11 +190,13 @@ class Slots {
             if (committed_[i] > (std::size_t{8} << 20)) {
                 char* middle = reinterpret_cast<char*>(region_) + (std::uintptr_t(i) << SLOT_BITS) +
                                (std::uintptr_t{1} << (SLOT_BITS - 1));
-                madvise(middle, committed_[i], MADV_DONTNEED);
+                madvise(data(middle), committed_[i], MADV_DONTNEED);
             }
     }
 
    private:
+    static constexpr std::size_t SHARED_BYTES = std::size_t{1} << 20;
+    static constexpr int MOST_WORKERS = 1 << (SLOT_BITS - 20);
     std::uintptr_t region_ = 0;
     std::size_t committed_[SLOTS] = {};
 };

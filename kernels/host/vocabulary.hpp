@@ -44,6 +44,8 @@ inline float bits_float(uint32 u) {
     __builtin_memcpy(&x, &u, 4);
     return x;
 }
+// Ends the launch with an error, as on a GPU.
+[[noreturn]] inline void __trap() { __builtin_trap(); }
 inline float neg_infinity() { return -__builtin_inff(); }
 
 template <class T>
@@ -204,29 +206,29 @@ inline void unpack2(uint32 packed, float& lo, float& hi) {
 template <class T>
 inline T ld_global(const T* p, HOST_SITE) {
     host::host_runtime->global_access(p, sizeof(T), host::READ, site);
-    return *p;
+    return *host::data(p);
 }
 template <class T>
 inline void st_global(T* p, typename host::Same<T>::type v, HOST_SITE) {
     host::host_runtime->global_access(p, sizeof(T), host::WRITE, site);
-    *p = v;
+    *host::data(p) = v;
 }
 inline void atomic_add_global(float* p, float v, HOST_SITE) {
     host::host_runtime->atomic_add(p, v, site);
 }
 inline int atomic_increment_global(int* p, HOST_SITE) {
     host::host_runtime->global_access(p, sizeof(int), host::ATOMIC, site);
-    return __atomic_fetch_add(p, 1, __ATOMIC_RELAXED);
+    return __atomic_fetch_add(host::data(p), 1, __ATOMIC_RELAXED);
 }
 template <class T>
 inline T ld_shared(const T* p, HOST_SITE) {
     host::host_runtime->shared_access(p, sizeof(T), host::READ, site);
-    return *p;
+    return *host::data(p);
 }
 template <class T>
 inline void st_shared(T* p, typename host::Same<T>::type v, HOST_SITE) {
     host::host_runtime->shared_access(p, sizeof(T), host::WRITE, site);
-    *p = v;
+    *host::data(p) = v;
 }
 inline unsigned char* shared_memory() { return host::host_runtime->shared_memory(); }
 
