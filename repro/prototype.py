@@ -1,8 +1,8 @@
 """A Hopper prototype of 42 variants that was timed on an H200, as a test of the model of time.
 
-``results/prototype``: what each variant is (``variants.csv``), its times (``times.csv``) and its
-machine code (``listings.txt.xz``). Nothing of it runs here; its code is read, its launches are
-known, and the model says how many clocks they take.
+``results/prototype``: what each variant is (``variants.csv``) and its machine code
+(``listings.txt.xz``); the times are records, ``prototype-time`` of the H200. Nothing of it runs
+here; its code is read, its launches are known, and the model says how many clocks they take.
 """
 
 from __future__ import annotations

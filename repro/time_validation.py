@@ -26,10 +26,12 @@ from statistics import median
 
 from repro import prototype
 from repro.prototype import FOLDER
+from repro.records import Record, load
 
+EXPERIMENT = "prototype-time"
 PREDICTED = FOLDER / "predicted.csv"
 COLUMNS = ("variant", "seqlen", "clocks", "spread", "seconds")
-FIRST_CALL = "1"
+FIRST_CALL = 1
 """Its variants ran one after another, in a card that was hot: a kernel that it shares with call 5
 (``causal_longest_first``, 16384) was at 635 of 717 TFLOP/s there."""
 
@@ -46,7 +48,7 @@ class Comparison:
 
     variant: str
     seqlen: int
-    call: str
+    call: int
     measured_s: float
     predicted_s: float
     tflops: float
@@ -68,25 +70,26 @@ def predicted() -> dict[tuple[str, int], dict[str, float]]:
         }
 
 
-def comparisons() -> list[Comparison]:
-    """All measured times beside their predictions."""
+def comparisons(rows: Iterable[Record] | None = None) -> list[Comparison]:
+    """Measured rates beside predicted times; by default all that are on record."""
     first, _ = halves(prototype.variants())
     found = []
-    with (FOLDER / "times.csv").open() as file:
-        for row in csv.DictReader(file):
-            variant = prototype.variants()[row["variant"]]
-            seqlen, rate = int(row["seqlen"]), float(row["tflops"])
-            found.append(
-                Comparison(
-                    variant.name,
-                    seqlen,
-                    row["call"],
-                    variant.flops(seqlen) / rate / 1e12,
-                    predicted()[variant.name, seqlen]["seconds"],
-                    rate,
-                    variant.name in first,
-                )
+    for row in load((EXPERIMENT,), local=False) if rows is None else rows:
+        if row.value is None:
+            continue
+        variant, seqlen = prototype.variants()[row.implementation], row.seqlen_q
+        assert seqlen is not None
+        found.append(
+            Comparison(
+                variant.name,
+                seqlen,
+                row.extra["call"],
+                variant.flops(seqlen) / row.value / 1e12,
+                predicted()[variant.name, seqlen]["seconds"],
+                row.value,
+                variant.name in first,
             )
+        )
     return found
 
 
@@ -113,8 +116,8 @@ def errors(rows: Iterable[Comparison]) -> tuple[float, float]:
 
 def measured_cells() -> list[tuple[str, int]]:
     """Variants and lengths that have a time, each once."""
-    with (FOLDER / "times.csv").open() as file:
-        return sorted({(row["variant"], int(row["seqlen"])) for row in csv.DictReader(file)})
+    rows = load((EXPERIMENT,), local=False)
+    return sorted({(row.implementation, row.seqlen_q or 0) for row in rows})
 
 
 def main() -> None:
