@@ -14,7 +14,7 @@ from analysis.loop_model.program import Program
 from figures.common import Drawing, note
 from repro import prototype
 
-EXPERIMENTS = ("prototype-time",)
+EXPERIMENTS = ()
 #: Variant, what it is; the same tile, 128 x 128 at head_dim 128, two consumer warpgroups in turn.
 FORMS = (("C3", "exact softmax"), ("optimistic_128", "optimistic softmax: no row maximum"))
 SEQLEN, ROUND = 2048, 6  # of 16: the loop has settled
@@ -32,7 +32,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """A panel a form: tensor cores by warpgroup, and what a warp of each issues."""
     del frame  # nothing measured is shown
     figure, axes = plt.subplots(2, 1, figsize=(11, 5.6), layout="constrained", sharex=True)
-    table = []
+    table: list[dict[str, str | float]] = []
     for ax, (variant, title) in zip(axes, FORMS, strict=True):
         program = prototype.program(variant, SEQLEN, 0, None, ())
         found = simulate(program)
@@ -43,7 +43,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         )
         table.append({"variant": variant, "clocks": end - start, "tensor_busy": busy})
     axes[-1].set_xlabel("clocks")
-    axes[0].set_xlim(0, max(row["clocks"] for row in table))
+    axes[0].set_xlim(0, max(float(row["clocks"]) for row in table))
     handles = [Patch(color=c, label=f"products of warpgroup {k}") for k, c in enumerate(GROUPS)]
     handles += [Patch(color=colour, label=name) for name, (_, colour) in WORK.items()]
     axes[0].legend(handles=handles, ncols=5, loc="upper right", bbox_to_anchor=(1, 1.32))
@@ -51,8 +51,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         figure,
         "Predicted from the machine code of two prototype forms (results/prototype), tile "
         "128 x 128, d = 128, bf16, sm_90a; nothing here is measured.\nA warpgroup issues S = Q Kᵀ "
-        "of the next key tile together with P V of this one. In the exact form the compiler let only most "
-        "of the row maximum\nrun under its own P V (the wait for it comes before the "
+        "of the next key tile together with P V of this one. In the exact form the compiler let "
+        "only most of the row maximum\nrun under its own P V (the wait for it comes before the "
         "exponentials), so the tensor cores run dry; without a maximum they hardly do.",
     )
     return Drawing(figure, pandas.DataFrame(table))

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED
-from figures.common import FILLED, Drawing, label_end, note
+from figures.common import FILLED, Drawing, label_end, note, pick
 from repro import prototype
 from repro.time_validation import FIRST_CALL, Comparison, comparisons
 
