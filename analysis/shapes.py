@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from analysis.arguments import flag, whole
+
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 """Bytes of one stored element."""
 
@@ -33,21 +35,21 @@ class AttentionShape:
     seqlen_q: int
     seqlen_k: int
     head_dim: int
-    kv_heads: int = 0
-    """Number of key/value heads; 0 means as many as query heads."""
+    kv_heads: int = None  # type: ignore[assignment]
+    """Number of key/value heads; as many as query heads where none is given (None)."""
     dtype: str = "fp16"
     causal: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim"):
-            _require_positive_int(name, getattr(self, name))
-        if self.kv_heads == 0:
+        if self.kv_heads is None:
             object.__setattr__(self, "kv_heads", self.heads)
-        _require_positive_int("kv_heads", self.kv_heads)
+        for name in ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "kv_heads"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), least=1))
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.dtype not in ITEMSIZE:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
+        object.__setattr__(self, "causal", flag("causal", self.causal))
 
     @property
     def itemsize(self) -> int:
@@ -104,17 +106,10 @@ class Tile:
     block_n: int
 
     def __post_init__(self) -> None:
-        _require_positive_int("block_m", self.block_m)
-        _require_positive_int("block_n", self.block_n)
+        for name in ("block_m", "block_n"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), least=1))
 
 
 def aligned_head_dim(head_dim: int) -> int:
     """Columns of the arrays that kernels get for ``head_dim``: a multiple of 8."""
     return -(-head_dim // ROW_ELEMENTS) * ROW_ELEMENTS
-
-
-def _require_positive_int(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not an int")
-    if value < 1:
-        raise ValueError(f"{name}={value} is below 1")

@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from kernels.flash_config import DTYPE_CODE, padded_head_dim
 from kernels.launch import Array
 
+FP32_MAX = (2 - 2**-23) * 2.0**127
+
 
 def finite(scale: float) -> float:
-    """The scale as a Python float. ValueError unless it is finite."""
+    """The scale as a Python float. ValueError unless it is finite, times log2(e) in fp32 too."""
     scale = float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale={scale} is not finite")
+    if abs(scale) * math.log2(math.e) > FP32_MAX:
+        raise ValueError(f"scale={scale} times log2(e) is above {FP32_MAX:.4g}, the most of fp32")
     return scale
 
 

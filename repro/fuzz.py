@@ -114,6 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
                         "of one --case: attention")  # fmt: skip
     parser.add_argument("--case", default=None, help="one case as JSON instead of random ones")
     chosen = parser.parse_args(arguments)
+    if not 0 <= chosen.seconds < float("inf"):
+        parser.error(f"--seconds {chosen.seconds:g} is not a time from 0 on")
 
     from repro.attention.launcher import CHECKS_VARIABLE
 

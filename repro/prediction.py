@@ -216,6 +216,7 @@ def predict(
     Raises ValueError for an unknown algorithm or pass, what a GPU cannot do (a type it lacks, a
     tile that does not fit, Hopper kernels elsewhere), and shapes and options that no kernel takes.
     """
+    _require(shape, gpu, tile)
     if algorithm not in (AUTO, *ALGORITHMS):
         raise ValueError(f"algorithm={algorithm!r} is not one of {AUTO}, {', '.join(ALGORITHMS)}")
     if pass_ not in PASSES:
@@ -257,6 +258,15 @@ def predict(
         ceilings=ceilings,
         form=run.form.name if run.form else None,
     )
+
+
+def _require(shape: Any, gpu: Any, tile: Any) -> None:
+    """TypeError naming what is not the kind of thing that ``predict`` takes."""
+    for name, value, kind in (("shape", shape, AttentionShape), ("gpu", gpu, Gpu),
+                              ("tile", tile, Tile | None)):  # fmt: skip
+        if not isinstance(value, kind):
+            wanted = getattr(kind, "__name__", "Tile or None")
+            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not {wanted}")
 
 
 def _useful_flops(

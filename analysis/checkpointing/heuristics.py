@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from analysis.arguments import names, whole
+
 from .chain import Chain
 from .tree import Builder, Node, Plan, plan_of
 
@@ -33,6 +35,7 @@ def segment_starts(length: int, segments: int) -> list[int]:
 
     Raises ValueError when segments is not in 1..length.
     """
+    segments = whole("segments", segments)
     if not 1 <= segments <= length:
         raise ValueError(f"{segments} segments for {length} stages: need 1 <= segments <= stages")
     return [1 + (length * part) // segments for part in range(segments)]
@@ -50,6 +53,7 @@ def uniform(chain: Chain, segments: int, *, keep_last: bool = True) -> Plan:
 
 def every(chain: Chain, stages: int, *, keep_last: bool = True) -> Plan:
     """Segments of `stages` stages (the last may be shorter): the notes' k-interval."""
+    stages = whole("stages", stages)
     if stages < 1:
         raise ValueError(f"segments of {stages} stages: need at least 1")
     starts = list(range(1, len(chain) + 1, stages))
@@ -94,6 +98,7 @@ def exponential_recursive(chain: Chain) -> Plan:
 
 def chen_recursive(chain: Chain, k: int = 1) -> Plan:
     """Keep k states, split into k+1 equal parts, recurse: k log_{k+1} L states (Chen Eq. 3)."""
+    k = whole("k", k)
     if k < 1:
         raise ValueError(f"k={k}: need at least 1 state per level")
 
@@ -169,8 +174,9 @@ def chen_search(chain: Chain, *, grid: int = 6) -> Plan:
 def selective(chain: Chain, kinds: frozenset[str] | set[str] = frozenset({"attention"})) -> Plan:
     """Run again exactly the stages whose kind is in `kinds`, keep all others whole.
 
-    Raises ValueError when no stage is of these kinds.
+    Raises ValueError when no stage is of these kinds, TypeError for one string.
     """
+    kinds = names("kinds", kinds)
     chosen = [i for i, stage in enumerate(chain.stages, start=1) if stage.kind in kinds]
     if not chosen:
         present = sorted({stage.kind for stage in chain.stages})

@@ -21,6 +21,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
+from analysis.arguments import byte_count
+
 from .chain import Chain
 from .optimal import InfeasibleBudgetError, smallest_budget
 from .schedule import Action, Keep, Value, backward, drop, forward, loss
@@ -57,6 +59,7 @@ def exact(chain: Chain, budget_bytes: int, *, time_limit_s: float = 60.0) -> Pla
     Raises ValueError for longer chains, InfeasibleBudgetError where nothing fits (it names the
     least budget of the planners' family), RuntimeError when the solver runs out of time.
     """
+    budget_bytes = byte_count("budget_bytes", budget_bytes)
     length = len(chain)
     if length > MAX_STAGES:
         raise ValueError(f"{length} stages: the integer programme takes at most {MAX_STAGES}")

@@ -26,6 +26,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.arguments import byte_count
+
 from . import heuristics
 from .chain import Chain
 from .minimum import minimum_need_node
@@ -257,6 +259,7 @@ def optimal(chain: Chain, budget_bytes: int, *, slots: int = 500) -> Plan:
     are powers of two times the common divisor, and the next finer slot size is solved as well
     (doubling both slot size and budget never loses a plan).  Raises InfeasibleBudgetError.
     """
+    budget_bytes = byte_count("budget_bytes", budget_bytes)
     everything = heuristics.store_all(chain)
     if budget_bytes >= everything.peak_bytes:
         return replace(everything, name="optimal")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from math import comb
 
+from analysis.arguments import whole
+
 from .chain import Chain
 from .tree import Builder, Node, Plan, plan_of
 
@@ -48,6 +50,7 @@ def revolve(chain: Chain, states: int) -> Plan:
 
     states counts a_0.  More states than stages change nothing.
     """
+    states = whole("states", states)
     _check(len(chain), states)
     states, build = min(states, len(chain)), Builder(chain)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from analysis.arguments import byte_count
+
 from .chain import Chain
 from .heuristics import recompute_stages
 from .optimal import InfeasibleBudgetError
@@ -113,6 +115,7 @@ def greedy(chain: Chain, budget_bytes: int) -> Plan:
     Raises InfeasibleBudgetError where even recomputing every interior does not fit; the budget it
     names is the least of this family (optimal.smallest_budget is lower: it drops boundaries too).
     """
+    budget_bytes = byte_count("budget_bytes", budget_bytes)
     build, order = Builder(chain), greedy_order(chain)
     least = None
     for count in range(len(order) + 1):

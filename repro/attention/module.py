@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from analysis.arguments import flag, probability
 from repro.attention.operator import flash_attention
+from repro.attention.validation import resolve_scale, resolve_tile
 
 __all__ = ["FlashAttention"]
 
@@ -27,13 +29,12 @@ class FlashAttention(nn.Module):
         tile: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        if not 0.0 <= dropout_p <= 1.0:
-            raise ValueError(f"dropout_p must lie in [0, 1], got {dropout_p}")
-        self.causal = causal
-        self.dropout_p = dropout_p
-        self.scale = scale
-        self.deterministic = deterministic
-        self.tile = tile
+        self.causal = flag("causal", causal)
+        self.dropout_p = probability("dropout_p", dropout_p)
+        self.scale = None if scale is None else resolve_scale(scale, 1)
+        self.deterministic = flag("deterministic", deterministic)
+        block = resolve_tile(tile)
+        self.tile = None if block is None else (block[0], block[1])
 
     def forward(
         self,

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from analysis.arguments import flag, whole
 from repro.attention import registered
-from repro.attention.validation import DTYPES, check_arguments, resolve_scale
+from repro.attention.validation import DTYPES, check_arguments, resolve_scale, resolve_tile
 
 __all__ = ["flash_attention"]
 
@@ -58,8 +59,9 @@ def flash_attention(
         takes part in no gradient; that is a definition, not an error.
 
     Raises:
-        TypeError: wrong tensor type, device, mask type or scale type.
-        ValueError: shapes that disagree, head dimension outside 1…256, dropout_p outside [0, 1].
+        TypeError: wrong tensor type, layout (sparse, nested) or device, wrong type of an option.
+        ValueError: shapes that disagree, head dimension outside 1…256, dropout_p outside [0, 1],
+            a scale that is not finite in float32.
             Both are raised before anything is launched.
         RuntimeError: a second or a forward-mode derivative is asked for; none is implemented.
 
@@ -70,7 +72,8 @@ def flash_attention(
     through torch.func's grad, vjp, jacrev and vmap (a loop over calls).
     """
     q, k, v = _autocast(q, k, v)
-    if key_mask is None and block_mask is None and tile is None and dropout_p == 0:
+    plain = key_mask is None and block_mask is None and tile is None and dropout_p == 0
+    if plain and type(causal) is bool and type(deterministic) is bool:
         found = _again(q, k, v, causal, scale, deterministic)
         if found is not None:
             return found if return_lse else found[0]
@@ -85,13 +88,13 @@ def flash_attention(
         key_mask,
         block_mask,
         _seed_tensor(seed) if dropout_p > 0.0 else None,
-        bool(causal),
+        flag("causal", causal),
         resolve_scale(scale, q.shape[3]),
         float(dropout_p),
-        None if tile is None else list(tile),
-        bool(deterministic),
+        resolve_tile(tile),
+        flag("deterministic", deterministic),
     )
-    return (out, lse) if return_lse else out
+    return (out, lse) if flag("return_lse", return_lse) else out
 
 
 def _again(
@@ -103,7 +106,7 @@ def _again(
     if q.dim() != 4 or q.numel() == 0 or forward_ad._current_level >= 0:
         return None
     chosen = scale if type(scale) is float else resolve_scale(scale, q.shape[3])
-    return registered.attention_again(q, k, v, bool(causal), chosen, bool(deterministic))
+    return registered.attention_again(q, k, v, causal, chosen, deterministic)
 
 
 def _refuse_forward_mode(*tensors: Tensor) -> None:
@@ -138,8 +141,7 @@ def _seed_tensor(seed: int | Tensor | None) -> Tensor:
                 f"got {seed.dtype} {tuple(seed.shape)} on {seed.device}"
             )
         return seed
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an int, a 0-d int64 tensor or None, got {type(seed)}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must lie in [0, 2**63), got {seed}")
-    return torch.tensor(seed, dtype=torch.int64, device="cpu")
+    value = whole("seed", seed)
+    if not 0 <= value < 2**63:
+        raise ValueError(f"seed must lie in [0, 2**63), got {value}")
+    return torch.tensor(value, dtype=torch.int64, device="cpu")

@@ -7,16 +7,20 @@ device, layout of a tensor's numbers); ``ValueError``: the right kind with a wro
 from __future__ import annotations
 
 import math
-import numbers
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["DTYPES", "HEAD_DIM_MAX", "check_arguments", "resolve_scale"]
+from analysis import arguments
+
+__all__ = ["DTYPES", "HEAD_DIM_MAX", "check_arguments", "resolve_scale", "resolve_tile"]
 
 #: torch type -> the name the kernels and the records use.
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 HEAD_DIM_MAX = 256
+#: Kernels multiply the scale by log2(e), in float32.
+SCALE_MAX = torch.finfo(torch.float32).max / math.log2(math.e)
 
 
 def check_arguments(
@@ -27,14 +31,12 @@ def check_arguments(
     key_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     block_mask: Tensor | None = None,
-    tile: tuple[int, int] | None = None,
+    tile: Sequence[int] | None = None,
 ) -> None:
     """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute."""
     _check_tensors(q, k, v)
-    if not 0.0 <= dropout_p <= 1.0:  # also false for NaN
-        raise ValueError(f"dropout_p must lie in [0, 1], got {dropout_p}")
-    if tile is not None:
-        _check_tile(tile)
+    arguments.probability("dropout_p", dropout_p)
+    tile = resolve_tile(tile)
     if key_mask is not None:
         _check_key_mask(key_mask, q, k)
     if block_mask is not None:
@@ -45,6 +47,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        _check_dense(name, tensor)
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name} must have 4 dimensions (B, H, N, D), got {tensor.dim()}: "
@@ -74,15 +77,31 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q has {heads} heads, not a multiple of the {kv_heads} heads of k and v")
 
 
-def _check_tile(tile: tuple[int, int]) -> None:
-    if len(tile) != 2 or not all(isinstance(edge, int) and edge > 0 for edge in tile):
-        raise ValueError(f"tile must be two positive integers (block_m, block_n), got {tile!r}")
+def _check_dense(name: str, tensor: Tensor) -> None:
+    """Kernels address elements by strides."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
+        raise TypeError(f"{name} is {kind}; kernels take dense (strided) tensors")
+
+
+def resolve_tile(tile: Sequence[int] | None) -> list[int] | None:
+    """[block_m, block_n] as ints, or None. TypeError for anything but two whole numbers."""
+    if tile is None:
+        return None
+    if isinstance(tile, str) or not isinstance(tile, Sequence) or len(tile) != 2:
+        raise TypeError(f"tile must be (block_m, block_n), two whole numbers, got {tile!r}")
+    names = ("block_m", "block_n")
+    return [
+        arguments.whole(f"tile {name}", edge, least=1)
+        for name, edge in zip(names, tile, strict=True)
+    ]
 
 
 def _check_key_mask(key_mask: Tensor, q: Tensor, k: Tensor) -> None:
     if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
         kind = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
         raise TypeError(f"key_mask must be a boolean tensor (True = takes part), got {kind}")
+    _check_dense("key_mask", key_mask)
     if key_mask.shape != (k.shape[0], k.shape[2]):
         raise ValueError(
             f"key_mask must have shape (B, Nk) = {(k.shape[0], k.shape[2])}, "
@@ -92,12 +111,11 @@ def _check_key_mask(key_mask: Tensor, q: Tensor, k: Tensor) -> None:
         raise TypeError(f"q and key_mask are on different devices: {q.device}, {key_mask.device}")
 
 
-def _check_block_mask(
-    block_mask: Tensor, q: Tensor, k: Tensor, tile: tuple[int, int] | None
-) -> None:
+def _check_block_mask(block_mask: Tensor, q: Tensor, k: Tensor, tile: Sequence[int] | None) -> None:
     if not isinstance(block_mask, Tensor) or block_mask.dtype != torch.bool:
         kind = block_mask.dtype if isinstance(block_mask, Tensor) else type(block_mask).__name__
         raise TypeError(f"block_mask must be a boolean tensor (True = computed), got {kind}")
+    _check_dense("block_mask", block_mask)
     if block_mask.device != q.device:
         raise TypeError(
             f"q and block_mask are on different devices: {q.device}, {block_mask.device}"
@@ -125,9 +143,7 @@ def resolve_scale(scale: float | None, head_dim: int) -> float:
     """
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
-        raise TypeError(f"scale must be a real number or None, got {type(scale).__name__}")
-    value = float(scale)
-    if not math.isfinite(value):
-        raise ValueError(f"scale must be finite, got {value}")
+    value = arguments.real("scale", scale)
+    if abs(value) > SCALE_MAX:
+        raise ValueError(f"scale={value} is above {SCALE_MAX:.4g}: kernels compute in float32")
     return value

@@ -64,16 +64,16 @@ def command(
         raise ValueError(f"--ceilings {ceilings!r}: expected datasheet or measured")
     chosen: list[tuple[Any, ...]] = list(
         product(
-            sweep.gpus(gpu) if gpu else [here()],
+            sweep.gpus(gpu) if gpu is not None else [here()],
             sweep.words(algorithm, "--algorithm", ALGORITHMS),
             sweep.words("causal" if causal else mask, "--mask", MASKS),
             sweep.words(dtype, "--dtype", tuple(ITEMSIZE)),
             sweep.numbers(batch, "--batch"),
             sweep.numbers(heads, "--heads"),
-            sweep.numbers(kv_heads, "--kv-heads") if kv_heads else [0],
+            sweep.numbers(kv_heads, "--kv-heads") if kv_heads is not None else [None],
             sweep.numbers(head_dim, "--head-dim"),
             sweep.numbers(seqlen, "--seqlen"),
-            sweep.numbers(seqlen_k, "--seqlen-k") if seqlen_k else [0],
+            sweep.numbers(seqlen_k, "--seqlen-k") if seqlen_k is not None else [None],
             sweep.tiles(tile),
             sweep.words(pass_, "--pass", PASSES),
         )

@@ -29,7 +29,10 @@ def _number(text: str, option: str) -> int:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise ValueError(f"{option} {text!r}: expected {_SPELLING}")
-    return int(match[1]) * (1024 if match[2] else 1)
+    value = int(match[1]) * (1024 if match[2] else 1)
+    if value < 1:
+        raise ValueError(f"{option} {text!r}: {value} is below 1")
+    return value
 
 
 def _range(text: str, option: str) -> list[int]:
