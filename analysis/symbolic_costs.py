@@ -19,7 +19,8 @@ from typing import Any, cast
 
 import sympy as sp
 
-from analysis import memory
+from analysis import algorithms, memory
+from analysis.algorithms import Family
 from analysis.flops import products
 from analysis.shapes import AttentionShape
 from analysis.symbolic import FORMS, STATISTIC, Bc, Br, Nk, Nq, V, d, e
@@ -74,7 +75,7 @@ def traffic(algorithm: str, pass_: str) -> Entries:
         in_rows = sp.expand(form).subs({V * Br: Rq, V * Bc: Rk})
         in_rows = in_rows.subs({sp.Symbol("T_r", positive=True): QUERY_TILES,
                                 sp.Symbol("T_c", positive=True): KEY_TILES})  # fmt: skip
-        heads = Hk if tensor in shared and algorithm.startswith("flash") else H
+        heads = Hk if tensor in shared and algorithms.find(algorithm).tiled else H
         entries[tensor, direction] = B * heads * sp.factor_terms(in_rows)
     return entries
 
@@ -142,7 +143,7 @@ def saved_bytes(algorithm: str) -> sp.Expr:
     """What lies between forward and backward: the lists of ``analysis.memory``, added up."""
     if algorithm == "standard":
         return _sum(lambda s: memory.saved_for_backward("standard", s), 1)
-    statistics = "m, l" if algorithm.startswith("flash1") else "lse"
+    statistics = "m, l" if algorithms.find(algorithm).family is Family.FLASH1 else "lse"
     return _sum(lambda s: memory.saved_for_backward("flash", s, statistics=statistics), 1)
 
 
@@ -154,7 +155,7 @@ def peak_bytes(algorithm: str, pass_: str) -> sp.Expr:
         return saved_bytes(algorithm)
     if algorithm == "standard":
         return _sum(memory.standard_backward_peak, 1)
-    if algorithm.startswith("flash1"):
+    if algorithms.find(algorithm).family is Family.FLASH1:
         limit = memory.FLASH1_SINGLE_TILE_SEQLEN
         short, long = (_sum(memory.flash1_backward_peak, n) for n in (limit, limit + 1))
         return sp.Piecewise((short, Nk <= limit), (long, True))

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from analysis import algorithms
+from analysis.algorithms import Family
 from analysis.flops import executed_exponentials, executed_flops
 from analysis.hardware import Gpu
 from analysis.hbm import main_kernel, predict_hbm
@@ -150,7 +152,8 @@ def attention_work(
     traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm, **options)
     main = main_kernel(traffic)
-    if algorithm.startswith("flash1"):
+    family = algorithms.find(algorithm).family
+    if family is Family.FLASH1:
         blocks = shape.batch * shape.heads
     elif pass_ == "forward":
         blocks = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
@@ -182,7 +185,7 @@ def _hopper_shared_per_tensor(
 
     Raises ValueError for a tile that these kernels cannot have.
     """
-    if not algorithm.startswith("flash-sm90"):
+    if algorithms.find(algorithm).family is not Family.HOPPER:
         return 0.0
     if pass_ == "forward":
         return forward_round(shape.head_dim, tile.block_m, tile.block_n).shared_per_tensor()

@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from analysis import algorithms
+from analysis.algorithms import Algorithm, DqSum, Family
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_backward, flash_backward_split, flash_forward
@@ -118,36 +120,23 @@ class Traffic:
         return sum(count for (_, way), count in self.by_tensor().items() if way == direction)
 
 
-# (algorithm, pass) -> the sum, and the keyword arguments that select a variant of it.
-_SUMS: dict[tuple[str, str], tuple[Callable[..., KernelBytes], dict[str, Any]]] = {
-    ("standard", "forward"): (standard_forward, {}),
-    ("standard", "backward"): (standard_backward, {}),
-    ("flash1-literal", "forward"): (flash1_forward, {"literal": True}),
-    ("flash1-literal", "backward"): (flash1_backward, {"literal": True}),
-    ("flash1", "forward"): (flash1_forward, {"literal": False}),
-    ("flash1", "backward"): (flash1_backward, {"literal": False}),
-    ("flash", "forward"): (flash_forward, {}),
-    ("flash", "backward"): (flash_backward, {"deterministic": False}),
-    ("flash-deterministic", "forward"): (flash_forward, {}),
-    ("flash-deterministic", "backward"): (flash_backward, {"deterministic": True}),
-    ("flash-split", "forward"): (flash_forward, {}),
-    ("flash-split", "backward"): (flash_backward_split, {}),
-    ("flash-sm90", "forward"): (flash_forward_sm90, {}),
-    ("flash-sm90", "backward"): (flash_backward_sm90, {"deterministic": False}),
-    ("flash-sm90-optimistic", "forward"): (flash_forward_sm90_optimistic, {}),
-    ("flash-sm90-optimistic", "backward"): (flash_backward_sm90, {"deterministic": False}),
-    ("flash-sm90-deterministic", "forward"): (flash_forward_sm90, {}),
-    ("flash-sm90-deterministic", "backward"): (flash_backward_sm90, {"deterministic": True}),
-    ("flash-sm90-chained", "forward"): (flash_forward_sm90, {}),
-    ("flash-sm90-chained", "backward"): (flash_backward_sm90, {"deterministic": False}),
-    ("flash-sm90-deterministic-chained", "forward"): (flash_forward_sm90, {}),
-    ("flash-sm90-deterministic-chained", "backward"): (
-        flash_backward_sm90,
-        {"deterministic": True},
-    ),
-}
-
-ALGORITHMS = tuple(dict.fromkeys(algorithm for algorithm, _ in _SUMS))
+def _sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes], dict[str, Any]]:
+    """The sum of an algorithm's pass, and the keyword arguments that select a variant of it."""
+    forward = pass_ == "forward"
+    if algorithm.family is Family.STANDARD:
+        return (standard_forward if forward else standard_backward), {}
+    if algorithm.family is Family.FLASH1:
+        return (flash1_forward if forward else flash1_backward), {"literal": algorithm.literal}
+    if algorithm.family is Family.HOPPER:
+        if forward:
+            return (flash_forward_sm90_optimistic if algorithm.optimistic
+                    else flash_forward_sm90), {}  # fmt: skip
+        return flash_backward_sm90, {"deterministic": algorithm.dq is DqSum.ORDERED}
+    if forward:
+        return flash_forward, {}
+    if algorithm.dq is DqSum.SEPARATE_PASS:
+        return flash_backward_split, {}
+    return flash_backward, {"deterministic": algorithm.dq is DqSum.WORKSPACE}
 
 
 def predict_traffic(
@@ -155,17 +144,16 @@ def predict_traffic(
 ) -> Traffic:
     """SM-boundary traffic of one pass, exact to the byte.
 
-    algorithm: one of ``ALGORITHMS``; pass_: "forward" or "backward". Options, where the algorithm
-    has them (``analysis.sums``): key_mask, block_mask, mask_block, dropout, lse_gradient.
+    algorithm: a name of ``analysis.algorithms``; pass_: "forward" or "backward". Options, where the
+    algorithm has them (``analysis.sums``): key_mask, block_mask, mask_block, dropout,
+    lse_gradient, dq_tile, persistent, flagged.
 
     Raises ValueError for an unknown algorithm, pass or option, and for a shape that the
     algorithm does not handle.
     """
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
-    if (algorithm, pass_) not in _SUMS:
-        raise ValueError(f"algorithm={algorithm!r} is not one of {', '.join(ALGORITHMS)}")
-    sum_of, variant = _SUMS[algorithm, pass_]
+    sum_of, variant = _sum_of(algorithms.find(algorithm), pass_)
     unknown = [name for name in options if name not in inspect.signature(sum_of).parameters]
     if unknown or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")

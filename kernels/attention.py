@@ -13,14 +13,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     key_mask           (B, Nk) uint8, dense; 0 takes the key out
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
-Algorithms, each of them the name of definite kernels: "flash", "flash-deterministic" and
-"flash-split" (here, sm_80 instructions); "flash-sm90", "flash-sm90-deterministic",
-"flash-sm90-chained", "flash-sm90-deterministic-chained" and "flash-sm90-optimistic"
-(kernels.hopper, Hopper only); "standard", "flash1", "flash1-literal" (kernels.ladder).
-"flash-deterministic" and "flash-split" differ from "flash" in the backward pass only: dQ through an
-ordered workspace, or by a pass of its own (which makes dQ deterministic too). So does
-"flash-sm90-deterministic" from "flash-sm90": dQ added in turns. With "flash-sm90-chained" the
-kernels of a pass overlap where they meet; "flash-sm90-deterministic-chained" does both.
+Algorithms, each of them the name of definite kernels, are those of ``analysis.algorithms``: the
+sm_80 flash kernels are here, the others in ``kernels.hopper`` and ``kernels.ladder``.
 ``kernels.dispatch`` says which suits a problem and a device best.
 """
 
@@ -30,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from analysis import algorithms
+from analysis.algorithms import DqSum, Family, of_family
 from analysis.shapes import Tile
 from kernels import hopper, ladder
 from kernels.checks import check_shapes, finite
@@ -58,15 +54,9 @@ __all__ = [
     "shared_bytes",
 ]
 
-FLASH = ("flash", "flash-deterministic", "flash-split")
-HOPPER = (
-    hopper.ALGORITHM,
-    hopper.OPTIMISTIC,
-    hopper.DETERMINISTIC,
-    hopper.CHAINED,
-    hopper.DETERMINISTIC_CHAINED,
-)
-ALGORITHMS = (*FLASH, *HOPPER, *ladder.ALGORITHMS)
+FLASH = of_family(Family.FLASH)
+HOPPER = of_family(Family.HOPPER)
+ALGORITHMS = tuple(algorithms.ALGORITHMS)
 
 
 def forward(
@@ -104,28 +94,27 @@ def forward(
     Raises:
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
-    if algorithm in HOPPER:
+    chosen = algorithms.find(algorithm)
+    if chosen.family is Family.HOPPER:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         _with_lse(backend, q, stats)
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
             scale=scale, causal=causal, tile=tile,
-            optimistic=algorithm == hopper.OPTIMISTIC,
-            chained=algorithm in (hopper.CHAINED, hopper.DETERMINISTIC_CHAINED), stream=stream,
+            optimistic=chosen.optimistic, chained=chosen.pdl, stream=stream,
         )  # fmt: skip
         return
-    if algorithm not in FLASH:
+    if chosen.family is not Family.FLASH:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
         }  # fmt: skip
-        if algorithm == "standard":
+        if chosen.family is Family.STANDARD:
             ladder.standard_forward(backend, q, k, v, out, stats, causal=causal, **settings)
         else:
-            literal = algorithm == "flash1-literal"
             ladder.flash1_forward(
-                backend, q, k, v, out, stats, causal=causal, literal=literal, **settings
+                backend, q, k, v, out, stats, causal=causal, literal=chosen.literal, **settings
             )
         return
     lse = _with_lse(backend, q, stats)
@@ -189,19 +178,20 @@ def backward(
     Arguments as in :func:`forward`; dropout needs the same ``dropout_p`` and ``seed``. With
     "flash-split" dq, or both dk and dv, may be None: their pass is then left out.
     """
-    if algorithm != "flash-split" and (dq is None or dk is None or dv is None):
+    chosen = algorithms.find(algorithm)
+    split = chosen.dq is DqSum.SEPARATE_PASS
+    if not split and (dq is None or dk is None or dv is None):
         raise ValueError(f"{algorithm} makes dq, dk and dv together, none of them may be None")
-    if algorithm not in FLASH:
+    if chosen.family is not Family.FLASH:
         assert dq is not None
         assert dk is not None
         assert dv is not None
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
-        if algorithm in HOPPER:
+        if chosen.family is Family.HOPPER:
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
                 scale=scale, causal=causal, tile=tile, dlse=dlse,
-                deterministic=algorithm in (hopper.DETERMINISTIC, hopper.DETERMINISTIC_CHAINED),
-                chained=algorithm in (hopper.CHAINED, hopper.DETERMINISTIC_CHAINED), stream=stream,
+                deterministic=chosen.dq is DqSum.ORDERED, chained=chosen.pdl, stream=stream,
             )  # fmt: skip
             return
         _refuse(algorithm, dlse=dlse)
@@ -209,13 +199,12 @@ def backward(
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
         }  # fmt: skip
-        if algorithm == "standard":  # the mask is in the stored P
+        if chosen.family is Family.STANDARD:  # the mask is in the stored P
             ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **settings)
         else:
-            literal = algorithm == "flash1-literal"
             ladder.flash1_backward(
                 backend, q, k, v, out, dout, stats, dq, dk, dv,
-                causal=causal, literal=literal, **settings,
+                causal=causal, literal=chosen.literal, **settings,
             )  # fmt: skip
         return
     lse = stats["lse"]
@@ -226,8 +215,7 @@ def backward(
     like_k = {} if dk is None or dv is None else {"dk": dk, "dv": dv}
     check_shapes(q, k, v, like_q, like_k, rows, key_mask)
     scale = finite(scale)
-    deterministic = algorithm == "flash-deterministic"
-    split = algorithm == "flash-split"
+    deterministic = chosen.dq is DqSum.WORKSPACE
     config = configure(
         "backward", q.dtype, q.shape[3],
         tile=tile, limit=shared_limit_bytes,
@@ -339,8 +327,6 @@ def _tiles(rows: int, block: int) -> int:
 
 def _refuse(algorithm: str, **features: Any) -> None:
     """All but the sm_80 flash kernels have causal masks and nothing else."""
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm={algorithm!r} is not one of {ALGORITHMS}")
     asked = [name for name, value in features.items() if value not in (None, 0.0)]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")

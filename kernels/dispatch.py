@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from analysis.algorithms import Family, find
 from analysis.shapes import Tile
 from kernels import hopper
 from kernels.flash_config import SHARED_LIMIT_BYTES, configure
@@ -156,7 +157,7 @@ def default_tile(
     limit: int = SHARED_LIMIT_BYTES,
 ) -> Tile:
     """The tile a flash algorithm runs with when none is asked for."""
-    if algorithm.startswith(hopper.ALGORITHM):
+    if find(algorithm).family is Family.HOPPER:
         return hopper.default_tile(head_dim, pass_, causal, seqlen_q)
     return sm80_tile(head_dim, dtype, pass_, limit)
 

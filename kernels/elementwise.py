@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis.fusion import ROWS_PER_BLOCK, THREADS, Operation, operations
-from kernels.ladder_arrays import DTYPES, flat_grid, require_fit
-from kernels.launch import Argument, Array, Backend, Kernel, contiguous_strides
+from kernels.ladder_arrays import flat_grid, require_fit
+from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel, contiguous_strides
 from kernels.philox import drop_threshold, keep_scale
 
 SCRATCH_BYTES = THREADS // 32 * 4
@@ -20,7 +20,7 @@ SHARED_LIMIT_BYTES = 48 * 1024
 
 def elementwise_kernel(entry: str, dtype: str, vector: int) -> Kernel:
     """One entry point; ``vector`` elements move at once (1, or 16 bytes' worth)."""
-    macros = {"DTYPE": DTYPES[dtype], "THREADS": THREADS, "ROWS": ROWS_PER_BLOCK, "VEC": vector}
+    macros = {"DTYPE": DTYPE_CODE[dtype], "THREADS": THREADS, "ROWS": ROWS_PER_BLOCK, "VEC": vector}
     return Kernel("fused_elementwise.cu", entry, tuple(macros.items()), THREADS)
 
 
@@ -62,8 +62,8 @@ def run_chain(
     x = _require(arrays, "x")
     if len(x.shape) != 2 or min(x.shape) < 1:
         raise ValueError(f"x must be (rows, cols) and not empty, got {x.shape}")
-    if x.dtype not in DTYPES:
-        raise ValueError(f"x is {x.dtype}, not one of {sorted(DTYPES)}")
+    if x.dtype not in DTYPE_CODE:
+        raise ValueError(f"x is {x.dtype}, not one of {sorted(DTYPE_CODE)}")
     rows, cols = x.shape
     made = {name for step in steps for name in (*step.writes, *step.statistics_written)}
     held: dict[str, Array] = {}

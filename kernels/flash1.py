@@ -11,7 +11,6 @@ import numpy as np
 from analysis.shapes import Tile
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.ladder_arrays import (
-    DTYPES,
     flat_grid,
     pad4,
     require_arrays,
@@ -21,7 +20,7 @@ from kernels.ladder_arrays import (
     row_statistic,
     saved,
 )
-from kernels.launch import Argument, Array, Backend, Kernel
+from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel
 
 THREADS = 128
 RELEASED_BLOCK_M = 16
@@ -60,7 +59,7 @@ def flash1_kernel(
     macros = (
         ("BLOCK_M", tile.block_m),
         ("BLOCK_N", tile.block_n),
-        ("DTYPE", DTYPES[dtype]),
+        ("DTYPE", DTYPE_CODE[dtype]),
         ("HEAD_DIM", head_dim),
         ("SHARED_BYTES", flash1_shared_bytes(tile, head_dim, dtype, pass_)),
         ("SKIP_FIRST_READ", int(not literal)),

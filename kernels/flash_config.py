@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analysis.shapes import Tile
-from kernels.launch import ITEMSIZE, Kernel
+from kernels.launch import DTYPE_CODE, ITEMSIZE, Kernel
 
-DTYPE_CODE = {"fp16": 0, "bf16": 1, "fp32": 2}
 HEAD_DIMS = (32, 64, 128, 256)
 """Columns a tile can have; a head dimension in between is padded with zeros inside the kernel."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.gemm import VARIANTS, GemmTile, shared_tile_bytes, square
-from kernels.ladder_arrays import DTYPES, flat_grid, require_fit
-from kernels.launch import Argument, Array, Backend, Kernel, contiguous_strides
+from kernels.ladder_arrays import flat_grid, require_fit
+from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel, contiguous_strides
 
 NAIVE_THREADS = 256
 SHARED_LIMIT_BYTES = 48 * 1024  # what a block may have on every GPU without asking
@@ -30,9 +30,9 @@ def gemm_kernel(variant: str, dtype: str, tile: GemmTile | None = None) -> Kerne
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {VARIANTS}, got {variant!r}")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {sorted(DTYPES)}, got {dtype!r}")
-    macros: dict[str, int] = {"DTYPE": DTYPES[dtype]}
+    if dtype not in DTYPE_CODE:
+        raise ValueError(f"dtype must be one of {sorted(DTYPE_CODE)}, got {dtype!r}")
+    macros: dict[str, int] = {"DTYPE": DTYPE_CODE[dtype]}
     if variant == "naive":
         macros["THREADS"] = threads = NAIVE_THREADS
         return Kernel("gemm_naive.cu", "gemm_naive", tuple(macros.items()), threads)
@@ -66,7 +66,7 @@ def all_kernels() -> list[Kernel]:
     return [
         gemm_kernel(variant, dtype)
         for variant in VARIANTS
-        for dtype in DTYPES
+        for dtype in DTYPE_CODE
         if (variant, dtype) != ("tensor-core", "fp32")
     ]
 

@@ -15,6 +15,7 @@ They are for reading beside the paper and for counting bytes; products are plain
 
 from __future__ import annotations
 
+from analysis.algorithms import Family, of_family
 from analysis.shapes import Tile
 from kernels.flash1 import (
     flash1_backward,
@@ -49,7 +50,7 @@ __all__ = [
     "standard_shared_bytes",
 ]
 
-ALGORITHMS = ("standard", "flash1-literal", "flash1")
+ALGORITHMS = of_family(Family.STANDARD, Family.FLASH1)
 
 
 def default_tile(

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernels.launch import GRID_LIMIT, ITEMSIZE, Array, Backend
-
-DTYPES = {"fp16": 0, "bf16": 1, "fp32": 2}
-"""Type name -> the DTYPE macro."""
+from kernels.launch import DTYPE_CODE, GRID_LIMIT, ITEMSIZE, Array, Backend
 
 MAX_HEAD_DIM = 128
 VECTOR_BYTES = 16
@@ -45,8 +42,8 @@ def require_arrays(q: Array, k: Array, others: Sequence[tuple[Array, Array]]) ->
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise ValueError(f"q {q.shape} and k {k.shape} must be (B, H, N, D)")
     batch, heads, _, head_dim = q.shape
-    if q.dtype not in DTYPES:
-        raise TypeError(f"q is {q.dtype}, not one of {', '.join(DTYPES)}")
+    if q.dtype not in DTYPE_CODE:
+        raise TypeError(f"q is {q.dtype}, not one of {', '.join(DTYPE_CODE)}")
     if k.shape[:2] != (batch, heads) or k.shape[3] != head_dim:
         raise ValueError(
             f"q {q.shape} and k {k.shape} must agree in B, H and D: these kernels have one "

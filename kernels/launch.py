@@ -16,10 +16,20 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from analysis.shapes import ITEMSIZE as IO_ITEMSIZE
+
 KERNELS_DIR = Path(__file__).resolve().parent
 INCLUDE_DIR = KERNELS_DIR / "include"
 
-ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4, "int32": 4, "int64": 8, "uint8": 1}
+ITEMSIZE = {**IO_ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1}
+"""Bytes of an element of every type that an array can have."""
+DTYPE_CODE = {name: code for code, name in enumerate(IO_ITEMSIZE)}
+"""Type of q, k, v, out -> the DTYPE macro."""
+NUMPY_TYPES = {
+    "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
+    "int32": np.int32, "int64": np.int64, "uint8": np.uint8,
+}  # fmt: skip
+"""What holds a type in NumPy, which has no bf16: its bits."""
 ACCESS = ("r", "w", "rw", "atomic")
 SCALARS = (np.int32, np.int64, np.uint32, np.uint64, np.float32)
 GRID_LIMIT = (2**31 - 1, 65535, 65535)
@@ -217,8 +227,7 @@ def from_numpy(
     name: str, values: np.ndarray, access: str, dtype: str | None = None, owner: Any = None
 ) -> Array:
     """A NumPy array as an :class:`Array`. bf16 values are uint16 bits with ``dtype="bf16"``."""
-    names = {"float16": "fp16", "float32": "fp32", "int32": "int32", "int64": "int64"}
-    names |= {"uint8": "uint8", "bool": "uint8", "uint16": "bf16"}
+    names = {np.dtype(kind).name: name for name, kind in NUMPY_TYPES.items()} | {"bool": "uint8"}
     found = names.get(values.dtype.name)
     dtype = found if dtype is None else dtype
     if dtype is None or ITEMSIZE.get(dtype) != values.itemsize:

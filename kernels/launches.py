@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from analysis.algorithms import Family, find
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, dispatch
 from kernels.flash_config import SHARED_LIMIT_BYTES
@@ -133,12 +134,14 @@ def launches_of(
     else:
         options["tile"] = tile
 
+    keeps_lse = find(algorithm).family in (Family.FLASH, Family.HOPPER)
+
     def driver(backend: Recorder, at: dict[str, Array]) -> None:
         masks: dict[str, Any] = {n: at[n] for n in ("key_mask", "block_mask") if n in at}
         if pass_ == "forward":
             attention.forward(
                 backend, algorithm, at["q"], at["k"], at["v"], at["out"],
-                {"lse": at["lse"]} if algorithm in (*attention.FLASH, *attention.HOPPER) else {},
+                {"lse": at["lse"]} if keeps_lse else {},
                 **options, **masks,
             )  # fmt: skip
             return

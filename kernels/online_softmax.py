@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.ladder_arrays import DTYPES, flat_grid
-from kernels.launch import ITEMSIZE, Array, Backend, Kernel, contiguous_strides
+from kernels.ladder_arrays import flat_grid
+from kernels.launch import DTYPE_CODE, ITEMSIZE, Array, Backend, Kernel, contiguous_strides
 
 ALGORITHMS = ("naive", "safe", "online")
 ACCESSES = {"naive": 3, "safe": 4, "online": 3, "online-topk": 1, "topk": 1}
@@ -22,7 +22,7 @@ SCRATCH_BYTES = THREADS // 32 * 8  # one pair of 4-byte numbers a warp
 
 def softmax_kernel(entry: str, dtype: str, k: int = 1) -> Kernel:
     """One entry point of ``online_softmax.cu``."""
-    macros = (("DTYPE", DTYPES[dtype]), ("THREADS", THREADS), ("TOPK", k))
+    macros = (("DTYPE", DTYPE_CODE[dtype]), ("THREADS", THREADS), ("TOPK", k))
     return Kernel("online_softmax.cu", entry, macros, THREADS)
 
 
@@ -94,8 +94,8 @@ def _topk(
 def _require_rows(x: Array) -> tuple[int, int]:
     if len(x.shape) != 2 or min(x.shape) < 1:
         raise ValueError(f"{x.name} {x.shape} must be (rows, cols), neither of them 0")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{x.name} is {x.dtype}, not one of {', '.join(DTYPES)}")
+    if x.dtype not in DTYPE_CODE:
+        raise TypeError(f"{x.name} is {x.dtype}, not one of {', '.join(DTYPE_CODE)}")
     _require_like(x, x.shape, x.dtype)
     return x.shape[0], x.shape[1]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.launch import Array, Backend, Kernel
+from kernels.launch import DTYPE_CODE, Array, Backend, Kernel
 
 THREADS = 256
 STEPS = 8
@@ -19,7 +19,7 @@ MMA_FLOPS = 2 * 16 * 8 * 16
 def probe(entry: str, *, dtype: str = "fp16", threads: int = THREADS, steps: int = STEPS) -> Kernel:
     """The kernel of one probe. ``steps`` is its independent operations a thread and round."""
     macros = (
-        ("DTYPE", {"fp16": 0, "bf16": 1}[dtype]),
+        ("DTYPE", DTYPE_CODE[dtype]),
         ("STEPS", steps),
         ("THREADS", threads),
     )

@@ -10,7 +10,6 @@ import numpy as np
 from analysis.shapes import Tile
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.ladder_arrays import (
-    DTYPES,
     VECTOR_BYTES,
     flat_grid,
     pad4,
@@ -21,7 +20,7 @@ from kernels.ladder_arrays import (
     saved,
     score_matrix,
 )
-from kernels.launch import ITEMSIZE, Argument, Array, Backend, Kernel
+from kernels.launch import DTYPE_CODE, ITEMSIZE, Argument, Array, Backend, Kernel
 
 DEFAULT_TILE = Tile(64, 64)
 MAX_SUMS = 64
@@ -74,7 +73,7 @@ def standard_kernel(entry: str, tile: Tile, head_dim: int, dtype: str) -> Kernel
     macros = (
         ("BLOCK_M", tile.block_m),
         ("BLOCK_N", tile.block_n),
-        ("DTYPE", DTYPES[dtype]),
+        ("DTYPE", DTYPE_CODE[dtype]),
         ("HEAD_DIM", head_dim),
         ("SHARED_BYTES_KEYS", shared["keys"]),
         ("SHARED_BYTES_PAIRS", shared["pairs"]),

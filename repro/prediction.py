@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis import memory
+from analysis.algorithms import find
 from analysis.flops import (
     BACKWARD_PRODUCTS,
     DQ_PRODUCTS,
@@ -277,7 +278,7 @@ def _useful_flops(
     block: Tile | None,
     gradients: Collection[str],
 ) -> int:
-    whole = useful_flops(shape, pass_, recompute=run.algorithm != "standard")
+    whole = useful_flops(shape, pass_, recompute=find(run.algorithm).tiled)
     if block_mask is not None:
         assert block is not None  # the drivers refuse a block mask without a tile
         pairs = pairs_in_blocks(shape, block_mask, block)

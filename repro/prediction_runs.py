@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis import memory
+from analysis.algorithms import DqSum, Family, find
 from analysis.flops import BACKWARD_PRODUCTS, DQ_PRODUCTS, KV_PRODUCTS, executed_flops
 from analysis.hardware import TENSOR_FLOPS_PER_CLOCK_PER_SM, Gpu
 from analysis.hbm import HbmTraffic
@@ -61,12 +62,14 @@ def find_run(
     """What runs, or what would if there were a kernel for it. Errors as of ``predict``."""
     if shape.dtype == "bf16" and not gpu.has_bf16:
         raise ValueError(f"{gpu.name} does not compute in bf16: use fp16 or fp32 (--dtype fp16)")
-    if algorithm in attention.HOPPER and gpu.compute_capability != (9, 0):
+    family = None if algorithm == AUTO else find(algorithm).family
+    if family is Family.HOPPER and gpu.compute_capability != (9, 0):
         raise ValueError(f"{algorithm} needs compute capability 9.0, {gpu.name} has "
                          f"{gpu.capability_text}; auto picks what runs there")  # fmt: skip
     theory = None
     capability: str | None = gpu.architecture
-    if algorithm not in ladder.ALGORITHMS and not dispatch.has_flash(gpu.architecture):
+    ours = family in (None, Family.FLASH, Family.HOPPER)  # others are theory where nothing runs
+    if ours and not dispatch.has_flash(gpu.architecture):
         theory = (
             f"our flash kernels need compute capability 8.0 or newer, {gpu.name} has "
             f"{gpu.capability_text}"
@@ -85,7 +88,7 @@ def find_run(
             dropout=dropout, lse_gradient=lse_gradient,
         )  # fmt: skip
     except ValueError as error:
-        if algorithm not in ladder.ALGORITHMS or dropout or options:
+        if ours or dropout or options:
             raise
         return _theory(algorithm, shape, pass_, gpu, tile, str(error))
     form = form_of(launched.algorithm, shape, pass_, tile)
@@ -132,7 +135,7 @@ def _theory(
             )
         except ValueError:  # no tile of ours fits
             tile = paper_tile(shape.head_dim, gpu.on_chip_elements)
-    tiles = -(-shape.seqlen_q // tile.block_m) if algorithm == "standard" else 1
+    tiles = 1 if find(algorithm).tiled else -(-shape.seqlen_q // tile.block_m)
     return Run(
         algorithm, tile, shape.padded.head_dim, shape.batch * shape.heads * tiles, theory=why
     )
@@ -148,7 +151,7 @@ def form_of(
     """
     if implementation in hopper.FORMS:
         return hopper.FORMS[implementation]
-    if implementation not in attention.HOPPER:
+    if find(implementation).family is not Family.HOPPER:
         return None
     if pass_ == "forward":
         return hopper.forward_form(shape.head_dim, shape.causal, shape.seqlen_q, tile)
@@ -168,8 +171,9 @@ def shared_per_tensor(
     None for other kernels, and where it is not modelled: fp32, a backward beyond head_dim 128,
     tiles that the kernels do not take."""
     flops = TENSOR_FLOPS_PER_CLOCK_PER_SM.get(gpu.compute_capability)
-    modelled = attention.FLASH if pass_ == "forward" else ("flash", "flash-deterministic")
-    if algorithm not in modelled or shape.dtype == "fp32" or flops is None:
+    chosen = find(algorithm)
+    modelled = pass_ == "forward" or chosen.dq is not DqSum.SEPARATE_PASS
+    if chosen.family is not Family.FLASH or not modelled or shape.dtype == "fp32" or flops is None:
         return None
     of_warps = warp_forward_round if pass_ == "forward" else warp_backward_round
     try:
@@ -198,7 +202,7 @@ def _blocks_per_sm(launched: Launched, shape: AttentionShape, gpu: Gpu) -> tuple
     FlashAttention 2022's one block per head and the plain products are taken as one per SM; the
     Hopper kernels' warpgroups share out all registers of an SM. ValueError where none fits.
     """
-    if launched.algorithm not in attention.FLASH:
+    if find(launched.algorithm).family is not Family.FLASH:
         return 1, None
     main = launched.main
     tile, threads = tile_of(main), main.kernel.threads
@@ -230,7 +234,7 @@ def works_of(
 ) -> tuple[dict[str, Work], int]:
     """Work of every kernel, copies included, and the FLOPs that the kernels execute."""
     padded = replace(shape.padded, head_dim=run.columns)
-    if run.algorithm == "standard":
+    if not find(run.algorithm).tiled:
         works = _standard_work(padded, run.tile, gpu, traffic, hbm)
         executed = sum(int(work.flops) for work in works.values())
     else:
@@ -311,9 +315,10 @@ def _standard_work(
 
 def saved_tensors(algorithm: str, shape: AttentionShape) -> list[memory.LiveTensor]:
     """What lies between forward and backward."""
-    if algorithm == "standard":
+    family = find(algorithm).family
+    if family is Family.STANDARD:
         return memory.saved_for_backward("standard", shape)
-    statistics = "m, l" if algorithm in ladder.ALGORITHMS else "lse"
+    statistics = "m, l" if family is Family.FLASH1 else "lse"
     return memory.saved_for_backward("flash", shape, statistics=statistics)
 
 
@@ -331,11 +336,12 @@ def peak_tensors(run: Run, shape: AttentionShape, pass_: str) -> list[memory.Liv
 
 
 def _peak(run: Run, shape: AttentionShape, pass_: str) -> list[memory.LiveTensor]:
-    if run.algorithm == "standard":  # a framework's, whose kernels are not ours
+    family = find(run.algorithm).family
+    if family is Family.STANDARD:  # a framework's, whose kernels are not ours
         if pass_ == "forward":
             return memory.saved_for_backward("standard-with-scores", shape)
         return memory.standard_backward_peak(shape)
-    if run.algorithm in ladder.ALGORITHMS:
+    if family is Family.FLASH1:
         if pass_ == "forward":
             return saved_tensors(run.algorithm, shape)
         return memory.flash1_backward_peak(shape)

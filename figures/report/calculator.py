@@ -11,12 +11,13 @@ import sympy as sp
 from sympy.printing.jscode import JavascriptCodePrinter
 
 from analysis import symbolic_costs as costs
+from analysis.algorithms import find
 from analysis.hardware import GPUS
 from analysis.shapes import ITEMSIZE
 from analysis.time_model import datasheet_ceilings
 
 PASSES = ("forward", "backward")
-GROUPED = ("flash", "flash-deterministic")
+GROUPED = tuple(name for name in costs.ALGORITHMS if find(name).grouped_heads)
 """Algorithms whose kernels take fewer key/value heads than query heads."""
 
 

@@ -24,12 +24,11 @@ from kernels.philox import kept_weights
 from repro.attention.launcher import backend_of
 from repro.attention.operator import flash_attention
 from repro.attention.reference import Reference, attention_reference, framework_result, visible
-from repro.attention.views import fits
+from repro.attention.views import TORCH_TYPES, fits
 from repro.prediction import predict
 
 __all__ = ["LAYOUTS", "TILES", "VALUES", "Case", "draw", "failure", "smaller", "tile_fits"]
 
-TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 LAYOUTS = ("bhnd", "bnhd", "packed", "inner", "offset", "transposed", "expanded")
 TILES = ((64, 64), (64, 32), (32, 64), (16, 16), (128, 64), (64, 128))
 VALUES = ("normal", "outliers", "large")
@@ -201,7 +200,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     Masked slots of k and v hold NaN.
     """
     generator = torch.Generator().manual_seed(case.seed)
-    dtype = TYPES[case.dtype]
+    dtype = TORCH_TYPES[case.dtype]
     query = (case.batch, case.heads, case.seqlen_q, case.head_dim)
     key = (case.batch, case.kv_heads, case.seqlen_k, case.head_dim)
     q, k, v, dout = (

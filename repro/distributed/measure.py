@@ -25,6 +25,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from repro.attention.validation import DTYPES
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.distributed.reduce_to_owner import ReduceToOwner, owners
 from repro.distributed.ring_attention import LocalAttention, ring_attention, take_local
@@ -196,7 +197,7 @@ def ring(
     cell = {
         "experiment": "ring-attention", "implementation": placement, "causal": causal,
         "batch": batch, "heads": heads, "kv_heads": kv_heads, "seqlen_q": seqlen,
-        "seqlen_k": seqlen, "head_dim": head_dim, "dtype": _NAMES[dtype],
+        "seqlen_k": seqlen, "head_dim": head_dim, "dtype": DTYPES[dtype],
     }  # fmt: skip
     return [
         _row(cell, "sent_bytes", forward.full_bytes["send"], pass_="forward"),
@@ -204,9 +205,6 @@ def ring(
         _row(cell, "max_error", float(errors[0]), pass_="forward"),
         _row(cell, "max_error", float(max(errors[1:])), pass_="backward"),
     ]
-
-
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def one_rank(

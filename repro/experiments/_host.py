@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 
 from analysis.shapes import Tile
 from kernels import attention
-from kernels.launch import Array, from_numpy
+from kernels.launch import NUMPY_TYPES, Array, from_numpy
 from repro.experiments import Cell, Context
 from repro.experiments._attention import shape_of, tile_of
 
 Floats = NDArray[np.float64]
-NUMPY = {"fp16": np.float16, "fp32": np.float32}
 #: Row statistics that the caller provides; the other algorithms make their own.
 GIVEN = dict.fromkeys(("flash", "flash-deterministic", "flash-split"), ("lse",))
 
@@ -42,7 +41,7 @@ def run_one_head(cell: Cell, context: Context) -> HeadResult:
 
     def normal(seqlen: int) -> NDArray[np.generic]:
         values = rng.standard_normal((1, 1, seqlen, shape.head_dim))
-        return values.astype(NUMPY[dtype])
+        return np.asarray(values, NUMPY_TYPES[dtype])
 
     values = {"q": normal(shape.seqlen_q), "k": normal(shape.seqlen_k)}
     values |= {"v": normal(shape.seqlen_k), "dout": normal(shape.seqlen_q)}

@@ -83,6 +83,8 @@ def tensors(inputs: str, dtype: str) -> list[Tensor]:
     """q, k, v, dout (B, H, N, D), the same numbers for every variant."""
     import torch
 
+    from repro.attention.views import TORCH_TYPES
+
     generator = torch.Generator().manual_seed(0)
     shape = (BATCH, HEADS, SEQLEN, HEAD_DIM)
     made = []
@@ -92,8 +94,7 @@ def tensors(inputs: str, dtype: str) -> list[Tensor]:
             chosen = torch.rand(shape, generator=generator) < 0.001
             numbers += 10.0 * torch.randn(shape, generator=generator) * chosen
         made.append(numbers)
-    torch_type = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    return [numbers.to(torch_type) for numbers in made]
+    return [numbers.to(TORCH_TYPES[dtype]) for numbers in made]
 
 
 def _ladder(

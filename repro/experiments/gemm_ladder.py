@@ -60,10 +60,10 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     import numpy as np
 
     from kernels.gemm import gemm
-    from kernels.launch import from_numpy
+    from kernels.launch import NUMPY_TYPES, from_numpy
 
     random = np.random.default_rng(0)
-    dtype = {"fp16": np.float16, "fp32": np.float32}[str(cell["dtype"])]
+    dtype = NUMPY_TYPES[str(cell["dtype"])]
     a, b = (random.integers(-3, 4, (SIDE, SIDE)).astype(dtype) for _ in range(2))
     c = np.full((SIDE, SIDE), np.nan, dtype)
     backend = context.host()

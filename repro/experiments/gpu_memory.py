@@ -8,6 +8,7 @@ held from the driver are rows of their own.
 
 from __future__ import annotations
 
+from kernels import attention
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import shape_of
 from repro.records import Record, record
@@ -26,7 +27,7 @@ def cells() -> list[Cell]:
         )
         for n in SEQLENS
         for name in VARIANTS
-        if n <= 16384 or name.startswith("flash")
+        if n <= 16384 or name in attention.FLASH
     ]  # fmt: skip
 
 

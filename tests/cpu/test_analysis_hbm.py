@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.algorithms import ALGORITHMS, Family, find
 from analysis.hardware import A100_40GB, H200, T4, Gpu, find_gpu
 from analysis.hbm import BY_WAVES, SIMULATED, compulsory_hbm, predict_hbm
 from analysis.l2 import L2, UnavailableError, available, simulate
 from analysis.l2.attention import query_tiles_outside
 from analysis.shapes import AttentionShape, Tile
-from analysis.traffic import ALGORITHMS, predict_traffic
+from analysis.traffic import predict_traffic
 
 RECORDS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 FLASH2_TILE = Tile(128, 64)
@@ -167,7 +168,7 @@ shapes = st.builds(
 
 
 @given(
-    algorithm=st.sampled_from(ALGORITHMS),
+    algorithm=st.sampled_from(tuple(ALGORITHMS)),
     pass_=st.sampled_from(["forward", "backward"]),
     shape=shapes,
     l2_bytes=st.sampled_from([2**12, 2**15, 2**18, 2**24]),
@@ -180,7 +181,7 @@ def test_hbm_lies_between_compulsory_and_the_sm_boundary(
 ) -> None:
     tile = Tile(32, 32)
     options = {}
-    if algorithm.startswith("flash-sm90") and pass_ == "forward":
+    if find(algorithm).family is Family.HOPPER and pass_ == "forward":
         options["persistent"] = persistent
     traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     least = compulsory_hbm(traffic, shape)

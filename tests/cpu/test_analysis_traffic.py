@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import analysis.traffic
+from analysis.algorithms import ALGORITHMS
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
-from analysis.traffic import ALGORITHMS, Traffic, predict_traffic
+from analysis.traffic import Traffic, predict_traffic
 
 
 def _one_head(n: int, causal: bool = False) -> AttentionShape:

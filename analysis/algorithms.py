@@ -1,0 +1,111 @@
+"""The attention algorithms of the package: what tells one from another, each of them once.
+
+Names appear in records, on command lines and in figures; everything else asks for the fields here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+
+class Family(Enum):
+    """The kernels that an algorithm belongs to, a step of the ladder each (kernels/README.md)."""
+
+    STANDARD = "standard"
+    """Scores and weights in memory (FlashAttention 2022, Alg. 0 and 3)."""
+    FLASH1 = "flash1"
+    """Keys outside, the running state in memory (FlashAttention 2022, Alg. 1, 2 and 4)."""
+    FLASH = "flash"
+    """Queries outside, sm_80 instructions (FlashAttention-2, Alg. 1 and 2)."""
+    HOPPER = "flash-sm90"
+    """TMA, wgmma and warp specialisation (FlashAttention-3)."""
+
+
+class DqSum(Enum):
+    """How the backward adds up dq over the key tiles."""
+
+    ATOMIC = "atomic additions, in any order"
+    WORKSPACE = "a partial sum a key tile, added up in order afterwards"
+    ORDERED = "atomic additions in turns"
+    SEPARATE_PASS = "a pass of its own, with the queries outside"
+    IN_PLACE = "by the one block that walks a head"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """name: in records and on command lines. summary: one line, what it is.
+
+    dq: how the backward adds up dq. literal: FlashAttention 2022 as printed, not as released.
+    optimistic: the forward guesses the row maximum and repairs what overflows.
+    pdl: kernels of a pass overlap where they meet (programmatic dependent launch): other launches
+        of the same kernels, which changes neither bytes nor results.
+    """
+
+    name: str
+    family: Family
+    summary: str
+    dq: DqSum = DqSum.ATOMIC
+    literal: bool = False
+    optimistic: bool = False
+    pdl: bool = False
+
+    @property
+    def tiled(self) -> bool:
+        """Whether the scores stay on the chip."""
+        return self.family is not Family.STANDARD
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether dq is the same bit for bit in every run."""
+        return self.dq is not DqSum.ATOMIC
+
+    @property
+    def grouped_heads(self) -> bool:
+        """Whether there may be fewer key/value heads than query heads."""
+        return self.family in (Family.FLASH, Family.HOPPER)
+
+
+_ALL = (
+    Algorithm("flash", Family.FLASH, "FlashAttention-2: queries outside, sm_80 tensor cores"),
+    Algorithm("flash-deterministic", Family.FLASH,
+              "flash, whose backward keeps a partial dq a key tile and adds them in order",
+              DqSum.WORKSPACE),
+    Algorithm("flash-split", Family.FLASH,
+              "flash, whose backward makes dq in a pass of its own: fixed order, no workspace",
+              DqSum.SEPARATE_PASS),
+    Algorithm("flash-sm90", Family.HOPPER, "FlashAttention-3: TMA and wgmma, Hopper only"),
+    Algorithm("flash-sm90-optimistic", Family.HOPPER,
+              "flash-sm90, whose forward guesses the row maximum and repairs (bf16)",
+              optimistic=True),
+    Algorithm("flash-sm90-deterministic", Family.HOPPER,
+              "flash-sm90, whose backward adds dq in turns: a fixed order", DqSum.ORDERED),
+    Algorithm("flash-sm90-chained", Family.HOPPER,
+              "flash-sm90, whose kernels start before the one before has ended", pdl=True),
+    Algorithm("flash-sm90-deterministic-chained", Family.HOPPER,
+              "both of the above", DqSum.ORDERED, pdl=True),
+    Algorithm("standard", Family.STANDARD,
+              "S and P in memory, three kernels forward and five backward", DqSum.IN_PLACE),
+    Algorithm("flash1-literal", Family.FLASH1,
+              "FlashAttention 2022 as printed: keys outside, O, l, m re-read at every step",
+              DqSum.IN_PLACE, literal=True),
+    Algorithm("flash1", Family.FLASH1,
+              "FlashAttention 2022 as released: no read-back in the first pass", DqSum.IN_PLACE),
+)  # fmt: skip
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each in _ALL})
+"""Name -> algorithm."""
+
+
+def find(name: str) -> Algorithm:
+    """The algorithm of a name. ValueError lists the names there are."""
+    if name not in ALGORITHMS:
+        raise ValueError(f"algorithm={name!r} is not one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def of_family(*families: Family) -> tuple[str, ...]:
+    """Names of the algorithms of some families, in the order above."""
+    return tuple(each.name for each in _ALL if each.family in families)
