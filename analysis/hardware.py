@@ -1,9 +1,5 @@
-"""The GPUs of the papers and of our measurements, with the origin of every figure.
-
-Rates are peaks at the boost clock, dense (no structured sparsity). A rate that follows from the
-microarchitecture (units per SM and clock) is derived here rather than typed, so that it can be
-checked: ``exp_per_s`` and ``shared_bandwidth_bytes_per_s`` reproduce the 3.9 T/s and 31 TB/s of
-FlashAttention-3, Table 1, and the 19 TB/s of FlashAttention 2022, §2.1.
+"""The GPUs of the papers and of our measurements, with the origin of every figure; others are in
+``analysis.other_gpus``.
 
 A measured ceiling, where there is one, replaces these figures in a time prediction; see
 ``analysis.time_model``.
@@ -11,109 +7,39 @@ A measured ceiling, where there is one, replaces these figures in a time predict
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
-KIB = 1024
-MIB = 1024 * KIB
-
-SHARED_BYTES_PER_CLOCK_PER_SM = 128
-"""32 banks of 4 bytes (CUDA programming guide, compute capability 7.5 to 9.0)."""
-EXP_PER_CLOCK_PER_SM = 16
-"""Special-function results per SM and clock (CUDA programming guide, throughput table)."""
-TENSOR_FLOPS_PER_CLOCK_PER_SM: Mapping[tuple[int, int], int] = MappingProxyType(
-    {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (9, 0): 4096}
+from analysis.gpu import (
+    EXP_PER_CLOCK_PER_SM,
+    KIB,
+    MIB,
+    SHARED_BYTES_PER_CLOCK_PER_SM,
+    TENSOR_FLOPS_PER_CLOCK_PER_SM,
+    Gpu,
+    sources_of,
 )
-"""Compute capability -> dense 16-bit products with fp32 sums (architecture whitepapers)."""
+from analysis.other_gpus import OTHER_GPUS
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """Sizes in bytes, rates per second, clock in Hz.
-
-    ``l2_partitions`` is 2 where the L2 is split in halves, each keeping its own copy of what its
-    SMs read: then a byte shared by all SMs takes two bytes of the reported size.
-    """
-
-    name: str
-    compute_capability: tuple[int, int]
-    sms: int
-    boost_clock_hz: float
-    memory_bytes: float
-    hbm_bandwidth_bytes_per_s: float
-    l2_bytes: int
-    l2_partitions: int
-    l2_bandwidth_bytes_per_s: float | None
-    fp16_tensor_flops: float
-    fp32_flops: float
-    shared_bytes_per_sm: int
-    shared_bytes_per_block: int
-    shared_reserved_per_block: int
-    registers_per_sm: int
-    threads_per_sm: int
-    blocks_per_sm: int
-    sources: Mapping[str, str]
-
-    @property
-    def architecture(self) -> str:
-        """What code is compiled for, without its prefix: "80" of sm_80."""
-        return "".join(map(str, self.compute_capability))
-
-    @property
-    def capability_text(self) -> str:
-        """ "9.0"."""
-        return ".".join(map(str, self.compute_capability))
-
-    @property
-    def has_bf16(self) -> bool:
-        """Tensor cores multiply bf16 from compute capability 8.0 on (programming guide)."""
-        return self.compute_capability >= (8, 0)
-
-    @property
-    def usable_l2_bytes(self) -> int:
-        """What data shared by all SMs can occupy: half of a two-partition L2."""
-        return self.l2_bytes // self.l2_partitions
-
-    @property
-    def exp_per_s(self) -> float:
-        """Peak rate of exponentials (ex2.approx on the special-function units)."""
-        return EXP_PER_CLOCK_PER_SM * self.sms * self.boost_clock_hz
-
-    @property
-    def shared_bandwidth_bytes_per_s(self) -> float:
-        """Peak rate of shared memory, all SMs together."""
-        return SHARED_BYTES_PER_CLOCK_PER_SM * self.sms * self.boost_clock_hz
-
-    @property
-    def on_chip_elements(self) -> int:
-        """The papers' M in fp16 elements: the shared memory one thread block may use."""
-        return self.shared_bytes_per_block // 2
-
-
-_GUIDE = "CUDA C++ programming guide, technical specifications per compute capability"
-
-
-def _sources(chip: str, **others: str) -> Mapping[str, str]:
-    common = {
-        "sms": chip,
-        "boost_clock_hz": chip,
-        "memory_bytes": chip,
-        "hbm_bandwidth_bytes_per_s": chip,
-        "l2_bytes": chip,
-        "fp16_tensor_flops": chip,
-        "fp32_flops": chip,
-        "shared_bytes_per_sm": _GUIDE,
-        "shared_bytes_per_block": _GUIDE,
-        "shared_reserved_per_block": _GUIDE,
-        "registers_per_sm": _GUIDE,
-        "threads_per_sm": _GUIDE,
-        "blocks_per_sm": _GUIDE,
-        "l2_partitions": chip,
-        "l2_bandwidth_bytes_per_s": chip,
-    }
-    return MappingProxyType(common | others)
-
+__all__ = [
+    "A100_40GB",
+    "A100_80GB",
+    "EXP_PER_CLOCK_PER_SM",
+    "GPUS",
+    "H100_SXM",
+    "H200",
+    "KIB",
+    "MIB",
+    "RTX_3090",
+    "SHARED_BYTES_PER_CLOCK_PER_SM",
+    "SHORT_NAMES",
+    "T4",
+    "TENSOR_FLOPS_PER_CLOCK_PER_SM",
+    "Gpu",
+    "find_gpu",
+    "gpu_named",
+]
 
 _A100 = "NVIDIA A100 Tensor Core GPU architecture whitepaper (2020) and A100 datasheet"
 _H100 = "NVIDIA H100 Tensor Core GPU architecture whitepaper (2022) and H100 SXM datasheet"
@@ -136,7 +62,7 @@ A100_40GB = Gpu(
     registers_per_sm=65536,
     threads_per_sm=2048,
     blocks_per_sm=32,
-    sources=_sources(_A100),
+    sources=sources_of(_A100),
 )
 
 A100_80GB = Gpu(
@@ -157,7 +83,7 @@ A100_80GB = Gpu(
     registers_per_sm=65536,
     threads_per_sm=2048,
     blocks_per_sm=32,
-    sources=_sources(_A100),
+    sources=sources_of(_A100),
 )
 
 H100_SXM = Gpu(
@@ -178,7 +104,7 @@ H100_SXM = Gpu(
     registers_per_sm=65536,
     threads_per_sm=2048,
     blocks_per_sm=32,
-    sources=_sources(
+    sources=sources_of(
         _H100,
         boost_clock_hz="the clock behind 989.4 TFLOP/s = 132 SMs × 4096 FLOP × 1.83 GHz, "
         "also FlashAttention-3 §2.2",
@@ -204,7 +130,7 @@ H200 = Gpu(
     registers_per_sm=65536,
     threads_per_sm=2048,
     blocks_per_sm=32,
-    sources=_sources(
+    sources=sources_of(
         "NVIDIA H200 Tensor Core GPU datasheet (2024)",
         sms="reported by the device",
         boost_clock_hz="maximum clock reported by the device; under a matrix load the power "
@@ -233,7 +159,7 @@ T4 = Gpu(
     registers_per_sm=65536,
     threads_per_sm=1024,
     blocks_per_sm=16,
-    sources=_sources(
+    sources=sources_of(
         "NVIDIA T4 datasheet and Turing architecture whitepaper (2018)",
         l2_bandwidth_bytes_per_s="not published",
     ),
@@ -257,7 +183,7 @@ RTX_3090 = Gpu(
     registers_per_sm=65536,
     threads_per_sm=1536,
     blocks_per_sm=16,
-    sources=_sources(
+    sources=sources_of(
         "NVIDIA Ampere GA102 GPU architecture whitepaper (2020)",
         fp16_tensor_flops="GA102 whitepaper, dense, fp32 accumulation (half the fp16 rate)",
         l2_bandwidth_bytes_per_s="not published",
@@ -265,21 +191,82 @@ RTX_3090 = Gpu(
 )
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {gpu.name: gpu for gpu in (A100_40GB, A100_80GB, H100_SXM, H200, T4, RTX_3090)}
+    {
+        gpu.name: gpu
+        for gpu in (A100_40GB, A100_80GB, H100_SXM, H200, T4, RTX_3090, *OTHER_GPUS.values())
+    }
+)
+
+SHORT_NAMES: Mapping[str, Gpu] = MappingProxyType(
+    {"A100": A100_40GB, "H100": H100_SXM, "RTX3090": RTX_3090, "3090": RTX_3090}
+    | {short: gpu for short, gpu in OTHER_GPUS.items() if short not in GPUS}
+)
+"""Other names of cards, for people who type them."""
+
+#: Words of a driver's name that tell nothing: makers, series, and sizes that a card has anyway.
+_SILENT = frozenset(
+    [
+        "NVIDIA",
+        "TESLA",
+        "GEFORCE",
+        "RTX",
+        "AMD",
+        "INSTINCT",
+        "GRAPHICS",
+        "DEVICE",
+        "SXM",
+        "SXM4",
+        "SXM5",
+        "HBM3",
+        "HBM3E",
+    ]
+)
+#: The words that are left -> the card. Others (a Ti, a laptop, an 80 GB PCIe card) are not known.
+_WORDS: Mapping[frozenset[str], Gpu] = MappingProxyType(
+    {
+        frozenset(words.split()): gpu
+        for gpu, names in (
+            (H200, ("H200", "H200 141GB")),
+            (H100_SXM, ("H100", "H100 80GB")),
+            (OTHER_GPUS["H100-PCIe"], ("H100 PCIE", "H100 PCIE 80GB")),
+            (OTHER_GPUS["H100-NVL"], ("H100 NVL", "H100 NVL 94GB")),
+            (A100_80GB, ("A100 80GB",)),
+            (A100_40GB, ("A100", "A100 40GB", "A100 PCIE 40GB")),
+            (T4, ("T4",)),
+            (RTX_3090, ("3090",)),
+            (OTHER_GPUS["4090"], ("4090",)),
+            (OTHER_GPUS["L40S"], ("L40S",)),
+            (OTHER_GPUS["L4"], ("L4",)),
+            (OTHER_GPUS["A10"], ("A10",)),
+            (OTHER_GPUS["B200"], ("B200",)),
+            (OTHER_GPUS["GB10"], ("GB10",)),
+            (OTHER_GPUS["MI300X"], ("MI300X", "MI300X OAM")),
+        )
+        for words in names
+    }
 )
 
 
 def find_gpu(device_name: str) -> Gpu | None:
-    """The entry for a name as the driver reports it ("NVIDIA H200"), or None."""
-    words = device_name.upper().replace("NVIDIA", "").replace("TESLA", "").strip()
-    if "H200" in words:
-        return H200
-    if "H100" in words and "PCIE" not in words and "NVL" not in words:
-        return H100_SXM
-    if "A100" in words:
-        return A100_80GB if "80GB" in words else A100_40GB
-    if words == "T4":
-        return T4
-    if "RTX 3090" in words and "TI" not in words.split("RTX 3090")[1]:
-        return RTX_3090
-    return None
+    """The entry for a name as the driver reports it ("NVIDIA H200"), or None for other cards.
+
+    Whole words are compared: a GH200 is no H200, an A10G no A10.
+    """
+    words = {word for word in re.split(r"[^A-Z0-9]+", device_name.upper()) if word}
+    return _WORDS.get(frozenset(words - _SILENT))
+
+
+def gpu_named(name: str) -> Gpu:
+    """The entry for a name of ``GPUS`` or ``SHORT_NAMES``, in any case, or a driver's name.
+
+    Raises ValueError that lists the names.
+    """
+    wanted = name.strip().casefold()
+    for table in (GPUS, SHORT_NAMES):
+        for known, gpu in table.items():
+            if known.casefold() == wanted:
+                return gpu
+    found = find_gpu(name)
+    if found is None:
+        raise ValueError(f"no GPU {name!r}; known are {', '.join(GPUS)}")
+    return found

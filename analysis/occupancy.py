@@ -46,7 +46,8 @@ def occupancy(gpu: Gpu, *, threads: int, registers_per_thread: int, shared_bytes
         raise ValueError(f"shared_bytes={shared_bytes} is negative")
     warps = _ceil_to(threads, WARP) // WARP
     registers_per_warp = _ceil_to(registers_per_thread * WARP, REGISTER_UNIT)
-    unit = 256 if gpu.compute_capability < (8, 0) else 128
+    turing = gpu.compute_capability is not None and gpu.compute_capability < (8, 0)
+    unit = 256 if turing else 128
     shared = _ceil_to(shared_bytes + gpu.shared_reserved_per_block, unit)
     by_shared = gpu.shared_bytes_per_sm // shared if shared else gpu.blocks_per_sm
     limits = {

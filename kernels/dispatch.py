@@ -79,8 +79,8 @@ def choose(
         )
     objection = None
     if capability != HOPPER:
-        where = "the host" if capability is None else f"compute capability {capability}"
-        objection = f"{where}, not {HOPPER}"
+        has = "the host backend" if capability is None else f"compute capability {capability}"
+        objection = f"the Hopper kernels need compute capability {HOPPER}, this is {has}"
     elif tile is not None:
         objection = f"tile ({tile.block_m}, {tile.block_n}) was asked for"
     else:
@@ -105,9 +105,9 @@ def choose(
     return Choice("flash-split" if deterministic else "flash", objection)
 
 
-def has_flash(compute_capability: str) -> bool:
-    """Whether a GPU ("80"; "gfx942" is none of NVIDIA's) can run the flash kernels at all."""
-    return compute_capability.isdecimal() and int(compute_capability) >= OLDEST
+def has_flash(compute_capability: str | None) -> bool:
+    """Whether a GPU ("80"; None is none of NVIDIA's) can run the flash kernels at all."""
+    return compute_capability is not None and int(compute_capability) >= OLDEST
 
 
 @cache

@@ -9,18 +9,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from analysis.hardware import GPUS, Gpu, gpu_named
+    from analysis.shapes import AttentionShape, Tile
     from repro.attention.module import FlashAttention
     from repro.attention.operator import flash_attention
+    from repro.checkpointing import plan, profile
+    from repro.prediction import Prediction, predict
 
-__all__ = ["FlashAttention", "flash_attention"]
+    __version__: str
+
+__all__ = [
+    "GPUS",
+    "AttentionShape",
+    "FlashAttention",
+    "Gpu",
+    "Prediction",
+    "Tile",
+    "__version__",
+    "flash_attention",
+    "gpu_named",
+    "plan",
+    "predict",
+    "profile",
+]
 
 _HOME = {
+    "AttentionShape": "analysis.shapes",
     "FlashAttention": "repro.attention.module",
+    "GPUS": "analysis.hardware",
+    "Gpu": "analysis.hardware",
+    "Prediction": "repro.prediction",
+    "Tile": "analysis.shapes",
     "flash_attention": "repro.attention.operator",
+    "gpu_named": "analysis.hardware",
+    "plan": "repro.checkpointing",
+    "predict": "repro.prediction",
+    "profile": "repro.checkpointing",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from repro.machine import project_version
+
+        return project_version()
     if name not in _HOME:
         raise AttributeError(f"module 'repro' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

@@ -23,7 +23,7 @@ app = typer.Typer(
     help="FlashAttention and gradient checkpointing: predicted, measured, published.",
     epilog="A range such as 512:16384:*2 goes wherever a number goes.",
 )
-app.command("predict")(predict.command)
+app.command("predict", epilog=predict.EPILOG)(predict.command)
 app.command("plan")(plan.command)
 app.command("explain")(explain.command)
 app.command("compare")(compare.command)

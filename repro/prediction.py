@@ -20,8 +20,9 @@ from analysis.flops import (
     pairs_in_blocks,
     useful_flops,
 )
-from analysis.hardware import Gpu
+from analysis.hardware import Gpu, gpu_named
 from analysis.hbm import HbmTraffic, compulsory_hbm, predict_hbm
+from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.copies import KERNEL as COPY
 from analysis.sums.copies import copies
@@ -99,6 +100,25 @@ class Prediction:
     def idle_sms(self) -> int:
         """SMs that get no block of the main kernel at all."""
         return max(0, self.gpu.sms - self.blocks)
+
+    @property
+    def busy(self) -> float:
+        """Share of the SMs' time that the main kernel's blocks keep busy, (0, 1]."""
+        return wave_efficiency(self.gpu, self.blocks, self.blocks_per_sm)
+
+    def why(self) -> str:
+        """One sentence: what binds, by how much, and which SMs have nothing to do."""
+        first, *rest = sorted(self.time.by_resource.items(), key=lambda item: -item[1])
+        text = f"bound by {first[0]}"
+        others = [item for item in rest if item[1]]
+        if others:
+            text += f": {first[1] / others[0][1]:.2g} times the time of {others[0][0]}, the next"
+        blocks = f"{self.blocks} blocks" if self.blocks > 1 else "one block"
+        if self.idle_sms:
+            text += f"; {blocks} leave {self.idle_sms} of {self.gpu.sms} SMs idle"
+        elif self.busy < 0.95:
+            text += f"; {blocks} keep the SMs busy {self.busy:.0%} of the time (the last wave)"
+        return text
 
     @property
     def saved_bytes(self) -> int:
@@ -186,7 +206,7 @@ def predict(
     algorithm: str,
     shape: AttentionShape,
     pass_: str,
-    gpu: Gpu,
+    gpu: Gpu | str,
     *,
     tile: Tile | None = None,
     ceilings: Ceilings | None = None,
@@ -202,6 +222,8 @@ def predict(
 
     algorithm: one of ``ALGORITHMS``, or "auto": the kernels that ``repro.flash_attention`` runs
         there (``kernels.dispatch``).
+    pass_: "forward" or "backward".
+    gpu: a ``Gpu``, or the name of one (``analysis.hardware.gpu_named``).
     tile: by default the kernels' own; with ``block_mask`` the size of its blocks.
     ceilings: by default the GPU's datasheet.
     block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
@@ -217,6 +239,7 @@ def predict(
     Raises ValueError for an unknown algorithm or pass, what a GPU cannot do (a type it lacks, a
     tile that does not fit, Hopper kernels elsewhere), and shapes and options that no kernel takes.
     """
+    gpu = gpu_named(gpu) if isinstance(gpu, str) else gpu
     _require(shape, gpu, tile)
     if algorithm not in (AUTO, *ALGORITHMS):
         raise ValueError(f"algorithm={algorithm!r} is not one of {AUTO}, {', '.join(ALGORITHMS)}")

@@ -9,7 +9,7 @@ from typing import Any
 from analysis import memory
 from analysis.algorithms import DqSum, Family, find
 from analysis.flops import BACKWARD_PRODUCTS, DQ_PRODUCTS, KV_PRODUCTS, executed_flops
-from analysis.hardware import TENSOR_FLOPS_PER_CLOCK_PER_SM, Gpu
+from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
 from analysis.occupancy import MAX_REGISTERS_PER_THREAD, occupancy, wave_efficiency
 from analysis.shapes import AttentionShape, Tile
@@ -170,7 +170,7 @@ def shared_per_tensor(
     """Clocks of shared memory for each clock of the tensor cores in the sm_80 kernels' main loop;
     None for other kernels, and where it is not modelled: fp32, a backward beyond head_dim 128,
     tiles that the kernels do not take."""
-    flops = TENSOR_FLOPS_PER_CLOCK_PER_SM.get(gpu.compute_capability)
+    flops = gpu.tensor_flops_per_clock_per_sm
     chosen = find(algorithm)
     modelled = pass_ == "forward" or chosen.dq is not DqSum.SEPARATE_PASS
     if chosen.family is not Family.FLASH or not modelled or shape.dtype == "fp32" or flops is None:

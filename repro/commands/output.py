@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,10 +14,23 @@ from typing import Any
 Row = Mapping[str, Any]
 
 
-def require_one_format(as_json: bool, as_csv: bool) -> None:
-    """ValueError when both are asked for, before any work."""
-    if as_json and as_csv:
-        raise ValueError("--json and --csv exclude each other")
+#: Option -> format of tabulate.
+STYLES = {"--markdown": "github", "--latex": "latex_booktabs"}
+
+
+def require_one_format(
+    as_json: bool, as_csv: bool, markdown: bool = False, latex: bool = False
+) -> None:
+    """ValueError when two are asked for, before any work."""
+    asked = {"--json": as_json, "--csv": as_csv, "--markdown": markdown, "--latex": latex}
+    chosen = [name for name, wanted in asked.items() if wanted]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} exclude each other")
+
+
+def style_of(markdown: bool, latex: bool) -> str:
+    """The style of tables: for a terminal, or as asked."""
+    return STYLES["--markdown"] if markdown else STYLES["--latex"] if latex else "simple"
 
 
 def print_json(value: object) -> None:
@@ -33,8 +48,18 @@ def print_csv(rows: Sequence[Row]) -> None:
     sys.stdout.write(text.getvalue())
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns: text to the left, numbers to the right."""
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    style: str = "simple",
+    keys: int = 1,
+) -> None:
+    """Aligned columns: text to the left, numbers to the right.
+
+    A table for a terminal that is wider than that is printed in parts, each of which repeats the
+    first ``keys`` columns.
+    """
     from tabulate import tabulate
 
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
@@ -42,7 +67,44 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         "right" if all(_numeric(row[i]) for row in cells) and cells else "left"
         for i in range(len(headers))
     ]
-    print(tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align))
+    if style == STYLES["--latex"]:  # signs that LaTeX has no glyph for
+        headers = [h.replace("≥", "at least").replace("≤", "at most") for h in headers]
+    parts = _parts(headers, cells, keys) if style == "simple" else [list(range(len(headers)))]
+    for number, part in enumerate(parts):
+        if number:
+            print()
+        print(
+            tabulate(
+                [[row[i] for i in part] for row in cells], [headers[i] for i in part],
+                tablefmt=style, disable_numparse=True, colalign=[align[i] for i in part],
+            )
+        )  # fmt: skip
+
+
+def _parts(headers: Sequence[str], cells: Sequence[Sequence[str]], keys: int) -> list[list[int]]:
+    """Columns that fit side by side into the terminal."""
+    width = terminal_width()
+    sizes = [
+        max([len(headers[i]) + 2, *(len(row[i]) for row in cells)]) + 2 for i in range(len(headers))
+    ]
+    if width is None or sum(sizes) - 2 <= width:
+        return [list(range(len(headers)))]
+    first = list(range(min(keys, len(headers))))
+    parts: list[list[int]] = []
+    for column in range(len(first), len(headers)):
+        fits = parts and sum(sizes[i] for i in [*parts[-1], column]) - 2 <= width
+        if fits:
+            parts[-1].append(column)
+        else:
+            parts.append([*first, column])
+    return parts or [first]
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where output goes elsewhere and ``COLUMNS`` is not set."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def _numeric(cell: str) -> bool:
@@ -65,6 +127,11 @@ def _scaled(count: float, unit: str) -> str:
             return f"{count:.4g} {prefix}{unit}"
         count /= 1000
     raise AssertionError("unreachable")
+
+
+def of_rate(flops_per_s: float) -> str:
+    """312 TFLOP/s."""
+    return f"{flops_per_s / 1e12:.4g}"
 
 
 def of_seconds(seconds: float) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from analysis.hardware import GPUS, Gpu, find_gpu
+from analysis.hardware import GPUS, Gpu
 from analysis.shapes import Tile
+from repro.commands.gpus import find
 
 #: More points than anyone reads, and a few seconds of work.
 LIMIT = 20_000
@@ -55,10 +56,13 @@ def _range(text: str, option: str) -> list[int]:
     return found
 
 
-def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:
-    """A list of names; "all" stands for every one. Raises ValueError with those allowed."""
+def words(
+    text: str, option: str, allowed: Sequence[str], every: Sequence[str] | None = None
+) -> list[str]:
+    """A list of names; "all" stands for ``every``, by default all that are allowed. Raises
+    ValueError with those allowed."""
     if text == "all":
-        return list(allowed)
+        return list(allowed if every is None else every)
     chosen = [part.strip() for part in text.split(",")]
     for word in chosen:
         if word not in allowed:
@@ -84,16 +88,10 @@ def tiles(text: str) -> list[Tile | None]:
 
 
 def gpus(text: str) -> list[Gpu]:
-    """GPUs of ``analysis.hardware`` by name; "A100" and "H100" are short for one of them."""
+    """GPUs by name, file or module (``repro.commands.gpus``), a list of those, or "all"."""
     if text == "all":
         return list(GPUS.values())
-    found = []
-    for part in (p.strip() for p in text.split(",")):
-        gpu = GPUS.get(part) or find_gpu(part)
-        if gpu is None:
-            raise ValueError(f"--gpu {part!r}: known are {', '.join(GPUS)}")
-        found.append(gpu)
-    return found
+    return [find(part.strip()) for part in text.split(",")]
 
 
 _UNITS = {

@@ -56,7 +56,7 @@ shapes = st.builds(
     seqlen_q=st.integers(1, 70),
     seqlen_k=st.integers(1, 70),
     head_dim=st.sampled_from([8, 64]),
-    kv_heads=st.sampled_from([0, 1, 2]),
+    kv_heads=st.sampled_from([None, 1, 2]),
     dtype=st.sampled_from(["fp16", "fp32"]),
     causal=st.booleans(),
 )

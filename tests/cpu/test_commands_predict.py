@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis import algorithms
 from analysis.hardware import A100_40GB, GPUS, H200
 from analysis.hbm import compulsory_hbm
 from analysis.shapes import AttentionShape, Tile
@@ -145,6 +146,7 @@ def test_csv_can_be_read_back(capsys):
     assert status == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 3 * 2 * len(GPUS) * 2
+    assert {(r["gpu"], r["dtype"]) for r in rows if r["error"]} == {("T4", "bf16")}
     assert {r["gpu"] for r in rows} == set(GPUS)
 
 
@@ -173,8 +175,10 @@ def test_the_table_names_what_is_common_and_shows_what_varies(capsys):
 
 
 def test_one_point_also_shows_its_tensors(capsys):
-    _, out, _ = run(capsys, "predict", "--pass", "backward", "-n", "1024", "--causal")
-    assert "flash_backward_preprocess" in out
+    _, out, _ = run(
+        capsys, "predict", "--pass", "backward", "-n", "1024", "--causal", "--gpu", "H200"
+    )
+    assert "flash_backward_sm90_preprocess" in out
     assert "time at each ceiling" in out
 
 
@@ -193,10 +197,14 @@ def test_measured_ceilings_come_from_the_records_or_are_refused(capsys):
         (("-n", "5x"), 1, "--seqlen '5x'"),
         (("-a", "flash9"), 1, "--algorithm 'flash9'"),
         (("--gpu", "B9000"), 1, "known are A100"),
+        (("--gpu", "T4"), 1, "T4 does not compute in bf16: use fp16 or fp32 (--dtype fp16)"),
+        (("-d", "257"), 1, "head_dim=264 is outside 8…256"),
+        (("--deterministic", "-a", "flash"), 1, "--deterministic chooses with -a auto"),
+        (("--markdown", "--latex"), 1, "--markdown and --latex exclude each other"),
         (("--tile", "64"), 1, "--tile '64'"),
         (("--dtype", "fp8"), 1, "fp16, bf16, fp32"),
         (("--heads", "6", "--kv-heads", "4"), 1, "heads=6 is not a multiple of kv_heads=4"),
-        (("-d", "0"), 1, "head_dim=0"),
+        (("-d", "0"), 1, "--head-dim '0': 0 is below 1"),
         (("--json", "--csv"), 1, "exclude each other"),
         (("-n", "1:20000:1", "--batch", "1,2"), 1, "points are more than"),
         (("--ceilings", "guessed"), 1, "datasheet or measured"),
@@ -210,3 +218,76 @@ def test_a_mistake_is_one_line_and_no_traceback(capsys, arguments, status, messa
     assert message in err
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == (2 if status == 2 else 1)
+
+
+def test_the_default_is_what_dispatch_picks_and_says_so(capsys):
+    _, out, _ = run(capsys, "predict", "--gpu", "H200", "--pass", "forward")
+    assert "algorithm=flash-sm90" in out
+    assert "auto is flash-sm90 in the forward: the Hopper kernels cover it" in out
+    _, out, _ = run(capsys, "predict", "--gpu", "A100", "--pass", "backward", "--deterministic")
+    assert "algorithm=flash-split" in out
+    assert "tile 64 x 128 and 128 x 32" in out
+    _, out, _ = run(capsys, "predict", "--gpu", "MI300X", "--pass", "forward")
+    assert "theory, run by none of our kernels" in out
+    assert "auto is" not in out
+
+
+def test_idle_multiprocessors_and_padding_are_named(capsys):
+    _, out, _ = run(
+        capsys, "predict", "--gpu", "H200", "--heads", "2", "-n", "300", "-d", "100",
+        "--pass", "forward",
+    )  # fmt: skip
+    assert "6 blocks leave 126 of 132 SMs idle" in out
+    assert "head_dim 100 is copied to rows of 104 and multiplied as 128 columns a tile" in out
+    found = predict("flash", AttentionShape(1, 2, 300, 300, 100), "forward", H200)
+    assert (found.blocks, found.idle_sms) == (6, 126)
+    full = predict("flash", AttentionShape(1, 33, 512, 512, 128), "forward", H200)
+    assert (full.blocks, full.idle_sms, full.busy) == (132, 0, 1.0)
+    assert "idle" not in full.why()
+
+
+def test_tflops_are_useful_work_over_the_bound(capsys):
+    shape = AttentionShape(1, 16, 4096, 4096, 128, dtype="bf16", causal=True)
+    found = predict("auto", shape, "forward", H200)
+    row = found.row()
+    assert row["tflops_bound"] * 1e12 == pytest.approx(found.useful_flops / found.time.seconds)
+    _, out, _ = run(capsys, "predict", "--gpu", "H200", "--causal", "--pass", "forward")
+    assert "TFLOP/s ≤" in out
+    assert f"{row['tflops_bound']:.4g}" in out
+
+
+def test_tables_for_markdown_and_latex(capsys):
+    sweep = ("predict", "-n", "1k:4k:*2", "--pass", "forward", "--gpu", "H200")
+    status, out, _ = run(capsys, *sweep, "--markdown")
+    assert status == 0
+    rows = [line for line in out.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 3
+    assert len({line.count("|") for line in rows}) == 1
+    status, out, _ = run(capsys, *sweep, "--latex")
+    assert status == 0
+    assert out.count("\\\\") == 1 + 3
+    assert "\\toprule" in out
+    assert "time at least" in out
+    assert "≥" not in out
+
+
+def test_a_table_keeps_to_the_width_of_the_terminal(capsys, monkeypatch):
+    sweep = ("predict", "-n", "1k:4k:*2", "--pass", "forward", "--gpu", "H200")
+    _, wide, _ = run(capsys, *sweep)
+    monkeypatch.setenv("COLUMNS", "80")
+    _, narrow, _ = run(capsys, *sweep)
+    rows = [line for line in narrow.splitlines() if line.split() and line.split()[0] == "1024"]
+    assert len(rows) > 1  # each part repeats what tells the points apart
+    table = narrow.split("\n\n", 1)[1].split("\n\n-")[0]
+    assert max(map(len, table.splitlines())) <= 80
+    assert {word for row in rows for word in row.split()} == {
+        word for line in wide.splitlines() if line.split()[:1] == ["1024"] for word in line.split()
+    }
+
+
+def test_help_explains_the_algorithms(capsys):
+    _, out, _ = run(capsys, "predict", "--help")
+    words = " ".join(out.split())
+    for each in algorithms.ALGORITHMS.values():
+        assert each.name in words
+        assert each.summary.split(",")[0] in words

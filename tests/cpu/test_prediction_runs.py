@@ -23,7 +23,7 @@ from kernels.launches import Device, launches_of, tile_of
 from repro.attention import cases, engine
 from repro.prediction import AUTO, PASSES, predict
 
-RUNNABLE = [gpu for gpu in GPUS.values() if gpu.compute_capability >= (8, 0)]
+RUNNABLE = [gpu for gpu in GPUS.values() if (gpu.compute_capability or (0, 0)) >= (8, 0)]
 HEAD_DIMS = (1, 8, 40, 64, 97, 100, 128, 200, 256)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -1,0 +1,107 @@
+"""Predictions as tables: what is common, a line per point, and what one should know of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from repro.commands import output
+from repro.prediction import Prediction
+
+_FIELDS = (
+    "gpu", "algorithm", "pass", "causal", "dtype", "batch", "heads", "kv_heads", "seqlen_q",
+    "seqlen_k", "head_dim", "form", "block_m", "block_n",
+)  # fmt: skip
+_BYTES = (
+    "sm_read_bytes", "sm_write_bytes", "hbm_read_bytes", "hbm_write_bytes", "saved_bytes",
+    "peak_bytes",
+)  # fmt: skip
+_HEADERS = ("FLOPs", "SM read", "SM write", "HBM read", "HBM write", "saved", "peak", "time ≥",
+            "TFLOP/s ≤", "bound by")  # fmt: skip
+#: Up to so many points are also shown tensor by tensor.
+_IN_FULL = 2
+
+
+def tables(
+    points: list[Prediction | dict[str, Any]], rows: list[dict[str, Any]], style: str
+) -> None:
+    """What is common to all points on top, then a line per point; few points also by tensor."""
+    varying = [f for f in _FIELDS if len({row.get(f) for row in rows}) > 1]
+    for follower, leader in (("seqlen_k", "seqlen_q"), ("kv_heads", "heads")):
+        if follower in varying and all(row[follower] == row[leader] for row in rows):
+            varying.remove(follower)
+    common = {f: rows[0].get(f) for f in _FIELDS if len({row.get(f) for row in rows}) == 1}
+    if common.get("form") is None:  # of kernels that come in one form
+        common.pop("form", None)
+    print(", ".join(f"{name}={value}" for name, value in common.items()))
+    good = [p for p in points if isinstance(p, Prediction)]
+    print(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}\n")
+    reasons = list(dict.fromkeys(row["error"] for row in rows if "error" in row))
+    lines = []
+    for row in rows:
+        line: list[object] = [row.get(f) for f in varying]
+        if "error" in row:
+            line += [None] * (len(_HEADERS) - 1)
+            line.append(f"cannot be ({reasons.index(row['error']) + 1})")
+        else:
+            line.append(output.of_flops(row["useful_flops"]))
+            line += [output.of_bytes(row[name]) for name in _BYTES]
+            over = "" if row["fits_memory"] else " (more than the GPU has)"
+            line[-1] = f"{line[-1]}{over}"
+            line += [
+                output.of_seconds(row["time_bound_s"]),
+                output.of_rate(row["tflops_bound"] * 1e12),
+                row["bound_by"],
+            ]
+        lines.append(line)
+    output.print_table([*varying, *_HEADERS], lines, style=style, keys=len(varying))
+    for number, reason in enumerate(reasons, start=1):
+        print(f"({number}) {reason}")
+    _remarks(good)
+    if len(rows) <= _IN_FULL:
+        for point in good:
+            _in_full(point, style)
+
+
+def _remarks(points: list[Prediction]) -> None:
+    """Each once: what was chosen and why, what is theory, what is padded, what is left out."""
+    remarks = []
+    for point in points:
+        if point.reason is not None and point.theory is None:
+            remarks.append(f"auto is {point.algorithm} in the {point.pass_}: {point.reason}")
+        if point.theory is not None:
+            remarks.append(f"theory, run by none of our kernels: {point.theory}")
+        if point.padded != point.shape or point.columns > point.padded.head_dim:
+            given, columns = point.shape.head_dim, point.columns
+            copied = f"copied to rows of {point.padded.head_dim} and " if point.copy_bytes else ""
+            remarks.append(f"head_dim {given} is {copied}multiplied as {columns} columns a tile")
+        if point.warning is not None:
+            remarks.append(f"warning: {point.warning}")
+    if remarks:
+        print()
+    for remark in dict.fromkeys(remarks):
+        print(f"- {remark}")
+
+
+def _in_full(point: Prediction, style: str) -> None:
+    form = f"form {point.form}, " if point.form else ""
+    second = f" and {point.dq_tile.block_m} x {point.dq_tile.block_n}" if point.dq_tile else ""
+    print(f"\n{point.algorithm} {point.pass_}, {form}tile {point.tile.block_m} x "
+          f"{point.tile.block_n}{second}, {point.blocks_per_sm} "
+          f"block{'s' if point.blocks_per_sm > 1 else ''} per SM")  # fmt: skip
+    output.print_table(
+        ["kernel", "tensor", "direction", "SM boundary", "HBM read", "HBM write"],
+        [
+            [t["kernel"], t["tensor"], t["direction"], output.of_bytes(t["sm_bytes"]),
+             output.of_bytes(t["hbm_read_bytes"]), output.of_bytes(t["hbm_write_bytes"])]
+            for t in point.tensors()
+        ],
+        style=style, keys=2,
+    )  # fmt: skip
+    times = ", ".join(
+        f"{resource} {output.of_seconds(seconds)}"
+        for resource, seconds in point.time.by_resource.items() if seconds
+    )  # fmt: skip
+    print(f"time at each ceiling: {times}")
+    print(point.why())
+    saved = " + ".join(f"{t.name} {output.of_bytes(t.bytes)}" for t in point.saved)
+    print(f"saved for backward: {saved}")
