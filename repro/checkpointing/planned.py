@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree
 
 from analysis import checkpointing as theory
+from analysis.arguments import byte_count, flag
 from analysis.checkpointing import (
     Chain,
     InfeasibleBudgetError,
@@ -22,6 +23,7 @@ from analysis.checkpointing import (
     simulate,
 )
 
+from .arguments import check_options, check_sample
 from .executor import Counts, Program, Run
 from .joining import Joined
 from .profiling import Profile, profile
@@ -271,7 +273,8 @@ def plan(
     is not seen, which verify=True would notice.  Plan in the state in which the model trains:
     mode, autocast, device.
 
-    Raises ValueError for an unknown strategy or a missing budget, InfeasibleBudgetError (a
+    Raises, before anything runs, TypeError for arguments of another kind, ValueError for an unknown
+    strategy, an impossible value or a missing budget; InfeasibleBudgetError (a
     ValueError that names the smallest feasible budget) when nothing fits.
     """
     if strategy is None:
@@ -280,9 +283,16 @@ def plan(
         strategy = "optimal"
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy {strategy!r} is not one of {sorted(STRATEGIES)}")
+    if budget_bytes is not None:
+        budget_bytes = byte_count("budget_bytes", budget_bytes)
     if (strategy in NEEDS_BUDGET) != (budget_bytes is not None):
         wants = "needs" if strategy in NEEDS_BUDGET else "takes no"
         raise ValueError(f"strategy {strategy!r} {wants} budget_bytes, got {budget_bytes}")
+    check_options(strategy, STRATEGIES[strategy], options)
+    check_sample(sample)
+    for name, value in (("preserve_rng_state", preserve_rng_state), ("verify", verify),
+                        ("check_recompute", check_recompute)):  # fmt: skip
+        flag(name, value)
     found = profiled or profile(model, sample, repeats=repeats)
     if budget_bytes is None:
         chosen = choose(found.chain, strategy, **options)

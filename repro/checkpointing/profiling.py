@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from analysis.arguments import whole
 from analysis.checkpointing import Chain, Stage
 
+from .arguments import check_sample
 from .joining import given_to_first, join_stages, stages_of
 from .memory import MemoryMeter, Region, memory_meter
 from .replay import RandomState, autocast_now, cuda_devices
@@ -68,6 +70,8 @@ def profile(model: Any, sample: Any, *, repeats: int = 3, device: str | None = N
 
     Measure in the state in which the model trains: mode, autocast, device.
     """
+    repeats = whole("repeats", repeats, least=0)
+    check_sample(sample)
     inputs = sample if isinstance(sample, tuple) else (sample,)
     unpack = not isinstance(model, nn.Sequential)
     given = stages_of(model)

@@ -214,3 +214,35 @@ def test_the_operator_takes_numbers_of_any_library(monkeypatch: pytest.MonkeyPat
     ):
         same = repro.flash_attention(*given.values(), tile=tile, scale=scale, causal=causal)
         assert torch.equal(same, plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"budget_bytes": NAN}, ValueError, "budget_bytes=nan is not a whole number of bytes"),
+        ({"budget_bytes": True}, TypeError, "budget_bytes=True is a bool"),
+        ({"budget_bytes": 10**6, "repeats": -1}, ValueError, "repeats=-1 is below 0"),
+        ({"budget_bytes": 10**6, "repeats": 0.5}, TypeError, "repeats=0.5 is a float"),
+        ({"budget_bytes": 10**6, "sample": None}, TypeError, "sample=None"),
+        ({"budget_bytes": 10**6, "sample": ()}, TypeError, r"sample=\(\)"),
+        ({"budget_bytes": 10**6, "sample": torch.ones(2, 4).to_sparse()}, TypeError, "of layout"),
+        ({"budget_bytes": 10**6, "verify": "yes"}, TypeError, "verify='yes' is a str"),
+        ({"strategy": "selective", "kinds": "attention"}, TypeError, "kinds='attention' is a str"),
+        ({"strategy": "uniform", "segments": 2.0}, TypeError, "segments=2.0 is a float"),
+        ({"strategy": "uniform", "segments": 0}, ValueError, "segments=0 is below 1"),
+        ({"strategy": "sqrt", "segments": 2}, TypeError, "'sqrt' has no option 'segments'"),
+        ({"strategy": "uniform", "parts": 2}, TypeError, "it has segments, keep_last"),
+        ({"strategy": 5}, ValueError, "strategy 5 is not one of"),
+        ({}, ValueError, "neither budget_bytes nor strategy"),
+    ],
+)
+def test_plan_refuses_before_it_profiles(
+    options: dict[str, Any], kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda *_: ran.append(1))
+    given = {"sample": torch.ones(2, 4), **options}
+    with pytest.raises(kind, match=message):
+        repro.plan(model, given.pop("sample"), **given)
+    assert not ran

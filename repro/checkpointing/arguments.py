@@ -1,0 +1,43 @@
+"""What plan() and profile() refuse before they run anything."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from analysis.arguments import flag, names, whole
+
+#: Options of planners that are counts; "kinds" are names, the others flags.
+_COUNTS = frozenset({"segments", "stages", "states", "k", "slots", "grid"})
+
+
+def check_options(strategy: str, planner: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError for an option that the planner does not have, or of a wrong
+    kind; counts must be at least 1."""
+    known = list(inspect.signature(planner).parameters)[1:]
+    for name, value in options.items():
+        if name not in known or name == "budget_bytes":
+            there = ", ".join(n for n in known if n != "budget_bytes") or "no options"
+            raise TypeError(f"strategy {strategy!r} has no option {name!r}; it has {there}")
+        if name == "kinds":
+            names(name, value)
+        elif name in _COUNTS:
+            whole(name, value, least=1)
+        elif name == "keep_last":
+            flag(name, value)
+
+
+def check_sample(sample: Any) -> None:
+    """Raise TypeError for a sample without a dense tensor."""
+    given = sample if isinstance(sample, tuple) else (sample,)
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    if sample is None or not given:
+        raise TypeError(f"sample={sample!r} is not a tensor or a tuple of arguments")
+    for tensor in tensors:
+        if tensor.is_nested or tensor.layout != torch.strided:
+            kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+            raise TypeError(f"a tensor of the sample is {kind}; dense (strided) ones are planned")
