@@ -87,7 +87,7 @@ def cases(name: str, multiprocessors: int, sizes: Sizes | None = None) -> list[C
             if form is None and sizes.long:
                 found.append(Case(shape(1, 2, sizes.long, sizes.long)))
         if name == hopper.OPTIMISTIC:
-            found.append(Case(AttentionShape(1, 2, 333, 333, head_dim, 0, "bf16"), nats=200.0))
+            found.append(Case(AttentionShape(1, 2, 333, 333, head_dim, dtype="bf16"), nats=200.0))
     return found
 
 
