@@ -86,14 +86,14 @@ def wrong(subject: Subject) -> list[str]:
     import torch
 
     from kernels.host import HostBackend
-    from repro.attention.cases import HOST_GPU, TYPES, beyond_bound
+    from repro.attention.cases import HOST_GPU, beyond_bound
     from repro.attention.reference import attention_reference, framework_result, visible
-    from repro.attention.views import array_of
+    from repro.attention.views import TORCH_TYPES, array_of
     from repro.prediction import predict
 
     shape, backend = subject.shape, HostBackend()
     generator = torch.Generator().manual_seed(0)
-    dtype, scale = TYPES[shape.dtype], 1.0 / math.sqrt(shape.head_dim)
+    dtype, scale = TORCH_TYPES[shape.dtype], 1.0 / math.sqrt(shape.head_dim)
 
     def draw(rows: int) -> torch.Tensor:
         return torch.randn(1, 1, rows, shape.head_dim, generator=generator).to(dtype)

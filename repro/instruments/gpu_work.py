@@ -23,12 +23,11 @@ from kernels.launch import Array, Backend, Kernel
 from kernels.plan import Recorder, record
 from repro.attention.launcher import Repeated, backend_of, launcher_for, stream_of
 from repro.attention.variants import VARIANTS
-from repro.attention.views import array_of
+from repro.attention.views import TORCH_TYPES, array_of
 from repro.experiments import Cell
 from repro.experiments._attention import shape_of, tile_of
 from repro.instruments import hopper_guard
 
-TORCH_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 KERNELS = attention.ALGORITHMS
 FORMS = hopper.FORMS
 #: The arrays of both passes that are given; statistics and scratch come beside them.
