@@ -134,7 +134,7 @@ def test_shapes_take_whole_numbers_of_any_library_and_nothing_else(field: str) -
 def test_predict_takes_its_own_kinds_of_things() -> None:
     shape = AttentionShape(1, 1, 64, 64, 64)
     wrong: Any
-    for wrong in ({"shape": (1, 1, 64, 64, 64)}, {"gpu": "H200"}, {"tile": (64, 64)}):
+    for wrong in ({"shape": (1, 1, 64, 64, 64)}, {"gpu": 200}, {"tile": (64, 64)}):
         given: dict[str, Any] = {"shape": shape, "gpu": H200, "tile": None, **wrong}
         with pytest.raises(TypeError, match=f"{next(iter(wrong))}=.* is a "):
             predict("flash", given["shape"], "forward", given["gpu"], tile=given["tile"])
