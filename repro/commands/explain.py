@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from repro import experiments
 from repro.commands import output
+from repro.commands.causes import reasons
 from repro.records import RESULTS
 
 if TYPE_CHECKING:
@@ -26,12 +28,16 @@ SHOWN = 40
 
 def command(
     experiment: Annotated[str, typer.Argument(help="an experiment; see `list`")],
+    choice: Annotated[
+        list[str] | None,
+        typer.Argument(help="the cell: its number in the list, or field=value, e.g. pass=forward"),
+    ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(
             "--where",
             "-w",
-            help="field=value that picks the cell; may be repeated. implementation=a,b sets a "
+            help="the same as CHOICE field=value; may be repeated. implementation=a,b sets a "
             "prediction of a beside a measurement of b",
         ),
     ] = None,
@@ -40,13 +46,17 @@ def command(
 ) -> None:
     """Explain one cell: predicted, measured, published, and where the difference comes from.
 
-    Without --where the experiment's cells are listed.
+    Without a choice the experiment's cells are listed with their numbers.
     """
     known = {*experiments.names(), *(path.stem for path in RESULTS.glob("*/*.jsonl"))}
     if experiment not in known:
         raise ValueError(f"no experiment {experiment!r}; known: {', '.join(sorted(known))}")
     frame = experiments.tidy([experiment])
-    conditions = [condition(text, frame) for text in where or ()]
+    numbers = [text for text in choice or () if text.isdecimal()]
+    asked = [text for text in choice or () if not text.isdecimal()]
+    conditions = [condition(text, frame) for text in [*asked, *(where or ())]]
+    if len(numbers) > 1:
+        raise ValueError(f"cells {' and '.join(numbers)}: one at a time")
     if cell:
         conditions.append(("cell", cell))
     rows = select(frame, conditions)
@@ -55,27 +65,33 @@ def command(
     together = any(name == "implementation" and "," in value for name, value in conditions)
     identity = tuple(n for n in POINT if not (together and n == "implementation"))
     points = find_points(rows, identity)
+    if numbers:
+        number = int(numbers[0])
+        if not 1 <= number <= len(points):
+            raise ValueError(f"cell {number} is not one of 1 to {len(points)}")
+        points = [points[number - 1]]
     if len(points) > 1:
         if as_json:
             output.print_json([dict(p) for p in points])
             return
         _list(points, rows, identity)
-        print(f"\n{len(points)} cells; choose one, e.g. --where {_telling(points)}")
+        again = " ".join([experiment, *(f"{name}={value}" for name, value in conditions)])
+        print(f"\n{len(points)} cells; choose one by its number: explain {again} 1")
         return
     point = points[0]
     rows = rows[[compatible(point, key) for key in _keys(rows, identity)]]
     lines = side_by_side(rows)
-    causes = list(reasons(rows, lines))
+    causes = list(reasons(rows, lines, dict(point)))
     if as_json:
         output.print_json({"cell": dict(point), "quantities": lines, "reasons": causes})
         return
     print(", ".join(f"{name}={value}" for name, value in point))
     print()
     output.print_table(
-        ["quantity", "machine", "predicted", "measured", "published", "measured / predicted"],
+        ["quantity", "from", "predicted", "measured", "published", "/ predicted"],
         [
             [
-                line["quantity"], line["machine"],
+                line["quantity"], line["machine"] or _abbreviated(line["origin"]),
                 *(_number(line[source], line["unit"]) for source in
                   ("predicted", "measured", "published")),
                 _ratio(line["ratio"]),
@@ -165,26 +181,15 @@ def compatible(point: Point, key: Point) -> bool:
     return all(wanted.get(name, value) == value for name, value in key)
 
 
-def _telling(points: Sequence[Point]) -> str:
-    """Conditions that tell the first point from the others, as few as it takes."""
-    first, rest, chosen = points[0], list(points[1:]), []
-    for name, value in first:
-        left = [p for p in rest if dict(p).get(name) == value]
-        if len(left) < len(rest):
-            chosen.append(f"{name}={value}")
-            rest = left
-    return " --where ".join(chosen)
-
-
 def _list(points: Sequence[Point], rows: pandas.DataFrame, identity: Sequence[str]) -> None:
     names = [n for n in identity if len({dict(p).get(n) for p in points}) > 1]
     keys = _keys(rows, identity)
     sources = list(rows["source"])
     lines = []
-    for point in points[:SHOWN]:
+    for number, point in enumerate(points[:SHOWN], start=1):
         have = {s for s, key in zip(sources, keys, strict=True) if compatible(point, key)}
-        lines.append([*(dict(point).get(n) for n in names), ", ".join(sorted(have))])
-    output.print_table([*names, "sources"], lines)
+        lines.append([number, *(dict(point).get(n) for n in names), ", ".join(sorted(have))])
+    output.print_table(["#", *names, "sources"], lines)
     if len(points) > SHOWN:
         print(f"... and {len(points) - SHOWN} more")
 
@@ -217,98 +222,71 @@ def side_by_side(rows: pandas.DataFrame) -> list[dict[str, Any]]:
 
 
 def _lines_of(name: str, group: pandas.DataFrame) -> list[dict[str, Any]]:
+    """A line per machine that measured it and per publication that prints it.
+
+    Repeated measurements of one machine are one value, their median; publications and predictions
+    that differ are never put together.
+    """
     by_source = {str(source): rows for source, rows in group.groupby("source")}
-    predicted = _only(by_source.get("predicted"))
-    published = _only(by_source.get("published"))
-    line = {
-        "quantity": name, "unit": group["unit"].iloc[0], "machine": "", "device": None,
-        "predicted": predicted, "measured": None, "published": published, "ratio": None,
+    predictions = _predictions(by_source.get("predicted"))
+    line: dict[str, Any] = {
+        "quantity": name, "unit": group["unit"].iloc[0], "machine": "", "origin": "",
+        "device": None, "predicted": None, "measured": None, "published": None, "ratio": None,
     }  # fmt: skip
+    lines: list[dict[str, Any]] = []
+
+    def add(source: str, value: float, device: Any, **where: str) -> None:
+        predicted = _of_device(predictions, device)
+        ratio = value / predicted if predicted else None
+        lines.append(line | where | {"device": device, "predicted": predicted, source: value,
+                                     "ratio": ratio})  # fmt: skip
+
     measured = by_source.get("measured")
-    if measured is None:
-        return [line]
-    lines = []
-    for machine, of_machine in measured.groupby("machine", dropna=False):
-        value = _only(of_machine)
-        ratio = value / predicted if value is not None and predicted else None
-        device = of_machine["device"].iloc[0]
-        lines.append(line | {"machine": str(machine), "device": device, "measured": value,
-                             "ratio": ratio})  # fmt: skip
+    if measured is not None:
+        for (machine, device), rows in measured.groupby(["machine", "device"], dropna=False):
+            add("measured", float(rows["value"].median()), device, machine=str(machine))
+    published = by_source.get("published")
+    if published is not None:
+        for _, row in published.drop_duplicates(["origin", "value"]).iterrows():
+            add("published", float(row["value"]), row.get("device"), origin=str(row["origin"]))
+    shown = {entry["predicted"] for entry in lines}
+    for tool, device, value in predictions:
+        if value not in shown:
+            alone = len({v for *_, v in predictions}) == 1
+            origin = "" if alone else ", ".join(filter(None, (device, tool)))
+            lines.append(line | {"predicted": value, "origin": origin})
     return lines
 
 
-def _only(rows: pandas.DataFrame | None) -> float | None:
-    """The median where a quantity was measured or published more than once."""
-    return None if rows is None or rows.empty else float(rows["value"].median())
+def _predictions(rows: pandas.DataFrame | None) -> list[tuple[str, str, float]]:
+    """(tool, device, value) of each prediction; absent texts are empty."""
+    if rows is None:
+        return []
+    found = []
+    for _, row in rows.iterrows():
+        texts = (str(row[n]) if isinstance(row.get(n), str) else "" for n in ("tool", "device"))
+        found.append((*texts, float(row["value"])))
+    return list(dict.fromkeys(found))  # type: ignore[arg-type]
 
 
-def reasons(rows: pandas.DataFrame, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Where measured and predicted differ, and what is known about such differences."""
-    judged = [line for line in lines if line["ratio"] is not None]
-    traffic = [line for line in judged if line["quantity"].startswith("traffic_bytes")]
-    exact = [line for line in traffic if line["measured"] == line["predicted"]]
-    if traffic and len(exact) == len(traffic):
-        yield f"all {len(exact)} byte counts equal the sum over the tile loop, to the byte"
-    off = [line for line in judged if line["measured"] != line["predicted"]]
-    largest = sorted(off, key=lambda x: -abs(x["measured"] - x["predicted"]))
-    for line in largest[:5]:
-        difference = line["measured"] - line["predicted"]
-        yield (
-            f"{line['quantity']} ({line['machine']}): {difference:+.4g} {line['unit']}, "
-            f"{line['ratio'] - 1:+.2%}; {_known_cause(line)}"
-        )
-    for line in lines:
-        if line["published"] and line["predicted"]:
-            yield (
-                f"{line['quantity']}: published {line['published'] / line['predicted'] - 1:+.2%} "
-                "of the prediction"
-            )
-    counted_once = rows["scale_factor"].dropna()
-    if len(counted_once):
-        yield (
-            f"counted on one head and multiplied by {counted_once.iloc[0]:g} = batch x heads "
-            "(no block works on more than one)"
-        )
-    for _, row in rows[rows["error"].notna()].drop_duplicates("error").iterrows():
-        yield f"not measured on {row.get('machine')}: {row['error']}"
-    published = rows[rows["source"] == "published"]
-    for _, row in published.drop_duplicates(["origin", "confidence"]).head(4).iterrows():
-        note = row.get("note")
-        yield f"published: {row['origin']}, read as {row['confidence']}" + (
-            f"; {note}" if isinstance(note, str) else ""
-        )
+def _of_device(predictions: Sequence[tuple[str, str, float]], device: Any) -> float | None:
+    """The prediction for a device, or the only one there is."""
+    same = {value for _, where, value in predictions if where and where == device}
+    values = same or {value for *_, value in predictions}
+    return values.pop() if len(values) == 1 else None
 
 
-def _known_cause(line: dict[str, Any]) -> str:
-    quantity, ratio = line["quantity"], line["ratio"]
-    if "hbm" in quantity and "write" in quantity:
-        return "lines still dirty in L2 when the kernel ends are not counted: reported, not judged"
-    if "hbm" in quantity:
-        return (
-            "which blocks run ahead of which decides what is fetched again; the simulated L2 lets "
-            "the blocks of an SM share it equally and SMs keep step (spread_min, spread_max: "
-            "other paces)"
-        )
-    if quantity.startswith(("traffic_bytes", "sram")):
-        return (
-            "within the 2 % that counters may be off"
-            if abs(ratio - 1) <= 0.02
-            else "beyond the 2 % that counters may be off; spilled registers show here as writes"
-        )
-    if "time" in quantity:
-        return (
-            "the prediction is a bound, no ceiling overlaps perfectly with the others"
-            if ratio >= 1
-            else "below the bound, so a ceiling or the work is taken wrongly"
-        )
-    if "memory" in quantity or "peak" in quantity:
-        return "the matrix library's workspace and allocator rounding are not in the prediction"
-    return "no known cause"
+def _abbreviated(origin: str, width: int = 44) -> str:
+    """An origin without what is between its parentheses; the reasons have it in full."""
+    short = re.sub(r"\s*\([^()]*(19|20)\d\d\)", "", origin)
+    return short if len(short) <= width else short[: width - 1] + "…"
 
 
 def _number(value: float | None, unit: str) -> str:
     if value is None:
         return ""
+    if unit == "FLOP":
+        return output.of_flops(value)
     return output.of_bytes(value) if unit == "B" else f"{value:.5g} {unit}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from repro import doctor, records
-from repro.commands import compare, explain
+from repro.commands import causes, compare, explain
 from repro.experiments import record
 from tests.command_support import run
 
@@ -76,16 +76,76 @@ def test_a_cell_in_common_with_nobody_is_an_error_that_says_who_has_what(two_mac
 
 
 @pytest.mark.usefixtures("two_machines")
-def test_explain_lists_the_cells_and_how_to_choose_one(capsys):
+def test_explain_lists_the_cells_and_takes_the_number_of_one(capsys):
     status, out, _ = run(capsys, "explain", "toy")
     assert status == 0
-    assert "5 cells; choose one" in out
-    chosen = out.rsplit("e.g. --where ", 1)[1].split()[0]
-    status, out, _ = run(capsys, "explain", "toy", "--where", chosen)
+    assert "5 cells; choose one by its number: explain toy 1" in out
+    for chosen in (("1",), ("seqlen_q=512",), ("--where", "seqlen_q=512")):
+        status, out, _ = run(capsys, "explain", "toy", *chosen)
+        assert status == 0
+        assert "seqlen_q=512" in out
+        assert "fast" in out
+        assert "slow" in out
+    assert "2.1 ms" in out
+    assert "2 ms" in out
+    for wrong, message in (("0", "cell 0 is not one of 1 to 5"), ("6", "1 to 5")):
+        status, _, err = run(capsys, "explain", "toy", wrong)
+        assert status == 1
+        assert message in err
+    status, _, err = run(capsys, "explain", "toy", "1", "2")
+    assert "one at a time" in err
+
+
+def published(value: float, origin: str, **more: object) -> Record:
+    return timing(
+        64, value, source="published", origin=origin, confidence="table", device=None, date=None,
+        spread_min=None, spread_max=None, spread_n=None, **more,
+    )  # fmt: skip
+
+
+def test_publications_are_never_one_number(tmp_path, monkeypatch, capsys):
+    """Two versions of a paper print 40.3 and 35.3: a median, 37.8, is in neither."""
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.setattr(explain, "RESULTS", tmp_path)
+    papers = [published(40.3, "A paper (2022), v2"), published(35.3, "A paper (2022), v1")]
+    records.write(tmp_path / "published" / "toy.jsonl", papers)
+    status, out, _ = run(capsys, "explain", "toy", "--json")
     assert status == 0
-    assert "seqlen_q=512" in out
-    assert "fast" in out
-    assert "slow" in out
+    lines = json.loads(out)["quantities"]
+    assert {(line["origin"], line["published"]) for line in lines} == {
+        ("A paper (2022), v2", 40.3), ("A paper (2022), v1", 35.3),
+    }  # fmt: skip
+    _, out, _ = run(capsys, "explain", "toy")
+    assert "37.8" not in out
+    assert "A paper, v2" in out
+
+
+def test_predictions_that_differ_are_never_one_number():
+    """Each device's own stands beside its measurement; others are lines of their own."""
+    predictions = [
+        timing(64, value, source="predicted", device=device, tool=tool, date=None,
+               spread_min=None, spread_max=None, spread_n=None)
+        for value, device, tool in ((1.0, "X", "bound"), (3.0, "Y", "bound"))
+    ]  # fmt: skip
+    frame = records.frame([*predictions, timing(64, 2.0)])
+    frame.loc[frame["source"] == "measured", "machine"] = "m"
+    lines = explain.side_by_side(frame)
+    assert [(line["predicted"], line["measured"]) for line in lines] == [(1.0, 2.0), (3.0, None)]
+    assert lines[1]["origin"] == "Y, bound"
+
+
+@pytest.mark.parametrize(
+    ("published", "point", "cause"),
+    [
+        (66.6, {"batch": 64, "heads": 16}, "the work of 82.7 heads, the cell has 1024"),
+        (824.6 * 1024 / 1025, {"causal": True, "seqlen_q": 1024}, "N²/2 visible pairs"),
+        (824.6 * 7 / 6, {}, "7 matrix products counted, not 6"),
+        (824.6 * 2048 / 1025, {"causal": True, "seqlen_q": 1024}, "without the causal mask"),
+    ],
+)
+def test_differences_of_flops_have_causes(published, point, cause):
+    line = {"quantity": "flops", "published": published, "predicted": 824.6}
+    assert cause in causes._published_cause(line, point)
 
 
 @pytest.mark.usefixtures("two_machines")
