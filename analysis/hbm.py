@@ -117,6 +117,7 @@ def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:
 
 
 SIMULATED, BY_WAVES = "simulated L2", "waves in step (no C compiler to simulate L2)"
+WAVES_ASKED = "waves in step"
 
 
 def predict_hbm(
@@ -130,6 +131,7 @@ def predict_hbm(
     pace: Pace | None = None,
     order: str = "rows",
     heads_per_group: int = 1,
+    waves: bool = False,
     **options: Any,
 ) -> HbmTraffic:
     """HBM traffic of one pass, each kernel starting with a cold L2 as under a profiler.
@@ -139,8 +141,10 @@ def predict_hbm(
     longest walk first: under the causal mask the last query tile (forward) or the first key tile
     (backward). Persistent blocks take their tiles in that order too.
     pace: how fast blocks walk; by default blocks of an SM share it equally. order: of the keys
-    (``analysis.l2.attention.ORDERS``). heads_per_group: heads that run side by side. options: of
-    :func:`~analysis.traffic.predict_traffic`.
+    (``analysis.l2.attention.ORDERS``). heads_per_group: heads that run side by side. waves: blocks
+    of a wave in step instead of a simulation, for sweeps of many points; a block mask is simulated
+    even so. options: of :func:`~analysis.traffic.predict_traffic`; dq_tile is that of the second
+    pass of "flash-split".
 
     Raises UnavailableError where a pace, an order or a block mask is asked for and there is no C
     compiler.
@@ -155,8 +159,11 @@ def predict_hbm(
     for kernel, entries in traffic.kernels.items():
         if kernel not in KERNELS or fits(found, kernel, l2):
             continue
-        asked = (kernel, tuple(entries), shape, tile, l2, gpu.sms, blocks_per_sm)
-        if available():
+        own = options.get("dq_tile") or tile if kernel == "flash_backward_dq" else tile
+        asked = (kernel, tuple(entries), shape, own, l2, gpu.sms, blocks_per_sm)
+        if waves and plain:
+            found = _moved_again(found, kernel, entries, by_waves(*asked), WAVES_ASKED)
+        elif available():
             ask = simulated if masks else simulated_once
             times = ask(*asked, pace or Pace(), order, heads_per_group, **masks)
             found = _moved_again(found, kernel, entries, times, SIMULATED)

@@ -3,36 +3,79 @@
 ``predict`` and ``plan`` need formulas only; ``measure`` fills the records, ``explain`` and
 ``compare`` read them; ``doctor`` says what this machine can do. Figures are drawn by
 ``python -m figures``.
+
+A command's module is imported when it is called: the list of commands needs none of them.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from repro import cli, experiments, machine
-from repro import measure as measuring
-from repro.commands import archive, compare, doctor, explain, plan, predict
-from repro.experiments import run
+from repro import cli
+
+#: Command -> (module, function, what it does: the first line of the function's docstring).
+COMMANDS = {
+    "predict": ("predict", "command",
+                "Predict FLOPs, bytes at both levels, memory and a time bound."),
+    "plan": ("plan", "command",
+             "Plan the recomputation of a model: schedule, predicted peak and overhead, "
+             "trade-off."),
+    "explain": ("explain", "command",
+                "Explain one cell: predicted, measured, published, and where the difference comes "
+                "from."),
+    "compare": ("compare", "command",
+                "Compare two machines' records: ratio second / first, with the range its spreads "
+                "allow."),
+    "doctor": ("doctor", "command",
+               'Say what this machine can do; for each "no", the cause and a cure.'),
+    "archive": ("archive", "command",
+                "Pack records, figures, tables, sources, environment and commit, with checksums."),
+    "measure": ("measuring", "measure",
+                "Measure experiments on this machine; goes on where an earlier run stopped."),
+    "list": ("measuring", "list_",
+             "List the experiments and whether this machine can measure them."),
+}  # fmt: skip
+
+
+class _Commands(TyperGroup):
+    """The commands above, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"repro.commands.{COMMANDS[cmd_name][0]}")
+        one = typer.Typer(add_completion=False, rich_markup_mode=None)
+        register = one.command(cmd_name, epilog=getattr(module, "EPILOG", None))
+        register(getattr(module, COMMANDS[cmd_name][1]))
+        return typer.main.get_command(one)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="FlashAttention and gradient checkpointing: predicted, measured, published.",
     epilog="A range such as 512:16384:*2 goes wherever a number goes.",
 )
-app.command("predict", epilog=predict.EPILOG)(predict.command)
-app.command("plan")(plan.command)
-app.command("explain")(explain.command)
-app.command("compare")(compare.command)
-app.command("doctor")(doctor.command)
-app.command("archive")(archive.command)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from repro import machine
+
         print(f"{machine.PROJECT} {machine.project_version()}")
         raise typer.Exit
 
@@ -44,39 +87,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-@app.command()
-def measure(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="experiments; all of them if none is named")
-    ] = None,
-    into: Annotated[
-        str | None,
-        typer.Option(help="folder under results/ (default: local, or the GPU's name)"),
-    ] = None,
-    again: Annotated[bool, typer.Option(help="also measure what is on record")] = False,
-    quick: Annotated[bool, typer.Option(help="leave what is long and on record")] = False,
-) -> None:
-    """Measure experiments on this machine; goes on where an earlier run stopped.
-
-    Under torchrun each process measures its share of the cells, on a GPU of its own.
-    """
-    measuring.measure(names or (), into=into, again=again, quick=quick)
-
-
-@app.command("list")
-def list_() -> None:
-    """List the experiments and whether this machine can measure them."""
-    card = machine.gpu()
-    print(f"CPU: {machine.cpu()}; GPU: {card.name if card else 'none'}")
-    for name in experiments.names():
-        one = experiments.experiment(name)
-        reason = run.device_reason(one.device)
-        what = (
-            reason or f"{len(list(one.cells()))} cells on {one.device}, about {one.seconds:.0f} s"
-        )
-        print(f"{name:24} {one.title} ({what})")
 
 
 def main() -> int:

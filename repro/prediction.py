@@ -165,6 +165,7 @@ class Prediction:
             "copy_bytes": self.copy_bytes,
             "hbm_read_bytes": self.hbm.read_bytes,
             "hbm_write_bytes": self.hbm.write_bytes,
+            "hbm_method": self.hbm.method,
             "hbm_compulsory_bytes": self.compulsory.read_bytes + self.compulsory.write_bytes,
             "flops_per_hbm_byte": self.useful_flops / hbm_bytes,
             "saved_bytes": self.saved_bytes,
@@ -217,6 +218,7 @@ def predict(
     deterministic: bool = False,
     gradients: Collection[str] = GRADIENTS,
     copied: Collection[str] = (),
+    waves: bool = False,
 ) -> Prediction:
     """What one pass of attention on contiguous tensors costs on a GPU.
 
@@ -232,6 +234,7 @@ def predict(
     gradients: those that the backward is asked for; dk and dv are made together.
     copied: tensors that are copied because kernels cannot read or write their layout; a head
         dimension that is no multiple of 8 copies all of them.
+    waves: predict HBM bytes by whole waves of blocks instead of a simulated L2: for large sweeps.
 
     Textbook algorithms ("standard", "flash1", "flash1-literal") are predicted beyond what our
     kernels of them run, and all on GPUs that cannot run ours: ``Prediction.theory`` says so.
@@ -253,7 +256,9 @@ def predict(
     ceilings = ceilings or datasheet_ceilings(gpu)
     padded, algorithm = shape.padded, run.algorithm
     kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
-    hbm = predict_hbm(algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, **run.options)
+    hbm = predict_hbm(
+        algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, waves=waves, **run.options
+    )
     hbm = _within(hbm, kernels, masked=block_mask is not None)
     around = Traffic(copies(shape, pass_, copied, gradients))
     traffic, hbm = kernels + around, _with_copies(hbm, around)

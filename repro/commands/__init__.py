@@ -1,1 +1,1 @@
-"""One module per subcommand of ``python -m repro``; ``repro.__main__`` registers them."""
+"""One module per subcommand of ``python -m repro``; ``repro.__main__`` lists them."""

@@ -18,6 +18,9 @@ from repro.commands.predict_tables import tables
 from repro.prediction import AUTO, PASSES, Prediction, predict
 
 MASKS = ("none", "causal")
+L2_MODELS = ("simulated", "waves")
+#: More than these make a sweep whose L2 is not simulated unless it is asked for.
+SIMULATED_POINTS = 60
 NAMES = (AUTO, *ALGORITHMS)
 #: Shown below the options.
 EPILOG = "Algorithms:\n\n" + "\n\n".join(
@@ -83,6 +86,15 @@ def command(
             "describes another (default: this machine's, else H200)",
         ),
     ] = None,
+    l2: Annotated[
+        str,
+        typer.Option(
+            "--l2",
+            autocompletion=completion.of(("auto", *L2_MODELS)),
+            help="HBM bytes from a simulated L2, or from whole waves of blocks, 100 times "
+            f"faster; auto: simulated up to {SIMULATED_POINTS} points",
+        ),
+    ] = "auto",
     ceilings: Annotated[
         str,
         typer.Option(
@@ -107,6 +119,8 @@ def command(
         raise ValueError(f"--causal and --mask {mask} contradict each other")
     if ceilings not in ("datasheet", "measured"):
         raise ValueError(f"--ceilings {ceilings!r}: expected datasheet or measured")
+    if l2 not in ("auto", *L2_MODELS):
+        raise ValueError(f"--l2 {l2!r}: expected auto, {' or '.join(L2_MODELS)}")
     algorithms = sweep.words(algorithm, "--algorithm", NAMES, every=tuple(ALGORITHMS))
     if deterministic and algorithms != [AUTO]:
         raise ValueError("--deterministic chooses with -a auto; other names are definite kernels")
@@ -128,6 +142,7 @@ def command(
     )
     if len(chosen) > sweep.LIMIT:
         raise ValueError(f"{len(chosen)} points are more than {sweep.LIMIT}; sweep fewer fields")
+    waves = l2 == "waves" or (l2 == "auto" and len(chosen) > SIMULATED_POINTS)
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
     points: list[Prediction | dict[str, Any]] = []
@@ -136,7 +151,7 @@ def command(
             shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal")
             points.append(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
-                        deterministic=deterministic)
+                        deterministic=deterministic, waves=waves)
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:

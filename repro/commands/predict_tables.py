@@ -34,7 +34,8 @@ def tables(
         common.pop("form", None)
     print(", ".join(f"{name}={value}" for name, value in common.items()))
     good = [p for p in points if isinstance(p, Prediction)]
-    print(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}\n")
+    print(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}")
+    print(f"HBM: {'; '.join(sorted({p.hbm.method for p in good}))}\n")
     reasons = list(dict.fromkeys(row["error"] for row in rows if "error" in row))
     lines = []
     for row in rows:

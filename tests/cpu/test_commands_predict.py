@@ -256,6 +256,23 @@ def test_tflops_are_useful_work_over_the_bound(capsys):
     assert f"{row['tflops_bound']:.4g}" in out
 
 
+def test_a_large_sweep_does_not_simulate_an_l2_unless_asked(capsys, monkeypatch):
+    def simulate(*_, **__):
+        raise AssertionError("an L2 was simulated")
+
+    monkeypatch.setattr("analysis.hbm.simulated_once", simulate)
+    large = ("predict", "-n", "16k:32k:+128", "--pass", "forward", "--gpu", "A100")
+    status, out, _ = run(capsys, *large)
+    assert status == 0
+    assert "HBM: waves in step\n" in out
+    status, _, err = run(capsys, *large, "--l2", "simulated")
+    assert "an L2 was simulated" in err
+    status, out, _ = run(capsys, "predict", "-n", "16k", "--gpu", "A100", "--l2", "waves")
+    assert status == 0
+    status, _, err = run(capsys, "predict", "--l2", "magic")
+    assert "--l2 'magic': expected auto, simulated or waves" in err
+
+
 def test_tables_for_markdown_and_latex(capsys):
     sweep = ("predict", "-n", "1k:4k:*2", "--pass", "forward", "--gpu", "H200")
     status, out, _ = run(capsys, *sweep, "--markdown")

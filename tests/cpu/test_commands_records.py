@@ -10,6 +10,7 @@ import pytest
 from repro import doctor, records
 from repro.commands import causes, compare, explain
 from repro.experiments import record
+from repro.records import Record
 from tests.command_support import run
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import repro
 from analysis.hardware import H200
+from repro.__main__ import COMMANDS
 from repro.commands import completion, gpus
 from repro.prediction import predict
+from tests.command_support import run
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "cupy", "pandas", "sympy", "scipy", "matplotlib", "seaborn")
@@ -76,3 +79,23 @@ def test_values_are_completed_also_within_a_list() -> None:
     assert complete("x") == []
     assert {"L40S", "MI300X"} <= set(completion.of(gpus.names)(""))
     assert completion.of(gpus.names)("H200,l4") == ["H200,L40S", "H200,L4"]
+
+
+def test_help_imports_no_command_at_all() -> None:
+    heavy = (*HEAVY, "numpy", "rich", "repro.experiments", "repro.prediction", "analysis.hardware")
+    assert imported(["--help"], heavy) == []
+    assert imported(["--version"], heavy) == []
+
+
+def test_the_list_of_commands_says_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    _, listed, _ = run(capsys, "--help")
+    for name, (module, function, summary) in COMMANDS.items():
+        command = getattr(import_module(f"repro.commands.{module}"), function)
+        text = " ".join((command.__doc__ or "").split("\n\n")[0].split())
+        assert text == summary
+        _, out, _ = run(capsys, name, "--help")
+        assert summary in " ".join(out.split())
+        assert name in listed
+    status, _, err = run(capsys, "predicts")
+    assert status == 2
+    assert "predicts" in err
