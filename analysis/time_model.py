@@ -24,12 +24,12 @@ from analysis import algorithms
 from analysis.algorithms import Family
 from analysis.flops import executed_exponentials, executed_flops
 from analysis.hardware import Gpu
-from analysis.hbm import main_kernel, predict_hbm
+from analysis.hbm import HbmTraffic, main_kernel, predict_hbm
 from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
 from analysis.sm_ceilings import backward_round, forward_round
 from analysis.standard_passes import KernelPasses, Passes
-from analysis.traffic import predict_traffic
+from analysis.traffic import Traffic, predict_traffic
 
 RESOURCES = ("tensor cores", "exponentials", "SM boundary", "HBM")
 SHARED_MEMORY = "shared memory"
@@ -139,18 +139,23 @@ def attention_work(
     blocks_per_sm: int = 1,
     *,
     shared_per_tensor: float | None = None,
+    traffic: Traffic | None = None,
+    hbm: HbmTraffic | None = None,
     **options: Any,
 ) -> dict[str, Work]:
     """Work of each kernel of a tiled algorithm ("flash…" or "flash1…").
 
     shared_per_tensor: of the main kernel, where its caller knows how its warps share a tile; that
         of the Hopper kernels is known here.
+    traffic, hbm: bytes, where the caller has them (other kernels of the pass included).
     options: of :func:`~analysis.traffic.predict_traffic`.
     """
     if algorithm == "standard":
         raise ValueError("standard attention has its own kernels: use standard_work")
-    traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
-    hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm, **options)
+    if traffic is None:
+        traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
+    if hbm is None:
+        hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm, **options)
     main = main_kernel(traffic)
     family = algorithms.find(algorithm).family
     if family is Family.FLASH1:

@@ -8,7 +8,13 @@ from typing import Any
 
 from analysis import memory
 from analysis.algorithms import DqSum, Family, find
-from analysis.flops import BACKWARD_PRODUCTS, DQ_PRODUCTS, KV_PRODUCTS, executed_flops
+from analysis.flops import (
+    BACKWARD_PRODUCTS,
+    DQ_PRODUCTS,
+    KV_PRODUCTS,
+    executed_exponentials,
+    executed_flops,
+)
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
 from analysis.occupancy import MAX_REGISTERS_PER_THREAD, occupancy, wave_efficiency
@@ -158,7 +164,7 @@ def form_of(
     return hopper.backward_form(shape.head_dim, shape.causal, tile)
 
 
-def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, bool]:
+def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, Any]:
     """The options of ``analysis.traffic.predict_traffic`` that select a form's sum."""
     persistent = isinstance(form, hopper.ForwardForm) and form.persistent
     return {"persistent": True} if persistent else {}
@@ -234,22 +240,16 @@ def works_of(
 ) -> tuple[dict[str, Work], int]:
     """Work of every kernel, copies included, and the FLOPs that the kernels execute."""
     padded = replace(shape.padded, head_dim=run.columns)
-    if not find(run.algorithm).tiled:
-        works = _standard_work(padded, run.tile, gpu, traffic, hbm)
-        executed = sum(int(work.flops) for work in works.values())
-    else:
+    if find(run.algorithm).tiled:
         works = attention_work(
             run.algorithm, shape.padded, run.tile, pass_, gpu, run.blocks_per_sm,
             shared_per_tensor=shared_per_tensor(run.algorithm, shape, run.tile, pass_, gpu),
-            **run.options,
+            traffic=traffic, hbm=hbm, **run.options,
         )  # fmt: skip
         works = _with_columns(works, run, padded, pass_, gpu)
-        works = {kernel: work for kernel, work in works.items() if kernel in traffic.kernels}
-        executed = sum(int(work.flops) for work in works.values())
-    if COPY in traffic.kernels:
-        moved = sum(traffic.kernels[COPY].values())
-        works[COPY] = Work(sm_bytes=moved, hbm_bytes=moved)
-    return works, executed
+    else:
+        works = _standard_work(padded, run.tile, gpu, traffic, hbm)
+    return works, sum(int(work.flops) for work in works.values())
 
 
 def _with_columns(
@@ -257,19 +257,21 @@ def _with_columns(
 ) -> dict[str, Work]:
     """The works with the FLOPs of all columns of a tile, and of the tiles that a mask leaves."""
     share = _share_of_tiles(padded, run)
-    main = next((name for name, work in works.items() if work.flops), "")
-    flops = round(executed_flops(padded, run.tile, pass_) * share)
     works = dict(works)
-    work = works[main]
+    main = next((name for name, work in works.items() if work.flops), None)
+    if main is not None:
+        flops = round(executed_flops(padded, run.tile, pass_) * share)
+        if pass_ == "backward" and find(run.algorithm).dq is DqSum.SEPARATE_PASS:
+            flops = flops * KV_PRODUCTS // BACKWARD_PRODUCTS
+        exponentials = works[main].exponentials * share
+        works[main] = replace(works[main], flops=flops, exponentials=exponentials)
     if run.dq_tile is not None:
-        flops = flops * KV_PRODUCTS // BACKWARD_PRODUCTS
-        second = executed_flops(padded, run.dq_tile, pass_) * DQ_PRODUCTS // BACKWARD_PRODUCTS
-        second = round(second * share)
+        flops = executed_flops(padded, run.dq_tile, pass_) * DQ_PRODUCTS // BACKWARD_PRODUCTS
         works["flash_backward_dq"] = replace(
-            works["flash_backward_dq"], flops=second, exponentials=work.exponentials * share,
+            works["flash_backward_dq"], flops=round(flops * share),
+            exponentials=executed_exponentials(padded, run.dq_tile, pass_) * share,
             efficiency=wave_efficiency(gpu, run.dq_blocks, 1),
         )  # fmt: skip
-    works[main] = replace(work, flops=flops, exponentials=work.exponentials * share)
     return works
 
 
@@ -294,6 +296,8 @@ def _standard_work(
     works = {}
     for kernel, entries in traffic.kernels.items():
         if kernel == COPY:
+            moved = sum(entries.values())
+            works[kernel] = Work(sm_bytes=moved, hbm_bytes=moved)
             continue
         is_product = any(tensor not in ("s", "p", "dp", "ds") for tensor, _ in entries)
         writes = {tensor for tensor, direction in entries if direction == "write"}

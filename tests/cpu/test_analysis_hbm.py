@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.algorithms import ALGORITHMS, Family, find
-from analysis.hardware import A100_40GB, H200, T4, Gpu, find_gpu
+from analysis.hardware import A100_40GB, H200, T4, Gpu
 from analysis.hbm import BY_WAVES, SIMULATED, compulsory_hbm, predict_hbm
 from analysis.l2 import L2, UnavailableError, available, simulate
 from analysis.l2.attention import query_tiles_outside

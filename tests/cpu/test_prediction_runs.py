@@ -235,3 +235,19 @@ def test_blocks_per_sm_are_those_of_the_audit() -> None:
         config = FlashConfig(pass_, "bf16", head_dim, tile_of(launched.main))
         assert config.threads == int(threads)
         assert predict("flash", shape, pass_, A100_40GB).blocks_per_sm == int(blocks)
+
+
+def test_gradients_that_nobody_asks_for_cost_nothing() -> None:
+    """dq alone takes three products, dk and dv four, all three by separate passes seven."""
+    shape = AttentionShape(1, 4, 512, 512, 128, dtype="bf16")
+    product = 2 * 4 * 512 * 512 * 128
+    for gradients, kernels, products in (
+        (("dq",), {"flash_backward_dq"}, 3),
+        (("dk", "dv"), {"flash_backward"}, 4),
+        (("dv",), {"flash_backward"}, 4),
+        (("dq", "dk", "dv"), {"flash_backward", "flash_backward_dq"}, 7),
+    ):
+        found = predict(AUTO, shape, "backward", A100_40GB, gradients=gradients, deterministic=True)
+        assert set(found.traffic.kernels) == kernels | {"flash_backward_preprocess"}
+        assert found.executed_flops == products * product
+        assert found.useful_flops == min(products, 5) * product
