@@ -40,8 +40,6 @@ class Algorithm:
 
     dq: how the backward adds up dq. literal: FlashAttention 2022 as printed, not as released.
     optimistic: the forward guesses the row maximum and repairs what overflows.
-    pdl: kernels of a pass overlap where they meet (programmatic dependent launch): other launches
-        of the same kernels, which changes neither bytes nor results.
     """
 
     name: str
@@ -50,7 +48,6 @@ class Algorithm:
     dq: DqSum = DqSum.ATOMIC
     literal: bool = False
     optimistic: bool = False
-    pdl: bool = False
 
     @property
     def tiled(self) -> bool:
@@ -82,10 +79,6 @@ _ALL = (
               optimistic=True),
     Algorithm("flash-sm90-deterministic", Family.HOPPER,
               "flash-sm90, whose backward adds dq in turns: a fixed order", DqSum.ORDERED),
-    Algorithm("flash-sm90-chained", Family.HOPPER,
-              "flash-sm90, whose kernels start before the one before has ended", pdl=True),
-    Algorithm("flash-sm90-deterministic-chained", Family.HOPPER,
-              "both of the above", DqSum.ORDERED, pdl=True),
     Algorithm("standard", Family.STANDARD,
               "S and P in memory, three kernels forward and five backward", DqSum.IN_PLACE),
     Algorithm("flash1-literal", Family.FLASH1,
@@ -99,8 +92,19 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each
 """Name -> algorithm."""
 
 
+PDL = " pdl"
+"""Ending of names in records: the kernels of a pass overlap where they meet (programmatic dependent
+launch, an option of a launch that changes neither bytes nor results)."""
+
+
+def without_launch(name: str) -> tuple[str, bool]:
+    """The algorithm's name, and whether its kernels are launched with :data:`PDL`."""
+    return name.removesuffix(PDL), name.endswith(PDL)
+
+
 def find(name: str) -> Algorithm:
-    """The algorithm of a name. ValueError lists the names there are."""
+    """The algorithm of a name, however it is launched. ValueError lists the names there are."""
+    name, _ = without_launch(name)
     if name not in ALGORITHMS:
         raise ValueError(f"algorithm={name!r} is not one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name]

@@ -78,6 +78,7 @@ def forward(
     block_size: tuple[int, int] | None = None,
     shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
+    pdl: bool = False,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and its row statistics.
 
@@ -90,6 +91,8 @@ def forward(
             tile.
         shared_limit_bytes: shared memory a block may have.
         stream: where a GPU backend queues the work.
+        pdl: let kernels of the pass overlap where they meet (programmatic dependent launch); the
+            Hopper kernels do, no others.
 
     Raises:
         TypeError, ValueError: before anything is launched, naming the values that disagree.
@@ -101,9 +104,11 @@ def forward(
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
             scale=scale, causal=causal, tile=tile,
-            optimistic=chosen.optimistic, chained=chosen.pdl, stream=stream,
+            optimistic=chosen.optimistic, chained=pdl, stream=stream,
         )  # fmt: skip
         return
+    if pdl:
+        raise ValueError(f"{algorithm} has no kernels that start early: pdl=True is for Hopper's")
     if chosen.family is not Family.FLASH:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         settings: dict[str, Any] = {
@@ -172,6 +177,7 @@ def backward(
     block_size: tuple[int, int] | None = None,
     shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
+    pdl: bool = False,
 ) -> None:
     """dq, dk, dv from dout (and ``dlse``, the gradient of lse), P recomputed from the statistics.
 
@@ -182,6 +188,8 @@ def backward(
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
         raise ValueError(f"{algorithm} makes dq, dk and dv together, none of them may be None")
+    if pdl and chosen.family is not Family.HOPPER:
+        raise ValueError(f"{algorithm} has no kernels that start early: pdl=True is for Hopper's")
     if chosen.family is not Family.FLASH:
         assert dq is not None
         assert dk is not None
@@ -191,7 +199,7 @@ def backward(
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
                 scale=scale, causal=causal, tile=tile, dlse=dlse,
-                deterministic=chosen.dq is DqSum.ORDERED, chained=chosen.pdl, stream=stream,
+                deterministic=chosen.dq is DqSum.ORDERED, chained=pdl, stream=stream,
             )  # fmt: skip
             return
         _refuse(algorithm, dlse=dlse)

@@ -48,11 +48,6 @@ __all__ = [
 ALGORITHM = "flash-sm90"
 #: The backward that adds dq in a fixed order; the forward is the same.
 DETERMINISTIC = "flash-sm90-deterministic"
-#: Kernels of a pass that start before the one before them has ended: the backward's three, and the
-#: persistent forward behind the one that clears its counter.
-CHAINED = "flash-sm90-chained"
-#: Both: kernels that start early, and dq in a fixed order.
-DETERMINISTIC_CHAINED = "flash-sm90-deterministic-chained"
 #: The forward with a stale reference maximum and a repair, bf16 only; the backward is the same.
 OPTIMISTIC = "flash-sm90-optimistic"
 #: Forms by name, whatever the rules would choose for a shape.

@@ -29,8 +29,8 @@ CASES: dict[str, tuple[str, str, tuple[int, int, int, int], int, bool, dict[str,
     "optimistic": ("flash-sm90-optimistic", "forward", (1, 2, 640, 64), 2, False, {}),
     "backward": ("flash-sm90", "backward", (2, 4, 300, 128), 2, False, {"causal": True}),
     "in turns": ("flash-sm90-deterministic", "backward", (1, 2, 512, 64), 1, False, {}),
-    "chained forward": ("flash-sm90-chained", "forward", (1, 2, 512, 64), 2, False, {}),
-    "chained": ("flash-sm90-chained", "backward", (1, 2, 512, 64), 2, True, {}),
+    "early forward": ("flash-sm90", "forward", (1, 2, 512, 64), 2, False, {"pdl": True}),
+    "early": ("flash-sm90", "backward", (1, 2, 512, 64), 2, True, {"pdl": True}),
     "sm_80": ("flash", "forward", (1, 2, 100, 40), 1, False, {}),
 }
 

@@ -157,6 +157,7 @@ def execute(
     backward: bool = True,
     backend: HostBackend | None = None,
     arrays: dict[str, Array] | None = None,
+    pdl: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[tuple[str, str], int]]]:
     """Results as float64 and the traffic counted, per kernel. ``arrays`` replaces inputs."""
     backend = backend or HostBackend(checks=True)
@@ -173,7 +174,7 @@ def execute(
     given |= arrays or {}
     lse = aligned(p.data["q"].shape[:3], "fp32")
     stats = {"lse": view("lse", lse, "fp32")}
-    options: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "tile": tile}
+    options: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "tile": tile, "pdl": pdl}
     if p.key_mask is not None:
         options["key_mask"] = view("key_mask", p.key_mask.astype(np.uint8, order="C"), "uint8")
     if p.dropout_p:

@@ -37,7 +37,9 @@ def download(array: Array) -> np.ndarray:
     return cupy.asnumpy(array.owner)
 
 
-def execute(p: Problem, algorithm: str, tile: Tile | None) -> dict[str, np.ndarray]:
+def execute(
+    p: Problem, algorithm: str, tile: Tile | None, *, pdl: bool = False
+) -> dict[str, np.ndarray]:
     """Both passes on the GPU; results hold NaN beforehand."""
     backend = CupyBackend()
     arrays = {
@@ -53,6 +55,7 @@ def execute(p: Problem, algorithm: str, tile: Tile | None) -> dict[str, np.ndarr
         "causal": p.causal,
         "tile": tile,
         "shared_limit_bytes": backend.shared_limit_bytes,
+        "pdl": pdl,
     }
     if p.key_mask is not None:
         options["key_mask"] = upload("key_mask", p.key_mask.astype(np.uint8, order="C"), "uint8")

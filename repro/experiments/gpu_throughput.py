@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from analysis.algorithms import PDL
 from analysis.hardware import H100_SXM, H200, Gpu
 from analysis.shapes import Tile
 from analysis.time_model import (
@@ -34,12 +35,12 @@ TOKENS, HIDDEN = 16384, 2048
 CARDS = (H100_SXM, H200)
 #: Ours by kernel, not by what the operator would choose: both forms run on every card they can.
 OURS = ("flash", "flash-sm90")
-CHAINED = "flash-sm90-chained"
+EARLY = f"flash-sm90{PDL}"
 #: Its backward is that of the exact form.
 FORWARD_ONLY = ("flash-sm90-optimistic",)
-#: Their forward is that of the exact or the chained form.
-BACKWARD_ONLY = ("flash-sm90-deterministic", "flash-sm90-deterministic-chained")
-IMPLEMENTATIONS = (*OURS, CHAINED, *FORWARD_ONLY, *BACKWARD_ONLY, "sdpa-flash", "sdpa-cudnn")
+#: Their forward is that of the exact form, launched early or not.
+BACKWARD_ONLY = ("flash-sm90-deterministic", f"flash-sm90-deterministic{PDL}")
+IMPLEMENTATIONS = (*OURS, EARLY, *FORWARD_ONLY, *BACKWARD_ONLY, "sdpa-flash", "sdpa-cudnn")
 #: Milliseconds of timed work for each implementation of a cell.
 BUDGET_MS = 40.0
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analysis.algorithms import PDL, Family, find, without_launch
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, hopper
 from kernels.hopper import BackwardForm, ForwardForm
@@ -28,7 +29,9 @@ from repro.experiments import Cell
 from repro.experiments._attention import shape_of, tile_of
 from repro.instruments import hopper_guard
 
-KERNELS = attention.ALGORITHMS
+#: Algorithms whose kernels are also launched early.
+EARLY = tuple(name + PDL for name in (hopper.ALGORITHM, hopper.DETERMINISTIC))
+KERNELS = (*attention.ALGORITHMS, *EARLY)
 FORMS = hopper.FORMS
 #: The arrays of both passes that are given; statistics and scratch come beside them.
 TENSORS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
@@ -109,7 +112,7 @@ def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
 
 
 def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Pass:
-    if algorithm in attention.HOPPER:
+    if find(algorithm).family is Family.HOPPER:
         _ask_guard(algorithm, operands)
     run, (out, *gradients) = _kernel_calls(algorithm, operands)
     if pass_ == "backward":
@@ -186,6 +189,9 @@ def _launch(
     **more: Any,
 ) -> None:
     """Launch a pass of an algorithm, or of a form; what it keeps is added to ``at``."""
+    algorithm, early = without_launch(algorithm)
+    if early:
+        more["pdl"] = True
     first = (at["q"], at["k"], at["v"], at["out"])
     kept = {name: array for name, array in at.items() if name not in TENSORS}
     if which == "backward":

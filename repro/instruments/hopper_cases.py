@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from analysis.algorithms import PDL
 from analysis.shapes import AttentionShape
 from kernels import attention, hopper
 from kernels.hopper import ForwardForm
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 #: Largest error against float64 for N(0, 1) inputs in bf16: results, gradients.
 BOUNDS = (2e-2, 4e-2)
 #: The dispatched algorithm first, then the others and every form by its name.
-NAMES = (*attention.HOPPER, *hopper.FORMS)
+NAMES = (
+    *attention.HOPPER,
+    *(name + PDL for name in (hopper.ALGORITHM, hopper.DETERMINISTIC)),
+    *hopper.FORMS,
+)
 #: First words of the lines; fields are separated by tabs, since names hold spaces.
 READY, BUILT, TRIED, WRONG = "ready", "built", "tried", "wrong"
 #: Query tiles for every multiprocessor: blocks of the persistent forms take several, and the other

@@ -12,9 +12,9 @@ import pytest
 
 from tests.command_support import program
 
-CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "chained forward",
-         "chained", "sm_80")  # fmt: skip
-CHAINED = [6, 1]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
+CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "early forward",
+         "early", "sm_80")  # fmt: skip
+EARLY = [6, 1]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
 
 
 @pytest.fixture(scope="module", params=["cuda.bindings", "ctypes"])
@@ -79,8 +79,8 @@ def test_dependent_launches_and_no_others_say_so(report: Any) -> None:
         case: [launch["attribute"] for launch in found["prepared"]]
         for case, found in report["cases"].items()
     }
-    assert attributes.pop("chained") == [[0, 0], CHAINED, CHAINED]
-    assert attributes.pop("chained forward") == [[0, 0], CHAINED]
+    assert attributes.pop("early") == [[0, 0], EARLY, EARLY]
+    assert attributes.pop("early forward") == [[0, 0], EARLY]
     assert all(none == [0, 0] for found in attributes.values() for none in found)
 
 

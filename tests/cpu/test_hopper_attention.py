@@ -215,7 +215,7 @@ def test_the_gradient_of_lse_of_a_row_that_sees_nothing() -> None:
         assert abs(got[name] - want[name]).max() < 5e-3
 
 
-@pytest.mark.parametrize("algorithm", [hopper.CHAINED, hopper.DETERMINISTIC_CHAINED])
+@pytest.mark.parametrize("algorithm", [hopper.ALGORITHM, hopper.DETERMINISTIC])
 def test_only_what_waits_by_itself_is_launched_early(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +229,7 @@ def test_only_what_waits_by_itself_is_launched_early(
 
     monkeypatch.setattr(HostBackend, "launch", recorded)
     p = Problem(seqlen_q=40, seqlen_k=40, dtype="fp16")
-    values, _ = shared_execute(p, algorithm=algorithm)
+    values, _ = shared_execute(p, algorithm=algorithm, pdl=True)
     check(p, values)
     assert seen[-3:] == [
         ("flash_backward_sm90_preprocess", False),
@@ -247,7 +247,7 @@ def test_only_what_waits_by_itself_is_launched_early(
     # One block a tile has nothing before it to overlap with.
     long = Problem(seqlen_q=4100, seqlen_k=40, dtype="fp16", heads=1)
     seen.clear()
-    shared_execute(long, algorithm=algorithm, backward=False)
+    shared_execute(long, algorithm=algorithm, backward=False, pdl=True)
     assert seen == [("flash_forward_sm90", False)]
 
 

@@ -162,13 +162,13 @@ def test_turns_in_kernels_that_start_early(head_dim: int, causal: bool) -> None:
     shape = AttentionShape(1, 4, 300, 400, head_dim, 2, "bf16", causal)
     form = hopper.forward_form(head_dim, causal, 300)
     tile = hopper.backward_form(head_dim, causal).tile
-    both = hopper.DETERMINISTIC_CHAINED
+    both = hopper.DETERMINISTIC
     want = predict_traffic(both, shape, form.tile, "forward", persistent=form.persistent)
     want += predict_traffic(both, shape, tile, "backward", lse_gradient=True)
     assert want.kernels["flash_backward_sm90"]["turns", "read"] > 0
     for seed, os_threads in ((None, 1), (1, 1), (2, 3), (3, 4), (4, 4)):
         backend = HostBackend(seed=seed, os_threads=os_threads)
-        got, counted = execute(p, algorithm=both, backend=backend)
+        got, counted = execute(p, algorithm=both, backend=backend, pdl=True)
         check(p, got)
         for name in ("dq", "dk", "dv"):
             np.testing.assert_array_equal(got[name], plain[name], err_msg=name)
