@@ -17,7 +17,13 @@ from analysis.flops import (
 )
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
-from analysis.occupancy import MAX_REGISTERS_PER_THREAD, occupancy, wave_efficiency
+from analysis.occupancy import (
+    MAX_REGISTERS_PER_THREAD,
+    REGISTER_UNIT,
+    WARP,
+    occupancy,
+    wave_efficiency,
+)
 from analysis.shapes import AttentionShape, Tile
 from analysis.sm_ceilings import warp_backward_round, warp_forward_round
 from analysis.sums.copies import KERNEL as COPY
@@ -214,7 +220,8 @@ def _blocks_per_sm(launched: Launched, shape: AttentionShape, gpu: Gpu) -> tuple
     tile, threads = tile_of(main), main.kernel.threads
     shown = f"tile {tile.block_m}x{tile.block_n} at head_dim={shape.head_dim}, {shape.dtype}"
     needed = _config_of(launched, shape).registers_per_thread
-    most = min(MAX_REGISTERS_PER_THREAD, gpu.registers_per_sm // threads)
+    unit = REGISTER_UNIT // WARP  # a thread's share of what warps are given at a time
+    most = min(MAX_REGISTERS_PER_THREAD, gpu.registers_per_sm // threads // unit * unit)
     fit = occupancy(
         gpu, threads=threads, registers_per_thread=min(needed, most),
         shared_bytes=main.shared_bytes,

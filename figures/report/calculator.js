@@ -13,6 +13,7 @@ function calculate(input) {
     throw new Error(`${input.algorithm} has as many key/value heads as query heads`);
   if (input.causal && input.seqlen_k < input.seqlen_q)
     throw new Error(`causal: seqlen_k = ${input.seqlen_k} is below seqlen_q = ${input.seqlen_q}`);
+  refuse(input);
   if (Math.ceil(input.seqlen_q / input.block_m) > 1e7)
     throw new Error("more than ten million query tiles");
   const gpu = GPUS[input.gpu];
@@ -43,6 +44,28 @@ function calculate(input) {
     flops: model.flops[mask](values),
     times, binding, seconds: times[binding],
   };
+}
+
+// What repro.predict refuses: a type that the GPU lacks, and of the flash kernels head dimensions
+// and tiles that they cannot have. Kernels take rows of a multiple of 8; others are copied first.
+function refuse(input) {
+  const reason = (REFUSED[input.gpu] || {})[`${input.algorithm} ${input.dtype}`];
+  if (reason) throw new Error(reason);
+  if (!FLASH.includes(input.algorithm)) return;
+  const largest = HEAD_DIMS[HEAD_DIMS.length - 1];
+  if (input.head_dim > largest)
+    throw new Error(`head_dim = ${input.head_dim} is above ${largest}, the most of the flash kernels`);
+  const columns = HEAD_DIMS.find((d) => d >= input.head_dim);
+  const limit = GPUS[input.gpu].shared;
+  const [i, j] = [BLOCKS.indexOf(input.block_m), BLOCKS.indexOf(input.block_n)];
+  const tile = `tile ${input.block_m} x ${input.block_n}`;
+  if (i < 0 || j < 0)
+    throw new Error(`${tile}: the flash kernels take multiples of 16 up to ${BLOCKS[BLOCKS.length - 1]}`);
+  const place = i * BLOCKS.length + j;
+  const digit = parseInt(TILES[`${input.pass} ${input.dtype} ${columns} ${limit}`][place >> 2], 16);
+  if (!((digit >> (3 - place % 4)) & 1))
+    throw new Error(`${tile} does not fit the flash ${input.pass} at head_dim = ${input.head_dim} ` +
+      `in ${input.dtype}: a block of ${input.gpu} has ${limit} bytes of shared memory`);
 }
 
 function scaled(value, unit) {

@@ -6,6 +6,7 @@ No formula is typed here: each becomes a function of one object whose properties
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import sympy as sp
 from sympy.printing.jscode import JavascriptCodePrinter
@@ -13,12 +14,54 @@ from sympy.printing.jscode import JavascriptCodePrinter
 from analysis import symbolic_costs as costs
 from analysis.algorithms import find
 from analysis.hardware import GPUS
-from analysis.shapes import ITEMSIZE
+from analysis.shapes import ITEMSIZE, AttentionShape, Tile
 from analysis.time_model import datasheet_ceilings
+from kernels.attention import FLASH, configure
+from kernels.flash_config import HEAD_DIMS
+from repro.prediction import predict
 
 PASSES = ("forward", "backward")
 GROUPED = tuple(name for name in costs.ALGORITHMS if find(name).grouped_heads)
 """Algorithms whose kernels take fewer key/value heads than query heads."""
+
+
+BLOCKS = tuple(range(16, 257, 16))
+"""Rows and keys that a tile of the flash kernels can have."""
+
+
+def refusals() -> dict[str, dict[str, str]]:
+    """GPU -> "algorithm dtype" -> why ``repro.predict`` refuses it there, whatever the shape."""
+    found: dict[str, dict[str, str]] = {}
+    for gpu in GPUS.values():
+        for algorithm in costs.ALGORITHMS:
+            for dtype in ITEMSIZE:
+                shape = AttentionShape(1, 1, 64, 64, 64, dtype=dtype)
+                try:
+                    predict(algorithm, shape, "forward", gpu)
+                except ValueError as error:
+                    found.setdefault(gpu.name, {})[f"{algorithm} {dtype}"] = str(error)
+    return found
+
+
+def fitting_tiles() -> dict[str, str]:
+    """ "pass dtype columns limit" -> a bit for each tile of BLOCKS x BLOCKS that the flash kernels
+    can be compiled for within that much shared memory, in hexadecimal, block_m outside."""
+    limits = {gpu.shared_bytes_per_block for gpu in GPUS.values()}
+    found = {}
+    for pass_, dtype, columns, limit in product(PASSES, ITEMSIZE, HEAD_DIMS, sorted(limits)):
+        bits = 0
+        for m, n in product(BLOCKS, BLOCKS):
+            bits = bits << 1 | _fits(pass_, dtype, columns, Tile(m, n), limit)
+        found[f"{pass_} {dtype} {columns} {limit}"] = f"{bits:0{len(BLOCKS) ** 2 // 4}x}"
+    return found
+
+
+def _fits(pass_: str, dtype: str, columns: int, tile: Tile, limit: int) -> bool:
+    try:
+        configure(pass_, dtype, columns, tile=tile, limit=limit)
+    except ValueError:
+        return False
+    return True
 
 
 class _Printer(JavascriptCodePrinter):
@@ -92,6 +135,7 @@ def script() -> str:
             "S": rates.sm_boundary_bytes_per_s,
             "W": rates.hbm_bytes_per_s,
             "memory": gpu.memory_bytes,
+            "shared": gpu.shared_bytes_per_block,
         }
     return (
         f"const MODEL = {{\n{','.join(chr(10) + m for m in models)}\n}};\n"
@@ -99,4 +143,9 @@ def script() -> str:
         f"const GPUS = {json.dumps(gpus)};\n"
         f"const ITEMSIZE = {json.dumps(ITEMSIZE)};\n"
         f"const GROUPED = {json.dumps(GROUPED)};\n"
+        f"const FLASH = {json.dumps([a for a in costs.ALGORITHMS if a in FLASH])};\n"
+        f"const HEAD_DIMS = {json.dumps(HEAD_DIMS)};\n"
+        f"const BLOCKS = {json.dumps(BLOCKS)};\n"
+        f"const REFUSED = {json.dumps(refusals())};\n"
+        f"const TILES = {json.dumps(fitting_tiles())};\n"
     )

@@ -42,11 +42,26 @@ def inputs(count: int) -> list[dict[str, Any]]:
             "algorithm": algorithm, "pass": chance.choice(("forward", "backward")),
             "gpu": chance.choice(list(GPUS)), "dtype": chance.choice(("fp16", "bf16", "fp32")),
             "batch": chance.randint(1, 8), "heads": kv_heads * group, "kv_heads": kv_heads,
-            "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "head_dim": chance.choice((40, 64, 128)),
-            "block_m": chance.choice((16, 48, 64, 128)), "block_n": chance.choice((16, 64, 100)),
+            "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
+            "head_dim": chance.choice((40, 64, 128, 256)),
+            "block_m": chance.choice((16, 48, 128, 256)), "block_n": chance.choice((16, 64, 96)),
             "causal": causal,
         })  # fmt: skip
     return found
+
+
+def refusal(given: dict[str, Any]) -> str | None:
+    """Why ``predict`` refuses it, or None."""
+    shape = AttentionShape(
+        given["batch"], given["heads"], given["seqlen_q"], given["seqlen_k"], given["head_dim"],
+        given["kv_heads"], given["dtype"], given["causal"],
+    )  # fmt: skip
+    tile = Tile(given["block_m"], given["block_n"])
+    try:
+        predict(given["algorithm"], shape, given["pass"], GPUS[given["gpu"]], tile=tile, waves=True)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def expected(given: dict[str, Any]) -> dict[str, Any]:
@@ -83,12 +98,21 @@ def test_numbers_are_pythons_under_node() -> None:
     questions = inputs(150)
     code = (
         calculator.script() + (HERE / "calculator.js").read_text()
-        + f"\nconsole.log(JSON.stringify({json.dumps(questions)}.map(calculate)));"
+        + "\nconst answer = (q) => { try { return calculate(q); } "
+        + "catch (e) { return {refused: e.message}; } };"
+        + f"\nconsole.log(JSON.stringify({json.dumps(questions)}.map(answer)));"
     )  # fmt: skip
     done = subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    refused = 0
     for given, result in zip(questions, json.loads(done.stdout), strict=True):
-        check(given, result)
+        reason = refusal(given)
+        assert (reason is None) == ("refused" not in result), (given, reason, result)
+        if reason is None:
+            check(given, result)
+        else:
+            refused += 1
+    assert 5 < refused < 75
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
@@ -100,7 +124,14 @@ def test_numbers_are_pythons_under_node() -> None:
         ({"heads": 3, "kv_heads": 2}, "heads = 3 is not a multiple of kv_heads = 2"),
         ({"algorithm": "flash1", "heads": 4, "kv_heads": 2}, "as many key/value heads"),
         ({"causal": True, "seqlen_k": 8}, "seqlen_k = 8 is below seqlen_q = 16"),
-        ({"seqlen_q": 10**9, "block_m": 1}, "ten million"),
+        ({"algorithm": "flash1", "seqlen_q": 10**9, "block_m": 1}, "ten million"),
+        ({"gpu": "T4"}, "T4 does not compute in bf16: use fp16"),
+        ({"head_dim": 257}, "head_dim = 257 is above 256"),
+        ({"block_m": 13}, "multiples of 16"),
+        (
+            {"pass": "backward", "head_dim": 128, "block_m": 256, "block_n": 256, "dtype": "fp32"},
+            "tile 256 x 256 does not fit the flash backward",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_words(change, message):
