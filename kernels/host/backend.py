@@ -131,8 +131,15 @@ class Scratch:
         return self.initialised.ctypes.data + element
 
 
-# The runtime's slots and workers belong to the process.
+# The runtime's slots and workers belong to the process. A fork waits for the kernel that another
+# thread runs: the child would have a lock that nobody releases, and workers in mid-block.
 _launching = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_launching.acquire,
+        after_in_parent=_launching.release,
+        after_in_child=_launching.release,
+    )
 
 
 def _limit_s() -> float:
