@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from analysis import neighbours
 from analysis.files import cache_dir
 from repro import machine
 from repro.records import RESULTS
@@ -84,17 +84,16 @@ def shadows() -> Iterator[Finding]:
     owners = metadata.packages_distributions()
     for name in TOP_LEVEL:
         others = sorted(set(owners.get(name, ())) - {machine.PROJECT})
-        spec = importlib.util.find_spec(name)
-        origin = Path(spec.origin).resolve() if spec and spec.origin else None
-        ours = origin is not None and origin.parent == machine.ROOT / name
+        instead = neighbours.shadow(name)
+        ours = instead is None
         if ours and not others:
             continue
         if others:
             detail = f"the distribution {', '.join(others)} also installs {name!r}"
             cure = f"pip uninstall {' '.join(others)}, or use an environment of its own"
         else:
-            detail = f"{name!r} is imported from elsewhere than {name}/ of this package"
-            cure = "start Python elsewhere, or take the other folder off PYTHONPATH"
+            detail = f"{instead} is imported in the place of {machine.ROOT / name}"
+            cure = "rename it, start Python in another folder, or take it off PYTHONPATH"
         yield Finding(f"package {name}", False, detail, needed=not ours, cure=cure)
 
 
@@ -171,7 +170,9 @@ def counters_permission(
     )
     if not parameters.exists():
         return Finding(what, False, "no NVIDIA driver loaded", cure=_gpu_cure())
-    match = re.search(r"RmProfilingAdminOnly:\s*(\d)", parameters.read_text(errors="replace"))
+    match = re.search(
+        r"RmProfilingAdminOnly:\s*(\d)", parameters.read_text(encoding="utf-8", errors="replace")
+    )
     if match is None:
         return Finding(what, False, "the driver does not say who may profile", cure=cure)
     if match[1] == "0":
