@@ -37,18 +37,18 @@ def cache_dir() -> Path:
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen).absolute()
-    if os.path.exists(ROOT / "pyproject.toml") and _can_write(ROOT / ".cache"):
+    if os.path.exists(ROOT / "pyproject.toml") and can_write(ROOT / ".cache"):
         return ROOT / ".cache"
     try:
         own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recompute-repro"
     except RuntimeError:  # no HOME, and the system does not know this user
         own = None
-    if own is not None and own.is_absolute() and _can_write(own):
+    if own is not None and own.is_absolute() and can_write(own):
         return own
     return Path(tempfile.gettempdir()) / f"recompute-repro-{os.getuid()}"
 
 
-def _can_write(folder: Path) -> bool:
+def can_write(folder: Path) -> bool:
     """Whether files can be made in it, or in the nearest folder above that exists."""
     # os.path: a pathlib test raises where a folder above may not be searched.
     place = next(p for p in (folder, *folder.parents) if os.path.exists(p))

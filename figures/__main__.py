@@ -34,7 +34,7 @@ def draw(
     if jobs == 1 or len(chosen) == 1:
         for name in chosen:
             _draw_here(name)
-            print(f"figures/out/{name}.svg", flush=True)
+            print(common.shown(common.OUT / f"{name}.svg"), flush=True)
         return
     # Forked before anything has started a thread: a worker has all modules without importing them.
     with ProcessPoolExecutor(min(jobs, len(chosen)), mp_context=get_context("fork")) as pool:
@@ -43,7 +43,7 @@ def draw(
         for future in as_completed(waiting):
             error = future.exception()
             if error is None:
-                print(f"figures/out/{waiting[future]}.svg", flush=True)
+                print(common.shown(common.OUT / f"{waiting[future]}.svg"), flush=True)
             else:
                 failed.append(f"{waiting[future]}: {type(error).__name__}: {error}")
     if failed:
@@ -65,11 +65,11 @@ def verdicts() -> None:
 
     rows = verdict_table.collect()
     print(verdict_table.text(rows, "simple_grid"))
-    common.OUT.mkdir(parents=True, exist_ok=True)
-    as_csv = verdict_table.table(rows).to_csv(index=False, lineterminator="\n")
-    common.write_text(common.OUT / "verdicts.csv", as_csv)
+    table = verdict_table.table(rows).to_csv(index=False, lineterminator="\n")
+    common.write_text(common.OUT / "verdicts.csv", table)
     common.write_text(common.OUT / "verdicts.md", verdict_table.text(rows) + "\n")
-    print(f"{len(rows)} claims; the same table is in figures/out/verdicts.md and verdicts.csv")
+    place = common.shown(common.OUT / "verdicts.md")
+    print(f"{len(rows)} claims; the same table is in {place} and verdicts.csv")
 
 
 @app.command("import-results")
@@ -92,7 +92,10 @@ def readme() -> None:
     from figures import memory_hierarchy, verdict_table
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
-    common.write_text(page, verdict_table.readme_with(verdict_table.blocks(rows), page.read_text()))
+    common.write_text(
+        page,
+        verdict_table.readme_with(verdict_table.blocks(rows), page.read_text(encoding="utf-8")),
+    )
     common.write_text(verdict_table.CLAIMS, verdict_table.claims_page(rows))
     levels = memory_hierarchy.page(tidy(memory_hierarchy.EXPERIMENTS, local=False))
     common.write_text(memory_hierarchy.PAGE, levels)

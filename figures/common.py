@@ -16,10 +16,10 @@ and NAME.csv to figures/out/.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import pkgutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +37,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 
+from analysis import files
 from repro import machine
 
 log = logging.getLogger("figures")
 
-OUT = machine.HOME / "figures" / "out"
+#: Where figures are written; ``REPRO_FIGURES`` names another folder.
+OUT = Path(os.environ.get("REPRO_FIGURES") or machine.HOME / "figures" / "out")
 _NOT_FIGURES = {"common", "verdict_table"}
 
 #: One colour per algorithm, in every figure (Okabe-Ito: distinct for colour-blind readers).
@@ -77,7 +79,11 @@ class Drawing:
 
 
 def style() -> None:
-    """The common look; also what makes the files reproducible byte for byte."""
+    """The common look; also what makes the files reproducible byte for byte.
+
+    It starts from matplotlib's own defaults: what a user's matplotlibrc says stays out.
+    """
+    matplotlib.rcdefaults()
     plt.rcParams.update({
         # seaborn's "ticks" style in its "paper" context, written out: importing seaborn for it
         # would cost every figure more than a second.
@@ -159,26 +165,32 @@ def settle(figure: Figure) -> None:
 
 
 def save(name: str, drawing: Drawing, out: Path = OUT) -> list[Path]:
-    """Write NAME.csv, NAME.png and NAME.svg, all or none, without dates or random ids."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Write NAME.csv, NAME.png and NAME.svg, all or none, without dates or random ids.
+
+    OSError (disk full, ...) names the file that could not be written.
+    """
     settle(drawing.figure)
-    finals = [out / f"{name}{ending}" for ending in (".csv", ".png", ".svg")]
-    with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
-        drafts = [Path(folder) / final.name for final in finals]
-        drawing.table.to_csv(drafts[0], index=False, float_format="%.6g", lineterminator="\n")
-        drawing.figure.savefig(drafts[1], metadata={"Software": None})
-        drawing.figure.savefig(drafts[2], metadata={"Date": None, "Creator": None})
-        for draft, final in zip(drafts, finals, strict=True):
-            os.replace(draft, final)
+    table, png, svg = (out / f"{name}{ending}" for ending in (".csv", ".png", ".svg"))
+    rows = drawing.table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    images = io.BytesIO(), io.BytesIO()
+    drawing.figure.savefig(images[0], format="png", metadata={"Software": None})
+    drawing.figure.savefig(images[1], format="svg", metadata={"Date": None, "Creator": None})
     plt.close(drawing.figure)
-    return finals
+    files.write_whole(table, rows.encode())
+    for path, image in zip((png, svg), images, strict=True):
+        files.write_whole(path, image.getvalue())
+    return [table, png, svg]
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file as a whole, or leave the old one."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    files.write_whole(path, text.encode())
+
+
+def shown(path: Path) -> str:
+    """A path as it is printed: from the current folder, where it lies below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:

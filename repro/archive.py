@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import platform
-import subprocess
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -131,13 +130,10 @@ def _own(path: Path, root: Path) -> bool:
 
 def _tracked() -> list[str]:
     """Sources and papers of the checkout: what git knows of, or else what lies in the packages."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(machine.ROOT), "ls-files", "-z"],
-            capture_output=True, text=True, check=True, timeout=30,
-        )  # fmt: skip
-        names = [n for n in done.stdout.split("\0") if n]
-    except (OSError, subprocess.SubprocessError):
+    listed = machine.git("ls-files", "-z")
+    if listed is not None:
+        names = [n for n in listed.split("\0") if n]
+    else:
         names = [
             p.relative_to(machine.ROOT).as_posix()
             for package in PACKAGES
@@ -165,11 +161,4 @@ def environment() -> str:
 
 
 def _commit_time() -> int:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(machine.ROOT), "log", "-1", "--format=%ct"],
-            capture_output=True, text=True, check=True, timeout=30,
-        )  # fmt: skip
-        return int(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return 0
+    return int(machine.git("log", "-1", "--format=%ct") or 0)

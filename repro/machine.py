@@ -20,10 +20,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from analysis.files import ROOT
+
 #: Whether this is a checkout of the repository rather than an installed package.
 CHECKOUT = (ROOT / "pyproject.toml").exists()
-#: Where results and figures go: the checkout, or for an installed package the current folder.
+#: Where results and figures go unless ``REPRO_RESULTS`` and ``REPRO_FIGURES`` say otherwise: the
+#: checkout, or for an installed package the current folder.
 HOME = ROOT if CHECKOUT else Path.cwd()
 PROJECT = "recompute-repro"
 _CODE = {".cu", ".cuh", ".h", ".hpp", ".cpp", ".py"}
@@ -88,7 +90,7 @@ def cpu() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        for line in info.read_text(errors="replace").splitlines():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.lower().startswith(("model name", "hardware")):
                 model = line.split(":", 1)[1].strip()
                 break
@@ -128,16 +130,24 @@ def cupy_version() -> str | None:
 @cache
 def commit() -> str | None:
     """Short commit of this checkout, with ``-dirty`` after local changes; None outside git."""
-    if not CHECKOUT:
+    return git("describe", "--always", "--dirty", "--exclude=*") or None
+
+
+def git(*arguments: str) -> str | None:
+    """What git says of this checkout; None without git, and where the checkout is not git's.
+
+    A source archive unpacked inside another repository is not part of that one.
+    """
+    if not CHECKOUT or not (ROOT / ".git").exists():
         return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
-            capture_output=True, text=True, timeout=10, check=True,
+            ["git", "-C", str(ROOT), *arguments],
+            capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=30, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return done.stdout.strip()
 
 
 def digest(sources: Sequence[str]) -> str:

@@ -2,22 +2,30 @@
 
 Make runs several jobs at once. A measurement that shares cores with another one, or with a drawing,
 measures that too, so measuring takes this lock alone and drawing shares it. Between processes of
-one checkout only; where the system has no file locks there is none.
+one checkout only, or with one cache folder where the checkout is read-only or there is none; where
+the system has no file locks there is no waiting.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from repro.machine import ROOT
+from analysis.files import CACHE_VARIABLE, cache_dir, can_write
+from repro import machine
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
-LOCK = ROOT / ".cache" / "lock"
+
+def lock_file() -> Path:
+    """The file that is locked."""
+    own = machine.ROOT / ".cache"
+    return (own if machine.CHECKOUT and can_write(own) else cache_dir()) / "lock"
 
 
 @contextmanager
@@ -39,7 +47,16 @@ def _locked(exclusive: bool) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    LOCK.parent.mkdir(exist_ok=True)
-    with open(LOCK, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        yield  # closing the file releases it, also when the process dies
+    path = lock_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise type(error)(
+            f"cannot make {path} ({error.strerror}): set {CACHE_VARIABLE} to a folder of your own"
+        ) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)  # which releases it; so does the end of the process, however it comes

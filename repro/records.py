@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.files import write_whole
 from repro import machine
 
 if TYPE_CHECKING:
@@ -47,6 +48,17 @@ ENVELOPE = ("schema", "more", "crc")
 #: Folder with one sub-folder per machine, and one named ``published``. ``REPRO_RESULTS`` moves it,
 #: so that a run on a rented machine leaves its records where they can be taken away.
 RESULTS = Path(os.environ.get("REPRO_RESULTS") or machine.HOME / "results")
+
+
+def _delivered() -> Path | None:
+    own = machine.ROOT if machine.CHECKOUT else Path(__file__).parent
+    place = own / "results"
+    return place if place.is_dir() and place.resolve() != RESULTS.resolve() else None
+
+
+#: The records that the project comes with, where they do not lie in RESULTS: only read. An
+#: installed package has them inside.
+DELIVERED = _delivered()
 
 Scalar = str | int | float | bool
 
@@ -462,6 +474,33 @@ def frame(records: Iterable[Record]) -> pandas.DataFrame:
     return table
 
 
+def machines() -> list[str]:
+    """The machines (and ``published``) that there are records of."""
+    return sorted({p.name for root in _roots() for p in root.glob("*") if p.is_dir()})
+
+
+def files(machine: str = "*") -> list[Path]:
+    """All record files of a machine, of every one by default; the project's own come last."""
+    found = (sorted(root.glob(f"{machine}/*.jsonl")) for root in _roots())
+    return [path for paths in found for path in paths]
+
+
+def recorded(machine: str, experiment: str, root: Path | None = None) -> list[Record]:
+    """A machine's rows of an experiment: those under RESULTS, and the project's other cells."""
+    found: list[Record] = []
+    for place in _roots() if root is None else (root,):
+        rows = list(read(place / machine / f"{experiment}.jsonl"))
+        if found:
+            known = {r.cell for r in found}
+            rows = [r for r in rows if r.cell and r.cell not in known]
+        found += rows
+    return found
+
+
+def _roots() -> tuple[Path, ...]:
+    return (RESULTS,) if DELIVERED is None else (RESULTS, DELIVERED)
+
+
 def load(
     experiments: Sequence[str], root: Path | None = None, *, local: bool = True
 ) -> list[Record]:
@@ -472,18 +511,18 @@ def load(
     one is used. ``local=False`` leaves this machine out: committed records only. Each row gets
     ``machine``, the folder's name.
     """
-    root = RESULTS if root is None else root
+    here = machines() if root is None else sorted(p.name for p in root.glob("*") if p.is_dir())
     found: list[Record] = []
     for name in experiments:
-        here = read(root / "local" / f"{name}.jsonl") if local else ()
-        mine = {r.cell for r in here if r.cell and r.error is None}
-        for folder in sorted(p for p in root.glob("*") if p.is_dir()):
-            if folder.name == "local" and not local:
+        local_rows = recorded("local", name, root) if local else ()
+        mine = {r.cell for r in local_rows if r.cell and r.error is None}
+        for folder in here:
+            if folder == "local" and not local:
                 continue
-            for r in read(folder / f"{name}.jsonl"):
-                if folder.name == "host" and r.cell in mine:
+            for r in recorded(folder, name, root):
+                if folder == "host" and r.cell in mine:
                     continue
-                if folder.name == "local" and r.cell and r.cell not in mine:
+                if folder == "local" and r.cell and r.cell not in mine:
                     continue  # failed here; the authors' row, if any, stands
-                found.append(Record.from_json(r.to_json() | {"machine": folder.name}))
+                found.append(Record.from_json(r.to_json() | {"machine": folder}))
     return found

@@ -44,10 +44,10 @@ class SourceFile:
 
 def files(root: Path | None = None) -> list[SourceFile]:
     """All record files, by machine and experiment."""
-    root = records.RESULTS if root is None else root
+    paths = records.files() if root is None else sorted(root.glob("*/*.jsonl"))
     return [
-        SourceFile(path.relative_to(root).as_posix(), path.read_bytes(), _origins(path))
-        for path in sorted(root.glob("*/*.jsonl"))
+        SourceFile(f"{path.parent.name}/{path.name}", path.read_bytes(), _origins(path))
+        for path in sorted(paths, key=lambda path: (path.parent.name, path.name))
     ]
 
 

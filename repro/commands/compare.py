@@ -36,7 +36,7 @@ def command(
     includes 1 is no difference.
     """
     output.require_one_format(as_json, as_csv)
-    sides = [measured(folder(name), experiment, metric) for name in (first, second)]
+    sides = [measured(files(name), experiment, metric) for name in (first, second)]
     for name, side in zip((first, second), sides, strict=True):
         if not side:
             raise ValueError(f"{name}: no measured rows" + _restriction(experiment, metric))
@@ -55,29 +55,35 @@ def command(
         _tables(rows, (first, second), [len(side) for side in sides], all_rows)
 
 
-def folder(name: str) -> Path:
-    """A folder of records: a path, or a machine under results/. ValueError lists the machines."""
-    for path in (records.RESULTS / name, Path(name)):
-        if path.is_dir() and name not in (".", ""):
-            return path
-    machines = sorted(p.name for p in records.RESULTS.glob("*") if p.is_dir())
-    raise ValueError(f"no machine and no folder {name!r}; on record: {', '.join(machines)}")
+def files(name: str) -> list[Path]:
+    """Files of records: of a machine, or in a folder. ValueError lists the machines."""
+    if name in records.machines():
+        return records.files(name)
+    if Path(name).is_dir() and name not in (".", ""):
+        return sorted(Path(name).glob("*.jsonl"))
+    known = ", ".join(records.machines())
+    raise ValueError(f"no machine and no folder {name!r}; on record: {known}")
 
 
 def measured(
-    path: Path, experiments: Sequence[str] | None = None, metrics: Sequence[str] | None = None
+    files: Sequence[Path],
+    experiments: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
 ) -> dict[tuple[Any, ...], Record]:
-    """Measured rows with a value, by what they measure; of repeated ones the last."""
-    found = {}
-    for file in sorted(path.glob("*.jsonl")):
+    """Measured rows with a value, by what they measure; of repeated ones the last in the first
+    file that has it."""
+    found: dict[tuple[Any, ...], Record] = {}
+    for file in files:
         if experiments and file.stem not in experiments:
             continue
+        here = {}
         for r in records.read(file):
             if r.source == "measured" and r.value is not None:
                 if metrics and r.metric not in metrics:
                     continue
                 row = r.to_json()
-                found[tuple(row.get(name) for name in KEY)] = r
+                here[tuple(row.get(name) for name in KEY)] = r
+        found = here | found
     return found
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from repro import experiments
+from repro import experiments, records
 from repro.commands import output
 from repro.commands.causes import reasons
-from repro.records import RESULTS
 
 if TYPE_CHECKING:
     import pandas
@@ -48,7 +47,7 @@ def command(
 
     Without a choice the experiment's cells are listed with their numbers.
     """
-    known = {*experiments.names(), *(path.stem for path in RESULTS.glob("*/*.jsonl"))}
+    known = {*experiments.names(), *(path.stem for path in records.files())}
     if experiment not in known:
         raise ValueError(f"no experiment {experiment!r}; known: {', '.join(sorted(known))}")
     frame = experiments.tidy([experiment])

@@ -74,8 +74,8 @@ def measure(
     reason = device_reason(experiment.device)
     if reason is not None:
         return Outcome(reason=reason)
-    root = root or records.RESULTS
-    on_record = experiment.scale == SMALL and (root / "host" / f"{experiment.name}.jsonl").exists()
+    given, root = root, root or records.RESULTS
+    on_record = experiment.scale == SMALL and bool(records.recorded("host", experiment.name, given))
     if quick and experiment.on_demand and on_record:
         return Outcome(reason=f"long and on record, `make measure EXPERIMENT={experiment.name}`")
     cells = list(experiment.cells())

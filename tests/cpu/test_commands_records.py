@@ -27,7 +27,6 @@ def timing(seqlen: int, ms: float, low: float | None = None, high: float | None 
 @pytest.fixture
 def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    monkeypatch.setattr(explain, "RESULTS", tmp_path)
     slow = [timing(512, 2.0, 1.9, 2.2), timing(1024, 8.0, 7.9, 8.1), timing(2048, 30.0)]
     failed = timing(8192, 1.0, metric="run", error="out of memory", value=None, unit=None)
     fast = [timing(512, 2.1, 2.0, 2.3), timing(1024, 4.0, 3.9, 4.1), timing(4096, 60.0), failed]
@@ -63,10 +62,10 @@ def test_compare_reads_folders_anywhere_and_names_what_is_on_record(two_machines
 
 
 def test_compare_refuses_units_that_differ(two_machines):
-    a = compare.measured(two_machines / "slow")
+    a = compare.measured(compare.files("slow"))
     records.write(two_machines / "other" / "toy.jsonl", [timing(512, 2000.0, unit="us")])
     with pytest.raises(ValueError, match="'ms' against 'us'"):
-        compare.pairs(a, compare.measured(two_machines / "other"))
+        compare.pairs(a, compare.measured(compare.files("other")))
 
 
 def test_a_cell_in_common_with_nobody_is_an_error_that_says_who_has_what(two_machines, capsys):

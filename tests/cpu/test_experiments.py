@@ -266,15 +266,16 @@ def test_doctor_names_a_missing_compiler(monkeypatch):
 def test_measurements_run_alone_and_drawings_beside_each_other(
     tmp_path, monkeypatch, held, other, waits
 ):
-    monkeypatch.setattr(quiet, "LOCK", tmp_path / "lock")
+    lock = tmp_path / "lock"
+    monkeypatch.setattr(quiet, "lock_file", lambda: lock)
     code = (
         "import sys; from pathlib import Path; from repro import quiet\n"
-        "quiet.LOCK = Path(sys.argv[1]); print('ready', flush=True)\n"
+        "quiet.lock_file = lambda: Path(sys.argv[1]); print('ready', flush=True)\n"
         f"with quiet.{other}(): print('in')\n"
     )
     with getattr(quiet, held)():
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(quiet.LOCK)], cwd=ROOT, stdout=subprocess.PIPE
+            [sys.executable, "-c", code, str(lock)], cwd=ROOT, stdout=subprocess.PIPE
         )
         assert process.stdout.readline() == b"ready\n"
         if waits:

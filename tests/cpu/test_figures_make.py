@@ -156,8 +156,32 @@ def test_a_missing_interpreter_is_one_line_with_a_cure(tree: Path) -> None:
     assert errors == ["error: /no/python is missing or older than Python 3.11; set PYTHON=..."]
 
 
-def test_the_same_bytes_come_out_of_two_processes_without_a_display(tmp_path: Path) -> None:
-    """Hash seeds, dates and random ids must not show in PNG, SVG or CSV."""
+#: What a user may have set for figures of their own; TeX is not even installed.
+MATPLOTLIBRC = """\
+backend: TkAgg
+text.usetex: True
+savefig.transparent: True
+savefig.bbox: tight
+savefig.facecolor: black
+axes.formatter.use_mathtext: True
+axes.prop_cycle: cycler("color", ["red"])
+axes.xmargin: 0.3
+figure.autolayout: True
+figure.figsize: 2, 2
+lines.linestyle: --
+lines.marker: s
+path.sketch: 1, 100, 2
+svg.image_inline: False
+legend.loc: upper left
+font.serif: Nothing
+"""
+
+
+def test_the_same_bytes_come_out_of_two_processes_without_a_display(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hash seeds, dates, random ids and a user's settings must not show in PNG, SVG or CSV."""
+    (tmp_path / "matplotlibrc").write_text(MATPLOTLIBRC)
     code = (
         "import sys; from pathlib import Path\n"
         "from figures import common; from repro.experiments import tidy\n"
@@ -171,6 +195,7 @@ def test_the_same_bytes_come_out_of_two_processes_without_a_display(tmp_path: Pa
             [sys.executable, "-c", code, str(tmp_path / seed)], cwd=ROOT, check=True,
             env=environment | {"PYTHONHASHSEED": seed, "SOURCE_DATE_EPOCH": seed * 9},
         )  # fmt: skip
+        monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path))
         contents.append({p.name: p.read_bytes() for p in (tmp_path / seed).iterdir()})
     assert contents[0] == contents[1]
     assert len(contents[0]) == 3

@@ -29,12 +29,22 @@ def project_files() -> list[Path]:
     ]
 
 
+def record_files() -> list[Path]:
+    """The committed records."""
+    found = (path.relative_to(ROOT) for path in sorted((ROOT / "results").glob("*/*.jsonl")))
+    return [path for path in found if path.parent.name != "local"]
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy, so that no build folder appears in the checkout."""
     pytest.importorskip("setuptools", minversion="77")
     source = tmp_path_factory.mktemp("source")
-    for name in [*project_files(), *map(Path, ("pyproject.toml", "README.md", "LICENSE"))]:
+    top = map(Path, ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"))
+    own = source / "results" / "local" / "mine.jsonl"  # of this machine: not for others
+    own.parent.mkdir(parents=True)
+    own.write_text("")
+    for name in [*project_files(), *record_files(), *top]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)
     out = tmp_path_factory.mktemp("wheel")
@@ -58,18 +68,51 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_file_of_the_packages_is_in_the_wheel_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {n for n in archive.namelist() if ".dist-info/" not in n}
-    assert names == {path.as_posix() for path in project_files()}
+    packages = {path.as_posix() for path in project_files()}
+    assert names == packages | {f"repro/{path.as_posix()}" for path in record_files()}
+    assert "repro/results/published/fig2-left.jsonl" in names
     assert any(n.endswith(".cu") for n in names)
     assert any(n.endswith(".cuh") for n in names)
     assert {n.split("/")[0] for n in names} == set(PACKAGES)
 
 
-def away(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def away(
+    installed: Path, folder: Path, *command: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(installed), "REPRO_CACHE_DIR": str(folder / "c")}
+    environment |= variables
     return subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
+
+
+def test_the_records_come_with_it_and_nothing_is_left_behind(
+    installed: Path, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    environment = {"REPRO_CACHE_DIR": str(tmp_path / "cache")}
+    for command in (
+        ("compare", "host", "host", "-e", "fig2-left"),
+        ("explain", "fig2-left"),
+        ("predict", "-n", "1k", "--gpu", "H200", "--ceilings", "measured"),
+    ):
+        done = away(installed, here, "-m", "repro", *command, **environment)
+        assert done.returncode == 0, (command, done.stderr)
+    assert list(here.iterdir()) == []
+    code = (
+        "from repro import records\n"
+        "r = records.load(['fig2-left'])\n"
+        "assert {'published', 'host'} <= {x.extra['machine'] for x in r}\n"
+        "own = [x for x in records.recorded('host', 'fig2-left') if x.cell]\n"
+        "own = [x for x in own if x.cell == own[0].cell]\n"
+        "records.append(records.RESULTS / 'host' / 'fig2-left.jsonl', own)\n"
+        "assert len(records.load(['fig2-left'])) == len(r), 'a cell that is in both counts once'\n"
+    )
+    done = away(installed, here, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert Path(here / "results").is_dir()
 
 
 def test_it_runs_from_elsewhere(installed: Path, tmp_path: Path) -> None:
