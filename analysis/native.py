@@ -50,7 +50,7 @@ def library(source: Path, *macros: str, flags: tuple[str, ...] = FLAGS) -> ctype
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     return next((line for line in lines if line.startswith("flags")), "")

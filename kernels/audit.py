@@ -58,7 +58,7 @@ def _with_headers(text: str, seen: set[str]) -> str:
     for name in re.findall(r'^#include "([\w.]+)"', text, re.MULTILINE):
         if name not in seen:  # ours lie side by side; the host's are elsewhere and not compiled
             seen.add(name)
-            parts.append(_with_headers((INCLUDE_DIR / name).read_text(), seen))
+            parts.append(_with_headers((INCLUDE_DIR / name).read_text(encoding="utf-8"), seen))
     return "".join(parts) + text
 
 
@@ -222,7 +222,7 @@ def main() -> None:
     arguments = parser.parse_args()
     text = page(rows(subjects()), nvrtc_version())
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(text)
+    arguments.out.write_text(text, encoding="utf-8")
     wrong = complaints(text)
     if wrong:
         raise SystemExit("\n".join(wrong))

@@ -260,8 +260,9 @@ def disassemble(cubin: bytes, entry: str) -> Code:
         file.write(cubin)
         file.flush()
         done = subprocess.run(
-            [program, "-c", "-hex", file.name], capture_output=True, text=True, check=False
-        )
+            [program, "-c", "-hex", file.name], capture_output=True, encoding="utf-8",
+            errors="replace", check=False,
+        )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"nvdisasm: {(done.stderr.strip() or 'failed').splitlines()[0]}")
     return parse(done.stdout, entry)

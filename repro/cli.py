@@ -6,6 +6,7 @@ interruption. A reader that closes the pipe (``| head``) is no error.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -22,6 +23,7 @@ def run(app: Any, name: str | None = None) -> int:
     """Run a typer app, called ``name`` in its help; returns the exit status."""
     import typer
 
+    show_what_can_be_shown()
     try:
         status = app(standalone_mode=False, prog_name=name)
         sys.stdout.flush()
@@ -70,3 +72,10 @@ def _ended(error: BaseException) -> int:
     if context is not None:
         say(f"try: {context.command_path} --help")
     return int(getattr(error, "exit_code", 1))
+
+
+def show_what_can_be_shown() -> None:
+    """A character that standard output or error has no code for becomes "?", not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")

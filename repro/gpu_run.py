@@ -241,7 +241,7 @@ def _environment() -> str:
     try:
         done = subprocess.run(
             ["nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"],
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=False,
         )  # fmt: skip
         said = done.stdout
     except (OSError, subprocess.SubprocessError) as error:

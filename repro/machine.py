@@ -76,7 +76,7 @@ def _gpu_by_command() -> Gpu | None:
         done = subprocess.run(
             ["nvidia-smi", "--id=" + first, "--query-gpu=name,driver_version,memory.total",
              "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=30, check=True,
+            capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True,
         )  # fmt: skip
         name, driver, mebibytes = done.stdout.splitlines()[0].split(", ")
         return Gpu(name, driver, int(mebibytes) << 20)

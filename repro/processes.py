@@ -80,7 +80,7 @@ def _session(leader: int) -> Iterator[int]:
     """Processes of the session that ``leader`` leads, whatever their group. Linux only."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            status = (entry / "stat").read_text(errors="replace")
+            status = (entry / "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:  # it has just ended
             continue
         # pid (command, which may hold anything) state parent group session
@@ -97,7 +97,7 @@ def run(
     Raises subprocess.TimeoutExpired after ``timeout_s`` and OSError where it cannot be started.
     """
     process = start(
-        command, env=env, text=True, errors="replace",
+        command, env=env, encoding="utf-8", errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -82,7 +82,7 @@ class Variant:
 def variants() -> dict[str, Variant]:
     """All variants by name."""
     found = {}
-    with (FOLDER / "variants.csv").open() as file:
+    with (FOLDER / "variants.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             macros = dict(d.removeprefix("-D").split("=") for d in row["defines"].split())
             backward = "BM" in macros

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.files import write_whole
 from repro import machine
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class Comparison:
 @cache
 def predicted() -> dict[tuple[str, int], dict[str, float]]:
     """The recorded predictions by variant and length."""
-    with PREDICTED.open() as file:
+    with PREDICTED.open(encoding="utf-8") as file:
         return {
             (row["variant"], int(row["seqlen"])): {n: float(row[n]) for n in COLUMNS[2:]}
             for row in csv.DictReader(file)
@@ -122,7 +122,7 @@ def measured_cells() -> list[tuple[str, int]]:
 
 def main() -> None:
     """Predicts every cell that has a time. About two minutes."""
-    with PREDICTED.open("w", newline="") as file:
+    with PREDICTED.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for name, seqlen in measured_cells():

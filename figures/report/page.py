@@ -49,6 +49,10 @@ def write(path: Path, *, out: Path = common.OUT, local: bool = True) -> int:
     return len(text.encode())
 
 
+def _part(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
 def page(sections: Sequence[tuple[str, str, str]]) -> str:
     """The document around the sections (id, title, content)."""
     links = "".join(f'<li><a href="#{i}">{title}</a></li>' for i, title, _ in sections)
@@ -58,13 +62,16 @@ def page(sections: Sequence[tuple[str, str, str]]) -> str:
         for i, title, text in sections
     )
     code = "\n".join(
-        [calculator.script(), *((HERE / f).read_text() for f in ("calculator.js", "report.js"))]
+        [
+            calculator.script(),
+            *(_part(name) for name in ("calculator.js", "report.js")),
+        ]
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{TITLE}</title>\n<style>\n{(HERE / 'report.css').read_text()}</style>\n"
+        f"<title>{TITLE}</title>\n<style>\n{_part('report.css')}</style>\n"
         '</head>\n<body>\n<a class="skip" href="#verdicts">Skip to the verdicts</a>\n'
         f"<header><h1>{TITLE}</h1>"
         f"<p>Version {machine.project_version()}, commit {machine.commit() or 'unknown'}. "
@@ -148,7 +155,7 @@ def figure_section(name: str, svg: Path, data: Path) -> str:
     return (
         f'<article id="{name}"><h3>{html.escape(title)}</h3>{paragraphs}'
         f'<figure><div class="scroll picture" role="region" tabindex="0" aria-label="{name}">'
-        f"{inline(svg.read_text(), name, title)}</div><figcaption>"
+        f"{inline(svg.read_text(encoding='utf-8'), name, title)}</div><figcaption>"
         f"<details><summary>Data, {len(frame)} rows{more}</summary>{shown}</details>"
         f"{download(content, f'{name}.csv', 'text/csv', f'{name}.csv')} · drawn by "
         f"<code>make figures/out/{name}.svg</code></figcaption></figure></article>"

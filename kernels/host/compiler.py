@@ -100,7 +100,7 @@ def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.Compl
 def cpu_identity() -> str:
     """What -march=native depends on: a cache folder may be shared by unlike machines."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = [platform.processor()]
     wanted = [line for line in lines if line.startswith(("flags", "Features", "model name"))]

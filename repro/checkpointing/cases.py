@@ -360,7 +360,7 @@ def _on_ranks(case: Case) -> str | None:
         torch.multiprocessing.start_processes(
             _rank, (case.ranks, folder, case.to_json()), nprocs=case.ranks, start_method="spawn"
         )
-        found: str | None = json.loads((Path(folder) / "out.json").read_text())
+        found: str | None = json.loads((Path(folder) / "out.json").read_text(encoding="utf-8"))
         return found
 
 
@@ -406,5 +406,5 @@ def _rank(rank: int, ranks: int, folder: str, text: str) -> None:
                 if complaint is None and (a is None or b is None or not _same(a, b)):
                     complaint = f"step {step}: {name} differs on {ranks} ranks"
     if rank == 0:
-        (Path(folder) / "out.json").write_text(json.dumps(complaint))
+        (Path(folder) / "out.json").write_text(json.dumps(complaint), encoding="utf-8")
     dist.destroy_process_group()

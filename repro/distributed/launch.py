@@ -28,13 +28,13 @@ def measured(ranks: int) -> list[dict[str, Any]]:
         ]  # fmt: skip
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600,
-            check=False,
+            command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=600, check=False,
         )  # fmt: skip
         if done.returncode or not out.exists():
             errors = [x for x in done.stderr.splitlines() if "Error" in x and "elastic" not in x]
             raise RuntimeError(f"torchrun failed: {(errors or ['no message'])[-1]}")
-        rows: list[dict[str, Any]] = json.loads(out.read_text())
+        rows: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
         return rows
 
 

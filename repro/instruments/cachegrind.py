@@ -50,11 +50,13 @@ def count_misses(n: int, block: int, first: Cache, last: Cache) -> dict[str, Mis
             f"--LL={last.nbytes},{last.ways},{last.line_bytes}",
             f"--cachegrind-out-file={report}", str(program), str(n), str(block),
         ])  # fmt: skip
-        return parse(report.read_text())
+        return parse(report.read_text(encoding="utf-8"))
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=300, check=False
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise RuntimeError(f"{Path(command[0]).name} failed ({done.returncode}): {lines[-1]}")

@@ -51,7 +51,7 @@ def _each_cell(
 ) -> list[list[K]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cells.json"
-        path.write_text(json.dumps([dict(cell) for cell in cells]))
+        path.write_text(json.dumps([dict(cell) for cell in cells]), encoding="utf-8")
         command = [sys.executable, "-m", "repro.instruments.counted", str(path)]
         found = split_by_cell(profile(command, timeout_s=timeout_s, ncu=ncu))
     missing = [i for i in range(len(cells)) if not found.get(i)]
@@ -70,7 +70,7 @@ def main(path: Path) -> None:
 
     marker = cupy.RawKernel(f'extern "C" __global__ void {MARKER}() {{}}', MARKER)
     torch.cuda.init()
-    for index, cell in enumerate(json.loads(path.read_text())):
+    for index, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))):
         run = None
         try:
             run = cell_work(Cell(**cell))

@@ -134,7 +134,7 @@ def _page(command: Sequence[str], asked: Sequence[str], timeout_s: float, ncu: s
             raise CounterTimeoutError(f"ncu did not finish within {timeout_s:g} s") from None
         except OSError as error:
             raise CounterError(f"ncu could not be started: {error}") from None
-        text = log.read_text(errors="replace") if log.exists() else ""
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         everything = "\n".join((text, done.stdout, done.stderr))
         cause = known_cause(everything)
         if cause:

@@ -135,10 +135,11 @@ def _one_process(
 ) -> tuple[str | None, str] | None:
     """Let a process try the names; what ended it early: (the name it was at, why), or None."""
     # A file, not a pipe: a pipe that nobody reads yet holds up a process with much to say.
-    with TemporaryFile("w+", errors="replace") as errors_file:
+    with TemporaryFile("w+", encoding="utf-8", errors="replace") as errors_file:
         process = processes.start(
-            [*command, *names], stdout=subprocess.PIPE, stderr=errors_file, text=True
-        )
+            [*command, *names], stdout=subprocess.PIPE, stderr=errors_file,
+            encoding="utf-8", errors="replace",
+        )  # fmt: skip
         lines: Queue[str | None] = Queue()
         Thread(target=_read, args=(process, lines), daemon=True).start()
         left = list(names)
