@@ -106,7 +106,6 @@ def published(value: float, origin: str, **more: object) -> Record:
 def test_publications_are_never_one_number(tmp_path, monkeypatch, capsys):
     """Two versions of a paper print 40.3 and 35.3: a median, 37.8, is in neither."""
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    monkeypatch.setattr(explain, "RESULTS", tmp_path)
     papers = [published(40.3, "A paper (2022), v2"), published(35.3, "A paper (2022), v1")]
     records.write(tmp_path / "published" / "toy.jsonl", papers)
     status, out, _ = run(capsys, "explain", "toy", "--json")
