@@ -100,7 +100,7 @@ def draw(seed: int, form: int = 0) -> Case:
         rows=random.choice((2, 3, 8, 33)),
         width=random.choice((4, 6, 16)),
         autocast=autocast,
-        way=random.choice(WAYS),
+        way=random.choice(WAYS if ranks == 1 else ("plain", "twice", "kept")),
         input_gradient=random.random() < 0.3,
         between=random.random() < 0.5,
         steps=steps,

@@ -94,7 +94,7 @@ def profile(model: Any, sample: Any, *, repeats: int = 3, device: str | None = N
         torch.clear_autocast_cache()
         memory.put_back()
         random.restore()
-    chain = _chain(stages, measured, seconds, storage_bytes(tensors))
+    chain = chain_of(stages, measured, seconds, storage_bytes(tensors))
     shared = tuple(_shared(stages))
     casts = [stage.cast_bytes for stage in measured.stages]
     unique = sum(casts) if measured.cast_bytes is None else measured.cast_bytes
@@ -112,12 +112,13 @@ def profile(model: Any, sample: Any, *, repeats: int = 3, device: str | None = N
     )
 
 
-def _chain(
+def chain_of(
     stages: Sequence[StageFn],
-    measured: _Measured,
+    measured: Measured,
     seconds: Sequence[tuple[list[float], list[float]]],
     input_bytes: int,
 ) -> Chain:
+    """The chain of measured stages; of equal stages all runs together give the time."""
     groups: dict[tuple, tuple[list[float], list[float]]] = {}
     keys = [
         (str(stage) if isinstance(stage, nn.Module) else id(stage), *sorted(found.sizes.items()))
@@ -136,7 +137,7 @@ def _chain(
                 gradient_bytes=gradient,
                 forward_s=statistics.median(groups[key][0]),
                 backward_s=max(0.0, statistics.median(groups[key][1])),
-                name=type(stage).__name__,
+                name=getattr(stage, "label", type(stage).__name__),
                 kind=str(getattr(stage, "kind", "")),
             )
             for stage, found, gradient, key in zip(
@@ -156,7 +157,7 @@ def _shared(stages: Sequence[StageFn]) -> list[nn.Parameter]:
     return [parameter for parameter, count in users.items() if count > 1]
 
 
-class _ZeroGradients:
+class ZeroGradients:
     """While a stage is profiled its parameters have gradients to accumulate into, as in a step
     whose gradients exist already."""
 
@@ -208,7 +209,7 @@ def _run_backward(outputs: State, gradients: State) -> None:
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """One stage: sizes are fields of analysis.checkpointing.Stage."""
 
     sizes: dict[str, int]
@@ -219,18 +220,18 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class Measured:
     """cast_bytes of all stages together, where weights are shared; None: their sum."""
 
-    stages: list[_Found]
+    stages: list[Found]
     cast_bytes: int | None
 
 
 def _bytes(
     stages: Sequence[StageFn], inputs: tuple[Any, ...], device: str, unpack: bool
-) -> _Measured:
+) -> Measured:
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
-    rows: list[Callable[[], _Found]] = []
+    rows: list[Callable[[], Found]] = []
     together: Region | None = None
     with memory_meter(device) as meter:
         start = Held(Values.of(given_to_first(inputs, unpack), "the sample"))
@@ -243,16 +244,17 @@ def _bytes(
                 del held
         held = start
         for stage in stages:
-            with _ZeroGradients(stage):
-                held, row = _stage_bytes(meter, stage, held, unpack, casting)
+            with ZeroGradients(stage):
+                held, row = stage_bytes(meter, stage, held, unpack, casting)
             rows.append(row)
     # regions are known once the meter is closed
-    return _Measured([row() for row in rows], together.end_bytes if together else None)
+    return Measured([row() for row in rows], together.end_bytes if together else None)
 
 
-def _stage_bytes(
+def stage_bytes(
     meter: MemoryMeter, stage: StageFn, held: Held, unpack: bool, casting: bool
-) -> tuple[Held, Callable[[], _Found]]:
+) -> tuple[Held, Callable[[], Found]]:
+    """A stage's result, and its sizes once the meter is closed."""
     inner = _differentiates(stage, held, unpack)
     cold: Region | None = None
     if casting:
@@ -273,9 +275,9 @@ def _stage_bytes(
         restored = memory.settle(f"stage {type(stage).__name__}", strict=False)
         del memory
 
-    def row(forward: Region = forward) -> _Found:
+    def row(forward: Region = forward) -> Found:
         saved = saving.end_bytes - activation
-        return _Found(
+        return Found(
             {
                 "activation_bytes": activation,
                 "saved_bytes": max(0, saved),
@@ -302,28 +304,35 @@ def _seconds(
     """
     result, held = [], Held(Values.of(given_to_first(inputs, unpack), "the sample"))
     for stage in stages:
-        forwards, both = [], []
-        inner = _differentiates(stage, held, unpack)
-        with _ZeroGradients(stage):
-            for _ in range(repeats + 1):
-                _wait(held)
-                start = time.perf_counter()
-                after = _lean(stage, held, unpack, hold=inner)
-                _wait(held)
-                middle = time.perf_counter()
-                gradients = tuple(torch.ones_like(tensor) for tensor in after.tensors)
-                _wait(held)
-                again = time.perf_counter()
-                _, outputs = _differentiable(stage, held, unpack)
-                _run_backward(outputs, gradients)
-                _wait(held)
-                forwards.append(middle - start)
-                both.append(time.perf_counter() - again)
-                del outputs, gradients
-        forward = statistics.median(forwards[1:])  # the first run warms caches up
-        result.append((forwards[1:], [seconds - forward for seconds in both[1:]]))
-        held = after
+        found, held = stage_seconds(stage, held, unpack, repeats)
+        result.append(found)
     return result
+
+
+def stage_seconds(
+    stage: StageFn, held: Held, unpack: bool, repeats: int
+) -> tuple[tuple[list[float], list[float]], Held]:
+    """Seconds of one stage's runs, forward and backward, and its result."""
+    forwards, both = [], []
+    inner = _differentiates(stage, held, unpack)
+    with ZeroGradients(stage):
+        for _ in range(repeats + 1):
+            _wait(held)
+            start = time.perf_counter()
+            after = _lean(stage, held, unpack, hold=inner)
+            _wait(held)
+            middle = time.perf_counter()
+            gradients = tuple(torch.ones_like(tensor) for tensor in after.tensors)
+            _wait(held)
+            again = time.perf_counter()
+            _, outputs = _differentiable(stage, held, unpack)
+            _run_backward(outputs, gradients)
+            _wait(held)
+            forwards.append(middle - start)
+            both.append(time.perf_counter() - again)
+            del outputs, gradients
+    forward = statistics.median(forwards[1:])  # the first run warms caches up
+    return (forwards[1:], [seconds - forward for seconds in both[1:]]), after
 
 
 def _wait(held: Held) -> None:

@@ -85,14 +85,8 @@ def transformer_chain(
     return Chain(tuple(stages), input_bytes=activation, input_gradient_bytes=activation)
 
 
-def imported_chain(path: str, *, repeats: int) -> Chain:
-    """The chain behind ``module:name``: a Chain, a (model, sample) pair, or a function giving one.
-
-    A pair is profiled here (``repro.checkpointing.profile``), every stage ``repeats`` times.
-    Raises ValueError where nothing of the kind is found.
-    """
-    from analysis.checkpointing import Chain
-
+def imported(path: str) -> Any:
+    """What ``module:name`` names, called if it is a function. ValueError where there is nothing."""
     module_name, _, name = path.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -106,14 +100,35 @@ def imported_chain(path: str, *, repeats: int) -> Chain:
         if not hasattr(found, part):
             raise ValueError(f"model {path!r}: {module_name} has no {name!r}")
         found = getattr(found, part)
-    if callable(found) and not _is_module(found):
-        found = found()
+    return found() if callable(found) and not _is_module(found) else found
+
+
+def is_whole(found: Any) -> bool:
+    """A model that is called by its own forward: (model, args) or (model, args, kwargs), where the
+    model is neither an nn.Sequential nor has a stages() method."""
+    if not (isinstance(found, tuple) and len(found) in (2, 3) and _is_module(found[0])):
+        return False
+    from torch import nn
+
+    model = found[0]
+    parts = isinstance(model, nn.Sequential | nn.ModuleList)
+    return not parts and not callable(getattr(model, "stages", None))
+
+
+def imported_chain(path: str, found: Any, *, repeats: int) -> Chain:
+    """The chain of what ``path`` named: a Chain, or a (sequential model, sample) pair, which is
+    profiled (``repro.checkpointing.profile``), every stage ``repeats`` times.
+
+    Raises ValueError for anything else.
+    """
+    from analysis.checkpointing import Chain
+
     if isinstance(found, Chain):
         return found
     if not (isinstance(found, tuple) and len(found) == 2):
         raise ValueError(
-            f"model {path!r}: expected a Chain, or a pair of a sequential model and an input to "
-            f"profile it with, got a {type(found).__name__}"
+            f"model {path!r}: expected a Chain, a pair of a model and an input to profile it with, "
+            f"or (model, arguments, keyword arguments), got a {type(found).__name__}"
         )
     from repro.checkpointing import profile
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.commands import output, sweep
-from repro.commands.chains import PRESETS, imported_chain, textbook_chain, transformer_chain
+from repro.commands.chains import (
+    PRESETS,
+    imported,
+    imported_chain,
+    is_whole,
+    textbook_chain,
+    transformer_chain,
+)
 
 if TYPE_CHECKING:
     from analysis.checkpointing import Chain, Plan
@@ -24,13 +31,24 @@ def command(
         str,
         typer.Argument(
             help=f"{', '.join(PRESETS)}; chain-64 (64 equal stages); or module:name of a "
-            "(model, sample) pair, a Chain, or a function that gives one"
+            "(model, sample) pair, a (model, arguments, keyword arguments) triple, a Chain, or a "
+            "function that gives one"
         ),
     ],
     budget: Annotated[
         str | None,
         typer.Option(help="most bytes of activations, as 8GiB or 30% (of storing everything)"),
     ] = None,
+    total_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="models by module:name: most bytes of everything, with weights, gradients and "
+            "optimiser states (--bytes-a-parameter each)"
+        ),
+    ] = None,
+    bytes_a_parameter: Annotated[
+        float, typer.Option(min=0, help="16: Adam, in mixed precision or in fp32")
+    ] = 16.0,
     strategy: Annotated[
         str | None, typer.Option(help="one planner, e.g. sqrt, optimal; default: all, compared")
     ] = None,
@@ -59,8 +77,23 @@ def command(
     output.require_one_format(as_json, as_csv)
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise ValueError(f"--plot {plot}: expected a name ending in .svg, .png or .pdf")
+    found = imported(model) if ":" in model else None
+    if found is not None and is_whole(found):
+        if strategy is not None or plot is not None or actions or as_csv:
+            raise ValueError(
+                f"model {model!r} is planned by whole blocks: --strategy, --plot, --actions and "
+                "--csv are for chains of stages"
+            )
+        whole(model, found, budget, total_budget, bytes_a_parameter, repeats, as_json)
+        return
+    if total_budget is not None:
+        raise ValueError(
+            "--total-budget is for a model by module:name that its own forward calls; --budget "
+            "is of activations alone"
+        )
     chain = chain_of(
         model,
+        found=found,
         repeats=repeats,
         batch=batch,
         seqlen=seqlen,
@@ -94,9 +127,49 @@ def command(
         raise ValueError("--actions needs a --budget or a --strategy to choose one plan")
 
 
+def whole(
+    name: str,
+    found: tuple[Any, ...],
+    budget: str | None,
+    total_budget: str | None,
+    bytes_a_parameter: float,
+    repeats: int,
+    as_json: bool,
+) -> None:
+    """Plan a model that its own forward calls: which blocks to recompute, and code that does it."""
+    from repro.checkpointing import plan_blocks
+
+    if (budget is None) == (total_budget is None):
+        raise ValueError(f"model {name!r} needs one of --budget and --total-budget")
+    activations = None if budget is None else sweep.byte_count(budget, "--budget")
+    everything = None if total_budget is None else sweep.byte_count(total_budget, "--total-budget")
+    model, args, *rest = found
+    plan = plan_blocks(
+        model,
+        args,
+        rest[0] if rest else None,
+        budget_bytes=activations,
+        total_budget_bytes=everything,
+        bytes_a_parameter=bytes_a_parameter,
+        repeats=repeats,
+    )
+    if as_json:
+        limits = {"budget_bytes": activations, "total_budget_bytes": everything}
+        output.print_json({"model": name, **limits, **plan.to_json()})
+        return
+    given = f"--budget {budget}, of activations" if budget else (
+        f"--total-budget {total_budget}, with {plan.resident_bytes:,} bytes of weights, gradients "
+        "and optimiser states"
+    )  # fmt: skip
+    print(f"{plan}\n({given})")
+    if plan.recompute:
+        print(f"\n{plan.code()}", end="")
+
+
 def chain_of(
     model: str,
     *,
+    found: Any = None,
     repeats: int = 3,
     batch: int = 1,
     seqlen: int | None = None,
@@ -106,7 +179,7 @@ def chain_of(
 ) -> Chain:
     """The chain of a model by name or import path. ValueError lists the names."""
     if ":" in model:
-        return imported_chain(model, repeats=repeats)
+        return imported_chain(model, imported(model) if found is None else found, repeats=repeats)
     textbook = textbook_chain(model)
     if textbook is not None:
         return textbook

@@ -112,7 +112,7 @@ def test_models_come_by_import_path(tmp_path: Path, monkeypatch, capsys):
     assert found["plans"][0]["peak_bytes"] >= 5 * 16 * 64 * 4
     for path, message in [
         ("mymodels:nothing", "has no 'nothing'"),
-        ("mymodels:nested.model", "a pair of a sequential model and an input"),
+        ("mymodels:nested.model", "a pair of a model and an input"),
         ("absent_module:x", "cannot import 'absent_module'"),
     ]:
         status, _, err = run(capsys, "plan", path)

@@ -33,7 +33,7 @@ def load(name: str):
 def test_every_kind_of_extension_has_its_example() -> None:
     assert EXAMPLES == [
         "add_algorithm", "add_figure", "add_gpu", "add_peer", "add_planner",
-        "attention_in_40_lines",
+        "attention_in_40_lines", "plan_transformer",
     ]  # fmt: skip
     table = (ROOT / "examples" / "README.md").read_text()
     assert all(f"({name}.py)" in table for name in EXAMPLES)
@@ -137,3 +137,17 @@ def test_the_new_peer_leaves_records_that_compare_reads(tmp_path: Path, capsys) 
     assert len(rows) == 2
     found = compare.measured(path.parent)
     assert all(r["ratio"] == 1 for r in compare.pairs(found, found))
+
+
+def test_a_plan_for_a_transformer_is_as_measured() -> None:
+    pytest.importorskip("transformers")
+    example = load("plan_transformer")
+    model, ids, call = example.model_and_call()
+    whole = example.plan_blocks(model, ids, call, budget_bytes=2**50, repeats=0)
+    half = example.plan_blocks(
+        model, ids, call, budget_bytes=whole.predicted_peak_bytes // 2, repeats=0
+    )
+    assert half.recompute
+    for plan in (whole, half):
+        measured = example.measured_peak_bytes(plan, model, ids, call)
+        assert measured == pytest.approx(plan.predicted_peak_bytes, rel=0.01)

@@ -1,0 +1,378 @@
+"""Which blocks of a model to recompute, when the model is not a chain that can be taken apart.
+
+    found = plan_blocks(model, (ids,), {"labels": ids}, budget_bytes=2 * 2**30)
+    print(found)                  # names of the blocks to recompute, bytes, overhead
+    with found.applied(model):    # torch.utils.checkpoint around them
+        model(ids, labels=ids).loss.backward()
+
+For models with an embedding, a list of like blocks (`layers`, `h`, ...) and a head, called by their
+own forward, as Hugging Face transformers are.  The model runs once without keeping anything; hooks
+on the blocks see what each is called with, and every block is measured by itself.  What lies before
+the first block and after the last one are two more stages of the chain.  The plan recomputes whole
+blocks (analysis.checkpointing.greedy), which is what torch.utils.checkpoint and FSDP's
+apply_activation_checkpointing take: a list of modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree
+from torch.utils.checkpoint import checkpoint
+
+from analysis.checkpointing import Chain, InfeasibleBudgetError, Plan, greedy, store_all
+from analysis.checkpointing.schedule import Keep, Op
+
+from .memory import memory_meter
+from .profiling import Found, Measured, ZeroGradients, chain_of, stage_bytes, stage_seconds
+from .replay import RandomState, autocast_now, cuda_devices
+from .stage_parts import StandIns
+from .stage_state import Memory
+from .values import Held, State, Values, storage_bytes
+
+__all__ = ["BlockPlan", "blocks_of", "plan_blocks"]
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The repeated blocks by name: the longest nn.ModuleList or nn.Sequential whose members are of
+    one class (of equal ones the outermost).  ValueError names what to do where there is none."""
+    best: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        members = dict(module.named_children())
+        if len({type(member) for member in members.values()}) == 1 and len(members) > len(best):
+            best = {f"{name}.{key}" if name else key: member for key, member in members.items()}
+    if len(best) < 2:
+        raise ValueError(
+            f"{type(model).__name__} has no list of two or more like blocks: pass their names "
+            "(blocks=[...]), or make it an nn.Sequential or give it a stages() method and use "
+            "plan()"
+        )
+    return best
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """recompute: names of the blocks to put a checkpoint around; keep: the other blocks.
+
+    chain: stage 1 is what comes before the blocks, the last what comes after.  shared_bytes: the
+    gradient of weights that both ends use, which waits for its second part.  resident_bytes:
+    weights, gradients and optimiser states, where the budget was one of everything.
+    """
+
+    recompute: tuple[str, ...]
+    keep: tuple[str, ...]
+    chain: Chain = field(repr=False)
+    plan: Plan = field(repr=False)
+    shared_bytes: int = 0
+    resident_bytes: int = 0
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """Activations, interiors, gradients and temporaries at the peak, loss and logits included;
+        weights, their gradients and optimiser states are not."""
+        return self.plan.peak_bytes + self.shared_bytes
+
+    @property
+    def overhead(self) -> float:
+        """Extra time over a step that recomputes nothing."""
+        least = self.chain.forward_s + self.chain.backward_s
+        return self.plan.seconds / least - 1 if least else 0.0
+
+    def __str__(self) -> str:
+        everything = store_all(self.chain).peak_bytes + self.shared_bytes
+        mib = 2**20
+        what = (
+            f"recompute {len(self.recompute)} of {len(self.recompute) + len(self.keep)} blocks: "
+            f"{', '.join(self.recompute)}"
+            if self.recompute
+            else "fits without recomputation"
+        )
+        return (
+            f"{what}\npeak {self.predicted_peak_bytes / mib:.1f} MiB of activations predicted, "
+            f"{everything / mib:.1f} MiB if everything is kept; {self.overhead:+.1%} time"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recompute": list(self.recompute),
+            "keep": list(self.keep),
+            "predicted_peak_bytes": self.predicted_peak_bytes,
+            "resident_bytes": self.resident_bytes,
+            "overhead": self.overhead,
+        }
+
+    def code(self, model: str = "model") -> str:
+        """Python that applies the plan without this package, two ways."""
+        return (
+            "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (\n"
+            "    apply_activation_checkpointing,\n)\n"
+            f"recompute = {{{model}.get_submodule(name) for name in {list(self.recompute)!r}}}\n"
+            f"apply_activation_checkpointing({model}, check_fn=lambda m: m in recompute)\n"
+            "# or, keeping the names of parameters as they are:\n"
+            "# from functools import partial; from torch.utils.checkpoint import checkpoint\n"
+            "# for block in recompute:\n"
+            "#     block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n"
+        )
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """torch.utils.checkpoint (not reentrant) around the blocks, in the modules' own places."""
+        blocks = [model.get_submodule(name) for name in self.recompute]
+        own = [block.__dict__.get("forward") for block in blocks]
+        for block in blocks:
+            block.__dict__["forward"] = partial(checkpoint, block.forward, use_reentrant=False)
+        try:
+            yield
+        finally:
+            _put_back(blocks, own)
+
+
+def plan_blocks(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget_bytes: int | None = None,
+    total_budget_bytes: int | None = None,
+    bytes_a_parameter: float = 16.0,
+    blocks: Sequence[str] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    repeats: int = 3,
+) -> BlockPlan:
+    """The fewest seconds of recomputation of whole blocks that fit into a budget.
+
+    args, kwargs: what the model is called with, of the shapes to train on
+    budget_bytes: of activations and what belongs to them (`BlockPlan.predicted_peak_bytes`)
+    total_budget_bytes: of everything: the same plus `bytes_a_parameter` for weights, gradients and
+        optimiser states (16: mixed-precision Adam; 16 is also 4 + 4 + 8 in fp32)
+    blocks: their names, instead of the longest list of like modules
+    loss: a function of the model's result; default: its `.loss`, its ["loss"], or the mean square
+        of its first tensor
+
+    Raises ValueError for no or two budgets and for a model without blocks, InfeasibleBudgetError
+    where recomputing every block does not fit.  The model is left as it was.
+    """
+    if (budget_bytes is None) == (total_budget_bytes is None):
+        raise ValueError(
+            f"budget_bytes={budget_bytes} and total_budget_bytes={total_budget_bytes}: give one"
+        )
+    found = blocks_of(model) if blocks is None else {n: model.get_submodule(n) for n in blocks}
+    resident = 0
+    if total_budget_bytes is not None:
+        resident = math.ceil(bytes_a_parameter * sum(p.numel() for p in model.parameters()))
+        if resident >= total_budget_bytes:
+            raise InfeasibleBudgetError(total_budget_bytes, resident + 1)
+    given = args if isinstance(args, tuple) else (args,)
+    chain, shared = _profile(
+        model, given, dict(kwargs or {}), list(found.values()), loss or loss_of, repeats
+    )
+    available = total_budget_bytes if budget_bytes is None else budget_bytes
+    assert available is not None
+    aside = resident + shared
+    try:
+        plan = greedy(chain, max(0, available - aside), among=range(2, len(chain)))
+    except InfeasibleBudgetError as error:
+        raise InfeasibleBudgetError(available, error.smallest_budget_bytes + aside) from None
+    again = {a.stage for a in plan.schedule if a.op is Op.FORWARD and a.keep is not Keep.ALL}
+    recompute = tuple(name for stage, name in enumerate(found, start=2) if stage in again)
+    keep = tuple(name for name in found if name not in recompute)
+    return BlockPlan(recompute, keep, chain, plan, shared, resident)
+
+
+def loss_of(result: Any) -> Tensor:
+    """A scalar of what a model returns: `.loss`, ["loss"], or the mean square of a tensor."""
+    found = getattr(result, "loss", None)
+    if found is None and isinstance(result, Mapping):
+        found = result.get("loss")
+    if isinstance(found, Tensor):
+        return found
+    for leaf in _pytree.tree_leaves(result):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return leaf.float().square().mean()
+    raise TypeError(f"the model returned {type(result).__name__} without a loss: pass loss=")
+
+
+class _FirstBlockError(Exception):  # no error, but what raises has that name
+    """Ends a forward where the first block would begin."""
+
+
+class _Part(nn.Module):
+    """A stretch of the model as a stage: tensors in, tensors out."""
+
+    def __init__(self, label: str, owner: nn.Module, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.label, self.owner = label, owner
+        self.run: Any = run
+
+    def forward(self, *tensors: Tensor) -> State:
+        leaves = _pytree.tree_leaves(self.run(*tensors))
+        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _profile(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    blocks: list[nn.Module],
+    loss: Callable[[Any], Tensor],
+    repeats: int,
+) -> tuple[Chain, int]:
+    """The chain before, blocks, after; and bytes of gradients that both ends give to one weight."""
+    whole = _Arguments(args, kwargs)
+    random = RandomState.now(cuda_devices(whole.tensors, model.parameters()))
+    memory = Memory(model, copied_bytes=math.inf)
+    device = next(model.parameters()).device.type
+    casting = any(on for _, on, _ in autocast_now(("cpu", device)))
+    stages: list[_Part] = []
+    rows: list[Callable[[], Found]] = []
+    seconds: list[tuple[list[float], list[float]]] = []
+    measuring = False
+    handed_on: set[int] = set()  # storages of the last block's results
+
+    def measure(part: _Part, tensors: State) -> None:
+        held = Held(Values.of(tensors, part.label))
+        with ZeroGradients(part):
+            rows.append(stage_bytes(meter, part, held, True, casting)[1])
+        seconds.append(stage_seconds(part, held, True, repeats)[0] if repeats else ([1.0], [2.0]))
+        stages.append(part)
+
+    def before_block(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        nonlocal measuring
+        if measuring:
+            return
+        measuring = True
+        call = _Arguments(given, named)
+        number = len(stages) - 1
+        follows = number == 0 or {_storage(t) for t in call.tensors} & handed_on
+        if block is not blocks[number % len(blocks)] or not follows:
+            raise ValueError(
+                f"something else runs before block {number + 1} of the {len(blocks)} named: name "
+                "all blocks between the first and the last, in this order of being called"
+            )
+        part = _Part(type(block).__name__, block, lambda *t: block(*call.args(t), **call.kwargs(t)))
+        with saved_tensors_hooks(lambda t: t.detach(), lambda t: t):  # not those around the model
+            measure(part, call.tensors)
+        measuring = False
+
+    results: list[Any] = []
+
+    def after_block(block: nn.Module, given: Any, result: Any) -> None:
+        if measuring:
+            return
+        nonlocal handed_on
+        leaves = _pytree.tree_leaves(result)
+        handed_on = {_storage(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+        if block is blocks[-1]:
+            results.append(result)
+
+    def to_first(*tensors: Tensor) -> Any:
+        handle = blocks[0].register_forward_pre_hook(_stop, with_kwargs=True, prepend=True)
+        try:
+            model(*whole.args(tensors), **whole.kwargs(tensors))
+        except _FirstBlockError as stopped:
+            return stopped.args
+        finally:
+            handle.remove()
+        raise ValueError("the model's forward does not call its first block")
+
+    try:
+        with StandIns([model]), torch.enable_grad(), memory_meter(device) as meter:
+            measure(_Part("before", model, to_first), whole.tensors)
+            handles = [b.register_forward_pre_hook(before_block, with_kwargs=True) for b in blocks]
+            handles += [b.register_forward_hook(after_block) for b in blocks]
+            try:
+                with saved_tensors_hooks(lambda t: None, lambda t: t):
+                    model(*args, **kwargs)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            if len(stages) != len(blocks) + 1 or len(results) != 1:
+                raise ValueError(
+                    f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
+                )
+            last = Values.of(results.pop(), "the last block")
+
+            def from_last(*tensors: Tensor) -> Tensor:
+                with _replaced(blocks, last.rebuild(tensors)):
+                    return loss(model(*args, **kwargs))
+
+            measure(_Part("after", model, from_last), last.tensors)
+    finally:
+        memory.put_back()
+        random.restore()
+    chain = chain_of(
+        stages, Measured([row() for row in rows], None), seconds, storage_bytes(whole.tensors)
+    )
+    inside = {id(p) for block in blocks for p in block.parameters()}
+    names: dict[nn.Parameter, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter] = names.get(parameter, 0) + 1
+    tied = sum(p.nbytes for p, n in names.items() if n > 1 and id(p) not in inside)
+    return chain, tied
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    raise _FirstBlockError(args, kwargs)
+
+
+class _Arguments:
+    """Arguments of a call, with places for other tensors of the same kinds."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, self._spec = _pytree.tree_flatten((args, kwargs))
+        for leaf in leaves:
+            if type(leaf).__name__.endswith("Cache"):
+                raise ValueError(
+                    f"a block is called with a {type(leaf).__name__}, which a second run would "
+                    "fill twice: call the model with use_cache=False"
+                )
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.tensors: State = tuple(leaves[i] for i in self._places)
+
+    def _with(self, tensors: State) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        found: tuple[tuple[Any, ...], dict[str, Any]] = _pytree.tree_unflatten(leaves, self._spec)
+        return found
+
+    def args(self, tensors: State) -> tuple[Any, ...]:
+        return self._with(tensors)[0]
+
+    def kwargs(self, tensors: State) -> dict[str, Any]:
+        return self._with(tensors)[1]
+
+
+@contextmanager
+def _replaced(blocks: Sequence[nn.Module], result: Any) -> Iterator[None]:
+    """Blocks that return `result` at once."""
+    own = [block.__dict__.get("forward") for block in blocks]
+    for block in blocks:
+        block.__dict__["forward"] = lambda *args, **kwargs: result
+    try:
+        yield
+    finally:
+        _put_back(blocks, own)
+
+
+def _put_back(blocks: Sequence[nn.Module], own: Sequence[Any]) -> None:
+    for block, before in zip(blocks, own, strict=True):
+        if before is None:
+            del block.__dict__["forward"]
+        else:
+            block.__dict__["forward"] = before
