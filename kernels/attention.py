@@ -76,6 +76,10 @@ def forward(
     seed: int = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
+    order: str = "rows",
+    wave: int | None = None,
+    progress: Array | None = None,
+    progress_tiles: int = 0,
     shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
     pdl: bool = False,
@@ -89,6 +93,13 @@ def forward(
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
+        order: of the keys, "flash" only. "rows": upwards. "sawtooth": downwards in every second
+            wave of blocks, for the same bytes at the SM boundary and fewer from HBM where keys and
+            values outgrow L2 (``analysis.l2``).
+        wave: blocks that run at a time, which "sawtooth" needs: SMs times blocks an SM holds.
+        progress: (blocks, notes) int64, zeros; "flash" only. Receives of each block its SM, the
+            time it started, the time after every ``progress_tiles`` key tiles, and in the last
+            column the time of its end: ``progress_notes`` columns.
         shared_limit_bytes: shared memory a block may have.
         stream: where a GPU backend queues the work.
         pdl: let kernels of the pass overlap where they meet (programmatic dependent launch); the
@@ -98,6 +109,8 @@ def forward(
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
     chosen = algorithms.find(algorithm)
+    if chosen.family is not Family.FLASH and (order != "rows" or progress is not None):
+        raise ValueError(f"{algorithm} has neither an order of the keys nor notes of its progress")
     if chosen.family is Family.HOPPER:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         _with_lse(backend, q, stats)
@@ -130,10 +143,13 @@ def forward(
         tile=tile, limit=shared_limit_bytes,
         block_size=_block_size(block_mask, block_size, tile, q, k, "forward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
-        any_scale=scale <= 0.0,
+        any_scale=scale <= 0.0, sawtooth=_sawtooth(order, wave),
+        progress=progress_tiles if progress is not None else 0,
     )  # fmt: skip
     batch, heads, seqlen_q, head_dim = q.shape
     blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+    if progress is not None:
+        _check_progress(progress, blocks, config, k.shape[2])
     if blocks == 0:
         return
     args: list[Argument] = [
@@ -150,7 +166,34 @@ def forward(
         np.float32(scale),
         *_mask_arguments(key_mask, dropout_p, seed, block_mask),
     ]
+    if config.sawtooth:
+        args.append(np.int32(wave or 0))
+    if progress is not None:
+        args += [progress.with_access("rw", "progress"), np.int32(progress.shape[1])]
     backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
+
+
+def progress_notes(seqlen_k: int, block_n: int, progress_tiles: int) -> int:
+    """Columns of ``progress``: SM, start, a note for every ``progress_tiles`` key tiles, end."""
+    if progress_tiles < 1:
+        raise ValueError(f"progress_tiles={progress_tiles} is below 1")
+    return 3 + _tiles(seqlen_k, block_n) // progress_tiles
+
+
+def _check_progress(progress: Array, blocks: int, config: FlashConfig, seqlen_k: int) -> None:
+    wanted = (blocks, progress_notes(seqlen_k, config.tile.block_n, config.progress))
+    if progress.dtype != "int64" or progress.shape != wanted:
+        raise ValueError(
+            f"progress is {progress.dtype} {progress.shape}, not int64 {wanted} (blocks, notes)"
+        )
+
+
+def _sawtooth(order: str, wave: int | None) -> bool:
+    if order not in ("rows", "sawtooth"):
+        raise ValueError(f"order={order!r} is neither 'rows' nor 'sawtooth'")
+    if order == "sawtooth" and (wave is None or wave < 1):
+        raise ValueError(f"order='sawtooth' needs the blocks that run at a time, got wave={wave}")
+    return order == "sawtooth"
 
 
 def backward(

@@ -6,7 +6,7 @@ host backend refuses a kernel that steps outside the shared memory computed here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analysis.shapes import Tile
 from kernels.launch import DTYPE_CODE, ITEMSIZE, Kernel
@@ -112,6 +112,10 @@ class FlashConfig:
     """(rows, keys) of a block of the block mask, multiples of the tile; None without one."""
     any_scale: bool = False
     """The scale may be zero or negative (forward only)."""
+    sawtooth: bool = False
+    """Every second wave of blocks walks the keys downwards (forward only)."""
+    progress: int = 0
+    """Tiles after which a block notes the time; 0: never (forward only)."""
     deterministic: bool = False
     """dQ through an ordered workspace (backward only)."""
     dlse: bool = False
@@ -126,6 +130,10 @@ class FlashConfig:
             raise TypeError(f"dtype {self.dtype!r} is not one of {list(DTYPE_CODE)}")
         if self.head_dim not in HEAD_DIMS:
             raise ValueError(f"padded head_dim={self.head_dim} is not one of {HEAD_DIMS}")
+        if self.progress < 0:
+            raise ValueError(f"progress={self.progress} is negative")
+        if self.pass_ != "forward" and (self.sawtooth or self.progress):
+            raise ValueError(f"{self.pass_}: sawtooth and progress are the forward's")
         if self.stages not in (1, 2):
             raise ValueError(f"stages={self.stages} is neither 1 nor 2")
         for name, rows in (("block_m", self.tile.block_m), ("block_n", self.tile.block_n)):
@@ -225,10 +233,13 @@ class FlashConfig:
             ("KEY_MASK", self.key_mask),
             ("DROPOUT", self.dropout),
             ("ANY_SCALE", self.any_scale),
+            ("SAWTOOTH", self.sawtooth),
             ("DETERMINISTIC", self.deterministic),
         ):
             if wanted:
                 macros[name] = 1
+        if self.progress:
+            macros["PROGRESS"] = self.progress
         if not self.query_gradient:
             macros["QUERY_GRADIENT"] = 0
         entry = f"flash_{self.pass_}".replace("-", "_")
@@ -302,6 +313,7 @@ def configure(
     tile: Tile | None = None,
     limit: int = SHARED_LIMIT_BYTES,
     block_size: tuple[int, int] | None = None,
+    progress: int = 0,
     **features: bool,
 ) -> FlashConfig:
     """The form for a problem: tiles double-buffered where shared memory allows it.
@@ -311,9 +323,11 @@ def configure(
     padded = padded_head_dim(head_dim)
     if tile is None:
         tile = default_tile(head_dim, dtype, pass_, limit)
-    two = FlashConfig(pass_, dtype, padded, tile, block_size=block_size, **features)
-    if two.shared_bytes <= limit:
-        return two
-    one = FlashConfig(pass_, dtype, padded, tile, stages=1, block_size=block_size, **features)
+    form = FlashConfig(
+        pass_, dtype, padded, tile, block_size=block_size, progress=progress, **features
+    )
+    if form.shared_bytes <= limit:
+        return form
+    one = replace(form, stages=1)
     shared_bytes(one, limit)
     return one

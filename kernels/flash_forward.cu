@@ -6,7 +6,7 @@
 // fused multiply-adds in the place of the tensor cores.
 //
 // Loop order: one thread block per (batch, head, query tile i); inside it the key tiles j in
-// increasing order. A warp owns BLOCK_M / NUM_WARPS whole rows, so the softmax needs no exchange
+// increasing order (SAWTOOTH: decreasing in every second wave of blocks, for the same bytes). A warp owns BLOCK_M / NUM_WARPS whole rows, so the softmax needs no exchange
 // between warps. Long rows of a causal mask start first.
 //
 // Reads and writes, in bytes, e = size of an element, real rows only (analysis/sums/flash.py):
@@ -39,6 +39,12 @@
 #endif
 #ifndef ANY_SCALE
 #define ANY_SCALE 0  // 1: scale may be 0 or negative, for one more multiplication a score
+#endif
+#ifndef SAWTOOTH
+#define SAWTOOTH 0  // 1: every second wave of blocks walks the keys from the last tile to the first,
+#endif              //    and finds in L2 what the wave before it read last
+#ifndef PROGRESS
+#define PROGRESS 0  // n: every n tiles a block notes the time, for the order of blocks on a GPU
 #endif
 
 #include "device.cuh"
@@ -176,6 +182,13 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #if BLOCK_SPARSE
               , Tensor4<const uint8> block_mask
 #endif
+#if SAWTOOTH
+              , int wave  // blocks that run at a time
+#endif
+#if PROGRESS
+              , Tensor1<int64> progress  // (blocks, notes): SM, start, every PROGRESS tiles, end
+              , int notes
+#endif
 ) {
     // ---- which tile -----------------------------------------------------------------------------
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
@@ -187,6 +200,23 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     const int warp_row = warp_id() * WARP_ROWS;
     const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k);
 
+#if PROGRESS
+    int64* const noted = progress.data + int64(blockIdx.x) * notes;
+    auto note = [=](int at, int64 value) {
+        if (threadIdx.x == 0) st_global(noted + at, value);
+    };
+    note(0, multiprocessor());
+    note(1, global_nanoseconds());
+#endif
+
+    // Candidate t of the walk is this key tile.
+#if SAWTOOTH
+    const bool down = blockIdx.x / wave % 2;
+    auto tile_of = [=](int t) { return down ? end - 1 - t : t; };
+#else
+    auto tile_of = [](int t) { return t; };
+#endif
+
     unsigned char* shared = shared_memory();
     const QTile q_tile = tile_at<QTile>(shared);
     io_t* const out_rows = out.row(batch, head, row0);
@@ -194,7 +224,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 
 #if BLOCK_SPARSE
     const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
-    auto address = [=](int j) { return block_row + j * BLOCK_N / SPARSE_N; };
+    auto address = [=](int t) { return block_row + tile_of(t) * BLOCK_N / SPARSE_N; };
     SparseWalk<THREADS, decltype(address)> walk{
         end, reinterpret_cast<uint32*>(shared + FLAGS_AT), address};
 #else
@@ -247,11 +277,11 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
             if (key < BLOCK_N) st_shared(keep_at(slot) + key, next_keep[x]);
         }
     };
-    load_keep(j);
+    load_keep(tile_of(j));
     publish_keep(0);
 #endif
     load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
-    load_kv(j, 0);
+    load_kv(tile_of(j), 0);
 
     // ---- the loop over key tiles ----------------------------------------------------------------
     const float log2_scale = ANY_SCALE ? LOG2E : scale * LOG2E;
@@ -272,19 +302,22 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     const Dropout dropout{seed, drop_threshold, keep_scale, uint32(batch), uint32(head)};
 #endif
 
+#if PROGRESS
+    int walked = 0;
+#endif
     int stage = 0, slot = 0;
     for (int next; j < end; j = next, stage ^= STAGES - 1, slot ^= 1) {
         next = walk.next(j + 1);
         cp_async_wait<0>();
         block_sync();  // this tile is here, and every warp is done with the one before
-        if (STAGES == 2 && next < end) load_kv(next, stage ^ 1);
+        if (STAGES == 2 && next < end) load_kv(tile_of(next), stage ^ 1);
         const uint32* keep = keep_at(slot);
 #if KEY_MASK
-        if (next < end) load_keep(next);
+        if (next < end) load_keep(tile_of(next));
         clear_rows<THREADS>(v_tile(stage), keep);
         block_sync();
 #endif
-        const int key0 = j * BLOCK_N, warp_row0 = row0 + warp_row;
+        const int key0 = tile_of(j) * BLOCK_N, warp_row0 = row0 + warp_row;
         const int offset = seqlen_k - seqlen_q;
         // The whole tile may lie to the right of what this warp's rows see.
         if (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) {
@@ -330,9 +363,15 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #endif
         if (STAGES == 1 && next < end) {
             block_sync();
-            load_kv(next, 0);
+            load_kv(tile_of(next), 0);
         }
+#if PROGRESS
+        if (++walked % PROGRESS == 0) note(1 + walked / PROGRESS, global_nanoseconds());
+#endif
     }
+#if PROGRESS
+    note(notes - 1, global_nanoseconds());
+#endif
 
     // ---- normalise and store --------------------------------------------------------------------
     const float unit = ANY_SCALE ? 1.0f : scale;

@@ -158,8 +158,10 @@ def execute(
     backend: HostBackend | None = None,
     arrays: dict[str, Array] | None = None,
     pdl: bool = False,
+    **forward: Any,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[tuple[str, str], int]]]:
-    """Results as float64 and the traffic counted, per kernel. ``arrays`` replaces inputs."""
+    """Results as float64 and the traffic counted, per kernel. ``arrays`` replaces inputs;
+    ``forward``: further options of the forward pass."""
     backend = backend or HostBackend(checks=True)
     backend.reset()
     given: dict[str, Array] = {}
@@ -185,7 +187,7 @@ def execute(
         )
         options["block_size"] = p.block_size
     q, k, v, out, dout = (given[name] for name in ("q", "k", "v", "out", "dout"))
-    attention.forward(backend, algorithm, q, k, v, out, stats, **options)
+    attention.forward(backend, algorithm, q, k, v, out, stats, **options, **forward)
     if backward:
         if "dlse" in p.data:
             options["dlse"] = view("dlse", p.data["dlse"].astype(np.float32), "fp32")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from kernels.compile import compile_cubin
-from kernels.flash_config import SHARED_LIMIT_BYTES
+from kernels.flash_config import SHARED_LIMIT_BYTES, configure
 from kernels.variants import Variant, shipped_variants, table
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
@@ -42,6 +43,20 @@ def test_no_spills(variant: Variant, arch: str) -> None:
     assert facts.registers * variant.kernel.threads <= REGISTERS
     assert facts.shared_bytes == 0  # all of it is dynamic
     assert variant.shared_bytes <= SHARED_LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    "option", [{"sawtooth": True}, {"progress": 16}], ids=lambda o: next(iter(o))
+)
+def test_orders_and_notes_spill_nothing(option: dict[str, Any]) -> None:
+    for head_dim in (64, 128):
+        config = configure("forward", "bf16", head_dim, **option)
+        plain = compile_cubin(configure("forward", "bf16", head_dim).kernel(), "sm_90")
+        facts = compile_cubin(config.kernel(), "sm_90")
+        assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)
+        # As many blocks fit an SM, so that what is learnt holds for the plain kernel.
+        blocks, as_before = (REGISTERS // (f.registers * config.threads) for f in (facts, plain))
+        assert blocks == as_before
 
 
 def test_the_list_names_every_form_once() -> None:
