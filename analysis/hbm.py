@@ -184,16 +184,17 @@ def read_spread(
     pass_: str,
     gpu: Gpu,
     blocks_per_sm: int = 1,
+    *,
+    kernel: str | None = None,
     **options: Any,
 ) -> tuple[int, int]:
     """Least and most bytes read over the paces of ``analysis.l2.PACES``: what the prediction would
-    be if thread blocks proceeded otherwise."""
-    reads = [
-        predict_hbm(
-            algorithm, shape, tile, pass_, gpu, blocks_per_sm, pace=pace, **options
-        ).read_bytes
+    be if thread blocks proceeded otherwise. kernel: of one kernel; by default of the whole pass."""
+    found = [
+        predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm, pace=pace, **options)
         for pace in PACES.values()
     ]
+    reads = [f.read_bytes if kernel is None else sum(f.reads[kernel].values()) for f in found]
     return min(reads), max(reads)
 
 

@@ -132,15 +132,23 @@ def report() -> list[dict[str, Any]]:
     return found
 
 
+def noted() -> list[list[int]]:
+    """Shapes of the notes of progress, which stay empty here."""
+    from repro.experiments import gpu_l2_order
+
+    return [list(gpu_l2_order.recorded(small(cell)).shape) for cell in gpu_l2_order.cells()]
+
+
 def counted_refusals() -> str:
     """What the program that ncu profiles says of the cells it is given; nothing if they run."""
-    from repro.experiments import gpu_sm_units, gpu_traffic
+    from repro.experiments import gpu_l2_registered, gpu_sm_units, gpu_traffic
     from repro.instruments import counted
 
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(said):
         path = Path(folder) / "cells.json"
-        cells = [small(cell) for cell in gpu_traffic.cells()]
+        cells = [small(cell) for cell in gpu_traffic.cells() + gpu_l2_registered.cells()]
+        cells = [c for c in cells if c["implementation"] != gpu_l2_registered.PEER]
         cells += [gpu_sm_units._as_run(small(cell)) for cell in gpu_sm_units.cells()]
         path.write_text(json.dumps(cells))
         counted.main(path)
@@ -156,4 +164,6 @@ if __name__ == "__main__":
     card = CupyBackend()
     launcher._host = lambda checks: card
     with OnTheHost():
-        print(json.dumps({"measured": report(), "counted": counted_refusals()}))
+        print(json.dumps({
+            "measured": report(), "counted": counted_refusals(), "noted": noted(),
+        }))  # fmt: skip

@@ -151,11 +151,17 @@ def simulate(
 
 
 def replay(
-    launch: Launch, l2: L2, sms: int, events: Sequence[tuple[int, int, int]] | Table
+    launch: Launch,
+    l2: L2,
+    sms: int,
+    events: Sequence[tuple[int, int, int]] | Table,
+    *,
+    sampled_sets: int | None = None,
 ) -> dict[str, Count]:
     """Run a recorded order through an empty L2: rows of (SM, block, step) in order of time.
 
     Step -1 stands for what a block moves before its first step, -2 for what it moves last.
+    sampled_sets: sets simulated, by default all.
     """
     table = np.ascontiguousarray(np.asarray(events, np.int64).reshape(-1, 3).T)
     for name, row, limit in (("SM", 0, sms), ("block", 1, len(launch.blocks))):
@@ -166,7 +172,7 @@ def replay(
     wrong = table[2][(table[2] < -2) | (table[2] >= steps)]
     if len(wrong):
         raise ValueError(f"step {wrong[0]} is none of its block's")
-    filled = _filled(launch, l2, sms, 1, Pace(), False, l2.sets, 1)
+    filled = _filled(launch, l2, sms, 1, Pace(), False, sampled_sets or l2.sets, 1)
     pointers = [ctypes.c_void_p(row.ctypes.data) for row in table]
     return _counts(launch, filled, "replay", (), (ctypes.c_int64(table.shape[1]), *pointers))
 

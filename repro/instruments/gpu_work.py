@@ -8,7 +8,7 @@ operator around them (so that nothing but their own launches is measured), and t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -72,8 +72,16 @@ class Pass:
         return self.run()
 
 
-def work(implementation: str, pass_: str, operands: Operands, tile: Tile | None = None) -> Pass:
+def work(
+    implementation: str,
+    pass_: str,
+    operands: Operands,
+    tile: Tile | None = None,
+    order: Mapping[str, Any] | None = None,
+) -> Pass:
     """A call that queues one pass. What it needs (statistics, a graph) is made here, once.
+
+    order: ``order`` and ``wave`` of our forward's walk over the keys.
 
     Raises ValueError for an unknown implementation or pass; what the implementation itself says
     when it cannot run these operands passes through.
@@ -81,7 +89,9 @@ def work(implementation: str, pass_: str, operands: Operands, tile: Tile | None 
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     if implementation in KERNELS:
-        return _kernel_work(implementation, pass_, operands, tile)
+        return _kernel_work(implementation, pass_, operands, tile, order or {})
+    if order:
+        raise ValueError(f"{implementation} has no order of the keys to choose")
     if implementation in FORMS:
         form = FORMS[implementation]
         forward = isinstance(form, ForwardForm)
@@ -100,7 +110,8 @@ def cell_work(cell: Cell, device: str = "cuda") -> Pass:
     """``work`` for an experiment's cell."""
     operands = Operands(shape_of(cell), device)
     tile = tile_of(cell) if "block_m" in cell else None
-    return work(str(cell["implementation"]), str(cell["pass"]), operands, tile)
+    order = {name: cell[name] for name in ("order", "wave") if name in cell}
+    return work(str(cell["implementation"]), str(cell["pass"]), operands, tile, order)
 
 
 def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
@@ -111,10 +122,12 @@ def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
     return results
 
 
-def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None) -> Pass:
+def _kernel_work(
+    algorithm: str, pass_: str, operands: Operands, tile: Tile | None, order: Mapping[str, Any]
+) -> Pass:
     if find(algorithm).family is Family.HOPPER:
         _ask_guard(algorithm, operands)
-    run, (out, *gradients) = _kernel_calls(algorithm, operands)
+    run, (out, *gradients) = _kernel_calls(algorithm, operands, order=order)
     if pass_ == "backward":
         run("forward", None)
     results = (out,) if pass_ == "forward" else tuple(gradients)
@@ -152,7 +165,10 @@ def _repeated(driver: Driver, arrays: dict[str, Array], on: Tensor) -> Work:
 
 
 def _kernel_calls(
-    algorithm: str, operands: Operands, form: ForwardForm | BackwardForm | None = None
+    algorithm: str,
+    operands: Operands,
+    form: ForwardForm | BackwardForm | None = None,
+    order: Mapping[str, Any] | None = None,
 ) -> tuple[Callable[[str, Tile | None], None], tuple[Tensor, ...]]:
     """A function of (pass, tile) that queues a pass, and out, dq, dk, dv.
 
@@ -171,6 +187,8 @@ def _kernel_calls(
             return
         # The first forward makes the statistics that both passes are given from then on.
         given = {"which": which, "algorithm": algorithm, "form": form, "tile": tile, **options}
+        if which == "forward":
+            given |= order or {}
         with launcher_for(q.device) as backend:
             _launch(backend, arrays, stream=stream_of(q.device), **given)
         driver = partial(_launch, **given)

@@ -45,3 +45,8 @@ def test_every_implementation_has_its_turn(report: Any) -> None:
 
 def test_every_counted_cell_runs(report: Any) -> None:
     assert report["counted"] == ""
+
+
+def test_the_order_of_blocks_is_asked_for(report: Any) -> None:
+    """A query tile of 128 rows a head, two key tiles of 64: SM, start, end, no note between."""
+    assert report["noted"] == [[2, 3]] * 3

@@ -1,0 +1,96 @@
+"""Predictions registered before a card ran them, and the programs that will judge them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from analysis.hardware import H200
+from analysis.l2 import L2, available
+from kernels.host import HostBackend
+from kernels.launch import Array
+from repro import records
+from repro.experiments import Cell, gb10_misses, gpu_l2_order, gpu_l2_registered, l2_orders, tidy
+from repro.register import FOLDER, register
+from tests.flash_support import aligned, view
+
+simulates = pytest.mark.skipif(not available(), reason="no C compiler here")
+PATH = records.RESULTS / FOLDER / f"{gpu_l2_registered.NAME}.jsonl"
+
+
+@simulates
+def test_a_registered_prediction_stays(tmp_path, monkeypatch) -> None:
+    cells = gpu_l2_registered.cells()[:3]
+    values = iter((1.0, 2.0, 30.0, 40.0, 50.0))
+    row = gpu_l2_registered.registration(gpu_l2_registered.cells()[6])
+
+    def rows(count: int):
+        for one in cells[:count]:
+            yield dataclasses.replace(row, cell=one.id, value=next(values))
+
+    monkeypatch.setattr(gpu_l2_registered, "registered", lambda: rows(2))
+    assert register(gpu_l2_registered.NAME, tmp_path) == 2
+    monkeypatch.setattr(gpu_l2_registered, "registered", lambda: rows(3))
+    assert register(gpu_l2_registered.NAME, tmp_path) == 1
+    kept = list(records.read(tmp_path / FOLDER / PATH.name))
+    assert [r.value for r in kept] == [1.0, 2.0, 50.0]
+    measured = dataclasses.replace(row, cell=cells[0].id, source="measured")
+    records.append(tmp_path / "nvidia-h200" / PATH.name, [measured])
+    (tmp_path / FOLDER / PATH.name).unlink()
+    values = iter((1.0, 2.0, 3.0))
+    with pytest.raises(ValueError, match="it is too late"):
+        register(gpu_l2_registered.NAME, tmp_path)
+    with pytest.raises(ValueError, match="gb10-misses registers nothing"):
+        register("gb10-misses", tmp_path)
+
+
+@simulates
+def test_gb10_as_published_within_ten_percent() -> None:
+    frame = tidy((gb10_misses.NAME,), local=False)
+    keys = ["implementation", "metric"]
+    by_source = {s: rows.set_index(keys)["value"] for s, rows in frame.groupby("source")}
+    assert len(by_source["published"]) == 4
+    ratio = by_source["predicted"] / by_source["published"]
+    assert ratio.between(0.9, 1.1).all(), ratio
+    assert ratio["rows", "l2_requests"] == pytest.approx(1, abs=2e-4)
+    published = frame[frame["source"] == "published"]
+    assert published["origin"].str.contains("2601.16032").all()
+    assert published["confidence"].str.contains("second hand").all()
+
+
+@simulates
+def test_a_sawtooth_costs_next_to_nothing_and_saves_up_to_half() -> None:
+    rows = {(r.heads, r.seqlen_q, r.implementation): r.value for r in l2_orders.also()}
+    for heads, seqlen in l2_orders.SHAPES:
+        assert rows[heads, seqlen, "sawtooth"] <= 1.02 * rows[heads, seqlen, "rows"]
+    assert rows[1, 65536, "sawtooth"] < 0.5 * rows[1, 65536, "rows"]
+
+
+def array_of(name: str, dtype: str, shape: tuple[int, ...]) -> Array:
+    memory = aligned(shape, dtype)
+    memory[...] = 0
+    return view(name, memory, dtype)
+
+
+@simulates
+@pytest.mark.parametrize("order", [{}, {"order": "sawtooth", "wave": 2}])
+def test_the_recording_runs_on_the_host(order: dict[str, object]) -> None:
+    """The function that the GPU run calls, on the host backend: its notes replay, and the bytes
+    fetched lie between each tensor once and what the blocks ask for."""
+    values = {**gpu_l2_order.cells()[0], "seqlen_q": 384, "seqlen_k": 2048, "heads": 1, **order}
+    one = Cell(**{("pass_" if k == "pass" else k): v for k, v in values.items()})
+    arrays = {n: array_of(n, "bf16", (1, 1, 384, 128)) for n in ("q", "out")}
+    arrays |= {n: array_of(n, "bf16", (1, 1, 2048, 128)) for n in ("k", "v")}
+    arrays["lse"] = array_of("lse", "fp32", (1, 1, 384))
+    shape = gpu_l2_order.notes_shape(one)
+    notes = np.zeros(shape, np.int64)
+    progress = Array("progress", notes.ctypes.data, shape, (shape[1], 1), "int64", "rw", notes)
+    gpu_l2_order.run(HostBackend(checks=True), one, arrays, progress)
+    fetched, spread = gpu_l2_order.replayed(one, notes, 2, L2(2, 64, 4))
+    assert fetched.source == spread.source == "measured"
+    once = (384 + 2 * 2048) * 256
+    assert once <= fetched.value <= once + 2 * 2 * 2048 * 256
+    (all_held, _) = gpu_l2_order.replayed(one, notes, 2, L2.of(H200))
+    assert all_held.value == once
