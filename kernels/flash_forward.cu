@@ -47,6 +47,9 @@
 #define PROGRESS 0  // n: every n tiles a block notes the time, for the order of blocks on a GPU
 #endif
 
+#if PROGRESS
+#include "clock.cuh"
+#endif
 #include "device.cuh"
 #include "fragments.cuh"
 #include "philox.cuh"

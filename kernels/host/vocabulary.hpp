@@ -272,16 +272,6 @@ inline void mma_16816(float (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2],
     host::go(host::host_runtime->mma_16816(d, a, b, host::BF16, site));
 }
 
-// ---- time and place ------------------------------------------------------------------------------
-
-namespace host {
-static int64 calls_of_clock;
-}
-inline int64 global_nanoseconds() {
-    return __atomic_add_fetch(&host::calls_of_clock, int64(1), __ATOMIC_SEQ_CST);
-}
-inline int multiprocessor() { return static_cast<int>(blockIdx.x % 2); }
-
 // ---- entry -------------------------------------------------------------------------------------
 
 namespace host {

@@ -24,8 +24,6 @@
 //   float to_float(T), T from_float<T>(x)  round to nearest even
 //   uint32 pack2<T>(lo, hi), void unpack2<T>(packed, lo, hi)     lo in the low half
 //   float neg_infinity(); uint32 float_bits(x); float bits_float(u)
-//   int64 global_nanoseconds()             a clock that all SMs share (host: the order of calls)
-//   int multiprocessor()                   the SM that runs this block (host: block modulo 2)
 //   threadIdx.x, blockIdx.x/y/z, gridDim.x/y/z, blockDim.x as in CUDA; blocks are 1-D
 //
 // Entry points: extern "C" __global__ void __launch_bounds__(threads) name(args).

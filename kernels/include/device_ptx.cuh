@@ -143,19 +143,6 @@ __device__ __forceinline__ void mma_16816(float (&d)[4], const uint32 (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// ---- time and place ------------------------------------------------------------------------------
-
-__device__ __forceinline__ int64 global_nanoseconds() {
-    uint64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return static_cast<int64>(now);
-}
-__device__ __forceinline__ int multiprocessor() {
-    uint32 id;
-    asm("mov.u32 %0, %%smid;" : "=r"(id));
-    return static_cast<int>(id);
-}
-
 // ---- arithmetic ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ float mul_rn(float a, float b) { return __fmul_rn(a, b); }
