@@ -81,6 +81,13 @@ def test_long_sequences_hbm_reads_are_within_ten_percent() -> None:
         assert error == pytest.approx(LONG_ERRORS[heads, seqlen], abs=1), (seqlen, heads)
 
 
+def test_the_documentation_says_these_errors() -> None:
+    page = (RECORDS.parents[1] / "docs" / "pages" / "l2.md").read_text(encoding="utf-8")
+    for (heads, seqlen), error in LONG_ERRORS.items():
+        (line,) = (x for x in page.splitlines() if x.startswith(f"| {heads} x {seqlen // 1024}k |"))
+        assert f"| {error:+.1f} % |" in line
+
+
 @simulates
 def test_writes_are_left_in_l2_or_more_than_the_output() -> None:
     """Up to 64k the counter lies between what the simulated L2 has written back when the kernel

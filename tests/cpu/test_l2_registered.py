@@ -20,6 +20,26 @@ simulates = pytest.mark.skipif(not available(), reason="no C compiler here")
 PATH = records.RESULTS / FOLDER / f"{gpu_l2_registered.NAME}.jsonl"
 
 
+def test_every_cell_is_registered_once_with_date_commit_and_spread() -> None:
+    rows = list(records.read(PATH))
+    cells = [one.id for one in gpu_l2_registered.cells()]
+    assert [row.cell for row in rows] == cells
+    assert len(set(cells)) >= 20
+    for row in rows:
+        assert row.source == "predicted"
+        assert None not in (row.date, row.commit, row.value, row.spread_min, row.spread_max)
+        assert row.spread_min <= row.value <= row.spread_max
+
+
+@simulates
+def test_the_registered_numbers_are_those_of_the_model() -> None:
+    """Of every seventh cell. A model that changes registers new cells beside these."""
+    rows = {row.cell: row for row in records.read(PATH)}
+    for one in gpu_l2_registered.cells()[::7]:
+        now = gpu_l2_registered.registration(one)
+        assert now.value == pytest.approx(rows[one.id].value, rel=0.01), one
+
+
 @simulates
 def test_a_registered_prediction_stays(tmp_path, monkeypatch) -> None:
     cells = gpu_l2_registered.cells()[:3]

@@ -1,0 +1,152 @@
+"""HBM reads predicted before any card ran the launches, orders that need fewer, and a GB10.
+
+Left, every registered prediction with its spread over what is not published about the pace of
+thread blocks; the counters join them when a card has run ``make gpu-run``. Right, what the order of
+walking saves, and FlashAttention's misses on a GB10 as others published them.
+"""
+
+import matplotlib.pyplot as plt
+import pandas
+from matplotlib.axes import Axes
+
+from figures.common import COLOURS, FILLED, HOLLOW, Drawing, devices, note, pick
+
+EXPERIMENTS = ("gpu-l2-registered", "l2-orders", "gb10-misses")
+MB = 1e6
+COLOUR, SAWTOOTH = "#0072B2", "#D55E00"
+KERNELS = {"sdpa-flash": "FA-2", "flash": "ours"}
+QUANTITIES = {
+    ("l2_requests", "rows"): ("sectors L1 asks of L2, N = 32k", 1e6, "M"),
+    ("l2_misses", "rows"): ("misses, batch 8, N = 128k", 1e6, "M"),
+    ("l2_misses", "sawtooth"): ("the same, sawtooth", 1e6, "M"),
+    ("kv_bytes_at_onset", "rows"): ("K and V where misses begin", 2**20, "MiB"),
+}
+
+
+def draw(frame: pandas.DataFrame) -> Drawing:
+    """Three panels."""
+    figure = plt.figure(figsize=(12.5, 7.4))
+    figure.set_layout_engine("constrained", w_pad=0.16)
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.25, 1), height_ratios=(1.25, 1))
+    left, top, bottom = (figure.add_subplot(grid[where]) for where in
+                         ((slice(None), 0), (0, 1), (1, 1)))  # fmt: skip
+    registered = pick(frame, experiment="gpu-l2-registered")
+    predictions(left, registered)
+    orders(top, pick(frame, experiment="l2-orders"))
+    published(bottom, pick(frame, experiment="gb10-misses"))
+    made = registered.loc[registered["source"] == "predicted", ["date", "commit"]]
+    when = made.drop_duplicates().to_numpy().tolist()
+    told = ", ".join(f"{date} at {str(commit)[:7]}" for date, commit in when) or "not yet"
+    measured = pick(registered, source="measured")
+    note(
+        figure,
+        f"FA-2: PyTorch's FlashAttention-2. d = 128, bf16, for an NVIDIA H200; registered {told}; "
+        f"measured: {devices(measured) if len(measured) else 'not yet'}. GB10: d = 64, fp16, one "
+        "block\non each of 48 SMs, 24 MiB of L2; published: arXiv 2601.16032, second hand. "
+        "Simulated L2, nothing fitted; spread over five paces of blocks (analysis/l2/machine.py).",
+    )
+    columns = [
+        "experiment", "source", "implementation", "pass", "order", "heads", "kv_heads", "seqlen_q",
+        "metric", "value", "spread_min", "spread_max", "unit",
+    ]  # fmt: skip
+    return Drawing(figure, frame.reindex(columns=columns))
+
+
+def label(row: pandas.Series) -> str:
+    """Kernel, heads and length of a registered launch."""
+    n = int(row["seqlen_q"])
+    length = f"{n // 1024}k" if n % 1024 == 0 else f"{n // 1024}k + {n % 1024}"
+    heads = f"{row['heads']:.0f} x " if row["heads"] > 1 else ""
+    order = ", sawtooth" if row.get("order") == "sawtooth" else ""
+    group = f" on {row['kv_heads']:.0f}" if row["kv_heads"] != row["heads"] else ""
+    pass_ = "" if row["pass"] == "forward" else ", backward"
+    waves = n / 128 / 264
+    peer = row["implementation"] == "sdpa-flash" and row["heads"] == 1
+    whole = f" ({waves:.0f} waves)" if peer and waves == int(waves) else ""
+    return f"{KERNELS[row['implementation']]}{pass_}{order}, {heads}{length}{group}{whole}"
+
+
+def once(row: pandas.Series) -> float:
+    """Bytes of the tensors that the main kernel reads, each once."""
+    rows, keys = row["heads"] * row["seqlen_q"], row["kv_heads"] * row["seqlen_k"]
+    if row["pass"] == "backward":  # q, dout, k, v; lse, delta; the fp32 sum of dq
+        return float(2 * 256 * (rows + keys) + rows * (8 + 512))
+    return float(256 * (rows + 2 * keys))
+
+
+def predictions(ax: Axes, rows: pandas.DataFrame) -> None:
+    """A line for each registered prediction."""
+    predicted = pick(rows, source="predicted").reset_index(drop=True)
+    measured = pick(rows, source="measured").set_index("cell")["value"]
+    for place, row in predicted.iterrows():
+        unit, y = once(row), -int(place)
+        ax.plot([row["spread_min"] / unit, row["spread_max"] / unit], [y, y], color=COLOUR,
+                linewidth=4, alpha=0.35, solid_capstyle="butt")  # fmt: skip
+        ax.plot(row["value"] / unit, y, "|", color=COLOUR, markersize=9, markeredgewidth=1.8)
+        if row["cell"] in measured.index:
+            ax.plot(measured[row["cell"]] / unit, y, "o", color="black", **FILLED)
+        ax.annotate(f"{row['value'] / MB:.0f} MB", (row["spread_max"] / unit, y), xytext=(8, 0),
+                    textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+    ax.set_yticks([-i for i in range(len(predicted))], [label(r) for _, r in predicted.iterrows()])
+    ax.tick_params(axis="y", labelsize=7.5)
+    ax.set(xlabel="bytes read from HBM / each tensor once", xlim=(0.8, 7.2))
+    ax.set_title("Registered: HBM reads before any card ran them")
+    ax.plot([], [], "|", color=COLOUR, markersize=9, markeredgewidth=1.8, label="predicted")
+    ax.plot([], [], color=COLOUR, linewidth=4, alpha=0.35, label="other paces of blocks")
+    ax.plot([], [], "o", color="black", label="measured", **FILLED)
+    ax.legend(loc="upper right")
+
+
+def orders(ax: Axes, rows: pandas.DataFrame) -> None:
+    """Reads of each order, relative to head after head and keys upwards."""
+    shapes = rows[["heads", "seqlen_q"]].drop_duplicates().to_numpy().astype(int).tolist()
+    for place, (heads, seqlen) in enumerate(shapes):
+        these = pick(rows, heads=heads, seqlen_q=seqlen).set_index("implementation")["value"]
+        whole = these["rows"]
+        for name, value in these.drop("rows").items():
+            colour = SAWTOOTH if name == "sawtooth" else COLOURS["bound"]
+            ax.plot([1, value / whole], [-place, -place], color=colour, linewidth=1.5)
+            ax.plot(value / whole, -place, "|", color=colour, markersize=10, markeredgewidth=2)
+            if name != "sawtooth" and value > 1.1 * whole:
+                ax.annotate(str(name).split()[0], (value / whole, -place), xytext=(0, 7),
+                            textcoords="offset points", ha="center", fontsize=7,
+                            color="#777777")  # fmt: skip
+        saved = these["sawtooth"] / whole - 1
+        ax.annotate(f"{saved:+.0%}", (min(these["sawtooth"] / whole, 1), -place), xytext=(-6, 0),
+                    textcoords="offset points", ha="right", va="center", fontsize=8,
+                    color=SAWTOOTH)  # fmt: skip
+    ax.axvline(1, color="#999999", linewidth=0.8, linestyle=":")
+    ax.set_yticks([-i for i in range(len(shapes))],
+                  [f"{h} x {n // 1024}k" for h, n in shapes])  # fmt: skip
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    ax.set(xlim=(0.33, 9), ylim=(-len(shapes) + 0.4, 0.8),
+           xlabel="HBM reads / those of rows: head after head, keys upwards")  # fmt: skip
+    ax.set_title("A sawtooth saves, heads side by side cost")
+    ax.plot([], [], color=SAWTOOTH, label="sawtooth over the keys")
+    ax.plot([], [], color=COLOURS["bound"], label="2, 4 or 8 heads side by side")
+    ax.legend(loc="upper right")
+
+
+def published(ax: Axes, rows: pandas.DataFrame) -> None:
+    """What others counted on a GB10, beside the prediction."""
+    wide = rows.pivot_table(index=["metric", "implementation"], columns="source", values="value")
+    named = []
+    for place, (which, (name, unit, symbol)) in enumerate(QUANTITIES.items()):
+        if which not in wide.index or wide.loc[which].isna().any():
+            named.append(f"{name}\nnot predicted here")
+            continue
+        found = wide.loc[which]
+        ratio = found["published"] / found["predicted"]
+        ax.plot(ratio, -place, "o", color=COLOURS["published"], **HOLLOW)
+        ax.annotate(f"{ratio - 1:+.1%}", (ratio, -place), xytext=(8, 0),
+                    textcoords="offset points", va="center", fontsize=8)  # fmt: skip
+        named.append(
+            f"{name}\npredicted {found['predicted'] / unit:.4g} {symbol}, "
+            f"published {found['published'] / unit:.4g} {symbol}"
+        )
+    ax.axvline(1, color=COLOUR, linewidth=1.8)
+    ax.set_yticks([-i for i in range(len(named))], named)
+    ax.set(xlim=(0.88, 1.12), ylim=(-len(QUANTITIES) + 0.4, 0.6),
+           xlabel="published / predicted")  # fmt: skip
+    ax.set_title("GB10: published misses")
