@@ -18,8 +18,6 @@ from repro.experiments import tidy
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-#: The README's figures: the most telling ones, committed.
-IN_README = ("fa1_fig2_middle", "two_levels", "traffic_attribution", "fa1_fig3_memory")
 
 
 @app.command()
@@ -89,7 +87,7 @@ def import_(
 @app.command()
 def readme() -> None:
     """Write the README's tables and pictures and the tables in docs/ from committed records."""
-    from figures import memory_hierarchy, verdict_table
+    from figures import gallery, memory_hierarchy, verdict_table
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
     common.write_text(
@@ -99,7 +97,8 @@ def readme() -> None:
     common.write_text(verdict_table.CLAIMS, verdict_table.claims_page(rows))
     levels = memory_hierarchy.page(tidy(memory_hierarchy.EXPERIMENTS, local=False))
     common.write_text(memory_hierarchy.PAGE, levels)
-    for name in IN_README:
+    common.write_text(gallery.PAGE, gallery.page())
+    for name in gallery.IN_README:
         _draw(name, IMAGES, local=False)
         (IMAGES / f"{name}.csv").unlink()
         (IMAGES / f"{name}.png").unlink()

@@ -44,7 +44,7 @@ log = logging.getLogger("figures")
 
 #: Where figures are written; ``REPRO_FIGURES`` names another folder.
 OUT = Path(os.environ.get("REPRO_FIGURES") or machine.HOME / "figures" / "out")
-_NOT_FIGURES = {"common", "verdict_table"}
+_NOT_FIGURES = {"common", "gallery", "verdict_table"}
 
 #: One colour per algorithm, in every figure (Okabe-Ito: distinct for colour-blind readers).
 COLOURS = {

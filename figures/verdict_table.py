@@ -15,11 +15,11 @@ from pathlib import Path
 import pandas
 from tabulate import tabulate
 
+from figures import gallery
 from figures.common import module, names
 from repro import claims
 from repro.claims import Claim, Evidence, Origin, Verdict
-from repro.experiments import experiment, tidy
-from repro.experiments import names as experiment_names
+from repro.experiments import tidy
 from repro.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -125,26 +125,6 @@ def table(rows: Sequence[Claim]) -> pandas.DataFrame:
     return pandas.DataFrame([cells(row) for row in rows])
 
 
-def figure_list() -> str:
-    """The figures: what each shows, the command, the time to measure, whose records it draws."""
-    rows = []
-    for name in names():
-        figure = module(name)
-        first = (figure.__doc__ or "").strip().splitlines()[0]
-        known = [experiment(e) for e in figure.EXPERIMENTS if e in experiment_names()]
-        seconds = sum(e.seconds for e in known if e.device in ("host", "cpu"))
-        machines = {r.extra["machine"] for r in load(figure.EXPERIMENTS, local=False)}
-        if seconds:
-            machines.add("host")
-        rows.append((
-            f"[{name}](figures/{name}.py)", first, f"`make figures/out/{name}.svg`",
-            f"{max(1, round(seconds))} s" if seconds else "drawn only",
-            ", ".join(sorted(machines)),
-        ))  # fmt: skip
-    headers = ("figure", "what it shows", "command", "measuring", "records of")
-    return tabulate(rows, headers, tablefmt="github", disable_numparse=True)
-
-
 def readme_with(blocks: Mapping[str, str], readme: str) -> str:
     """The README's text with these blocks between their markers; ValueError if one is missing."""
     for name, block in blocks.items():
@@ -158,7 +138,7 @@ def readme_with(blocks: Mapping[str, str], readme: str) -> str:
 
 def blocks(rows: Sequence[Claim]) -> dict[str, str]:
     """The generated parts of the README, from the verdicts on committed records."""
-    return {"untimed": untimed(), "verdicts": headlines(rows), "figures": figure_list()}
+    return {"untimed": untimed(), "verdicts": headlines(rows), "figures": gallery.thumbnails()}
 
 
 def untimed(*, local: bool = False) -> str:
@@ -180,9 +160,10 @@ def headlines(rows: Sequence[Claim]) -> str:
     lines = []
     for name in HEADLINES:
         row = by_name[name]
-        lines.append([row.statement, row.source, row.predicted, row.measured, row.published,
-                      row.evidence, f"**{row.verdict}**", row.falsifier])  # fmt: skip
-    headers = ["claim", "source", "predicted", "measured", "published", "evidence", "verdict",
+        statement = f"[{row.statement}](docs/claims.md#{anchor(row.name)})"
+        lines.append([f"{statement}<br>*{row.source}*", row.predicted, row.measured, row.published,
+                      f"**{row.verdict}**<br>{row.evidence}", row.falsifier])  # fmt: skip
+    headers = ["claim", "predicted", "measured", "published", "verdict, evidence",
                "what would overturn it"]  # fmt: skip
     return _github(headers, lines)
 

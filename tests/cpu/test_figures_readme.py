@@ -6,7 +6,7 @@ import re
 import pytest
 
 from figures import __main__ as command
-from figures import memory_hierarchy, verdict_table
+from figures import common, gallery, memory_hierarchy, verdict_table
 from repro.experiments import tidy
 from repro.records import record
 
@@ -56,10 +56,18 @@ def test_the_table_of_the_memory_hierarchy_is_up_to_date():
 def test_the_readmes_pictures_are_there_and_small():
     page = verdict_table.README.read_text()
     shown = re.findall(r"docs/images/([\w.]+)", page)
-    assert sorted(set(shown)) == sorted(f"{name}.svg" for name in command.IN_README)
+    assert sorted(set(shown)) == sorted(f"{name}.svg" for name in gallery.IN_README)
     for name in shown:
         size = (command.IMAGES / name).stat().st_size
         assert 2_000 < size < 150_000, f"{name}: {size} bytes"
+
+
+def test_the_page_of_figures_is_up_to_date_and_has_all_of_them():
+    assert gallery.page() == gallery.PAGE.read_text(), "run `make readme`"
+    listed = re.findall(r"^\| `(\w+)` \|", gallery.PAGE.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(common.names())
+    assert list(gallery.grouped())[-1] == gallery.OURS
+    assert gallery.subject("fa1_fig2_left")[0] == "FlashAttention 2022"
 
 
 def test_the_readmes_links_and_commands_exist():
@@ -85,3 +93,20 @@ def test_each_marker_is_needed_once():
     assert verdict_table.readme_with({"verdicts": "new"}, new) == new
     with pytest.raises(ValueError, match="exactly one"):
         verdict_table.readme_with({"verdicts": "x"}, page + begin)
+
+
+def test_the_readmes_python_runs():
+    snippets = re.findall(r"```python\n(.*?)```", verdict_table.README.read_text(), re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        names = {}
+        exec(snippet, names)
+        assert names["q"].grad is not None
+
+
+def test_the_readmes_references_are_those_of_the_citation_file():
+    page, cff = verdict_table.README.read_text(), (ROOT / "CITATION.cff").read_text()
+    titles = re.findall(r"^  title\s+= \{(.*)\}", page, re.MULTILINE)
+    assert len(titles) == 5
+    for title in titles:
+        assert f'title: "{title}"' in cff
