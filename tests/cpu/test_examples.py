@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -33,13 +34,15 @@ def load(name: str):
 def test_every_kind_of_extension_has_its_example() -> None:
     assert EXAMPLES == [
         "add_algorithm", "add_figure", "add_gpu", "add_peer", "add_planner",
-        "attention_in_40_lines", "plan_transformer",
+        "attention_in_40_lines", "count_own_kernel", "plan_transformer",
     ]  # fmt: skip
     table = (ROOT / "examples" / "README.md").read_text()
     assert all(f"({name}.py)" in table for name in EXAMPLES)
 
 
-@pytest.mark.parametrize("name", ["add_gpu", "add_planner", "attention_in_40_lines"])
+@pytest.mark.parametrize(
+    "name", ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel"]
+)
 def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -151,3 +154,42 @@ def test_a_plan_for_a_transformer_is_as_measured() -> None:
     for plan in (whole, half):
         measured = example.measured_peak_bytes(plan, model, ids, call)
         assert measured == pytest.approx(plan.predicted_peak_bytes, rel=0.01)
+
+
+def test_a_kernel_from_elsewhere_is_counted_and_right() -> None:
+    example = load("count_own_kernel")
+    for rows, columns in ((1, 1), (3, 100), (2, 257)):
+        moved, x, y = example.counted(rows, columns)
+        assert moved == example.predicted(rows, columns)
+        e = np.exp(x - x.max(1, keepdims=True))
+        np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-5)
+    source = Path(inspect.getsourcefile(example) or "").read_text()
+    assert len(source.splitlines()) <= 60
+
+
+def test_the_page_on_own_kernels_says_what_the_example_changes() -> None:
+    """Each pair of the page's table turns the example into an ordinary kernel, which the host
+    refuses: with the shared array it does not compile, and plain pointers are errors."""
+    from kernels.host import HostBackend, HostCompileError, KernelError
+    from kernels.launch import Kernel, from_numpy
+
+    example = load("count_own_kernel")
+    page = (ROOT / "docs" / "pages" / "own_kernel.md").read_text()
+    x, y = np.ones((3, 100), np.float32), np.zeros((3, 100), np.float32)
+
+    def run(source: str) -> None:
+        args = [from_numpy("x", x, "r"), from_numpy("y", y, "w"), np.int32(100)]
+        HostBackend().launch(Kernel(source, "softmax_rows", (), 128), (3, 1, 1), 16, args)
+
+    rows = re.findall(r"^\| `(.+?)` \| `(.+?)` \|$", page, re.MULTILINE)
+    changed = {was: now for was, now in rows if now in example.SOURCE}
+    assert len(changed) == 3
+    original = example.SOURCE
+    for was, now in changed.items():
+        original = original.replace(now, was, 1)
+    with pytest.raises(HostCompileError, match="__shared__"):
+        run(original)
+    shared, here = next((was, now) for was, now in changed.items() if "__shared__" in was)
+    with pytest.raises(KernelError) as caught:
+        run(original.replace(shared, here, 1))
+    assert " ".join(str(caught.value).split()) in " ".join(page.split())
