@@ -126,7 +126,7 @@ class Run:
     def _judged(self) -> list[str]:
         """What the records say. A fault in judging must not end a run that measures."""
         try:
-            return judgement.judge(self.rows())
+            return judgement.judge(self.rows(), predict=False)
         except Exception as error:
             return [f"not judged: {type(error).__name__}: {error}"]
 
@@ -134,7 +134,7 @@ class Run:
         """Add to the guard's verdicts what the throughput says of the Hopper forms."""
         found = Findings.read(self.checked) if self.checked.exists() else Findings()
         try:
-            slow = judgement.left_out(judgement.shapes(self.rows()))
+            slow = judgement.left_out(judgement.shapes(self.rows(), predict=False))
         except Exception as error:  # as above
             say(f"the Hopper forms are not judged: {type(error).__name__}: {error}")
             return

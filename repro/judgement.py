@@ -54,8 +54,11 @@ class Shape:
         return mine / other if mine and other else None
 
 
-def shapes(rows: Iterable[Record]) -> list[Shape]:
-    """The shapes of ``gpu-throughput`` among these rows, in the order of pass, d, mask and N."""
+def shapes(rows: Iterable[Record], *, predict: bool = True) -> list[Shape]:
+    """The shapes of ``gpu-throughput`` among these rows, in the order of pass, d, mask and N.
+
+    predict: with the bounds, which take half a second a shape.
+    """
     by_cell: dict[tuple[str, int, bool, int], list[Record]] = {}
     for r in rows:
         if r.experiment != gpu_throughput.NAME or r.source != "measured" or r.seqlen_q is None:
@@ -70,7 +73,7 @@ def shapes(rows: Iterable[Record]) -> list[Shape]:
     for key, of_cell in sorted(by_cell.items(), key=lambda item: (-ord(item[0][0][0]), item[0])):
         device = next((r.device for r in of_cell if r.device), None)
         card = find_gpu(device) if device else None
-        bounds = gpu_throughput.predict(cells[key]) if key in cells else []
+        bounds = gpu_throughput.predict(cells[key]) if predict and key in cells else []
         measured = {
             r.implementation: r.value for r in of_cell
             if r.metric == "throughput_tflops" and r.value is not None
@@ -185,12 +188,21 @@ def beside_predictions(name: str, rows: Iterable[Record]) -> list[str]:
     return lines
 
 
-def judge(rows: Sequence[Record]) -> list[str]:
-    """Everything there is to say of a run's rows, in lines."""
-    lines = throughput_table(shapes(rows))
+def judge(rows: Sequence[Record], *, predict: bool = True) -> list[str]:
+    """Everything there is to say of a run's rows, in lines.
+
+    predict: beside predictions, which take a minute. Without them, as a run says it that pays for
+    every second: what was measured, beside each other, and how many rows there are.
+    """
+    lines = throughput_table(shapes(rows, predict=predict))
     known = [n for n in experiments.names() if n != gpu_throughput.NAME]
     for name in (n for n in known if any(r.experiment == n for r in rows)):
-        lines += beside_predictions(name, rows)
+        if predict:
+            lines += beside_predictions(name, rows)
+            continue
+        of_name = [r for r in rows if r.experiment == name]
+        failed = sum(r.error is not None for r in of_name)
+        lines.append(f"{name}: {len(of_name)} rows, {failed} of them failures")
     return lines
 
 
