@@ -36,7 +36,8 @@ class TensorMapArgument:
 class Launch:
     """What a launch passes: block and grid sizes, and the arguments in order.
 
-    arguments: (bytes, value); a tensor map has 128 bytes.
+    arguments: (bytes, value), a struct of words as one little-endian number; a tensor map has 128
+        bytes.
     taken: what an atomic addition to a counter returns, one after another.
     """
 

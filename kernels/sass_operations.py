@@ -79,6 +79,7 @@ WITHOUT_EFFECT = frozenset(
         "KILL",
         "NANOSLEEP",
         "ACQBULK",
+        "PREEXIT",
     ]
 )
 

@@ -104,7 +104,7 @@ def _constant_bank(launch: Launch) -> tuple[dict[int, int], dict[int, int]]:
     bank |= {0x28: 0xFFF000, 0x198: BANK_ADDRESS, 0x19C: 0, 0x208: 0, 0x20C: 0}
     at = PARAMETERS
     for size, value in launch.arguments:
-        alignment = 64 if isinstance(value, TensorMapArgument) else size
+        alignment = 64 if isinstance(value, TensorMapArgument) else min(size, 8)
         at = -(-at // alignment) * alignment
         if isinstance(value, TensorMapArgument):
             maps[BANK_ADDRESS + at - PARAMETERS] = value.box_bytes

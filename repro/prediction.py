@@ -22,6 +22,7 @@ from analysis.flops import (
 )
 from analysis.hardware import Gpu, gpu_named
 from analysis.hbm import HbmTraffic, compulsory_hbm, predict_hbm
+from analysis.loop_model.card import H200_SUSTAINED, Clock
 from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.copies import KERNEL as COPY
@@ -29,7 +30,7 @@ from analysis.sums.copies import copies
 from analysis.tile_loop import BlockMask
 from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
 from analysis.traffic import Traffic, predict_traffic
-from kernels import attention
+from kernels import attention, hopper, hopper_time
 from kernels.launches import AUTO, GRADIENTS, tile_of
 from repro.prediction_runs import (
     Run,
@@ -133,8 +134,34 @@ class Prediction:
         """Whether the peak is within the GPU's memory, were nothing else on it."""
         return self.peak_bytes <= self.gpu.memory_bytes
 
+    @property
+    def clock(self) -> Clock:
+        """The clock of the predicted time: what an H200 holds under load, elsewhere the highest."""
+        if self.gpu.name.startswith("H200"):
+            return H200_SUSTAINED
+        return Clock(self.gpu.boost_clock_hz, "boost clock of the datasheet")
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Time predicted from the machine code of the form (``kernels.hopper_time``), not a bound.
+
+        None for kernels without forms, a backward in a fixed order, and forms whose clocks are not
+        on record.
+        """
+        form = hopper.FORMS.get(f"{hopper.ALGORITHM} {self.form}")
+        if form is None or "deterministic" in self.algorithm or "optimistic" in self.algorithm:
+            return None
+        try:
+            return hopper_time.seconds(
+                form, self.padded, sms=self.gpu.sms, clock=self.clock,
+                hbm_bytes_per_s=self.gpu.hbm_bandwidth_bytes_per_s,
+            )  # fmt: skip
+        except LookupError:
+            return None
+
     def row(self) -> dict[str, Any]:
         """The numbers as one flat row, units in the names."""
+        predicted = self.predicted_s
         shape = self.shape
         hbm_bytes = self.hbm.read_bytes + self.hbm.write_bytes
         return {
@@ -177,6 +204,8 @@ class Prediction:
             },
             "time_bound_s": self.time.seconds,
             "tflops_bound": self.useful_flops / self.time.seconds / 1e12,
+            "time_predicted_s": predicted,
+            "tflops_predicted": predicted and self.useful_flops / predicted / 1e12,
             "bound_by": self.time.binding,
         }
 

@@ -17,6 +17,8 @@ _BYTES = (
 )  # fmt: skip
 _HEADERS = ("FLOPs", "SM read", "SM write", "HBM read", "HBM write", "saved", "peak", "time ≥",
             "TFLOP/s ≤", "bound by")  # fmt: skip
+_PREDICTED = ("time ≈", "TFLOP/s ≈")
+"""Beside the bound, where a kernel's machine code has been followed."""
 #: Up to so many points are also shown tensor by tensor.
 _IN_FULL = 2
 
@@ -38,10 +40,11 @@ def tables(
     print(f"HBM: {'; '.join(sorted({p.hbm.method for p in good}))}\n")
     reasons = list(dict.fromkeys(row["error"] for row in rows if "error" in row))
     lines = []
+    predicted = _PREDICTED if any(row.get("time_predicted_s") for row in rows) else ()
     for row in rows:
         line: list[object] = [row.get(f) for f in varying]
         if "error" in row:
-            line += [None] * (len(_HEADERS) - 1)
+            line += [None] * (len(_HEADERS) + len(predicted) - 1)
             line.append(f"cannot be ({reasons.index(row['error']) + 1})")
         else:
             line.append(output.of_flops(row["useful_flops"]))
@@ -51,10 +54,16 @@ def tables(
             line += [
                 output.of_seconds(row["time_bound_s"]),
                 output.of_rate(row["tflops_bound"] * 1e12),
-                row["bound_by"],
             ]
+            if predicted and row["time_predicted_s"]:
+                line.append(output.of_seconds(row["time_predicted_s"]))
+                line.append(output.of_rate(row["tflops_predicted"] * 1e12))
+            elif predicted:
+                line += [None, None]
+            line.append(row["bound_by"])
         lines.append(line)
-    output.print_table([*varying, *_HEADERS], lines, style=style, keys=len(varying))
+    headers = [*varying, *_HEADERS[:-1], *predicted, _HEADERS[-1]]
+    output.print_table(headers, lines, style=style, keys=len(varying))
     for number, reason in enumerate(reasons, start=1):
         print(f"({number}) {reason}")
     _remarks(good)
@@ -77,6 +86,11 @@ def _remarks(points: list[Prediction]) -> None:
             remarks.append(f"head_dim {given} is {copied}multiplied as {columns} columns a tile")
         if point.warning is not None:
             remarks.append(f"warning: {point.warning}")
+        if point.predicted_s is not None:
+            remarks.append(
+                f"time ≈ is predicted from machine code at {point.clock.hz / 1e9:.2f} GHz, "
+                f"{point.clock.origin} (docs/pages/time.md says how good that is)"
+            )
     if remarks:
         print()
     for remark in dict.fromkeys(remarks):

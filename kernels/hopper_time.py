@@ -1,0 +1,264 @@
+"""Clocks and seconds of the Hopper kernels, predicted from their machine code.
+
+``python -m kernels.hopper_time`` compiles the main kernels, disassembles them, and follows single
+blocks of small problems through the model of an SM (``analysis.loop_model``); it needs NVRTC,
+nvdisasm and a C compiler, no GPU. What a tile takes is a line in the rounds of its loop, recorded
+in ``hopper_lines.csv`` with a digest of the source. The tiles of a shape then fill the card in the
+order in which they start, which takes neither compiler nor time.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import mean
+
+from analysis.loop_model import card
+from analysis.loop_model.native import simulate
+from analysis.loop_model.parameters import SM90
+from analysis.shapes import AttentionShape
+from kernels import hopper, loops
+from kernels.cache import digest, headers
+from kernels.compile import compile_cubin, nvrtc_version
+from kernels.launch import ITEMSIZE, Argument, Array, Kernel, TensorMap, contiguous_strides, encode
+from kernels.plan import Launch as Recorded
+from kernels.plan import Recorder
+from kernels.sass import Code, disassemble
+from kernels.sass_operands import Launch, TensorMapArgument
+
+ARCH = "sm_90a"
+ROUNDS = (2, 4, 8, 16)
+"""Lengths of the loop that blocks are followed through."""
+HEADS = 8
+"""Of the small problems: as many tiles of one length lie side by side."""
+SEEDS, START = 3, 400
+"""Starts that are tried, as for the prototype (``repro.prototype``)."""
+NEVER = 1_000_000
+DTYPE = "bf16"
+"""fp16 has the same instructions but for the conversion."""
+SMS = 132
+"""That share L2."""
+LINES = Path(__file__).with_name("hopper_lines.csv")
+"""Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
+
+
+@dataclass(frozen=True)
+class Single:
+    """Device that a recorder is told of: one multiprocessor, so that block 0 takes all tiles."""
+
+    multiprocessors: int = 1
+    compute_capability: str = "90"
+
+
+Line = Callable[[float], float]
+Form = hopper.ForwardForm | hopper.BackwardForm
+
+
+@cache
+def _code_of(kernel: Kernel) -> Code:
+    return disassemble(compile_cubin(kernel, ARCH).cubin, kernel.entry)
+
+
+def launch_of(recorded: Recorded, taken: Sequence[int] = ()) -> Launch:
+    """A recorded launch as block 0 sees it."""
+    return Launch(
+        recorded.kernel.threads,
+        recorded.grid,
+        [_argument(argument) for argument in recorded.args],
+        (0, 0, 0),
+        taken,
+    )
+
+
+def _argument(argument: Argument) -> tuple[int, int | TensorMapArgument]:
+    if isinstance(argument, TensorMap):
+        row = argument.array.shape[-1] * argument.array.itemsize
+        return 128, TensorMapArgument(argument.box_rows * row)
+    data = encode(argument)
+    return len(data), int.from_bytes(data, "little")
+
+
+def _array(name: str, shape: tuple[int, ...], dtype: str, number: int) -> Array:
+    return Array(name, number << 36, shape, contiguous_strides(shape), dtype, "rw")
+
+
+def _arrays(seqlen: int, head_dim: int) -> dict[str, Array]:
+    full, rows = (1, HEADS, seqlen, head_dim), (1, HEADS, seqlen)
+    names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+    found = {name: _array(name, full, DTYPE, n + 1) for n, name in enumerate(names)}
+    return found | {"lse": _array("lse", rows, "fp32", len(names) + 1)}
+
+
+def _clocks(recorded: Recorded, taken: Sequence[int] = ()) -> float:
+    """Mean clocks of block 0 over starts."""
+    found = loops.program(_code_of(recorded.kernel), launch_of(recorded, taken))
+    copied = card.copy_bytes_per_clock(SM90["copy_bytes"].value, card.H200_SUSTAINED, SMS)
+    found_clocks = []
+    for seed in range(SEEDS):
+        draw = random.Random(seed)
+        groups = [draw.randrange(START) if seed else 0 for _ in range(len(found.ways) // 4 + 1)]
+        starts = [groups[warp // 4] for warp in range(len(found.ways))]
+        of = simulate(found, seed=seed, start=starts, copy_bytes=copied)
+        found_clocks.append(of.clocks)
+    return mean(found_clocks)
+
+
+def _points(form: Form, causal: bool) -> tuple[list[tuple[float, float]], float]:
+    """Clocks of a tile by its rounds, and those that a block costs once beside its tiles.
+
+    A form with one block a tile has nothing beside.
+    """
+    alone: list[tuple[float, float]] = []
+    beside = []
+    for rounds in ROUNDS:
+        recorder = Recorder(Single())
+        if isinstance(form, hopper.BackwardForm):
+            arrays = _arrays(rounds * form.block_m, form.head_dim)
+            names = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
+            operands = [arrays[n] for n in names]
+            hopper.backward(recorder, *operands, scale=1.0, causal=causal, form=form)
+        else:
+            arrays = _arrays(rounds * form.block_n, form.head_dim)
+            operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
+            hopper.forward(recorder, *operands, scale=1.0, causal=causal, form=form)
+        main = max(recorder.launches, key=lambda launch: launch.shared_bytes)
+        if isinstance(form, hopper.BackwardForm) or not form.persistent:
+            alone.append((rounds, _clocks(main)))
+            continue
+        few, more = (_clocks(main, (*range(tiles - 1), NEVER)) for tiles in (2, 4))
+        alone.append((rounds, (more - few) / 2))
+        beside.append(few - (more - few))
+    return alone, max(0.0, mean(beside)) if beside else 0.0
+
+
+def digest_of(form: Form, causal: bool) -> str:
+    """Of all that the main kernel's machine code follows from, but for the compiler."""
+    kernel = form.kernel("", DTYPE, causal) if isinstance(form, hopper.BackwardForm) else (
+        form.kernel(DTYPE, causal)
+    )  # fmt: skip
+    return digest(kernel.text(), headers(kernel.text()), repr(kernel.macros))[:16]
+
+
+@cache
+def _recorded() -> dict[tuple[str, str, str], dict[str, str]]:
+    with LINES.open() as file:
+        return {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
+
+
+def line_of(form: Form, causal: bool) -> tuple[Line, float]:
+    """Clocks of a tile by its rounds, and what a block costs beside, as recorded.
+
+    Raises LookupError when nothing is recorded for the form, or for another state of its source.
+    """
+    pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
+    row = _recorded().get((pass_, form.name, str(causal)))
+    again = "python -m kernels.hopper_time records it"
+    if row is None:
+        raise LookupError(f"no clocks on record for the {pass_} {form.name}: {again}")
+    if row["digest"] != digest_of(form, causal):
+        raise LookupError(f"the source of the {pass_} {form.name} has changed: {again}")
+    points = [(float(n), float(row[f"clocks_{n}"])) for n in ROUNDS]
+    return card.through(points), float(row["beside"])
+
+
+def clocks(form: Form, shape: AttentionShape, sms: int) -> float:
+    """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`line_of`."""
+    line, beside = line_of(form, shape.causal)
+    if isinstance(form, hopper.BackwardForm):
+        return card.fill((line(n) for n in _query_tiles(form, shape)), sms)
+    return beside + card.fill((line(n) for n in _key_tiles(form, shape)), sms)
+
+
+def _key_tiles(form: hopper.ForwardForm, shape: AttentionShape) -> Iterator[int]:
+    """Per query tile, in the order they start, the key tiles it walks."""
+    block_m, block_n = form.tile.block_m, form.block_n
+    heads = shape.batch * shape.heads
+
+    def rounds(m: int) -> int:
+        keys = shape.seqlen_k
+        if shape.causal:
+            last = min((m + 1) * block_m, shape.seqlen_q)
+            keys = min(keys, last + shape.seqlen_k - shape.seqlen_q)
+        return max(1, -(-keys // block_n))
+
+    group = hopper.heads_per_group(heads, 2 * shape.seqlen_k * shape.head_dim * 2)
+    tiles = range(-(-shape.seqlen_q // block_m))
+    return (rounds(m) for m in _longest_first(reversed(tiles), heads, group))
+
+
+def _query_tiles(form: hopper.BackwardForm, shape: AttentionShape) -> Iterator[int]:
+    """Per key tile, in the order they start, the query tiles it walks."""
+    block_m, block_n = form.tile.block_m, form.tile.block_n
+    query_tiles, per_head = -(-shape.seqlen_q // block_m), shape.heads // shape.kv_heads
+    heads = shape.batch * shape.kv_heads
+
+    def rounds(n: int) -> int:
+        first = 0
+        if shape.causal:
+            first = max(0, n * block_n - (shape.seqlen_k - shape.seqlen_q)) // block_m
+        return max(1, per_head * (query_tiles - first))
+
+    shared = per_head * shape.seqlen_q * shape.head_dim * (2 + 2 + 4)
+    group = hopper.heads_per_group(heads, shared)
+    tiles = range(-(-shape.seqlen_k // block_n))
+    return (rounds(n) for n in _longest_first(tiles, heads, group))
+
+
+def _longest_first(tiles: Iterable[int], heads: int, group: int) -> Iterator[int]:
+    """``group`` heads side by side."""
+    order = list(tiles)
+    for start in range(0, heads, group):
+        for tile in order:
+            yield from [tile] * min(group, heads - start)
+
+
+def seconds(
+    form: Form,
+    shape: AttentionShape,
+    *,
+    sms: int,
+    hbm_bytes_per_s: float,
+    clock: card.Clock = card.H200_SUSTAINED,
+) -> float:
+    """Time of a pass: its main kernel, and around a backward two that only move bytes.
+
+    Raises LookupError when the form's clocks are not on record (:func:`line_of`).
+    """
+    main = clocks(form, shape, sms) / clock.hz
+    if isinstance(form, hopper.ForwardForm):
+        return main + (2 if form.persistent else 1) * card.LAUNCH_S
+    tensor = shape.batch * shape.heads * shape.seqlen_q * shape.head_dim * ITEMSIZE[shape.dtype]
+    # O and dO in, an fp32 dQ set to zero; that dQ in, dQ out.
+    moved = (2 * tensor + 2 * tensor) + (2 * tensor + tensor)
+    return main + moved / (card.HBM_SUSTAINED * hbm_bytes_per_s) + 3 * card.LAUNCH_S
+
+
+def predictable() -> list[Form]:
+    """Forms that the model covers: those that add dq directly ask L2 what nobody has measured."""
+    backward = [form for form in hopper.BACKWARD_FORMS if not form.direct]
+    return [*hopper.FORWARD_FORMS, *backward]
+
+
+def main() -> None:
+    """Records the clocks of every form, exact and bf16. A few minutes."""
+    columns = ["pass", "form", "causal", "nvrtc", "digest", "beside"]
+    with LINES.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, *(f"clocks_{n}" for n in ROUNDS)])
+        for form in predictable():
+            for causal in (False, True):
+                points, beside = _points(form, causal)
+                pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
+                writer.writerow(
+                    [pass_, form.name, causal, nvrtc_version(), digest_of(form, causal),
+                     round(beside), *(round(value) for _, value in points)]
+                )  # fmt: skip
+                file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Predicted times of the Hopper forms: what is recorded, what follows from it for a shape."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from analysis.hardware import gpu_named
+from analysis.loop_model import card
+from analysis.shapes import AttentionShape
+from kernels import hopper, hopper_time
+from kernels.compile import nvrtc_version
+from kernels.sass import find_nvdisasm
+from repro.prediction import predict
+
+
+def shape_of(seqlen: int, head_dim: int, causal: bool, **options: int) -> AttentionShape:
+    values = {"batch": 2, "heads": 4, "seqlen_q": seqlen, "seqlen_k": seqlen, **options}
+    return AttentionShape(head_dim=head_dim, dtype="bf16", causal=causal, **values)
+
+
+def current() -> list[tuple[hopper_time.Form, bool]]:
+    """Forms whose clocks are recorded for the source as it is."""
+    found = []
+    for form in hopper_time.predictable():
+        for causal in (False, True):
+            try:
+                hopper_time.line_of(form, causal)
+            except LookupError:
+                continue
+            found.append((form, causal))
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k"), [(512, 512), (333, 461), (1024, 640), (64, 2048)]
+)
+def test_rounds_are_the_tiles_that_a_mask_leaves(
+    causal: bool, seqlen_q: int, seqlen_k: int
+) -> None:
+    shape = shape_of(seqlen_q, 128, causal, seqlen_k=seqlen_k)
+    form = hopper.ForwardForm(128, 2, 128, True)
+    walked = sorted(hopper_time._key_tiles(form, shape))
+    rows = -(-seqlen_q // 128)
+    offset = seqlen_k - seqlen_q
+    expected = []
+    for m in range(rows):
+        last = min((m + 1) * 128, seqlen_q) - 1 + offset
+        keys = min(seqlen_k, last + 1) if causal else seqlen_k
+        expected.append(max(1, -(-keys // 128)))
+    assert walked == sorted(expected * 8)
+
+
+def test_longest_tiles_start_first_within_a_group_of_heads() -> None:
+    order = list(hopper_time._longest_first([3, 2, 1], heads=3, group=2))
+    assert order == [3, 3, 2, 2, 1, 1, 3, 2, 1]
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_predicted_time_is_no_shorter_than_the_bound(pass_: str, head_dim: int) -> None:
+    """The bound takes the highest clock, the prediction that under load."""
+    for seqlen in (1024, 8192):
+        point = predict("flash-sm90", shape_of(seqlen, head_dim, False), pass_, "H200", waves=True)
+        if point.predicted_s is None:
+            pytest.skip("the source has changed since clocks were recorded")
+        assert point.predicted_s > point.time.seconds
+        row = point.row()
+        assert row["time_predicted_s"] == point.predicted_s
+        rate = row["useful_flops"] / row["time_predicted_s"] / 1e12
+        assert row["tflops_predicted"] == pytest.approx(rate)
+
+
+def test_more_heads_than_the_card_holds_take_another_wave() -> None:
+    for form, causal in current()[:1]:
+        one = hopper_time.clocks(form, shape_of(2048, form.head_dim, causal, heads=4), 10_000)
+        line, beside = hopper_time.line_of(form, causal)
+        rounds = -(-2048 // form.tile.block_n)
+        assert one == pytest.approx(line(rounds) + beside)
+        narrow = hopper_time.clocks(form, shape_of(2048, form.head_dim, causal, heads=4), 1)
+        assert narrow > 50 * one
+
+
+def test_a_form_without_a_record_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = hopper.FORWARD_FORMS[0]
+    monkeypatch.setattr(hopper_time, "_recorded", dict)
+    with pytest.raises(LookupError, match="no clocks on record for the forward d64 192x128"):
+        hopper_time.line_of(form, False)
+    point = predict("flash-sm90", shape_of(1024, 64, False), "forward", "H200", waves=True)
+    assert point.predicted_s is None
+    assert point.row()["tflops_predicted"] is None
+
+
+def test_clocks_of_another_source_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    form, causal = hopper_time.predictable()[0], False
+    monkeypatch.setattr(hopper_time, "digest_of", lambda form, causal: "another")
+    with pytest.raises(LookupError, match=r"the source of the forward .* has changed"):
+        hopper_time.line_of(form, causal)
+
+
+def test_kernels_that_differ_are_not_predicted_by_their_form() -> None:
+    shape = shape_of(1024, 64, False)
+    fixed = predict("flash-sm90-deterministic", shape, "backward", "H200", waves=True)
+    older = predict("flash", shape, "forward", "A100", waves=True)
+    assert fixed.predicted_s is None
+    assert older.predicted_s is None
+
+
+def test_clock_is_that_under_load_where_it_is_known() -> None:
+    shape = shape_of(1024, 64, False)
+    assert predict("flash-sm90", shape, "forward", "H200", waves=True).clock == card.H200_SUSTAINED
+    other = predict("flash-sm90", shape, "forward", "H100", waves=True)
+    assert other.clock.hz == gpu_named("H100").boost_clock_hz
+
+
+def test_recorded_clocks_are_what_the_model_says() -> None:
+    """One form from compiler to clocks. Another compiler orders instructions otherwise."""
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    with hopper_time.LINES.open() as file:
+        rows = {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
+    form = next((f for f, _ in current() if isinstance(f, hopper.BackwardForm)), None)
+    if form is None:
+        pytest.skip("no backward is recorded for the source as it is")
+    row = rows["backward", form.name, "False"]
+    if row["nvrtc"] != nvrtc_version():
+        pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
+    points, beside = hopper_time._points(form, causal=False)
+    assert [round(value) for _, value in points] == [
+        int(row[f"clocks_{n}"]) for n in hopper_time.ROUNDS
+    ]
+    assert beside == 0
+
+
+def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:
+    direct = next(form for form in hopper.BACKWARD_FORMS if form.direct)
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    with pytest.raises(ValueError, match=r"no unit is known for instruction REDG"):
+        hopper_time._points(direct, causal=False)
