@@ -134,7 +134,7 @@ def _tracked() -> list[str]:
     if listed is not None:
         names = [n for n in listed.split("\0") if n]
     else:
-        names = [
+        names = [*TOP] + [
             p.relative_to(machine.ROOT).as_posix()
             for package in PACKAGES
             for p in (machine.ROOT / package).rglob("*")

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ImportError:  # a rented GPU machine
+    pass
+else:
+    settings.register_profile("no clock", deadline=None)  # a busy machine is no fault of the code
+    settings.load_profile("no clock")
+
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:

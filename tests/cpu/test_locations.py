@@ -44,7 +44,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "out", "local")
     for name in ("analysis", "kernels", "repro", "figures", "results"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignore)
-    shutil.copy(ROOT / "pyproject.toml", copy)
+    for name in ("pyproject.toml", "LICENSE", "requirements.lock", "README.md"):
+        shutil.copy(ROOT / name, copy)
     return copy
 
 
@@ -74,8 +75,13 @@ def test_nothing_is_written_where_nothing_may_be(checkout: Path, tmp_path: Path)
 
 
 def test_a_source_archive_has_no_commit_of_the_repository_around_it(checkout: Path) -> None:
-    code = "from repro import archive, machine; print(machine.commit(), archive._commit_time())"
-    assert run(checkout, ("-c", code)) == "None 0\n"
+    code = (
+        "from repro import archive, machine\n"
+        "print(machine.commit(), archive._commit_time(), *archive._tracked(), sep='\\n')"
+    )
+    commit, moment, *names = run(checkout, ("-c", code)).splitlines()
+    assert (commit, moment) == ("None", "0")
+    assert {"LICENSE", "requirements.lock", "README.md", "repro/archive.py"} <= set(names)
 
 
 def test_a_lock_that_cannot_be_made_names_the_way_out(

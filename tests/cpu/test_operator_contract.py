@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +53,8 @@ def test_opcheck_backward(needed: list[bool]) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_equals_eager(backend: str) -> None:
+    if backend == "inductor" and not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("inductor compiles against Python.h, which is not installed (python3-dev)")
     q, k, v, dout = inputs(1, 2, 20, 20, 16)
     mask = torch.arange(20)[None] < 17
 
