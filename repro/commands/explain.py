@@ -84,7 +84,7 @@ def command(
     if as_json:
         output.print_json({"cell": dict(point), "quantities": lines, "reasons": causes})
         return
-    print(", ".join(f"{name}={value}" for name, value in point))
+    output.print_text(", ".join(f"{name}={value}" for name, value in point))
     print()
     output.print_table(
         ["quantity", "from", "predicted", "measured", "published", "/ predicted"],
@@ -100,7 +100,7 @@ def command(
     )  # fmt: skip
     print()
     for cause in causes or ["nothing to explain: only one source has this cell"]:
-        print(f"- {cause}")
+        output.print_text(f"- {cause}", "  ")
 
 
 Point = tuple[tuple[str, Any], ...]

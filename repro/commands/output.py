@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -98,6 +99,21 @@ def _parts(headers: Sequence[str], cells: Sequence[Sequence[str]], keys: int) ->
         else:
             parts.append([*first, column])
     return parts or [first]
+
+
+def print_text(text: str, indent: str = "") -> None:
+    """A line, broken between words where the terminal ends; ``indent``: before all but the first
+    of its parts."""
+    width = terminal_width()
+    if width is None:
+        print(text)
+        return
+    print(
+        textwrap.fill(
+            text, max(width, 20), subsequent_indent=indent, break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )  # fmt: skip
 
 
 def terminal_width() -> int | None:

@@ -16,6 +16,7 @@ from repro import machine
 from repro.commands import completion, gpus, output, sweep
 from repro.commands.predict_tables import tables
 from repro.prediction import AUTO, PASSES, Prediction, predict
+from repro.progress import say
 
 MASKS = ("none", "causal")
 L2_MODELS = ("simulated", "waves")
@@ -170,9 +171,14 @@ def command(
 
 
 def here() -> Gpu:
-    """This machine's GPU where ``analysis.hardware`` knows it, else the H200 of our records."""
+    """This machine's GPU where ``analysis.hardware`` knows it, else the H200 of our records, and a
+    line on standard error if there is another one."""
     card = machine.gpu()
-    return (find_gpu(card.name) if card else None) or H200
+    found = None if card is None else find_gpu(card.name)
+    if card is not None and found is None:
+        say(f"{card.name} is none of the known GPUs: predicting for {H200.name}; --gpu file.toml "
+            "describes another")  # fmt: skip
+    return found or H200
 
 
 def rates_of(gpu: Gpu, kind: str) -> Ceilings:

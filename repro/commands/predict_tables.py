@@ -34,9 +34,9 @@ def tables(
     common = {f: rows[0].get(f) for f in _FIELDS if len({row.get(f) for row in rows}) == 1}
     if common.get("form") is None:  # of kernels that come in one form
         common.pop("form", None)
-    print(", ".join(f"{name}={value}" for name, value in common.items()))
+    output.print_text(", ".join(f"{name}={value}" for name, value in common.items()))
     good = [p for p in points if isinstance(p, Prediction)]
-    print(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}")
+    output.print_text(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}")
     print(f"HBM: {'; '.join(sorted({p.hbm.method for p in good}))}\n")
     reasons = list(dict.fromkeys(row["error"] for row in rows if "error" in row))
     lines = []
@@ -65,7 +65,7 @@ def tables(
     headers = [*varying, *_HEADERS[:-1], *predicted, _HEADERS[-1]]
     output.print_table(headers, lines, style=style, keys=len(varying))
     for number, reason in enumerate(reasons, start=1):
-        print(f"({number}) {reason}")
+        output.print_text(f"({number}) {reason}", "    ")
     _remarks(good)
     if len(rows) <= _IN_FULL:
         for point in good:
@@ -94,7 +94,7 @@ def _remarks(points: list[Prediction]) -> None:
     if remarks:
         print()
     for remark in dict.fromkeys(remarks):
-        print(f"- {remark}")
+        output.print_text(f"- {remark}", "  ")
 
 
 def _in_full(point: Prediction, style: str) -> None:
@@ -116,7 +116,7 @@ def _in_full(point: Prediction, style: str) -> None:
         f"{resource} {output.of_seconds(seconds)}"
         for resource, seconds in point.time.by_resource.items() if seconds
     )  # fmt: skip
-    print(f"time at each ceiling: {times}")
-    print(point.why())
+    output.print_text(f"time at each ceiling: {times}")
+    output.print_text(point.why())
     saved = " + ".join(f"{t.name} {output.of_bytes(t.bytes)}" for t in point.saved)
-    print(f"saved for backward: {saved}")
+    output.print_text(f"saved for backward: {saved}")

@@ -18,6 +18,7 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
 from analysis.traffic import predict_traffic
 from kernels.attention import HOPPER
+from repro import machine
 from repro.commands import output, sweep
 from repro.prediction import ALGORITHMS, PASSES, predict
 from tests.command_support import run
@@ -223,12 +224,12 @@ def test_a_mistake_is_one_line_and_no_traceback(capsys, arguments, status, messa
 def test_the_default_is_what_dispatch_picks_and_says_so(capsys):
     _, out, _ = run(capsys, "predict", "--gpu", "H200", "--pass", "forward")
     assert "algorithm=flash-sm90" in out
-    assert "auto is flash-sm90 in the forward: the Hopper kernels cover it" in out
+    assert "auto is flash-sm90 in the forward: the Hopper kernels cover it" in " ".join(out.split())
     _, out, _ = run(capsys, "predict", "--gpu", "A100", "--pass", "backward", "--deterministic")
     assert "algorithm=flash-split" in out
-    assert "tile 64 x 128 and 128 x 32" in out
+    assert "tile 64 x 128 and 128 x 32" in " ".join(out.split())
     _, out, _ = run(capsys, "predict", "--gpu", "MI300X", "--pass", "forward")
-    assert "theory, run by none of our kernels" in out
+    assert "theory, run by none of our kernels" in " ".join(out.split())
     assert "auto is" not in out
 
 
@@ -237,6 +238,7 @@ def test_idle_multiprocessors_and_padding_are_named(capsys):
         capsys, "predict", "--gpu", "H200", "--heads", "2", "-n", "300", "-d", "100",
         "--pass", "forward",
     )  # fmt: skip
+    out = " ".join(out.split())  # wherever lines end
     assert "6 blocks leave 126 of 132 SMs idle" in out
     assert "head_dim 100 is copied to rows of 104 and multiplied as 128 columns a tile" in out
     found = predict("flash", AttentionShape(1, 2, 300, 300, 100), "forward", H200)
@@ -295,11 +297,23 @@ def test_a_table_keeps_to_the_width_of_the_terminal(capsys, monkeypatch):
     _, narrow, _ = run(capsys, *sweep)
     rows = [line for line in narrow.splitlines() if line.split() and line.split()[0] == "1024"]
     assert len(rows) > 1  # each part repeats what tells the points apart
-    table = narrow.split("\n\n", 1)[1].split("\n\n-")[0]
-    assert max(map(len, table.splitlines())) <= 80
+    assert max(map(len, narrow.splitlines())) <= 80
     assert {word for row in rows for word in row.split()} == {
         word for line in wide.splitlines() if line.split()[:1] == ["1024"] for word in line.split()
     }
+
+
+def test_a_gpu_that_is_not_known_is_named_before_another_is_predicted(capsys, monkeypatch):
+    card = machine.Gpu("NVIDIA A10G", "1", 24 << 30)
+    monkeypatch.setattr(machine, "gpu", lambda: card)
+    status, out, err = run(capsys, "predict", "--pass", "forward", "-n", "512")
+    assert status == 0
+    assert "gpu=H200" in out
+    assert "NVIDIA A10G is none of the known GPUs: predicting for H200" in err
+    monkeypatch.setattr(machine, "gpu", lambda: machine.Gpu("NVIDIA L4", "1", 24 << 30))
+    status, out, err = run(capsys, "predict", "--pass", "forward", "-n", "512")
+    assert (status, err) == (0, "")
+    assert "gpu=L4" in out
 
 
 def test_help_explains_the_algorithms(capsys):
