@@ -69,7 +69,7 @@ def print_table(
         for i in range(len(headers))
     ]
     if style == STYLES["--latex"]:  # signs that LaTeX has no glyph for
-        headers = [h.replace("≥", "at least").replace("≤", "at most") for h in headers]
+        headers = [_worded(h) for h in headers]
     parts = _parts(headers, cells, keys) if style == "simple" else [list(range(len(headers)))]
     for number, part in enumerate(parts):
         if number:
@@ -80,6 +80,13 @@ def print_table(
                 tablefmt=style, disable_numparse=True, colalign=[align[i] for i in part],
             )
         )  # fmt: skip
+
+
+def _worded(header: str) -> str:
+    """A header without signs for which LaTeX's fonts have no glyph."""
+    for sign, word in (("≥", "at least"), ("≤", "at most"), ("≈", "predicted")):
+        header = header.replace(sign, word)
+    return header
 
 
 def _parts(headers: Sequence[str], cells: Sequence[Sequence[str]], keys: int) -> list[list[int]]:

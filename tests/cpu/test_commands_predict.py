@@ -287,7 +287,7 @@ def test_tables_for_markdown_and_latex(capsys):
     assert out.count("\\\\") == 1 + 3
     assert "\\toprule" in out
     assert "time at least" in out
-    assert "≥" not in out
+    assert not set("≥≤≈") & set("".join(out.split("toprule")[1].splitlines()[:3]))
 
 
 def test_a_table_keeps_to_the_width_of_the_terminal(capsys, monkeypatch):

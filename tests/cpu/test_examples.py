@@ -138,7 +138,7 @@ def test_the_new_peer_leaves_records_that_compare_reads(tmp_path: Path, capsys) 
     assert "torch-sdpa" in capsys.readouterr().out
     rows = list(records.read(path))
     assert len(rows) == 2
-    found = compare.measured(path.parent)
+    found = compare.measured(compare.files(str(path.parent)))
     assert all(r["ratio"] == 1 for r in compare.pairs(found, found))
 
 
