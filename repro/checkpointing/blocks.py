@@ -28,6 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
+from analysis.arguments import byte_count, whole
 from analysis.checkpointing import Chain, InfeasibleBudgetError, Plan, greedy, store_all
 from analysis.checkpointing.schedule import Keep, Op
 
@@ -159,13 +160,21 @@ def plan_blocks(
     loss: a function of the model's result; default: its `.loss`, its ["loss"], or the mean square
         of its first tensor
 
-    Raises ValueError for no or two budgets and for a model without blocks, InfeasibleBudgetError
-    where recomputing every block does not fit.  The model is left as it was.
+    Raises TypeError for arguments of another kind, ValueError for no or two budgets, an impossible
+    one, or a model without blocks, InfeasibleBudgetError where recomputing every block does not
+    fit.  The model is left as it was.
     """
     if (budget_bytes is None) == (total_budget_bytes is None):
         raise ValueError(
             f"budget_bytes={budget_bytes} and total_budget_bytes={total_budget_bytes}: give one"
         )
+    if budget_bytes is not None:
+        budget_bytes = byte_count("budget_bytes", budget_bytes)
+    if total_budget_bytes is not None:
+        total_budget_bytes = byte_count("total_budget_bytes", total_budget_bytes)
+    repeats = whole("repeats", repeats, least=0)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r} is not a torch.nn.Module")
     found = blocks_of(model) if blocks is None else {n: model.get_submodule(n) for n in blocks}
     resident = 0
     if total_budget_bytes is not None:
@@ -228,8 +237,8 @@ def _profile(
     repeats: int,
 ) -> tuple[Chain, int]:
     """The chain before, blocks, after; and bytes of gradients that both ends give to one weight."""
-    whole = _Arguments(args, kwargs)
-    random = RandomState.now(cuda_devices(whole.tensors, model.parameters()))
+    entire = _Arguments(args, kwargs)
+    random = RandomState.now(cuda_devices(entire.tensors, model.parameters()))
     memory = Memory(model, copied_bytes=math.inf)
     device = next(model.parameters()).device.type
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
@@ -278,7 +287,7 @@ def _profile(
     def to_first(*tensors: Tensor) -> Any:
         handle = blocks[0].register_forward_pre_hook(_stop, with_kwargs=True, prepend=True)
         try:
-            model(*whole.args(tensors), **whole.kwargs(tensors))
+            model(*entire.args(tensors), **entire.kwargs(tensors))
         except _FirstBlockError as stopped:
             return stopped.args
         finally:
@@ -287,7 +296,7 @@ def _profile(
 
     try:
         with StandIns([model]), torch.enable_grad(), memory_meter(device) as meter:
-            measure(_Part("before", model, to_first), whole.tensors)
+            measure(_Part("before", model, to_first), entire.tensors)
             handles = [b.register_forward_pre_hook(before_block, with_kwargs=True) for b in blocks]
             handles += [b.register_forward_hook(after_block) for b in blocks]
             try:
@@ -311,7 +320,7 @@ def _profile(
         memory.put_back()
         random.restore()
     chain = chain_of(
-        stages, Measured([row() for row in rows], None), seconds, storage_bytes(whole.tensors)
+        stages, Measured([row() for row in rows], None), seconds, storage_bytes(entire.tensors)
     )
     inside = {id(p) for block in blocks for p in block.parameters()}
     names: dict[nn.Parameter, int] = {}

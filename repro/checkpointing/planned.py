@@ -28,7 +28,7 @@ from .executor import Counts, Program, Run
 from .joining import Joined
 from .profiling import Profile, profile
 from .replay import autocast_now
-from .stage_parts import modules_of
+from .stage_parts import modules_of, parameters_of
 from .values import StageFn, call
 from .verification import Verification, verify
 
@@ -293,6 +293,8 @@ def plan(
     for name, value in (("preserve_rng_state", preserve_rng_state), ("verify", verify),
                         ("check_recompute", check_recompute)):  # fmt: skip
         flag(name, value)
+    if profiled is not None:
+        _require_same_model(model, profiled)
     found = profiled or profile(model, sample, repeats=repeats)
     if budget_bytes is None:
         chosen = choose(found.chain, strategy, **options)
@@ -312,6 +314,20 @@ def plan(
         if not report.as_promised:
             warnings.warn(str(report), stacklevel=2)
     return planned
+
+
+def _require_same_model(model: Any, profiled: Profile) -> None:
+    """ValueError for a profile with a stage none of whose weights are the model's."""
+    if not isinstance(model, nn.Module):
+        return
+    own = set(model.parameters())
+    for stage in profiled.stages:
+        weights = parameters_of(stage)
+        if weights and own.isdisjoint(weights):
+            raise ValueError(
+                f"profiled has a stage {type(stage).__name__} with no weight of this "
+                f"{type(model).__name__}: profile() the model that is planned"
+            )
 
 
 def _within(found: Profile, strategy: str, budget_bytes: int, options: dict[str, Any]) -> Plan:

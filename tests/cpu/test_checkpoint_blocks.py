@@ -137,6 +137,12 @@ def test_bad_requests_are_named() -> None:
     model, ids = case()
     with pytest.raises(ValueError, match="budget_bytes=None and total_budget_bytes=None"):
         plan_blocks(model, ids)
+    with pytest.raises(ValueError, match="total_budget_bytes=nan"):
+        plan_blocks(model, ids, total_budget_bytes=float("nan"))
+    with pytest.raises(ValueError, match="repeats=-1"):
+        plan_blocks(model, ids, budget_bytes=1, repeats=-1)
+    with pytest.raises(TypeError, match=r"is not a torch\.nn\.Module"):
+        plan_blocks(len, ids, budget_bytes=1)
     with pytest.raises(InfeasibleBudgetError) as error:
         plan_blocks(model, ids, budget_bytes=1000, repeats=0)
     least = error.value.smallest_budget_bytes

@@ -279,6 +279,8 @@ def test_misuse_is_named() -> None:
         loss.backward()
     with pytest.raises(ValueError, match="neither budget_bytes nor strategy"):
         plan(model, x)
+    with pytest.raises(ValueError, match="no weight of this MLPChain"):
+        plan(MLPChain(3, 8), x, strategy="sqrt", profiled=profile(model, x, repeats=0))
     with pytest.raises(ValueError, match="strategy 'best' is not one of"):
         plan(model, x, strategy="best")
     with pytest.raises(ValueError, match="'greedy' needs budget_bytes"):
