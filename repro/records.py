@@ -63,21 +63,22 @@ Scalar = str | int | float | bool
 
 #: What a folder under results/ may be called: it becomes a path and a heading.
 FOLDER = re.compile(r"[a-z0-9_-][a-z0-9._-]*")
-PUBLISHED = "published"
+#: Folders of other numbers: what is in them.
+RESERVED = {"published": "the papers' numbers", "registered": "predictions made before a run"}
 
 
 def require_folder(name: str) -> str:
     """The name, if measurements may be written to ``results/<name>``.
 
-    ValueError for one that is a path or has other characters than ``[a-z0-9._-]``, and for
-    ``published``, which holds the papers' numbers.
+    ValueError for one that is a path or has other characters than ``[a-z0-9._-]``, and for the
+    folders of other numbers: ``published`` (the papers') and ``registered`` (predictions).
     """
     if not FOLDER.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot be a folder of results: letters a to z, digits, '.', '_' and '-' only"
         )
-    if name == PUBLISHED:
-        raise ValueError(f"{name!r} holds the papers' numbers; nothing measured goes there")
+    if name in RESERVED:
+        raise ValueError(f"{name!r} holds {RESERVED[name]}; no results go there")
     return name
 
 

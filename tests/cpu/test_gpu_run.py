@@ -185,10 +185,12 @@ def test_the_plan_is_printed_on_any_machine(capsys: pytest.CaptureFixture[str]) 
     for s in stages(cores=16):
         assert float(told[s.name][1]) == pytest.approx(s.predicted_s, abs=0.51)
         assert s.predicted_s > 0
-    # What decides is expected to fit.
-    for name in ("guard", "gpu-throughput", "gpu-traffic", "gpu-sm-units"):
-        assert "cut short" not in told[name]
+    # What decides is expected to fit, whole; how busy units are comes a batch at a time.
+    decisive = ["guard", "gpu-throughput", "gpu-traffic", *(n for n in told if "-l2-" in n)]
+    for name in decisive:
+        assert "cut short" not in " ".join(told[name])
         assert "skipped" not in " ".join(told[name])
+    assert "skipped" not in " ".join(told["gpu-sm-units"])
 
 
 def test_a_plan_that_does_not_fit_says_what_is_cut() -> None:

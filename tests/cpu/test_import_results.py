@@ -126,7 +126,9 @@ def test_a_folder_that_cannot_be_a_machine_is_named(
     assert repr(folder) in refused(places, folder)
 
 
-@pytest.mark.parametrize("into", ["published", "../elsewhere", "/tmp/x", "a/b", "", "..", "Ä"])
+@pytest.mark.parametrize(
+    "into", ["published", "registered", "../elsewhere", "/tmp/x", "a/b", "", "..", "Ä"]
+)
 def test_measurements_go_nowhere_else(tmp_path: Path, into: str) -> None:
     from repro import experiments
     from repro.measure import measure
@@ -246,6 +248,31 @@ def test_counters_are_set_beside_their_predictions() -> None:
     lines = judgement.judge(rows)
     assert "gpu-traffic: measured / predicted of 3 numbers: median 1.020, 1.000 to 1.100" in lines
     assert any("furthest: 1.100 x, flash forward" in line for line in lines)
+
+
+def test_the_table_of_claims_is_written_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that fills up while it is written leaves the old one."""
+    from figures import __main__ as command
+    from figures import common, verdict_table
+    from repro.claims import Evidence, Part, claim
+
+    part = Part(what="a", value=1, low=0, evidence=Evidence.COUNTED)
+    monkeypatch.setattr(verdict_table, "collect", lambda: [claim("SM boundary", parts=[part])])
+    monkeypatch.setattr(common, "OUT", tmp_path)
+    command.verdicts()
+    whole = (tmp_path / "verdicts.csv").read_text()
+    assert whole.startswith("claim,")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "verdicts.csv")
+
+    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match=r"verdicts\.csv"):
+        command.verdicts()
+    assert (tmp_path / "verdicts.csv").read_text() == whole
 
 
 def test_claims_that_change_are_told() -> None:
