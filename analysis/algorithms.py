@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import Literal
+
+Form = Literal["literal", "skip-first", "released"]
+"""Of FlashAttention 2022: as printed, without a read-back in the first pass, the authors' code."""
 
 
 class Family(Enum):
@@ -38,7 +42,7 @@ class DqSum(Enum):
 class Algorithm:
     """name: in records and on command lines. summary: one line, what it is.
 
-    dq: how the backward adds up dq. literal: FlashAttention 2022 as printed, not as released.
+    dq: how the backward adds up dq. form: of FlashAttention 2022, "" for all others.
     optimistic: the forward guesses the row maximum and repairs what overflows.
     """
 
@@ -46,7 +50,7 @@ class Algorithm:
     family: Family
     summary: str
     dq: DqSum = DqSum.ATOMIC
-    literal: bool = False
+    form: Form | Literal[""] = ""
     optimistic: bool = False
 
     @property
@@ -83,9 +87,13 @@ _ALL = (
               "S and P in memory, three kernels forward and five backward", DqSum.IN_PLACE),
     Algorithm("flash1-literal", Family.FLASH1,
               "FlashAttention 2022 as printed: keys outside, O, l, m re-read at every step",
-              DqSum.IN_PLACE, literal=True),
-    Algorithm("flash1", Family.FLASH1,
-              "FlashAttention 2022 as released: no read-back in the first pass", DqSum.IN_PLACE),
+              DqSum.IN_PLACE, form="literal"),
+    Algorithm("flash1-skip-first", Family.FLASH1,
+              "FlashAttention 2022 without a read-back in the first pass", DqSum.IN_PLACE,
+              form="skip-first"),
+    Algorithm("flash1-released", Family.FLASH1,
+              "FlashAttention 2022 as released: an unfinished O and dq in fp32", DqSum.IN_PLACE,
+              form="released"),
 )  # fmt: skip
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each in _ALL})

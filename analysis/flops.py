@@ -18,6 +18,9 @@ FORWARD_PRODUCTS = 2
 BACKWARD_PRODUCTS = 5
 """QKᵀ again, dV = PᵀdO, dP = dO·Vᵀ, dQ = dS·K, dK = dSᵀQ. Without recomputation it is four."""
 
+THREADS_A_ROW = 4
+"""Threads that share a row of scores in a tensor core's fragments; each rescales for itself."""
+
 KV_PRODUCTS, DQ_PRODUCTS = 4, 3
 """Where dK and dV, and dQ, have a pass each: S and dP are made in both."""
 
@@ -56,12 +59,13 @@ def executed_flops(shape: AttentionShape, tile: Tile, pass_: str, *, recompute: 
 
 def executed_exponentials(shape: AttentionShape, tile: Tile, pass_: str) -> int:
     """Exponentials of the tiled form: one per visited pair, and in the forward pass one per row
-    and visited tile to rescale what was accumulated before (FlashAttention-2, Alg. 1, line 10).
+    and visited tile to rescale what was accumulated before (FlashAttention-2, Alg. 1, line 10),
+    which every one of the row's four threads computes for itself.
     """
     loop = tile_loop(shape, tile)
     per_head = visited_pairs(shape, tile)
     if pass_ == "forward":
-        per_head += int(loop.query_rows @ loop.visits_of_query_tile)
+        per_head += THREADS_A_ROW * int(loop.query_rows @ loop.visits_of_query_tile)
     elif pass_ != "backward":
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     return shape.batch * shape.heads * per_head

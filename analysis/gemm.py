@@ -13,9 +13,9 @@ counts are exact, ragged edges included, and equal the counters of the host back
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from analysis.lower_bounds import matmul_accesses_rectangular
 from analysis.shapes import ITEMSIZE
 
 VARIANTS = ("naive", "tiled", "three-level", "tensor-core")
@@ -122,8 +122,7 @@ def lower_bound_bytes(shape: GemmShape, fast_elements: float) -> float:
     if fast_elements < 1:
         raise ValueError(f"a fast memory of {fast_elements} elements holds nothing")
     m, n, k = shape.m, shape.n, shape.k
-    elements = max(2 * m * n * k / math.sqrt(fast_elements), m * k + k * n + m * n)
-    return elements * shape.itemsize
+    return matmul_accesses_rectangular(m, n, k, fast_elements) * shape.itemsize
 
 
 def fast_elements(variant: str, tile: GemmTile | None = None) -> int:

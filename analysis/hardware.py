@@ -116,7 +116,7 @@ H200 = Gpu(
     name="H200",
     compute_capability=(9, 0),
     sms=132,
-    boost_clock_hz=1.980e9,
+    boost_clock_hz=1.830e9,
     memory_bytes=141e9,
     hbm_bandwidth_bytes_per_s=4.8e12,
     l2_bytes=60 * MIB,
@@ -133,8 +133,9 @@ H200 = Gpu(
     sources=sources_of(
         "NVIDIA H200 Tensor Core GPU datasheet (2024)",
         sms="reported by the device",
-        boost_clock_hz="maximum clock reported by the device; under a matrix load the power "
-        "limit holds it near 1.7 GHz",
+        boost_clock_hz="the clock behind 989.4 TFLOP/s, as for the H100, so that all rates are of "
+        "one clock; the device reports 1.98 GHz at most, and under a matrix load its power limit "
+        "holds it near 1.7 GHz",
         l2_bytes="reported by the device",
         l2_partitions=_H100,
         l2_bandwidth_bytes_per_s="FlashAttention-3, Table 1 (H100, the same die)",

@@ -67,7 +67,9 @@ _MAIN_KERNELS = tuple(
     )
     for pass_ in ("forward", "backward")
 )  # fmt: skip
-_PER_QUERY = frozenset({"q", "out", "dout", "lse", "lse2", "delta", "m", "l", "dq", "dq_accum"})
+_PER_QUERY = frozenset({
+    "q", "out", "dout", "lse", "lse2", "delta", "m", "l", "dq", "dq_accum", "out_tmp", "dq_tmp",
+})  # fmt: skip
 
 
 def main_kernel(traffic: Traffic) -> str:
@@ -76,15 +78,16 @@ def main_kernel(traffic: Traffic) -> str:
 
 
 def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
-    """Size of every tensor the kernels name; dq_accum is the fp32 accumulator of dq, taken the
-    counter of the persistent forward."""
+    """Size of every tensor the kernels name; dq_accum, dq_tmp and out_tmp are fp32 accumulators,
+    taken is the counter of the persistent forward."""
     accumulator = shape.query_bytes // shape.itemsize * 4
     sizes = dict.fromkeys(("q", "out", "dout", "dq"), shape.query_bytes)
     sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
     sizes |= dict.fromkeys(("s", "p", "dp", "ds"), shape.score_bytes)
     sizes |= dict.fromkeys(("lse", "lse2", "delta", "dlse", "m", "l"), shape.row_bytes)
     sizes["key_mask"] = shape.batch * shape.seqlen_k
-    return sizes | {"dq_accum": accumulator, "taken": COUNTER_BYTES}
+    sizes |= dict.fromkeys(("dq_accum", "out_tmp", "dq_tmp"), accumulator)
+    return sizes | {"taken": COUNTER_BYTES}
 
 
 def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:

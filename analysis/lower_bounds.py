@@ -64,13 +64,14 @@ def excluded_by_proposition_3(n: float, d: float, m: float, accesses: float) -> 
 
 
 def saha_ye_order(n: float, d: float, m: float) -> float:
-    """Θ(min(N²d²/M, N²d/√M)): tight for exact attention (Saha & Ye 2024).
+    """Θ(min(N²d²/M, N²d/√M)): tight for exact attention (Saha & Ye 2024), and at least Θ(Nd).
 
     The terms meet at M = d². Above it FlashAttention is optimal; below it attention costs what the
-    product QKᵀ costs.
+    product QKᵀ costs. Beyond M = N·d both are below the inputs and the output, which are read and
+    written once whatever M is.
     """
     _require_positive(n=n, d=d, m=m)
-    return min(n * n * d * d / m, n * n * d / math.sqrt(m))
+    return max(min(n * n * d * d / m, n * n * d / math.sqrt(m)), n * d)
 
 
 def saha_ye_regime(d: float, m: float) -> str:
@@ -89,9 +90,11 @@ def matmul_accesses(n: float, m: float) -> float:
 
 
 def matmul_accesses_rectangular(rows: float, columns: float, inner: float, m: float) -> float:
-    """2·rows·columns·inner/√M, the same for a rectangular product."""
+    """2·rows·columns·inner/√M, the same for a rectangular product, and never less than reading both
+    operands and writing the result once."""
     _require_positive(rows=rows, columns=columns, inner=inner, m=m)
-    return 2 * rows * columns * inner / math.sqrt(m)
+    compulsory = rows * inner + inner * columns + rows * columns
+    return max(2 * rows * columns * inner / math.sqrt(m), compulsory)
 
 
 def _require_theorem_range(n: float, d: float, m: float) -> None:

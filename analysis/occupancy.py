@@ -1,8 +1,9 @@
 """How many thread blocks an SM holds at once, from registers, shared memory and threads.
 
-The rules of the CUDA occupancy calculator for compute capability 7.5 to 9.0: registers are given
-to warps in units of 256, shared memory to blocks in units of 128 bytes (256 on 7.5) on top of 1
-KiB that the system keeps per block from 8.0 on.
+The rules of the CUDA occupancy calculator for compute capability 7.5 to 9.0: registers are given to
+warps in units of 256, and each of an SM's four parts has a quarter of them for its own warps, so
+the warps that registers allow are a multiple of four. Shared memory is given to blocks in units of
+128 bytes (256 on 7.5) on top of 1 KiB that the system keeps per block from 8.0 on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from analysis.hardware import Gpu
 
 WARP = 32
 REGISTER_UNIT = 256
+PARTS = 4
+"""Schedulers of an SM, each with a register file of its own."""
 MAX_REGISTERS_PER_THREAD = 255
 MAX_THREADS_PER_BLOCK = 1024
 
@@ -51,7 +54,7 @@ def occupancy(gpu: Gpu, *, threads: int, registers_per_thread: int, shared_bytes
     shared = _ceil_to(shared_bytes + gpu.shared_reserved_per_block, unit)
     by_shared = gpu.shared_bytes_per_sm // shared if shared else gpu.blocks_per_sm
     limits = {
-        "registers": gpu.registers_per_sm // registers_per_warp // warps,
+        "registers": gpu.registers_per_sm // PARTS // registers_per_warp * PARTS // warps,
         "shared memory": by_shared if shared_bytes <= gpu.shared_bytes_per_block else 0,
         "threads": gpu.threads_per_sm // (warps * WARP),
         "blocks": gpu.blocks_per_sm,

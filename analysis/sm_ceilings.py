@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from analysis.flops import THREADS_A_ROW
 from analysis.hardware import (
     EXP_PER_CLOCK_PER_SM,
     SHARED_BYTES_PER_CLOCK_PER_SM,
@@ -38,7 +39,6 @@ ITEMSIZE = 2
 WARPGROUP_ROWS = 64
 WARPS = 4
 """Of a warpgroup; also an SM's schedulers, one warp of the group to each."""
-THREADS_A_ROW = 4
 KEYS = 128
 """Key rows of a backward block: two consumer warpgroups of 64."""
 CONSUMERS_BACKWARD = 2

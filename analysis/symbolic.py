@@ -100,7 +100,7 @@ FORMS: Mapping[tuple[str, str], Form] = MappingProxyType(
                 ("dq", "write"): (_query_visits + Nq) * _row,
             }
         ),
-        ("flash1", "forward"): _form(
+        ("flash1-skip-first", "forward"): _form(
             {
                 ("k", "read"): Nk * _row,
                 ("v", "read"): Nk * _row,
@@ -113,7 +113,7 @@ FORMS: Mapping[tuple[str, str], Form] = MappingProxyType(
                 ("m", "write"): _query_visits * STATISTIC,
             }
         ),
-        ("flash1", "backward"): _form(
+        ("flash1-skip-first", "backward"): _form(
             {
                 ("k", "read"): Nk * _row,
                 ("v", "read"): Nk * _row,
@@ -128,6 +128,35 @@ FORMS: Mapping[tuple[str, str], Form] = MappingProxyType(
                 ("delta", "read"): (_query_visits - Nq) * STATISTIC,
                 ("dq", "read"): (_query_visits - Nq) * _row,
                 ("dq", "write"): _query_visits * _row,
+            }
+        ),
+        ("flash1-released", "forward"): _form(
+            {
+                ("k", "read"): Nk * _row,
+                ("v", "read"): Nk * _row,
+                ("q", "read"): _query_visits * _row,
+                ("out_tmp", "read"): (_query_visits - Nq) * d * STATISTIC,
+                ("out_tmp", "write"): (_query_visits - Nq) * d * STATISTIC,
+                ("lse", "read"): (_query_visits - Nq) * STATISTIC,
+                ("lse", "write"): _query_visits * STATISTIC,
+                ("out", "write"): Nq * _row,
+            }
+        ),
+        ("flash1-released", "backward"): _form(
+            {
+                ("k", "read"): Nk * _row,
+                ("v", "read"): Nk * _row,
+                ("dk", "write"): Nk * _row,
+                ("dv", "write"): Nk * _row,
+                ("q", "read"): _query_visits * _row,
+                ("dout", "read"): _query_visits * _row,
+                ("lse", "read"): _query_visits * STATISTIC,
+                ("out", "read"): Nq * _row,
+                ("delta", "write"): Nq * STATISTIC,
+                ("delta", "read"): (_query_visits - Nq) * STATISTIC,
+                ("dq_tmp", "read"): (_query_visits - Nq) * d * STATISTIC,
+                ("dq_tmp", "write"): (_query_visits - Nq) * d * STATISTIC,
+                ("dq", "write"): Nq * _row,
             }
         ),
         ("flash", "forward"): _form(

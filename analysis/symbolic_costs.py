@@ -21,7 +21,7 @@ import sympy as sp
 
 from analysis import algorithms, memory
 from analysis.algorithms import Family
-from analysis.flops import products
+from analysis.flops import THREADS_A_ROW, products
 from analysis.shapes import AttentionShape
 from analysis.symbolic import FORMS, STATISTIC, Bc, Br, Nk, Nq, V, d, e
 
@@ -107,12 +107,19 @@ def compulsory(algorithm: str, pass_: str) -> tuple[sp.Expr, sp.Expr]:
         if forward:
             return 2 * q + 2 * k + 2 * row, 2 * q + 4 * row
         return 4 * q + 2 * k + 2 * row, 2 * q + 2 * k
-    if algorithm == "flash1":
+    if algorithm == "flash1-skip-first":
         if forward:
             again = once("out", q) + once("l", row) + once("m", row)
             return q + 2 * k + again, q + 2 * row
         again = once("dq", q) + once("delta", row)
         return 3 * q + 2 * k + 2 * row + again, q + 2 * k + row
+    if algorithm == "flash1-released":
+        if forward:
+            tmp = once("out_tmp", acc)
+            return q + 2 * k + tmp + once("lse", row), q + row + once("out_tmp", acc, "write")
+        tmp = once("dq_tmp", acc)
+        again = tmp + once("delta", row)
+        return 3 * q + 2 * k + row + again, q + 2 * k + row + once("dq_tmp", acc, "write")
     if forward:
         return q + 2 * k, q + row
     if algorithm == "flash-deterministic":
@@ -143,7 +150,8 @@ def saved_bytes(algorithm: str) -> sp.Expr:
     """What lies between forward and backward: the lists of ``analysis.memory``, added up."""
     if algorithm == "standard":
         return _sum(lambda s: memory.saved_for_backward("standard", s), 1)
-    statistics = "m, l" if algorithms.find(algorithm).family is Family.FLASH1 else "lse"
+    two = algorithms.find(algorithm).form in ("literal", "skip-first")
+    statistics = "m, l" if two else "lse"
     return _sum(lambda s: memory.saved_for_backward("flash", s, statistics=statistics), 1)
 
 
@@ -179,10 +187,10 @@ def executed_flops(algorithm: str, pass_: str) -> sp.Expr:
 
 
 def exponentials(algorithm: str, pass_: str) -> sp.Expr:
-    """One per visited pair, and in a tiled forward pass one per row and visit to rescale."""
+    """One per visited pair; in a tiled forward pass also one per row, visit and thread of a row."""
     if algorithm == "standard":
         return B * H * Nq * Nk if pass_ == "forward" else sp.Integer(0)
-    return B * H * (P + Rq) if pass_ == "forward" else B * H * P
+    return B * H * (P + THREADS_A_ROW * Rq) if pass_ == "forward" else B * H * P
 
 
 def times(algorithm: str, pass_: str) -> dict[str, sp.Expr]:

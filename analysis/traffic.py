@@ -126,7 +126,7 @@ def _sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes
     if algorithm.family is Family.STANDARD:
         return (standard_forward if forward else standard_backward), {}
     if algorithm.family is Family.FLASH1:
-        return (flash1_forward if forward else flash1_backward), {"literal": algorithm.literal}
+        return (flash1_forward if forward else flash1_backward), {"form": algorithm.form}
     if algorithm.family is Family.HOPPER:
         if forward:
             return (flash_forward_sm90_optimistic if algorithm.optimistic

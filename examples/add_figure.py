@@ -21,7 +21,7 @@ EXPERIMENTS = ("fig2-middle",)
 
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Which tensor the re-reads are of: bytes by tensor against the column block."""
-    rows = pick(frame, metric="traffic_bytes", implementation="flash1")
+    rows = pick(frame, metric="traffic_bytes", implementation="flash1-released")
     rows = rows.assign(gigabytes=rows["value"] / 1e9)
     figure, axes = plt.subplots(figsize=(5.6, 3.8), layout="constrained")
     for tensor, colour in {"q": "#0072B2", "out": "#D55E00", "k": "#009E73"}.items():

@@ -17,7 +17,7 @@ VARIANTS = {
     "standard": ("standard, eager", COLOURS["standard"], "o"),
     "chunked": ("chunked (Rabe & Staats)", "#E69F00", "s"),
     "sdpa-flash": ("torch's fused back end", "#7A7A7A", "D"),
-    "flash1": ("FA-1 kernels, ours", COLOURS["flash1"], "v"),
+    "flash1-released": ("FA-1 kernels, ours", COLOURS["flash1-released"], "v"),
     "flash": ("flash, ours", COLOURS["flash"], "o"),
 }
 PUBLISHED = {"fp16 baseline": "standard", "flash2": "flash"}

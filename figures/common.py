@@ -50,6 +50,8 @@ _NOT_FIGURES = {"common", "gallery", "verdict_table"}
 COLOURS = {
     "standard": "#D55E00",
     "flash1": "#0072B2",
+    "flash1-released": "#0072B2",
+    "flash1-skip-first": "#8AA9C9",
     "flash1-literal": "#56B4E9",
     "flash": "#009E73",
     "flash-deterministic": "#CC79A7",

@@ -19,7 +19,8 @@ TRAFFIC = [*SHAPE, "implementation", "block_m", "block_n", "kernel", "tensor", "
 COLOURS = {
     "standard": "#D55E00",
     "standard-eager": "#D55E00",
-    "flash1": "#0072B2",
+    "flash1-released": "#0072B2",
+    "flash1-skip-first": "#8AA9C9",
     "flash1-literal": "#56B4E9",
     "flash": "#009E73",
     "sdpa-flash2": "#CC79A7",

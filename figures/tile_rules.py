@@ -12,8 +12,8 @@ from figures.common import COLOURS, Drawing, note, pick, powers_of_two, series
 from repro.claims import Claim, Evidence, Part, claim
 
 EXPERIMENTS = ("tile-rules", "gpu-ladder")
-SIDE = {"flash1": "block_n", "flash": "block_m"}
-TITLES = {"flash1": "keys outside (2022)", "flash": "queries outside"}
+SIDE = {"flash1-released": "block_n", "flash": "block_m"}
+TITLES = {"flash1-released": "keys outside (2022)", "flash": "queries outside"}
 MARKERS = ("o", "s", "D", "^")
 TICKS = (16, 32, 64, 128, 256, 512)
 

@@ -35,7 +35,7 @@ REASONS = {
 LABELS = {
     ("standard", False): "standard",
     ("flash1-literal", False): "FA-1, Alg. 1 and 4",
-    ("flash1", False): "FA-1, as released",
+    ("flash1-released", False): "FA-1, as released",
     ("flash", False): "queries outside / FA-2",
     ("flash", True): "the same, causal",
 }

@@ -128,12 +128,12 @@ def forward(
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
         }  # fmt: skip
-        if chosen.family is Family.STANDARD:
-            ladder.standard_forward(backend, q, k, v, out, stats, causal=causal, **settings)
-        else:
+        if chosen.form:
             ladder.flash1_forward(
-                backend, q, k, v, out, stats, causal=causal, literal=chosen.literal, **settings
+                backend, q, k, v, out, stats, causal=causal, form=chosen.form, **settings
             )
+        else:
+            ladder.standard_forward(backend, q, k, v, out, stats, causal=causal, **settings)
         return
     lse = _with_lse(backend, q, stats)
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, key_mask)
@@ -250,13 +250,13 @@ def backward(
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
         }  # fmt: skip
-        if chosen.family is Family.STANDARD:  # the mask is in the stored P
-            ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **settings)
-        else:
+        if chosen.form:
             ladder.flash1_backward(
                 backend, q, k, v, out, dout, stats, dq, dk, dv,
-                causal=causal, literal=chosen.literal, **settings,
+                causal=causal, form=chosen.form, **settings,
             )  # fmt: skip
+        else:  # the mask is in the stored P
+            ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **settings)
         return
     lse = stats["lse"]
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})

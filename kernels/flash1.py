@@ -1,13 +1,15 @@
 """Step 2 of the ladder: launch ``flash1_forward.cu`` and ``flash1_backward.cu``.
 
-FlashAttention 2022 with its own loop order, keys outside and queries inside: *literal* as printed
-in Algorithms 1, 2 and 4, or *as released*, where the first key tile has nothing to read back.
+FlashAttention 2022 with its own loop order, keys outside and queries inside, in three forms:
+*literal* as printed in Algorithms 1, 2 and 4; *skip-first*, where the first key tile has nothing to
+read back; *released*, as the authors' code, with fp32 buffers for an unfinished O and dQ.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from analysis.algorithms import Form
 from analysis.shapes import Tile
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.ladder_arrays import (
@@ -23,6 +25,8 @@ from kernels.ladder_arrays import (
 from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel
 
 THREADS = 128
+FORMS: tuple[Form, ...] = ("literal", "skip-first", "released")
+"""The macro FORM is a form's place in this list."""
 RELEASED_BLOCK_M = 16
 """Br of the authors' kernels, whatever the head dimension."""
 
@@ -53,16 +57,16 @@ def flash1_tile(
 
 
 def flash1_kernel(
-    entry: str, tile: Tile, head_dim: int, dtype: str, pass_: str, *, literal: bool
+    entry: str, tile: Tile, head_dim: int, dtype: str, pass_: str, *, form: Form
 ) -> Kernel:
     """One entry point of ``flash1_<pass_>.cu`` at one tile."""
     macros = (
         ("BLOCK_M", tile.block_m),
         ("BLOCK_N", tile.block_n),
         ("DTYPE", DTYPE_CODE[dtype]),
+        ("FORM", FORMS.index(form)),
         ("HEAD_DIM", head_dim),
         ("SHARED_BYTES", flash1_shared_bytes(tile, head_dim, dtype, pass_)),
-        ("SKIP_FIRST_READ", int(not literal)),
         ("THREADS", THREADS),
     )
     return Kernel(f"flash1_{pass_}.cu", entry, macros, THREADS)
@@ -87,17 +91,18 @@ def flash1_forward(
     scale: float,
     causal: bool = False,
     tile: Tile | None = None,
-    literal: bool = False,
+    form: Form = "released",
     shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
 ) -> None:
     """out = softmax(scale·q·kᵀ)·v with O, l, m in memory (FlashAttention 2022, Alg. 1 and 2).
 
-    q, out are (B, H, Nq, D), k, v are (B, H, Nk, D). ``literal`` initialises O, l, m and reads them
-    at every step, as printed; without it the first key tile writes them unread. The row maximum and
-    the row sum of exponentials, (B, H, Nq) fp32, go to ``stats["m"]`` and ``stats["l"]``, which are
-    made if they are missing; the log-sum-exp is m + ln l. Causal is bottom-right aligned; a row
-    that sees no key gives out 0, l 0, m -inf.
+    q, out are (B, H, Nq, D), k, v are (B, H, Nk, D). "literal" initialises O, l, m and reads them
+    at every step, as printed; in the other forms the first key tile writes them unread. The row
+    maximum and the row sum of exponentials, (B, H, Nq) fp32, go to ``stats["m"]`` and
+    ``stats["l"]``, which are made if they are missing; the log-sum-exp is m + ln l, and "released"
+    keeps it alone, in ``stats["lse"]``. Causal is bottom-right aligned; a row that sees no key
+    gives out 0, l 0, m and lse -inf.
 
     Raises ValueError or TypeError for shapes, types or alignment the kernels do not handle, and
     when the tile does not fit ``shared_limit_bytes``.
@@ -107,19 +112,24 @@ def flash1_forward(
     if tile is None:
         tile = flash1_tile(head_dim, q.dtype, "forward", shared_limit_bytes)
     shared_bytes = _require_tile(tile, head_dim, q.dtype, "forward", shared_limit_bytes)
-    row_sum = row_statistic(backend, stats, "l", q)
-    row_max = row_statistic(backend, stats, "m", q)
+    released = form == "released"
+    # An argument that a form does not touch is one element.
+    out_tmp = backend.empty("out_tmp", q.shape if released else (1, 1, 1, 1), "fp32")
+    row_sum = row_statistic(backend, stats, "lse" if released else "l", q)
+    row_max = backend.empty("m", (1, 1, 1), "fp32") if released else row_statistic(
+        backend, stats, "m", q)  # fmt: skip
 
     def kernel(entry: str) -> Kernel:
-        return flash1_kernel(entry, tile, head_dim, q.dtype, "forward", literal=literal)
+        return flash1_kernel(entry, tile, head_dim, q.dtype, "forward", form=form)
 
     sizes: list[Argument] = [np.int32(heads), np.int32(seqlen_q)]
-    if literal:
+    if form == "literal":
         blocks = batch * heads * -(-seqlen_q // tile.block_m)
         state = roles("w", out=out, l=row_sum, m=row_max)
         backend.launch(kernel("flash1_init"), flat_grid(blocks), 0, [*state, *sizes], stream)
     inputs = roles("r", q=q, k=k, v=v)
-    state = roles("rw", out=out, l=row_sum, m=row_max)
+    state = [*roles("rw", out=out), row_sum.with_access("rw", "lse" if released else "l")]
+    state += roles("rw", m=row_max, out_tmp=out_tmp)
     sizes += [np.int32(k.shape[2]), np.int32(causal)]
     args = [*inputs, *state, *sizes, np.float32(scale)]
     backend.launch(kernel("flash1_forward"), flat_grid(batch * heads), shared_bytes, args, stream)
@@ -140,15 +150,15 @@ def flash1_backward(
     scale: float,
     causal: bool = False,
     tile: Tile | None = None,
-    literal: bool = False,
+    form: Form = "released",
     shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
 ) -> None:
     """dq, dk, dv without a stored P (FlashAttention 2022, Alg. 4).
 
-    P is recomputed from ``stats["m"]`` and ``stats["l"]`` of the forward pass. ``literal``
-    initialises dq, and reads dq and out at every step; without it the first key tile writes dq
-    unread and keeps delta = rowsum(dout∘out), (B, H, Nq) fp32, for the later ones. Errors as in
+    P is recomputed from the forward pass's ``stats``. "literal" initialises dq, and reads dq and
+    out at every step; in the other forms the first key tile writes dq unread and keeps delta =
+    rowsum(dout∘out), (B, H, Nq) fp32, for the later ones. Errors as in
     :func:`flash1_forward`.
     """
     require_arrays(q, k, [(v, k), (out, q), (dout, q), (dq, q), (dk, k), (dv, k)])
@@ -156,13 +166,18 @@ def flash1_backward(
     if tile is None:
         tile = flash1_tile(head_dim, q.dtype, "backward", shared_limit_bytes)
     shared_bytes = _require_tile(tile, head_dim, q.dtype, "backward", shared_limit_bytes)
-    row_sum, row_max = (saved(stats, name, "flash1", q.shape[:3], "fp32") for name in ("l", "m"))
+    released = form == "released"
+    kept = "lse" if released else "l"
+    row_sum = saved(stats, kept, "flash1", q.shape[:3], "fp32")
+    row_max = backend.empty("m", (1, 1, 1), "fp32") if released else saved(
+        stats, "m", "flash1", q.shape[:3], "fp32")  # fmt: skip
+    dq_tmp = backend.empty("dq_tmp", q.shape if released else (1, 1, 1, 1), "fp32")
 
     def kernel(entry: str) -> Kernel:
-        return flash1_kernel(entry, tile, head_dim, q.dtype, "backward", literal=literal)
+        return flash1_kernel(entry, tile, head_dim, q.dtype, "backward", form=form)
 
     sizes: list[Argument] = [np.int32(heads), np.int32(seqlen_q)]
-    if literal:
+    if form == "literal":
         blocks = batch * heads * -(-seqlen_q // tile.block_m)
         backend.launch(
             kernel("flash1_backward_init"), flat_grid(blocks), 0,
@@ -171,8 +186,9 @@ def flash1_backward(
         delta = backend.empty("delta", (1, 1, 1), "fp32")  # an argument this form does not touch
     else:
         delta = row_statistic(backend, {}, "delta", q)
-    inputs = roles("r", q=q, k=k, v=v, out=out, dout=dout, l=row_sum, m=row_max)
-    state = roles("rw", delta=delta, dq=dq)
+    inputs = [*roles("r", q=q, k=k, v=v, out=out, dout=dout), row_sum.with_access("r", kept)]
+    inputs += roles("r", m=row_max)
+    state = roles("rw", delta=delta, dq_tmp=dq_tmp, dq=dq)
     results = roles("w", dk=dk, dv=dv)
     sizes += [np.int32(k.shape[2]), np.int32(causal)]
     args = [*inputs, *state, *results, *sizes, np.float32(scale)]

@@ -15,28 +15,30 @@
 // Grid: one block per (batch, head). Bytes per head, e = size of an element,
 // Tc = ceil(Nk / BLOCK_N), without a mask; a causal tile pair with nothing visible is passed over
 // (analysis/sums/flash1.py):
-//   SKIP_FIRST_READ            0, as printed     1, as released
-//   k, v     read              Nk d e each       Nk d e each
-//   dk, dv   write             Nk d e each       Nk d e each
-//   q, dout  read              Tc Nq d e each    Tc Nq d e each
-//   l, m     read              Tc Nq 4 each      Tc Nq 4 each
-//   out      read              Tc Nq d e         Nq d e            the first key tile keeps D
-//   delta    write             -                 Nq 4              for the others
-//   delta    read              -                 (Tc - 1) Nq 4
-//   dq       read              Tc Nq d e         (Tc - 1) Nq d e   nothing to read back at first
-//   dq       write             Tc Nq d e         Tc Nq d e
-//   flash1_backward_init       Nq d e            not launched
-// For Nq = Nk = N: (5 Tc + 4) N d e as printed, (4 Tc + 4) N d e as released, and statistics.
+//   FORM                    0, as printed     1, first tile unread   2, as released in 2022
+//   k, v     read           Nk d e each       Nk d e each            Nk d e each
+//   dk, dv   write          Nk d e each       Nk d e each            Nk d e each
+//   q, dout  read           Tc Nq d e each    Tc Nq d e each         Tc Nq d e each
+//   l, m     read           Tc Nq 4 each      Tc Nq 4 each           lse alone: Tc Nq 4
+//   out      read           Tc Nq d e         Nq d e                 Nq d e
+//   delta    write          -                 Nq 4                   Nq 4
+//   delta    read           -                 (Tc - 1) Nq 4          (Tc - 1) Nq 4
+//   dq       read           Tc Nq d e         (Tc - 1) Nq d e        -
+//   dq       write          Tc Nq d e         Tc Nq d e              Nq d e
+//   dq_tmp   read           -                 -                      (Tc - 1) Nq d 4
+//   dq_tmp   write          -                 -                      (Tc - 1) Nq d 4
+//   flash1_backward_init    Nq d e            not launched           not launched
+// For Nq = Nk = N in 16 bits, without statistics: 5 Tc + 4 (and 1), 4 Tc + 4, 6 Tc + 2 units of
+// N d e. In forms 1 and 2 the first key tile keeps D for the others. In form 2, as in the authors'
+// code, an unfinished dQ stays in fp32 in dq_tmp and l holds the log-sum-exp.
 //
-// Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; dQ is
-// rounded to the io type at every key tile. Shared memory: SHARED_BYTES, flash1.py.
-// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, SHARED_BYTES, THREADS.
+// Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned; in forms 0
+// and 1 dQ is rounded to the io type at every key tile. Shared memory: SHARED_BYTES, flash1.py.
+// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), FORM, SHARED_BYTES, THREADS.
 // The launch bounds ask for one block a multiprocessor: shared memory allows few, and without the 1
 // the compiler spills registers to make room for more.
 
-#include "ladder.cuh"
-
-constexpr int LD_P = pad4(BLOCK_N) + 4;
+#include "flash1.cuh"
 
 struct Shared {
     alignas(16) io_t k[pad4(BLOCK_N) * LD];
@@ -162,8 +164,8 @@ __device__ __forceinline__ void store_sum(io_t* dst, int64 stride, const float* 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash1_backward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t> out,
                 Tensor4<io_t> dout, Tensor3<float> l, Tensor3<float> m, Tensor3<float> delta,
-                Tensor4<io_t> dq, Tensor4<io_t> dk, Tensor4<io_t> dv, int heads, int seqlen_q,
-                int seqlen_k, int causal, float scale) {
+                Tensor4<float> dq_tmp, Tensor4<io_t> dq, Tensor4<io_t> dk, Tensor4<io_t> dv,
+                int heads, int seqlen_q, int seqlen_k, int causal, float scale) {
     Shared& shared = *reinterpret_cast<Shared*>(shared_memory());
     const int batch = blockIdx.x / heads, head = blockIdx.x % heads;
 
@@ -185,7 +187,7 @@ flash1_backward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t>
 
         for (int i = first_pass ? 0 : first_tile; i * BLOCK_M < seqlen_q; ++i) {
             const int row0 = i * BLOCK_M, rows = min(BLOCK_M, seqlen_q - row0);
-            if (i < first_tile) {  // released form: rows without any key get their dQ here
+            if (i < first_tile) {  // not as printed: rows without any key get their dQ here
                 zero_rows(dq.row(batch, head, row0), dq.stride_n, rows);
                 continue;
             }
@@ -194,9 +196,16 @@ flash1_backward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t>
             load_tile<BLOCK_M>(shared.dout, dout.row(batch, head, row0), dout.stride_n, rows);
             for (int r = threadIdx.x; r < pad4(BLOCK_M); r += THREADS) {
                 const bool real = r < rows;
-                const float sum = real ? ld_global(l.at(batch, head, row0 + r)) : 0.f;
+                const float first = real ? ld_global(l.at(batch, head, row0 + r))
+                                    : RELEASED ? neg_infinity() : 0.f;
+                // exp(s - lse) is exp(s - m) / l with m = lse and l = 1.
+                const float sum = !RELEASED ? first : first == neg_infinity() ? 0.f : 1.f;
                 st_shared(shared.inverse_l + r, sum > 0.f ? 1.f / sum : 0.f);
-                st_shared(shared.m + r, real ? ld_global(m.at(batch, head, row0 + r)) : 0.f);
+                if (RELEASED) {
+                    st_shared(shared.m + r, sum > 0.f ? first : 0.f);
+                } else {
+                    st_shared(shared.m + r, real ? ld_global(m.at(batch, head, row0 + r)) : 0.f);
+                }
                 const float* kept = delta.at(batch, head, row0 + r);
                 st_shared(shared.delta + r, real && !reads_out ? ld_global(kept) : 0.f);
             }
@@ -216,6 +225,8 @@ flash1_backward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t>
             score_gradients(shared);
             block_sync();
 
+            const bool last_pass = j == last_key_tile(row0, rows, seqlen_q, seqlen_k, causal);
+
             // dQ, MMQ rows by one 16-byte chunk a thread.
             constexpr int MMQ = micro_rows(BLOCK_M * CHUNKS / THREADS);
             for (int t = threadIdx.x; t < pad4(BLOCK_M) / MMQ * CHUNKS; t += THREADS) {
@@ -226,11 +237,17 @@ flash1_backward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t>
                 for (int a = 0; a < MMQ; ++a) {
                     if (r0 + a >= rows) break;
                     Chunk* dq_chunk = as_chunk(dq.row(batch, head, row0 + r0 + a) + d0);
+                    float* unfinished = dq_tmp.row(batch, head, row0 + r0 + a) + d0;
                     float old[VEC] = {};
-                    if (!first_pass) widen(old, ld_global(dq_chunk));
+                    if (!first_pass && RELEASED) load_floats(old, unfinished);
+                    if (!first_pass && !RELEASED) widen(old, ld_global(dq_chunk));
 #pragma unroll
                     for (int e = 0; e < VEC; ++e) sum[a][e] = old[e] + scale * sum[a][e];
-                    st_global(dq_chunk, narrow(sum[a]));
+                    if (RELEASED && !last_pass) {
+                        store_floats(unfinished, sum[a]);
+                    } else {
+                        st_global(dq_chunk, narrow(sum[a]));
+                    }
                 }
             }
             add_product(shared.dk, shared.p, shared.q);

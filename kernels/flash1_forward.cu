@@ -15,26 +15,29 @@
 // Grid: one block per (batch, head). Bytes per head, e = size of an element,
 // Tc = ceil(Nk / BLOCK_N), without a mask; a causal tile pair with nothing visible is passed over
 // (analysis/sums/flash1.py):
-//   SKIP_FIRST_READ   0, as printed            1, as released
-//   k, v  read        Nk d e each              Nk d e each
-//   q     read        Tc Nq d e                Tc Nq d e
-//   out   read        Tc Nq d e                (Tc - 1) Nq d e     the first key tile has nothing
-//   out   write       Tc Nq d e                Tc Nq d e           to read back
-//   l, m  read        Tc Nq 4 each             (Tc - 1) Nq 4 each
-//   l, m  write       Tc Nq 4 each             Tc Nq 4 each
-//   flash1_init       Nq d e + 2 Nq 4          not launched
-// For Nq = Nk = N and as released, q, k, v and out come to (3 Tc + 1) N d e: the paper's Fig. 2.
+//   FORM                0, as printed        1, first tile unread  2, as released in 2022
+//   k, v      read      Nk d e each          Nk d e each           Nk d e each
+//   q         read      Tc Nq d e            Tc Nq d e             Tc Nq d e
+//   out       read      Tc Nq d e            (Tc - 1) Nq d e       -
+//   out       write     Tc Nq d e            Tc Nq d e             Nq d e
+//   out_tmp   read      -                    -                     (Tc - 1) Nq d 4
+//   out_tmp   write     -                    -                     (Tc - 1) Nq d 4
+//   l, m      read      Tc Nq 4 each         (Tc - 1) Nq 4 each    lse alone: (Tc - 1) Nq 4
+//   l, m      write     Tc Nq 4 each         Tc Nq 4 each          lse alone: Tc Nq 4
+//   flash1_init         Nq d e + 2 Nq 4      not launched          not launched
+// For Nq = Nk = N in 16 bits, without statistics: 3 Tc + 2 (and 1), 3 Tc + 1, 5 Tc - 1 units of N d e.
 //
-// Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned. l and m are
-// fp32. O is rounded to the io type at every key tile; the authors' code has an fp32 buffer for an
-// unfinished O, but the bytes of Fig. 2 are those of the io type. SHARED_BYTES: flash1.py.
-// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), SKIP_FIRST_READ, SHARED_BYTES, THREADS.
+// Form 2 follows the authors' code: an unfinished O stays in fp32 in out_tmp, the last key tile that a
+// query tile sees writes out, and a row has one statistic, the log-sum-exp (in the argument l). In
+// forms 0 and 1 O is rounded to the io type at every key tile.
+//
+// Limits: heads of K and V as many as of Q; rows of 16-byte multiples, 16-byte aligned. Statistics
+// are fp32. SHARED_BYTES: flash1.py.
+// Macros: DTYPE, HEAD_DIM, BLOCK_M (Br), BLOCK_N (Bc), FORM, SHARED_BYTES, THREADS.
 // The launch bounds ask for one block a multiprocessor: shared memory allows few, and without the 1
 // the compiler spills registers to make room for more.
 
-#include "ladder.cuh"
-
-constexpr int LD_P = pad4(BLOCK_N) + 4;
+#include "flash1.cuh"
 
 struct Shared {
     alignas(16) io_t k[pad4(BLOCK_N) * LD];
@@ -112,8 +115,8 @@ __device__ __forceinline__ void tile_softmax(Shared& shared, int rows) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash1_forward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t> out,
-               Tensor3<float> l, Tensor3<float> m, int heads, int seqlen_q, int seqlen_k,
-               int causal, float scale) {
+               Tensor3<float> l, Tensor3<float> m, Tensor4<float> out_tmp, int heads, int seqlen_q,
+               int seqlen_k, int causal, float scale) {
     Shared& shared = *reinterpret_cast<Shared*>(shared_memory());
     const int batch = blockIdx.x / heads, head = blockIdx.x % heads;
 
@@ -130,14 +133,15 @@ flash1_forward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t> 
 
         for (int i = first_pass ? 0 : first_tile; i * BLOCK_M < seqlen_q; ++i) {
             const int row0 = i * BLOCK_M, rows = min(BLOCK_M, seqlen_q - row0);
-            if (i < first_tile) {  // released form: rows without any key get their state here
+            if (i < first_tile) {  // not as printed: rows without any key get their state here
                 zero_rows(out.row(batch, head, row0), out.stride_n, rows);
                 for (int r = threadIdx.x; r < rows; r += THREADS) {
-                    st_global(l.at(batch, head, row0 + r), 0.f);
-                    st_global(m.at(batch, head, row0 + r), neg_infinity());
+                    st_global(l.at(batch, head, row0 + r), RELEASED ? neg_infinity() : 0.f);
+                    if (!RELEASED) st_global(m.at(batch, head, row0 + r), neg_infinity());
                 }
                 continue;
             }
+            const bool last_pass = j == last_key_tile(row0, rows, seqlen_q, seqlen_k, causal);
             load_tile<BLOCK_M>(shared.q, q.row(batch, head, row0), q.stride_n, rows);
             block_sync();
             scores(shared, row0, key0, seqlen_q, seqlen_k, causal, scale);
@@ -147,8 +151,10 @@ flash1_forward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t> 
 
             // Lines 11 and 13, one thread a row.
             for (int r = threadIdx.x; r < rows; r += THREADS) {
-                float *l_row = l.at(batch, head, row0 + r), *m_row = m.at(batch, head, row0 + r);
-                const float l_old = first_pass ? 0.f : ld_global(l_row);
+                float* l_row = l.at(batch, head, row0 + r);
+                float* m_row = RELEASED ? l_row : m.at(batch, head, row0 + r);
+                // A log-sum-exp stands for a row whose maximum is it and whose sum is 1.
+                const float l_old = first_pass ? 0.f : RELEASED ? 1.f : ld_global(l_row);
                 const float m_old = first_pass ? neg_infinity() : ld_global(m_row);
                 const float tile_max = ld_shared(shared.tile_max + r);
                 const float m_new = fmaxf(m_old, tile_max);
@@ -160,8 +166,12 @@ flash1_forward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t> 
                 const float inverse = l_new > 0.f ? 1.f / l_new : 0.f;
                 st_shared(shared.keep + r, old_weight * inverse);
                 st_shared(shared.gain + r, tile_weight * inverse);
-                st_global(l_row, l_new);
-                st_global(m_row, m_new);
+                if (RELEASED) {
+                    st_global(l_row, l_new > 0.f ? shift + log2_approx(l_new) * LN2 : m_new);
+                } else {
+                    st_global(l_row, l_new);
+                    st_global(m_row, m_new);
+                }
             }
             block_sync();
 
@@ -177,11 +187,17 @@ flash1_forward(Tensor4<io_t> q, Tensor4<io_t> k, Tensor4<io_t> v, Tensor4<io_t> 
                     Chunk* o = as_chunk(out.row(batch, head, row0 + r0 + a) + d0);
                     const float keep = ld_shared(shared.keep + r0 + a);
                     const float gain = ld_shared(shared.gain + r0 + a);
+                    float* unfinished = out_tmp.row(batch, head, row0 + r0 + a) + d0;
                     float o_old[VEC] = {};
-                    if (!first_pass) widen(o_old, ld_global(o));
+                    if (!first_pass && RELEASED) load_floats(o_old, unfinished);
+                    if (!first_pass && !RELEASED) widen(o_old, ld_global(o));
 #pragma unroll
                     for (int e = 0; e < VEC; ++e) pv[a][e] = keep * o_old[e] + gain * pv[a][e];
-                    st_global(o, narrow(pv[a]));
+                    if (RELEASED && !last_pass) {
+                        store_floats(unfinished, pv[a]);
+                    } else {
+                        st_global(o, narrow(pv[a]));
+                    }
                 }
             }
         }

@@ -1,12 +1,13 @@
 """Steps 1 and 2 of the kernel ladder: their drivers, tiles and kernels by algorithm.
 
-========================  ===============  =================================================
+========================  ===============  ====================================================
 algorithm                 driver           FlashAttention 2022
-========================  ===============  =================================================
+========================  ===============  ====================================================
 ``"standard"``            ``standard.py``  Algorithms 0 and 3: S and P in memory
 ``"flash1-literal"``      ``flash1.py``    Algorithms 1, 2 and 4 as printed
-``"flash1"``              ``flash1.py``    the same as released: no read-back in the first pass
-========================  ===============  =================================================
+``"flash1-skip-first"``   ``flash1.py``    the same without a read-back in the first pass
+``"flash1-released"``     ``flash1.py``    the authors' code: an unfinished O and dQ in fp32
+========================  ===============  ====================================================
 
 They are for reading beside the paper and for counting bytes; products are plain multiply-adds.
 ``kernels.attention.forward`` and ``backward`` run any step of the ladder by its name.
@@ -15,7 +16,7 @@ They are for reading beside the paper and for counting bytes; products are plain
 
 from __future__ import annotations
 
-from analysis.algorithms import Family, of_family
+from analysis.algorithms import Family, find, of_family
 from analysis.shapes import Tile
 from kernels.flash1 import (
     flash1_backward,
@@ -72,13 +73,13 @@ def all_kernels(algorithm: str, tile: Tile, head_dim: int, dtype: str) -> list[K
     _require_known(algorithm)
     if algorithm == "standard":
         return [standard_kernel(entry, tile, head_dim, dtype) for entry in (*FORM, *ROWS)]
-    literal = algorithm == "flash1-literal"
+    form = find(algorithm).form
+    assert form
     entries = [("flash1_forward", "forward"), ("flash1_backward", "backward")]
-    if literal:
+    if form == "literal":
         entries += [("flash1_init", "forward"), ("flash1_backward_init", "backward")]
     return [
-        flash1_kernel(entry, tile, head_dim, dtype, pass_, literal=literal)
-        for entry, pass_ in entries
+        flash1_kernel(entry, tile, head_dim, dtype, pass_, form=form) for entry, pass_ in entries
     ]
 
 

@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from analysis.shapes import Tile
-from kernels import attention, dispatch, hopper
+from kernels import attention, dispatch, hopper, ladder
 from kernels.launch import Array, Kernel
 from kernels.plan import Launch, Recorder
 
@@ -90,9 +90,10 @@ def problems() -> Iterator[Problem]:
     yield Problem("flash-deterministic", tile=Tile(64, 64), passes=("backward",))
     for block_n in (64, 128, 256, 512):
         for pass_ in PASSES:
-            yield Problem("flash1", tile=Tile(16, block_n), passes=(pass_,))
+            yield Problem("flash1-released", tile=Tile(16, block_n), passes=(pass_,))
     for pass_ in PASSES:
         yield Problem("flash1-literal", tile=Tile(16, 256), passes=(pass_,))
+        yield Problem("flash1-skip-first", tile=Tile(16, 256), passes=(pass_,))
         yield Problem("standard", tile=Tile(64, 64), passes=(pass_,))
     # Ragged shapes and long heads of the counted traffic; peak memory.
     for causal in both:
@@ -103,7 +104,7 @@ def problems() -> Iterator[Problem]:
     # The GPU tests' small cases.
     for dtype in ("fp16", "bf16", "fp32"):
         for causal in both:
-            for algorithm in ("flash", "standard", "flash1", "flash1-literal"):
+            for algorithm in ("flash", *ladder.ALGORITHMS):
                 yield Problem(algorithm, 64, dtype, causal, seqlen=128)
     for dtype in ("fp16", "bf16"):
         for causal in both:

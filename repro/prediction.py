@@ -45,7 +45,14 @@ from repro.prediction_runs import (
 
 PASSES = ("forward", "backward")
 #: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
-CLOSED = ("standard", "flash1-literal", "flash1", "flash", "flash-deterministic")
+CLOSED = (
+    "standard",
+    "flash1-literal",
+    "flash1-skip-first",
+    "flash1-released",
+    "flash",
+    "flash-deterministic",
+)
 ALGORITHMS = attention.ALGORITHMS
 
 
@@ -265,7 +272,7 @@ def predict(
         dimension that is no multiple of 8 copies all of them.
     waves: predict HBM bytes by whole waves of blocks instead of a simulated L2: for large sweeps.
 
-    Textbook algorithms ("standard", "flash1", "flash1-literal") are predicted beyond what our
+    Textbook algorithms ("standard" and the forms of flash1) are predicted beyond what our
     kernels of them run, and all on GPUs that cannot run ours: ``Prediction.theory`` says so.
 
     Raises ValueError for an unknown algorithm or pass, what a GPU cannot do (a type it lacks, a

@@ -326,10 +326,10 @@ def _standard_work(
 
 def saved_tensors(algorithm: str, shape: AttentionShape) -> list[memory.LiveTensor]:
     """What lies between forward and backward."""
-    family = find(algorithm).family
-    if family is Family.STANDARD:
+    chosen = find(algorithm)
+    if chosen.family is Family.STANDARD:
         return memory.saved_for_backward("standard", shape)
-    statistics = "m, l" if family is Family.FLASH1 else "lse"
+    statistics = "m, l" if chosen.form in ("literal", "skip-first") else "lse"
     return memory.saved_for_backward("flash", shape, statistics=statistics)
 
 

@@ -29,6 +29,7 @@ from repro.attention.validation import DTYPES
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.distributed.reduce_to_owner import ReduceToOwner, owners
 from repro.distributed.ring_attention import LocalAttention, ring_attention, take_local
+from repro.distributed.transport import TransportBytes
 from repro.distributed.volume import CollectiveBytes
 from repro.training.host_optimizer import MasterWeightAdamW
 from repro.training.live_bytes import LiveBytes
@@ -110,7 +111,9 @@ def model_states(engine: str) -> list[Row]:
     else:
         raise ValueError(f"engine must be one of {ENGINES}, got {engine!r}")
 
-    with CollectiveBytes() as sent:
+    transport = TransportBytes()
+    dist.barrier()
+    with transport, CollectiveBytes() as sent:
         loss = model(x).float().square().mean()
         after_forward = storage_bytes(model.parameters())
         loss.backward()
@@ -126,7 +129,8 @@ def model_states(engine: str) -> list[Row]:
         "optimizer_bytes": storage_bytes(optimizer_tensors(optimizer)),
         "sent_bytes": sent.sent_bytes(ranks),
     }
-    return [_row(cell, metric, value) for metric, value in rows.items()]
+    found = [_row(cell, metric, value) for metric, value in rows.items()]
+    return found + transported(cell, transport)
 
 
 def parallel_layer(sequence_parallel: bool, recompute: str) -> list[Row]:
@@ -140,12 +144,17 @@ def parallel_layer(sequence_parallel: bool, recompute: str) -> list[Row]:
     ).to(device(), torch.bfloat16)
     rows = seqlen // ranks if sequence_parallel else seqlen
     torch.manual_seed(rank if sequence_parallel else 0)
+    above = TransportBytes()
+    dist.barrier()
     with LiveBytes(layer.parameters()) as live, CollectiveBytes() as forward:
         x = torch.randn(rows, batch, hidden, dtype=torch.bfloat16, device=device())
         x.requires_grad_()
-        out = layer(x)
+        with above:
+            out = layer(x)
         saved = settled(live) - out.nbytes
-    with CollectiveBytes() as backward:
+    below = TransportBytes()
+    dist.barrier()
+    with below, CollectiveBytes() as backward:
         out.float().square().sum().backward()
     name = "sequence" if sequence_parallel else "tensor"
     if recompute != "none":
@@ -155,6 +164,8 @@ def parallel_layer(sequence_parallel: bool, recompute: str) -> list[Row]:
         _row(cell, "saved_bytes", saved),
         _row(cell, "sent_bytes", forward.sent_bytes(ranks), pass_="forward"),
         _row(cell, "sent_bytes", backward.sent_bytes(ranks), pass_="backward"),
+        *transported(cell, above, "forward"),
+        *transported(cell, below, "backward"),
     ]
 
 
@@ -182,10 +193,13 @@ def ring(
     q, k, v, dout = (take_local(x, rank, ranks, placement).to(device()) for x in whole)
     for leaf in (q, k, v):
         leaf.requires_grad_()
-    with CollectiveBytes() as forward:
+    above, below = TransportBytes(), TransportBytes()
+    dist.barrier()
+    with above, CollectiveBytes() as forward:
         out = ring_attention(q, k, v, causal=causal, placement=placement, local=local)
     assert isinstance(out, Tensor)
-    with CollectiveBytes() as backward:
+    dist.barrier()
+    with below, CollectiveBytes() as backward:
         out.backward(dout)
     exact = one_rank(causal, *(x.double() for x in whole))
     results = zip((out, q.grad, k.grad, v.grad), exact, strict=True)
@@ -204,6 +218,8 @@ def ring(
         _row(cell, "sent_bytes", backward.full_bytes["send"], pass_="backward"),
         _row(cell, "max_error", float(errors[0]), pass_="forward"),
         _row(cell, "max_error", float(max(errors[1:])), pass_="backward"),
+        *transported(cell, above, "forward"),
+        *transported(cell, below, "backward"),
     ]
 
 
@@ -221,6 +237,16 @@ def one_rank(
     out = torch.softmax(scores, -1) @ values
     dq, dk, dv = torch.autograd.grad(out, leaves, dout)
     return out.detach(), dq, dk, dv
+
+
+def transported(cell: Row, counted: TransportBytes, pass_: str = "-") -> list[Row]:
+    """Bytes at the sockets, of a rank in the mean: none where tensors do not go over sockets."""
+    if device().type != "cpu":
+        return []
+    total = torch.tensor(float(counted.sent_bytes), dtype=torch.float64)
+    dist.all_reduce(total)
+    value = total.item() / dist.get_world_size()
+    return [cell | {"metric": "transport_bytes", "value": value, "unit": "B", "pass": pass_}]
 
 
 def _row(cell: Row, metric: str, value: float, pass_: str = "-") -> Row:

@@ -22,8 +22,10 @@ SHAPE = AttentionShape(64, 16, 1024, 1024, 64)
 TILES = {
     ("standard", "forward"): Tile(128, 128),
     ("standard", "backward"): Tile(128, 128),
-    ("flash1", "forward"): Tile(16, 256),
-    ("flash1", "backward"): Tile(16, 256),
+    ("flash1-skip-first", "forward"): Tile(16, 256),
+    ("flash1-skip-first", "backward"): Tile(16, 256),
+    ("flash1-released", "forward"): Tile(16, 256),
+    ("flash1-released", "backward"): Tile(16, 256),
     ("flash", "forward"): Tile(128, 64),
     ("flash", "backward"): Tile(64, 128),
 }
@@ -87,5 +89,5 @@ EXPERIMENT = Experiment(
     measure=measure,
     device="host",
     also=also,
-    seconds=20,
+    seconds=30,
 )

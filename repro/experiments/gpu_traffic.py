@@ -38,7 +38,7 @@ def cells() -> list[Cell]:
     listed += hopper_forwards(False, figure2)
     listed += [cell("flash-sm90", "backward", hopper.backward_form(64, False).tile, **figure2)]
     listed += [
-        cell("flash1", p, Tile(16, bc), **figure2)
+        cell("flash1-released", p, Tile(16, bc), **figure2)
         for p in ("forward", "backward")
         for bc in (64, 128, 256)
     ]
@@ -64,7 +64,11 @@ def cells() -> list[Cell]:
         cell("flash", "forward", Tile(128, 64), seqlen=n, **long) for n in (32768, 65536, 131072)
     ]
     listed += [cell("flash", "backward", square, seqlen=32768, **long)]
-    listed += [cell("flash1-literal", p, Tile(16, 256), **figure2) for p in ("forward", "backward")]
+    listed += [
+        cell(name, p, Tile(16, 256), **figure2)
+        for name in ("flash1-literal", "flash1-skip-first")
+        for p in ("forward", "backward")
+    ]
     listed += [cell("standard", p, square, **figure2) for p in ("forward", "backward")]
     return listed
 

@@ -22,13 +22,13 @@ HEAD_DIMS = (64, 128)
 SIZES = (16, 32, 64, 128, 256, 512)
 GPUS = (T4, A100_40GB, H200)
 #: The other side of the tile while one side varies.
-OTHER = {"flash1": 16, "flash": 64}
+OTHER = {"flash1-released": 16, "flash": 64}
 
 
 def tile(algorithm: str, size: int) -> Tile:
     """The tile whose outer side is ``size``."""
     other = OTHER[algorithm]
-    return Tile(other, size) if algorithm == "flash1" else Tile(size, other)
+    return Tile(other, size) if algorithm == "flash1-released" else Tile(size, other)
 
 
 def largest(algorithm: str, head_dim: int, gpu: Gpu) -> int:
@@ -36,7 +36,7 @@ def largest(algorithm: str, head_dim: int, gpu: Gpu) -> int:
     fitting = 0
     for size in SIZES:
         try:
-            if algorithm == "flash1":
+            if algorithm == "flash1-released":
                 needed = flash1_shared_bytes(tile(algorithm, size), head_dim, "fp16", "forward")
             else:
                 limit = gpu.shared_bytes_per_block
@@ -55,7 +55,7 @@ def rules(algorithm: str, head_dim: int) -> Iterator[tuple[str, Tile]]:
     """What every rule picks on an H200 (M = its shared memory); a rule may pick nothing."""
     shape = AttentionShape(1, 1, SEQLEN, SEQLEN, head_dim)
     note_bytes = H200.shared_bytes_per_block
-    if algorithm == "flash1":
+    if algorithm == "flash1-released":
         yield "paper: Bc = M/4d", paper_tile(head_dim, H200.on_chip_elements)
         yield "released, 2022", Tile(16, 256)
         try:

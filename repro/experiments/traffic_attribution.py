@@ -19,8 +19,8 @@ TILES = {
     ("standard", "backward"): Tile(128, 128),
     ("flash1-literal", "forward"): Tile(64, 64),
     ("flash1-literal", "backward"): Tile(64, 64),
-    ("flash1", "forward"): Tile(16, 256),
-    ("flash1", "backward"): Tile(16, 256),
+    ("flash1-released", "forward"): Tile(16, 256),
+    ("flash1-released", "backward"): Tile(16, 256),
     ("flash", "forward"): Tile(128, 64),
     ("flash", "backward"): Tile(64, 128),
 }

@@ -18,11 +18,12 @@ VARIANTS = {
         ("bf16", 128, Tile(128, 128)),
         ("fp32", 128, Tile(64, 64)),
     ],
-    "flash1": [
+    "flash1-skip-first": [
         ("fp16", 64, Tile(16, 256)),
         ("bf16", 128, Tile(64, 64)),
     ],
     "flash1-literal": [("fp32", 40, Tile(13, 27))],
+    "flash1-released": [("fp16", 64, Tile(16, 256)), ("fp32", 40, Tile(13, 27))],
 }
 ATTENTION = [
     (algorithm, *variant) for algorithm, variants in VARIANTS.items() for variant in variants
@@ -55,7 +56,7 @@ def test_online_softmax(k: int, arch: str) -> None:
 
 def test_the_launcher_and_the_kernel_agree_on_shared_memory() -> None:
     """A byte more or less than the kernel's struct, and it does not compile."""
-    good = flash1_kernel("flash1_forward", Tile(16, 64), 64, "fp16", "forward", literal=False)
+    good = flash1_kernel("flash1_forward", Tile(16, 64), 64, "fp16", "forward", form="skip-first")
     macros = dict(good.macros)
     macros["SHARED_BYTES"] += 16
     bad = Kernel(good.source, good.entry, tuple(macros.items()), good.threads)

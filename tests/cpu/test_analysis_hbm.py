@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.algorithms import ALGORITHMS, Family, find
-from analysis.hardware import A100_40GB, H200, T4, Gpu
+from analysis.hardware import A100_40GB, H200, T4, TENSOR_FLOPS_PER_CLOCK_PER_SM, Gpu
 from analysis.hbm import BY_WAVES, SIMULATED, compulsory_hbm, predict_hbm
 from analysis.l2 import L2, UnavailableError, available, simulate
 from analysis.l2.attention import query_tiles_outside
@@ -228,18 +228,26 @@ def test_flash1_heads_share_nothing() -> None:
     tile = Tile(16, 256)
     for seqlen, fits in ((512, True), (65536, False)):
         shape = AttentionShape(16, 16, seqlen, seqlen, 64)
-        traffic = predict_traffic("flash1", shape, tile, "forward")
-        hbm = predict_hbm("flash1", shape, tile, "forward", H200)
+        traffic = predict_traffic("flash1-skip-first", shape, tile, "forward")
+        hbm = predict_hbm("flash1-skip-first", shape, tile, "forward", H200)
         least = compulsory_hbm(traffic, shape)
         expected = least.read_bytes + least.write_bytes if fits else traffic.total_bytes
         assert hbm.read_bytes + hbm.write_bytes == pytest.approx(expected, rel=0.005)
     shape = AttentionShape(64, 16, 1024, 1024, 64)
-    traffic = predict_traffic("flash1", shape, tile, "forward")
+    traffic = predict_traffic("flash1-skip-first", shape, tile, "forward")
     least = compulsory_hbm(traffic, shape)
-    on_t4, on_a100 = (predict_hbm("flash1", shape, tile, "forward", g) for g in (T4, A100_40GB))
+    on_t4, on_a100 = (
+        predict_hbm("flash1-skip-first", shape, tile, "forward", g) for g in (T4, A100_40GB)
+    )
     assert on_t4.read_bytes + on_t4.write_bytes == pytest.approx(traffic.total_bytes, rel=0.005)
     assert (
         1.2
         < (on_a100.read_bytes + on_a100.write_bytes) / (least.read_bytes + least.write_bytes)
         < 0.8 * traffic.total_bytes / (least.read_bytes + least.write_bytes)
     )
+
+
+def test_the_rates_of_our_card_are_of_one_clock() -> None:
+    """Tensor cores, exponentials and shared memory of an H200: 132 SMs at 1.83 GHz."""
+    peak = H200.sms * TENSOR_FLOPS_PER_CLOCK_PER_SM[9, 0] * H200.boost_clock_hz
+    assert H200.fp16_tensor_flops == pytest.approx(peak, rel=0.002)

@@ -137,6 +137,9 @@ def test_occupancy_limits() -> None:
     assert more.blocks_per_sm == 1
     too_much = occupancy(a100, threads=128, registers_per_thread=64, shared_bytes=164 * 1024)
     assert too_much.blocks_per_sm == 0
+    # 152 registers a thread are 4864 a warp: three in each quarter of the file, not 13 in all.
+    quarters = occupancy(H200, threads=32, registers_per_thread=152, shared_bytes=0)
+    assert quarters.limits["registers"] == 12
     threads = occupancy(RTX_3090, threads=1024, registers_per_thread=32, shared_bytes=0)
     assert (threads.blocks_per_sm, threads.limited_by) == (1, "threads")
     with pytest.raises(ValueError, match="threads=2048"):

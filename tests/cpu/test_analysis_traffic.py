@@ -212,4 +212,6 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="colour"):
         predict_traffic("flash", shape, tile, "forward", colour=1)
     with pytest.raises(ValueError, match="kv_heads=1"):
-        predict_traffic("flash1", AttentionShape(1, 2, 8, 8, 64, kv_heads=1), tile, "forward")
+        predict_traffic(
+            "flash1-skip-first", AttentionShape(1, 2, 8, 8, 64, kv_heads=1), tile, "forward"
+        )

@@ -75,60 +75,88 @@ class Walk:
         assert {kernel: dict(m) for kernel, m in predicted.kernels.items()} == walked
 
 
-@given(shapes, tiles, st.booleans())
+FORMS = st.sampled_from(("literal", "skip-first", "released"))
+
+
+@given(shapes, tiles, FORMS)
 @settings(deadline=None)
-def test_flash1_forward(shape: AttentionShape, tile: Tile, literal: bool) -> None:
-    """FlashAttention 2022, Alg. 1."""
+def test_flash1_forward(shape: AttentionShape, tile: Tile, form: str) -> None:
+    """FlashAttention 2022, Alg. 1, and the form of its released code."""
     walk = Walk(shape, tile)
+    main, wide = "flash1_forward", shape.head_dim * 4
     for _ in range(shape.batch * shape.heads):
-        if literal:
+        if form == "literal":
             for rows in walk.rows_q:
                 walk.move("flash1_init", "write", rows * walk.row, "out")
                 walk.move("flash1_init", "write", rows * 4, "l", "m")
         for j, keys in enumerate(walk.rows_k):
-            walk.move("flash1_forward", "read", keys * walk.row, "k", "v")
+            walk.move(main, "read", keys * walk.row, "k", "v")
             for i, rows in enumerate(walk.rows_q):
-                first = j == 0 and not literal
-                if walk.visible(i, j):
-                    walk.move("flash1_forward", "read", rows * walk.row, "q")
-                    if not first:
-                        walk.move("flash1_forward", "read", rows * walk.row, "out")
-                        walk.move("flash1_forward", "read", rows * 4, "l", "m")
-                if walk.visible(i, j) or first:
-                    walk.move("flash1_forward", "write", rows * walk.row, "out")
-                    walk.move("flash1_forward", "write", rows * 4, "l", "m")
-    walk.check("flash1-literal" if literal else "flash1", "forward")
+                first = j == 0 and form != "literal"
+                seen = walk.visible(i, j)
+                if seen:
+                    walk.move(main, "read", rows * walk.row, "q")
+                if form == "released":
+                    last = not any(walk.visible(i, n) for n in range(j + 1, len(walk.rows_k)))
+                    if seen and not first:
+                        walk.move(main, "read", rows * wide, "out_tmp")
+                        walk.move(main, "read", rows * 4, "lse")
+                    if seen and not last:
+                        walk.move(main, "write", rows * wide, "out_tmp")
+                    if (seen and last) or (first and not seen):
+                        walk.move(main, "write", rows * walk.row, "out")
+                    if seen or first:
+                        walk.move(main, "write", rows * 4, "lse")
+                    continue
+                if seen and not first:
+                    walk.move(main, "read", rows * walk.row, "out")
+                    walk.move(main, "read", rows * 4, "l", "m")
+                if seen or first:
+                    walk.move(main, "write", rows * walk.row, "out")
+                    walk.move(main, "write", rows * 4, "l", "m")
+    walk.check(f"flash1-{form}", "forward")
 
 
-@given(shapes, tiles, st.booleans())
+@given(shapes, tiles, FORMS)
 @settings(deadline=None)
-def test_flash1_backward(shape: AttentionShape, tile: Tile, literal: bool) -> None:
-    """FlashAttention 2022, Alg. 4."""
+def test_flash1_backward(shape: AttentionShape, tile: Tile, form: str) -> None:
+    """FlashAttention 2022, Alg. 4, and the form of its released code."""
     walk = Walk(shape, tile)
-    main = "flash1_backward"
+    main, wide = "flash1_backward", shape.head_dim * 4
     for _ in range(shape.batch * shape.heads):
-        if literal:
+        if form == "literal":
             for rows in walk.rows_q:
                 walk.move("flash1_backward_init", "write", rows * walk.row, "dq")
         for j, keys in enumerate(walk.rows_k):
             walk.move(main, "read", keys * walk.row, "k", "v")
             for i, rows in enumerate(walk.rows_q):
-                first = j == 0 and not literal
-                if walk.visible(i, j):
+                first = j == 0 and form != "literal"
+                seen = walk.visible(i, j)
+                last = not any(walk.visible(i, n) for n in range(j + 1, len(walk.rows_k)))
+                if seen:
                     walk.move(main, "read", rows * walk.row, "q", "dout")
-                    walk.move(main, "read", rows * 4, "l", "m")
-                    if literal:
+                    for name in ("lse",) if form == "released" else ("l", "m"):
+                        walk.move(main, "read", rows * 4, name)
+                    if form == "literal":
                         walk.move(main, "read", rows * walk.row, "out", "dq")
                     elif first:
                         walk.move(main, "read", rows * walk.row, "out")
                         walk.move(main, "write", rows * 4, "delta")
                     else:
-                        walk.move(main, "read", rows * walk.row, "dq")
                         walk.move(main, "read", rows * 4, "delta")
-                if walk.visible(i, j) or first:
+                        if form == "released":
+                            walk.move(main, "read", rows * wide, "dq_tmp")
+                        else:
+                            walk.move(main, "read", rows * walk.row, "dq")
+                if form == "released":
+                    if seen and not last:
+                        walk.move(main, "write", rows * wide, "dq_tmp")
+                    if (seen and last) or (first and not seen):
+                        walk.move(main, "write", rows * walk.row, "dq")
+                elif seen or first:
                     walk.move(main, "write", rows * walk.row, "dq")
             walk.move(main, "write", keys * walk.row, "dk", "dv")
-    walk.check("flash1-literal" if literal else "flash1", "backward")
+    walk.check(f"flash1-{form}", "backward")
 
 
 @given(shapes, tiles)
@@ -264,4 +292,6 @@ def test_block_masks_that_do_not_fit_are_refused() -> None:
             block_mask=np.ones((1, 1), dtype=bool), mask_block=Tile(48, 32),
         )  # fmt: skip
     with pytest.raises(ValueError, match="flash1-literal"):
-        predict_traffic("flash1", shape, tile, "forward", block_mask=np.ones((4, 4), dtype=bool))
+        predict_traffic(
+            "flash1-skip-first", shape, tile, "forward", block_mask=np.ones((4, 4), dtype=bool)
+        )

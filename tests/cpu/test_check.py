@@ -21,7 +21,14 @@ def forward_of_standard() -> check.Subject:
     ("source", "passes"),
     [
         ("flash_backward_dq.cu", {("flash-split", "backward")}),
-        ("flash1_forward.cu", {("flash1-literal", "forward"), ("flash1", "forward")}),
+        (
+            "flash1_forward.cu",
+            {
+                ("flash1-literal", "forward"),
+                ("flash1-skip-first", "forward"),
+                ("flash1-released", "forward"),
+            },
+        ),
     ],
 )
 def test_a_source_is_checked_in_every_pass_that_launches_it(source, passes) -> None:
@@ -39,7 +46,7 @@ def test_a_source_of_no_attention_pass_is_refused() -> None:
 def test_a_right_kernel_passes_and_the_command_says_so(capsys) -> None:
     assert check.main(["flash1_forward", "--head-dim", "16", "--dtype", "fp32"]) == 0
     said = capsys.readouterr().out
-    assert "flash1 forward d=16 fp32 causal: right, bytes as predicted" in said
+    assert "flash1-released forward d=16 fp32 causal: right, bytes as predicted" in said
 
 
 def test_a_wrong_result_is_named(monkeypatch) -> None:

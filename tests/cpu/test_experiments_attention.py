@@ -15,7 +15,7 @@ from repro.experiments._host import reference, run_one_head
 from repro.experiments.traffic_scaling import papers_tile
 
 COUNTED = ("fig2-left", "fig2-middle", "traffic-scaling", "traffic-attribution")
-ALGORITHMS = ("standard", "flash1-literal", "flash1", "flash")
+ALGORITHMS = ("standard", "flash1-literal", "flash1-skip-first", "flash")
 
 
 def counted(batch, heads, algorithm):

@@ -312,7 +312,11 @@ def test_wrong_arguments_are_refused_with_both_values() -> None:
         ({"key_mask": view("m", aligned((2, 7), "uint8"), "uint8")}, ValueError, r"\(2, 7\)"),
         ({"block_size": (64, 64)}, ValueError, "without a block_mask"),
         ({"algorithm": "flash3"}, ValueError, "flash3"),
-        ({"algorithm": "flash1", "dropout_p": 0.5}, ValueError, "flash1 does not take dropout_p"),
+        (
+            {"algorithm": "flash1-skip-first", "dropout_p": 0.5},
+            ValueError,
+            "flash1 does not take dropout_p",
+        ),
     ]
     for options, error, message in cases:
         limit = {"shared_limit_bytes": 90000} if options.get("tile") == Tile(256, 256) else {}

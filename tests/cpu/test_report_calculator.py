@@ -122,7 +122,7 @@ def test_numbers_are_pythons_under_node() -> None:
         ({"batch": 0}, "batch = 0"),
         ({"seqlen_q": 1.5}, "seqlen_q = 1.5"),
         ({"heads": 3, "kv_heads": 2}, "heads = 3 is not a multiple of kv_heads = 2"),
-        ({"algorithm": "flash1", "heads": 4, "kv_heads": 2}, "as many key/value heads"),
+        ({"algorithm": "flash1-skip-first", "heads": 4, "kv_heads": 2}, "as many key/value heads"),
         ({"causal": True, "seqlen_k": 8}, "seqlen_k = 8 is below seqlen_q = 16"),
         ({"algorithm": "flash1", "seqlen_q": 10**9, "block_m": 1}, "ten million"),
         ({"gpu": "T4"}, "T4 does not compute in bf16: use fp16"),
