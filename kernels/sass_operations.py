@@ -9,18 +9,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 
-from analysis.loop_model.program import Event
+from kernels import sass_sharing
 from kernels.sass import Instruction
 from kernels.sass_operands import (
-    BLOCKED,
     FINISHED,
     MASK,
     Block,
     Do,
-    Mbarrier,
-    NamedBarrier,
     Warp,
-    address,
     as_bits,
     as_float,
     is_predicate,
@@ -37,51 +33,13 @@ from kernels.sass_operands import (
 #: Take time but change nothing that is followed here: floating point, and hints.
 WITHOUT_EFFECT = frozenset(
     [
-        "FFMA",
-        "FADD",
-        "FMUL",
-        "FMNMX",
-        "FSEL",
-        "F2FP",
-        "F2F",
-        "HGMMA",
-        "HMMA",
-        "HADD2",
-        "HMUL2",
-        "HFMA2",
-        "LDSM",
-        "STSM",
-        "LDGSTS",
-        "LDGDEPBAR",
-        "DEPBAR",
-        "MEMBAR",
-        "FENCE",
-        "CCTL",
-        "NOP",
-        "YIELD",
-        "BSSY",
-        "BSYNC",
-        "WARPSYNC",
-        "WARPGROUP",
-        "WARPGROUPSET",
-        "ERRBAR",
-        "CALL",
-        "ENDCOLLECTIVE",
-        "BREAK",
-        "PRMT",
-        "STG",
-        "STGM",
-        "RED",
-        "REDG",
-        "UTMACMDFLUSH",
-        "UTMAPF",
-        "MUFU_DATA",
-        "KILL",
-        "NANOSLEEP",
-        "ACQBULK",
-        "PREEXIT",
+        "FFMA", "FADD", "FMUL", "FMNMX", "FSEL", "F2FP", "F2F", "HGMMA", "HMMA", "HADD2",
+        "HMUL2", "HFMA2", "LDSM", "STSM", "LDGSTS", "LDGDEPBAR", "DEPBAR", "MEMBAR", "FENCE",
+        "CCTL", "NOP", "YIELD", "BSSY", "BSYNC", "WARPSYNC", "WARPGROUP", "WARPGROUPSET",
+        "ERRBAR", "CALL", "ENDCOLLECTIVE", "BREAK", "PRMT", "STG", "STGM", "RED", "REDG",
+        "UTMACMDFLUSH", "UTMAPF", "KILL", "NANOSLEEP", "ACQBULK", "PREEXIT",
     ]
-)
+)  # fmt: skip
 
 
 def compile_(i: Instruction, labels: Mapping[str, int], block: Block) -> Do:
@@ -91,7 +49,7 @@ def compile_(i: Instruction, labels: Mapping[str, int], block: Block) -> Do:
     """
     operands = [o.strip() for o in _split(i.operands)]
     if i.opcode in WITHOUT_EFFECT:
-        return _nothing
+        return sass_sharing.nothing
     maker = _MAKERS.get(i.opcode)
     if maker is None:
         raise ValueError(f"instruction {i.opcode} {i.operands} at 0x{i.address:x} is not known")
@@ -104,10 +62,6 @@ def compile_(i: Instruction, labels: Mapping[str, int], block: Block) -> Do:
 
 def _split(text: str) -> list[str]:
     return [part for part in text.split(",") if part.strip()]
-
-
-def _nothing(w: Warp) -> None:
-    return None
 
 
 Maker = Callable[[Instruction, list[str], Mapping[str, int], Block], Do]
@@ -468,7 +422,7 @@ def _reciprocal(i: Instruction, operands: list[str], labels: Mapping[str, int], 
 
 def _branch(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     if "DIV" in i.modifiers:  # a warp's threads stay together
-        return _nothing
+        return sass_sharing.nothing
     label = operands[-1].strip("`()")
     there = labels[label]
     conditions = [predicate(o) for o in operands[:-1] if is_predicate(o)]
@@ -483,169 +437,10 @@ def _exit(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
     return lambda w: FINISHED
 
 
-def _named_barrier(
-    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
-) -> Do:
-    identity = source(operands[0], block)
-    count = source(operands[1], block) if len(operands) > 1 else None
-    waits = "SYNC" in i.modifiers
-
-    def do(w: Warp) -> int | None:
-        number = identity(w)
-        needed = count(w) if count else block.launch.threads
-        barrier = block.named.setdefault(number, NamedBarrier())
-        if w.waiting_for is None:
-            barrier.arrived += 32
-            generation = barrier.generation
-            if barrier.arrived >= needed:
-                barrier.arrived = 0
-                barrier.generation += 1
-            if waits:
-                w.waiting_for = generation
-        if waits:
-            if barrier.generation == w.waiting_for:
-                return BLOCKED
-            w.waiting_for = None
-        kind = Event.BARRIER_SYNC if waits else Event.BARRIER_ARRIVE
-        w.event = (int(kind), number, needed // 32)
-        return None
-
-    return do
-
-
-def _syncs(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    at = address(operands[1], block)
-    if "EXCH" in i.modifiers:
-        value = source(operands[2], block)
-
-        def start(w: Warp) -> None:
-            count = 0x100000 - (value(w) >> 1)
-            block.mbarriers[at(w)] = Mbarrier(count, count)
-
-        return start
-    if "PHASECHK" in i.modifiers:
-        passed, parity = target_predicate(operands[0]), source(operands[2], block)
-
-        def wait(w: Warp) -> int | None:
-            place, wanted = at(w), parity(w) >> 31
-            if block.mbarriers[place].completed & 1 == wanted:
-                return BLOCKED
-            passed(w, True)
-            w.event = (int(Event.WAIT), place, wanted)
-            return None
-
-        return wait
-    if "ARRIVE" in i.modifiers:
-        expected = None if "A1T0" in i.modifiers else source(operands[2], block)
-
-        def arrive(w: Warp) -> None:
-            barrier, bytes_ = block.mbarriers[at(w)], expected(w) if expected else 0
-            barrier.pending -= 1
-            barrier.bytes_ += bytes_
-            barrier.settle()
-            w.event = (int(Event.ARRIVE), at(w), bytes_)
-
-        return arrive
-    raise KeyError(i.modifiers)
-
-
-def _copy_tensor(
-    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
-) -> Do:
-    registers = [int(o.strip("[]").lstrip("UR")) for o in operands[:2]]
-    if i.opcode == "UTMASTG":
-
-        def store(w: Warp) -> None:
-            w.event = (int(Event.COPY_OUT), 0, block.maps[_known(w.u[registers[1]])])
-
-        return store
-
-    def load(w: Warp) -> None:
-        place, bytes_ = _known(w.u[registers[0] + 1]), block.maps[_known(w.u[registers[1]])]
-        _arrives(block, place, bytes_)
-        w.event = (int(Event.COPY_IN), place, bytes_)
-
-    return load
-
-
-def _copy_bulk(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    registers = [int(o.strip("[]").lstrip("UR")) for o in operands]
-
-    def do(w: Warp) -> None:
-        bytes_ = 16 * (_known(w.u[registers[2]]) & 0xFFFF)
-        if i.opcode == "UBLKRED" or i.modifiers[:2] == ("G", "S"):
-            w.event = (int(Event.COPY_OUT), 0, bytes_)
-            return
-        place = _known(w.u[registers[0] + 1])
-        _arrives(block, place, bytes_)
-        w.event = (int(Event.COPY_IN), place, bytes_)
-
-    return do
-
-
-def _known(value: int | None) -> int:
-    if value is None:
-        raise ValueError("an address or a size depends on the data")
-    return value
-
-
-def _arrives(block: Block, place: int, bytes_: int) -> None:
-    barrier = block.mbarriers[place]
-    barrier.bytes_ -= bytes_
-    barrier.settle()
-
-
-def _load(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    if i.opcode == "LDC" and operands[1].startswith("c["):
-        return _move(i, operands, labels, block)
-    put = target(operands[0])
-    at = address(operands[1], block)
-    single = not {"64", "128"} & set(i.modifiers)
-
-    def do(w: Warp) -> None:
-        memory = w.local if i.opcode == "LDL" else block.shared
-        try:
-            known = memory.get(at(w)) if single and i.opcode in ("LDS", "LDL") else None
-        except TypeError:
-            known = None
-        put(w, known)
-
-    return do
-
-
-def _store(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    at, value = address(operands[0], block), source(operands[1], block)
-    if {"64", "128"} & set(i.modifiers):
-        return _nothing
-
-    def do(w: Warp) -> None:
-        memory = w.local if i.opcode == "STL" else block.shared
-        try:
-            place = at(w)
-        except TypeError:
-            return
-        try:
-            memory[place] = value(w)
-        except TypeError:
-            memory[place] = None
-
-    return do
-
-
-def _atomic(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    put = target(operands[1] if is_predicate(operands[0]) else operands[0])
-
-    def do(w: Warp) -> None:
-        put(w, block.taken.pop(0) if block.taken else None)
-
-    return do
-
-
-def _granted(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    if "TRY_ALLOC" not in i.modifiers:
-        return _nothing
-    out = target_predicate(operands[0])
-    return lambda w: out(w, True)
+def _constant(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    """An argument; elsewhere in the constant bank lies what depends on a register."""
+    known = operands[1].startswith("c[")
+    return (_move if known else sass_sharing.load)(i, operands, labels, block)
 
 
 _MAKERS: dict[str, Maker] = {
@@ -662,13 +457,15 @@ _MAKERS: dict[str, Maker] = {
     **dict.fromkeys(("MOV", "UMOV", "CS2R", "ULDC"), _move),
     **dict.fromkeys(("S2R", "S2UR"), _special),
     **dict.fromkeys(("VOTE", "VOTEU"), _vote),
-    **dict.fromkeys(("LDS", "LDG", "LDL", "LDC"), _load),
-    **dict.fromkeys(("STS", "STL"), _store),
-    **dict.fromkeys(("UTMALDG", "UTMASTG"), _copy_tensor),
-    **dict.fromkeys(("UBLKCP", "UBLKRED"), _copy_bulk),
+    **dict.fromkeys(("LDS", "LDG", "LDL"), sass_sharing.load),
+    **dict.fromkeys(("STS", "STL"), sass_sharing.store),
+    **dict.fromkeys(("UTMALDG", "UTMASTG"), sass_sharing.copy_tensor),
+    **dict.fromkeys(("UBLKCP", "UBLKRED"), sass_sharing.copy_bulk),
     "R2UR": _to_uniform, "P2R": _p2r, "R2P": _r2p, "ELECT": _elect, "SHFL": _shuffle,
-    "MUFU": _reciprocal, "BRA": _branch, "EXIT": _exit, "BAR": _named_barrier, "SYNCS": _syncs,
-    "ATOMG": _atomic, "USETMAXREG": _granted, "RET": _exit,
+    "MUFU": _reciprocal, "BRA": _branch, "EXIT": _exit,
+    "BAR": sass_sharing.named_barrier, "SYNCS": sass_sharing.syncs,
+    "LDC": _constant,
+    "ATOMG": sass_sharing.atomic, "USETMAXREG": sass_sharing.granted, "RET": _exit,
     "IABS": _simple(lambda x: abs(signed(x)), 1),
     "POPC": _simple(lambda x: bin(x).count("1"), 1),
     "UPOPC": _simple(lambda x: bin(x).count("1"), 1),

@@ -16,6 +16,8 @@ from analysis.loop_model.program import Program, Step
 
 SOURCE = Path(__file__).with_name("sm.c")
 LIMIT = 20_000_000
+MOST_WARPS, MOST_BARRIERS, MOST_AHEAD = 64, 64, 4
+"""Room in sm.c."""
 _STEP = (
     "unit", "interval", "latency", "stall", "yields", "write", "read", "wait",
     "reads_even", "reads_odd", "amount", "from_shared", "last_of_group", "accumulates", "pending",
@@ -89,6 +91,13 @@ def simulate(
     if unknown:
         raise ValueError(f"no parameter {sorted(unknown)[0]!r}; there are {', '.join(numbers)}")
     numbers |= {name: int(value) for name, value in changed.items()}
+    for what, count, most in (
+        ("warps", len(program.ways), MOST_WARPS),
+        ("mbarriers", len(program.arrivals), MOST_BARRIERS),
+        ("products fetched ahead", numbers["tensor_ahead"], MOST_AHEAD),
+    ):
+        if count > most:
+            raise ValueError(f"{count} {what}, the model of an SM takes at most {most}")
     table = (_CStep * len(program.table))(*(_c_step(step) for step in program.table))
     places = {address: index for index, address in enumerate(sorted(program.arrivals))}
     counts = np.array([program.arrivals[a] for a in sorted(program.arrivals)] or [0], np.int32)

@@ -201,6 +201,13 @@ def test_an_unknown_parameter_is_refused() -> None:
         simulate(straight([plain("NOP")], 1), tensor_tial=3)
 
 
+def test_more_than_there_is_room_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="65 warps, the model of an SM takes at most 64"):
+        simulate(straight([plain("NOP")], 65))
+    with pytest.raises(ValueError, match=r"9 products fetched ahead, .* at most 4"):
+        simulate(straight([plain("NOP")], 1), tensor_ahead=9)
+
+
 def test_every_parameter_says_unit_and_source() -> None:
     sources = ("spec", "code", "huerta", "luo", "flashgpu", "accelsim", "structure")
     for name, parameter in SM90.items():
@@ -257,6 +264,12 @@ def test_an_unknown_instruction_is_named() -> None:
         run("1---000 NOP ", "1---000 FROB R1, R2", "1---000 EXIT ")
     with pytest.raises(ValueError, match=r"no unit is known for instruction FROB\.X R1"):
         loops.step(Instruction(0, "", "FROB", ("X",), "R1", Control(1, False, None, None, ())))
+
+
+def test_code_of_another_architecture_is_refused_by_an_instruction() -> None:
+    code = code_of("1---000 HMMA.16816.F32.BF16 R4, R8, R12, R4", "1---000 EXIT ")
+    with pytest.raises(ValueError, match=r"no unit is known for instruction HMMA\.16816"):
+        loops.program(code, Launch(32, (1, 1, 1), ()))
 
 
 def test_an_argument_that_is_missing_is_named() -> None:
