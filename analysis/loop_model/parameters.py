@@ -130,7 +130,7 @@ _NONE = Operation(Unit.ISSUE_ONLY)
 #: 16 (spec). F2FP never carries a counter in compiled code, so it runs at a fixed latency, unlike
 #: the conversions of the special-function unit (code).
 #: Latencies: MUFU 18.91, LDSM every 4 clocks, a copy's issue 33, fence 8 to 13 (flashgpu); LDS 29,
-#: L1 41 (accelsim); LDC 29, SHFL 26, sources of STS held 12, of STG 14 (huerta, measured on Ampere);
+#: L1 41 (accelsim); LDC 29, SHFL 26, sources of STS held 12, of STG 14 (huerta, of Ampere);
 #: LDG and ATOMG one L2 hit, 264 (luo). SHFL takes 32 lanes a clock and SM (spec). Taken as those of
 #: their like, since nobody published them: S2R and S2UR as LDC, SYNCS without a wait as STS.
 OPERATIONS: dict[str, Operation] = {
