@@ -11,6 +11,7 @@ Sizes are whole bytes, times are seconds.
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -56,11 +57,17 @@ class Stage:
             "backward_temporary_bytes": self.backward_temporary_bytes,
         }
         for field, value in sizes.items():
-            if value != int(value):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                kind = type(value).__name__
+                raise TypeError(f"stage {self.name!r}: {field} is {value!r}, a {kind}, not bytes")
+            if not float(value).is_integer():
                 raise ValueError(f"stage {self.name!r}: {field} is {value}, not whole bytes")
             if value < 0 and field != "backward_temporary_bytes":
                 raise ValueError(f"stage {self.name!r}: {field} is {value}, below 0")
         for field, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):
+            if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+                kind = type(seconds).__name__
+                raise TypeError(f"stage {self.name!r}: {field} is {seconds!r}, a {kind}")
             if not (0 <= seconds < float("inf")):
                 raise ValueError(f"stage {self.name!r}: {field} is {seconds}")
 
@@ -90,6 +97,15 @@ class Chain:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ValueError("a chain needs at least 1 stage, got 0")
+        for stage in self.stages:
+            if not isinstance(stage, Stage):
+                raise TypeError(f"{stage!r} is a {type(stage).__name__}, not a Stage of a chain")
+        for name in ("input_bytes", "input_gradient_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not bytes")
+            if not float(value).is_integer():
+                raise ValueError(f"{name}={value} is not a whole number of bytes")
         if self.input_bytes < 0 or self.input_gradient_bytes < 0:
             raise ValueError(
                 f"input_bytes={self.input_bytes}, "

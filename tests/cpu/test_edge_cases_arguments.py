@@ -246,3 +246,37 @@ def test_plan_refuses_before_it_profiles(
     with pytest.raises(kind, match=message):
         repro.plan(model, given.pop("sample"), **given)
     assert not ran
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"activation_bytes": NAN}, ValueError, "activation_bytes is nan, not whole bytes"),
+        ({"saved_bytes": 1.5}, ValueError, "saved_bytes is 1.5, not whole bytes"),
+        ({"saved_bytes": -1}, ValueError, "saved_bytes is -1, below 0"),
+        ({"activation_bytes": True}, TypeError, "activation_bytes is True, a bool"),
+        ({"activation_bytes": "4"}, TypeError, "activation_bytes is '4', a str"),
+        ({"activation_bytes": None}, TypeError, "activation_bytes is None, a NoneType"),
+        ({"forward_s": NAN}, ValueError, "forward_s is nan"),
+        ({"forward_s": "1"}, TypeError, "forward_s is '1', a str"),
+        ({"backward_s": INF}, ValueError, "backward_s is inf"),
+    ],
+)
+def test_a_stage_names_the_field(change: dict[str, Any], kind: type[Exception], message: str):
+    with pytest.raises(kind, match=message):
+        Stage(**{"activation_bytes": 4, **change})
+
+
+@pytest.mark.parametrize(
+    ("stages", "size", "kind", "message"),
+    [
+        ("ab", 4, TypeError, "'a' is a str, not a Stage"),
+        ((), 4, ValueError, "at least 1 stage"),
+        ((Stage(4),), NAN, ValueError, "input_bytes=nan is not a whole number of bytes"),
+        ((Stage(4),), None, TypeError, "input_bytes=None is a NoneType"),
+        ((Stage(4),), -1, ValueError, "input_bytes=-1"),
+    ],
+)
+def test_a_chain_names_what_it_cannot_take(stages: Any, size: Any, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        Chain(stages, input_bytes=size)
