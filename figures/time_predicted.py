@@ -61,7 +61,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         figure,
         f"One NVIDIA H200, bf16, 16,384 tokens. Predicted at {H200_SUSTAINED.hz / 1e9:.2f} GHz, "
         f"the clock under load; at the highest, {H200_NOMINAL.hz / 1e9:.2f} GHz, all predictions "
-        f"change by {low:.0f} %.\nCall 1 ran in a hot card at an unknown clock: crosses. "
+        f"change by {low:.0f} %.\nCall 1 ran its variants one after another, at an unknown "
+        "clock: crosses. "
         "No parameter is fitted to a time.",
     )
     table = [
