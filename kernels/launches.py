@@ -14,7 +14,7 @@ from typing import Any
 from analysis.algorithms import Family, find
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, dispatch
-from kernels.flash_config import SHARED_LIMIT_BYTES
+from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, contiguous_strides
 from kernels.plan import Launch, Recorder, record
 
@@ -100,6 +100,9 @@ def launches_of(
 
     Raises ValueError or TypeError as the drivers do for what they cannot run.
     """
+    tensor_cores = algorithm == AUTO or find(algorithm).family in (Family.FLASH, Family.HOPPER)
+    if tensor_cores and shape.head_dim > HEAD_DIMS[-1]:
+        raise ValueError(f"head_dim={shape.head_dim} is outside 1…{HEAD_DIMS[-1]}")
     shape, asked = shape.padded, algorithm
     arrays = _arrays(shape, pass_, key_mask=key_mask, lse_gradient=lse_gradient)
     reason = None

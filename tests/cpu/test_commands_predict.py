@@ -199,7 +199,7 @@ def test_measured_ceilings_come_from_the_records_or_are_refused(capsys):
         (("-a", "flash9"), 1, "--algorithm 'flash9'"),
         (("--gpu", "B9000"), 1, "known are A100"),
         (("--gpu", "T4"), 1, "T4 does not compute in bf16: use fp16 or fp32 (--dtype fp16)"),
-        (("-d", "257"), 1, "head_dim=264 is outside 8…256"),
+        (("-d", "257"), 1, "head_dim=257 is outside 1…256"),
         (("--deterministic", "-a", "flash"), 1, "--deterministic chooses with -a auto"),
         (("--markdown", "--latex"), 1, "--markdown and --latex exclude each other"),
         (("--tile", "64"), 1, "--tile '64'"),
