@@ -62,8 +62,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         f"One NVIDIA H200, bf16, 16,384 tokens. Predicted at {H200_SUSTAINED.hz / 1e9:.2f} GHz, "
         "the clock under load at N = 16,384; none was recorded at 2,048. At the highest, "
         f"{H200_NOMINAL.hz / 1e9:.2f} GHz, all predictions\nchange by {low:.0f} %. Call 1 ran its "
-        "variants one after another, at an unknown clock. No parameter is fitted to a time; between "
-        "mechanisms the first half decided.",
+        "variants one after another, at an unknown clock. No parameter is fitted to a time; "
+        "between mechanisms the first half decided.",
     )
     table = [
         {
