@@ -28,6 +28,7 @@ class Preset:
 PRESETS = {
     "gpt2-small": Preset(12, 768, 12, 1024),
     "gpt2-medium": Preset(24, 1024, 16, 1024),
+    "gpt2-large": Preset(36, 1280, 20, 1024),
     "gpt2-xl": Preset(48, 1600, 25, 1024),
     "gpt3-6.7b": Preset(32, 4096, 32, 2048),
     "gpt3-175b": Preset(96, 12288, 96, 2048),
