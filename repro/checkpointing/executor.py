@@ -287,7 +287,8 @@ class Run:
         """
         if self._gradients[0] != stage:
             self._gradients = stage, []
-        self._gradients[1].append(gradient.detach())
+        # Its own graph (create_graph) would lead back to this run; vmap has no rule for detach.
+        self._gradients[1].append(gradient.detach() if gradient.requires_grad else gradient)
         self.provide(stage)
 
     def provide(self, stage: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from repro.checkpointing import PlannedModel, plan, profile
 from repro.training.live_bytes import LiveBytes
@@ -388,6 +390,9 @@ def test_gradients_by_name_twice_in_part_and_of_gradients() -> None:
     assert torch.equal(
         hessian(lambda v: run(v).sum(), given), hessian(lambda v: model(v).sum(), given)
     )
+    jacobian = torch.autograd.functional.jacobian
+    expected = jacobian(model, given, vectorize=True)
+    assert torch.allclose(jacobian(run, given, vectorize=True), expected)
 
 
 def test_what_cannot_follow_a_plan_is_named() -> None:
@@ -417,6 +422,70 @@ def test_compiling_around_and_inside() -> None:
         given = torch.randn(rows, WIDTH)
         expected = gradients(model, model(given).sum())
         assert equal(gradients(model, run(given).sum()), expected)
+
+
+def saved_on_host(run: nn.Module, x: Tensor) -> None:
+    with torch.autograd.graph.save_on_cpu():
+        loss = run(x).sum()
+    loss.backward()
+
+
+def checkpointed(run: nn.Module, x: Tensor) -> None:
+    checkpoint(run, x, use_reentrant=False).sum().backward()
+
+
+def checkpointed_reentrant(run: nn.Module, x: Tensor) -> None:
+    checkpoint(run, x.clone().requires_grad_(), use_reentrant=True).sum().backward()
+
+
+def backward_elsewhere(run: nn.Module, x: Tensor) -> None:
+    thread = threading.Thread(target=run(x).sum().backward)
+    thread.start()
+    thread.join()
+
+
+def planned_inside(run: nn.Module, x: Tensor) -> None:
+    if isinstance(run, PlannedModel):
+        run = planned(nn.Sequential(run, nn.Identity(), nn.Tanh()), x)
+        run(x).sum().backward()
+    else:
+        run(x).tanh().sum().backward()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "step",
+    [saved_on_host, checkpointed, checkpointed_reentrant, backward_elsewhere, planned_inside],
+)
+def test_beside_other_users_of_the_graph(step: Callable, strategy: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers(), nn.Dropout(0.3), nn.Linear(WIDTH, WIDTH))
+    x = torch.randn(3, WIDTH)
+    found = []
+    for run in (model, planned(model, x, strategy)):
+        model.zero_grad()
+        torch.manual_seed(1)
+        step(run, x)
+        found.append([p.grad.clone() for p in model.parameters()])
+    assert equal(*found)
+
+
+def test_threads_share_a_planned_model() -> None:
+    model, x = layers(), torch.randn(3, WIDTH)
+    run, found = planned(model, x), []
+
+    def work(factor: int) -> None:
+        for _ in range(10):
+            losses = [forward(factor * x).sum() for forward in (run, model)]
+            a, b = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
+            found.append(equal(a, b))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 30
 
 
 # -- verify ----------------------------------------------------------------------------------------
