@@ -131,10 +131,11 @@ def orders(ax: Axes, rows: pandas.DataFrame) -> None:
 def published(ax: Axes, rows: pandas.DataFrame) -> None:
     """What others counted on a GB10, beside the prediction."""
     wide = rows.pivot_table(index=["metric", "implementation"], columns="source", values="value")
+    wide = wide.reindex(columns=["predicted", "published"])
     named = []
     for place, (which, (name, unit, symbol)) in enumerate(QUANTITIES.items()):
         if which not in wide.index or wide.loc[which].isna().any():
-            named.append(f"{name}\nnot predicted here")
+            named.append(f"{name}\nnot on record")
             continue
         found = wide.loc[which]
         ratio = found["published"] / found["predicted"]

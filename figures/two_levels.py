@@ -62,7 +62,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     right.set_yscale("log", base=2)
     right.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
     right.set(ylabel="times K and V are read from HBM", ylim=(0.8, 24))
-    right.set_title("Once while L2 holds them, then once a wave and more")
+    right.set_title("Once while L2 holds them, then per wave and more")
     spread = pick(reads, source="predicted").dropna(subset=["spread_min"])
     one_walk = spread["seqlen_q"] * spread["head_dim"] * 2 * 2
     right.vlines(
