@@ -64,7 +64,7 @@ def page() -> str:
     """``docs/pages/figures.md``: every figure, its command, the time to measure, whose records."""
     parts = [
         "# Figures",
-        "Written by `make readme`. `make figures` draws all of them to `figures/out/`, "
+        "Written by `make readme`. `make figures` draws all of them to the folder figures/out, "
         "`make figures/out/NAME.svg` one with just what it needs. *Measuring* is about the time "
         "that its experiments take on two cores; what is drawn only sets recorded and published "
         "numbers beside formulas.",
