@@ -14,9 +14,12 @@
 #   make archive                  records, figures, environment and commit, as a paper's supplement
 #   make docs                     the documentation as a web site, in build/docs
 #   make doctor                   what this machine can do, and why not the rest
+#   make check-install            do the locked versions fit together on every platform? (INSTALL=1: try one)
+#   make check-lowest             the oldest versions that pyproject.toml allows: do they work?
 #   make lint | make clean
 #
 # PYTHON=python3.12 chooses the interpreter; NO_VENV=1 uses it as it is and installs nothing.
+# From a read-only checkout: VENV, REPRO_RESULTS, REPRO_FIGURES and REPRO_CACHE_DIR name other folders.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -34,9 +37,10 @@ endif
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-DRAWN := figures/out
-STAMPS := .cache/measured
-STALE := .cache/stale
+DRAWN := $(or $(REPRO_FIGURES),figures/out)
+STATE := $(if $(REPRO_FIGURES),$(REPRO_FIGURES)/.state,.cache)
+STAMPS := $(STATE)/measured
+STALE := $(STATE)/stale
 FIGURES := $(filter-out _% common gallery verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
 EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
 FILES := $(foreach f,$(FIGURES),$(DRAWN)/$(f).svg $(DRAWN)/$(f).png $(DRAWN)/$(f).csv)
@@ -48,7 +52,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: again figures test check measure fuzz gpu-run import-results bench report archive docs doctor lint readme record audit clean
+.PHONY: again figures test check measure fuzz gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -129,6 +133,25 @@ docs: | $(ENV)
 doctor: | $(ENV)
 	@$(PY) -m repro doctor
 
+# Both resolve, as on a machine without any wheel or setting of its own; metadata only.
+check-install:
+	@$(PYTHON) .ci/lock.py check $(if $(INSTALL),--install)
+
+# torch stays as it is locked: its oldest version needs gigabytes of CUDA even where there is no GPU.
+LOWEST := build/lowest
+SMOKE := test_analysis_traffic test_analysis_symbolic test_records test_commands_predict \
+    test_operator_contract test_checkpoint_executor
+check-lowest:
+	@mkdir -p $(LOWEST)
+	@$(PYTHON) .ci/lock.py lowest $(LOWEST)/requirements.txt
+	@test ! -s $(LOWEST)/requirements.txt || { $(PYTHON) -m venv --clear $(LOWEST)/venv && \
+	    $(LOWEST)/venv/bin/python -m pip install -q --disable-pip-version-check -r $(LOWEST)/requirements.txt && \
+	    $(LOWEST)/venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(SMOKE:%=tests/cpu/%.py); }
+
+# For the authors: pyproject.toml has changed. UPGRADE=1 takes the newest of everything.
+lock:
+	@$(PYTHON) .ci/lock.py write $(if $(UPGRADE),--upgrade)
+
 lint: | $(ENV)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
@@ -149,10 +172,11 @@ readme: | $(ENV)
 	@$(PY) -m figures readme
 
 clean:
-	rm -rf $(VENV) .cache $(DRAWN) results/local build *.egg-info
+	rm -rf $(VENV) .cache figures/out results/local build *.egg-info
 
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \(1[23]\)\..*/,cuda\1/p')
 COMPILERS ?= $${CXX:-c++ g++ clang++}
+PACKAGES := analysis kernels repro figures
 
 $(VENV)/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
@@ -162,6 +186,8 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 	@echo "installing into $(VENV) (torch is the large part)"
 	@$(PYTHON) -m venv $(VENV) || \
 	    { echo "error: $(PYTHON) cannot make a virtual environment (package python3-venv?)" >&2; exit 1; }
-	@$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock \
-	    -e ".[test,dev,docs$(CUDA)]"
+	@if [ -w . ]; then what="-e ."; else what="$(VENV)/source" && mkdir -p "$$what" && \
+	    cp -R pyproject.toml setup.py README.md LICENSE $(PACKAGES) results "$$what"; fi; \
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c requirements.lock \
+	    $$what"[test,dev,docs$(CUDA)]"
 	@touch $@

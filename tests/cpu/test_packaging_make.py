@@ -93,21 +93,85 @@ def test_a_missing_compiler_is_one_line(tree):
     assert not (tree / ".venv").exists()
 
 
-def test_every_dependency_is_locked():
-    """Direct dependencies of the project and its extras have exactly one pinned version."""
+def locked(environment):
+    """Name -> version of what the lock pins where these markers hold."""
+    from packaging.requirements import Requirement
+
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"==[\w.]+", str(pin.specifier)) for pin in pins), "versions only"
+    found = {}
+    for pin in pins:
+        if pin.marker is None or pin.marker.evaluate(environment):
+            assert pin.name not in found, f"{pin.name} is pinned twice"
+            found[pin.name] = str(pin.specifier).removeprefix("==")
+    return found
+
+
+@pytest.mark.parametrize("python", ["3.11.2", "3.11.9", "3.12.3", "3.13.1", "3.14.0"])
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_every_dependency_is_locked(python, system):
+    """Direct dependencies of the project and its extras, for every Python and platform."""
     import tomllib
 
+    from packaging.requirements import Requirement
+
+    environment = {
+        "python_full_version": python,
+        "python_version": ".".join(python.split(".")[:2]),
+        "sys_platform": system,
+        "platform_system": {"linux": "Linux", "darwin": "Darwin"}[system],
+        "platform_machine": {"linux": "x86_64", "darwin": "arm64"}[system],
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    pins = locked(environment)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
-    wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
-    locked = [re.sub(r"[_.]", "-", pin.split("==")[0].lower()) for pin in pins]
-    assert len(set(locked)) == len(locked)
-    for requirement in wanted:
-        name = re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
-        assert name in locked, requirement
+    wanted = map(Requirement, [*project["dependencies"], *(one for e in extras for one in e)])
+    for one in wanted:
+        if one.marker is None or one.marker.evaluate(environment):
+            name = one.name.lower().replace("_", "-")
+            assert name in pins, one
+            assert one.specifier.contains(pins[name]), f"{one} is locked at {pins[name]}"
+        else:
+            assert system == "darwin", one
+    # What torch brings on Linux and what our compile tests use is the same NVRTC.
+    assert ("nvidia-cuda-nvrtc" in pins) == (system == "linux")
+    if system == "linux":
+        toolkit = pins["cuda-toolkit"].split(".")[:2]
+        assert pins["nvidia-cuda-nvrtc"].split(".")[:2] == toolkit
+
+
+def lock_tool():
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("lock_tool", ROOT / ".ci" / "lock.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_lock_is_checked_without_this_machines_settings():
+    own = {
+        "PATH": "/bin", "HOME": "/root", "TMPDIR": "/t", "https_proxy": "p", "LC_ALL": "C",
+        "PIP_FIND_LINKS": "/wheels", "PIP_EXTRA_INDEX_URL": "file:///w", "PIP_CERT": "/c.pem",
+        "PIP_NO_INDEX": "1", "PIP_CONSTRAINT": "/c", "UV_FIND_LINKS": "/wheels",
+        "UV_EXTRA_INDEX_URL": "x", "UV_INDEX": "y", "PYTHONPATH": "/p", "VIRTUAL_ENV": "/v",
+    }  # fmt: skip
+    clean = lock_tool().clean_environment(own, {"find-links": "/w", "constraint": "/c"})
+    assert {k: v for k, v in clean.items() if k in own} == {
+        "PATH": "/bin", "HOME": "/root", "TMPDIR": "/t", "https_proxy": "p", "LC_ALL": "C",
+        "PIP_CERT": "/c.pem",
+    }  # fmt: skip
+    assert clean["PIP_CONFIG_FILE"] == os.devnull
+    assert clean["SSL_CERT_FILE"] == "/c.pem"
+    assert lock_tool().clean_environment(own, {"cert": "/d.pem"})["PIP_CERT"] == "/d.pem"
+
+
+def test_the_lock_says_how_it_is_made():
+    text = (ROOT / "requirements.lock").read_text()
+    assert text.startswith(lock_tool().HEADER)
 
 
 def test_nothing_names_a_package_index():
