@@ -145,7 +145,7 @@ def digest_of(form: Form, causal: bool) -> str:
 
 @cache
 def _recorded() -> dict[tuple[str, str, str], dict[str, str]]:
-    with LINES.open() as file:
+    with LINES.open(encoding="utf-8") as file:
         return {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
 
 
@@ -246,7 +246,7 @@ def predictable() -> list[Form]:
 def main() -> None:
     """Records the clocks of every form, exact and bf16. A few minutes."""
     columns = ["pass", "form", "causal", "nvrtc", "digest", "beside"]
-    with LINES.open("w", newline="") as file:
+    with LINES.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*columns, *(f"clocks_{n}" for n in ROUNDS)])
         for form in predictable():
