@@ -20,7 +20,7 @@ from repro.instruments import hopper_cases
 from repro.instruments.hopper_cases import Sizes
 
 FAULTS: dict[str, str] = json.loads(os.environ.get("FAULTS", "{}"))
-BLOCKS = 6
+BLOCKS = 3
 
 
 class FaultyCard(HostBackend):
@@ -66,4 +66,4 @@ if __name__ == "__main__":
         return tried(name, listed, device)
 
     hopper_cases.fault = fault
-    hopper_cases.main(sys.argv[1:], "cpu", Sizes(heads=2, seqlen=200, long=0))
+    hopper_cases.main(sys.argv[1:], "cpu", Sizes(heads=2, seqlen=130, few=70, long=0))

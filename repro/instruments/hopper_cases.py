@@ -65,6 +65,8 @@ class Sizes:
 
     heads: int = 16
     seqlen: int = 1024
+    #: The ragged problem of two heads, with fewer tiles than a card has multiprocessors.
+    few: int = 333
     #: A length whose rule picks the forms for long sequences; 0: none.
     long: int = 4224
 
@@ -85,7 +87,7 @@ def cases(name: str, multiprocessors: int, sizes: Sizes | None = None) -> list[C
             shape = partial(AttentionShape, head_dim=head_dim, dtype="bf16", causal=causal)
             many, ragged = sizes.seqlen, sizes.seqlen - 24
             found += [
-                Case(shape(1, 2, 333, 333)),
+                Case(shape(1, 2, sizes.few, sizes.few)),
                 Case(shape(batch, sizes.heads, many, many)),
                 Case(shape(batch, sizes.heads, ragged, ragged + 100, kv_heads=sizes.heads // 2)),
             ]
@@ -98,17 +100,19 @@ def cases(name: str, multiprocessors: int, sizes: Sizes | None = None) -> list[C
 
 def build(name: str, device: str, listed: Sequence[Case]) -> None:
     """Compile what the cases launch, so that a slow compiler is not taken for a hung kernel."""
-    if device == "cpu":
-        return
     import torch
 
+    from kernels.host.compiler import load_kernel
     from repro.attention.launcher import backend_of
     from repro.instruments.gpu_work import kernels_of
 
-    backend = backend_of(torch.device(device, torch.cuda.current_device()))
+    on_cpu = device == "cpu"
+    place = torch.device("cpu") if on_cpu else torch.device(device, torch.cuda.current_device())
+    backend = backend_of(place)
+    compiled = load_kernel if on_cpu else backend.function  # type: ignore[attr-defined]
     for shape in {case.shape for case in listed}:
         for kernel in kernels_of(name, shape, backend):
-            backend.function(kernel)  # type: ignore[attr-defined]
+            compiled(kernel)
 
 
 def fault(name: str, listed: Sequence[Case], device: str = "cuda") -> str | None:

@@ -178,3 +178,17 @@ def test_nothing_names_a_package_index():
     for name in ("pyproject.toml", "requirements.lock", "Makefile", ".ci/run"):
         text = (ROOT / name).read_text()
         assert not re.search(r"index-url|--find-links|https?://", text), name
+
+
+def test_a_gpu_run_is_planned_run_and_judged_by_make(tree):
+    assert make(tree, "gpu-run", DRY="1").returncode == 0
+    assert make(tree, "gpu-run", OUT="to", BUDGET_S="300").returncode == 0
+    assert make(tree, "import-results", FROM="to").returncode == 0
+    assert (tree / "calls").read_text().splitlines() == [
+        "-m repro.gpu_run --budget-s 480 --dry",
+        "-m repro.gpu_run --budget-s 300 --out to",
+        "-m figures import-results to",
+    ]
+    nowhere = make(tree, "gpu-run")
+    assert nowhere.returncode != 0
+    assert "make gpu-run OUT=dir" in nowhere.stderr
