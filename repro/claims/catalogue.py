@@ -42,7 +42,7 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         "two_levels",
         {
             "conditions": "one kernel, one card: another form of reading would show elsewhere",
-            "chosen": "copies in both partitions, LRU and equal shares of an SM, none published",
+            "chosen": "even hash, copies in both partitions, LRU, equal shares: none published",
         },
     ),
     "SM ceilings": (
