@@ -3,8 +3,9 @@
     make audit           (or: python -m kernels.audit)
 
 writes docs/kernel-audit.md. Compiling needs NVRTC, counting instructions nvdisasm; neither a GPU
-nor a driver. Each row carries a digest of the code it speaks of, comments apart, so that a test
-notices a row that is out of date without compiling it again.
+nor a driver. With a second NVRTC at hand (``kernels.nvrtc``) both versions' code is listed. Each
+row carries a digest of the code it speaks of, comments apart, so that a test notices a row that is
+out of date without compiling it again.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pathlib import Path
 
 from analysis.hardware import find_gpu
 from analysis.occupancy import occupancy
-from kernels import hopper, ladder, sass
+from kernels import hopper, ladder, nvrtc, sass
 from kernels.cache import digest
-from kernels.compile import compile_cubin, nvrtc_version
+from kernels.compile import compile_cubin
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
 from kernels.prebuild import Problem
 from kernels.variants import shipped_variants
@@ -45,6 +46,8 @@ class Subject:
     kernel: Kernel
     shared_bytes: int
     arch: str
+    spill_bytes: int = 0
+    """What a thread may spill."""
 
     @property
     def code(self) -> str:
@@ -110,7 +113,10 @@ def _optimistic_forward() -> list[Subject]:
                 for part in ("optimistic", "repair"):
                     name = f"flash-sm90 {part} forward bf16 {form.name} {_mask(causal)}"
                     kernel = form.kernel("bf16", causal, part)
-                    listed[name] = Subject(name, kernel, form.shared_bytes, "sm_90a")
+                    shared_bytes = (
+                        form.repair_shared_bytes if part == "repair" else form.shared_bytes
+                    )
+                    listed[name] = Subject(name, kernel, shared_bytes, "sm_90a")
     return list(listed.values())
 
 
@@ -126,7 +132,8 @@ def _hopper_backward() -> list[Subject]:
                     "", "bf16", causal, deterministic=algorithm == hopper.DETERMINISTIC
                 )
                 name = f"{algorithm} backward bf16 {form.name} {_mask(causal)}"
-                listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a"))
+                spilled = form.spill_bytes(causal)
+                listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a", spilled))
         if form.direct:
             continue  # what runs around it is the same
         for part, shared_bytes in (("preprocess", 0), ("postprocess", form.post_shared_bytes)):
@@ -136,11 +143,17 @@ def _hopper_backward() -> list[Subject]:
     return listed
 
 
-def row(subject: Subject) -> tuple[str, ...]:
-    """The subject's line of the table."""
-    compiled = compile_cubin(subject.kernel, subject.arch)
+def row(subject: Subject, versions: Sequence[str]) -> tuple[str, ...]:
+    """The subject's line of the table; where versions of NVRTC differ a cell has a value each."""
+    found = [_facts(subject, version) for version in versions]
+    return tuple(cell[0] if len(set(cell)) == 1 else " / ".join(cell)
+                 for cell in zip(*found, strict=True))  # fmt: skip
+
+
+def _facts(subject: Subject, version: str) -> tuple[str, ...]:
+    compiled = compile_cubin(subject.kernel, subject.arch, version)
     if compiled.wgmma_remarks:
-        raise RuntimeError(f"{subject.name}: {compiled.wgmma_remarks[0]}")
+        raise RuntimeError(f"{subject.name}, NVRTC {version}: {compiled.wgmma_remarks[0]}")
     code = sass.disassemble(compiled.cubin, subject.kernel.entry)
     counted = sass.count(code.instructions)
     gpu = find_gpu(CARDS[subject.arch])
@@ -159,25 +172,28 @@ def row(subject: Subject) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def rows(listed: Sequence[Subject], workers: int | None = None) -> list[tuple[str, ...]]:
+def rows(
+    listed: Sequence[Subject], versions: Sequence[str], workers: int | None = None
+) -> list[tuple[str, ...]]:
     """All lines, compiled on all cores, in the order of ``listed``."""
     workers = workers or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(row, subject): subject for subject in listed}
+        waiting = {pool.submit(row, subject, versions): subject for subject in listed}
         for done, future in enumerate(as_completed(waiting), 1):
             future.result()
             print(f"[{done}/{len(listed)}] {waiting[future].name}", file=sys.stderr, flush=True)
     return [future.result() for future in waiting]
 
 
-def page(lines: Sequence[tuple[str, ...]], version: str) -> str:
+def page(lines: Sequence[tuple[str, ...]], versions: Sequence[str]) -> str:
     """The document."""
     cells = [HEADER, tuple("---" for _ in HEADER), *lines]
     table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
     return f"""# What the compiler made of the kernels
 
-Written by `make audit` (NVRTC {version}); a test fails when a line is out of date or a register is
-spilled.
+Written by `make audit` (NVRTC {" and ".join(versions)}); a test fails when a line is out of date or
+more registers are spilled than `BackwardForm.spill_bytes` says. Where the versions' code differs a
+cell has a value for each, in that order.
 
 Shared memory is static and dynamic together. Tensor ops are HMMA or, on Hopper, HGMMA instructions
 in the code; 16-byte accesses are loads and stores of 16 bytes a thread, matrix loads and stores,
@@ -190,27 +206,30 @@ headers and macros, comments apart.
 """
 
 
-def read(text: str) -> tuple[str, list[tuple[str, ...]]]:
-    """The compiler's version and the lines of a page."""
-    version = re.search(r"NVRTC ([\d.]+)", text)
-    if version is None:
+def read(text: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The compilers' versions and the lines of a page."""
+    named = re.search(r"NVRTC ([\d.]+(?: and [\d.]+)*)\)", text)
+    if named is None:
         raise ValueError("the page names no version of NVRTC")
     lines = [line for line in text.split("\n") if line.startswith("| ")][2:]
-    return version[1], [tuple(c.strip() for c in line.strip("| ").split("|")) for line in lines]
+    return tuple(named[1].split(" and ")), [
+        tuple(c.strip() for c in line.strip("| ").split("|")) for line in lines
+    ]
 
 
 def complaints(text: str) -> list[str]:
     """What is wrong with a page, without compiling: missing, unknown and stale lines, spills."""
-    wanted = {(subject.name, subject.arch): subject.code for subject in subjects()}
+    wanted = {(subject.name, subject.arch): subject for subject in subjects()}
     _, lines = read(text)
     there = {(line[0], line[1]): line for line in lines}
     found = [f"missing: {name} {arch}" for name, arch in wanted if (name, arch) not in there]
     for key, line in there.items():
         if key not in wanted:
             found.append(f"unknown: {key[0]} {key[1]}")
-        elif line[-1] != wanted[key]:
+            continue
+        if line[-1] != wanted[key].code:
             found.append(f"out of date: {key[0]} {key[1]}")
-        if line[5] != "0":
+        if max(map(int, line[5].split(" / "))) > wanted[key].spill_bytes:
             found.append(f"spills {line[5]} bytes: {key[0]} {key[1]}")
     return found
 
@@ -220,7 +239,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="compile every kernel and write the audit")
     parser.add_argument("--out", type=Path, default=PAGE)
     arguments = parser.parse_args()
-    text = page(rows(subjects()), nvrtc_version())
+    versions = sorted(nvrtc.versions(), key=lambda version: [int(n) for n in version.split(".")])
+    text = page(rows(subjects(), versions), versions)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(text, encoding="utf-8")
     wrong = complaints(text)

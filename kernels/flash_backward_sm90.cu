@@ -113,7 +113,8 @@ struct Slot {
 __device__ __forceinline__ void issue_transposed_scores(float (&acc)[SCORES],
                                                         const unsigned char* a_tile,
                                                         const unsigned char* b_tile) {
-    const uint64 a = smem_descriptor(a_tile, 16, 1024), b = smem_descriptor(b_tile, 16, 1024);
+    const uint64 a = hidden(smem_descriptor(a_tile, 16, 1024));
+    const uint64 b = hidden(smem_descriptor(b_tile, 16, 1024));
 #pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; ++step) {
         const uint64 a_step = a + (step / 4 * BLOCK_N * 128 + step % 4 * 32) / 16;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void issue_transposed_scores(float (&acc)[SCORES],
 __device__ __forceinline__ void issue_key_gradient(float (&acc)[GRADS],
                                                    const uint32 (&a)[BLOCK_M / 16][4],
                                                    const unsigned char* b_tile) {
-    const uint64 b = smem_descriptor(b_tile, BLOCK_M * 128, 1024);
+    const uint64 b = hidden(smem_descriptor(b_tile, BLOCK_M * 128, 1024));
 #pragma unroll
     for (int step = 0; step < BLOCK_M / 16; ++step)
         Wgmma<HEAD_DIM>::template rs<1>(acc, a[step], b + step * 16 * 128 / 16);
@@ -143,8 +144,8 @@ __device__ __forceinline__ void issue_query_gradient(float (&acc)[DQ_REGISTERS],
                                                      const unsigned char* ds,
                                                      const unsigned char* k, int half) {
     if constexpr (DQ_TRANSPOSED) {
-        const uint64 a = smem_descriptor(k + half * BLOCK_N * 128, BLOCK_N * 128, 1024);
-        const uint64 b = smem_descriptor(ds, 16, 1024);
+        const uint64 a = hidden(smem_descriptor(k + half * BLOCK_N * 128, BLOCK_N * 128, 1024));
+        const uint64 b = hidden(smem_descriptor(ds, 16, 1024));
 #pragma unroll
         for (int step = 0; step < BLOCK_N / 16; ++step) {
             const uint64 a_step = a + step * 16 * 128 / 16;
@@ -157,9 +158,9 @@ __device__ __forceinline__ void issue_query_gradient(float (&acc)[DQ_REGISTERS],
         wgmma_commit();
         return;
     }
-    const uint64 a = smem_descriptor(ds + (BLOCK_M == 128 ? half * 64 * 128 : 0), 16, 1024);
-    const uint64 b =
-        smem_descriptor(k + (BLOCK_M == 64 ? half * BLOCK_N * 128 : 0), BLOCK_N * 128, 1024);
+    const uint64 a = hidden(smem_descriptor(ds + (BLOCK_M == 128 ? half * 64 * 128 : 0), 16, 1024));
+    const uint64 b = hidden(
+        smem_descriptor(k + (BLOCK_M == 64 ? half * BLOCK_N * 128 : 0), BLOCK_N * 128, 1024));
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; ++step) {
         const uint64 a_step = a + (step / 4 * BLOCK_M * 128 + step % 4 * 32) / 16;
@@ -303,6 +304,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                                  buffers + w * DQ_FLOATS, DQ_FLOATS * 4);
                         bulk_commit();
                     }
+                    warp_sync();  // a named barrier wants the whole warp at once
                 }
                 if (it + 1 < count) {
                     if (lane == 0) bulk_wait_read<1>();
@@ -368,6 +370,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         wgmma_fence();
         issue_transposed_scores(score, k, q);
         mbarrier_wait(&barriers->do_full[slot.stage], slot.parity);
+        wgmma_fence();
         issue_transposed_scores(dp, v, dout);
 
         wgmma_wait<1>();
@@ -392,6 +395,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
             for (int e = 0; e < 4; ++e)
                 score[n + e] = exp2_approx(fmaf(score[n + e], log2_scale, -lse_pair[e % 2]));
         }
+        // Long past. ptxas would move the wait for dP above the exponentials, which dP is to run under;
+        // it moves nothing over the loop of a barrier's wait.
+        mbarrier_wait(&barriers->kv_full, 0);
         uint32 operand[BLOCK_M / 16][4];
         round_to_operand(operand, score);
 
@@ -410,13 +416,12 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         }
         uint32 ds_operand[BLOCK_M / 16][4];
         round_to_operand(ds_operand, dp);
-        // Transposed into this warpgroup's slab of 64 keys: rows are queries.
+        // Transposed into this warpgroup's slab of 64 keys: rows are queries. 16 of them further the
+        // swizzle is the same: one address, and the rest is in the instruction.
+        unsigned char* const my_ds = ds + half * BLOCK_M * 128 + (lane % 8 + lane / 16 * 8) * 128 +
+                                     ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
-        for (int c = 0; c < BLOCK_M / 16; ++c) {
-            const int row = 16 * c + lane % 8 + lane / 16 * 8, chunk = 2 * warp + lane / 8 % 2;
-            stmatrix_x4_trans(ds + half * BLOCK_M * 128 + row * 128 + (chunk ^ row % 8) * 16,
-                              ds_operand[c]);
-        }
+        for (int c = 0; c < BLOCK_M / 16; ++c) stmatrix_x4_trans(my_ds + c * 16 * 128, ds_operand[c]);
         tma_fence();
         named_sync(DS_READY, CONSUMERS * WARPGROUP);
 

@@ -1,8 +1,8 @@
 // FlashAttention forward on Hopper: O = softmax(scale Q K^T) V with TMA, wgmma and warpgroups that
 // do different work.
 //
-// Paper: FlashAttention-3 (Shah et al. 2024), Algorithm 1 (producer and consumers), Algorithm 2
-// (OVERLAP: the scores of the next tile are multiplied while the softmax of this one runs).
+// Paper: FlashAttention-3 (Shah et al. 2024), Algorithm 1 (producer and consumers), Algorithm 2 (the
+// scores of the next tile are multiplied while the softmax of this one runs).
 //
 // Loop order: one thread block per (batch, head, query tile i). Warpgroup 0 is the producer: one of
 // its threads keeps a ring of STAGES K and V tiles filled by TMA. Each of the CONSUMERS other
@@ -20,7 +20,8 @@
 // masked tiles and the first one without a mask, and stays the reference afterwards. exp(s - m) / sum
 // is softmax for any m; what a stale m can do is overflow. So a tile whose sums have grown beyond
 // 2^40 or whose output is not finite is flagged, and a second launch, the exact kernel, does flagged
-// tiles again. That one leaves the others at once.
+// tiles again. It has as many blocks as the device has multiprocessors: each reads the flags of every
+// gridDim.x-th tile, at most REPAIR_TILES, and does those that are set one after another.
 //
 //   flags write 16 CONSUMERS per query tile (a word a warp); the repair reads them, and moves what
 //   the exact kernel moves for the flagged tiles
@@ -30,13 +31,12 @@
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE      0 fp16, 1 bf16
-// HEAD_DIM   64, 128 or, with OVERLAP, 256
+// HEAD_DIM   64, 128 or 256
 // BLOCK_N    rows of K and V a tile, a multiple of 16
 // CONSUMERS  2 or 3 warpgroups of 64 query rows
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
-// OVERLAP    1: multiply the next scores during the softmax, for BLOCK_N / 2 more registers
 // STAGES     K and V tiles in flight
-// PINGPONG   1: with OVERLAP, warpgroups issue their products in turn. Default 0.
+// PINGPONG   1: warpgroups issue their products in turn. Default 0.
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
 
 #ifndef OPTIMISTIC
@@ -48,19 +48,19 @@
 
 #include "forward_sm90.cuh"
 
-static_assert(OVERLAP || !RESCALE_EARLY, "the loop without OVERLAP rescales late");
-static_assert(OVERLAP || !PINGPONG, "turns are taken in the loop with OVERLAP");
-
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int K_AT = CONSUMERS * Q_BYTES;
 constexpr int V_AT = K_AT + STAGES * KV_BYTES;
 constexpr int BARRIERS_AT = V_AT + STAGES * KV_BYTES;
-
 struct Barriers {
-    Mbarrier q_full;
+    Mbarrier q_full, q_empty;
     Mbarrier k_full[STAGES], k_empty[STAGES];
     Mbarrier v_full[STAGES], v_empty[STAGES];
 };
+
+constexpr int REPAIR_TILES = 256;  // of a block
+constexpr int FLAGGED_AT = BARRIERS_AT + static_cast<int>(sizeof(Barriers));  // a word for each
+static_assert(REPAIR_TILES <= THREADS, "a thread reads the flags of one tile");
 
 #if OPTIMISTIC == 1
 #define ENTRY flash_forward_sm90_optimistic
@@ -81,49 +81,61 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
 #endif
 ) {
     unsigned char* const shared = shared_memory_1024();
-#if OPTIMISTIC
-    int* const my_flags = flags.data + static_cast<int64>(blockIdx.x) * 4 * CONSUMERS;
-#endif
-#if OPTIMISTIC == 2
-    if (threadIdx.x == 0) {
-        int any = 0;
-        for (int w = 0; w < 4 * CONSUMERS; ++w) any |= ld_global(my_flags + w);
-        st_shared(reinterpret_cast<int*>(shared), any);
-    }
-    block_sync();
-    if (ld_shared(reinterpret_cast<const int*>(shared)) == 0) return;
-    block_sync();
-#endif
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
-    const Place place = place_of(blockIdx.x, ceil_div(seqlen_q, BLOCK_M), heads, batch,
-                                 heads_per_group);
-    const int row0 = place.tile * BLOCK_M;
-    const Walk walk(place.tile, seqlen_q, seqlen_k);
-    const int end = walk.tiles;
+    const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
+    auto place_of_tile = [&](int number) {
+        return place_of(number, query_tiles, heads, batch, heads_per_group);
+    };
 
-    if (end == 0) {  // these rows see nothing
+#if OPTIMISTIC == 2
+    // This block looks after tiles blockIdx.x, blockIdx.x + gridDim.x, …: a thread reads the flags of
+    // one. A block_sync follows.
+    const int block = blockIdx.x, blocks = gridDim.x;
+    const int tiles_here = ceil_div(query_tiles * heads * batch - block, blocks);
+    int* const flagged = reinterpret_cast<int*>(shared + FLAGGED_AT);
+    if (static_cast<int>(threadIdx.x) < tiles_here) {
+        const int number = block + static_cast<int>(threadIdx.x) * blocks;
+        const int* const words = flags.data + static_cast<int64>(number) * 4 * CONSUMERS;
+        int any = 0;
+#pragma unroll
+        for (int w = 0; w < 4 * CONSUMERS; ++w) any |= ld_global(words + w);
+        st_shared(flagged + threadIdx.x, any);
+    }
+    auto to_do = [&](int i) { return ld_shared(flagged + i) != 0; };
+    auto tile_number = [&](int i) { return block + i * blocks; };
+#else
+    constexpr int tiles_here = 1;
+    auto to_do = [&](int) { return true; };
+    auto tile_number = [&](int) { return static_cast<int>(blockIdx.x); };
+
+    const Place my_place = place_of_tile(blockIdx.x);
+    const int my_row0 = my_place.tile * BLOCK_M;
+    if (Walk(my_place.tile, seqlen_q, seqlen_k).tiles == 0) {  // these rows see nothing
         for (int x = threadIdx.x; x < CONSUMERS * Q_BYTES / 16; x += THREADS)
             st_shared(reinterpret_cast<Vec16*>(shared) + x, Vec16{});
-        for (int r = threadIdx.x; r < min_int(BLOCK_M, seqlen_q - row0); r += THREADS)
-            st_global(lse.at(place.batch, place.head, row0 + r), neg_infinity());
+        for (int r = threadIdx.x; r < min_int(BLOCK_M, seqlen_q - my_row0); r += THREADS)
+            st_global(lse.at(my_place.batch, my_place.head, my_row0 + r), neg_infinity());
 #if OPTIMISTIC == 1
-        if (threadIdx.x < 4 * CONSUMERS) st_global(my_flags + threadIdx.x, 0);
+        if (threadIdx.x < 4 * CONSUMERS)
+            st_global(flags.data + static_cast<int64>(blockIdx.x) * 4 * CONSUMERS + threadIdx.x, 0);
 #endif
         tma_fence();
         block_sync();
         if (threadIdx.x == 0) {
             for (int w = 0; w < CONSUMERS; ++w)
-                tma_store(&out_map, shared + w * Q_BYTES, 0, row0 + 64 * w, 0, place.head,
-                          place.batch);
+                tma_store(&out_map, shared + w * Q_BYTES, 0, my_row0 + 64 * w, 0, my_place.head,
+                          my_place.batch);
             bulk_commit();
             bulk_wait<0>();
         }
         return;
     }
+#endif
 
     if (threadIdx.x == 0) {
         mbarrier_init(&barriers->q_full, 1);
+        mbarrier_init(&barriers->q_empty, CONSUMERS);
         for (int s = 0; s < STAGES; ++s) {
             mbarrier_init(&barriers->k_full[s], 1);
             mbarrier_init(&barriers->v_full[s], 1);
@@ -138,24 +150,43 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     if (warpgroup == 0) {
         // ---- producer ----------------------------------------------------------------------------
         registers_shrink<CONSUMERS == 2 ? 24 : 32>();
-        if (threadIdx.x == 0) {
-            const int kv_head = place.head / group;
+        if (threadIdx.x != 0) return;
+        int earlier = 0, turn = 0;  // key tiles of earlier query tiles, and these
+        for (int i = 0; i < tiles_here; ++i) {
+            if (!to_do(i)) continue;
+            const Place place = place_of_tile(tile_number(i));
+            const int row0 = place.tile * BLOCK_M, kv_head = place.head / group;
+            const int end = Walk(place.tile, seqlen_q, seqlen_k).tiles;
+            if (OPTIMISTIC == 2) mbarrier_wait(&barriers->q_empty, turn & 1 ^ 1);
             mbarrier_expect(&barriers->q_full, CONSUMERS * Q_BYTES);
             for (int w = 0; w < CONSUMERS; ++w)
                 tma_load(shared + w * Q_BYTES, &q_map, &barriers->q_full, 0, row0 + 64 * w, 0,
                          place.head, place.batch);
-            for (int it = 0; it < end; ++it) {
-                const Slot slot(it);
-                const int key0 = (end - 1 - it) * BLOCK_N;
+            auto load_k = [&](int it) {
+                const Slot slot(earlier + it);
                 mbarrier_wait(&barriers->k_empty[slot.stage], slot.parity ^ 1);
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
-                         &barriers->k_full[slot.stage], 0, key0, 0, kv_head, place.batch);
+                         &barriers->k_full[slot.stage], 0, (end - 1 - it) * BLOCK_N, 0, kv_head,
+                         place.batch);
+            };
+            auto load_v = [&](int it) {
+                const Slot slot(earlier + it);
                 mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
                 mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
                 tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map,
-                         &barriers->v_full[slot.stage], 0, key0, 0, kv_head, place.batch);
+                         &barriers->v_full[slot.stage], 0, (end - 1 - it) * BLOCK_N, 0, kv_head,
+                         place.batch);
+            };
+            // In the order of use: the scores of the next tile come before P V of this one.
+            load_k(0);
+            for (int it = 1; it < end; ++it) {
+                load_k(it);
+                load_v(it - 1);
             }
+            load_v(end - 1);
+            earlier += end;
+            ++turn;
         }
         return;
     }
@@ -164,8 +195,6 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     registers_grow<CONSUMERS == 2 ? 240 : 160>();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     unsigned char* const q = shared + (warpgroup - 1) * Q_BYTES;
-    const int warp_row = row0 + (warpgroup - 1) * 64 + 16 * warp;
-    const int row = warp_row + lane / 4;
     const float log2_scale = scale * LOG2E;
 
     auto k_of = [&](const Slot& s) { return shared + K_AT + s.stage * KV_BYTES; };
@@ -174,114 +203,112 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         if (lane == 0) mbarrier_arrive(empty);
     };
 
-    float out_acc[OUTPUTS];
+    int earlier = 0, turn = 0;  // key tiles of earlier query tiles, and these
+    for (int i = 0; i < tiles_here; ++i) {
+        if (!to_do(i)) continue;
+        const Place place = place_of_tile(tile_number(i));
+        const int row0 = place.tile * BLOCK_M;
+        const int row = row0 + (warpgroup - 1) * 64 + 16 * warp + lane / 4;
+        const Walk walk(place.tile, seqlen_q, seqlen_k);
+        const int end = walk.tiles;
+        float out_acc[OUTPUTS];
 #pragma unroll
-    for (int n = 0; n < OUTPUTS; ++n) out_acc[n] = 0.0f;
-    Softmax state;
-    float rescale[2];
+        for (int n = 0; n < OUTPUTS; ++n) out_acc[n] = 0.0f;
+        Softmax state;
+        float rescale[2];
 
-    mbarrier_wait(&barriers->q_full, 0);
+        mbarrier_wait(&barriers->q_full, turn & 1);
 
-    auto mask = [&](float(&score)[SCORES], int it) {
-        if (it < walk.masked)
-            mask_scores(score, row, (end - 1 - it) * BLOCK_N + lane % 4 * 2, seqlen_q, seqlen_k);
-    };
+        auto mask = [&](float(&score)[SCORES], int it) {
+            if (it < walk.masked)
+                mask_scores(score, row, (end - 1 - it) * BLOCK_N + lane % 4 * 2, seqlen_q, seqlen_k);
+        };
 
-#if OVERLAP
-    uint32 p[BLOCK_N / 16][4];
-    {
-        float score[SCORES];
-        const Slot slot(0);
-        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
-        wgmma_fence();
-        issue_scores(score, q, k_of(slot));
-        wgmma_wait<0>();
-        keep(score);
-        release(&barriers->k_empty[slot.stage]);
-        mask(score, 0);
-        softmax_step(score, state, rescale, log2_scale);
-        round_weights(p, score);
-    }
-    open_turns(warpgroup);
-    for (int it = 1; it < end; ++it) {
-        float score[SCORES];
-        const Slot slot(it), before(it - 1);
-        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
-        begin_turn(warpgroup);
-        wgmma_fence();
-        issue_scores(score, q, k_of(slot));
-        if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
-        mbarrier_wait(&barriers->v_full[before.stage], before.parity);
-        if constexpr (RESCALE_EARLY) wgmma_fence();
-        issue_output(out_acc, p, v_of(before));
-        end_turn(warpgroup);
-        wgmma_wait<1>();
-        keep(score);
-        release(&barriers->k_empty[slot.stage]);
-        mask(score, it);
-        const bool looks = !OPTIMISTIC_NOW || it <= walk.masked;  // for the maximum
-        if (looks) {
-            softmax_step(score, state, rescale, log2_scale);
-        } else {
-            optimistic_step(score, state, log2_scale);
-            rescale[0] = rescale[1] = 1.0f;
-        }
-        wgmma_wait<0>();
-        keep(out_acc);
-        release(&barriers->v_empty[before.stage]);
-        if (looks && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
-        round_weights(p, score);
-    }
-    {
-        const Slot slot(end - 1);
-        if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
-        mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
-        wgmma_fence();
-        issue_output(out_acc, p, v_of(slot));
-        wgmma_wait<0>();
-        keep(out_acc);
-    }
-#else
-    for (int it = 0; it < end; ++it) {
-        float score[SCORES];
-        const Slot slot(it);
-        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
-        wgmma_fence();
-        issue_scores(score, q, k_of(slot));
-        wgmma_wait<0>();
-        keep(score);
-        release(&barriers->k_empty[slot.stage]);
-        mask(score, it);
-        if (!OPTIMISTIC_NOW || it <= walk.masked) {
-            softmax_step(score, state, rescale, log2_scale);
-            multiply_rows(out_acc, rescale);
-        } else {
-            optimistic_step(score, state, log2_scale);
-        }
+        // For the K of a round at the end of the round before, between its softmax and its wait for
+        // P V. ptxas would move the latter above the whole softmax, which P V is to run under; it
+        // moves nothing over the loop of a barrier's wait.
+        auto wait_for_k = [&](int it) {
+            if (it >= end) return;
+            const Slot slot(earlier + it);
+            mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        };
         uint32 p[BLOCK_N / 16][4];
-        round_weights(p, score);
-        mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
-        wgmma_fence();
-        issue_output(out_acc, p, v_of(slot));
-        wgmma_wait<0>();
-        keep(out_acc);
-        release(&barriers->v_empty[slot.stage]);
-    }
-#endif
+        {
+            float score[SCORES];
+            const Slot slot(earlier);
+            mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+            wgmma_fence();
+            issue_scores(score, q, k_of(slot));
+            wgmma_wait<0>();
+            keep(score);
+            release(&barriers->k_empty[slot.stage]);
+            mask(score, 0);
+            softmax_step(score, state, rescale, log2_scale);
+            round_weights(p, score);
+            wait_for_k(1);
+        }
+        open_turns(warpgroup);
+        for (int it = 1; it < end; ++it) {
+            float score[SCORES];
+            const Slot slot(earlier + it), before(earlier + it - 1);
+            begin_turn(warpgroup);
+            wgmma_fence();
+            issue_scores(score, q, k_of(slot));
+            if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
+            mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+            wgmma_fence();  // without it ptxas puts one into a branch, and may serialise
+            issue_output(out_acc, p, v_of(before));
+            end_turn(warpgroup);
+            wgmma_wait<1>();
+            keep(score);
+            release(&barriers->k_empty[slot.stage]);
+            mask(score, it);
+            const bool looks = !OPTIMISTIC_NOW || it <= walk.masked;  // for the maximum
+            if (looks) {
+                softmax_step(score, state, rescale, log2_scale);
+            } else {
+                optimistic_step(score, state, log2_scale);
+                rescale[0] = rescale[1] = 1.0f;
+            }
+            wait_for_k(it + 1);
+            wgmma_wait<0>();
+            keep(out_acc);
+            release(&barriers->v_empty[before.stage]);
+            if (looks && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
+            round_weights(p, score);
+        }
+        {
+            const Slot slot(earlier + end - 1);
+            if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
+            mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
+            wgmma_fence();
+            issue_output(out_acc, p, v_of(slot));
+            wgmma_wait<0>();
+            keep(out_acc);
+            if (OPTIMISTIC == 2) release(&barriers->v_empty[slot.stage]);
+        }
 
 #if OPTIMISTIC == 1
-    const int overflowed = has_overflowed(out_acc, state);
-    if (lane == 0) st_global(my_flags + 4 * (warpgroup - 1) + warp, overflowed);
+        const int overflowed = has_overflowed(out_acc, state);
+        if (lane == 0)
+            st_global(flags.data + (static_cast<int64>(blockIdx.x) * CONSUMERS + warpgroup - 1) * 4 +
+                          warp,
+                      overflowed);
 #endif
-    normalise(out_acc, state, lse, place, row, seqlen_q, scale);
-    // Through this warpgroup's part of Q, which nobody reads any more.
-    outputs_to_shared(q, out_acc);
-    tma_fence();
-    named_sync(warpgroup, WARPGROUP);
-    if (threadIdx.x % WARPGROUP == 0) {
-        tma_store(&out_map, q, 0, row0 + 64 * (warpgroup - 1), 0, place.head, place.batch);
-        bulk_commit();
-        bulk_wait<0>();
+        normalise(out_acc, state, lse, place, row, seqlen_q, scale);
+        // Through this warpgroup's part of Q, which nobody reads any more.
+        outputs_to_shared(q, out_acc);
+        tma_fence();
+        named_sync(warpgroup, WARPGROUP);
+        if (threadIdx.x % WARPGROUP == 0) {
+            tma_store(&out_map, q, 0, row0 + 64 * (warpgroup - 1), 0, place.head, place.batch);
+            bulk_commit();
+            bulk_wait<0>();
+            if (OPTIMISTIC == 2) mbarrier_arrive(&barriers->q_empty);
+        }
+        warp_sync();  // a named barrier wants the whole warp at once
+        close_turns(warpgroup);
+        earlier += end;
+        ++turn;
     }
-    close_turns(warpgroup);
 }

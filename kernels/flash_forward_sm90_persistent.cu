@@ -30,8 +30,9 @@
 //
 // OPTIMISTIC softmax as there; its repair is that file's, which knows tiles by the same numbers.
 //
-// Deadlock is avoided by order: the last V of a tile is under way before the producer waits for
-// anything of the next one, since the consumers want the next Q before that V.
+// Deadlock is avoided by order: the producer brings everything in the order in which the consumers
+// want it, Q, then K and the V before it in turn, and waits only for places that they gave back before
+// they wanted the last thing that it brought.
 //
 // Limits: those of flash_forward_sm90.cu.
 
@@ -130,13 +131,23 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         // Place and walk of a tile need more registers than the 24 of the one-tile form.
         registers_shrink<CONSUMERS == 2 ? 40 : 32>();
         if (threadIdx.x != 0) return;
-        int number = blockIdx.x, it = 0;  // key tiles brought, over all query tiles
+        int number = blockIdx.x, it = 0;  // key tiles so far, over all query tiles
+        // Of the key tile whose V comes next.
+        int v_key0 = 0, v_head = 0, v_batch = 0;
+        auto load_v = [&] {
+            const Slot slot(it - 1);
+            mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
+            mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
+            tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map, &barriers->v_full[slot.stage],
+                     0, v_key0, 0, v_head, v_batch);
+        };
         for (int turn = 0;; ++turn) {
             const int buffer = turn % 2;
             mbarrier_wait(&barriers->q_empty[buffer], turn / 2 % 2 ^ 1);
             st_shared(&barriers->tile[buffer], number);
             if (number >= all) {
                 mbarrier_arrive(&barriers->q_full[buffer]);
+                load_v();
                 return;
             }
             const Work work = work_of(number);
@@ -147,7 +158,8 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                          &barriers->q_full[buffer], 0,
                          work.empty ? seqlen_q : work.row0 + 64 * w, 0, work.place.head,
                          work.place.batch);
-            for (int n = 0; n < work.tiles; ++n, ++it) {
+            // In the order of use: each K, also a query tile's first, before the V before it.
+            for (int n = 0; n < work.tiles; ++n) {
                 const Slot slot(it);
                 const int key0 = (work.first - n) * BLOCK_N;
                 // Asked for now, needed after the copies: the answer is slow.
@@ -159,10 +171,9 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
                          &barriers->k_full[slot.stage], 0, key0, 0, kv_head, work.place.batch);
-                mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
-                mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
-                tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map,
-                         &barriers->v_full[slot.stage], 0, key0, 0, kv_head, work.place.batch);
+                if (it > 0) load_v();
+                v_key0 = key0, v_head = kv_head, v_batch = work.place.batch;
+                ++it;
             }
         }
     }
@@ -180,6 +191,12 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     auto v_of = [&](const Slot& s) { return shared + V_AT + s.stage * KV_BYTES; };
     auto release = [&](Mbarrier* empty) {
         if (lane == 0) mbarrier_arrive(empty);
+    };
+    // A round's K is waited for at the end of the round before, as in flash_forward_sm90.cu: between
+    // its softmax and its wait for P V, which ptxas would move above the softmax otherwise.
+    auto wait_for_k = [&](int it) {
+        const Slot slot(it);
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
     };
     // Waits for the Q of a turn and returns whose it is, the same number in all lanes.
     auto take = [&](int turn) {
@@ -204,6 +221,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         normalise(out_acc, state, lse, work.place, work.row0 + row_in_tile, seqlen_q, scale);
         unsigned char* const o = shared + OUT_AT + (warpgroup - 1) * Q_BYTES;
         if (threadIdx.x % WARPGROUP == 0) bulk_wait_read<0>();
+        warp_sync();  // a named barrier wants the whole warp at once, as a product does
         named_sync(warpgroup, WARPGROUP);
         outputs_to_shared(o, out_acc);
         tma_fence();
@@ -213,6 +231,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                       work.place.batch);
             bulk_commit();
         }
+        warp_sync();
     };
 
     int number = take(0);
@@ -225,7 +244,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     {
         float score[SCORES];
         const Slot slot(it);
-        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        wait_for_k(it);
         wgmma_fence();
         issue_scores(score, q_of(0), k_of(slot));
         wgmma_wait<0>();
@@ -234,6 +253,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         mask(score, work, 0);
         softmax_step(score, state, rescale, log2_scale);
         round_weights(p, score);
+        if (work.tiles > 1) wait_for_k(1);
     }
     // It ends at the break below. Without a bound, ptxas takes the loop for one whose warps
     // diverge, and moves every descriptor through vector registers.
@@ -245,7 +265,6 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         for (int n = 1; n < work.tiles; ++n) {
             float score[SCORES];
             const Slot before(it), slot(++it);
-            mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
             begin_turn(warpgroup);
             wgmma_fence();
             issue_scores(score, q, k_of(slot));
@@ -262,6 +281,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 softmax_step(score, state, rescale, log2_scale);
             else
                 optimistic_step(score, state, log2_scale);
+            if (n + 1 < work.tiles) wait_for_k(it + 1);
             wgmma_wait<0>();
             keep(out_acc);
             release(&barriers->v_empty[before.stage]);
@@ -285,7 +305,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         const Work next = work_of(next_number);
         Softmax next_state;
         float score[SCORES];
-        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        wait_for_k(it);
         begin_turn(warpgroup);
         wgmma_fence();
         issue_scores(score, q_of(turn + 1), k_of(slot));
@@ -298,6 +318,8 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         release(&barriers->k_empty[slot.stage]);
         mask(score, next, 0);
         softmax_step(score, next_state, rescale, log2_scale);
+        keep(score);
+        if (next.tiles > 1) wait_for_k(it + 1);
         wgmma_wait<0>();
         keep(out_acc);
         release(&barriers->v_empty[before.stage]);

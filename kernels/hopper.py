@@ -20,6 +20,7 @@ from kernels.checks import check_shapes, finite
 from kernels.hopper_forms import (
     BACKWARD_FORMS,
     FORWARD_FORMS,
+    REPAIR_TILES,
     WARPGROUP,
     BackwardForm,
     ForwardForm,
@@ -184,12 +185,14 @@ def forward(
     flags = backend.empty("flags", (query_tiles * 4 * form.consumers,), "int32")
     first = form.kernel(q.dtype, causal, "optimistic")
     backend.launch(first, grid, form.shared_bytes, [*args, *taken, flags.with_access("w")], stream)
-    # The repair, one block a query tile, writes flagged tiles only.
+    # The repair writes flagged tiles only. Its blocks look for them.
     args[3] = TensorMap(out.with_access("rw", "out"), 64)
     args[4] = lse.with_access("rw", "lse")
     second = form.kernel(q.dtype, causal, "repair")
-    grid = (query_tiles, 1, 1)
-    backend.launch(second, grid, form.shared_bytes, [*args, flags.with_access("r")], stream)
+    blocks = max(min(query_tiles, backend.multiprocessors), -(-query_tiles // REPAIR_TILES))
+    backend.launch(
+        second, (blocks, 1, 1), form.repair_shared_bytes, [*args, flags.with_access("r")], stream
+    )
 
 
 def backward(

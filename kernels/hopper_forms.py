@@ -1,18 +1,16 @@
 """The compiled forms of the Hopper kernels, and the rules that pick one for a shape.
 
-Forward. A query tile has 64 rows for each consumer warpgroup. Beside the shape of the tiles a form
-says
+Forward. A query tile has 64 rows for each consumer warpgroup. The scores of the next key tile are
+multiplied during the softmax of this one (FlashAttention-3, Algorithm 2), for block_n / 2 more
+registers a thread. Beside the shape of the tiles a form says
 
-overlap
-    multiply the scores of the next key tile during the softmax of this one (FlashAttention-3,
-    Algorithm 2), for block_n / 2 more registers a thread;
 persistent
     one thread block a multiprocessor takes query tiles one after another, and multiplies the first
     scores of the next tile together with the last P V of this one
     (``flash_forward_sm90_persistent.cu``); otherwise one block a query tile
     (``flash_forward_sm90.cu``);
 pingpong
-    with overlap, the warpgroups issue their products in turn (FlashAttention-3, §3.1).
+    the warpgroups issue their products in turn (FlashAttention-3, §3.1).
 
 Backward. A block has 128 keys and walks tiles of queries; ``direct`` says how dq leaves it.
 """
@@ -29,6 +27,8 @@ WARPGROUP = 128
 STAGES = 2
 ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
 BARRIER_BYTES = 8
+#: Query tiles that a block of the repair looks after at most (``flash_forward_sm90.cu``).
+REPAIR_TILES = 256
 #: Longest sequence of queries for which blocks stay and take several query tiles.
 PERSISTENT_SEQLEN = 4096
 
@@ -40,20 +40,12 @@ class ForwardForm:
     head_dim: int
     consumers: int
     block_n: int
-    overlap: bool
     persistent: bool = False
     pingpong: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("persistent", "pingpong"):
-            if getattr(self, name) and not self.overlap:
-                raise ValueError(f"{name}=True needs overlap=True, not overlap=False")
-
     @property
     def name(self) -> str:
-        extras = {
-            "overlap": self.overlap, "persistent": self.persistent, "pingpong": self.pingpong
-        }  # fmt: skip
+        extras = {"persistent": self.persistent, "pingpong": self.pingpong}
         tile = f"d{self.head_dim} {self.tile.block_m}x{self.block_n}"
         return ", ".join([tile, *(name for name, used in extras.items() if used)])
 
@@ -67,14 +59,22 @@ class ForwardForm:
 
     @property
     def shared_bytes(self) -> int:
-        """Q, the K and V rings, 1 + 4·STAGES barriers and the slack.
+        """Q, the K and V rings, 2 + 4·STAGES barriers and the slack.
 
         Persistent: two of Q and one of O; four barriers for the Qs and the numbers of their tiles.
         """
+        return self._shared_bytes(self.persistent)
+
+    @property
+    def repair_shared_bytes(self) -> int:
+        """Those of one block a tile, and a word for each tile that a block looks after."""
+        return self._shared_bytes(False) + 4 * REPAIR_TILES
+
+    def _shared_bytes(self, persistent: bool) -> int:
         row = 2 * self.head_dim
-        tiles = (3 if self.persistent else 1) * self.tile.block_m * row
+        tiles = (3 if persistent else 1) * self.tile.block_m * row
         tiles += 2 * STAGES * self.block_n * row
-        barriers = (4 + 4 * STAGES + 1 if self.persistent else 1 + 4 * STAGES) * BARRIER_BYTES
+        barriers = (4 + 4 * STAGES + 1 if persistent else 2 + 4 * STAGES) * BARRIER_BYTES
         return tiles + barriers + ALIGNMENT_SLACK
 
     def kernel(self, dtype: str, causal: bool, part: str = "") -> Kernel:
@@ -94,8 +94,6 @@ class ForwardForm:
             ("CAUSAL", int(causal)),
             ("STAGES", STAGES),
         ]
-        if not persistent:
-            macros.append(("OVERLAP", int(self.overlap)))
         if self.pingpong:
             macros.append(("PINGPONG", 1))
         if part in ("optimistic", "repair"):
@@ -108,19 +106,14 @@ class ForwardForm:
         return Kernel(source, "_".join(filter(None, words)), tuple(macros), self.threads)
 
 
-#: Every form that compiles without a spill or a serialised wgmma, for tests and tuning.
+#: Those that :func:`forward_form` picks.
 FORWARD_FORMS = (
-    ForwardForm(64, 3, 128, True, pingpong=True),
-    ForwardForm(64, 3, 128, True, persistent=True),
-    ForwardForm(128, 2, 128, True),
-    ForwardForm(128, 2, 128, True, persistent=True),
-    ForwardForm(128, 2, 176, True),
-    ForwardForm(256, 2, 80, True),
-    ForwardForm(128, 3, 128, False),
-    ForwardForm(64, 3, 128, True),
-    ForwardForm(64, 3, 128, True, persistent=True, pingpong=True),
-    ForwardForm(128, 2, 128, True, pingpong=True),
-    ForwardForm(64, 3, 128, False),
+    ForwardForm(64, 3, 128, pingpong=True),
+    ForwardForm(64, 3, 128, persistent=True),
+    ForwardForm(128, 2, 128),
+    ForwardForm(128, 2, 128, persistent=True),
+    ForwardForm(128, 2, 176),
+    ForwardForm(256, 2, 80),
 )
 
 
@@ -131,10 +124,9 @@ def forward_form(
 
     head_dim 256 has one: two consumers, and the 80 keys that registers and shared memory leave.
 
-    Tiles. head_dim 64: three consumers, whose 192 rows read K and V least, with the softmax of one
-    tile under the products of the next; 128: two consumers with that overlap, since three would
-    not have the registers for it. Longer key tiles (176) pay off where few are ragged: without a
-    mask and in long sequences.
+    Tiles. head_dim 64: three consumers, whose 192 rows read K and V least; 128: two, since three
+    would not have the registers for the scores of two tiles. Longer key tiles (176) pay off where
+    few are ragged: without a mask and in long sequences.
 
     Blocks. Up to 4096 queries, persistent: there the ends of a tile are much of it. From 8192 on,
     one block a query tile: a prototype of both forms on an H200 found the persistent one 5 to 10 %
@@ -147,11 +139,11 @@ def forward_form(
     if tile is not None:
         return form_of_tile(head_dim, tile)
     if head_dim == 256:
-        return ForwardForm(256, 2, 80, True)
+        return ForwardForm(256, 2, 80)
     persistent = seqlen_q <= PERSISTENT_SEQLEN
     if head_dim == 64:
-        return ForwardForm(64, 3, 128, True, persistent, pingpong=not persistent)
-    return ForwardForm(128, 2, 128 if causal or persistent else 176, True, persistent)
+        return ForwardForm(64, 3, 128, persistent, pingpong=not persistent)
+    return ForwardForm(128, 2, 128 if causal or persistent else 176, persistent)
 
 
 def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
@@ -198,6 +190,13 @@ class BackwardForm:
         rest = 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
         return tiles + dq + rest + ALIGNMENT_SLACK
 
+    def spill_bytes(self, causal: bool) -> int:
+        """Bytes that a thread stores to and loads from local memory a round, for want of registers.
+
+        One register with 80 queries and a mask, which :func:`backward_form` does not pick.
+        """
+        return 8 if self.block_m == 80 and causal else 0
+
     @property
     def post_shared_bytes(self) -> int:
         """A tile of dq, its rows 8 elements apart from another."""
@@ -237,11 +236,12 @@ class BackwardForm:
         return Kernel(source, f"{stem}_{part}" if part else stem, tuple(macros), threads)
 
 
-#: Every form of the backward, for tests and tuning.
-BACKWARD_FORMS = tuple(
-    BackwardForm(head_dim, block_m, direct)
-    for direct in (False, True)
-    for head_dim, block_m in ((64, 128), (128, 64), (128, 80))
+#: Every form of the backward, for tests and tuning. One adds dq directly: a prediction to be tried.
+BACKWARD_FORMS = (
+    BackwardForm(64, 128),
+    BackwardForm(128, 64),
+    BackwardForm(128, 80),
+    BackwardForm(128, 64, direct=True),
 )
 
 

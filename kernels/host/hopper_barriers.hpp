@@ -118,6 +118,7 @@ inline Switch named_barrier(int id, int threads, bool sync, Site site) {
     if (id < 1 || id > 15 || threads < 32 || threads % 32 || threads > w.launch->threads)
         w.fail("limit", -1, 0, "named barrier %d of %d threads at %s:%d", id, threads, site.file,
                site.line);
+    w.must_be_together("named barrier", site);
     NamedBarrier& b = w.named[id];
     if (b.arrived && b.threads != threads)
         w.fail("divergence", -1, 0,

@@ -180,6 +180,7 @@ void tma_store(const void* p, const void* smem, const int* at, Site site) {
     store.issued = issue_time(w);
     w.fiber->bulk_stores.push_back(store);
     w.fiber->bulk_issued = store.group + 1;
+    w.fiber->apart = site;
 }
 
 template <bool CHECKS>
@@ -200,6 +201,7 @@ void bulk_add(float* gmem, const float* smem, int bytes, Site site) {
     store.issued = issue_time(w);
     w.fiber->bulk_stores.push_back(store);
     w.fiber->bulk_issued = store.group + 1;
+    w.fiber->apart = site;
 }
 
 template <bool CHECKS>
@@ -214,9 +216,10 @@ void add_global_x4(float* p, const float* values, Site site) {
 inline void bulk_commit() { ++current_worker->fiber->bulk_group; }
 
 template <bool CHECKS>
-void bulk_wait(int pending, bool complete, Site) {
+void bulk_wait(int pending, bool complete, Site site) {
     Worker& w = *current_worker;
     Fiber& fiber = *w.fiber;
+    fiber.apart = site;
     // Shared memory may be reused in both cases; that the target has changed is known in one.
     if (complete)
         fiber.bulk_complete = fiber.bulk_group - std::min<std::uint32_t>(pending, fiber.bulk_group);

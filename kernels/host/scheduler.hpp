@@ -126,6 +126,7 @@ struct alignas(64) Fiber {
     std::vector<BulkStore> bulk_stores;
     // Bulk groups up to here hold a store; have been waited for until they were complete.
     std::uint32_t bulk_issued = 0, bulk_complete = 0;
+    Site apart{};  // of a bulk store or its wait since the warp last came together; no file: none
     const int* turn_at = nullptr;  // the counter whose turn the thread holds
     Site turn_site{};
 };
@@ -379,6 +380,7 @@ struct Worker {
     }
 
     Switch block_sync(Site site) {
+        fiber->apart = Site{};
         if (barrier.arrived == 0) barrier.site = site;
         if (barrier.site.line != site.line)
             fail("divergence", -1, 0,
@@ -425,8 +427,24 @@ struct Worker {
                  wait_name(kind), site.file, site.line, w.arrived, wait_name(w.kind), w.site.file,
                  w.site.line);
         }
+        come_together(kind, site);
         w.arrived |= 1u << lane();
         return w.arrived == 0xffffffffu;
+    }
+
+    // One thread of a warp issues bulk stores and waits for them. What is `.aligned` in PTX wants the
+    // whole warp at once; only a warp_sync, a shuffle or a barrier of the block brings it together.
+    void come_together(Wait kind, Site site) {
+        if (kind != Wait::WARP_SYNC && kind != Wait::SHUFFLE) must_be_together(wait_name(kind), site);
+        fiber->apart = Site{};
+    }
+
+    void must_be_together(const char* what, Site site) {
+        if (fiber->apart.file)
+            fail("divergence", -1, 0,
+                 "%s at %s:%d after the thread's own bulk store or wait at %s:%d: warp_sync is missing "
+                 "between them",
+                 what, site.file, site.line, fiber->apart.file, fiber->apart.line);
     }
 
     [[noreturn]] void fail_partial(Wait kind, Site site) {
@@ -535,6 +553,7 @@ struct Worker {
                       {static_cast<unsigned>(launch->threads), 1, 1},
                       launch->grid};
             f.group = f.fenced = f.bulk_group = f.bulk_issued = f.bulk_complete = 0;
+            f.apart = Site{};
             f.turn_at = nullptr;
             f.copies.clear();
             f.bulk_stores.clear();

@@ -36,6 +36,9 @@ struct Softmax {
     float sum[2] = {0.0f, 0.0f};
 };
 
+// Where a product is added to something, the code says whether it is rounded in between: the forms
+// of the forward give equal bits only if no compiler is left to choose.
+
 // Online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores. Out: scores hold
 // exp(score - max), rescale what the output so far must be multiplied by.
 __device__ __forceinline__ void softmax_step(float (&score)[SCORES], Softmax& state,
@@ -51,12 +54,13 @@ __device__ __forceinline__ void softmax_step(float (&score)[SCORES], Softmax& st
         const float shift = top == neg_infinity() ? 0.0f : top * log2_scale;
         rescale[half] = exp2_approx(fmaf(state.max[half], log2_scale, -shift));
         state.max[half] = top;
-        float sum = state.sum[half] * rescale[half];
+        float sum = 0.0f;
 #pragma unroll
         for (int n = 2 * half; n < SCORES; n += 4) {
             score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
             score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
-            sum += score[n] + score[n + 1];
+            const float pair = score[n] + score[n + 1];
+            sum = n == 2 * half ? fmaf(state.sum[half], rescale[half], pair) : sum + pair;
         }
         state.sum[half] = sum;
     }
@@ -216,7 +220,7 @@ __device__ __forceinline__ void normalise(float (&out)[OUTPUTS], const Softmax& 
         factor[half] = sum > 0.0f ? 1.0f / sum : 0.0f;
         if (threadIdx.x % 4 == 0 && row + 8 * half < seqlen_q)
             st_global(lse.at(place.batch, place.head, row + 8 * half),
-                      sum > 0.0f ? state.max[half] * scale + LN2 * log2_approx(sum)
+                      sum > 0.0f ? fmaf(LN2, log2_approx(sum), mul_rn(state.max[half], scale))
                                  : neg_infinity());
     }
     multiply_rows(out, factor);

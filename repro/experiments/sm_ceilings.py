@@ -35,7 +35,7 @@ NAME = "sm-ceilings"
 SM80 = "flash"
 EXACT, OPTIMISTIC, DIRECT = "flash-sm90", "flash-sm90-optimistic", "flash-sm90, direct"
 #: (implementation, pass, head_dim, block_m, block_n): the sm_80 kernels, the forms of Hopper's
-#: rule with one block a tile, the one that was simplest, and every form of the backward.
+#: rule with one block a tile, and every form of the backward.
 POINTS = (
     (SM80, "forward", 64, 128, 64),
     (SM80, "forward", 128, 128, 64),
@@ -44,16 +44,13 @@ POINTS = (
     (EXACT, "forward", 64, 192, 128),
     (EXACT, "forward", 128, 128, 128),
     (EXACT, "forward", 128, 128, 176),
-    (EXACT, "forward", 128, 192, 128),
     (EXACT, "forward", 256, 128, 80),
     (OPTIMISTIC, "forward", 64, 192, 128),
     (OPTIMISTIC, "forward", 128, 128, 176),
     (EXACT, "backward", 64, 128, KEYS),
     (EXACT, "backward", 128, 64, KEYS),
     (EXACT, "backward", 128, 80, KEYS),
-    (DIRECT, "backward", 64, 128, KEYS),
     (DIRECT, "backward", 128, 64, KEYS),
-    (DIRECT, "backward", 128, 80, KEYS),
 )
 
 

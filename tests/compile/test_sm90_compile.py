@@ -13,35 +13,15 @@ from kernels.hopper import BACKWARD_FORMS, BackwardForm
 from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
 from kernels.launch import Kernel
 
-FP16, BF16 = 0, 1
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-BACKWARD = [
-    # (entry, threads, head_dim, dtype, causal)
-    ("flash_backward_sm90", 384, 64, BF16, 0),
-    ("flash_backward_sm90", 384, 64, BF16, 1),
-    ("flash_backward_sm90", 384, 128, BF16, 0),
-    ("flash_backward_sm90", 384, 128, BF16, 1),
-    ("flash_backward_sm90", 384, 128, FP16, 1),
-    ("flash_backward_sm90_preprocess", 128, 64, BF16, 0),
-    ("flash_backward_sm90_postprocess", 256, 128, BF16, 0),
-]
-
-
-def backward(entry: str, head_dim: int, dtype: int, causal: int, threads: int) -> Kernel:
-    macros = (
-        ("DTYPE", dtype), ("HEAD_DIM", head_dim), ("BLOCK_M", 8192 // head_dim),
-        ("CAUSAL", causal),
-    )  # fmt: skip
-    source = "flash_backward_sm90.cu" if threads == 384 else "flash_backward_sm90_rows.cu"
-    return Kernel(source, entry, macros, threads)
 
 
 @CAUSAL
 @pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
-def test_forward(form: ForwardForm, causal: bool) -> None:
+def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
     # fp16 differs in one word of PTX.
     for dtype in ("bf16", "fp16") if causal else ("bf16",):
-        compiled = compile_cubin(form.kernel(dtype, causal), "sm_90a")
+        compiled = compile_cubin(form.kernel(dtype, causal), "sm_90a", nvrtc)
         assert compiled.wgmma_remarks == ()
         assert compiled.spill_bytes == 0
         # What the registers of a whole block allow each thread before warpgroups trade them.
@@ -55,27 +35,30 @@ def test_forward(form: ForwardForm, causal: bool) -> None:
     dict.fromkeys(forward_form(d, True, n) for d in (64, 128, 256) for n in (0, 8192)),
     ids=lambda f: f.name,
 )
-def test_the_optimistic_pair(form: ForwardForm, causal: bool, part: str) -> None:
-    compiled = compile_cubin(form.kernel("bf16", causal, part), "sm_90a")
+def test_the_optimistic_pair(form: ForwardForm, causal: bool, part: str, nvrtc: str) -> None:
+    compiled = compile_cubin(form.kernel("bf16", causal, part), "sm_90a", nvrtc)
     assert compiled.wgmma_remarks == ()
     assert compiled.spill_bytes == 0
 
 
-@pytest.mark.parametrize("variant", BACKWARD, ids=str)
-def test_backward(variant: tuple[str, int, int, int, int]) -> None:
-    entry, threads, head_dim, dtype, causal = variant
-    compiled = compile_cubin(backward(entry, head_dim, dtype, causal, threads), "sm_90a")
-    assert compiled.wgmma_remarks == ()
-    assert compiled.spill_bytes == 0
+@CAUSAL
+@pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
+def test_backward(form: BackwardForm, causal: bool, nvrtc: str) -> None:
+    for dtype in ("bf16", "fp16") if causal else ("bf16",):
+        for deterministic in (False, True)[: 1 if form.direct else 2]:
+            kernel = form.kernel("", dtype, causal, deterministic=deterministic)
+            compiled = compile_cubin(kernel, "sm_90a", nvrtc)
+            assert compiled.wgmma_remarks == ()
+            assert compiled.spill_bytes <= form.spill_bytes(causal)
+            assert compiled.registers == 168
 
 
-@pytest.mark.parametrize("part", ["", "preprocess", "postprocess"])
+@pytest.mark.parametrize("part", ["preprocess", "postprocess"])
 @pytest.mark.parametrize("form", [f for f in BACKWARD_FORMS if not f.direct], ids=lambda f: f.name)
-def test_the_deterministic_backward(form: BackwardForm, part: str) -> None:
-    for causal in (False, True):
-        kernel = form.kernel(part, "bf16", causal, deterministic=True, dlse=causal)
-        compiled = compile_cubin(kernel, "sm_90a")
-        assert compiled.wgmma_remarks == ()
+def test_what_surrounds_the_backward(form: BackwardForm, part: str, nvrtc: str) -> None:
+    for deterministic in (False, True):
+        kernel = form.kernel(part, "bf16", False, deterministic=deterministic, dlse=deterministic)
+        compiled = compile_cubin(kernel, "sm_90a", nvrtc)
         assert compiled.spill_bytes == 0
 
 

@@ -3,9 +3,16 @@
 Per key tile of the forward: HEAD_DIM / 16 steps of Q Kᵀ and BLOCK_N / 16 of P V. Per query tile of
 the backward: S and dP take HEAD_DIM / 16 each, dV and dK BLOCK_M / 16 each, dQ 128 / 16. A
 descriptor that lives in a vector register costs an R2UR a use, a spill an LDL or STL.
+
+What is to run under a product stands between two waits for products. ptxas moves arithmetic over
+waits, and differently from version to version: every version of NVRTC at hand is looked at.
 """
 
 from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -21,22 +28,65 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"
 SLOW = ("R2UR", "LDL", "STL")
 
 
-def code_of(kernel: Kernel) -> tuple[sass.Code, list[sass.Instruction]]:
-    compiled = compile_cubin(kernel, "sm_90a")
+@cache
+def code_of(kernel: Kernel, nvrtc: str | None = None) -> tuple[sass.Code, list[sass.Instruction]]:
+    compiled = compile_cubin(kernel, "sm_90a", nvrtc)
     code = sass.disassemble(compiled.cubin, kernel.entry)
     return code, code.main_loop("HGMMA")
 
 
+def check_registers(code: sass.Code) -> None:
+    """Each role keeps within the registers that it asks for."""
+    roles = code.registers_by_role()
+    assert len(roles) == 2  # producer and consumers
+    assert all(0 < used <= had for had, used in roles), roles
+
+
+@CAUSAL
+@pytest.mark.parametrize("part", ["", "optimistic"], ids=["exact", "optimistic"])
+@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+def test_the_softmax_runs_under_a_product(
+    form: ForwardForm, part: str, causal: bool, nvrtc: str
+) -> None:
+    """Between the wait for Q Kᵀ and that for P V lies all of the softmax but P's rounding and O's
+    rescaling, which need P V's end."""
+    code, _ = code_of(form.kernel("bf16", causal, part), nvrtc)
+    counted = sass.count(code.between_waits(1)[0])
+    scores = form.block_n // 2  # a thread's
+    assert counted["MUFU"] == scores + (0 if part else 2)
+    assert counted["FFMA"] >= scores
+    assert counted["FADD"] >= scores - 2
+    assert counted["FMNMX"] >= (0 if part else scores)
+    assert counted["HGMMA"] == 0
+
+
+@CAUSAL
+@pytest.mark.parametrize("part", ["", "optimistic"], ids=["exact", "optimistic"])
+@pytest.mark.parametrize("form", [f for f in FORWARD_FORMS if f.persistent], ids=lambda f: f.name)
+def test_so_does_that_of_the_next_tile(
+    form: ForwardForm, part: str, causal: bool, nvrtc: str
+) -> None:
+    """Where a block goes on to its next query tile, which looks for its maximum in any case. ptxas
+    leaves some exponentials for later there, in the optimistic form most."""
+    code, _ = code_of(form.kernel("bf16", causal, part), nvrtc)
+    _, step = (sass.count(way) for way in code.between_waits(1))
+    scores = form.block_n // 2
+    assert step["FMNMX"] >= scores
+    assert step["MUFU"] >= scores * (0.2 if part else 0.8)
+    assert step["HGMMA"] == 0
+
+
 @CAUSAL
 @pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
-def test_forward(form: ForwardForm, causal: bool) -> None:
-    code, loop = code_of(form.kernel("bf16", causal))
+def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
+    code, loop = code_of(form.kernel("bf16", causal), nvrtc)
+    check_registers(code)
     steps = form.head_dim // 16 + form.block_n // 16
     counted, everywhere = sass.count(loop), sass.count(code.instructions)
     assert counted["HGMMA"] == steps
-    # With overlap the first scores and the last product stand outside the loop; persistent, so do
+    # The first scores and the last product stand outside the loop; persistent, so do
     # the first scores of the next tile with the last product of this one.
-    assert everywhere["HGMMA"] == steps * (1 + form.overlap + form.persistent)
+    assert everywhere["HGMMA"] == steps * (2 + form.persistent)
     if form.head_dim == 256:
         # Descriptors of 16 steps of Q are more than the uniform registers hold.
         assert counted["R2UR"] <= 24
@@ -50,7 +100,7 @@ def test_forward(form: ForwardForm, causal: bool) -> None:
     assert (everywhere["ACQBULK"] > 0) == form.persistent
     if form.persistent:
         clearing = form.kernel("bf16", causal, "none_taken")
-        cubin = compile_cubin(clearing, "sm_90a").cubin
+        cubin = compile_cubin(clearing, "sm_90a", nvrtc).cubin
         assert sass.count(sass.disassemble(cubin, clearing.entry).instructions)["PREEXIT"] == 1
 
 
@@ -64,16 +114,21 @@ def test_forward(form: ForwardForm, causal: bool) -> None:
         if not (turns and form.direct)
     ],
 )
-def test_backward(form: BackwardForm, deterministic: bool, causal: bool) -> None:
+def test_backward(form: BackwardForm, deterministic: bool, causal: bool, nvrtc: str) -> None:
     head_dim = form.head_dim
-    code, loop = code_of(form.kernel("", "bf16", causal, deterministic=deterministic))
+    code, loop = code_of(form.kernel("", "bf16", causal, deterministic=deterministic), nvrtc)
+    check_registers(code)
     block_m = form.tile.block_m
     counted, everywhere = sass.count(loop), sass.count(code.instructions)
     assert counted["HGMMA"] == 2 * head_dim // 16 + 2 * block_m // 16 + 128 // 16
     assert everywhere["HGMMA"] == counted["HGMMA"]
-    assert not any(counted[opcode] for opcode in SLOW)
-    assert everywhere["LDL"] == everywhere["STL"] == 0
+    assert counted["R2UR"] == 0
+    assert 4 * (everywhere["LDL"] + everywhere["STL"]) == form.spill_bytes(causal)
     assert counted["MUFU"] == block_m // 2
+    # P is made between the wait for S and that for dP: while dP, issued behind S, is multiplied.
+    under_dp, under_dk = (sass.count(way) for way in code.between_waits(1))
+    assert under_dp["MUFU"] == under_dp["FFMA"] == block_m // 2
+    assert under_dk["MUFU"] == 0
     # dQ leaves by bulk additions, or by additions of 16 bytes a thread, once for each 4 registers.
     additions = block_m * head_dim // (2 * 128) // 4
     wide = sum(i.opcode == "REDG" and "F32x4" in i.modifiers for i in loop)
@@ -91,6 +146,40 @@ def test_what_surrounds_the_backward_waits_and_lets_go() -> None:
                                               kernel.entry).instructions)  # fmt: skip
         found.append((opcodes["ACQBULK"], opcodes["PREEXIT"]))
     assert found == [(0, 1), (1, 0)]
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "hopper.md"
+VERSIONS = ("13.0", "13.5")  # of the page's pairs of numbers
+
+
+def listed_kernel(name: str) -> Kernel:
+    """The kernel of a row of the page's table, without a mask."""
+    exact = name.removesuffix(", optimistic")
+    for form in BACKWARD_FORMS:
+        if form.name == name:
+            return form.kernel("", "bf16", False)
+    (forward,) = (form for form in FORWARD_FORMS if form.name == exact)
+    return forward.kernel("bf16", False, "" if exact == name else "optimistic")
+
+
+def test_the_page_s_numbers_are_the_code_s(nvrtc: str) -> None:
+    """``docs/pages/hopper.md``: every form, and what its round consists of."""
+    if nvrtc not in VERSIONS:
+        pytest.skip(f"the page has no numbers of NVRTC {nvrtc}")
+    rows = re.findall(r"^\| (d\d+ \d+x\d+[^|]*) \|(.*)\|$", PAGE.read_text(), re.M)
+    listed = {name: shown.split(" | ") for name, shown in rows}
+    assert {form.name for form in (*FORWARD_FORMS, *BACKWARD_FORMS)} <= set(listed)
+    for name, row in listed.items():
+        code, _ = code_of(listed_kernel(name), nvrtc)
+        path = code.shortest_round("HGMMA")
+        counted, under = sass.count(path), sass.count(code.between_waits(1)[0])
+        uniform = sum(n for opcode, n in counted.items() if opcode.startswith("U"))
+        ours = [len(path), uniform + counted["R2UR"], counted["HGMMA"], counted["MUFU"]]
+        numbers = [cell.strip().split(" / ") for cell in row]
+        place = VERSIONS.index(nvrtc)
+        assert [int(cell[place % len(cell)]) for cell in numbers[:4]] == ours, name
+        shares = [f"{under[opcode]} of {counted[opcode]}" for opcode in ("FMNMX", "MUFU")]
+        assert [cell[0] for cell in numbers[4:6]] == shares, name
 
 
 def products(code: list[sass.Instruction]) -> tuple[int, int]:

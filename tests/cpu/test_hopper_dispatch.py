@@ -112,7 +112,7 @@ def test_tiles_can_be_asked_for_by_name() -> None:
         ValueError, match=r"no tile \(64, 64\) at head_dim 128; known: \[\(128, 128"
     ):
         execute(p, algorithm="flash-sm90", tile=Tile(64, 64), backward=False)
-    assert hopper.form_of_tile(64, Tile(192, 128)).overlap
+    assert hopper.form_of_tile(64, Tile(192, 128)) == hopper.ForwardForm(64, 3, 128, pingpong=True)
 
 
 def test_features_are_refused_by_name() -> None:

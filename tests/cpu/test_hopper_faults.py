@@ -148,6 +148,23 @@ hopper_faults(const __grid_constant__ TensorMap in, const __grid_constant__ Tens
         }
     }
     if (fault == 27 && t == 0) mbarrier_init(repaired ? &b->extra + 1 : &b->extra, 1);  // twice
+    if (fault == 41 && group == 1) {  // one thread adds, and its warp goes on to a named barrier
+        if (t == 128) {
+            bulk_add(sums.data, words, 64);
+            bulk_commit();
+            bulk_wait<0>();
+        }
+        if (repaired) warp_sync();
+        named_sync(7, 128);
+    }
+    if (fault == 42 && group == 1) {  // or to a collective
+        if (t == 128) bulk_wait<0>();
+        if (repaired) x += shfl(x, 0);
+        uint32 r[4] = {};
+        stmatrix_x4(stored + t % 32 * 16 + t / 32 * 512, r);
+        tma_fence();
+    }
+    warp_sync();
 
     // ---- the pipeline ---------------------------------------------------------------------------
     if (group == 0) {
@@ -252,6 +269,13 @@ CASES = [
     (25, "handed over without a barrier", "race", ""),
     (26, "one arrival too many", "deadlock", "one arrival too many"),
     (27, "an mbarrier set up twice", "race", "twice"),
+    (
+        41,
+        "a named barrier after one thread's store",
+        "divergence",
+        "named barrier .*warp_sync is mis",
+    ),
+    (42, "a collective after one thread's wait", "divergence", "stmatrix .*warp_sync is missing"),
     (28, "a group that never shrinks", "deadlock", "hold 648 registers a thread together"),
     (29, "more registers than there are", "deadlock", "512 registers a thread together"),
     (30, "grow to less", "limit", "setmaxnreg.inc"),

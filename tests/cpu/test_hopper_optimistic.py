@@ -19,12 +19,16 @@ from kernels import attention, hopper
 from kernels.hopper import ForwardForm
 from kernels.host import HostBackend
 
-FORM = ForwardForm(64, 3, 128, True)
+FORM = ForwardForm(64, 3, 128)
 LIMIT_LOG2 = 40
 
 
 def execute(
-    p: Problem, optimistic: bool, form: ForwardForm = FORM, seed: int | None = None
+    p: Problem,
+    optimistic: bool,
+    form: ForwardForm = FORM,
+    seed: int | None = None,
+    backend: HostBackend | None = None,
 ) -> tuple[dict[str, np.ndarray], Traffic]:
     arrays: dict[str, Any] = {}
     for name in ("q", "k", "v"):
@@ -32,7 +36,7 @@ def execute(
         memory[...] = to_bits(p.data[name], "bf16")
         arrays[name] = view(name, memory, "bf16")
     out, lse = aligned(p.data["q"].shape, "bf16"), aligned(p.data["q"].shape[:3], "fp32")
-    backend = HostBackend(seed=seed)
+    backend = backend or HostBackend(seed=seed)
     assert p.scale is not None
     hopper.forward(
         backend, *arrays.values(), view("out", out, "bf16"), view("lse", lse, "fp32"),
@@ -154,6 +158,35 @@ def test_only_the_tiles_that_overflow_are_done_again() -> None:
     compare(p, 2)
 
 
+@pytest.mark.parametrize(
+    ("multiprocessors", "most", "blocks"), [(1, 256, 1), (4, 256, 4), (100, 256, 6), (1, 2, 3)]
+)
+def test_few_blocks_look_for_the_tiles_to_repair(
+    multiprocessors: int, most: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six tiles: a block does up to six of them again, one after another, or has none to do."""
+    grids = {}
+
+    class Watched(HostBackend):
+        def launch(self, kernel: Any, grid: Any, *args: Any, **options: Any) -> None:
+            grids[kernel.entry] = grid
+            super().launch(kernel, grid, *args, **options)
+
+    monkeypatch.setattr(hopper, "REPAIR_TILES", most)
+    for rows, seed in ((slice(None), None), (slice(None), 1), (slice(200, 211), 2)):
+        p = problem()
+        add_to_scores(p, rows, np.linspace(150, 0, p.seqlen_k))
+        backend = Watched(seed=seed)
+        backend.multiprocessors = multiprocessors
+        got, _ = execute(p, True, backend=backend)
+        assert grids["flash_forward_sm90_repair"] == (blocks, 1, 1)
+        exact, _ = execute(p, False)
+        for _, h, i in overflowing(p):
+            tile = slice(i * FORM.tile.block_m, (i + 1) * FORM.tile.block_m)
+            for name in ("out", "lse"):
+                np.testing.assert_array_equal(got[name][0, h, tile], exact[name][0, h, tile])
+
+
 def test_sums_that_fit_with_outputs_that_do_not() -> None:
     """2^30 · 2^110 passes fp32's end although the sum is far below the limit."""
     p = problem(heads=1, seqlen_q=64)
@@ -176,7 +209,7 @@ def test_rows_that_see_nothing_and_grouped_heads() -> None:
 def test_two_consumers(head_dim: int, block_n: int) -> None:
     p = problem(heads=1, head_dim=head_dim, seqlen_q=200)
     add_to_scores(p, slice(None), np.linspace(100, 0, p.seqlen_k))
-    compare(p, 2, ForwardForm(head_dim, 2, block_n, True))
+    compare(p, 2, ForwardForm(head_dim, 2, block_n))
 
 
 def test_it_is_asked_for_by_name_and_never_chosen() -> None:

@@ -44,7 +44,7 @@ def execute(
 
 
 def one_tile(form: ForwardForm) -> ForwardForm:
-    return ForwardForm(form.head_dim, form.consumers, form.block_n, form.overlap)
+    return ForwardForm(form.head_dim, form.consumers, form.block_n)
 
 
 def same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
@@ -129,17 +129,17 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
 @pytest.mark.parametrize(
     ("head_dim", "causal", "seqlen_q", "form"),
     [
-        (256, False, 1, ForwardForm(256, 2, 80, True)),
-        (256, True, 16384, ForwardForm(256, 2, 80, True)),
-        (64, False, 1, ForwardForm(64, 3, 128, True, persistent=True)),
-        (64, True, 4096, ForwardForm(64, 3, 128, True, persistent=True)),
-        (64, False, 8192, ForwardForm(64, 3, 128, True, pingpong=True)),
-        (64, True, 16384, ForwardForm(64, 3, 128, True, pingpong=True)),
-        (128, False, 512, ForwardForm(128, 2, 128, True, persistent=True)),
-        (128, True, 2048, ForwardForm(128, 2, 128, True, persistent=True)),
-        (128, False, 4096, ForwardForm(128, 2, 128, True, persistent=True)),
-        (128, False, 8192, ForwardForm(128, 2, 176, True)),
-        (128, True, 8192, ForwardForm(128, 2, 128, True)),
+        (256, False, 1, ForwardForm(256, 2, 80)),
+        (256, True, 16384, ForwardForm(256, 2, 80)),
+        (64, False, 1, ForwardForm(64, 3, 128, persistent=True)),
+        (64, True, 4096, ForwardForm(64, 3, 128, persistent=True)),
+        (64, False, 8192, ForwardForm(64, 3, 128, pingpong=True)),
+        (64, True, 16384, ForwardForm(64, 3, 128, pingpong=True)),
+        (128, False, 512, ForwardForm(128, 2, 128, persistent=True)),
+        (128, True, 2048, ForwardForm(128, 2, 128, persistent=True)),
+        (128, False, 4096, ForwardForm(128, 2, 128, persistent=True)),
+        (128, False, 8192, ForwardForm(128, 2, 176)),
+        (128, True, 8192, ForwardForm(128, 2, 128)),
     ],
 )
 def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm) -> None:
@@ -147,12 +147,9 @@ def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm)
     assert form in FORWARD_FORMS
 
 
-def test_what_is_no_form() -> None:
-    for option in ("persistent", "pingpong"):
-        with pytest.raises(ValueError, match=f"{option}=True needs overlap=True"):
-            ForwardForm(64, 3, 128, False, **{option: True})
-    with pytest.raises(ValueError, match="d64 192x128, overlap has no counter"):
-        ForwardForm(64, 3, 128, True).kernel("bf16", False, "none_taken")
+def test_one_block_a_tile_has_no_counter() -> None:
+    with pytest.raises(ValueError, match="d64 192x128 has no counter"):
+        ForwardForm(64, 3, 128).kernel("bf16", False, "none_taken")
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
@@ -209,6 +206,15 @@ FAULTS = {
         "race", "exits before its bulk store",
         ("    if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();\n}", "}"),
     ),
+    "one thread ahead of its warp at a named barrier": (
+        "divergence", "named barrier .*warp_sync is missing",
+        ("warp_sync();  // a named barrier wants", "// it wants"),
+    ),
+    "one thread ahead of its warp at a product": (
+        "divergence", "warp_sync is missing",
+        ("            bulk_commit();\n        }\n        warp_sync();\n",
+         "            bulk_commit();\n        }\n"),
+    ),
     "O in a Q buffer that is in use": (
         "race", "",
         ("shared + OUT_AT + (warpgroup - 1) * Q_BYTES;",
@@ -225,6 +231,6 @@ def test_a_fault_is_found(name: str) -> None:
     for seed in (None, 1, 2, 3):
         backend = HostBackend(seed=seed, os_threads=1)
         with pytest.raises(KernelError) as caught:
-            execute(p, Broken(64, 3, 128, True, True, True, tuple(changes)), backend)
+            execute(p, Broken(64, 3, 128, True, True, tuple(changes)), backend)
         assert caught.value.kind in kind.split(", "), (seed, str(caught.value))
         assert re.search(message, str(caught.value))

@@ -123,9 +123,10 @@ def test_counters_are_shared_by_blocks_and_set_before() -> None:
         ("bulk_wait<0>();  // until", "// until", "turn_pass.*bulk_wait is missing"),
         ("DETERMINISTIC ? key_tiles - 1 - place : place", "place", "every block before this one"),
         ("turns.data + at, turn)", "turns.data + tile, turn)", "every block before this one"),
+        ("warp_sync();  // a named barrier wants", "// it wants", "barrier .*warp_sync is missing"),
     ],
     ids=["not passed on", "not waited for", "passed on early", "blocks in another order",
-         "the turns of another head"],
+         "the turns of another head", "one thread ahead of its warp"],
 )  # fmt: skip
 def test_mistakes_in_the_backward_are_found(
     right: str, wrong: str, message: str, monkeypatch: pytest.MonkeyPatch
