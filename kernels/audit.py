@@ -88,7 +88,11 @@ def subjects() -> list[Subject]:
             continue
         for arch in ("sm_80", "sm_90"):
             name = f"flash {variant.name}"
-            listed.append(Subject(name, variant.kernel, variant.shared_bytes, arch))
+            listed.append(
+                Subject(
+                    name, variant.kernel, variant.shared_bytes, arch, variant.spill_bytes(arch)
+                )
+            )
     for algorithm in ladder.ALGORITHMS:
         recorded = Problem(algorithm, 64, "fp16", seqlen=1024).launches()
         shared = {launch.kernel: launch.shared_bytes for launch in recorded}
@@ -192,8 +196,8 @@ def page(lines: Sequence[tuple[str, ...]], versions: Sequence[str]) -> str:
     return f"""# What the compiler made of the kernels
 
 Written by `make audit` (NVRTC {" and ".join(versions)}); a test fails when a line is out of date or
-more registers are spilled than `BackwardForm.spill_bytes` says. Where the versions' code differs a
-cell has a value for each, in that order.
+more is spilled than the kernels' lists allow (`spill_bytes` of their forms). Where the versions'
+code differs a cell has a value for each, in that order.
 
 Shared memory is static and dynamic together. Tensor ops are HMMA or, on Hopper, HGMMA instructions
 in the code; 16-byte accesses are loads and stores of 16 bytes a thread, matrix loads and stores,

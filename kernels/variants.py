@@ -30,6 +30,13 @@ _FEATURES: dict[str, dict[str, bool]] = {
     "all masks": {"key_mask": True, "dropout": True, "block_sparse": True},
 }
 
+#: Bytes a thread that NVRTC 13.0 spills, by form, head dimension, mask and architecture; 13.5 none.
+SPILLS = {
+    ("backward without dq", 64, False, "sm_90"): 68,
+    ("backward without dq", 64, True, "sm_80"): 56,
+    ("backward without dq", 64, True, "sm_90"): 48,
+}
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -54,6 +61,10 @@ class Variant:
             for part in (self.form, self.dtype, str(self.head_dim), mask, self.features)
             if part
         )
+
+    def spill_bytes(self, arch: str) -> int:
+        """Bytes that a thread may store to and load from local memory, for want of registers."""
+        return SPILLS.get((self.form, self.head_dim, self.causal, arch), 0)
 
 
 def _variant(form: str, dtype: str, head_dim: int, causal: bool, features: str) -> Variant:
