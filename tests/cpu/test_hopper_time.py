@@ -41,7 +41,7 @@ def test_rounds_are_the_tiles_that_a_mask_leaves(
     causal: bool, seqlen_q: int, seqlen_k: int
 ) -> None:
     shape = shape_of(seqlen_q, 128, causal, seqlen_k=seqlen_k)
-    form = hopper.ForwardForm(128, 2, 128, True)
+    form = hopper.ForwardForm(128, 2, 128)
     walked = sorted(hopper_time._key_tiles(form, shape))
     rows = -(-seqlen_q // 128)
     offset = seqlen_k - seqlen_q
