@@ -89,9 +89,7 @@ def subjects() -> list[Subject]:
         for arch in ("sm_80", "sm_90"):
             name = f"flash {variant.name}"
             listed.append(
-                Subject(
-                    name, variant.kernel, variant.shared_bytes, arch, variant.spill_bytes(arch)
-                )
+                Subject(name, variant.kernel, variant.shared_bytes, arch, variant.spill_bytes(arch))
             )
     for algorithm in ladder.ALGORITHMS:
         recorded = Problem(algorithm, 64, "fp16", seqlen=1024).launches()
