@@ -248,10 +248,10 @@ BACKWARD_FORMS = (
 def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> BackwardForm:
     """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
 
-    head_dim 128: a prototype on an H200 found 80 queries a tile 3 to 7 % ahead of 64 at 16384 and
-    level at 2048, without a mask; shared memory, which sets the pace, is asked for 5 % less
-    (``analysis.sm_ceilings``). With a mask, 64 waste less on its edge, and two rounds of timing did
-    not tell them apart. No form is picked that adds dq directly: none has been timed.
+    head_dim 128: without a mask 80 queries a tile, which ask 5 % less of shared memory than 64
+    (``analysis.sm_ceilings``); a prototype on an H200 had both level at 2048 keys (the records of
+    prototype-time). With a mask, 64 waste less on its edge. No form is picked that adds dq
+    directly: none has been timed.
     """
     if tile is not None:
         return _backward_form_of_tile(head_dim, tile)

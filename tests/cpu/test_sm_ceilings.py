@@ -102,7 +102,7 @@ def test_warps_that_load_their_own_operands_by_hand() -> None:
 
 
 def test_80_queries_ask_less_of_shared_memory_than_64() -> None:
-    """The prototype measured 3 to 7 % between the two; the bounds are 5 % apart."""
+    """The bounds are 5 % apart; no record tells whether the times are."""
     wide, narrow = backward_round(128, 80), backward_round(128, 64)
     assert wide.tensor_share() / narrow.tensor_share() == pytest.approx(1.053, abs=0.001)
 
