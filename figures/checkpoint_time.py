@@ -64,14 +64,14 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     right.text(9, 2.2, "halving: +(1/6) log2 L", fontsize=8, color=COLOURS["recursive"])
     powers_of_two(right, (16, 64, 256, 1024))
     right.set(xlabel="layers or steps", ylim=(0.8, 3.6))
-    right.set_title("time relative to storing everything")
+    right.set_title("time relative to autograd")
     key(right, "CPU: o chain, □ ResNet, △ LSTM", loc="upper left")
     overhead = claims.executor_overhead(frame)
     note(
         figure,
-        "Median of three or more steps (from 1,000 layers or steps: one). Right: over the same "
-        f"executor storing everything, which takes {overhead:.2f}x\nautograd's time on stages this "
-        f"small. Prediction: backward twice the forward. Measured on {devices(rows)}, one thread.",
+        "Median of several steps. Right: over autograd; the executor storing everything takes "
+        f"{overhead:.2f}x on stages this small.\nPrediction: backward twice the forward. Measured "
+        f"on {devices(rows)}, one thread.",
     )
     columns = ["model", "depth", "implementation", "source", "metric", "value", "spread_min",
                "spread_max", "spread_n"]  # fmt: skip

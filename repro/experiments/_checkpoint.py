@@ -265,6 +265,7 @@ def rows(experiment: str, cell: Cell, step: Step) -> Iterator[Record]:
             cell, **common, metric="relative_time", value=statistics.median(step.relative),
             unit="1", spread_min=min(step.relative), spread_max=max(step.relative),
             spread_n=len(step.relative), tool=f"{CLOCK[device()]}, alternating with the baseline",
+            against="autograd",
         )  # fmt: skip
 
 
