@@ -30,11 +30,15 @@ _FEATURES: dict[str, dict[str, bool]] = {
     "all masks": {"key_mask": True, "dropout": True, "block_sparse": True},
 }
 
-#: Bytes a thread that NVRTC 13.0 spills, by form, head dimension, mask and architecture; 13.5 none.
+#: Bytes a thread that NVRTC 13.0 spills, by name and architecture; 13.5 spills none of them.
 SPILLS = {
-    ("backward without dq", 64, False, "sm_90"): 68,
-    ("backward without dq", 64, True, "sm_80"): 56,
-    ("backward without dq", 64, True, "sm_90"): 48,
+    ("backward without dq fp16 64 full", "sm_90"): 68,
+    ("backward without dq fp16 64 causal", "sm_80"): 56,
+    ("backward without dq fp16 64 causal", "sm_90"): 48,
+    ("backward without dq bf16 64 full", "sm_90"): 68,
+    ("backward without dq bf16 64 causal", "sm_80"): 56,
+    ("backward without dq bf16 64 causal", "sm_90"): 48,
+    ("forward fp32 256 causal", "sm_80"): 124,
 }
 
 
@@ -64,7 +68,7 @@ class Variant:
 
     def spill_bytes(self, arch: str) -> int:
         """Bytes that a thread may store to and load from local memory, for want of registers."""
-        return SPILLS.get((self.form, self.head_dim, self.causal, arch), 0)
+        return SPILLS.get((self.name, arch), 0)
 
 
 def _variant(form: str, dtype: str, head_dim: int, causal: bool, features: str) -> Variant:
