@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
+from analysis.flops import useful_flops
+from analysis.hardware import H200
 from analysis.loop_model import card
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
@@ -24,7 +26,16 @@ from analysis.shapes import AttentionShape
 from kernels import hopper, loops
 from kernels.cache import digest, headers
 from kernels.compile import compile_cubin, nvrtc_version
-from kernels.launch import ITEMSIZE, Argument, Array, Kernel, TensorMap, contiguous_strides, encode
+from kernels.launch import (
+    ITEMSIZE,
+    KERNELS_DIR,
+    Argument,
+    Array,
+    Kernel,
+    TensorMap,
+    contiguous_strides,
+    encode,
+)
 from kernels.plan import Launch as Recorded
 from kernels.plan import Recorder
 from kernels.sass import Code, disassemble
@@ -44,6 +55,8 @@ SMS = 132
 """That share L2."""
 LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
+PAGE = KERNELS_DIR.parent / "docs" / "pages" / "time.md"
+MARKERS = ("<!-- forms: written by `python -m kernels.hopper_time` -->", "<!-- end of forms -->")
 
 
 @dataclass(frozen=True)
@@ -243,8 +256,35 @@ def predictable() -> list[Form]:
     return [*hopper.FORWARD_FORMS, *backward]
 
 
+def form_table() -> str:
+    """What the model says of the choice of forms: TFLOP/s on an H200, bf16, 16,384 tokens, no mask,
+    2,048 columns of heads side by side, as a Markdown table."""
+    rows = ["| form | N = 2,048 | N = 16,384 |", "|---|---|---|"]
+    for form in predictable():
+        backward = isinstance(form, hopper.BackwardForm)
+        rates = []
+        for seqlen in (2048, 16384):
+            shape = AttentionShape(
+                16384 // seqlen, 2048 // form.head_dim, seqlen, seqlen, form.head_dim, dtype="bf16"
+            )
+            flops = useful_flops(shape, "backward" if backward else "forward")
+            took = seconds(
+                form, shape, sms=H200.sms, hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s
+            )
+            rates.append(f"{flops / took / 1e12:.0f} TFLOP/s")
+        name = f"{'backward' if backward else 'forward'} {form.name}"
+        rows.append(f"| {name} | {' | '.join(rates)} |")
+    return "\n".join(rows)
+
+
+def page_with(table: str, text: str) -> str:
+    """The page's text with this table between its markers."""
+    before, rest = text.split(MARKERS[0])
+    return f"{before}{MARKERS[0]}\n\n{table}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
 def main() -> None:
-    """Records the clocks of every form, exact and bf16. A few minutes."""
+    """Records the clocks of every form, exact and bf16, and the table of the page. Minutes."""
     columns = ["pass", "form", "causal", "nvrtc", "digest", "beside"]
     with LINES.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -258,6 +298,8 @@ def main() -> None:
                      round(beside), *(round(value) for _, value in points)]
                 )  # fmt: skip
                 file.flush()
+    _recorded.cache_clear()
+    PAGE.write_text(page_with(form_table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

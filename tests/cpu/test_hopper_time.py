@@ -140,3 +140,10 @@ def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:
         pytest.skip("needs nvdisasm")
     with pytest.raises(ValueError, match=r"no unit is known for instruction REDG"):
         hopper_time._points(direct, causal=False)
+
+
+def test_the_table_of_the_page_is_what_the_recorded_clocks_say() -> None:
+    page = hopper_time.PAGE.read_text(encoding="utf-8")
+    table = hopper_time.form_table()
+    assert hopper_time.page_with(table, page) == page, "run `python -m kernels.hopper_time`"
+    assert len(table.splitlines()) == 2 + len(hopper_time.predictable())
