@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,13 +32,15 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
     return found
 
 
-def real(name: str, value: Any) -> float:
-    """A finite real number, as float."""
+def real(name: str, value: Any, least: float | None = None) -> float:
+    """A finite real number that is no less than ``least``, as float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number")
     found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"{name}={found} is not finite")
+    if least is not None and found < least:
+        raise ValueError(f"{name}={found} is below {least}")
     return found
 
 
@@ -65,6 +68,35 @@ def byte_count(name: str, value: Any) -> int:
             raise ValueError(f"{name}={value} is not a whole number of bytes")
         value = int(value)
     return whole(name, value, least=0)
+
+
+def instance(name: str, value: Any, *kinds: type) -> None:
+    """Refuse what is of none of these classes; a long value is cut short in the message."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        found = type(value).__name__
+        raise TypeError(f"{name}={reprlib.repr(value)} is a {found}, not a {wanted}")
+
+
+def methods(name: str, value: Any, *wanted: str) -> None:
+    """Refuse a thing without these methods: what stands for a protocol or, with ``__call__``, a
+    function."""
+    missing = [each for each in wanted if not callable(getattr(value, each, None))]
+    if missing:
+        found = type(value).__name__
+        raise TypeError(f"{name}={reprlib.repr(value)} is a {found}, without {', '.join(missing)}")
+
+
+def items(name: str, value: Any, *kinds: type) -> list[Any]:
+    """A collection of things of these classes, as a list. One such thing alone is refused too: a
+    tensor would be taken row by row."""
+    if isinstance(value, (str, bytes, *kinds)) or not isinstance(value, Iterable):
+        found = type(value).__name__
+        raise TypeError(f"{name}={reprlib.repr(value)} is a {found}, not a collection")
+    given = list(value)
+    for i, each in enumerate(given):
+        instance(f"{name}[{i}]", each, *kinds)
+    return given
 
 
 def names(name: str, value: Any) -> frozenset[str]:

@@ -26,7 +26,7 @@ def draw(
     jobs: Annotated[int, typer.Option(min=1, help="processes that draw side by side")] = 1,
 ) -> None:
     """Draw figures from what is on record; a gap in the data is named, never an error."""
-    chosen = list(names or common.names())
+    chosen = list(dict.fromkeys(names or common.names()))  # two processes never write one file
     for name in chosen:
         common.require(name)
     if jobs == 1 or len(chosen) == 1:

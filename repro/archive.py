@@ -32,11 +32,17 @@ DRAWN = (".svg", ".png", ".csv", ".md", ".html")
 def write(path: Path, drawn: Path) -> list[str]:
     """Write a .tar.gz and return the names in it.
 
-    drawn: the folder of figures and tables. Raises ValueError where it has none, or where this is
-    no checkout.
+    drawn: the folder of figures and tables. Raises ValueError where it is no folder or has none,
+    where ``path`` is a folder, or where this is no checkout.
     """
     if not machine.CHECKOUT:
         raise ValueError("an archive is made from a checkout, this is an installed package")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not a file to write")
+    if drawn == Path() or not drawn.is_dir():
+        raise ValueError(
+            f"no folder {str(drawn)!r} of figures and tables: run `make figures` first"
+        )
     contents = dict(_contents(drawn))
     if not any(name.startswith("figures/out/") for name in contents):
         raise ValueError("nothing is drawn yet: run `make figures` (or `make report`) first")

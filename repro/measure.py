@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from analysis import arguments
 from repro import cli, experiments, quiet, ranks, records
 from repro.experiments import run
 from repro.progress import say
@@ -28,15 +29,19 @@ def measure(
     again: also measure what is on record;
     quick: leave what is long and on record.
 
-    Under torchrun each process measures its share of the cells, on a GPU of its own. ValueError
-    for an unknown name, and at the end where every cell of an experiment failed.
+    An experiment named twice is measured once. Under torchrun each process measures its share of
+    the cells, on a GPU of its own. ValueError for an unknown name, and at the end where every cell
+    of an experiment failed; TypeError for names that are no collection of strings and for switches
+    that are not True or False.
     """
+    arguments.names("names", names)
+    again, quick = arguments.flag("again", again), arguments.flag("quick", quick)
     if into is not None:
         records.require_folder(into)
     rank = ranks.current()
     if rank is not None:
         ranks.take_gpu(rank)
-    chosen = [experiments.experiment(name) for name in names or experiments.names()]
+    chosen = [experiments.experiment(name) for name in dict.fromkeys(names) or experiments.names()]
     broken = []
     for one in chosen:
         if into == "host" and one.device == "cuda":

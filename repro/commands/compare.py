@@ -40,6 +40,10 @@ def command(
     for name, side in zip((first, second), sides, strict=True):
         if not side:
             raise ValueError(f"{name}: no measured rows" + _restriction(experiment, metric))
+    for option, asked in (("experiment", experiment), ("metric", metric)):
+        there = {getattr(r, option) for side in sides for r in side.values()}
+        if unknown := [name for name in asked or () if name not in there]:
+            raise ValueError(f"--{option} {unknown[0]!r}: neither {first} nor {second} has it")
     rows = pairs(*sides)
     if not rows:
         have = [sorted({r.experiment for r in side.values()}) for side in sides]
@@ -180,6 +184,6 @@ def _mean(rows: Iterable[dict[str, Any]]) -> float:
 
 
 def _restriction(experiment: Sequence[str] | None, metric: Sequence[str] | None) -> str:
-    parts = [f"experiment {', '.join(experiment)}"] if experiment else []
-    parts += [f"metric {', '.join(metric)}"] if metric else []
+    parts = [f"experiment {', '.join(map(repr, experiment))}"] if experiment else []
+    parts += [f"metric {', '.join(map(repr, metric))}"] if metric else []
     return f" of {' and '.join(parts)}" if parts else ""

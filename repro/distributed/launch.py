@@ -11,15 +11,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from analysis.arguments import whole
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@cache
 def measured(ranks: int) -> list[dict[str, Any]]:
     """Everything that ``ranks`` processes hold and send, measured once a process.
 
     Raises RuntimeError with the failing rank's last line.
     """
+    return _measured(whole("ranks", ranks, least=1))
+
+
+@cache
+def _measured(ranks: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         command = [

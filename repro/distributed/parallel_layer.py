@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from analysis.arguments import flag, instance, probability, whole
+
 # torch renamed these two; the old names warn where the new ones exist.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -131,6 +133,11 @@ class ParallelTransformerLayer(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
+        hidden, heads = whole("hidden", hidden, least=1), whole("heads", heads, least=1)
+        sequence_parallel = flag("sequence_parallel", sequence_parallel)
+        dropout = probability("dropout", dropout)
+        if group is not None:
+            instance("group", group, dist.ProcessGroup)
         ranks = 1 if group is None else dist.get_world_size(group)
         rank = 0 if group is None else dist.get_rank(group)
         if hidden % heads or heads % ranks:
@@ -141,7 +148,7 @@ class ParallelTransformerLayer(nn.Module):
         self.head_dim = hidden // heads
         self.sequence_parallel = sequence_parallel and group is not None
         self.recompute, self.dropout = recompute, dropout
-        whole = {
+        full = {
             name: nn.Linear(*size)
             for name, size in {
                 "qkv": (hidden, 3 * hidden),
@@ -155,19 +162,24 @@ class ParallelTransformerLayer(nn.Module):
             return nn.Parameter(x.detach().chunk(ranks, dim)[rank].clone().flatten(0, 1))
 
         # columns: q, k, v by heads (3, heads, head_dim, hidden)
-        self.qkv_weight = cut(whole["qkv"].weight.view(3, hidden, hidden), 1)
-        self.qkv_bias = nn.Parameter(cut(whole["qkv"].bias.view(3, hidden, 1), 1).detach().view(-1))
-        self.up_weight = cut(whole["up"].weight.view(1, 4 * hidden, hidden), 1)
-        self.up_bias = nn.Parameter(cut(whole["up"].bias.view(1, -1, 1), 1).detach().view(-1))
+        self.qkv_weight = cut(full["qkv"].weight.view(3, hidden, hidden), 1)
+        self.qkv_bias = nn.Parameter(cut(full["qkv"].bias.view(3, hidden, 1), 1).detach().view(-1))
+        self.up_weight = cut(full["up"].weight.view(1, 4 * hidden, hidden), 1)
+        self.up_bias = nn.Parameter(cut(full["up"].bias.view(1, -1, 1), 1).detach().view(-1))
         # rows: what comes in is already cut; the bias is added once, after the reduction
-        self.projection_weight = cut(whole["projection"].weight.view(1, hidden, hidden), 2)
-        self.projection_bias = nn.Parameter(whole["projection"].bias.detach().clone())
-        self.down_weight = cut(whole["down"].weight.view(1, hidden, 4 * hidden), 2)
-        self.down_bias = nn.Parameter(whole["down"].bias.detach().clone())
+        self.projection_weight = cut(full["projection"].weight.view(1, hidden, hidden), 2)
+        self.projection_bias = nn.Parameter(full["projection"].bias.detach().clone())
+        self.down_weight = cut(full["down"].weight.view(1, hidden, 4 * hidden), 2)
+        self.down_bias = nn.Parameter(full["down"].bias.detach().clone())
         self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(seqlen, batch, hidden), or its sequence shard, to the same shape."""
+        """(seqlen, batch, hidden), or its sequence shard, to the same shape.
+
+        TypeError for what is no tensor or lies elsewhere than the weights; ValueError for another
+        shape.
+        """
+        self._check(x)
         qkv = self._column(self.norm1(x), self.qkv_weight, self.qkv_bias)
         if self.recompute == "selective":
             heads = checkpoint(self._core, *self._split(qkv), use_reentrant=False)
@@ -177,6 +189,16 @@ class ParallelTransformerLayer(nn.Module):
         x = x + self._row(heads, self.projection_weight, self.projection_bias)
         up = self._column(self.norm2(x), self.up_weight, self.up_bias)
         return x + self._row(functional.gelu(up), self.down_weight, self.down_bias)
+
+    def _check(self, x: Tensor) -> None:
+        instance("x", x, Tensor)
+        weight = self.norm1.weight
+        if x.dim() != 3 or x.shape[2] != weight.shape[0]:
+            raise ValueError(
+                f"x must be (seqlen, batch, {weight.shape[0]}), got shape {tuple(x.shape)}"
+            )
+        if x.device != weight.device:
+            raise TypeError(f"x is on {x.device}, the weights are on {weight.device}")
 
     def sequence_parallel_parameters(self) -> list[nn.Parameter]:
         """Parameters used on sequence shards: their gradients must be summed over the ranks."""

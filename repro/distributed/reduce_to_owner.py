@@ -14,9 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from analysis.arguments import instance, whole
+
 
 def owners(optimizer: ZeroRedundancyOptimizer) -> dict[Tensor, int]:
     """Which rank (in the optimiser's group) updates each parameter."""
+    instance("optimizer", optimizer, ZeroRedundancyOptimizer)
     found: dict[Tensor, int] = optimizer._param_to_rank  # type: ignore[attr-defined]
     return dict(found)
 
@@ -36,12 +39,21 @@ class ReduceToOwner:
     def __init__(
         self, model: nn.Module, owner: Mapping[Tensor, int], group: dist.ProcessGroup | None = None
     ) -> None:
-        self._owner, self._group = owner, group
+        instance("model", model, nn.Module)
+        instance("owner", owner, Mapping)
+        if group is not None:
+            instance("group", group, dist.ProcessGroup)
+        self._group = group
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         self._members = dist.get_process_group_ranks(group or dist.group.WORLD)
         missing = [n for n, p in model.named_parameters() if p.requires_grad and p not in owner]
         if missing:
             raise ValueError(f"parameters without an owner: {missing}")
+        self._owner: dict[Tensor, int] = {
+            p: whole(f"owner of {n}", owner[p], least=0, most=self._ranks - 1)
+            for n, p in model.named_parameters()
+            if p.requires_grad
+        }
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._reduce)
             for p in model.parameters()

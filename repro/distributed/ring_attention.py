@@ -22,6 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from analysis.arguments import flag, instance, methods, real, whole
+
 PLACEMENTS = ("contiguous", "zigzag")
 
 
@@ -140,6 +142,8 @@ class _Part:
 
 def parts(rank: int, ranks: int, local: int, placement: str) -> list[_Part]:
     """The runs of positions that ``rank`` holds, of ``local`` rows each rank."""
+    ranks = whole("ranks", ranks, least=1)
+    rank, local = whole("rank", rank, least=0, most=ranks - 1), whole("local", local, least=0)
     if placement not in PLACEMENTS:
         raise ValueError(f"placement must be one of {PLACEMENTS}, got {placement!r}")
     if placement == "contiguous":
@@ -152,6 +156,10 @@ def parts(rank: int, ranks: int, local: int, placement: str) -> list[_Part]:
 
 def take_local(x: Tensor, rank: int, ranks: int, placement: str = "contiguous") -> Tensor:
     """The rows (dimension 2) of a whole (B, H, N, D) tensor that ``rank`` holds."""
+    instance("x", x, Tensor)
+    if x.dim() != 4:
+        raise ValueError(f"x must have 4 dimensions (B, H, N, D), got shape {tuple(x.shape)}")
+    ranks = whole("ranks", ranks, least=1)
     if x.shape[2] % ranks:
         raise ValueError(f"seqlen {x.shape[2]} does not divide among {ranks} ranks")
     held = parts(rank, ranks, x.shape[2] // ranks, placement)
@@ -283,17 +291,42 @@ def ring_attention(
         This rank's rows of the output, like q; with ``return_lse`` also lse (B, H, N/P).
 
     Raises:
-        ValueError: shapes that disagree, or an unknown placement.
+        TypeError: what is no dense floating tensor, types or devices that differ, another kind of
+            option.
+        ValueError: shapes that disagree, a scale that is not finite, or an unknown placement.
 
     Each rank sends its keys and values P-1 times forward and P-1 times backward, and the fp32 sums
     dk, dv P times (``analysis.ring.ring_bytes``).
     """
-    if q.dim() != 4 or k.shape != v.shape or q.shape[2] != k.shape[2]:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        instance(name, tensor, Tensor)
+        if tensor.is_nested or tensor.layout != torch.strided or not tensor.is_floating_point():
+            kind = "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
+            raise TypeError(f"{name} is {kind}; dense tensors of a floating type are needed")
+        if tensor.dtype != q.dtype:
+            raise TypeError(f"q and {name} differ in type: {q.dtype} and {tensor.dtype}")
+        if tensor.device != q.device:
+            raise TypeError(f"q and {name} are on different devices: {q.device}, {tensor.device}")
+    if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape or q.shape[2] != k.shape[2]:
         raise ValueError(
             f"ring attention needs (B, H, N, D) with equal local lengths, got q {tuple(q.shape)}, "
             f"k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
-    scale = 1 / math.sqrt(q.shape[3]) if scale is None else float(scale)
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or (
+        k.shape[1] == 0 or q.shape[1] % k.shape[1]
+    ):
+        raise ValueError(
+            "q and k must agree in batch and head dimension, and the heads of k divide those of q; "
+            f"got q {tuple(q.shape)}, k {tuple(k.shape)}"
+        )
+    if q.shape[3] == 0:
+        raise ValueError(f"head dimension must be at least 1, got q {tuple(q.shape)}")
+    causal, return_lse = flag("causal", causal), flag("return_lse", return_lse)
+    if group is not None:
+        instance("group", group, dist.ProcessGroup)
+    if local is not None:
+        methods("local", local, "forward", "backward")
+    scale = 1 / math.sqrt(q.shape[3]) if scale is None else real("scale", scale)
     parts(0, 1, q.shape[2], placement)
     out, lse = _RingAttention.apply(
         q, k, v, causal, scale, placement, group, FlashLocal() if local is None else local

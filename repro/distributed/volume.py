@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from analysis.arguments import whole
 from analysis.model_states import ring_sent_bytes
 
 _COLLECTIVES = {
@@ -52,6 +53,7 @@ class CollectiveBytes(TorchDispatchMode):
 
     def sent_bytes(self, ranks: int) -> float:
         """Bytes each rank sends when the collectives run as rings; sends count as they are."""
+        ranks = whole("ranks", ranks, least=1)
         rings = (
             ring_sent_bytes(name, nbytes, ranks)
             for name, nbytes in self.full_bytes.items()

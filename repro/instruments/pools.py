@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from analysis.arguments import whole
+
 
 @dataclass(frozen=True)
 class Held:
@@ -60,11 +62,18 @@ class SteppedPool(Protocol):
 
 
 class TorchPool:
-    """The caching allocator of one CUDA device."""
+    """The caching allocator of one CUDA device, given as its number or as torch names it.
+
+    TypeError or ValueError for anything else, None too: the current device may change.
+    """
 
     def __init__(self, device: Any) -> None:
         import torch
 
+        if not isinstance(device, (str, torch.device)):
+            device = whole("device", device, least=0)
+        elif torch.device(device).type != "cuda":
+            raise ValueError(f"device={str(device)!r} is not a CUDA device")
         self._torch = torch
         self.device = device
 
@@ -90,7 +99,7 @@ class CupyPool:
     """CuPy's default pool on one device. ``cupy`` is the module (a fake one in tests)."""
 
     def __init__(self, cupy: Any, device: int = 0) -> None:
-        self._cupy, self.device = cupy, device
+        self._cupy, self.device = cupy, whole("device", device, least=0)
         self._before: Any = None
 
     def live(self) -> Held:
@@ -116,6 +125,7 @@ class CupyPool:
 
 def cupy_pool(device: int = 0) -> CupyPool | None:
     """CuPy's pool, or None where CuPy is not installed."""
+    device = whole("device", device, least=0)
     try:
         import cupy
     except ImportError:

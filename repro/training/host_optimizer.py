@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from analysis.arguments import byte_count, instance, items, methods, real, whole
 from repro.training.link import CudaLink, DirectLink, Link, Pool, Ticket
 
 #: Elements that the host updates at once: few enough that the widened gradient and the new fp32
@@ -23,12 +24,25 @@ SLICE = 1 << 19
 
 @dataclass(frozen=True)
 class AdamW:
-    """Hyper-parameters of decoupled-weight-decay Adam, torch's defaults."""
+    """Hyper-parameters of decoupled-weight-decay Adam, torch's defaults.
+
+    TypeError or ValueError for what is no number, not finite, negative, or betas outside [0, 1).
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps", "weight_decay"):
+            object.__setattr__(self, name, real(name, getattr(self, name), least=0.0))
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise TypeError(f"betas={self.betas!r} is not a pair of real numbers")
+        first, second = (real(f"betas[{i}]", beta, least=0.0) for i, beta in enumerate(self.betas))
+        if max(first, second) >= 1:
+            raise ValueError(f"betas={self.betas} must lie in [0, 1)")
+        object.__setattr__(self, "betas", (first, second))
 
 
 class MasterWeightAdamW(torch.optim.Optimizer):
@@ -47,6 +61,7 @@ class MasterWeightAdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
+        AdamW(lr, betas, eps, weight_decay)  # refuses what is impossible
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
@@ -82,6 +97,7 @@ def update(
     adam: AdamW, step: int, master: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
 ) -> None:
     """One AdamW step in place on fp32 tensors of one shape; ``grad`` may be of any float type."""
+    step = whole("step", step, least=1)
     adamw(
         [master],
         [grad.to(torch.float32)],
@@ -135,7 +151,7 @@ class HostAdamW:
     """AdamW with fp32 copy, momentum and variance on the host.
 
     Args:
-        parameters: of one type, on one device.
+        parameters: of one floating type, on one device.
         adam: hyper-parameters.
         bucket_bytes: an update waits for the gradients of about so many bytes, so that copying
             down, updating and copying up of different buckets overlap.
@@ -155,13 +171,25 @@ class HostAdamW:
         link: Link | None = None,
         pool: Pool | None = None,
     ) -> None:
-        found = list(parameters)
+        found: list[Tensor] = items("parameters", parameters, Tensor)
         if not found:
             raise ValueError("HostAdamW got an empty parameter list")
+        if adam is not None:
+            instance("adam", adam, AdamW)
+        bucket_bytes = byte_count("bucket_bytes", bucket_bytes)
+        if link is not None:
+            methods("link", link, "send", "fetch")
+        if pool is not None:
+            methods("pool", pool, "take", "give")
         kinds = {(p.dtype, p.device) for p in found}
         if len(kinds) > 1:
             raise ValueError(
                 f"parameters must share type and device, got {sorted(map(str, kinds))}"
+            )
+        if not found[0].is_floating_point() or found[0].layout != torch.strided:
+            raise TypeError(
+                f"parameters are {found[0].dtype}, {found[0].layout}; dense ones of a floating "
+                "type are trained"
             )
         self.adam = adam or AdamW()
         self._device = found[0].device

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.arguments import byte_count, flag, instance, real
+
 
 class Ticket(Protocol):
     """A copy under way."""
@@ -36,7 +38,8 @@ class Ticket(Protocol):
 
 
 class Link(Protocol):
-    """Moves bytes between a device tensor and a host tensor (both 1-D uint8, same length)."""
+    """Moves bytes between a device tensor and a host tensor: both 1-D uint8 of the same length,
+    else TypeError or ValueError (a copy would convert or repeat them in silence)."""
 
     bytes_out: int
     bytes_in: int
@@ -62,8 +65,12 @@ class Pool:
     held_bytes: int = 0
     _free: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
+    def __post_init__(self) -> None:
+        self.pin = flag("pin", self.pin)
+
     def take(self, nbytes: int) -> Tensor:
         """A uint8 buffer of exactly ``nbytes``."""
+        nbytes = byte_count("nbytes", nbytes)
         free = self._free[nbytes]
         if free:
             buffer = free.pop()
@@ -81,9 +88,29 @@ class Pool:
         return torch.from_numpy(np.empty(nbytes, dtype=np.uint8))
 
     def give(self, buffer: Tensor) -> None:
-        """Take back a buffer from :meth:`take`."""
+        """Take back a buffer from :meth:`take`; ValueError for more bytes than are handed out."""
+        instance("buffer", buffer, Tensor)
+        if buffer.dtype != torch.uint8:
+            raise TypeError(f"buffer has type {buffer.dtype}, the pool's are torch.uint8")
+        if buffer.numel() > self.live_bytes:
+            raise ValueError(
+                f"buffer of {buffer.numel()} bytes is not of this pool: "
+                f"{self.live_bytes} bytes are handed out"
+            )
         self.live_bytes -= buffer.numel()
         self._free[buffer.numel()].append(buffer)
+
+
+def _check_bytes(source: Tensor, target: Tensor) -> None:
+    for name, tensor in (("source", source), ("target", target)):
+        instance(name, tensor, Tensor)
+        if tensor.dtype != torch.uint8:
+            raise TypeError(f"{name} has type {tensor.dtype}; a link moves torch.uint8")
+    if source.dim() != 1 or source.shape != target.shape:
+        raise ValueError(
+            "a link moves from one line of bytes to one as long, got source "
+            f"{tuple(source.shape)}, target {tuple(target.shape)}"
+        )
 
 
 class _Done:
@@ -102,11 +129,13 @@ class DirectLink:
     bytes_in: int = 0
 
     def send(self, source: Tensor, target: Tensor) -> Ticket:
+        _check_bytes(source, target)
         target.copy_(source)
         self.bytes_out += source.numel()
         return _Done()
 
     def fetch(self, source: Tensor, target: Tensor) -> Ticket:
+        _check_bytes(source, target)
         target.copy_(source)
         self.bytes_in += source.numel()
         return _Done()
@@ -178,7 +207,7 @@ class HostLink:
     """
 
     def __init__(self, bytes_per_s: float | None = None) -> None:
-        if bytes_per_s is not None and not bytes_per_s > 0:
+        if bytes_per_s is not None and (bytes_per_s := real("bytes_per_s", bytes_per_s)) <= 0:
             raise ValueError(f"link bandwidth must be positive, got {bytes_per_s} B/s")
         self.bytes_out = 0
         self.bytes_in = 0
@@ -186,10 +215,12 @@ class HostLink:
         self._in = _Direction("offload-in", bytes_per_s)
 
     def send(self, source: Tensor, target: Tensor) -> Ticket:
+        _check_bytes(source, target)
         self.bytes_out += source.numel()
         return self._out.submit(lambda: _copy(source, target))
 
     def fetch(self, source: Tensor, target: Tensor) -> Ticket:
+        _check_bytes(source, target)
         self.bytes_in += source.numel()
         return self._in.submit(lambda: _copy(source, target))
 
@@ -232,16 +263,22 @@ class CudaLink:
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
+        if device is not None:
+            instance("device", device, torch.device)
+            if device.type != "cuda":
+                raise ValueError(f"device={str(device)!r} is not a CUDA device")
         self.bytes_out = 0
         self.bytes_in = 0
         self._out = torch.cuda.Stream(device)
         self._in = torch.cuda.Stream(device)
 
     def send(self, source: Tensor, target: Tensor) -> Ticket:
+        _check_bytes(source, target)
         self.bytes_out += source.numel()
         return self._copy(self._out, source, target)
 
     def fetch(self, source: Tensor, target: Tensor) -> Ticket:
+        _check_bytes(source, target)
         self.bytes_in += source.numel()
         return self._copy(self._in, source, target)
 

@@ -16,20 +16,28 @@ from torch import Tensor
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from analysis.arguments import items
+
 
 class LiveBytes(TorchDispatchMode):
     """Context that counts tensor storages made inside it.
 
     ``live_bytes`` now, ``peak_bytes`` the maximum. Pass tensors in ``known`` that exist already and
-    shall not count (parameters, inputs). Gradients made inside count until they are freed.
+    shall not count (parameters, inputs): dense ones, which have one storage. Gradients
+    made inside count until they are freed.
     """
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        given: list[Tensor] = items("known", known, Tensor)
+        for i, tensor in enumerate(given):
+            if tensor.is_nested or tensor.layout != torch.strided:
+                kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+                raise TypeError(f"known[{i}] is {kind}; dense (strided) tensors are followed")
         super().__init__()
         self.live_bytes = 0
         self.peak_bytes = 0
         self._seen: dict[int, int] = {}
-        for tensor in known:
+        for tensor in given:
             self._follow(tensor, count=False)
 
     def reset_peak(self) -> None:

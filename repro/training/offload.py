@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from analysis.arguments import byte_count, flag, instance, items, methods
 from analysis.offload import SavedView, moves_whole_storage
 from repro.training.link import CudaLink, DirectLink, Link, Pool, Ticket
 
@@ -105,11 +106,16 @@ class OffloadSavedTensors:
         in_flight_bytes: int | None = None,
         select: Callable[[Tensor], bool] | None = None,
     ) -> None:
-        if min_bytes < 0 or prefetch_bytes < 0:
-            raise ValueError(
-                f"byte limits must not be negative: min_bytes {min_bytes}, "
-                f"prefetch_bytes {prefetch_bytes}"
-            )
+        min_bytes = byte_count("min_bytes", min_bytes)
+        prefetch_bytes = byte_count("prefetch_bytes", prefetch_bytes)
+        if in_flight_bytes is not None:
+            in_flight_bytes = byte_count("in_flight_bytes", in_flight_bytes)
+        if link is not None:
+            methods("link", link, "send", "fetch")
+        if pool is not None:
+            methods("pool", pool, "take", "give")
+        if select is not None:
+            methods("select", select, "__call__")
         self._resident = {_storage_key(tensor) for tensor in resident_tensors(model)}
         self._link = link
         self.pool = pool if pool is not None else Pool(pin=torch.cuda.is_available())
@@ -256,9 +262,14 @@ class OffloadSavedTensors:
 
 
 def resident_tensors(model: nn.Module | Iterable[nn.Module | Tensor]) -> list[Tensor]:
-    """Parameters and buffers of modules, and tensors as they are."""
+    """Parameters and buffers of modules, and tensors as they are.
+
+    TypeError for anything else, and for one tensor that is not in a list.
+    """
     found: list[Tensor] = []
-    for item in (model,) if isinstance(model, nn.Module) else model:
+    given: list[nn.Module | Tensor]
+    given = [model] if isinstance(model, nn.Module) else items("model", model, Tensor, nn.Module)
+    for item in given:
         if isinstance(item, nn.Module):
             found += [*item.parameters(), *item.buffers()]
         else:
@@ -277,6 +288,8 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
 
 def saved_view(tensor: Tensor, resident: bool = False) -> SavedView:
     """The facts about a saved tensor that decide what is transferred."""
+    instance("tensor", tensor, Tensor)
+    resident = flag("resident", resident)
     return SavedView(
         storage=_storage_key(tensor),
         storage_bytes=tensor.untyped_storage().nbytes(),

@@ -58,7 +58,7 @@ def test_compare_reads_folders_anywhere_and_names_what_is_on_record(two_machines
     assert "fast, slow" in err
     status, _, err = run(capsys, "compare", "slow", "fast", "-m", "joules")
     assert status == 1
-    assert "metric joules" in err
+    assert "metric 'joules'" in err
 
 
 def test_compare_refuses_units_that_differ(two_machines):
