@@ -171,10 +171,10 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
         ((Q.to("meta"),) * 3, {}, TypeError, "q is on meta"),
         ((Q, Q, Q), {"key_mask": MASK.int()}, TypeError, "boolean .* got torch.int32"),
         ((Q, Q, Q), {"key_mask": MASK[:, :5]}, ValueError, r"\(2, 6\), got \(2, 5\)"),
-        ((Q, Q, Q), {"scale": "1"}, TypeError, "real number or None, got str"),
-        ((Q, Q, Q), {"scale": True}, TypeError, "real number or None, got bool"),
-        ((Q, Q, Q), {"scale": float("inf")}, ValueError, "finite, got inf"),
-        ((Q, Q, Q), {"tile": (64, 0)}, ValueError, r"got \(64, 0\)"),
+        ((Q, Q, Q), {"scale": "1"}, TypeError, "scale='1' is a str, not a real number"),
+        ((Q, Q, Q), {"scale": True}, TypeError, "scale=True is a bool, not a real number"),
+        ((Q, Q, Q), {"scale": float("inf")}, ValueError, "scale=inf is not finite"),
+        ((Q, Q, Q), {"tile": (64, 0)}, ValueError, "block_n=0 is below 1"),
         ((Q, Q, Q), {"tile": (60, 64)}, ValueError, "60"),
         ((Q, Q, Q), {"tile": (4096, 4096)}, ValueError, "4096"),
         ((Q, Q, Q), {"block_mask": MASK}, ValueError, r"needs tile=\(block_m, block_n\), got None"),
@@ -185,7 +185,7 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
             r"\(1, 1\).* for tile \(16, 16\), got \(2, 6\)",
         ),
         ((Q, Q, Q), {"dropout_p": 0.5, "seed": 2**63}, ValueError, "got 9223372036854775808"),
-        ((Q, Q, Q), {"dropout_p": 0.5, "seed": 1.5}, TypeError, "int, .* got <class 'float'>"),
+        ((Q, Q, Q), {"dropout_p": 0.5, "seed": 1.5}, TypeError, "seed=1.5 is a float, not a whole"),
     ],
 )
 def test_wrong_arguments_are_named(

@@ -143,6 +143,10 @@ def test_every_committed_row_is_valid_and_says_where_it_comes_from():
                 assert r.source == "published"
                 assert r.origin, r
                 assert r.confidence, r
+            elif file.parent.name == "registered":  # predicted before any card ran it
+                assert r.source == "predicted"
+                assert r.date, r
+                assert r.commit, r
             else:
                 assert r.source == "measured"
                 assert r.device, r
