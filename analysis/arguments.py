@@ -32,11 +32,18 @@ def whole(name: str, value: Any, least: int | None = None, most: int | None = No
     return found
 
 
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return math.inf if value > 0 else -math.inf
+
+
 def real(name: str, value: Any, least: float | None = None) -> float:
     """A finite real number that is no less than ``least``, as float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number")
-    found = float(value)
+    found = _as_float(value)
     if not math.isfinite(found):
         raise ValueError(f"{name}={found} is not finite")
     if least is not None and found < least:
@@ -55,7 +62,7 @@ def probability(name: str, value: Any) -> float:
     """A real number from 0 to 1, as float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number")
-    found = float(value)
+    found = _as_float(value)
     if not 0.0 <= found <= 1.0:  # also false for NaN
         raise ValueError(f"{name} must lie in [0, 1], got {found}")
     return found
@@ -63,10 +70,10 @@ def probability(name: str, value: Any) -> float:
 
 def byte_count(name: str, value: Any) -> int:
     """Bytes: a whole number from 0 on. A float that is whole (2e9) is taken, NaN is not."""
-    if isinstance(value, float):
-        if not math.isfinite(value) or not value.is_integer():
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        if not math.isfinite(value) or not float(value).is_integer():
             raise ValueError(f"{name}={value} is not a whole number of bytes")
-        value = int(value)
+        value = int(float(value))
     return whole(name, value, least=0)
 
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.arguments import instance
 from repro import machine
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def require_folder(name: str) -> str:
     ValueError for one that is a path or has other characters than ``[a-z0-9._-]``, and for the
     folders of other numbers: ``published`` (the papers') and ``registered`` (predictions).
     """
+    instance("folder of results", name, str)
     if not FOLDER.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot be a folder of results: letters a to z, digits, '.', '_' and '-' only"

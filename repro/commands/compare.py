@@ -36,14 +36,14 @@ def command(
     includes 1 is no difference.
     """
     output.require_one_format(as_json, as_csv)
+    there = {file.stem for name in (first, second) for file in files(name)}
+    _require_known("experiment", experiment, there, (first, second))
     sides = [measured(files(name), experiment, metric) for name in (first, second)]
     for name, side in zip((first, second), sides, strict=True):
         if not side:
             raise ValueError(f"{name}: no measured rows" + _restriction(experiment, metric))
-    for option, asked in (("experiment", experiment), ("metric", metric)):
-        there = {getattr(r, option) for side in sides for r in side.values()}
-        if unknown := [name for name in asked or () if name not in there]:
-            raise ValueError(f"--{option} {unknown[0]!r}: neither {first} nor {second} has it")
+    there = {r.metric for side in sides for r in side.values()}
+    _require_known("metric", metric, there, (first, second))
     rows = pairs(*sides)
     if not rows:
         have = [sorted({r.experiment for r in side.values()}) for side in sides]
@@ -57,6 +57,15 @@ def command(
         output.print_csv(rows)
     else:
         _tables(rows, (first, second), [len(side) for side in sides], all_rows)
+
+
+def _require_known(
+    option: str, asked: Sequence[str] | None, there: set[str], sides: tuple[str, str]
+) -> None:
+    """ValueError for a name that neither side has: it would restrict nothing, unnoticed."""
+    for name in asked or ():
+        if name not in there:
+            raise ValueError(f"--{option} {name!r}: neither {sides[0]} nor {sides[1]} has it")
 
 
 def files(name: str) -> list[Path]:

@@ -75,6 +75,7 @@ def accumulate(
         (lambda: AdamW(lr=True), TypeError, "lr=True is a bool"),
         (lambda: AdamW(lr=None), TypeError, "lr=None"),  # type: ignore[arg-type]
         (lambda: AdamW(eps=INF), ValueError, "eps=inf"),
+        (lambda: AdamW(lr=10**400), ValueError, "lr=inf is not finite"),
         (lambda: AdamW(weight_decay="0"), TypeError, "weight_decay='0'"),  # type: ignore[arg-type]
         (lambda: AdamW(betas=0.9), TypeError, "betas=0.9 is not a pair"),  # type: ignore[arg-type]
         (lambda: AdamW(betas=(0.9,)), TypeError, "betas=.*not a pair"),  # type: ignore[arg-type]
@@ -185,6 +186,7 @@ def accumulate(
         (lambda: measuring.measure("speedup"), TypeError, "names='speedup' is a str"),
         (lambda: measuring.measure([1]), TypeError, "names: 1 is a int"),  # type: ignore[list-item]
         (lambda: measuring.measure(["speedup"], again="no"), TypeError, "again='no'"),  # type: ignore[arg-type]
+        (lambda: measuring.measure(["speedup"], into=5), TypeError, "folder of results=5"),  # type: ignore[arg-type]
         (lambda: measuring.measure(["speedup"], quick=1), TypeError, "quick=1"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
@@ -204,7 +206,7 @@ def test_refused_by_name_before_any_work(
 
 def test_numbers_of_any_library_are_taken() -> None:
     assert AdamW(lr=np.float32(0.5), betas=[np.float64(0.5), 0.5]) == AdamW(0.5, (0.5, 0.5))  # type: ignore[arg-type]
-    assert Pool().take(np.int64(3)).numel() == 3
+    assert Pool().take(np.int64(3)).numel() == Pool().take(np.float32(3)).numel() == 3  # type: ignore[arg-type]
     assert ParallelTransformerLayer(np.int64(8), np.int32(2)).head_dim == 4  # type: ignore[arg-type]
     assert torch.equal(take_local(Q, np.int64(1), np.int32(2)), Q[:, :, 2:])  # type: ignore[arg-type]
     assert CollectiveBytes().sent_bytes(np.int64(2)) == 0  # type: ignore[arg-type]
@@ -247,6 +249,7 @@ def test_a_parameter_with_an_owner_that_is_no_rank(monkeypatch: pytest.MonkeyPat
         (("compare", "host", "host", "-e", ""), 1, "experiment ''"),
         (("compare", "host", "host", "-e", "accuracy", "-e", "no"), 1, "--experiment 'no'"),
         (("compare", "host", "host", "-e", "accuracy", "-m", ""), 1, "metric ''"),
+        (("compare", "host", "host", "-e", "accuracy", "-m", "rmse", "-m", "no"), 1, "'no'"),
         (("compare", "host", "host", "--json", "--csv"), 1, "--json and --csv exclude each other"),
     ],
 )
