@@ -315,7 +315,7 @@ def test_wrong_arguments_are_refused_with_both_values() -> None:
         (
             {"algorithm": "flash1-skip-first", "dropout_p": 0.5},
             ValueError,
-            "flash1 does not take dropout_p",
+            "flash1-skip-first does not take dropout_p",
         ),
     ]
     for options, error, message in cases:
