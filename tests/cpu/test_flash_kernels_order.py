@@ -61,7 +61,9 @@ def test_orders_and_notes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="neither 'rows' nor 'sawtooth'"):
         execute(p, tile=TILE, backward=False, order="up")
     with pytest.raises(ValueError, match="flash1-skip-first has neither"):
-        execute(p, tile=TILE, backward=False, algorithm="flash1-skip-first", order="sawtooth", wave=2)
+        execute(
+            p, tile=TILE, backward=False, algorithm="flash1-skip-first", order="sawtooth", wave=2
+        )
     with pytest.raises(ValueError, match=r"progress is int64 \(3, 5\), not int64 \(10, 11\)"):
         execute(p, tile=TILE, backward=False, progress=notes_of((3, 5))[0], progress_tiles=1)
     with pytest.raises(ValueError, match="backward: sawtooth and progress are the forward's"):
