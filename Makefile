@@ -94,8 +94,10 @@ $(STAMPS)/%: $(THEORY) $(MACHINERY) | $(ENV)
 measure: | $(ENV)
 	@$(PY) -m repro measure $(EXPERIMENT)
 
+# A worker that crashes ends the run with the test's name: started again, xdist may wait for ever.
 test: | $(ENV)
-	@workers=$$($(PY) -c 'import xdist' 2>/dev/null && echo "-n $(WORKERS) --dist loadfile"); \
+	@workers=$$($(PY) -c 'import xdist' 2>/dev/null && \
+	    echo "-n $(WORKERS) --dist loadfile --max-worker-restart=0"); \
 	$(PY) -m pytest $$workers --benchmark-skip $(ARGS)
 
 HEAD_DIM ?= 64
