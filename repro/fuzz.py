@@ -1,13 +1,14 @@
-"""Fuzz the attention operator and planned models: random cases for a set time, each checked.
+"""Fuzz the operator, planned models and killed runs: random cases for a set time, each checked.
 
     python -m repro.fuzz --seconds 60            # random cases; the first seed is printed
     python -m repro.fuzz --seed 7 --seconds 60   # the same cases again
-    python -m repro.fuzz --of planned            # one kind alone: attention or planned
+    python -m repro.fuzz --of planned            # one kind alone: attention, planned or records
     python -m repro.fuzz --case '{"seqlen_q": 5, "causal": true}'   # one case
     python -m repro.fuzz --of planned --case '{"stages": ["noisy", "tanh"]}'
 
 An attention problem is held to float64. A planned model (small, of stages that are hard to run
-again; with autocast, restarts and ranks) is held to the plain model, bit for bit.
+again; with autocast, restarts, ranks, and compiled for any number of rows) is held to the plain
+model, bit for bit. A measurement run that is killed and goes on is held to one that is not.
 
 The host backend runs with its checks on: a read out of bounds, an unwritten output or a race
 between barriers fails a case like a wrong number does. A failing case is made as small as it
@@ -31,7 +32,11 @@ from repro.progress import say
 __all__ = ["KINDS", "main"]
 
 #: What is fuzzed, and the module with its Case, draw(seed, form), failure(case, device), smaller.
-KINDS = {"attention": "repro.attention.cases", "planned": "repro.checkpointing.cases"}
+KINDS = {
+    "attention": "repro.attention.cases",
+    "planned": "repro.checkpointing.cases",
+    "records": "repro.killed_runs",
+}
 #: Cases that share one compiled form of the kernels: compiling takes seconds, a case less.
 CASES_A_FORM = 12
 
@@ -110,8 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (default 60)")
     parser.add_argument("--seed", type=int, default=None, help="of the first case")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--of", choices=(*KINDS, "both"), default=None, help="default: both; "
-                        "of one --case: attention")  # fmt: skip
+    parser.add_argument(
+        "--of", choices=KINDS, default=None, help="default: all; of one --case: attention"
+    )
     parser.add_argument("--case", default=None, help="one case as JSON instead of random ones")
     chosen = parser.parse_args(arguments)
     if not 0 <= chosen.seconds < float("inf"):
@@ -121,14 +127,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     os.environ.setdefault(CHECKS_VARIABLE, "1")
     if chosen.case is not None:
-        if chosen.of == "both":
-            parser.error("--case: say which kind it is, --of attention or --of planned")
         kind = chosen.of or "attention"
         wrong = complaint(import_module(KINDS[kind]).Case.from_json(chosen.case), chosen.device)
         say("passes" if wrong is None else f"FAILED {wrong}")
         return int(wrong is not None)
     seed = SystemRandom().randrange(2**31) if chosen.seed is None else chosen.seed
-    kinds = tuple(KINDS) if chosen.of in (None, "both") else (chosen.of,)
+    kinds = tuple(KINDS) if chosen.of is None else (chosen.of,)
     return int(fuzz(chosen.seconds, seed, chosen.device, kinds) > 0)
 
 

@@ -331,8 +331,13 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _cut_torn_tail(fd: int) -> int:
-    """Cut off what an interrupted append left; returns the size of the rest."""
+    """Cut off what an interrupted append left, and no more: a last line that only its end is
+    missing of counts, here as in :func:`numbered`; returns the size of the rest."""
     content = os.pread(fd, os.fstat(fd).st_size, 0)
+    last = content[content.rfind(b"\n") + 1 :]
+    if last.strip() and _is_json(last):
+        os.write(fd, b"\n")
+        content += b"\n"
     whole = content.rfind(b"\n") + 1
     while whole:
         start = content.rfind(b"\n", 0, whole - 1) + 1
@@ -343,6 +348,14 @@ def _cut_torn_tail(fd: int) -> int:
     if whole != len(content):
         os.ftruncate(fd, whole)
     return whole
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _more(line: bytes) -> int:

@@ -42,7 +42,8 @@ class Case:
     smallest budget to storing everything.  autocast: "" (none), "forward" (left before backward) or
     "step".  way: what is done with the result.  restart: the step before which everything is
     saved, built anew and loaded (0: never).  ranks: processes, which train a wrapped model.
-    dynamic: stages are compiled for any number of rows, which changes from step to step.
+    dynamic: "stages" or "around": the stages, or a module that calls the model, are compiled for
+    any number of rows, which changes from step to step ("": nothing is compiled).
     """
 
     stages: tuple[str, ...] = ("linear", "tanh")
@@ -56,7 +57,7 @@ class Case:
     between: bool = False
     steps: int = 1
     restart: int = 0
-    dynamic: bool = False
+    dynamic: str = ""
     ranks: int = 1
     wrap: str = "ddp"
     seed: int = 0
@@ -91,7 +92,8 @@ def draw(seed: int, form: int = 0) -> Case:
     ranks = 2 if random.random() < 0.02 else 1
     steps = random.choice((1, 2, 3))
     autocast = random.choice(("", "", "forward", "step"))
-    if ranks == 1 and random.random() < 0.05:
+    compiled = ranks == 1 and random.random() < 0.05
+    if compiled:
         steps, autocast = 3, ""
     return Case(
         stages=tuple(stages),
@@ -105,7 +107,7 @@ def draw(seed: int, form: int = 0) -> Case:
         between=random.random() < 0.5,
         steps=steps,
         restart=random.randrange(steps) if random.random() < 0.3 else 0,
-        dynamic=ranks == 1 and not autocast and random.random() < 0.03,
+        dynamic=random.choice(("stages", "around")) if compiled else "",
         ranks=ranks,
         wrap=random.choice(WRAPS),
         seed=random.randrange(2**31),
@@ -229,12 +231,13 @@ def _train(
 
     def make() -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
         model = build(case.stages, case.width, case.seed).to(device)
-        if case.dynamic:
-            compiled: list[Any] = [
-                torch.compile(stage, backend="aot_eager", dynamic=True) for stage in model
-            ]
+        if case.dynamic == "stages":
+            compiled: list[Any] = [_compiled(stage) for stage in model]
             model = nn.Sequential(*compiled)
         run = _planned(case, model, inputs[0].to(device)) if planned else model
+        if case.dynamic == "around":
+            # The planned model says itself that it is not compiled.
+            run = _compiled(_Around(run if planned else torch.compiler.disable(run)))
         parameters = [*model.parameters(), torch.zeros(1, requires_grad=True)]
         return model, wrap(run), torch.optim.SGD(parameters, 0.01, momentum=0.9)
 
@@ -254,6 +257,22 @@ def _train(
         left |= {name: value.detach().clone() for name, value in model.state_dict().items()}
         found.append(left)
     return found
+
+
+def _compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="aot_eager", dynamic=True)
+
+
+class _Around(nn.Module):
+    """Compiled around a model that stays eager."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.run(x.sin() + x.shape[0])
+        return out * 2 if isinstance(out, Tensor) and out.is_floating_point() else out
 
 
 def _next_numbers() -> list[Tensor]:

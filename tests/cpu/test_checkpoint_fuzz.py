@@ -43,6 +43,22 @@ def test_training_restarts_from_what_was_saved() -> None:
     assert cases.failure(case) is None
 
 
+@pytest.mark.parametrize("dynamic", ["stages", "around"])
+def test_compiled_for_any_number_of_rows(dynamic: str) -> None:
+    stages = ("linear", "dropout", "shared", "relu_", "shared", "fork", "join")
+    case = Case(stages=stages, steps=3, dynamic=dynamic, input_gradient=True, way="twice")
+    assert cases.failure(case) is None
+
+
+def test_everything_is_drawn() -> None:
+    drawn = [cases.draw(seed) for seed in range(1000)]
+    assert {case.dynamic for case in drawn} == {"", "stages", "around"}
+    assert {case.wrap for case in drawn if case.ranks == 2} == set(cases.WRAPS)
+    assert {kind for case in drawn for kind in case.stages} == set(STAGES)
+    assert {case.way for case in drawn} == set(cases.WAYS)
+    assert {case.restart for case in drawn} == {0, 1, 2}
+
+
 def test_cases_survive_their_spelling() -> None:
     for seed in range(50):
         case = cases.draw(seed)
@@ -71,18 +87,17 @@ def test_the_fuzzer_finds_and_shrinks_a_fault(
     assert "FAILED step 0: " in capfd.readouterr().err
 
 
-def test_both_kinds_take_turns(
+def test_all_kinds_take_turns(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
 
     def look(case: object, device: str) -> str | None:
         seen.append(type(case).__module__)
-        return "found" if len(seen) == 24 else None
+        return "found" if len(seen) == 36 else None
 
     monkeypatch.setattr(fuzz, "complaint", look)
     monkeypatch.setattr(fuzz, "shrink", lambda case, device, until: case)
     assert fuzz.fuzz(60.0, 1, "cpu", tuple(fuzz.KINDS), max_failures=1) == 1
-    assert seen[:12] == ["repro.attention.cases"] * 12
-    assert seen[12:24] == ["repro.checkpointing.cases"] * 12
-    assert "12 attention, 12 planned cases, 1 failed" in capfd.readouterr().err
+    assert seen == [module for module in fuzz.KINDS.values() for _ in range(12)]
+    assert "12 attention, 12 planned, 12 records cases, 1 failed" in capfd.readouterr().err

@@ -85,6 +85,19 @@ def test_a_file_cut_at_any_byte_loses_the_last_cell_and_nothing_else(tmp_path: P
         assert cells_on_record(path) == {"a": 3, "c": 3}
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_cell_that_only_its_last_newline_is_missing_of_stays(name: str, tmp_path: Path) -> None:
+    """Whoever reads takes it for measured, so whoever appends must not cut it off."""
+    path = tmp_path / "x.jsonl"
+    for cell in sorted({"a", name}):
+        records.append(path, rows(cell))
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    before = cells_on_record(path)
+    assert before == dict.fromkeys(sorted({"a", name}), 3)
+    records.append(path, rows("c"))
+    assert cells_on_record(path) == {**before, "c": 3}
+
+
 def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     records.append(path, rows("a"))
