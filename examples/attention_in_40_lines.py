@@ -70,7 +70,7 @@ def main() -> None:
     S = Q @ K.T / np.sqrt(d)
     P = np.exp(S - S.max(axis=1, keepdims=True))
     P /= P.sum(axis=1, keepdims=True)
-    print(f"largest difference of O from softmax(Q Kᵀ / sqrt(d)) V: {abs(O - P @ V).max():.1e}")
+    print(f"largest difference of O from softmax(Q K^T / sqrt(d)) V: {abs(O - P @ V).max():.1e}")
     dQ, dK, dV = backward(Q, K, V, O, L, dO, Br, Bc)
     dP = dO @ V.T
     dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))

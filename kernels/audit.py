@@ -24,6 +24,7 @@ from analysis.hardware import find_gpu
 from analysis.occupancy import occupancy
 from kernels import hopper, ladder, nvrtc, sass
 from kernels.cache import digest
+from kernels.command_line import program
 from kernels.compile import compile_cubin
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
 from kernels.prebuild import Problem
@@ -251,4 +252,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program(main))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ from analysis.loop_model.parameters import SM90
 from analysis.shapes import AttentionShape
 from kernels import hopper, loops
 from kernels.cache import digest, headers
+from kernels.command_line import program
 from kernels.compile import compile_cubin, nvrtc_version
 from kernels.launch import (
     ITEMSIZE,
@@ -303,4 +305,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program(main))

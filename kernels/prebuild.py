@@ -24,6 +24,7 @@ from typing import Any
 
 from analysis.shapes import Tile
 from kernels import attention, dispatch, hopper, ladder
+from kernels.command_line import program
 from kernels.launch import Array, Kernel
 from kernels.plan import Launch, Recorder
 
@@ -215,4 +216,4 @@ def describe(kernel: Kernel) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program(main))

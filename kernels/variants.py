@@ -7,10 +7,12 @@ and shared memory of each. No GPU and no driver is needed.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from kernels.command_line import program
 from kernels.compile import compile_cubin
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, configure
 from kernels.launch import Kernel
@@ -146,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(program(main))

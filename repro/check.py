@@ -27,6 +27,7 @@ from kernels import attention
 from kernels.launch import KERNELS_DIR, Kernel
 from kernels.launches import launches_of
 from kernels.prebuild import is_hopper
+from repro import cli
 
 __all__ = ["Subject", "compiled", "main", "subjects", "wrong"]
 
@@ -176,4 +177,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.program(main))

@@ -1,22 +1,13 @@
-"""How the command lines of this project end: an error is one line and a non-zero exit status.
-
-0 is success, 1 an error, 2 a command line that cannot be (with a hint at ``--help``), 130 an
-interruption. A reader that closes the pipe (``| head``) is no error.
-"""
+"""The command lines of this project: see ``kernels.command_line`` for how they end."""
 
 from __future__ import annotations
 
-import io
-import os
 import sys
-import traceback
-from collections.abc import Callable
 from typing import Any
 
-from repro.progress import say
+from kernels.command_line import ended, program, show_what_can_be_shown
 
-#: Set to 1 to see where an error came from.
-TRACEBACK_VARIABLE = "REPRO_TRACEBACK"
+__all__ = ["program", "run", "show_what_can_be_shown"]
 
 
 def run(app: Any, name: str | None = None) -> int:
@@ -30,52 +21,7 @@ def run(app: Any, name: str | None = None) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except typer.Abort:
-        return _ended(KeyboardInterrupt())
+        return ended(KeyboardInterrupt())
     except (Exception, KeyboardInterrupt) as error:
-        return _ended(error)
+        return ended(error)
     return status if isinstance(status, int) else 0
-
-
-def program(main: Callable[[], object]) -> int:
-    """Run a program that reads its arguments by argparse; returns the exit status.
-
-    For programs of the GPU run, which do without packages that a rented machine may lack.
-    """
-    try:
-        main()
-        sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:
-        return _ended(error)
-    return 0
-
-
-def _ended(error: BaseException) -> int:
-    """Say in one line what ended a program; its exit status."""
-    if isinstance(error, KeyboardInterrupt):
-        say("interrupted; run the same command again to go on")
-        return 130
-    if isinstance(error, BrokenPipeError):
-        # Python flushes stdout once more at exit; into nothing, or it would complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    if os.environ.get(TRACEBACK_VARIABLE) == "1":
-        traceback.print_exception(error)
-    if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
-        return 2
-    # click's own errors (an unknown option, ...) know their text, status and command.
-    message = getattr(error, "format_message", None)
-    text = message() if message else str(error)
-    say(f"error: {text.strip() or type(error).__name__}")
-    if message is None:
-        return 1
-    context = getattr(error, "ctx", None)
-    if context is not None:
-        say(f"try: {context.command_path} --help")
-    return int(getattr(error, "exit_code", 1))
-
-
-def show_what_can_be_shown() -> None:
-    """A character that standard output or error has no code for becomes "?", not an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")

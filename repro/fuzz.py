@@ -27,6 +27,7 @@ from random import SystemRandom
 from types import ModuleType
 from typing import Any
 
+from repro import cli
 from repro.progress import say
 
 __all__ = ["KINDS", "main"]
@@ -137,4 +138,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.program(main))

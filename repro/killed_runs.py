@@ -28,7 +28,7 @@ from repro.records import Record
 __all__ = ["Case", "draw", "failure", "smaller"]
 
 #: What a run executes between two cells; a kill lands on one of the lines of these modules.
-WATCHED = {str(Path(module.__file__).resolve()) for module in (run, records)}
+WATCHED = {str(Path(str(module.__file__)).resolve()) for module in (run, records)}
 #: Bytes of one write, so that kills leave half a cell.
 PIECE = 100
 
@@ -75,7 +75,8 @@ def smaller(case: Case) -> Iterator[Case]:
         value = getattr(case, name)
         for less in (1, value // 2, value - 1):
             if 1 <= less < value:
-                yield replace(case, **{name: less})
+                fewer: dict[str, Any] = {name: less}
+                yield replace(case, **fewer)
 
 
 def failure(case: Case, device: str = "cpu") -> str | None:

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from repro import prototype
+from repro import cli, prototype
 from repro.prototype import FOLDER
 from repro.records import Record, load
 
@@ -139,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.program(main))

@@ -25,6 +25,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from repro import cli
 from repro.attention.validation import DTYPES
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.distributed.reduce_to_owner import ReduceToOwner, owners
@@ -288,4 +289,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    cli.show_what_can_be_shown()
     main()

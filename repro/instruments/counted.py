@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro import processes
+from repro import cli, processes
 from repro.instruments.counters import (
     MARKER,
     NVTX_RANGE,
@@ -93,4 +93,4 @@ def main(path: Path) -> None:
 
 if __name__ == "__main__":
     processes.die_with_parent()  # ncu, which is killed if it takes too long
-    main(Path(sys.argv[1]))
+    sys.exit(cli.program(lambda: main(Path(sys.argv[1]))))

@@ -20,7 +20,7 @@ from analysis.algorithms import PDL
 from analysis.shapes import AttentionShape
 from kernels import attention, hopper
 from kernels.hopper import ForwardForm
-from repro import processes
+from repro import cli, processes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -210,7 +210,8 @@ def _require_working(device: str, name: str, wrong: str | None) -> None:
 
 if __name__ == "__main__":
     processes.die_with_parent()
+    cli.show_what_can_be_shown()
     try:
         main(sys.argv[1:])
-    except RuntimeError as problem:
+    except RuntimeError as problem:  # its first line: the caller shows one
         raise SystemExit(str(problem).splitlines()[0]) from None

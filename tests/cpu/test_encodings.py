@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels import command_line
 from repro import records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +82,44 @@ def test_a_terminal_without_utf8_shows_what_it_can(command: tuple[str, ...]) -> 
         outputs.append((done.stdout + done.stderr).decode(encoding))
     odd, right = outputs
     assert odd == right.encode("latin-1", "replace").decode("latin-1")
+
+
+def test_every_program_shows_what_it_can() -> None:
+    """Each starts through what replaces characters, or has none to replace."""
+    programs = [
+        (path, text.rpartition('if __name__ == "__main__":')[2])
+        for package in (*PACKAGES, ".ci")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if 'if __name__ == "__main__":' in (text := path.read_text(encoding="utf-8"))
+    ]
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path, start in programs
+        if not any(f"{name}(" in start for name in ("program", "cli.run", "show_what_can_be_shown"))
+        and not path.read_text(encoding="utf-8").isascii()
+    ]
+    assert len(programs) > 20
+    # Its letters are in comments; that it runs where nothing but ASCII can be shown is tested.
+    assert wrong == ["examples/attention_in_40_lines.py"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_a_program_replaces_what_its_output_cannot_show(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+
+    def main() -> None:
+        print("12 µs → größer")
+        raise ValueError("Ω is no unit")
+
+    assert command_line.program(main) == 1
+    assert command_line.program(lambda: 3) == 3
+    shown = [stream.buffer.getvalue() for stream in streams if stream.flush() is None]
+    assert shown[0] == "12 µs → größer\n".encode(encoding, "replace")
+    assert shown[1] == "error: Ω is no unit\n".encode(encoding, "replace")
 
 
 def test_a_kernel_compiles_in_the_c_locale(tmp_path: Path) -> None:

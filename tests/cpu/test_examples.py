@@ -44,7 +44,7 @@ def test_every_kind_of_extension_has_its_example() -> None:
     "name", ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel"]
 )
 def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
