@@ -80,7 +80,8 @@ class KernelError(RuntimeError):
     Attributes:
         kind: "out of bounds", "misaligned", "access", "uninitialised", "unwritten", "race",
             "deadlock", "divergence", "limit", "uncounted" (a plain pointer was dereferenced),
-            "division" (of an integer by zero), "trap", "endless" or "interrupted".
+            "division" (of an integer by zero), "trap", "endless", "interrupted" or "gone" (the
+            memory of a tensor or pointer is: a mapped file that was cut short)
         kernel: entry point.
         tensor: name of the tensor, or None (shared memory, barriers).
         index: element of the tensor's view, or None when the place is outside it.

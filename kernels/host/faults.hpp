@@ -11,9 +11,10 @@
 #include <cstdlib>
 
 #include "scheduler.hpp"
+#include "user_memory.hpp"
 
-#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
-#define HOST_FAULTS 1
+#if defined(HOST_FAULTS)
+#include <dlfcn.h>
 #include <link.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -182,10 +183,6 @@ class Guard {
     }
 
    private:
-    struct Taken {
-        int number;
-        struct sigaction before;
-    };
     struct Watched {
         std::uint64_t state = 0;
         int ticks = 0;
@@ -196,27 +193,25 @@ class Guard {
 
     inline static Guard* active = nullptr;
 
-    // The part of the kernel's shared object that holds code.
+    // The part of the kernel's shared object that holds code. Of other objects, whose files may
+    // have been emptied under them, nothing is read.
     void find_code(std::uintptr_t entry) {
         static Code known{};
-        if (known.inside != entry) {
+        Dl_info object{};
+        if (known.inside != entry && dladdr(reinterpret_cast<void*>(entry), &object)) {
             known = {entry, 0, 0};
-            dl_iterate_phdr(
-                [](dl_phdr_info* object, std::size_t, void* wanted) {
-                    auto& code = *static_cast<Code*>(wanted);
-                    for (int i = 0; i < object->dlpi_phnum; ++i) {
-                        const auto& part = object->dlpi_phdr[i];
-                        const std::uintptr_t first = object->dlpi_addr + part.p_vaddr;
-                        if (part.p_type != PT_LOAD || !(part.p_flags & PF_X) ||
-                            code.inside - first >= part.p_memsz)
-                            continue;
-                        code.first = first;
-                        code.end = first + part.p_memsz;
-                        return 1;
-                    }
-                    return 0;
-                },
-                &known);
+            const char* const start = static_cast<const char*>(object.dli_fbase);
+            const auto& header = *reinterpret_cast<const ElfW(Ehdr)*>(start);
+            const auto* const parts = reinterpret_cast<const ElfW(Phdr)*>(start + header.e_phoff);
+            std::uintptr_t base = 0;  // what is added to the object's own addresses
+            for (int i = 0; i < header.e_phnum; ++i) {
+                const auto& part = parts[i];
+                if (part.p_type != PT_LOAD) continue;
+                if (part.p_offset == 0) base = reinterpret_cast<std::uintptr_t>(start) - part.p_vaddr;
+                const std::uintptr_t first = base + part.p_vaddr;
+                if ((part.p_flags & PF_X) && entry - first < part.p_memsz)
+                    known = {entry, first, first + part.p_memsz};
+            }
         }
         code_ = known;
     }
@@ -231,28 +226,13 @@ class Guard {
             guard->stop_here(w, at);
         } else if (guard && number == SIGINT) {
             guard->interrupted_ = true;
-            guard->pass_on(number, info, context);
+            pass_on(guard->before_, number, info, context);
         } else if (guard && runs_a_block(w, at)) {
             guard->blame(*w, number, *info, at);
         } else if (guard) {
-            guard->pass_on(number, info, context);
+            pass_on(guard->before_, number, info, context);
         }
         errno = error;
-    }
-
-    // To whoever had the signal before this launch.
-    void pass_on(int number, siginfo_t* info, void* context) {
-        for (auto& [taken, before] : before_) {
-            if (taken != number) continue;
-            if (before.sa_flags & SA_SIGINFO) {
-                before.sa_sigaction(number, info, context);
-            } else if (before.sa_handler == SIG_DFL) {
-                sigaction(number, &before, nullptr);  // it happens again, to the default
-                if (info->si_code <= 0) raise(number);
-            } else if (before.sa_handler != SIG_IGN) {
-                before.sa_handler(number);
-            }
-        }
     }
 
     // A fault of the processor in a thread of a block.
@@ -268,6 +248,12 @@ class Guard {
         if (number == TRAP) {
             std::snprintf(f.text, sizeof f.text, "__trap, or code that must not be reached");
             return leave_block_after(w, at, "trap", -1, 0);
+        }
+        if (number == SIGBUS && info.si_code != BUS_ADRALN) {
+            std::snprintf(f.text, sizeof f.text,
+                          "%s of address %p, behind which there is no memory: a mapped file that was "
+                          "cut short?", at.access(), info.si_addr);
+            return leave_block_after(w, at, "gone", -1, 0);
         }
         if (number == SIGSEGV && info.si_code == SI_KERNEL) {  // the processor does not say which
             std::snprintf(f.text, sizeof f.text, "access of an address that no memory can have");
@@ -350,7 +336,8 @@ class Guard {
 #else
     static constexpr int TRAP = SIGTRAP;
 #endif
-    Taken before_[5] = {{SIGSEGV, {}}, {SIGFPE, {}}, {TRAP, {}}, {SIGINT, {}}, {LOOK_IN, {}}};
+    Taken before_[6] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}},
+                        {TRAP, {}},    {SIGINT, {}}, {LOOK_IN, {}}};
 };
 
 #endif

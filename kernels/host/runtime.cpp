@@ -11,6 +11,7 @@
 #include "hopper_runtime.hpp"
 #include "scheduler.hpp"
 #include "shared_memory.hpp"
+#include "user_memory.hpp"
 
 namespace host {
 namespace {
@@ -98,6 +99,27 @@ void refuse(Failure& f, const char* kind, int tensor, std::int64_t offset, const
     f.block = f.thread = -1;
 }
 
+// From the callers' tensors, or back to those that the launch writes.
+bool copy_all(Launch& launch, bool back, const char* complaint) {
+    volatile std::size_t at = 0;
+    const void* const fault = faulted([&] {
+        for (; at < launch.tensors.size(); at = at + 1) {
+            const Tensor& t = launch.tensors[at];
+            auto* user = reinterpret_cast<char*>(t.argument->pointer);
+            if (t.access == (back ? ACCESS_R : ACCESS_W)) continue;
+            t.each_row([&](std::int64_t row) {
+                char* const ours = data(t.base) + row;
+                std::memcpy(back ? user + row : ours, back ? ours : user + row, t.row_bytes);
+            });
+        }
+    });
+    if (!fault) return true;
+    const auto from = reinterpret_cast<std::intptr_t>(fault);
+    refuse(*launch.failure, "gone", static_cast<int>(at),
+           from - static_cast<std::int64_t>(launch.tensors[at].argument->pointer), complaint);
+    return false;
+}
+
 bool place_tensors(Launch& launch, TensorArgument* arguments, int count, bool checks,
                    ZeroedMemory& zeroed) {
     launch.tensors.resize(count);
@@ -121,16 +143,12 @@ bool place_tensors(Launch& launch, TensorArgument* arguments, int count, bool ch
             refuse(*launch.failure, "limit", i, 0, "no memory for a copy of the tensor");
             return false;
         }
-        const auto* user = reinterpret_cast<const char*>(a.pointer);
         if (t.access == ACCESS_W)
             t.each_row([&](std::int64_t at) { std::memset(data(t.base) + at, 0xff, t.row_bytes); });
-        else
-            t.each_row([&](std::int64_t at) {
-                std::memcpy(data(t.base) + at, user + at, t.row_bytes);
-            });
         *static_cast<void**>(launch.params[a.parameter]) = t.base;
     }
-    return true;
+    return copy_all(launch, false,
+                    "its memory cannot be read: a mapped file that was cut short? No block has run");
 }
 
 bool find_unwritten(Launch& launch) {
@@ -195,7 +213,7 @@ struct LaunchArguments {  // backend.py holds the same layout
     double limit_s;                 // of a thread without a barrier; 0: none
 };
 
-// 0: done and written back. 1: `failure` says why; no tensor was touched.
+// 0: done and written back. 1: `failure` says why; no tensor was touched, unless it says so.
 extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchArguments* a,
                                                                   Failure* failure) {
     Launch launch;
@@ -243,13 +261,12 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
     }
 
     if (launch.failed || (checks && find_unwritten(launch))) return 1;
+    if (!copy_all(launch, true,
+                  "its memory cannot be written: a mapped file that was cut short? What the kernel "
+                  "wrote is lost; tensors before this one have it"))
+        return 1;
     for (std::size_t i = 0; i < launch.tensors.size(); ++i) {
         const Tensor& t = launch.tensors[i];
-        auto* user = reinterpret_cast<char*>(t.argument->pointer);
-        if (t.access != ACCESS_R)
-            t.each_row([&](std::int64_t at) {
-                std::memcpy(user + at, data(t.base) + at, t.row_bytes);
-            });
         mark_initialised(t);
         for (int d = 0; d < 3; ++d) {
             t.argument->bytes[d] = 0;

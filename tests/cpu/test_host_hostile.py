@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from kernels.host import HostBackend, KernelError
+from kernels.host.compiler import find_compiler
 from kernels.launch import Kernel, from_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +68,9 @@ KERNEL(endless) {
 KERNEL(polls) {  // never written by anybody
     if (FAULTY) while (ld_global(x) < 2.f) {}
     st_global(y + ME, 1.f);
+}
+KERNEL(mapped) {  // n: the address of memory of a file
+    st_global(y + ME, FAULTY ? *reinterpret_cast<const float*>(n) : 1.f);
 }
 KERNEL(works_long) {  // many short waits are no endless loop
     float sum = 0;
@@ -121,6 +126,70 @@ def test_kernel_block_and_thread_are_named(entry: str, checks: bool, os_threads:
     assert backend.traffic["good"] == {
         ("x", "read"): 1024, ("bytes", "read"): 256, ("y", "write"): 1024
     }  # fmt: skip
+
+
+PAGE = mmap.PAGESIZE
+
+
+def cut_short(path: Path) -> np.ndarray:
+    """4 * THREADS numbers on the last page of a mapped file, which is cut off the file then."""
+    path.write_bytes(bytes(2 * PAGE))
+    mapped = np.memmap(path, np.float32, "r+")
+    os.truncate(path, PAGE)
+    return mapped[-4 * THREADS :]
+
+
+@pytest.mark.parametrize("os_threads", [1, 2])
+def test_memory_of_a_file_that_was_cut_short(os_threads: int, tmp_path: Path) -> None:
+    """Read by the kernel, copied for it, or written back: an error with a name, no bus error."""
+    backend = HostBackend(os_threads=os_threads)
+    good = np.ones(4 * THREADS, np.float32)
+    some_bytes = from_numpy("bytes", np.ones(4 * THREADS, np.uint8), "r")
+
+    def caught(entry: str, x: np.ndarray, y: np.ndarray, n: int) -> KernelError:
+        args = [from_numpy("x", x, "r"), from_numpy("y", y, "w"), some_bytes, np.int64(n)]
+        with pytest.raises(KernelError, match="mapped file that was cut short") as error:
+            backend.launch(Kernel(SOURCE, entry, (), THREADS), (4, 1, 1), 1024, args)
+        assert (error.value.kernel, error.value.kind) == (entry, "gone")
+        return error.value
+
+    lost = cut_short(tmp_path / "x")
+    error = caught("mapped", good, good.copy(), lost.ctypes.data)
+    assert (error.tensor, error.block, error.thread) == (None, (1, 0, 0), 37)
+    error = caught("good", lost, good.copy(), 0)
+    assert (error.tensor, error.index, error.block) == ("x", (0,), None)
+    error = caught("good", good, lost, 0)
+    assert (error.tensor, error.block) == ("y", None)
+    assert error.index is not None
+    launch("good", os_threads=os_threads)
+
+
+def test_other_objects_may_be_damaged(tmp_path: Path) -> None:
+    """A launch reads nothing of a loaded library whose file has been emptied since."""
+    code = (
+        "import ctypes, os, sys\n"
+        "from tests.cpu.test_host_hostile import launch\n"
+        "launch('good')\n"
+        "kept = ctypes.CDLL(sys.argv[1])\n"
+        "os.truncate(sys.argv[1], 0)\n"
+        "try:\n"
+        "    launch('endless', os_threads=2, limit_s=0.3)\n"
+        "except RuntimeError as error:\n"
+        "    print(error, flush=True)\n"
+        "os._exit(0)\n"  # the system would run the library's own end
+    )
+    library = tmp_path / "other.so"
+    command = find_compiler(os.environ.get("CXX")).command
+    subprocess.run(
+        [*command, "-x", "c++", "-shared", "-fPIC", "-o", library, "-"],
+        input=b'extern "C" int f() { return 1; }', check=True,
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, library], capture_output=True, encoding="utf-8", check=False,
+        cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "endless, block (1, 0, 0), thread 37" in done.stdout
 
 
 def test_a_loop_that_comes_to_barriers_has_time() -> None:
