@@ -205,7 +205,7 @@ def test_the_table_says_which_form_it_is_about(capsys: pytest.CaptureFixture[str
     assert "d128 128x128, persistent" in out
     assert "d128 128x176 " in out
     _, out, _ = run(capsys, *arguments, "-n", "4096")
-    assert "form=d128 128x128, persistent" in out
+    assert "form=d128 128x128, persistent" in " ".join(out.split())  # wrapped as the screen is
     _, out, _ = run(capsys, "predict", "-n", "4096")
     assert "form" not in out.split("ceilings")[0].replace("forward", "")
 
