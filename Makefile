@@ -1,8 +1,10 @@
 # FlashAttention and gradient checkpointing: predicted, measured, published.
 #
 #   make figures                  environment, measurements this machine can make, every figure
-#   make figures/out/NAME.svg     one figure and just what it needs
-#   make test                     all tests that can run here (GPU tests skip without a GPU)
+#   make figures FORMATS=pdf      with a PDF of each figure beside its PNG, SVG and CSV
+#   make figures/out/NAME.svg     one figure and just what it needs (NAME.pdf too)
+#   make test                     the tests that can run here (GPU tests skip without a GPU)
+#   make test-all                 and the thorough ones: more forms, sizes and processes, docs, wheel
 #   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
 #   make check K=flash_forward    one kernel: compile, run, count, registers and spills
 #   make fuzz [FOR_S=60]          random attention problems, planned models, killed runs; all checks on
@@ -36,6 +38,7 @@ endif
 # One process, one thread: -j and pytest's workers are the parallelism here.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
+export FORMATS
 
 DRAWN := $(or $(REPRO_FIGURES),figures/out)
 STATE := $(if $(REPRO_FIGURES),$(REPRO_FIGURES)/.state,.cache)
@@ -43,7 +46,9 @@ STAMPS := $(STATE)/measured
 STALE := $(STATE)/stale
 FIGURES := $(filter-out _% common gallery verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
 EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
-FILES := $(foreach f,$(FIGURES),$(DRAWN)/$(f).svg $(DRAWN)/$(f).png $(DRAWN)/$(f).csv)
+comma := ,
+ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
+FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
 THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/records.py repro/experiments/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/* repro/*.py)
 
@@ -52,7 +57,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: again figures test check measure fuzz gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
+.PHONY: again figures test test-all check measure fuzz gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -65,7 +70,7 @@ $(STALE)/%: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEO
 # All of them at once: starting Python costs more than drawing.
 $(STALE)/.drawn: $(FIGURES:%=$(STALE)/%) $(if $(filter-out $(wildcard $(FILES)),$(FILES)),again)
 	@mkdir -p $(DRAWN)
-	@stale=; for f in $(FIGURES); do for e in csv png svg; do \
+	@stale=; for f in $(FIGURES); do for e in $(ENDINGS); do \
 	    [ -e $(DRAWN)/$$f.$$e ] && [ -z "$$(find $(STALE)/$$f -newer $(DRAWN)/$$f.$$e)" ] || \
 	    { stale="$$stale $$f"; break; }; done; done; \
 	[ -z "$$stale" ] || $(PY) -m figures draw --jobs $(WORKERS) $$stale
@@ -74,6 +79,9 @@ $(STALE)/.drawn: $(FIGURES:%=$(STALE)/%) $(if $(filter-out $(wildcard $(FILES)),
 # One figure by its file. A pattern rule with three targets runs once for all three, under -j too.
 $(DRAWN)/%.svg $(DRAWN)/%.png $(DRAWN)/%.csv: $(STALE)/%
 	@$(PY) -m figures draw $*
+
+$(DRAWN)/%.pdf: $(STALE)/%
+	@FORMATS=pdf $(PY) -m figures draw $*
 
 # The experiments of a figure are the tuple EXPERIMENTS in its module, which must fit one line.
 experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' figures/$(1).py | tr -d '",')
@@ -98,7 +106,11 @@ measure: | $(ENV)
 test: | $(ENV)
 	@workers=$$($(PY) -c 'import xdist' 2>/dev/null && \
 	    echo "-n $(WORKERS) --dist loadfile --max-worker-restart=0"); \
-	$(PY) -m pytest $$workers --benchmark-skip $(ARGS)
+	$(PY) -m pytest $$workers --benchmark-skip -m "$(or $(MARKED),not thorough)" $(ARGS)
+
+# Two runs, so that what is wrong with the shorter one is known first.
+test-all: test
+	@$(MAKE) --no-print-directory test MARKED=thorough
 
 HEAD_DIM ?= 64
 DTYPE ?= bf16

@@ -145,22 +145,47 @@ def settle(figure: Figure) -> None:
         text.set_position((round(x, 6), round(y, 6)))
 
 
-def save(name: str, drawing: Drawing, out: Path = OUT) -> list[Path]:
-    """Write NAME.csv, NAME.png and NAME.svg, all or none, without dates or random ids.
+#: What must not be in a file for two runs to write the same bytes: dates and programs.
+_UNSAID: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
 
-    OSError (disk full, ...) names the file that could not be written.
+
+def formats() -> tuple[str, ...]:
+    """The image files of a figure: PNG, SVG, and what ``FORMATS`` names beside them (pdf).
+
+    ValueError names a format that is not known.
+    """
+    chosen = os.environ.get("FORMATS", "").replace(",", " ").split()
+    for name in chosen:
+        if name not in _UNSAID:
+            raise ValueError(f"FORMATS={name!r} is not one of {', '.join(_UNSAID)}")
+    return tuple(dict.fromkeys(("png", "svg", *chosen)))
+
+
+def save(
+    name: str, drawing: Drawing, out: Path = OUT, images: Sequence[str] | None = None
+) -> list[Path]:
+    """Write NAME.csv and the ``images`` (default: :func:`formats`), without dates or random ids.
+
+    Nothing is written before everything has been drawn. OSError (disk full, ...) names the file
+    that could not be written.
     """
     settle(drawing.figure)
-    table, png, svg = (out / f"{name}{ending}" for ending in (".csv", ".png", ".svg"))
     rows = drawing.table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    images = io.BytesIO(), io.BytesIO()
-    drawing.figure.savefig(images[0], format="png", metadata={"Software": None})
-    drawing.figure.savefig(images[1], format="svg", metadata={"Date": None, "Creator": None})
+    contents = {"csv": rows.encode()}
+    for ending in formats() if images is None else images:
+        image = io.BytesIO()
+        drawing.figure.savefig(image, format=ending, metadata=_UNSAID[ending])
+        contents[ending] = image.getvalue()
     plt.close(drawing.figure)
-    files.write_whole(table, rows.encode())
-    for path, image in zip((png, svg), images, strict=True):
-        files.write_whole(path, image.getvalue())
-    return [table, png, svg]
+    paths = []
+    for ending, content in contents.items():
+        paths.append(out / f"{name}.{ending}")
+        files.write_whole(paths[-1], content)
+    return paths
 
 
 def write_text(path: Path, text: str) -> None:

@@ -35,7 +35,7 @@ VARIANTS = shipped_variants()
 CHOSEN = VARIANTS if os.environ.get("REPRO_COMPILE_ALL") else tuple(filter(core, VARIANTS))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("variant", CHOSEN, ids=lambda v: v.name.replace(" ", "-"))
 def test_no_spills(variant: Variant, arch: str) -> None:
     facts = compile_cubin(variant.kernel, arch)

@@ -37,7 +37,7 @@ def hold(kernels: list[Kernel], arch: str) -> None:
         assert compiled.registers * kernel.threads <= 65536, kernel
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "variant",
     ATTENTION,
@@ -48,7 +48,7 @@ def test_attention(variant: tuple[str, str, int, Tile], arch: str) -> None:
     hold(ladder.all_kernels(algorithm, tile, head_dim, dtype), arch)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("k", [5, 30])
 def test_online_softmax(k: int, arch: str) -> None:
     hold(online_softmax.all_kernels("fp32", k), arch)

@@ -24,7 +24,12 @@ from repro.experiments import Cell
 from repro.experiments.sm_ceilings import SM80, cells, form_of, round_of
 
 pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSING)
-CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+CAUSAL = pytest.mark.parametrize(
+    "causal", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["dense", "causal"]
+)
+PARTS = pytest.mark.parametrize(
+    "part", ["", pytest.param("optimistic", marks=pytest.mark.thorough)], ids=["exact", "optimistic"]
+)
 SLOW = ("R2UR", "LDL", "STL")
 
 
@@ -43,7 +48,7 @@ def check_registers(code: sass.Code) -> None:
 
 
 @CAUSAL
-@pytest.mark.parametrize("part", ["", "optimistic"], ids=["exact", "optimistic"])
+@PARTS
 @pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
 def test_the_softmax_runs_under_a_product(
     form: ForwardForm, part: str, causal: bool, nvrtc: str
@@ -61,7 +66,7 @@ def test_the_softmax_runs_under_a_product(
 
 
 @CAUSAL
-@pytest.mark.parametrize("part", ["", "optimistic"], ids=["exact", "optimistic"])
+@PARTS
 @pytest.mark.parametrize("form", [f for f in FORWARD_FORMS if f.persistent], ids=lambda f: f.name)
 def test_so_does_that_of_the_next_tile(
     form: ForwardForm, part: str, causal: bool, nvrtc: str

@@ -408,6 +408,7 @@ def test_what_cannot_follow_a_plan_is_named() -> None:
         torch.jit.trace(run, x)
 
 
+@pytest.mark.thorough
 def test_compiling_around_and_inside() -> None:
     """Around: the planned model stays eager.  Inside: stages compiled for any number of rows."""
     model, x = layers(3), torch.randn(3, WIDTH)

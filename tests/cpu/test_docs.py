@@ -19,6 +19,7 @@ PAGES = ROOT / "docs" / "pages"
 NOTEBOOK = ROOT / "docs" / "tutorial" / "from_shape_to_plan.ipynb"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler"
 )
@@ -41,6 +42,7 @@ def test_the_tutorial_runs_from_beginning_to_end() -> None:
     assert "image/png" in kinds
 
 
+@pytest.mark.thorough
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings", reason="needs mkdocs and mkdocstrings")
     done = subprocess.run(

@@ -44,26 +44,24 @@ def without(frame, gap):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_drawn_twice_the_files_are_identical(name, tmp_path):
-    common.plt.rcParams["savefig.dpi"] = 50  # quicker, and as telling
-    paths = []
+def test_drawn_twice_the_files_are_identical_and_no_text_is_cut_off(name, tmp_path):
+    """PNG is left out, which takes longest to write: the pixels follow from the same positions, and
+    test_figures_make.py compares them for one figure."""
+    written = []
     for run in ("first", "second"):
         drawing = common.module(name).draw(frame_of(name))
-        paths.append(common.save(name, drawing, tmp_path / run))
-    assert {p.suffix for p in paths[0]} == {".csv", ".png", ".svg"}
-    for first, second in zip(*paths, strict=True):
-        assert first.read_bytes() == second.read_bytes(), first.name
-        assert first.suffix == ".csv" or first.stat().st_size > 1000
-    assert sorted(p.name for p in (tmp_path / "first").iterdir()) == sorted(
-        p.name for p in paths[0]
-    )
+        figure = drawing.figure
+        paths = common.save(name, drawing, tmp_path / run, images=("svg",))
+        assert paths == sorted((tmp_path / run).iterdir())
+        written.append({path.suffix: path.read_bytes() for path in paths})
+    assert sorted(written[0]) == [".csv", ".svg"]
+    assert written[0] == written[1]
+    assert len(written[0][".svg"]) > 1000
+    check_that_no_text_is_cut_off(figure)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_text_is_cut_off(name):
+def check_that_no_text_is_cut_off(figure):
     """What axes lay out for themselves leaves room for the rest, but not always enough."""
-    figure = common.module(name).draw(frame_of(name)).figure
-    figure.canvas.draw()
     ticks = {
         id(label)
         for ax in figure.axes
@@ -79,6 +77,28 @@ def test_no_text_is_cut_off(name):
         inside = whole.x0 <= box.x0 and box.x1 <= whole.x1
         inside = inside and whole.y0 <= box.y0 and box.y1 <= whole.y1
         assert inside or not text.get_visible(), f"{text} at {box.extents} of {whole.extents}"
+
+
+def test_a_figure_is_a_table_a_png_and_an_svg(tmp_path):
+    drawing = common.module("two_levels").draw(frame_of("two_levels"))
+    paths = common.save("two_levels", drawing, tmp_path)
+    assert [path.name for path in paths] == ["two_levels.csv", "two_levels.png", "two_levels.svg"]
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_formats_adds_pdf_the_same_on_every_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORMATS", "pdf")
+    written = []
+    for run in ("first", "second"):
+        drawing = common.module("two_levels").draw(frame_of("two_levels"))
+        paths = common.save("two_levels", drawing, tmp_path / run)
+        assert [path.suffix for path in paths] == [".csv", ".png", ".svg", ".pdf"]
+        written.append(paths[-1].read_bytes())
+    assert written[0] == written[1]
+    assert written[0].startswith(b"%PDF")
+    monkeypatch.setenv("FORMATS", "pdf,tiff")
+    with pytest.raises(ValueError, match="FORMATS='tiff' is not one of png, svg, pdf"):
+        common.formats()
 
 
 @pytest.mark.parametrize("gap", GAPS)

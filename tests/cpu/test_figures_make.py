@@ -28,7 +28,7 @@ case "$2 $3" in
     [ "$1" = --jobs ] && shift 2
     for f; do
         [ -e die ] && [ "$f" = "$(cat die)" ] && exit 1
-        for e in csv png svg; do echo "$f" > "figures/out/$f.$e"; done
+        for e in csv png svg $FORMATS; do echo "$f" > "figures/out/$f.$e"; done
     done ;;
 "figures verdicts") echo table > figures/out/verdicts.md ;;
 esac
@@ -120,6 +120,16 @@ def test_a_file_that_is_gone_is_drawn_again(tree: Path) -> None:
         assert make(tree, "--question", "figures") == (0, [])
 
 
+def test_more_formats_are_drawn_once(tree: Path) -> None:
+    assert make(tree, "figures")[0] == 0
+    assert make(tree, "figures", "FORMATS=pdf") == (0, ALL[:2])
+    assert (tree / "figures" / "out" / "second_one.pdf").exists()
+    assert make(tree, "--question", "figures", "FORMATS=pdf") == (0, [])
+    assert make(tree, "--question", "figures") == (0, [])
+    (tree / "figures" / "out" / "first.pdf").unlink()
+    assert make(tree, "figures/out/first.pdf") == (0, ["-m figures draw first"])
+
+
 def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:
     assert make(tree, "figures/out/second_one.svg")[0] == 0
     status, calls = make(tree, "figures")
@@ -177,6 +187,7 @@ font.serif: Nothing
 """
 
 
+@pytest.mark.thorough
 def test_the_same_bytes_come_out_of_two_processes_without_a_display(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

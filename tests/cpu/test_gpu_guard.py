@@ -168,6 +168,7 @@ def test_nothing_of_a_hung_process_is_left(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+@pytest.mark.thorough
 def test_on_the_stand_in_card_a_hang_of_the_persistent_loop_is_met_by_the_guard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

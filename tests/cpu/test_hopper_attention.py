@@ -109,6 +109,7 @@ LENGTHS = [(1, 1), (2, 65), (64, 63), (127, 129), (193, 128), (128, 193), (257, 
            (70, 333)]  # fmt: skip
 
 
+@pytest.mark.thorough
 @CAUSAL
 @pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
 def test_every_form(form: ForwardForm, causal: bool) -> None:
@@ -132,6 +133,7 @@ def test_both_passes(head_dim: int, causal: bool) -> None:
         hold(p, seed=seed or None, backward=True)
 
 
+@pytest.mark.thorough
 @CAUSAL
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_deterministic_backward_is_the_same_in_every_order(head_dim: int, causal: bool) -> None:
@@ -165,6 +167,7 @@ def test_the_order_of_turns_shows_in_the_last_bits() -> None:
     np.testing.assert_allclose(turns["dq"], plain["dq"], rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.thorough
 @CAUSAL
 @BACKWARDS
 def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, causal: bool) -> None:

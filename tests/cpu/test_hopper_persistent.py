@@ -97,6 +97,7 @@ def test_a_tile_without_keys_brings_nothing_into_its_row() -> None:
     assert (got["lse"][:, :, :400] == -np.inf).all()
 
 
+@pytest.mark.thorough
 @CAUSAL
 @FORMS
 def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal: bool) -> None:
@@ -223,6 +224,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(name: str) -> None:
     kind, message, *changes = FAULTS[name]

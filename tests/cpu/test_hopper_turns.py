@@ -150,6 +150,7 @@ def test_mistakes_in_the_backward_are_found(
         execute(p, algorithm="flash-sm90-deterministic", backend=HostBackend(os_threads=1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_turns_in_kernels_that_start_early(head_dim: int, causal: bool) -> None:

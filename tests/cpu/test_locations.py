@@ -53,6 +53,7 @@ def snapshot(folder: Path) -> set[str]:
     return {p.as_posix() for p in folder.rglob("*") if "__pycache__" not in p.parts}
 
 
+@pytest.mark.thorough
 def test_nothing_is_written_where_nothing_may_be(checkout: Path, tmp_path: Path) -> None:
     """A file in the place of .cache: no process, root's either, can write there."""
     (checkout / ".cache").write_text("")

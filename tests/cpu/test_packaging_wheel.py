@@ -134,6 +134,7 @@ def test_it_runs_from_elsewhere(installed: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith("algorithm,pass,")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler"
 )

@@ -136,6 +136,7 @@ def test_processes_share_an_experiment(tmp_path):
     merged_equals_all_cells(tmp_path, 3)
 
 
+@pytest.mark.thorough
 def test_torchrun_shares_an_experiment(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                "2", "-m", "repro", "measure", SMALL]  # fmt: skip

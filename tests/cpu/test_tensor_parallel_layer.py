@@ -79,7 +79,7 @@ def test_one_rank_saves_exactly_what_the_items_say(recompute, dtype, itemsize: i
     assert saved == saved_bytes(shape, **options)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 def test_ranks_save_and_send_what_the_formulas_say(ranks, sequence_parallel, recompute) -> None:
@@ -107,7 +107,7 @@ def test_ranks_save_and_send_what_the_formulas_say(ranks, sequence_parallel, rec
         assert row["value"] == expected > 0
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_sharded_layer_equals_one_rank(ranks: int, sequence_parallel: bool) -> None:
     assert results(ranks)["layer"][str(sequence_parallel)] < 1e-12  # float64

@@ -93,7 +93,7 @@ SENT = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("engine", HELD)
 def test_engines_hold_and_send_what_the_formulas_say(engine: str, ranks: int) -> None:
     measured = {r["metric"]: r["value"] for r in rows(ranks, implementation=engine)}
@@ -106,7 +106,7 @@ def test_engines_hold_and_send_what_the_formulas_say(engine: str, ranks: int) ->
     assert SENT[engine] in SCHEDULES
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_fsdp2_keeps_gathered_parameters_only_without_resharding(ranks: int) -> None:
     kept = rows(ranks, implementation="fsdp2-zero-2", metric="parameter_bytes_after_forward")
     freed = rows(ranks, implementation="fsdp2-zero-3", metric="parameter_bytes_after_forward")
@@ -114,6 +114,6 @@ def test_fsdp2_keeps_gathered_parameters_only_without_resharding(ranks: int) -> 
     assert freed[0]["value"] == pytest.approx(4 * PARAMETERS / ranks, rel=0.02)  # fp32, a shard
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_gradients_reduced_to_owners_train_the_same_model(ranks: int) -> None:
     assert results(ranks)["trained_alike"]
