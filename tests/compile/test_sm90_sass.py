@@ -28,7 +28,9 @@ CAUSAL = pytest.mark.parametrize(
     "causal", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["dense", "causal"]
 )
 PARTS = pytest.mark.parametrize(
-    "part", ["", pytest.param("optimistic", marks=pytest.mark.thorough)], ids=["exact", "optimistic"]
+    "part",
+    ["", pytest.param("optimistic", marks=pytest.mark.thorough)],
+    ids=["exact", "optimistic"],
 )
 SLOW = ("R2UR", "LDL", "STL")
 

@@ -51,7 +51,9 @@ def test_opcheck_backward(needed: list[bool]) -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
+)
 def test_compiled_equals_eager(backend: str) -> None:
     if backend == "inductor" and not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("inductor compiles against Python.h, which is not installed (python3-dev)")
