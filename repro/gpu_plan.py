@@ -90,7 +90,7 @@ def _compile_s(cores: int) -> float:
 
 
 def _guard_s() -> float:
-    from repro.instruments.hopper_cases import NAMES
+    from repro.instruments.guard_lines import NAMES
 
     return START_S + GUARDED_S * len(NAMES)
 

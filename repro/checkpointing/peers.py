@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .planned import _plain
-from .values import StageFn
+from .values import StageFn, plain
 
 
 def segmented(
@@ -32,11 +31,11 @@ def segmented(
         for start in starts:
             part = stages[start : start + size]
             if start == starts[-1]:
-                current = _plain(tuple(part), current)
+                current = plain(tuple(part), current)
                 continue
 
             def segment(*inputs: Tensor, part: Sequence[StageFn] = part) -> Any:
-                return _plain(tuple(part), inputs)
+                return plain(tuple(part), inputs)
 
             result = checkpoint(segment, *current, use_reentrant=reentrant)
             current = result if isinstance(result, tuple) else (result,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -29,7 +29,7 @@ from .joining import Joined
 from .profiling import Profile, profile
 from .replay import autocast_now
 from .stage_parts import modules_of, parameters_of
-from .values import StageFn, call
+from .values import StageFn, plain, single
 from .verification import Verification, verify
 
 #: Planners by name.  Those in NEEDS_BUDGET take budget_bytes.
@@ -147,11 +147,11 @@ class PlannedModel(nn.Module):
     )
     def _forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return _plain(self.stages, inputs, self.profiled.unpack)
+            return plain(self.stages, inputs, self.profiled.unpack)
         self._warn_of_autocast()
         run = Run(self._program)
         self.__dict__["last_run"] = run.counts
-        return _single(run.forward(inputs), self.profiled.unpack)
+        return single(run.forward(inputs), self.profiled.unpack)
 
     def _warn_of_autocast(self) -> None:
         if self._warned:
@@ -230,18 +230,6 @@ def _refuse_tracing(inputs: tuple[Any, ...]) -> None:
             f"model, which runs stages again by saved-tensor hooks: {way_out}, or "
             "torch.autograd.functional, which works here"
         )
-
-
-def _single(value: Any, unpack: bool) -> Any:
-    return value[0] if unpack and type(value) is tuple and len(value) == 1 else value
-
-
-def _plain(stages: Iterable[StageFn], inputs: tuple[Any, ...], unpack: bool = True) -> Any:
-    """The stages one after the other, as the model runs them."""
-    value: Any = inputs if unpack or len(inputs) != 1 else inputs[0]
-    for stage in stages:
-        value = call(stage, value, unpack)
-    return _single(value, unpack)
 
 
 def plan(

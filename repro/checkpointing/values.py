@@ -97,3 +97,15 @@ def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
             storage = tensor.untyped_storage()
             storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
+
+
+def single(value: Any, unpack: bool) -> Any:
+    return value[0] if unpack and type(value) is tuple and len(value) == 1 else value
+
+
+def plain(stages: Iterable[StageFn], inputs: tuple[Any, ...], unpack: bool = True) -> Any:
+    """The stages one after the other, as the model runs them."""
+    value: Any = inputs if unpack or len(inputs) != 1 else inputs[0]
+    for stage in stages:
+        value = call(stage, value, unpack)
+    return single(value, unpack)

@@ -87,12 +87,10 @@ def verify(planned: PlannedModel, inputs: tuple[Any, ...]) -> Verification:
     The plain step is the model's own forward where there is one, else its stages one by one.
     Everything is left as it was.  Works where the memory of the plain step is there.
     """
-    from .planned import _plain
-
-    plain: Callable[..., Any] = (
+    unplanned: Callable[..., Any] = (
         planned.model
         if isinstance(planned.model, nn.Module) and _has_forward(planned.model)
-        else lambda *given: _plain(planned.stages, given, planned.profiled.unpack)
+        else lambda *given: plain(planned.stages, given, planned.profiled.unpack)
     )
     given = Values.of(inputs, "the input")
     device = given.tensors[0].device
@@ -100,7 +98,7 @@ def verify(planned: PlannedModel, inputs: tuple[Any, ...]) -> Verification:
     memory = Memory([planned.model, *planned.stages], copied_bytes=math.inf)
     steps: list[tuple[dict[str, Tensor], int]] = []
     try:
-        for run in (plain, planned):
+        for run in (unplanned, planned):
             memory.put_back()
             random.restore()
             with StandIns(planned.stages if planned.model is None else [planned.model]):

@@ -9,12 +9,12 @@ What has no data is "not tested" instead of vanishing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from repro.claims.catalogue import CATALOGUE, Entry
 from repro.claims.protocol import Claim, Evidence, Origin, Part, Verdict, agreement
+from repro.claims.rows import NOT_MEASURED, Source, claim
 
 if TYPE_CHECKING:
     import pandas
@@ -35,17 +35,6 @@ __all__ = [
     "missing",
     "sources",
 ]
-
-NOT_MEASURED = "not measured"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A function that judges one claim from the frame of these experiments."""
-
-    claim: str
-    experiments: tuple[str, ...]
-    judge: Callable[[pandas.DataFrame], Claim]
 
 
 def sources() -> tuple[Source, ...]:
@@ -73,24 +62,3 @@ def missing(judged: Iterable[str]) -> list[Claim]:
     """Rows without evidence for the catalogue's claims that nothing has judged."""
     known = set(judged)
     return [claim(name, parts=()) for name in CATALOGUE if name not in known]
-
-
-def claim(
-    name: str,
-    *,
-    parts: Sequence[Part],
-    predicted: str = "-",
-    measured: str = NOT_MEASURED,
-    published: str = "-",
-    conditions: str | None = None,
-) -> Claim:
-    """A claim with the catalogue's wording; ``conditions`` replaces the catalogue's."""
-    if name not in CATALOGUE:
-        raise ValueError(f"{name!r} is not in the catalogue of claims")
-    entry = CATALOGUE[name]
-    return Claim(
-        name=name, statement=entry.statement, source=entry.source, origin=entry.origin,
-        predicted=predicted, measured=measured, published=published, parts=tuple(parts),
-        unlike=entry.conditions if conditions is None else conditions, chosen=entry.chosen,
-        command=entry.command,
-    )  # fmt: skip

@@ -11,7 +11,8 @@ from analysis.flops import executed_flops
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import IMPLEMENTATIONS, total_bytes
 from analysis.traffic import ROW_STATISTICS, predict_traffic
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, Source, agreement, claim
+from repro.claims.protocol import Claim, Evidence, Part, agreement
+from repro.claims.rows import NOT_MEASURED, Source, claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

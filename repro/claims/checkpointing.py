@@ -19,9 +19,10 @@ from analysis.checkpointing import (
     store_all,
     uniform_chain,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, Source, agreement, claim
 from repro.claims.attention import ratio as attention_ratio
 from repro.claims.attention import share_inside
+from repro.claims.protocol import Claim, Evidence, Part, agreement
+from repro.claims.rows import NOT_MEASURED, Source, claim
 from repro.experiments.checkpoint_pareto import STAGES as PARETO_STAGES
 
 NAN = float("nan")

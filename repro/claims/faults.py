@@ -9,7 +9,8 @@ import math
 
 import pandas
 
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, Source, claim
+from repro.claims.protocol import Claim, Evidence, Part
+from repro.claims.rows import NOT_MEASURED, Source, claim
 from repro.experiments.study_note_faults import (
     CORRECT,
     LENGTHS,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from analysis.model_states import model_state_bytes
 from analysis.parallel_activations import decoder_model_bytes
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, Source, agreement, claim
+from repro.claims.protocol import Claim, Evidence, Part, agreement
+from repro.claims.rows import NOT_MEASURED, Source, claim
 
 if TYPE_CHECKING:
     import pandas

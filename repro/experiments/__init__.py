@@ -18,9 +18,7 @@ kernels inside ``measure``, so that drawing a figure needs none of them.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import json
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.records import Record, Scalar, frame, load, record
+from repro.cells import Cell
+from repro.records import Record, frame, load, record
 
 if TYPE_CHECKING:
     import pandas
@@ -55,25 +54,6 @@ class UnavailableError(RuntimeError):
 
     Raised by ``measure``. A failure of one cell alone is any other exception.
     """
-
-
-class Cell(dict[str, Scalar]):
-    """One point of an experiment: JSON record fields, e.g. ``Cell(implementation="flash", ...)``.
-
-    ``pass`` is a Python keyword, so it is given as ``pass_``.
-    """
-
-    def __init__(self, **values: Scalar) -> None:
-        super().__init__({("pass" if k == "pass_" else k): v for k, v in values.items()})
-
-    @property
-    def id(self) -> str:
-        """Identity of the cell: a digest of its fields in any order. A run resumes by it."""
-        fields = json.dumps(dict(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(fields.encode()).hexdigest()[:12]
-
-    def __str__(self) -> str:
-        return " ".join(f"{k}={v}" for k, v in self.items())
 
 
 @dataclass

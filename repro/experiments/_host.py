@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from analysis.shapes import Tile
 from kernels import attention
 from kernels.launch import NUMPY_TYPES, Array, from_numpy
-from repro.experiments import Cell, Context
-from repro.experiments._attention import shape_of, tile_of
+from repro.cells import Cell, shape_of, tile_of
+from repro.experiments import Context
+from repro.experiments._attention import TRAFFIC
+from repro.records import Record, record
 
 Floats = NDArray[np.float64]
 #: Row statistics that the caller provides; the other algorithms make their own.
@@ -96,3 +99,30 @@ def reference(
     dp = dout @ v.T
     ds = p * (dp - (p * dp).sum(axis=1, keepdims=True))
     return {"out": p @ v, "dq": scale * ds @ k, "dk": scale * ds.T @ q, "dv": p.T @ dout}
+
+
+def counted_traffic(experiment: str, cell: Cell, context: Context) -> Iterator[Record]:
+    """The same rows, counted by executing the kernels on the host backend.
+
+    One head is executed. Traffic is linear in batch x heads (every block works on one head, and
+    ``tests/cpu/test_experiments_attention.py`` shows it), so the counts are multiplied by B x H;
+    the factor is in the row.
+    """
+    factor = int(cell["batch"]) * int(cell["heads"])
+    result = run_one_head(cell, context)
+    for kernel, entries in result.traffic.items():
+        for (tensor, direction), count in entries.items():
+            yield record(
+                cell, experiment=experiment, source="measured",
+                tool="host backend, one head counted",
+                kernel=kernel, tensor=tensor, direction=direction, value=count * factor,
+                scale_factor=factor, **TRAFFIC,
+            )  # fmt: skip
+    yield record(
+        cell, experiment=experiment, source="measured", tool="host backend against float64",
+        metric="max_abs_error", unit="1", value=result.max_abs_error, note=result.error_of,
+    )  # fmt: skip
+    yield record(
+        cell, experiment=experiment, source="measured", tool="wall clock",
+        metric="emulation_s", unit="s", value=round(result.seconds, 3),
+    )  # fmt: skip

@@ -16,7 +16,6 @@ from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import (
     STATISTICS,
     cell,
-    counted_traffic,
     predicted_traffic,
     shape_of,
     tile_of,
@@ -62,6 +61,8 @@ def also() -> Iterator[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernel, executed and counted."""
+    from repro.experiments._host import counted_traffic
+
     return list(counted_traffic(NAME, one, context))
 
 

@@ -11,7 +11,8 @@ import math
 
 from repro.experiments import Cell, Context, Experiment, UnavailableError
 from repro.experiments._attention import shape_of
-from repro.experiments.optimistic import EXACT, OPTIMISTIC, add_drift
+from repro.experiments.optimistic import EXACT, OPTIMISTIC
+from repro.instruments.drift import add_drift
 from repro.records import Record, record
 
 NAME = "gpu-optimistic"

@@ -13,21 +13,21 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from analysis.optimistic import PATTERNS, flags, score
+from analysis.optimistic import PATTERNS, flags
 from analysis.traffic import Traffic, predict_traffic
 from kernels.hopper_forms import ForwardForm, forward_form
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments._attention import TRAFFIC, shape_of
+from repro.instruments.drift import add_drift
 from repro.records import Record, record
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 NAME = "optimistic"
 EXACT, OPTIMISTIC = "flash-sm90", "flash-sm90-optimistic"
 SEQLEN_Q, SEQLEN_K, HEAD_DIM = 384, 1024, 64
 NATS = (0, 10, 20, 25, 27, 28, 29, 30, 32, 36, 40, 60, 120, 200)
-ROW_WEIGHT = 8.0  # of the column that carries the drift; a power of two, exact in bf16
 
 
 def cells() -> list[Cell]:
@@ -85,19 +85,6 @@ def _rows(cell: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Reco
         cell, experiment=NAME, source=source, tool=tool, metric="flagged_share", unit="1",
         value=repaired / shape_of(cell).query_bytes,
     )  # fmt: skip
-
-
-def add_drift(q: Tensor, k: Tensor, pattern: str, nats: float, scale: float) -> None:
-    """Add a pattern (``analysis.optimistic``) to the scaled scores, through one column, in place.
-
-    q, k: (B, H, N, D). The column of q becomes constant, so scores keep D - 1 random terms.
-    """
-    import torch
-
-    keys = int(k.shape[2])
-    drift = torch.tensor([score(pattern, nats, keys, key) for key in range(keys)])
-    q[..., 0] = ROW_WEIGHT
-    k[..., 0] = (drift / (ROW_WEIGHT * scale)).to(k)
 
 
 def measure(cell: Cell, context: Context) -> Iterator[Record]:

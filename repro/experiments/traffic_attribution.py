@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from analysis.shapes import Tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, counted_traffic, predicted_traffic
+from repro.experiments._attention import cell, predicted_traffic
 from repro.records import Record
 
 NAME = "traffic-attribution"
@@ -42,6 +42,8 @@ def predict(one: Cell) -> list[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernels, executed and counted."""
+    from repro.experiments._host import counted_traffic
+
     return list(counted_traffic(NAME, one, context))
 
 

@@ -65,7 +65,7 @@ def main(path: Path) -> None:
     import cupy
     import torch
 
-    from repro.experiments import Cell
+    from repro.cells import Cell
     from repro.instruments.gpu_work import cell_work
 
     marker = cupy.RawKernel(f'extern "C" __global__ void {MARKER}() {{}}', MARKER)

@@ -25,8 +25,7 @@ from kernels.plan import Recorder, record
 from repro.attention.launcher import Repeated, backend_of, launcher_for, stream_of
 from repro.attention.variants import VARIANTS
 from repro.attention.views import TORCH_TYPES, array_of
-from repro.experiments import Cell
-from repro.experiments._attention import shape_of, tile_of
+from repro.cells import Cell, shape_of, tile_of
 from repro.instruments import hopper_guard
 
 #: Algorithms whose kernels are also launched early.

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from analysis.algorithms import PDL
 from analysis.shapes import AttentionShape
-from kernels import attention, hopper
+from kernels import hopper
 from kernels.hopper import ForwardForm
 from repro import cli, processes
+from repro.instruments.guard_lines import BUILT, NAMES, READY, TRIED, WRONG, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 #: Largest error against float64 for N(0, 1) inputs in bf16: results, gradients.
 BOUNDS = (2e-2, 4e-2)
-#: The dispatched algorithm first, then the others and every form by its name.
-NAMES = (
-    *attention.HOPPER,
-    *(name + PDL for name in (hopper.ALGORITHM, hopper.DETERMINISTIC)),
-    *hopper.FORMS,
-)
-#: First words of the lines; fields are separated by tabs, since names hold spaces.
-READY, BUILT, TRIED, WRONG = "ready", "built", "tried", "wrong"
 #: Query tiles for every multiprocessor: blocks of the persistent forms take several, and the other
 #: forms run in several waves of blocks, the last of them not full.
 TILES_PER_SM = 2.5
@@ -147,7 +139,7 @@ def errors(name: str, case: Case, device: str = "cuda") -> Iterator[tuple[str, f
 
 @lru_cache(maxsize=16)
 def _operands(case: Case, device: str) -> Operands:
-    from repro.experiments.optimistic import add_drift
+    from repro.instruments.drift import add_drift
     from repro.instruments.gpu_work import Operands
 
     operands = Operands(case.shape, device)
@@ -169,10 +161,6 @@ def _exact(case: Case, device: str) -> dict[str, Tensor]:
     items = [exact_attention(*(t[i].double() for t in tensors), causal=case.shape.causal)
              for i in range(case.shape.batch)]  # fmt: skip
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
-
-
-def say(*fields: str) -> None:
-    print("\t".join(field.replace("\n", " ") for field in fields), flush=True)
 
 
 def main(names: Sequence[str], device: str = "cuda", sizes: Sizes | None = None) -> None:

@@ -31,7 +31,7 @@ from threading import Thread
 
 from kernels.dispatch import CHECKED_VARIABLE
 from repro import cli, processes
-from repro.instruments.hopper_cases import BUILT, NAMES, READY, TRIED, WRONG
+from repro.instruments.guard_lines import BUILT, NAMES, READY, TRIED, WRONG
 from repro.progress import say
 
 COMMAND = (sys.executable, "-m", "repro.instruments.hopper_cases")

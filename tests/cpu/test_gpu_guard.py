@@ -16,7 +16,7 @@ from analysis.shapes import AttentionShape
 from kernels import dispatch, hopper
 from kernels.hopper import ForwardForm
 from kernels.plan import Recorder
-from repro.instruments import exact, gpu_work, hopper_cases, hopper_guard
+from repro.instruments import exact, gpu_work, guard_lines, hopper_cases, hopper_guard
 from repro.instruments.hopper_guard import Findings, Limits, check, shared
 from tests.command_support import TESTS
 
@@ -45,7 +45,7 @@ COMMAND = (sys.executable, "-c", CHILD)
 LIMITS = Limits(start_s=20, build_s=1, run_s=1)
 
 
-@pytest.mark.parametrize("name", hopper_cases.NAMES)
+@pytest.mark.parametrize("name", guard_lines.NAMES)
 def test_every_launch_fills_the_card_several_times(name: str) -> None:
     """Blocks that stay take several tiles, others come in several waves, the last one not full."""
     device = Recorder()
