@@ -15,7 +15,7 @@ from .memory import peak_bytes
 from .replay import RandomState, cuda_devices
 from .stage_parts import StandIns
 from .stage_state import Memory
-from .values import Values, storage_bytes
+from .values import Values, plain, storage_bytes
 
 if TYPE_CHECKING:
     from .planned import PlannedModel
