@@ -6,82 +6,85 @@ import importlib
 import os
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from analysis.parallel_activations import LayerShape, saved_by_tensor
+from analysis.decoders import Decoder
+from repro.commands import output, sweep
 
 if TYPE_CHECKING:
     from analysis.checkpointing import Chain
 
 
-@dataclass(frozen=True)
-class Preset:
-    """A GPT: MLP of width 4·hidden, dropout, half precision (Korthikanti et al. 2022, §4.1)."""
-
-    layers: int
-    hidden: int
-    heads: int
-    seqlen: int
-
-
+#: Sizes from the papers (GPT-2, GPT-3) and from the configurations that the authors publish with
+#: their weights (Llama 3, Mistral, Qwen 2.5), at the sequence length of training or less.
 PRESETS = {
-    "gpt2-small": Preset(12, 768, 12, 1024),
-    "gpt2-medium": Preset(24, 1024, 16, 1024),
-    "gpt2-large": Preset(36, 1280, 20, 1024),
-    "gpt2-xl": Preset(48, 1600, 25, 1024),
-    "gpt3-6.7b": Preset(32, 4096, 32, 2048),
-    "gpt3-175b": Preset(96, 12288, 96, 2048),
+    "gpt2-small": Decoder(12, 768, 12, 1024),
+    "gpt2-medium": Decoder(24, 1024, 16, 1024),
+    "gpt2-large": Decoder(36, 1280, 20, 1024),
+    "gpt2-xl": Decoder(48, 1600, 25, 1024),
+    "gpt3-6.7b": Decoder(32, 4096, 32, 2048),
+    "gpt3-175b": Decoder(96, 12288, 96, 2048),
+    "llama3-8b": Decoder(32, 4096, 32, 8192, 128256, "llama", 8, 14336),
+    "llama3-70b": Decoder(80, 8192, 64, 8192, 128256, "llama", 8, 28672),
+    "mistral-7b": Decoder(32, 4096, 32, 8192, 32000, "llama", 8, 14336),
+    "qwen2.5-7b": Decoder(28, 3584, 28, 8192, 152064, "llama", 4, 18944, qkv_bias=True),
 }
+#: What --layers, --hidden and so on start from where a kind is named instead of a model.
+KINDS_OF = {"gpt": PRESETS["gpt2-small"], "llama": PRESETS["llama3-8b"]}
+
+
+def decoder_of(name: str, sizes: Mapping[str, int | None]) -> Decoder:
+    """The preset of that name with other ``sizes`` (None: as it has them), or for the names "gpt"
+    and "llama" one that ``sizes`` describe: hidden, layers and heads must be among them.
+
+    Raises ValueError for an unknown name and for sizes that are missing or do not fit.
+    """
+    given: dict[str, Any] = {field: size for field, size in sizes.items() if size is not None}
+    if name in PRESETS:
+        return replace(PRESETS[name], **given)
+    if name not in KINDS_OF:
+        raise ValueError(
+            f"no model {name!r}; known: {', '.join(PRESETS)}; gpt or llama with sizes of your "
+            "own, chain-N, or module:name"
+        )
+    missing = [f"--{field}" for field in ("hidden", "layers", "heads") if field not in given]
+    if missing:
+        raise ValueError(f"model {name!r} has the sizes that you give it: {', '.join(missing)}")
+    start = replace(KINDS_OF[name], hidden=1, heads=1, kv_heads=None, ffn=None)
+    return replace(start, **given)
 
 
 def transformer_chain(
-    preset: Preset,
+    decoder: Decoder,
     *,
     batch: int,
     flops_per_s: float,
-    seqlen: int | None = None,
-    layers: int | None = None,
     attention: str = "flash",
 ) -> Chain:
-    """Two stages a layer, "attention" and "mlp", with the saved bytes of Korthikanti 2022, Eq. 1.
+    """Two stages a layer, "attention" and "mlp", with the bytes of ``Decoder.saved_bytes``.
 
-    attention: "standard" saves softmax output, dropout mask and dropout output; "flash" recomputes
-    them and saves one fp32 number a row. Seconds are the products' FLOPs (App. A) over
-    ``flops_per_s``, twice that backward: what matters to a plan is their ratio between stages.
-    Embedding and logits are left out. Raises ValueError for an unknown attention.
+    Seconds are the products' FLOPs over ``flops_per_s``, twice that backward: what matters to a
+    plan is their ratio between stages. Embedding and logits are left out. Raises ValueError for an
+    unknown attention.
     """
     from analysis.checkpointing import Chain, Stage
 
-    if attention not in ("flash", "standard"):
-        raise ValueError(f"attention={attention!r} is neither 'flash' nor 'standard'")
-    shape = LayerShape(seqlen or preset.seqlen, batch, preset.hidden, preset.heads)
-    saved = saved_by_tensor(shape, recompute="selective" if attention == "flash" else "none")
-    tokens, h = shape.seqlen * shape.batch, shape.hidden
-    of_mlp = ("mlp_input", "gelu_input", "gelu_output", "mlp_dropout_mask")
-    outputs = ("norm1_input", "norm2_input")  # what the stage before has made
-    mlp_bytes = int(sum(saved[name] for name in of_mlp))
-    attention_bytes = int(
-        sum(size for name, size in saved.items() if name not in (*of_mlp, *outputs))
-    )
-    if attention == "flash":
-        attention_bytes += 4 * shape.heads * tokens  # lse
-    activation = 2 * tokens * h
-    products = {
-        "attention": 8 * tokens * h**2 + 4 * tokens * shape.seqlen * h,
-        "mlp": 16 * tokens * h**2,
-    }
+    tokens = decoder.seqlen * batch
+    saved = decoder.saved_bytes(tokens, decoder.seqlen, attention)
+    activation = 2 * tokens * decoder.hidden
     stages = [
         Stage(
             activation,
-            {"attention": attention_bytes, "mlp": mlp_bytes}[kind],
+            saved[kind],
             forward_s=flops / flops_per_s,
             backward_s=2 * flops / flops_per_s,
             name=f"{kind} {layer + 1}",
             kind=kind,
         )
-        for layer in range(layers or preset.layers)
-        for kind, flops in products.items()
+        for layer in range(decoder.layers)
+        for kind, flops in decoder.forward_flops(tokens, decoder.seqlen).items()
     ]
     return Chain(tuple(stages), input_bytes=activation, input_gradient_bytes=activation)
 
@@ -152,3 +155,76 @@ def textbook_chain(name: str) -> Chain | None:
     if int(match[1]) < 1:
         raise ValueError(f"model {name!r}: a chain needs at least 1 stage")
     return uniform_chain(int(match[1]), activation_bytes=1 << 20)
+
+
+def chain_of(
+    model: str,
+    *,
+    found: Any = None,
+    repeats: int = 3,
+    batch: int = 1,
+    attention: str = "flash",
+    gpu: str = "H200",
+    **sizes: int | None,
+) -> Chain:
+    """The chain of a model by name or import path; ``sizes`` (layers, hidden, heads, kv_heads, ffn,
+    vocab, seqlen) are a named decoder's. ValueError lists the names."""
+    given = [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size]
+    chain = textbook_chain(model)
+    if ":" in model or chain is not None:
+        if given:
+            raise ValueError(f"model {model!r} has its own sizes, not {', '.join(given)}")
+        return chain or imported_chain(
+            model, imported(model) if found is None else found, repeats=repeats
+        )
+    return transformer_chain(
+        decoder_of(model, sizes),
+        batch=batch,
+        attention=attention,
+        flops_per_s=sweep.gpus(gpu)[0].fp16_tensor_flops,
+    )
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What a step of a named decoder holds beside its activations, in bytes."""
+
+    parameters: int
+    bytes_a_parameter: float
+    state_bytes: int
+    logits_bytes: int
+
+    @classmethod
+    def of(
+        cls, model: str, batch: int, bytes_a_parameter: float, sizes: dict[str, int | None]
+    ) -> Resident:
+        """ValueError for a model that is not a named decoder: a chain does not know its weights."""
+        if ":" in model or textbook_chain(model) is not None:
+            raise ValueError(
+                f"--total-budget: model {model!r} is a chain of stages, whose weights are not "
+                "known; --budget is of activations alone"
+            )
+        decoder = decoder_of(model, sizes)
+        return cls(
+            decoder.parameters,
+            bytes_a_parameter,
+            round(decoder.parameters * bytes_a_parameter),
+            decoder.logits_bytes(batch * decoder.seqlen),
+        )
+
+    def left(self, total_bytes: int) -> int:
+        """Bytes of ``total_bytes`` for activations. ValueError where there are none."""
+        held = self.state_bytes + self.logits_bytes
+        if held >= total_bytes:
+            raise ValueError(
+                f"--total-budget of {total_bytes} bytes: weights, gradients, optimiser states and "
+                f"logits alone take {held} bytes ({self})"
+            )
+        return total_bytes - held
+
+    def __str__(self) -> str:
+        return (
+            f"{self.parameters / 1e9:.3g} billion parameters at {self.bytes_a_parameter:g} bytes "
+            f"are {output.of_bytes(self.state_bytes)}, logits "
+            f"{output.of_bytes(self.logits_bytes)}; the rest is for activations"
+        )

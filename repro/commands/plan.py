@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.commands import output, sweep
-from repro.commands.chains import (
-    PRESETS,
-    imported,
-    imported_chain,
-    is_whole,
-    textbook_chain,
-    transformer_chain,
-)
+from repro.commands.chains import PRESETS, Resident, chain_of, imported, is_whole
 
 if TYPE_CHECKING:
     from analysis.checkpointing import Chain, Plan
@@ -30,7 +24,8 @@ def command(
     model: Annotated[
         str,
         typer.Argument(
-            help=f"{', '.join(PRESETS)}; chain-64 (64 equal stages); or module:name of a "
+            help=f"{', '.join(PRESETS)}; gpt or llama with --hidden, --layers, --heads of your "
+            "own; chain-64 (64 equal stages); or module:name of a "
             "(model, sample) pair, a (model, arguments, keyword arguments) triple, a Chain, or a "
             "function that gives one"
         ),
@@ -42,7 +37,7 @@ def command(
     total_budget: Annotated[
         str | None,
         typer.Option(
-            help="models by module:name: most bytes of everything, with weights, gradients and "
+            help="most bytes of everything: activations, logits, and weights, gradients and "
             "optimiser states (--bytes-a-parameter each)"
         ),
     ] = None,
@@ -55,6 +50,11 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="named models: micro-batch")] = 1,
     seqlen: Annotated[int | None, typer.Option(min=1, help="named models: sequence")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="named models: layers")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="named models: hidden size")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="named models: heads of q")] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="llama kind: of k and v")] = None,
+    ffn: Annotated[int | None, typer.Option(min=1, help="llama kind: width of the MLP")] = None,
+    vocab: Annotated[int | None, typer.Option(min=1, help="named models: vocabulary")] = None,
     attention: Annotated[str, typer.Option(help="named models: flash or standard")] = "flash",
     gpu: Annotated[str, typer.Option(help="named models: its tensor cores time them")] = "H200",
     repeats: Annotated[
@@ -86,24 +86,19 @@ def command(
             )
         whole(model, found, budget, total_budget, bytes_a_parameter, repeats, as_json)
         return
-    if total_budget is not None:
-        raise ValueError(
-            "--total-budget is for a model by module:name that its own forward calls; --budget "
-            "is of activations alone"
-        )
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
+             "ffn": ffn, "vocab": vocab, "seqlen": seqlen}  # fmt: skip
     chain = chain_of(
-        model,
-        found=found,
-        repeats=repeats,
-        batch=batch,
-        seqlen=seqlen,
-        layers=layers,
-        attention=attention,
-        gpu=gpu,
+        model, found=found, repeats=repeats, batch=batch, attention=attention, gpu=gpu, **sizes
     )
+    rest = Resident.of(model, batch, bytes_a_parameter, sizes) if total_budget else None
     from analysis.checkpointing import store_all
 
     everything = store_all(chain)
+    if rest is not None:
+        if budget is not None:
+            raise ValueError(f"--budget {budget} and --total-budget {total_budget}: give one")
+        budget = f"{rest.left(sweep.byte_count(str(total_budget), '--total-budget'))}B"
     budget_bytes = None if budget is None else _budget(budget, everything.peak_bytes)
     plans = find_plans(chain, strategy, budget_bytes)
     if plot is not None:
@@ -117,9 +112,12 @@ def command(
         for found, plan in zip(rows, plans, strict=True):
             if chosen is None or plan is chosen:
                 found["schedule"] = [str(action) for action in plan.schedule]
+        known = {} if rest is None else asdict(rest)
         output.print_json({"model": model, "stages": len(chain), "budget_bytes": budget_bytes,
-                           "plans": rows})  # fmt: skip
+                           **known, "plans": rows})  # fmt: skip
         return
+    if rest is not None:
+        print(f"--total-budget {total_budget}: {rest}")
     _tables(model, chain, rows, budget_bytes)
     if chosen is not None:
         describe(chain, chosen, actions)
@@ -164,37 +162,6 @@ def whole(
     print(f"{plan}\n({given})")
     if plan.recompute:
         print(f"\n{plan.code()}", end="")
-
-
-def chain_of(
-    model: str,
-    *,
-    found: Any = None,
-    repeats: int = 3,
-    batch: int = 1,
-    seqlen: int | None = None,
-    layers: int | None = None,
-    attention: str = "flash",
-    gpu: str = "H200",
-) -> Chain:
-    """The chain of a model by name or import path. ValueError lists the names."""
-    if ":" in model:
-        return imported_chain(model, imported(model) if found is None else found, repeats=repeats)
-    textbook = textbook_chain(model)
-    if textbook is not None:
-        return textbook
-    if model not in PRESETS:
-        raise ValueError(
-            f"no model {model!r}; known: {', '.join(PRESETS)}, chain-N, or module:name"
-        )
-    return transformer_chain(
-        PRESETS[model],
-        batch=batch,
-        seqlen=seqlen,
-        layers=layers,
-        attention=attention,
-        flops_per_s=sweep.gpus(gpu)[0].fp16_tensor_flops,
-    )
 
 
 def _budget(text: str, everything: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from repro.commands.chains import PRESETS, transformer_chain
 from tests.command_support import run
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if PRESETS[name].kind == "gpt"])
 def test_a_named_model_saves_what_the_paper_counts(name):
     """Korthikanti 2022, Eq. 1: sbh(34 + 5as/h) bytes a layer; selective leaves 34 sbh."""
     preset = PRESETS[name]
@@ -28,6 +29,44 @@ def test_a_named_model_saves_what_the_paper_counts(name):
             held -= 4 * preset.layers * preset.heads * preset.seqlen * 2
         # The first norm's input is the chain's; the last stage's output belongs to what follows.
         assert held == preset.layers * saved_bytes(shape, recompute=recompute)
+
+
+def test_a_total_budget_leaves_what_weights_and_logits_do_not_take(capsys):
+    small = ("plan", "llama3-8b", "--layers", "2", "--seqlen", "1024")
+    decoder = replace(PRESETS["llama3-8b"], layers=2, seqlen=1024)
+    held = 16 * decoder.parameters + 4 * 1024 * 128256
+    status, out, _ = run(capsys, *small, "--total-budget", f"{held + 400_000_000}B", "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert found["budget_bytes"] == 400_000_000
+    assert found["parameters"] == decoder.parameters
+    assert found["state_bytes"] + found["logits_bytes"] == held
+    alone = run(capsys, *small, "--budget", "400MB", "--json")[1]
+    assert found["plans"] == json.loads(alone)["plans"]
+    status, out, _ = run(capsys, *small, "--total-budget", "40GB")
+    assert "1.49 billion parameters at 16 bytes are 23.79 GB, logits 525.3 MB" in out
+    for options, said in [
+        (("--total-budget", "20GB"), f"take {held} bytes"),
+        (("--total-budget", "40GB", "--budget", "1GB"), "give one"),
+    ]:
+        status, _, err = run(capsys, *small, *options)
+        assert status == 1
+        assert said in err
+    status, _, err = run(capsys, "plan", "chain-8", "--total-budget", "1GB")
+    assert (status, "whose weights are not known" in err) == (1, True)
+
+
+def test_a_decoder_is_named_by_its_sizes(capsys):
+    sizes = ("--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336")
+    mine = ("plan", "llama", *sizes, "--layers", "2", "--seqlen", "512", "--csv")
+    named = ("plan", "mistral-7b", "--layers", "2", "--seqlen", "512", "--csv")
+    assert run(capsys, *mine)[1] == run(capsys, *named)[1]
+    status, _, err = run(capsys, "plan", "llama", "--hidden", "4096")
+    assert (status, err) == (
+        1, "error: model 'llama' has the sizes that you give it: --layers, --heads\n",
+    )  # fmt: skip
+    status, _, err = run(capsys, "plan", "chain-8", "--hidden", "64")
+    assert (status, err) == (1, "error: model 'chain-8' has its own sizes, not --hidden 64\n")
 
 
 def test_every_planner_is_compared_and_the_table_marks_the_front(capsys):
