@@ -100,6 +100,29 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each
 """Name -> algorithm."""
 
 
+ORDERS = ("rows", "sawtooth")
+"""Of a block's walk: as the kernel does by itself, or the other way round in every second wave of
+blocks, which then begin with what the wave before touched last (``analysis.l2``)."""
+
+
+def check_order(name: str, pass_: str, order: str) -> None:
+    """ValueError for an order that is none, or that a pass of the algorithm does not have."""
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r} is not one of {', '.join(ORDERS)}")
+    if order == "rows":
+        return
+    chosen = find(name)
+    why = None
+    if chosen.family not in (Family.FLASH, Family.HOPPER):
+        why = "no block of it walks what others share"
+    elif pass_ == "forward" and chosen.optimistic:
+        why = "it takes its reference from the tiles that the other way meets last"
+    elif pass_ == "backward" and chosen.dq is DqSum.ORDERED:
+        why = "a wave would wait for the turns of the one before"
+    if why is not None:
+        raise ValueError(f"the {pass_} of {name} has no order={order!r}, rows alone: {why}")
+
+
 PDL = " pdl"
 """Ending of names in records: the kernels of a pass overlap where they meet (programmatic dependent
 launch, an option of a launch that changes neither bytes nor results)."""

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from analysis.algorithms import check_order, find
 from analysis.hardware import Gpu
 from analysis.l2 import L2, PACES, Pace, UnavailableError, available
 from analysis.l2.kernels import KERNELS, Times, by_waves, simulated, simulated_once
@@ -133,32 +134,34 @@ def predict_hbm(
     *,
     pace: Pace | None = None,
     order: str = "rows",
-    heads_per_group: int = 1,
+    heads_per_group: int | None = None,
     waves: bool = False,
     **options: Any,
 ) -> HbmTraffic:
     """HBM traffic of one pass, each kernel starting with a cold L2 as under a profiler.
 
     blocks_per_sm: thread blocks of the main kernel that an SM holds at once
-    (``analysis.occupancy``). Blocks are launched head by head, and within a head those with the
-    longest walk first: under the causal mask the last query tile (forward) or the first key tile
-    (backward). Persistent blocks take their tiles in that order too.
-    pace: how fast blocks walk; by default blocks of an SM share it equally. order: of the keys
-    (``analysis.l2.attention.ORDERS``). heads_per_group: heads that run side by side. waves: blocks
-    of a wave in step instead of a simulation, for sweeps of many points; a block mask is simulated
-    even so. options: of :func:`~analysis.traffic.predict_traffic`; dq_tile is that of the second
-    pass of "flash-split".
+    (``analysis.occupancy``). Blocks are launched head by head, the Hopper kernels' in groups of
+    heads, and within a head those with the longest walk first: under the causal mask the last query
+    tile (forward) or the first key tile (backward). Persistent blocks take their tiles in that
+    order too.
+    pace: how fast blocks walk; by default blocks of an SM share it equally. order: of the walk
+    (``analysis.algorithms.ORDERS``). heads_per_group: heads that run side by side, by default as
+    many as the kernels take. waves: blocks of a wave in step instead of a simulation, for sweeps of
+    many points; a sawtooth and a block mask are simulated even so. options: of
+    :func:`~analysis.traffic.predict_traffic`; dq_tile is that of the second pass of "flash-split".
 
-    Raises UnavailableError where a pace, an order or a block mask is asked for and there is no C
-    compiler.
+    Raises ValueError for an order that the algorithm does not have, UnavailableError where a pace,
+    an order or a block mask is asked for and there is no C compiler.
     """
     if blocks_per_sm < 1:
         raise ValueError(f"blocks_per_sm={blocks_per_sm} is below 1")
+    check_order(algorithm, pass_, order)
     traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
     found = replace(compulsory_hbm(traffic, shape), l2_bytes=gpu.l2_bytes)
     masks = {name: options[name] for name in ("block_mask", "mask_block") if name in options}
-    l2 = L2.of(gpu)
-    plain = not masks and pace is None and (order, heads_per_group) == ("rows", 1)
+    l2, form = L2.of(gpu), find(algorithm).form
+    plain = not masks and pace is None and (order, heads_per_group) == ("rows", None)
     for kernel, entries in traffic.kernels.items():
         if kernel not in KERNELS or fits(found, kernel, l2):
             continue
@@ -168,7 +171,7 @@ def predict_hbm(
             found = _moved_again(found, kernel, entries, by_waves(*asked), WAVES_ASKED)
         elif available():
             ask = simulated if masks else simulated_once
-            times = ask(*asked, pace or Pace(), order, heads_per_group, **masks)
+            times = ask(*asked, pace or Pace(), order, heads_per_group, form, **masks)
             found = _moved_again(found, kernel, entries, times, SIMULATED)
         elif plain:
             found = _moved_again(found, kernel, entries, by_waves(*asked), BY_WAVES)

@@ -14,7 +14,7 @@ from figures.common import COLOURS, FILLED, HOLLOW, Drawing, devices, note, pick
 EXPERIMENTS = ("gpu-l2-registered", "l2-orders", "gb10-misses")
 MB = 1e6
 COLOUR, SAWTOOTH = "#0072B2", "#D55E00"
-KERNELS = {"sdpa-flash": "FA-2", "flash": "ours"}
+KERNELS = {"sdpa-flash": "FA-2", "flash": "ours", "flash-sm90": "ours, Hopper"}
 QUANTITIES = {
     ("l2_requests", "rows"): ("sectors L1 asks of L2, N = 32k", 1e6, "M"),
     ("l2_misses", "rows"): ("misses, batch 8, N = 128k", 1e6, "M"),
@@ -46,8 +46,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "Simulated L2, nothing fitted; spread over five paces of blocks (analysis/l2/machine.py).",
     )
     columns = [
-        "experiment", "source", "implementation", "pass", "order", "heads", "kv_heads", "seqlen_q",
-        "metric", "value", "spread_min", "spread_max", "unit",
+        "experiment", "source", "implementation", "pass", "causal", "order", "heads", "kv_heads",
+        "seqlen_q", "metric", "value", "spread_min", "spread_max", "unit",
     ]  # fmt: skip
     return Drawing(figure, frame.reindex(columns=columns))
 
@@ -60,6 +60,7 @@ def label(row: pandas.Series) -> str:
     order = ", sawtooth" if row.get("order") == "sawtooth" else ""
     group = f" on {row['kv_heads']:.0f}" if row["kv_heads"] != row["heads"] else ""
     pass_ = "" if row["pass"] == "forward" else ", backward"
+    pass_ += ", causal" if row["causal"] else ""
     waves = n / 128 / 264
     peer = row["implementation"] == "sdpa-flash" and row["heads"] == 1
     whole = f" ({waves:.0f} waves)" if peer and waves == int(waves) else ""
@@ -89,7 +90,9 @@ def predictions(ax: Axes, rows: pandas.DataFrame) -> None:
                     textcoords="offset points", va="center", fontsize=7)  # fmt: skip
     ax.set_yticks([-i for i in range(len(predicted))], [label(r) for _, r in predicted.iterrows()])
     ax.tick_params(axis="y", labelsize=7.5)
-    ax.set(xlabel="bytes read from HBM / each tensor once", xlim=(0.8, 7.2))
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([2**i for i in range(7)], [str(2**i) for i in range(7)])
+    ax.set(xlabel="bytes read from HBM / each tensor once", xlim=(0.8, 160))
     ax.set_title("Registered: HBM reads before any card ran them")
     ax.plot([], [], "|", color=COLOUR, markersize=9, markeredgewidth=1.8, label="predicted")
     ax.plot([], [], color=COLOUR, linewidth=4, alpha=0.35, label="other paces of blocks")
@@ -98,34 +101,39 @@ def predictions(ax: Axes, rows: pandas.DataFrame) -> None:
 
 
 def orders(ax: Axes, rows: pandas.DataFrame) -> None:
-    """Reads of each order, relative to head after head and keys upwards."""
-    shapes = rows[["heads", "seqlen_q"]].drop_duplicates().to_numpy().astype(int).tolist()
-    for place, (heads, seqlen) in enumerate(shapes):
-        these = pick(rows, heads=heads, seqlen_q=seqlen).set_index("implementation")["value"]
+    """Reads of each order, relative to head after head and the walk upwards."""
+    keys = ["pass", "heads", "kv_heads", "seqlen_q"]
+    lines = rows.drop_duplicates(keys).sort_values("pass", ascending=False, kind="stable")
+    names = []
+    for place, (_, line) in enumerate(lines.iterrows()):
+        these = pick(rows, **{key: line[key] for key in keys}).set_index("implementation")["value"]
         whole = these["rows"]
         for name, value in these.drop("rows").items():
             colour = SAWTOOTH if name == "sawtooth" else COLOURS["bound"]
             ax.plot([1, value / whole], [-place, -place], color=colour, linewidth=1.5)
-            ax.plot(value / whole, -place, "|", color=colour, markersize=10, markeredgewidth=2)
-            if name != "sawtooth" and value > 1.1 * whole:
-                ax.annotate(str(name).split()[0], (value / whole, -place), xytext=(0, 7),
-                            textcoords="offset points", ha="center", fontsize=7,
+            ax.plot(value / whole, -place, "|", color=colour, markersize=8, markeredgewidth=1.8)
+            if value > 1.2 * whole:
+                ax.annotate(str(name).split()[0], (value / whole, -place), xytext=(0, 4),
+                            textcoords="offset points", ha="center", fontsize=6,
                             color="#777777")  # fmt: skip
         saved = these["sawtooth"] / whole - 1
         ax.annotate(f"{saved:+.0%}", (min(these["sawtooth"] / whole, 1), -place), xytext=(-6, 0),
-                    textcoords="offset points", ha="right", va="center", fontsize=8,
+                    textcoords="offset points", ha="right", va="center", fontsize=7,
                     color=SAWTOOTH)  # fmt: skip
+        group = f" on {line['kv_heads']:.0f}" if line["kv_heads"] != line["heads"] else ""
+        pass_ = "" if line["pass"] == "forward" else ", backward"
+        names.append(f"{line['heads']:.0f}{group} x {line['seqlen_q'] // 1024:.0f}k{pass_}")
     ax.axvline(1, color="#999999", linewidth=0.8, linestyle=":")
-    ax.set_yticks([-i for i in range(len(shapes))],
-                  [f"{h} x {n // 1024}k" for h, n in shapes])  # fmt: skip
+    ax.set_yticks([-i for i in range(len(names))], names)
+    ax.tick_params(axis="y", labelsize=7)
     ax.set_xscale("log", base=2)
     ax.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
-    ax.set(xlim=(0.33, 9), ylim=(-len(shapes) + 0.4, 0.8),
-           xlabel="HBM reads / those of rows: head after head, keys upwards")  # fmt: skip
-    ax.set_title("A sawtooth saves, heads side by side cost")
-    ax.plot([], [], color=SAWTOOTH, label="sawtooth over the keys")
+    ax.set(xlim=(0.25, 9), ylim=(-len(names) + 0.4, 0.8),
+           xlabel="HBM reads / those of rows: head after head, one direction")  # fmt: skip
+    ax.set_title("A sawtooth saves, too many heads side by side cost")
+    ax.plot([], [], color=SAWTOOTH, label="sawtooth")
     ax.plot([], [], color=COLOURS["bound"], label="2, 4 or 8 heads side by side")
-    ax.legend(loc="upper right")
+    ax.legend(loc="lower right", fontsize=7)
 
 
 def published(ax: Axes, rows: pandas.DataFrame) -> None:

@@ -93,10 +93,12 @@ def forward(
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
-        order: of the keys, "flash" only. "rows": upwards. "sawtooth": downwards in every second
-            wave of blocks, for the same bytes at the SM boundary and fewer from HBM where keys and
-            values outgrow L2 (``analysis.l2``).
-        wave: blocks that run at a time, which "sawtooth" needs: SMs times blocks an SM holds.
+        order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
+            "sawtooth": the other way round in every second wave of blocks, for the same bytes at
+            the SM boundary and fewer from HBM where what blocks share outgrows L2
+            (``analysis.l2``). Sums are then added in another order in those waves.
+        wave: blocks that run at a time, of "sawtooth" alone; by default SMs times the blocks that
+            an SM holds.
         progress: (blocks, notes) int64, zeros; "flash" only. Receives of each block its SM, the
             time it started, the time after every ``progress_tiles`` key tiles, and in the last
             column the time of its end: ``progress_notes`` columns.
@@ -109,14 +111,15 @@ def forward(
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
     chosen = algorithms.find(algorithm)
-    if chosen.family is not Family.FLASH and (order != "rows" or progress is not None):
-        raise ValueError(f"{algorithm} has neither an order of the keys nor notes of its progress")
+    _check_order(algorithm, "forward", order, wave)
+    if chosen.family is not Family.FLASH and progress is not None:
+        raise ValueError(f"{algorithm} keeps no notes of its progress")
     if chosen.family is Family.HOPPER:
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         _with_lse(backend, q, stats)
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
-            scale=scale, causal=causal, tile=tile,
+            scale=scale, causal=causal, tile=tile, order=order, wave=wave,
             optimistic=chosen.optimistic, chained=pdl, stream=stream,
         )  # fmt: skip
         return
@@ -143,7 +146,7 @@ def forward(
         tile=tile, limit=shared_limit_bytes,
         block_size=_block_size(block_mask, block_size, tile, q, k, "forward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
-        any_scale=scale <= 0.0, sawtooth=_sawtooth(order, wave),
+        any_scale=scale <= 0.0, sawtooth=order == "sawtooth",
         progress=progress_tiles if progress is not None else 0,
     )  # fmt: skip
     batch, heads, seqlen_q, head_dim = q.shape
@@ -166,8 +169,7 @@ def forward(
         np.float32(scale),
         *_mask_arguments(key_mask, dropout_p, seed, block_mask),
     ]
-    if config.sawtooth:
-        args.append(np.int32(wave or 0))
+    args += _wave(backend, config, wave, shared_limit_bytes)
     if progress is not None:
         args += [progress.with_access("rw", "progress"), np.int32(progress.shape[1])]
     backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
@@ -188,12 +190,20 @@ def _check_progress(progress: Array, blocks: int, config: FlashConfig, seqlen_k:
         )
 
 
-def _sawtooth(order: str, wave: int | None) -> bool:
-    if order not in ("rows", "sawtooth"):
-        raise ValueError(f"order={order!r} is neither 'rows' nor 'sawtooth'")
-    if order == "sawtooth" and (wave is None or wave < 1):
-        raise ValueError(f"order='sawtooth' needs the blocks that run at a time, got wave={wave}")
-    return order == "sawtooth"
+def _check_order(algorithm: str, pass_: str, order: str, wave: int | None) -> None:
+    algorithms.check_order(algorithm, pass_, order)
+    if wave is not None and (order != "sawtooth" or wave < 1):
+        raise ValueError(
+            f"wave={wave} with order={order!r}: it is the number of blocks that run at a time, of "
+            "a sawtooth"
+        )
+
+
+def _wave(backend: Backend, config: FlashConfig, wave: int | None, limit: int) -> list[Argument]:
+    """The last argument of a kernel that walks in a sawtooth."""
+    if not config.sawtooth:
+        return []
+    return [np.int32(wave or backend.multiprocessors * config.blocks_per_sm(limit))]
 
 
 def backward(
@@ -218,6 +228,8 @@ def backward(
     seed: int = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
+    order: str = "rows",
+    wave: int | None = None,
     shared_limit_bytes: int = SHARED_LIMIT_BYTES,
     stream: int | None = None,
     pdl: bool = False,
@@ -226,8 +238,10 @@ def backward(
 
     Arguments as in :func:`forward`; dropout needs the same ``dropout_p`` and ``seed``. With
     "flash-split" dq, or both dk and dv, may be None: their pass is then left out.
+    "flash-sm90-deterministic" has no sawtooth: its waves would wait for each other.
     """
     chosen = algorithms.find(algorithm)
+    _check_order(algorithm, "backward", order, wave)
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
         raise ValueError(f"{algorithm} makes dq, dk and dv together, none of them may be None")
@@ -241,7 +255,7 @@ def backward(
         if chosen.family is Family.HOPPER:
             hopper.backward(
                 backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
-                scale=scale, causal=causal, tile=tile, dlse=dlse,
+                scale=scale, causal=causal, tile=tile, dlse=dlse, order=order, wave=wave,
                 deterministic=chosen.dq is DqSum.ORDERED, chained=pdl, stream=stream,
             )  # fmt: skip
             return
@@ -273,6 +287,7 @@ def backward(
         block_size=_block_size(block_mask, block_size, tile, q, k, "backward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
         deterministic=deterministic, dlse=dlse is not None, query_gradient=not split,
+        sawtooth=order == "sawtooth",
     )  # fmt: skip
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
@@ -323,6 +338,7 @@ def backward(
             np.int32(head_dim),
             np.float32(scale),
             *masks,
+            *_wave(backend, config, wave, shared_limit_bytes),
         ]
         backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
     if dq is None or not query_blocks:
@@ -334,6 +350,7 @@ def backward(
                 block_mask, block_size, tile, q, k, "backward-dq", shared_limit_bytes
             ),
             causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
+            sawtooth=order == "sawtooth",
         )  # fmt: skip
         args = [
             *operands,
@@ -345,6 +362,7 @@ def backward(
             np.int32(head_dim),
             np.float32(scale),
             *masks,
+            *_wave(backend, config, wave, shared_limit_bytes),
         ]
         blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
         backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)

@@ -84,6 +84,7 @@ def subjects() -> list[Subject]:
             listed.append(Subject(name, form.kernel("bf16", causal), form.shared_bytes, "sm_90a"))
     listed += _optimistic_forward()
     listed += _hopper_backward()
+    listed += _hopper_sawtooth()
     for variant in shipped_variants():
         if variant.features or variant.dtype != "bf16":
             continue
@@ -143,6 +144,24 @@ def _hopper_backward() -> list[Subject]:
             name = f"{hopper.ALGORITHM} {part} bf16 {form.name} full"
             kernel = form.kernel(part, "bf16", False)
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
+    return listed
+
+
+def _hopper_sawtooth() -> list[Subject]:
+    """The main kernels of every form that has this order."""
+    listed = []
+    for causal in (False, True):
+        for forward in hopper.FORWARD_FORMS:
+            if not forward.persistent:
+                name = f"flash-sm90 forward sawtooth bf16 {forward.name} {_mask(causal)}"
+                kernel = forward.kernel("bf16", causal, sawtooth=True)
+                listed.append(Subject(name, kernel, forward.shared_bytes, "sm_90a"))
+        for form in hopper.BACKWARD_FORMS:
+            if not form.direct:
+                name = f"flash-sm90 backward sawtooth bf16 {form.name} {_mask(causal)}"
+                kernel = form.kernel("", "bf16", causal, sawtooth=True)
+                spilled = form.spill_bytes(causal)
+                listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a", spilled))
     return listed
 
 

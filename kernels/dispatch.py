@@ -3,7 +3,8 @@
 The Hopper kernels run where all of these hold, in this order; the sm_80 form runs everything else.
 
 1. the device has compute capability 9.0 (their instructions exist nowhere else);
-2. no tile was asked for (tiles of the operator are tiles of the sm_80 form);
+2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
+   dq in a fixed order;
 3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
@@ -59,11 +60,12 @@ def choose(
     block_mask: bool = False,
     deterministic: bool = False,
     causal: bool = False,
+    order: str = "rows",
 ) -> Choice:
     """ "flash-sm90" or "flash", by the rule above.
 
     deterministic: dq must be the same bit for bit in every run: "flash-sm90-deterministic" or
-    "flash-split".
+    "flash-split", which a sawtooth leaves as the only one.
     arrays: all (B, H, N, D) arrays of the pass, q first.
     pass_: "forward" or "backward", chosen each for itself: both forms keep the same lse.
 
@@ -96,8 +98,10 @@ def choose(
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
+    if objection is None and deterministic and pass_ == "backward" and order == "sawtooth":
+        objection = "dq in a fixed order and a sawtooth (the turns of two waves would cross)"
     if objection is None:
-        form = form_name(q.shape[3], pass_, causal=causal, seqlen_q=q.shape[2])
+        form = form_name(q.shape[3], pass_, causal=causal, seqlen_q=q.shape[2], order=order)
         named = (name for name in (algorithm, form) if name in left_out())
         objection = next((f"{name} is left out: {left_out()[name]}" for name in named), None)
     if objection is None:
@@ -126,11 +130,13 @@ def left_out() -> Mapping[str, str]:
     return found
 
 
-def form_name(head_dim: int, pass_: str, *, causal: bool, seqlen_q: int) -> str:
+def form_name(
+    head_dim: int, pass_: str, *, causal: bool, seqlen_q: int, order: str = "rows"
+) -> str:
     """The name in ``hopper.FORMS`` of the form that the rule picks for a pass."""
     form: hopper.ForwardForm | hopper.BackwardForm
     if pass_ == "forward":
-        form = hopper.forward_form(head_dim, causal, seqlen_q)
+        form = hopper.forward_form(head_dim, causal, seqlen_q, sawtooth=order == "sawtooth")
     else:
         form = hopper.backward_form(head_dim, causal)
     return f"{hopper.ALGORITHM} {form.name}"

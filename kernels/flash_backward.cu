@@ -8,7 +8,8 @@
 // P and dS are rounded to the io type for the products; sums are fp32.
 //
 // Loop order: one thread block per (batch, key/value head, key tile j); inside it the heads of the
-// group and their query tiles i in increasing order. dK and dV stay in registers over the whole
+// group and their query tiles i in increasing order (SAWTOOTH: all of them the other way round in
+// every second wave of blocks, for the same bytes). dK and dV stay in registers over the whole
 // loop and are sums over the group. A warp owns whole key rows of the transposed scores
 // S^T = K Q^T, whose accumulator layout is the operand layout of dV += P^T dO and dK += dS^T Q:
 // only dS passes through shared memory, for dQ.
@@ -46,6 +47,9 @@
 #endif
 #ifndef BLOCK_SPARSE
 #define BLOCK_SPARSE 0
+#endif
+#ifndef SAWTOOTH
+#define SAWTOOTH 0  // 1: every second wave of blocks makes its visits from the last to the first
 #endif
 
 #include "device.cuh"
@@ -224,6 +228,9 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #if BLOCK_SPARSE
                , Tensor4<const uint8> block_mask
 #endif
+#if SAWTOOTH
+               , int wave  // blocks that run at a time
+#endif
 ) {
     // ---- which tile -----------------------------------------------------------------------------
     const int key_tiles = ceil_div(seqlen_k, BLOCK_N), query_tiles = ceil_div(seqlen_q, BLOCK_M);
@@ -242,8 +249,14 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     // Visits are numbered over the heads of the group and, for each, the query tiles i >= i0.
     const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
     const int tiles_a_head = query_tiles - i0, visits = group * tiles_a_head;
-    auto head_of = [=](int t) { return kv_head * group + t / tiles_a_head; };
-    auto tile_of = [=](int t) { return i0 + t % tiles_a_head; };
+#if SAWTOOTH
+    const bool down = blockIdx.x / wave % 2;
+    auto visit_of = [=](int t) { return down ? visits - 1 - t : t; };
+#else
+    auto visit_of = [](int t) { return t; };
+#endif
+    auto head_of = [=](int t) { return kv_head * group + visit_of(t) / tiles_a_head; };
+    auto tile_of = [=](int t) { return i0 + visit_of(t) % tiles_a_head; };
 #if BLOCK_SPARSE
     auto address = [=](int t) {
         return block_mask.row(batch, head_of(t), tile_of(t) * BLOCK_M / SPARSE_M) +

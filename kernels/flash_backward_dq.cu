@@ -8,7 +8,7 @@
 // order, and leaves once in the io type. It is also all that is needed when only Q has a gradient.
 //
 // Loop order: one thread block per (batch, head, query tile i); inside it the key tiles j in
-// increasing order, as in flash_forward.cu. A warp owns whole rows.
+// increasing order, or in a SAWTOOTH, as in flash_forward.cu. A warp owns whole rows.
 //
 // Reads and writes, in bytes, e = size of an element, rows without padding (analysis/sums/flash.py):
 //   q, dout     read   rows_i D e  each, once per query tile that visits a key tile
@@ -30,6 +30,9 @@
 #endif
 #ifndef BLOCK_SPARSE
 #define BLOCK_SPARSE 0
+#endif
+#ifndef SAWTOOTH
+#define SAWTOOTH 0
 #endif
 
 #include "device.cuh"
@@ -147,6 +150,9 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #if BLOCK_SPARSE
                   , Tensor4<const uint8> block_mask
 #endif
+#if SAWTOOTH
+                  , int wave  // blocks that run at a time
+#endif
 ) {
     // ---- which tile -------------------------------------------------------------------------------
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
@@ -158,13 +164,21 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
     const int warp_row = warp_id() * WARP_ROWS;
     const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k);
 
+    // Candidate t of the walk is this key tile.
+#if SAWTOOTH
+    const bool down = blockIdx.x / wave % 2;
+    auto tile_of = [=](int t) { return down ? end - 1 - t : t; };
+#else
+    auto tile_of = [](int t) { return t; };
+#endif
+
     unsigned char* shared = shared_memory();
     const QTile q_tile = tile_at<QTile>(shared), do_tile = tile_at<QTile>(shared + DO_AT);
     io_t* const dq_rows = dq.row(batch, head, row0);
 
 #if BLOCK_SPARSE
     const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
-    auto address = [=](int j) { return block_row + j * BLOCK_N / SPARSE_N; };
+    auto address = [=](int t) { return block_row + tile_of(t) * BLOCK_N / SPARSE_N; };
     SparseWalk<THREADS, decltype(address)> walk{
         end, reinterpret_cast<uint32*>(shared + FLAGS_AT), address};
 #else
@@ -216,12 +230,12 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
             if (key < BLOCK_N) st_shared(keep_at(slot) + key, next_keep[x]);
         }
     };
-    load_keep(j);
+    load_keep(tile_of(j));
     publish_keep(0);
 #endif
     load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
     load_tile_async<THREADS>(do_tile, dout.row(batch, head, row0), dout.stride_n, rows, head_dim);
-    load_kv(j, 0);
+    load_kv(tile_of(j), 0);
     // Rows that see nothing, and rows that do not exist, get exp(s - inf) = 0. The four threads of a
     // row fetch one address, which the hardware serves once: the lanes share it by shuffle instead,
     // so that what is counted is what is moved.
@@ -253,15 +267,15 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
         next = walk.next(j + 1);
         cp_async_wait<0>();
         block_sync();  // this tile is here, and every warp is done with the one before
-        if (STAGES == 2 && next < end) load_kv(next, stage ^ 1);
+        if (STAGES == 2 && next < end) load_kv(tile_of(next), stage ^ 1);
         const uint32* keep = keep_at(slot);
 #if KEY_MASK
-        if (next < end) load_keep(next);
+        if (next < end) load_keep(tile_of(next));
         clear_rows<THREADS>(k_tile(stage), keep);
         clear_rows<THREADS>(v_tile(stage), keep);
         block_sync();
 #endif
-        const int key0 = j * BLOCK_N, warp_row0 = row0 + warp_row;
+        const int key0 = tile_of(j) * BLOCK_N, warp_row0 = row0 + warp_row;
         const int offset = seqlen_k - seqlen_q;
         // The whole tile may lie to the right of what this warp's rows see.
         if (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) {
@@ -303,7 +317,7 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #endif
         if (STAGES == 1 && next < end) {
             block_sync();
-            load_kv(next, 0);
+            load_kv(tile_of(next), 0);
         }
     }
 

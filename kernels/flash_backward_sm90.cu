@@ -5,7 +5,8 @@
 // 2024), Algorithm 3 (a warp of its own adds dQ to memory).
 //
 // Loop order: one thread block per (batch, key/value head, key tile j of 128 keys); inside it the
-// query heads of the group and, for each, the query tiles i that see the key tile. K and V stay in
+// query heads of the group and, for each, the query tiles i that see the key tile (SAWTOOTH: all of
+// them the other way round in every second wave of blocks, for the same bytes). K and V stay in
 // shared memory, dK and dV in registers. Of warpgroup 0, warp 0 loads Q, dO and their statistics by
 // TMA, and warp 1 adds finished dQ tiles to memory. Warpgroups 1 and 2 own 64 keys each:
 //
@@ -59,12 +60,21 @@
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
 // DIRECT     1: dQ is added from registers. Default 0; not with DETERMINISTIC.
+// SAWTOOTH   1: every second wave of blocks makes its visits from the last to the first, and finds in
+//            L2 what the wave before it touched last. Default 0; not with turns, for which a wave
+//            would wait where it meets the one before, and not with DIRECT.
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
 #endif
 #ifndef DIRECT
 #define DIRECT 0
+#endif
+#ifndef SAWTOOTH
+#define SAWTOOTH 0
+#endif
+#if SAWTOOTH && (DIRECT || DETERMINISTIC)
+#error a sawtooth is for tiles of dQ that are added as a whole, in no order
 #endif
 #if DIRECT && DETERMINISTIC
 #error turns are taken by the warp that adds whole tiles, which DIRECT does without
@@ -210,6 +220,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 #if DETERMINISTIC
                     , Tensor1<int> turns  // of the query tiles: which key tile's it is to add
 #endif
+#if SAWTOOTH
+                    , int wave  // blocks that run at a time
+#endif
 ) {
     next_kernel_start();
     unsigned char* const shared = shared_memory_1024();
@@ -230,6 +243,16 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
     const int visits = query_tiles - i0;  // at least one: the last query sees every key
     const int count = group * visits;
+    // Visits go up, from the first head's tile i0, or down, from the last head's last tile.
+#if SAWTOOTH
+    const bool down = blockIdx.x / wave % 2;
+    const int step = down ? -1 : 1, start = down ? query_tiles - 1 : i0;
+    const int first_of_group = down ? group - 1 : 0;
+#else
+    constexpr int step = 1, first_of_group = 0;
+    const int start = i0;
+#endif
+    auto past_head = [=](int row0) { return row0 >= seqlen_q || (SAWTOOTH && row0 < i0 * BLOCK_M); };
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
 
     if (threadIdx.x == 0) {
@@ -254,7 +277,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
             tma_load(shared, &k_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
             tma_load(shared + V_AT, &v_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
             previous_kernel_wait();  // for lse2 and delta
-            int head = kv_head * group, row0 = i0 * BLOCK_M;
+            int head = kv_head * group + first_of_group, row0 = start * BLOCK_M;
             int64 at = (static_cast<int64>(b) * kv_heads * group + head) * query_tiles * BLOCK_M +
                        row0;  // of the tile's first row in the statistics
 #pragma unroll 1
@@ -272,12 +295,12 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                          &barriers->do_full[slot.stage], 0, row0, 0, head, b);
                 bulk_load(shared + DELTA_AT + slot.stage * BLOCK_M * 4, delta.data + at,
                           BLOCK_M * 4, &barriers->do_full[slot.stage]);
-                row0 += BLOCK_M;
-                at += BLOCK_M;
-                if (row0 >= seqlen_q) {  // on to the next head of the group
-                    ++head;
-                    row0 = i0 * BLOCK_M;
-                    at += row0;
+                row0 += step * BLOCK_M;
+                at += step * BLOCK_M;
+                if (past_head(row0)) {  // on to the next head of the group
+                    head += step;
+                    row0 = start * BLOCK_M;
+                    at += step * i0 * BLOCK_M;
                 }
             }
         }
@@ -286,8 +309,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
             // ---- dQ to memory --------------------------------------------------------------------
             previous_kernel_wait();  // for the zeros that dQ and the turns begin with
             const float* const buffers = reinterpret_cast<const float*>(shared + DQ_AT);
-            int tile = i0;
-            int64 at = (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles + tile;
+            int tile = start;
+            int64 at = ((static_cast<int64>(b) * kv_heads + kv_head) * group + first_of_group) *
+                           query_tiles + tile;
             for (int w = 0; w < CONSUMERS; ++w) named_arrive(DQ_EMPTY + w, WARPGROUP + 32);
 #pragma unroll 1
             for (int it = 0; it < count; ++it) {
@@ -320,10 +344,11 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     turn_pass(turns.data + at, turn);
                 }
 #endif
-                ++at;
-                if (++tile == query_tiles) {
-                    tile = i0;
-                    at += i0;
+                at += step;
+                tile += step;
+                if (tile == query_tiles || (SAWTOOTH && tile < i0)) {
+                    tile = start;
+                    at += step * i0;
                 }
             }
             if (lane == 0) bulk_wait<0>();
@@ -354,7 +379,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     for (int n = 0; n < GRADS; ++n) dk_acc[n] = dv_acc[n] = 0.0f;
     mbarrier_wait(&barriers->kv_full, 0);
 
-    int row0 = i0 * BLOCK_M;
+    int row0 = start * BLOCK_M;
     for (int it = 0; it < count; ++it) {
         const Slot slot(it);
         const unsigned char* const q = shared + Q_AT + slot.stage * Q_BYTES;
@@ -458,9 +483,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         keep(dk_acc);
         keep(dv_acc);
         if (lane == 0) mbarrier_arrive(&barriers->q_empty[slot.stage]);
-        row0 += BLOCK_M;
-        if (row0 >= seqlen_q) {  // on to the next head of the group
-            row0 = i0 * BLOCK_M;
+        row0 += step * BLOCK_M;
+        if (past_head(row0)) {  // on to the next head of the group
+            row0 = start * BLOCK_M;
 #if DIRECT
             dq_tile += i0 * TILE_FLOATS;
 #endif

@@ -8,6 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from analysis.hardware import H100_SXM, Gpu
+from analysis.occupancy import (
+    MAX_REGISTERS_PER_THREAD,
+    REGISTER_UNIT,
+    WARP,
+    Occupancy,
+    occupancy,
+)
 from analysis.shapes import Tile
 from kernels.launch import DTYPE_CODE, ITEMSIZE, Kernel
 
@@ -113,7 +121,7 @@ class FlashConfig:
     any_scale: bool = False
     """The scale may be zero or negative (forward only)."""
     sawtooth: bool = False
-    """Every second wave of blocks walks the keys downwards (forward only)."""
+    """Every second wave of blocks walks the other way."""
     progress: int = 0
     """Tiles after which a block notes the time; 0: never (forward only)."""
     deterministic: bool = False
@@ -132,8 +140,8 @@ class FlashConfig:
             raise ValueError(f"padded head_dim={self.head_dim} is not one of {HEAD_DIMS}")
         if self.progress < 0:
             raise ValueError(f"progress={self.progress} is negative")
-        if self.pass_ != "forward" and (self.sawtooth or self.progress):
-            raise ValueError(f"{self.pass_}: sawtooth and progress are the forward's")
+        if self.pass_ != "forward" and self.progress:
+            raise ValueError(f"{self.pass_}: progress={self.progress} is the forward's")
         if self.stages not in (1, 2):
             raise ValueError(f"stages={self.stages} is neither 1 nor 2")
         for name, rows in (("block_m", self.tile.block_m), ("block_n", self.tile.block_n)):
@@ -190,6 +198,28 @@ class FlashConfig:
             if self.dtype != "fp32" and rows_a_warp // 16 * self.head_dim <= 128:
                 fragments = rows_a_warp * self.head_dim * ITEMSIZE[self.dtype] // (4 * 32)
         return sums // self.threads + fragments + OTHER_REGISTERS
+
+    def most_registers(self, gpu: Gpu) -> int:
+        """What a thread can have if one block is to fit an SM."""
+        unit = REGISTER_UNIT // WARP  # a thread's share of what warps are given at a time
+        return min(MAX_REGISTERS_PER_THREAD, gpu.registers_per_sm // self.threads // unit * unit)
+
+    def fit(self, gpu: Gpu) -> Occupancy:
+        """Blocks that an SM holds, by the estimate of the registers."""
+        registers = min(self.registers_per_thread, self.most_registers(gpu))
+        return occupancy(
+            gpu,
+            threads=self.threads,
+            registers_per_thread=registers,
+            shared_bytes=self.shared_bytes,
+        )
+
+    def blocks_per_sm(self, limit: int = SHARED_LIMIT_BYTES) -> int:
+        """Of the device whose blocks may have ``limit`` bytes of shared memory: all that run these
+        kernels have 64 K registers and 1 KiB of shared memory more an SM."""
+        reserved = H100_SXM.shared_reserved_per_block
+        sm = replace(H100_SXM, shared_bytes_per_sm=limit + reserved, shared_bytes_per_block=limit)
+        return max(1, self.fit(sm).blocks_per_sm)
 
     @property
     def shared_bytes(self) -> int:

@@ -6,8 +6,9 @@
 // fused multiply-adds in the place of the tensor cores.
 //
 // Loop order: one thread block per (batch, head, query tile i); inside it the key tiles j in
-// increasing order (SAWTOOTH: decreasing in every second wave of blocks, for the same bytes). A warp owns BLOCK_M / NUM_WARPS whole rows, so the softmax needs no exchange
-// between warps. Long rows of a causal mask start first.
+// increasing order (SAWTOOTH: decreasing in every second wave of blocks, for the same bytes). A warp
+// owns BLOCK_M / NUM_WARPS whole rows, so the softmax needs no exchange between warps. Long rows of
+// a causal mask start first.
 //
 // Reads and writes, in bytes, e = size of an element, real rows only (analysis/sums/flash.py):
 //   q     read   rows_i D e    once per query tile that visits a key tile

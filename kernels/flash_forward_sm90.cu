@@ -7,7 +7,8 @@
 // Loop order: one thread block per (batch, head, query tile i). Warpgroup 0 is the producer: one of
 // its threads keeps a ring of STAGES K and V tiles filled by TMA. Each of the CONSUMERS other
 // warpgroups owns 64 rows of Q and walks the key tiles from the last to the first, so that the
-// masked ones, which cost more, come while the ring fills. P never leaves registers: the layout of
+// masked ones, which cost more, come while the ring fills (SAWTOOTH: from the first to the last in
+// every second wave of blocks, for the same bytes). P never leaves registers: the layout of
 // the accumulator of Q K^T is that of the A operand of P V.
 //
 // Reads and writes, in bytes, e = 2, rows without padding (analysis/sums/flash.py, as the sm_80 form):
@@ -38,7 +39,15 @@
 // STAGES     K and V tiles in flight
 // PINGPONG   1: warpgroups issue their products in turn. Default 0.
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
+// SAWTOOTH   1: every second wave of blocks walks the keys upwards, and finds in L2 what the wave
+//            before it read last. Default 0; not with OPTIMISTIC, which looks at the masked tiles first.
 
+#ifndef SAWTOOTH
+#define SAWTOOTH 0
+#endif
+#if SAWTOOTH && OPTIMISTIC
+#error the stale reference is taken from the tiles that a walk upwards meets last
+#endif
 #ifndef OPTIMISTIC
 #define OPTIMISTIC 0
 #endif
@@ -79,6 +88,9 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
 #if OPTIMISTIC
                    , Tensor1<int> flags  // a word a consumer warp, in the order of the blocks
 #endif
+#if SAWTOOTH
+                   , int wave  // blocks that run at a time
+#endif
 ) {
     unsigned char* const shared = shared_memory_1024();
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
@@ -87,6 +99,13 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     auto place_of_tile = [&](int number) {
         return place_of(number, query_tiles, heads, batch, heads_per_group);
     };
+    // Key tile of round `it` of a walk over `end`.
+#if SAWTOOTH
+    const bool up = blockIdx.x / wave % 2;
+    auto key_tile = [=](int it, int end) { return up ? it : end - 1 - it; };
+#else
+    auto key_tile = [](int it, int end) { return end - 1 - it; };
+#endif
 
 #if OPTIMISTIC == 2
     // This block looks after tiles blockIdx.x, blockIdx.x + gridDim.x, …: a thread reads the flags of
@@ -167,7 +186,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 mbarrier_wait(&barriers->k_empty[slot.stage], slot.parity ^ 1);
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
-                         &barriers->k_full[slot.stage], 0, (end - 1 - it) * BLOCK_N, 0, kv_head,
+                         &barriers->k_full[slot.stage], 0, key_tile(it, end) * BLOCK_N, 0, kv_head,
                          place.batch);
             };
             auto load_v = [&](int it) {
@@ -175,7 +194,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
                 mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
                 tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map,
-                         &barriers->v_full[slot.stage], 0, (end - 1 - it) * BLOCK_N, 0, kv_head,
+                         &barriers->v_full[slot.stage], 0, key_tile(it, end) * BLOCK_N, 0, kv_head,
                          place.batch);
             };
             // In the order of use: the scores of the next tile come before P V of this one.
@@ -220,8 +239,9 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         mbarrier_wait(&barriers->q_full, turn & 1);
 
         auto mask = [&](float(&score)[SCORES], int it) {
-            if (it < walk.masked)
-                mask_scores(score, row, (end - 1 - it) * BLOCK_N + lane % 4 * 2, seqlen_q, seqlen_k);
+            if (SAWTOOTH ? key_tile(it, end) >= end - walk.masked : it < walk.masked)
+                mask_scores(score, row, key_tile(it, end) * BLOCK_N + lane % 4 * 2, seqlen_q,
+                            seqlen_k);
         };
 
         // For the K of a round at the end of the round before, between its softmax and its wait for

@@ -15,7 +15,8 @@ import math
 
 import numpy as np
 
-from analysis.shapes import Tile
+from analysis.l2.attention import hopper_heads_per_group
+from analysis.shapes import AttentionShape, Tile
 from kernels.checks import check_shapes, finite
 from kernels.hopper_forms import (
     BACKWARD_FORMS,
@@ -42,7 +43,6 @@ __all__ = [
     "form_of_tile",
     "forward",
     "forward_form",
-    "heads_per_group",
     "why_not",
 ]
 
@@ -58,8 +58,6 @@ FORMS: dict[str, ForwardForm | BackwardForm] = {
 }
 #: At 256 dk and dv together would take every register of a thread.
 HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
-#: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
-L2_BYTES_FOR_HEADS = 25 << 20
 
 
 def why_not(
@@ -105,12 +103,6 @@ def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: int) -> Tile
     return forward_form(head_dim, causal, seqlen_q).tile
 
 
-def heads_per_group(heads: int, bytes_a_head: int) -> int:
-    """How many of ``heads`` run side by side: a power of two that fits in L2, at least one."""
-    fitting = max(1, L2_BYTES_FOR_HEADS // max(bytes_a_head, 1))
-    return int(min(heads, 2 ** int(math.log2(fitting))))
-
-
 def forward(
     backend: Backend,
     q: Array,
@@ -123,6 +115,8 @@ def forward(
     causal: bool = False,
     tile: Tile | None = None,
     form: ForwardForm | None = None,
+    order: str = "rows",
+    wave: int | None = None,
     optimistic: bool = False,
     chained: bool = False,
     stream: int | None = None,
@@ -130,6 +124,8 @@ def forward(
     """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
 
     tile, form: of the caller's choice; default :func:`forward_form`.
+    order: "sawtooth" walks the keys upwards in every second ``wave`` of blocks, by default as many
+        as there are multiprocessors; with one block a query tile, and not optimistic.
     optimistic: look for the row maximum in the first tiles only, and do again, exactly, the tiles
         where that was not enough; bf16.
     chained: launch a persistent form so that it starts while the kernel that clears its counter is
@@ -143,10 +139,12 @@ def forward(
     _check(why_not(q.dtype, q.shape[3], scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
+    sawtooth = order == "sawtooth"
     if form is None or tile is not None:
-        form = forward_form(head_dim, causal, seqlen_q, tile)
+        form = forward_form(head_dim, causal, seqlen_q, tile, sawtooth=sawtooth)
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
+    main = form.kernel(q.dtype, causal, "optimistic" if optimistic else "", sawtooth=sawtooth)
     if q.size == 0:
         return
     if optimistic and q.dtype != "bf16":
@@ -164,8 +162,7 @@ def forward(
         np.int32(seqlen_q),
         np.int32(seqlen_k),
         np.float32(scale),
-        # K and V are what the blocks of a head share.
-        np.int32(heads_per_group(batch * heads, 2 * seqlen_k * head_dim * 2)),
+        np.int32(hopper_heads_per_group(_shape(q, k, causal), "forward")),
     ]
     taken: list[Array] = []
     grid = (query_tiles, 1, 1)
@@ -176,15 +173,14 @@ def forward(
         taken = [counter.with_access("atomic")]
         grid = (min(query_tiles, backend.multiprocessors), 1, 1)
     if not optimistic:
-        kernel = form.kernel(q.dtype, causal)
+        waves = [np.int32(wave or backend.multiprocessors)] if sawtooth else []
         backend.launch(
-            kernel, grid, form.shared_bytes, [*args, *taken], stream,
+            main, grid, form.shared_bytes, [*args, *taken, *waves], stream,
             after_previous=chained and form.persistent,
         )  # fmt: skip
         return
     flags = backend.empty("flags", (query_tiles * 4 * form.consumers,), "int32")
-    first = form.kernel(q.dtype, causal, "optimistic")
-    backend.launch(first, grid, form.shared_bytes, [*args, *taken, flags.with_access("w")], stream)
+    backend.launch(main, grid, form.shared_bytes, [*args, *taken, flags.with_access("w")], stream)
     # The repair writes flagged tiles only. Its blocks look for them.
     args[3] = TensorMap(out.with_access("rw", "out"), 64)
     args[4] = lse.with_access("rw", "lse")
@@ -213,6 +209,8 @@ def backward(
     form: BackwardForm | None = None,
     dlse: Array | None = None,
     deterministic: bool = False,
+    order: str = "rows",
+    wave: int | None = None,
     chained: bool = False,
     stream: int | None = None,
 ) -> None:
@@ -220,6 +218,8 @@ def backward(
 
     tile, form: of the caller's choice; default :func:`backward_form`.
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
+    order: "sawtooth" walks the queries downwards in every second ``wave`` of blocks, as in the
+        forward; not with ``deterministic``, for which a wave would wait for the one before.
     chained: launch the second and the third kernel so that they start while the one before is still
         running, and wait inside for what it writes (programmatic dependent launch).
 
@@ -242,13 +242,13 @@ def backward(
     block_m, block_n = form.tile.block_m, form.tile.block_n
     query_tiles = -(-seqlen_q // block_m)
     padded_rows = batch * heads * query_tiles * block_m
-    # The blocks of a key/value head share its queries' q, dout and fp32 dq.
-    shared = heads // kv_heads * seqlen_q * head_dim * (2 + 2 + 4)
+    sawtooth = order == "sawtooth"
 
     def kernel(part: str) -> Kernel:
         return form.kernel(
-            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None
-        )
+            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None,
+            sawtooth=sawtooth,
+        )  # fmt: skip
 
     lse2 = backend.empty("lse2", (padded_rows,), "fp32")
     delta = backend.empty("delta", (padded_rows,), "fp32")
@@ -296,8 +296,9 @@ def backward(
             np.int32(seqlen_k),
             np.float32(scale),
             np.float32(scale) * np.float32(math.log2(math.e)),
-            np.int32(heads_per_group(batch * kv_heads, shared)),
+            np.int32(hopper_heads_per_group(_shape(q, k, causal), "backward")),
             *(array.with_access("atomic") for array in turns),
+            *([np.int32(wave or backend.multiprocessors)] if sawtooth else []),
         ],
         stream,
         after_previous=chained,
@@ -316,6 +317,12 @@ def backward(
         stream,
         after_previous=chained,
     )
+
+
+def _shape(q: Array, k: Array, causal: bool) -> AttentionShape:
+    batch, heads, seqlen_q, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    return AttentionShape(batch, heads, seqlen_q, seqlen_k, head_dim, kv_heads, q.dtype, causal)
 
 
 def _check(reason: str | None) -> None:

@@ -77,14 +77,18 @@ class ForwardForm:
         barriers = (4 + 4 * STAGES + 1 if persistent else 2 + 4 * STAGES) * BARRIER_BYTES
         return tiles + barriers + ALIGNMENT_SLACK
 
-    def kernel(self, dtype: str, causal: bool, part: str = "") -> Kernel:
+    def kernel(self, dtype: str, causal: bool, part: str = "", *, sawtooth: bool = False) -> Kernel:
         """The exact kernel; of the optimistic pair "optimistic" or "repair"; or "none_taken".
 
         The repair is that of one block a tile whichever form flagged it. "none_taken" sets the
-        counter of the persistent form to 0.
+        counter of the persistent form to 0. sawtooth: every second wave walks the keys upwards;
+        ValueError for what has no such walk.
         """
         if part == "none_taken" and not self.persistent:
             raise ValueError(f"{self.name} has no counter to set to 0")
+        if sawtooth and (self.persistent or part):
+            raise ValueError(f"{self.name}{part and ', '}{part} has no sawtooth: that is for the "
+                             "exact kernel with one block a tile")  # fmt: skip
         persistent = self.persistent and part != "repair"
         macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
@@ -98,6 +102,8 @@ class ForwardForm:
             macros.append(("PINGPONG", 1))
         if part in ("optimistic", "repair"):
             macros.append(("OPTIMISTIC", {"optimistic": 1, "repair": 2}[part]))
+        if sawtooth:
+            macros.append(("SAWTOOTH", 1))
         stem = "flash_forward_sm90"
         source = f"{stem}_persistent.cu" if persistent else f"{stem}.cu"
         if part == "none_taken":
@@ -118,7 +124,12 @@ FORWARD_FORMS = (
 
 
 def forward_form(
-    head_dim: int, causal: bool, seqlen_q: int, tile: Tile | None = None
+    head_dim: int,
+    causal: bool,
+    seqlen_q: int,
+    tile: Tile | None = None,
+    *,
+    sawtooth: bool = False,
 ) -> ForwardForm:
     """The form for a shape; where a tile is asked for, :func:`form_of_tile`.
 
@@ -133,6 +144,9 @@ def forward_form(
     ahead at 2048 and level or behind at 16384. Nothing was measured between 2048 and 16384: where
     the two cross is a guess.
 
+    A sawtooth always takes one block a query tile: it pays where walks are long, and there the ends
+    of a tile are little of it.
+
     Turns. At head_dim 64 with one block a query tile: there the prototype gained 4 to 7 % by them,
     at 128 nothing. Together with persistent blocks they were not measured.
     """
@@ -140,7 +154,7 @@ def forward_form(
         return form_of_tile(head_dim, tile)
     if head_dim == 256:
         return ForwardForm(256, 2, 80)
-    persistent = seqlen_q <= PERSISTENT_SEQLEN
+    persistent = seqlen_q <= PERSISTENT_SEQLEN and not sawtooth
     if head_dim == 64:
         return ForwardForm(64, 3, 128, persistent, pingpong=not persistent)
     return ForwardForm(128, 2, 128 if causal or persistent else 176, persistent)
@@ -210,13 +224,20 @@ class BackwardForm:
         *,
         deterministic: bool = False,
         dlse: bool = False,
+        sawtooth: bool = False,
     ) -> Kernel:
         """The main kernel (part "") or what runs around it, "preprocess" or "postprocess".
 
-        ValueError for a fixed order of additions in the form that has none.
+        ValueError for a fixed order of additions in the form that has none, and for a sawtooth in
+        one that adds dq directly or in a fixed order.
         """
         if deterministic and self.direct:
             raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
+        if sawtooth and (deterministic or self.direct):
+            raise ValueError(
+                f"{self.name}, deterministic={deterministic} has no sawtooth: that is for tiles of "
+                "dq that are added as a whole, in no order"
+            )
         threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
         macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
@@ -229,6 +250,8 @@ class BackwardForm:
             macros.append(("DETERMINISTIC", 1))
         if self.direct and not part:
             macros.append(("DIRECT", 1))
+        if sawtooth and not part:
+            macros.append(("SAWTOOTH", 1))
         if dlse and part == "preprocess":
             macros.append(("DLSE", 1))
         stem = "flash_backward_sm90"

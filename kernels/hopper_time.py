@@ -20,6 +20,7 @@ from statistics import mean
 
 from analysis.flops import useful_flops
 from analysis.hardware import H200
+from analysis.l2.attention import hopper_heads_per_group
 from analysis.loop_model import card
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
@@ -200,7 +201,7 @@ def _key_tiles(form: hopper.ForwardForm, shape: AttentionShape) -> Iterator[int]
             keys = min(keys, last + shape.seqlen_k - shape.seqlen_q)
         return max(1, -(-keys // block_n))
 
-    group = hopper.heads_per_group(heads, 2 * shape.seqlen_k * shape.head_dim * 2)
+    group = hopper_heads_per_group(shape, "forward")
     tiles = range(-(-shape.seqlen_q // block_m))
     return (rounds(m) for m in _longest_first(reversed(tiles), heads, group))
 
@@ -217,8 +218,7 @@ def _query_tiles(form: hopper.BackwardForm, shape: AttentionShape) -> Iterator[i
             first = max(0, n * block_n - (shape.seqlen_k - shape.seqlen_q)) // block_m
         return max(1, per_head * (query_tiles - first))
 
-    shared = per_head * shape.seqlen_q * shape.head_dim * (2 + 2 + 4)
-    group = hopper.heads_per_group(heads, shared)
+    group = hopper_heads_per_group(shape, "backward")
     tiles = range(-(-shape.seqlen_k // block_n))
     return (rounds(n) for n in _longest_first(tiles, heads, group))
 

@@ -89,6 +89,7 @@ def launches_of(
     block_mask: bool = False,
     lse_gradient: bool = False,
     deterministic: bool = False,
+    order: str = "rows",
     gradients: Collection[str] = GRADIENTS,
 ) -> Launched:
     """What ``kernels.attention`` launches for contiguous arrays of the shape.
@@ -114,12 +115,12 @@ def launches_of(
         choice = dispatch.choose(
             device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
             dropout=dropout, block_mask=block_mask,
-            deterministic=deterministic and pass_ == "backward", causal=shape.causal,
+            deterministic=deterministic and pass_ == "backward", causal=shape.causal, order=order,
         )  # fmt: skip
         algorithm, reason = choice.algorithm, choice.reason
     options: dict[str, Any] = {
         "scale": 1.0, "causal": shape.causal, "dropout_p": 0.5 if dropout else 0.0,
-        "shared_limit_bytes": device.shared_limit_bytes,
+        "shared_limit_bytes": device.shared_limit_bytes, "order": order,
     }  # fmt: skip
     block_size = None
     if block_mask:

@@ -17,6 +17,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import get_context
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 VARIABLE = "REPRO_NVRTC"
@@ -81,9 +82,13 @@ def process_with(version: str) -> ProcessPoolExecutor:
 
 @cache
 def _process(path: Path) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(
+    pool = ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=_choose, initargs=(str(path),)
     )
+    # A process that multiprocessing has started waits for its own ones when it ends, and these wait
+    # for work unless they are told.
+    Finalize(None, pool.shutdown, exitpriority=1)
+    return pool
 
 
 def _choose(path: str) -> None:

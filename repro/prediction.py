@@ -81,6 +81,7 @@ class Prediction:
     dq_tile: Tile | None
     columns: int
     pass_: str
+    order: str
     gpu: Gpu
     blocks: int
     blocks_per_sm: int
@@ -183,6 +184,7 @@ class Prediction:
             "padded_head_dim": self.padded.head_dim,
             "dtype": shape.dtype,
             "causal": shape.causal,
+            "order": self.order,
             "gpu": self.gpu.name,
             "theory": self.theory,
             "warning": self.warning,
@@ -252,6 +254,7 @@ def predict(
     block_mask: BlockMask | None = None,
     lse_gradient: bool = False,
     deterministic: bool = False,
+    order: str = "rows",
     gradients: Collection[str] = GRADIENTS,
     copied: Collection[str] = (),
     waves: bool = False,
@@ -267,6 +270,8 @@ def predict(
     block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
     lse_gradient: the backward also gets a gradient of the log-sum-exp.
     deterministic: with "auto", the backward that adds dq in a fixed order.
+    order: of the walk, "rows" or "sawtooth" (``analysis.algorithms.ORDERS``); HBM bytes alone
+        depend on it, and on Hopper the form of a short forward.
     gradients: those that the backward is asked for; dk and dv are made together.
     copied: tensors that are copied because kernels cannot read or write their layout; a head
         dimension that is no multiple of 8 copies all of them.
@@ -286,15 +291,16 @@ def predict(
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     run = find_run(
         algorithm, shape, pass_, gpu, tile=tile, key_mask=key_mask, dropout=dropout,
-        block_mask=block_mask, lse_gradient=lse_gradient, deterministic=deterministic,
+        block_mask=block_mask, lse_gradient=lse_gradient, deterministic=deterministic, order=order,
         gradients=gradients,
     )  # fmt: skip
     ceilings = ceilings or datasheet_ceilings(gpu)
     padded, algorithm = shape.padded, run.algorithm
     kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
     hbm = predict_hbm(
-        algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, waves=waves, **run.options
-    )
+        algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=order, waves=waves,
+        **run.options,
+    )  # fmt: skip
     hbm = _within(hbm, kernels, masked=block_mask is not None)
     around = Traffic(copies(shape, pass_, copied, gradients))
     traffic, hbm = kernels + around, _with_copies(hbm, around)
@@ -309,6 +315,7 @@ def predict(
         dq_tile=run.dq_tile,
         columns=run.columns,
         pass_=pass_,
+        order=order,
         gpu=gpu,
         blocks=run.blocks,
         blocks_per_sm=run.blocks_per_sm,

@@ -17,13 +17,7 @@ from analysis.flops import (
 )
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
-from analysis.occupancy import (
-    MAX_REGISTERS_PER_THREAD,
-    REGISTER_UNIT,
-    WARP,
-    occupancy,
-    wave_efficiency,
-)
+from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
 from analysis.sm_ceilings import warp_backward_round, warp_forward_round
 from analysis.sums.copies import KERNEL as COPY
@@ -69,6 +63,7 @@ def find_run(
     block_mask: BlockMask | None,
     lse_gradient: bool,
     deterministic: bool,
+    order: str,
     gradients: Collection[str],
 ) -> Run:
     """What runs, or what would if there were a kernel for it. Errors as of ``predict``."""
@@ -96,14 +91,14 @@ def find_run(
     try:
         launched = launches_of(
             algorithm, shape, pass_, device, tile=tile, block_mask=block_mask is not None,
-            deterministic=deterministic, gradients=gradients, key_mask=key_mask,
+            deterministic=deterministic, order=order, gradients=gradients, key_mask=key_mask,
             dropout=dropout, lse_gradient=lse_gradient,
         )  # fmt: skip
     except ValueError as error:
-        if ours or dropout or options:
+        if ours or dropout or options or order != "rows":
             raise
         return _theory(algorithm, shape, pass_, gpu, tile, str(error))
-    form = form_of(launched.algorithm, shape, pass_, tile)
+    form = form_of(launched.algorithm, shape, pass_, tile, order)
     main = launched.main
     blocks_per_sm, warning = _blocks_per_sm(launched, shape, gpu)
     run = Run(
@@ -154,7 +149,11 @@ def _theory(
 
 
 def form_of(
-    implementation: str, shape: AttentionShape, pass_: str, tile: Tile | None = None
+    implementation: str,
+    shape: AttentionShape,
+    pass_: str,
+    tile: Tile | None = None,
+    order: str = "rows",
 ) -> hopper.ForwardForm | hopper.BackwardForm | None:
     """The compiled form that runs under a name: an algorithm of ``kernels.attention`` or a form of
     ``kernels.hopper.FORMS``. None for kernels that are no Hopper kernels.
@@ -166,7 +165,9 @@ def form_of(
     if find(implementation).family is not Family.HOPPER:
         return None
     if pass_ == "forward":
-        return hopper.forward_form(shape.head_dim, shape.causal, shape.seqlen_q, tile)
+        return hopper.forward_form(
+            shape.head_dim, shape.causal, shape.seqlen_q, tile, sawtooth=order == "sawtooth"
+        )
     return hopper.backward_form(shape.head_dim, shape.causal, tile)
 
 
@@ -203,8 +204,8 @@ def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConf
     sparse = (macros["SPARSE_M"], macros["SPARSE_N"]) if "BLOCK_SPARSE" in macros else None
     return attention.FlashConfig(
         kernel.entry.removeprefix("flash_").replace("_", "-"), shape.dtype, launched.columns,
-        tile_of(launched.main), key_mask="KEY_MASK" in macros, dropout="DROPOUT" in macros,
-        block_size=sparse,
+        tile_of(launched.main), stages=macros["STAGES"], key_mask="KEY_MASK" in macros,
+        dropout="DROPOUT" in macros, block_size=sparse,
     )  # fmt: skip
 
 
@@ -216,20 +217,14 @@ def _blocks_per_sm(launched: Launched, shape: AttentionShape, gpu: Gpu) -> tuple
     """
     if find(launched.algorithm).family is not Family.FLASH:
         return 1, None
-    main = launched.main
-    tile, threads = tile_of(main), main.kernel.threads
+    config, tile = _config_of(launched, shape), tile_of(launched.main)
     shown = f"tile {tile.block_m}x{tile.block_n} at head_dim={shape.head_dim}, {shape.dtype}"
-    needed = _config_of(launched, shape).registers_per_thread
-    unit = REGISTER_UNIT // WARP  # a thread's share of what warps are given at a time
-    most = min(MAX_REGISTERS_PER_THREAD, gpu.registers_per_sm // threads // unit * unit)
-    fit = occupancy(
-        gpu, threads=threads, registers_per_thread=min(needed, most),
-        shared_bytes=main.shared_bytes,
-    )  # fmt: skip
+    fit = config.fit(gpu)
     if fit.blocks_per_sm < 1:
         raise ValueError(f"{shown} does not fit an SM of {gpu.name}: {fit.limited_by}")
+    most = config.most_registers(gpu)
     # What the accumulators alone need is no estimate.
-    spilled = needed - attention.OTHER_REGISTERS > most
+    spilled = config.registers_per_thread - attention.OTHER_REGISTERS > most
     warning = (
         f"{shown} needs more than {most} registers a thread: what the compiler spills moves bytes "
         "that are not in this prediction"

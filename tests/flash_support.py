@@ -161,7 +161,7 @@ def execute(
     **forward: Any,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[tuple[str, str], int]]]:
     """Results as float64 and the traffic counted, per kernel. ``arrays`` replaces inputs;
-    ``forward``: further options of the forward pass."""
+    ``forward``: further options of the forward pass; ``order`` and ``wave`` are both passes'."""
     backend = backend or HostBackend(checks=True)
     backend.reset()
     given: dict[str, Array] = {}
@@ -177,6 +177,7 @@ def execute(
     lse = aligned(p.data["q"].shape[:3], "fp32")
     stats = {"lse": view("lse", lse, "fp32")}
     options: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "tile": tile, "pdl": pdl}
+    options |= {name: forward.pop(name) for name in ("order", "wave") if name in forward}
     if p.key_mask is not None:
         options["key_mask"] = view("key_mask", p.key_mask.astype(np.uint8, order="C"), "uint8")
     if p.dropout_p:

@@ -18,15 +18,12 @@ asks for what reaches HBM.
 """
 
 from analysis.l2.launch import Count, Launch, UnavailableError, available, replay, simulate
-from analysis.l2.machine import CARDS, GB10, L2, PACES, SOURCES, Card, Pace
+from analysis.l2.machine import L2, PACES, SOURCES, Pace
 
 __all__ = [
-    "CARDS",
-    "GB10",
     "L2",
     "PACES",
     "SOURCES",
-    "Card",
     "Count",
     "Launch",
     "Pace",

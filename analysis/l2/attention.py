@@ -4,26 +4,59 @@ Forward, and the dQ loop of the split backward: one block per query head and que
 keys of its group's head. Backward: one block per key/value head and key tile, walking all query
 rows of its group. FlashAttention 2022: one block per head, walking its own query rows once for
 every key tile, which nobody else reads.
+
+In a sawtooth every second wave of blocks makes its walk the other way round, and so begins with
+what the wave before it touched last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from analysis.l2.launch import ATOMIC, READ, WRITE, Launch, Table
+from analysis.algorithms import ORDERS
+from analysis.l2.launch import (
+    ALWAYS,
+    ATOMIC,
+    FIRST_BIT,
+    LAST_BIT,
+    READ,
+    STREAM,
+    WRITE,
+    Launch,
+    Table,
+)
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.tile_loop import BlockMask, TileLoop, tile_loop, tiles_met
 
-ORDERS = ("rows", "sawtooth")
 #: Walks and single tiles of each kernel that has query tiles outside.
 QUERY_OUTSIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "forward": (("q",), ("out", "lse")),
     "dq": (("q", "dout", "lse", "delta"), ("dq",)),
 }
 STATISTICS = frozenset({"lse", "lse2", "delta", "l", "m"})
+#: Accumulators in fp32, whatever the type of the tensors.
+FP32 = frozenset({"dq_accum", "out_tmp", "dq_tmp"})
+#: Half of an H100's L2: what a group of heads may fill with the tensors that its blocks share.
+L2_BYTES_FOR_HEADS = 25 << 20
+
+
+def heads_per_group(heads: int, bytes_a_head: int) -> int:
+    """How many of ``heads`` run side by side: a power of two that fits in L2, at least one."""
+    fitting = max(1, L2_BYTES_FOR_HEADS // max(bytes_a_head, 1))
+    return int(min(heads, 2 ** (fitting.bit_length() - 1)))
+
+
+def hopper_heads_per_group(shape: AttentionShape, pass_: str) -> int:
+    """Of the Hopper kernels: in the forward the heads whose K and V, in the backward the key/value
+    heads whose group's Q, dO and fp32 dQ, fit in L2 together."""
+    if pass_ == "forward":
+        bytes_a_head = 2 * shape.seqlen_k * shape.head_dim * shape.itemsize
+        return heads_per_group(shape.batch * shape.heads, bytes_a_head)
+    row = shape.head_dim * (2 * shape.itemsize + STAT_BYTES)
+    return heads_per_group(shape.batch * shape.kv_heads, shape.group * shape.seqlen_q * row)
 
 
 def launch_order(heads: int, tiles: int, heads_per_group: int) -> tuple[Table, Table]:
@@ -45,19 +78,17 @@ def query_tiles_outside(
     *,
     order: str = "rows",
     wave: int = 0,
+    downwards: bool = False,
     heads_per_group: int = 1,
     block_mask: BlockMask | None = None,
     mask_block: Tile | None = None,
 ) -> Launch:
     """One block per (batch, head, query tile). Under the causal mask the last tile starts first.
 
-    order: "rows" walks the keys upwards; "sawtooth" downwards in every second wave, wave: blocks of
-    one. heads_per_group: of :func:`launch_order`.
+    order: "rows" walks the keys upwards, or ``downwards``; "sawtooth" the other way in every second
+    wave, wave: blocks of one. heads_per_group: of :func:`launch_order`.
     """
-    if order not in ORDERS:
-        raise ValueError(f"order={order!r} is not one of {', '.join(ORDERS)}")
-    if order == "sawtooth" and wave < 1:
-        raise ValueError(f"sawtooth needs the blocks of a wave, got wave={wave}")
+    turned = _turned(order, wave)
     before, after = QUERY_OUTSIDE[kind]
     loop = tile_loop(shape, tile, block_mask, mask_block)
     heads, tr = shape.batch * shape.heads, loop.query_tiles
@@ -71,7 +102,7 @@ def query_tiles_outside(
     pairs = [keys.streams(launch, shape, name, shape.batch * shape.kv_heads) for name in "kv"]
     launch.streams = np.stack(pairs, axis=1).reshape(-1, pairs[0].shape[1])
     launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
-    down = (np.arange(heads * tr) // wave % 2 == 1) if order == "sawtooth" else np.zeros(1, bool)
+    down = turned(len(i)) ^ downwards
     if block_mask is None:
         steps = loop.visits_of_query_tile[i]
         start, direction = np.where(down, steps - 1, 0), np.where(down, -1, 1)
@@ -79,8 +110,7 @@ def query_tiles_outside(
     else:
         met = tiles_met(shape, tile, block_mask, mask_block).reshape(heads, tr, -1)
         rows = [np.flatnonzero(met[h, t]) for h, t in zip(head, i, strict=True)]
-        if order == "sawtooth":
-            rows = [r[::-1] if d else r for r, d in zip(rows, down, strict=True)]
+        rows = [r[::-1] if d else r for r, d in zip(rows, down, strict=True)]
         steps, listed, launch.tiles = _lists(rows)
         start, direction = np.zeros(1, np.int64), np.ones(1, np.int64)
     kv_head = head // shape.heads * shape.kv_heads + head % shape.heads // shape.group
@@ -98,6 +128,9 @@ def key_tiles_outside(
     *,
     accumulate: str | None = "atomic",
     lse: str = "lse",
+    order: str = "rows",
+    wave: int = 0,
+    last_first: bool = False,
     heads_per_group: int = 1,
     block_mask: BlockMask | None = None,
     mask_block: Tile | None = None,
@@ -105,13 +138,17 @@ def key_tiles_outside(
     """The backward: one block per (batch, key/value head, key tile), which walks its group's rows.
 
     accumulate: how dQ leaves: "atomic" additions to fp32 rows, "partial" tiles of its own for every
-    visit, or None where another kernel makes it. lse: name of the log-sum-exp.
+    visit, or None where another kernel makes it. lse: name of the log-sum-exp. order, wave: as in
+    :func:`query_tiles_outside`, of the query rows of a group. last_first: the last key tile of a
+    head starts first.
     """
+    turned = _turned(order, wave)
     if accumulate not in ("atomic", "partial", None):
         raise ValueError(f"accumulate={accumulate!r} is neither 'atomic' nor 'partial' nor None")
     loop = tile_loop(shape, tile, block_mask, mask_block)
     groups, tr, tc = shape.batch * shape.kv_heads, loop.query_tiles, loop.key_tiles
-    head, j = launch_order(groups, tc, heads_per_group)
+    head, place = launch_order(groups, tc, heads_per_group)
+    j = tc - 1 - place if last_first else place
     launch = Launch()
     keys = _Rows(shape.seqlen_k, tile.block_n)
     ranges = [keys.ranges(launch, shape, name, groups, head, j, READ) for name in "kv"]
@@ -127,19 +164,23 @@ def key_tiles_outside(
         a_block = shape.group * tr * size
         number, base = launch.tensor("dq_accum", len(j) * a_block)
         own = base + np.arange(len(j)) * a_block
-        partial = _columns(own, size, tr * size, tr, WRITE, number)
+        partial = _columns(own, size, tr * size, tr, WRITE, number, ALWAYS)
         of_group = [stream[head] for stream in of_group] + [partial]
     launch.streams = np.stack(of_group, axis=1).reshape(-1, of_group[0].shape[1])
     launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
+    down = turned(len(j))
+    start, direction = np.zeros(1, np.int64), np.ones(1, np.int64)
     if block_mask is None and not shape.causal:
         steps, listed = np.full(len(j), shape.group * tr), np.full(len(j), -1)
+        start, direction = np.where(down, steps - 1, 0), np.where(down, -1, 1)
     else:
-        steps, listed, launch.tiles = _lists(_visited(shape, tile, loop, block_mask, mask_block,
-                                                      head, j))  # fmt: skip
+        visits = _visited(shape, tile, loop, block_mask, mask_block, head, j)
+        visits = [v[::-1] if d else v for v, d in zip(visits, down, strict=True)]
+        steps, listed, launch.tiles = _lists(visits)
     stream = (np.arange(len(j)) if accumulate == "partial" else head) * len(of_group)
     first = 4 * np.arange(len(j))
     launch.blocks = _blocks(
-        np.zeros(1), steps, np.ones(1), listed, stream, len(of_group),
+        start, steps, direction, listed, stream, len(of_group),
         first, np.where(steps > 0, 2, 0), first + 2, 2,
     )  # fmt: skip
     return launch
@@ -148,14 +189,15 @@ def key_tiles_outside(
 def one_block_a_head(
     shape: AttentionShape,
     tile: Tile,
-    walked: Mapping[str, tuple[str, ...]],
+    walked: Mapping[str, Mapping[str, int]],
     after: tuple[str, ...] = (),
     block_mask: BlockMask | None = None,
 ) -> Launch:
     """FlashAttention 2022: every head's query rows are walked once for each of its key tiles.
 
-    walked: the tensors of a step and how they are moved ("read", "write"). K and V come first, as
-    a whole, and ``after`` (dK, dV) leaves at the end.
+    walked: the tensors of a step, how they are moved ("read", "write") and when
+    (``analysis.l2.launch``: ALWAYS, or by the first and last visit of the tile). K and V come
+    first, as a whole, and ``after`` (dK, dV) leaves at the end.
     """
     loop = tile_loop(shape, tile, block_mask)
     heads, tr, tc = shape.batch * shape.heads, loop.query_tiles, loop.key_tiles
@@ -170,22 +212,37 @@ def one_block_a_head(
         first = rows.streams(launch, shape, name, heads)
         for kind, way in ((READ, "read"), (WRITE, "write")):
             if way in ways:
-                streams.append(_with_kind(first, kind))
+                stream = first.copy()
+                stream[:, STREAM.index("kind")] = kind
+                stream[:, STREAM.index("when")] = ways[way]
+                streams.append(stream)
     launch.streams = np.stack(streams, axis=1).reshape(-1, streams[0].shape[1])
     launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
     if block_mask is None:
         visits = loop.visits_of_key_tile
         once = np.concatenate([np.arange(tr - int(visits[j]), tr) for j in range(tc)])
         steps, listed = np.full(heads, len(once)), np.zeros(heads, np.int64)
-        launch.tiles = once.astype(np.int64)
+        launch.tiles = _with_visits(once)
     else:
         met = tiles_met(shape, tile, block_mask).reshape(heads, tr, tc)
-        steps, listed, launch.tiles = _lists([np.nonzero(met[h].T)[1] for h in range(heads)])
+        lists = [_with_visits(np.nonzero(met[h].T)[1]) for h in range(heads)]
+        steps, listed, launch.tiles = _lists(lists)
     launch.blocks = _blocks(
         np.zeros(1), steps, np.ones(1), listed, every * len(streams), len(streams),
         len(ranges) * every, 2, len(ranges) * every + 2, len(after),
     )  # fmt: skip
     return launch
+
+
+def _turned(order: str, wave: int) -> Callable[[int], npt.NDArray[np.bool_]]:
+    """How many blocks -> which of them make their walk the other way round."""
+    if order not in ORDERS:
+        raise ValueError(f"order={order!r} is not one of {', '.join(ORDERS)}")
+    if order == "rows":
+        return lambda blocks: np.zeros(blocks, bool)
+    if wave < 1:
+        raise ValueError(f"sawtooth needs the blocks of a wave, got wave={wave}")
+    return lambda blocks: np.arange(blocks) // wave % 2 == 1
 
 
 class _Rows:
@@ -198,7 +255,7 @@ class _Rows:
         self, launch: Launch, shape: AttentionShape, name: str, heads: int
     ) -> tuple[int, int, int]:
         row = STAT_BYTES if name in STATISTICS else shape.head_dim * shape.itemsize
-        if name == "dq_accum":
+        if name in FP32:
             row = shape.head_dim * STAT_BYTES
         return row, *launch.tensor(name, heads * self.rows * row)
 
@@ -216,11 +273,11 @@ class _Rows:
     def streams(
         self, launch: Launch, shape: AttentionShape, name: str, heads: int, kind: int = READ
     ) -> Table:
-        """(heads, 6)"""
+        """(heads, 7)"""
         row, number, base = self._place(launch, shape, name, heads)
         first = base + np.arange(heads) * self.rows * row
         tiles = -(-self.rows // self.block)
-        return _columns(first, self.block * row, self.rows * row, tiles, kind, number)
+        return _columns(first, self.block * row, self.rows * row, tiles, kind, number, ALWAYS)
 
 
 def _visited(
@@ -260,7 +317,9 @@ def _blocks(*columns: npt.ArrayLike) -> Table:
     return _columns(*columns)
 
 
-def _with_kind(streams: Table, kind: int) -> Table:
-    changed = streams.copy()
-    changed[:, 4] = kind
-    return changed
+def _with_visits(tiles: Table) -> Table:
+    """A list of tiles with the bits of their first and last places in it."""
+    found = tiles.astype(np.int64)
+    found[np.unique(tiles, return_index=True)[1]] += FIRST_BIT
+    found[len(tiles) - 1 - np.unique(tiles[::-1], return_index=True)[1]] += LAST_BIT
+    return found

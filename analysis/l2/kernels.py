@@ -7,9 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from analysis.l2.attention import key_tiles_outside, one_block_a_head, query_tiles_outside
+from analysis.l2.attention import (
+    hopper_heads_per_group,
+    key_tiles_outside,
+    one_block_a_head,
+    query_tiles_outside,
+)
 from analysis.l2.closed_forms import Waves
-from analysis.l2.launch import Launch, simulate
+from analysis.l2.launch import ALWAYS, FIRST, LAST, NOT_FIRST, NOT_LAST, Launch, simulate
 from analysis.l2.machine import L2, Pace
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.tile_loop import tile_loop
@@ -40,36 +45,66 @@ def launch_of(
     *,
     wave: int,
     order: str = "rows",
-    heads_per_group: int = 1,
+    heads_per_group: int | None = None,
+    form: str = "",
     **masks: Any,
 ) -> Launch:
-    """The launch of a kernel of KERNELS; entries: its tensors and directions; wave: blocks of one.
+    """The launch of a kernel of KERNELS; entries: its tensors and directions; wave: blocks of one;
+    heads_per_group: by default the kernel's own; form: of FlashAttention 2022.
 
     Raises ValueError where the kernel has no such order.
     """
+    if heads_per_group is None:
+        heads_per_group = own_heads_per_group(kernel, shape)
     if kernel in _FORWARD or kernel == _DQ:
         kind = "dq" if kernel == _DQ else "forward"
         return query_tiles_outside(
-            shape, tile, kind, order=order, wave=wave, heads_per_group=heads_per_group, **masks
-        )
-    if order != "rows":
-        raise ValueError(f"{kernel} walks in the order of rows alone, not {order!r}")
+            shape, tile, kind, order=order, wave=wave, downwards="_sm90" in kernel,
+            heads_per_group=heads_per_group, **masks,
+        )  # fmt: skip
     if kernel in _BACKWARD:
         ways = {way for tensor, way in entries if tensor == "dq_accum"}
         accumulate = "atomic" if "atomic" in ways else "partial" if "write" in ways else None
         lse = "lse2" if ("lse2", "read") in entries else "lse"
         return key_tiles_outside(
-            shape, tile, accumulate=accumulate, lse=lse, heads_per_group=heads_per_group, **masks
-        )
+            shape, tile, accumulate=accumulate, lse=lse, order=order, wave=wave,
+            last_first=any(tensor == "turns" for tensor, _ in entries),
+            heads_per_group=heads_per_group, **masks,
+        )  # fmt: skip
+    if order != "rows":
+        raise ValueError(f"{kernel} walks in the order of rows alone, not {order!r}")
     if heads_per_group != 1:
         raise ValueError(f"{kernel} has one block a head: heads_per_group={heads_per_group}")
     once = ("k", "v", "dk", "dv")
-    walked: dict[str, tuple[str, ...]] = {}
+    walked: dict[str, dict[str, int]] = {}
     for tensor, way in entries:
         if tensor not in once and tensor != "block_mask":
-            walked[tensor] = (*walked.get(tensor, ()), way)
+            when = ALWAYS if form == "literal" else _when(kernel, entries, tensor, way)
+            walked.setdefault(tensor, {})[way] = when
     after = tuple(t for t in ("dk", "dv") if (t, "write") in entries)
     return one_block_a_head(shape, tile, walked, after, masks.get("block_mask"))
+
+
+def _when(kernel: str, entries: Entries, tensor: str, way: str) -> int:
+    """In which visits of a query tile the forms without a read-back in the first pass move a tensor
+    (``analysis.sums.flash1``): the running state is read back in all but the first, an fp32 one is
+    kept in all but the last, which writes the result, and D is made in the first."""
+    if way == "read":
+        if (tensor, "write") in entries:
+            return NOT_FIRST
+        return FIRST if (kernel, tensor) == ("flash1_backward", "out") else ALWAYS
+    if tensor in ("out_tmp", "dq_tmp"):
+        return NOT_LAST
+    if tensor == "delta":
+        return FIRST
+    return LAST if (f"{tensor}_tmp", "write") in entries else ALWAYS
+
+
+def own_heads_per_group(kernel: str, shape: AttentionShape) -> int:
+    """Heads that a kernel walks side by side."""
+    if "_sm90" not in kernel:
+        return 1
+    return hopper_heads_per_group(shape, "backward" if kernel in _BACKWARD else "forward")
 
 
 def simulated(
@@ -81,17 +116,20 @@ def simulated(
     sms: int,
     blocks_per_sm: int,
     pace: Pace,
-    order: str,
-    heads_per_group: int,
+    order: str = "rows",
+    heads_per_group: int | None = None,
+    form: str = "",
     **masks: Any,
 ) -> Times:
     """From the simulated L2."""
     wave = sms * blocks_per_sm
+    if heads_per_group is None:  # of the whole launch, of which not all may be simulated
+        heads_per_group = own_heads_per_group(kernel, shape)
     if not masks:
         shape = _first_waves(kernel, shape, tile, wave, heads_per_group)
     launch = launch_of(
         kernel, entries, shape, tile, wave=wave, order=order, heads_per_group=heads_per_group,
-        **masks,
+        form=form, **masks,
     )  # fmt: skip
     counts = simulate(launch, l2, sms, blocks_per_sm, pace)
     return {name: (count.fetches, count.writes) for name, count in counts.items()}

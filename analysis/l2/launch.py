@@ -22,7 +22,11 @@ BLOCK = (
     "start", "steps", "direction", "list", "stream", "streams", "before", "befores", "after",
     "afters",
 )  # fmt: skip
-STREAM = ("first", "tile_bytes", "head_bytes", "tiles", "kind", "tensor")
+STREAM = ("first", "tile_bytes", "head_bytes", "tiles", "kind", "tensor", "when")
+#: When a stream moves its tile, by whether the block visits it for the first or the last time;
+#: a list of tiles says which in these bits of its entries.
+ALWAYS, FIRST, NOT_FIRST, LAST, NOT_LAST = range(5)
+FIRST_BIT, LAST_BIT = 1 << 40, 1 << 41
 RANGE = ("first", "end", "kind", "tensor")
 #: Effort: block steps and line accesses that are simulated; more means bursts and fewer sets.
 MOST_STEPS, MOST_ACCESSES = 300_000, 2_000_000
@@ -43,7 +47,8 @@ class Launch:
 
     blocks, streams, ranges: tables with the columns BLOCK, STREAM and RANGE. A block moves its
     ``before`` ranges, then in each step a tile of each of its streams, then its ``after`` ranges.
-    tiles: the tile of each step for blocks whose ``list`` is not negative.
+    tiles: the tile of each step for blocks whose ``list`` is not negative, with FIRST_BIT and
+    LAST_BIT where a stream's ``when`` asks for them.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -110,7 +115,7 @@ class _Launch(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("partitions", "sets", "sampled_sets", "ways")),
-        *((name, ctypes.c_int64) for name in ("clean_way", "lines", "tensors", "sms", "slots")),
+        *((name, ctypes.c_int64) for name in ("lines", "tensors", "sms", "slots")),
         *((name, ctypes.c_int64) for name in ("fixed", "burst", "blocks")),
         ("lone_speedup", ctypes.c_double),
         ("older_share", ctypes.c_double),
@@ -204,7 +209,7 @@ def _filled(
         np.ascontiguousarray(launch.tiles),
     ]
     filled = _Launch(
-        l2.partitions, l2.sets, sampled_sets, l2.ways, l2.ways,
+        l2.partitions, l2.sets, sampled_sets, l2.ways,
         -(-launch.nbytes // LINE_BYTES), len(launch.sizes), sms, slots, int(fixed), burst,
         len(launch.blocks), pace.lone_speedup, pace.older_share or 0.0,
         *(array.ctypes.data for array in arrays),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from analysis.hardware import MIB, Gpu
+from analysis.hardware import Gpu
 
 LINE_BYTES = 128
 SECTOR_BYTES = 32
@@ -28,7 +28,8 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "replacement": "least recently used; not published",
         "partitions": "A100 whitepaper (2020): each partition caches data for the SMs connected "
         "to it. That the line's home keeps a copy as well is our reading of it",
-        "writes": "at the line's home, which keeps them until the line is evicted (write-back)",
+        "writes": "at the line's home, which keeps them until the line is evicted (write-back); "
+        "cleaned before by no rule that anybody publishes (docs/pages/l2.md)",
         "sides": "every second SM on the same partition; the assignment is not published",
         "placement": "blocks start in launch order, one on each SM, then the second on each; the "
         "next one starts where one ends",
@@ -69,29 +70,6 @@ class L2:
     def shared_bytes(self) -> int:
         """What data that all SMs read can occupy: each partition has its own copy."""
         return self.sets * self.ways * LINE_BYTES
-
-
-@dataclass(frozen=True)
-class Card:
-    """The L2 and SMs of a card that ``analysis.hardware`` does not describe further."""
-
-    name: str
-    sms: int
-    l2_bytes: int
-    l2_partitions: int
-    source: str
-
-    @property
-    def l2(self) -> L2:
-        return L2.of_bytes(self.l2_bytes, self.l2_partitions)
-
-
-GB10 = Card("GB10", 48, 24 * MIB, 1, "arXiv 2601.16032: 48 SMs, 24 MiB of L2, as one unit")
-RTX_4090 = Card(
-    "GeForce RTX 4090", 128, 72 * MIB, 1, "NVIDIA Ada GPU architecture whitepaper (2022)"
-)
-L40 = Card("L40", 142, 96 * MIB, 1, "arXiv 2606.22588: 142 SMs, 96 MiB of L2")
-CARDS: Mapping[str, Card] = MappingProxyType({c.name: c for c in (GB10, RTX_4090, L40)})
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
  * Only the first `sampled_sets` sets of each partition are simulated. A hash spreads lines over
  * sets, so they see a fair sample of the lines; a line outside them costs nothing here.
  *
- * Compiled by analysis/native.py. The structures are repeated, field by field, in machine.py.
+ * Compiled by analysis/native.py. The structures are repeated, field by field, in launch.py.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,6 +13,10 @@ enum { SECTOR = 32, LINE = 128, LINE_SECTORS = LINE / SECTOR }; /* bytes */
 enum { PAGE = 64 }; /* lines an entry of the index of sampled lines stands for */
 #define NOTHING UINT32_MAX /* the line of an empty way, and the end of the list of lines */
 enum { READ = 0, WRITE = 1, ATOMIC = 2 };
+/* When a stream moves its tile: in every step, or by whether the block visits the tile for the first
+ * or the last time. A list says which in these bits of its entries. */
+enum { ALWAYS = 0, FIRST = 1, NOT_FIRST = 2, LAST = 3, NOT_LAST = 4 };
+enum { FIRST_BIT = 40 }; /* the bit of the last time is the next one */
 
 typedef struct {
     int64_t first, end; /* byte addresses */
@@ -23,7 +27,7 @@ typedef struct {
     int64_t first;                  /* byte address of tile 0 */
     int64_t tile_bytes, head_bytes; /* the last tile of a head may be shorter */
     int64_t tiles;                  /* of a head; the same for all streams of a block */
-    int64_t kind, tensor;
+    int64_t kind, tensor, when;
 } Stream;
 
 typedef struct {
@@ -36,7 +40,6 @@ typedef struct {
 
 typedef struct {
     int64_t partitions, sets, sampled_sets, ways; /* sets: of a partition */
-    int64_t clean_way;    /* a dirty line that ages to this place of its set is written back */
     int64_t lines;        /* of the address space */
     int64_t tensors;
     int64_t sms, slots;   /* slots: blocks an SM holds */
@@ -128,7 +131,6 @@ static Way *touch(Cache *c, int64_t side, int64_t set, uint32_t line, int64_t te
         write_back(c, way + --at);
     memmove(way + 1, way, (size_t)at * sizeof(Way));
     way[0] = found;
-    if (l->clean_way < l->ways && at >= l->clean_way) write_back(c, way + l->clean_way);
     return way;
 }
 
@@ -182,8 +184,20 @@ static void move_ranges(Cache *c, int64_t side, int64_t from, int64_t count) {
         move(c, side, r->first, r->end, r->kind, r->tensor);
 }
 
+/* The tile of a step, with its bits. */
 static int64_t tile_at(const Launch *l, const Block *b, int64_t step) {
     return b->list < 0 ? b->start + b->direction * step : l->tiles[b->list + step];
+}
+
+static int takes_part(int64_t when, int64_t bits) {
+    const int64_t first = bits & 1, last = bits >> 1;
+    switch (when) {
+        case FIRST: return first;
+        case NOT_FIRST: return !first;
+        case LAST: return last;
+        case NOT_LAST: return !last;
+        default: return 1;
+    }
 }
 
 /* Steps from..to of a block. Tiles that follow one another in a head are moved as one piece. */
@@ -191,11 +205,11 @@ static void move_tiles(Cache *c, int64_t side, const Block *b, int64_t from, int
     const Launch *l = c->launch;
     const int64_t a_head = b->streams ? l->stream[b->stream].tiles : 1;
     while (from < to) {
-        const int64_t tile = tile_at(l, b, from);
+        const int64_t entry = tile_at(l, b, from), bits = entry >> FIRST_BIT;
+        const int64_t tile = entry - (bits << FIRST_BIT), head = tile / a_head;
         int64_t low = tile, high = tile;
-        const int64_t head = tile / a_head;
         for (from++; from < to; from++) {
-            const int64_t next = tile_at(l, b, from);
+            const int64_t next = tile_at(l, b, from) - (bits << FIRST_BIT);
             if (next / a_head != head || (next != high + 1 && next != low - 1)) break;
             if (next > high)
                 high = next;
@@ -203,6 +217,7 @@ static void move_tiles(Cache *c, int64_t side, const Block *b, int64_t from, int
                 low = next;
         }
         for (const Stream *t = l->stream + b->stream; t < l->stream + b->stream + b->streams; t++) {
+            if (!takes_part(t->when, bits)) continue;
             const int64_t start = t->first + head * t->head_bytes;
             const int64_t first = start + low % a_head * t->tile_bytes;
             const int64_t end = start + (high % a_head + 1) * t->tile_bytes;

@@ -63,6 +63,7 @@ class Options(NamedTuple):
     dropout_p: float
     tile: Sequence[int] | None
     deterministic: bool
+    order: str
 
 
 class KeptForward:
@@ -86,7 +87,7 @@ class KeptForward:
 def kept(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
 ) -> KeptForward | None:
-    """The recorded forward of plain tensors without mask, dropout or tile; None on a miss."""
+    """The recorded forward of plain tensors without mask, dropout, tile, order; None on a miss."""
     return _KEPT.get(_kept_key(q, k, v, causal, scale, deterministic))
 
 
@@ -168,7 +169,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
 
         call = _run(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
-    if call is not None and options.tile is None and not options.dropout_p:
+    plain = options.tile is None and not options.dropout_p and options.order == "rows"
+    if call is not None and plain:
         taken = (options.causal, options.scale, options.deterministic)
         _KEPT[_kept_key(q, k, v, *taken)] = KeptForward(call, lse.shape)
 
@@ -257,6 +259,7 @@ def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashabl
         options.dropout_p,
         None if options.tile is None else tuple(options.tile),
         options.deterministic,
+        options.order,
     ]
     for tensor in tensors.values():
         key += (tensor.shape, tensor.stride(), tensor.dtype)
@@ -320,6 +323,7 @@ def _choose(
         block_mask=options.block_mask is not None,
         deterministic=options.deterministic and pass_ == "backward",
         causal=options.causal,
+        order=options.order,
     )
 
 
@@ -329,6 +333,7 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
         "causal": options.causal,
         "dropout_p": options.dropout_p,
         "shared_limit_bytes": shared_limit(q.device),
+        "order": options.order,
     }
     if options.seed is not None:
         features["seed"] = int(options.seed)

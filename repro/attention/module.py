@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from analysis.arguments import flag, probability
 from repro.attention.operator import flash_attention
-from repro.attention.validation import resolve_scale, resolve_tile
+from repro.attention.validation import resolve_order, resolve_scale, resolve_tile
 
 __all__ = ["FlashAttention"]
 
@@ -15,7 +15,7 @@ class FlashAttention(nn.Module):
     """:func:`repro.flash_attention` with its options fixed; drops weights in training mode only.
 
     Args:
-        causal, scale, deterministic, tile: as in :func:`repro.flash_attention`.
+        causal, scale, deterministic, tile, order: as in :func:`repro.flash_attention`.
         dropout_p: probability used while ``self.training``; in eval mode nothing is dropped.
     """
 
@@ -27,6 +27,7 @@ class FlashAttention(nn.Module):
         scale: float | None = None,
         deterministic: bool = False,
         tile: tuple[int, int] | None = None,
+        order: str = "rows",
     ) -> None:
         super().__init__()
         self.causal = flag("causal", causal)
@@ -35,6 +36,7 @@ class FlashAttention(nn.Module):
         self.deterministic = flag("deterministic", deterministic)
         block = resolve_tile(tile)
         self.tile = None if block is None else (block[0], block[1])
+        self.order = resolve_order(order)
 
     def forward(
         self,
@@ -56,6 +58,7 @@ class FlashAttention(nn.Module):
             block_mask=block_mask,
             deterministic=self.deterministic,
             tile=self.tile,
+            order=self.order,
         )
         assert isinstance(out, Tensor)
         return out

@@ -36,7 +36,7 @@ __all__ = ["attention", "attention_again"]
 
 _OPTIONS = (
     "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
-    "float dropout_p, int[]? tile, bool deterministic"
+    "float dropout_p, int[]? tile, bool deterministic, str order"
 )
 
 _Key: Any = torch._C.DispatchKey
@@ -73,7 +73,7 @@ def attention_again(
     kernel = engine.kept(q, k, v, causal, scale, deterministic)
     if kernel is None:
         return None
-    inputs = (q, k, v, None, None, None, causal, scale, 0.0, None, deterministic)
+    inputs = (q, k, v, None, None, None, causal, scale, 0.0, None, deterministic, "rows")
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         result: tuple[Tensor, Tensor] = _Attention.apply(kernel, *inputs)
         return result
@@ -213,9 +213,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> 
 def _pull_back(
     ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the operator's eleven inputs."""
+    """Gradients of the operator's twelve inputs."""
     q, k, v, out, lse, *options = ctx.saved_tensors
-    nothing = (None,) * 8
+    nothing = (None,) * 9
     if dout is None and dlse is None:
         return (None, None, None, *nothing)
     if dout is None:

@@ -13,8 +13,16 @@ import torch
 from torch import Tensor
 
 from analysis import arguments
+from analysis.algorithms import ORDERS
 
-__all__ = ["DTYPES", "HEAD_DIM_MAX", "check_arguments", "resolve_scale", "resolve_tile"]
+__all__ = [
+    "DTYPES",
+    "HEAD_DIM_MAX",
+    "check_arguments",
+    "resolve_order",
+    "resolve_scale",
+    "resolve_tile",
+]
 
 #: torch type -> the name the kernels and the records use.
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -134,6 +142,15 @@ def _check_block_mask(block_mask: Tensor, q: Tensor, k: Tensor, tile: Sequence[i
             f"block_mask must have shape {allowed[0]}, {allowed[1]} or {allowed[2]} "
             f"for tile {tuple(tile)}, got {tuple(block_mask.shape)}"
         )
+
+
+def resolve_order(order: str) -> str:
+    """One of ``analysis.algorithms.ORDERS``. TypeError for no string, ValueError for another."""
+    if not isinstance(order, str):
+        raise TypeError(f"order must be a string, got {type(order).__name__}")
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+    return order
 
 
 def resolve_scale(scale: float | None, head_dim: int) -> float:

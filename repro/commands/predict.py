@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from analysis.algorithms import ALGORITHMS
+from analysis.algorithms import ALGORITHMS, ORDERS
 from analysis.hardware import H200, Gpu, find_gpu
 from analysis.shapes import ITEMSIZE, AttentionShape
 from analysis.time_model import Ceilings, datasheet_ceilings
@@ -78,6 +78,14 @@ def command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="with auto: dq in a fixed order")
     ] = False,
+    order: Annotated[
+        str,
+        typer.Option(
+            autocompletion=completion.of((*ORDERS, "all")),
+            help="of the walk, which decides what comes from HBM again: rows, sawtooth, or both "
+            "as rows,sawtooth",
+        ),
+    ] = "rows",
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -138,6 +146,7 @@ def command(
             sweep.numbers(seqlen, "--seqlen"),
             sweep.numbers(seqlen_k, "--seqlen-k") if seqlen_k is not None else [None],
             sweep.tiles(tile),
+            sweep.words(order, "--order", ORDERS),
             sweep.words(pass_, "--pass", PASSES),
         )
     )
@@ -147,19 +156,20 @@ def command(
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
     points: list[Prediction | dict[str, Any]] = []
-    for g, name, visible, kind, b, h, kv, d, n, nk, asked, one_pass in chosen:
+    for g, name, visible, kind, b, h, kv, d, n, nk, asked, walk, one_pass in chosen:
         try:
             shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal")
             points.append(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
-                        deterministic=deterministic, waves=waves)
+                        deterministic=deterministic, order=walk, waves=waves)
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:
                 raise
             failed = {"algorithm": name, "pass": one_pass, "batch": b, "heads": h,
                       "kv_heads": kv or h, "seqlen_q": n, "seqlen_k": nk or n, "head_dim": d,
-                      "dtype": kind, "causal": visible == "causal", "gpu": g.name}  # fmt: skip
+                      "dtype": kind, "causal": visible == "causal", "order": walk,
+                      "gpu": g.name}  # fmt: skip
             if asked:
                 failed |= {"block_m": asked.block_m, "block_n": asked.block_n}
             points.append(failed | {"error": str(error)})

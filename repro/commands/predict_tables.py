@@ -8,8 +8,8 @@ from repro.commands import output
 from repro.prediction import Prediction
 
 _FIELDS = (
-    "gpu", "algorithm", "pass", "causal", "dtype", "batch", "heads", "kv_heads", "seqlen_q",
-    "seqlen_k", "head_dim", "form", "block_m", "block_n",
+    "gpu", "algorithm", "pass", "order", "causal", "dtype", "batch", "heads", "kv_heads",
+    "seqlen_q", "seqlen_k", "head_dim", "form", "block_m", "block_n",
 )  # fmt: skip
 _BYTES = (
     "sm_read_bytes", "sm_write_bytes", "hbm_read_bytes", "hbm_write_bytes", "saved_bytes",
@@ -34,6 +34,8 @@ def tables(
     common = {f: rows[0].get(f) for f in _FIELDS if len({row.get(f) for row in rows}) == 1}
     if common.get("form") is None:  # of kernels that come in one form
         common.pop("form", None)
+    if common.get("order") == "rows":
+        common.pop("order")
     output.print_text(", ".join(f"{name}={value}" for name, value in common.items()))
     good = [p for p in points if isinstance(p, Prediction)]
     output.print_text(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}")

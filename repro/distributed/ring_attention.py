@@ -51,7 +51,7 @@ class FlashLocal:
         import repro.attention.operator  # noqa: F401  (registers the operators)
 
         out, lse = torch.ops.repro.flash_attention(
-            q, k, v, None, None, None, causal, scale, 0.0, None, False
+            q, k, v, None, None, None, causal, scale, 0.0, None, False, "rows"
         )
         return out, lse
 
@@ -61,7 +61,7 @@ class FlashLocal:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         import repro.attention.operator  # noqa: F401
 
-        options = (None, None, None, causal, scale, 0.0, None, False)
+        options = (None, None, None, causal, scale, 0.0, None, False, "rows")
         dq, dk, dv = torch.ops.repro.flash_attention_backward(
             dout, None, q, k, v, out, lse, *options, [True, True, True]
         )

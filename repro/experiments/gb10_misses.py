@@ -12,14 +12,17 @@ notes, and say so.
 from collections.abc import Iterator
 from typing import Any
 
-from analysis.l2 import GB10, available, simulate
-from analysis.l2.attention import ORDERS, query_tiles_outside
+from analysis.algorithms import ORDERS
+from analysis.hardware import GPUS
+from analysis.l2 import L2, available, simulate
+from analysis.l2.attention import query_tiles_outside
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Experiment
 from repro.records import Record, record
 
 NAME = "gb10-misses"
+GB10 = GPUS["GB10"]
 SECTOR = 32
 SEQLEN, HEADS, TILE = 131072, 8, Tile(64, 64)
 #: The sequence of the sectors that cross from L2 to the SMs.
@@ -41,7 +44,7 @@ def predict(one: Cell) -> list[Record]:
 def misses(shape: AttentionShape, tile: Tile, order: str) -> float:
     """Sectors that a GB10 reads from memory, one persistent block on each SM."""
     launch = query_tiles_outside(shape, tile, order=order, wave=GB10.sms)
-    found = simulate(launch, GB10.l2, GB10.sms, fixed=True)
+    found = simulate(launch, L2.of(GB10), GB10.sms, fixed=True)
     return sum(found[t].fetches * launch.sizes[t] for t in ("q", "k", "v")) / SECTOR
 
 

@@ -8,7 +8,10 @@ what nobody has published about the pace of thread blocks (``analysis.l2.PACES``
 - several heads: which heads meet in L2;
 - grids of exactly 264 k blocks, whose last wave is full, and of one block more: the tail of lone
   blocks must vanish;
-- our kernel at the same lengths, keys upwards and in a sawtooth; groups of heads; the backward.
+- our kernel at the same lengths, keys upwards and in a sawtooth; groups of heads; the backward;
+- what a sawtooth saves most and least: groups of heads on Hopper's kernels, and the backward. A
+  causal backward of groups, whose blocks start at other places of their walks: thirteen times the
+  bytes of the same without a mask.
 
 The kernels are PyTorch's FlashAttention-2 (d = 128: tiles of 128 x 64, two blocks on an SM) and
 ours (one block on an SM), counted by Nsight Compute on an H200.
@@ -32,18 +35,21 @@ from repro.records import Record, record
 
 NAME = "gpu-l2-registered"
 BATCH, LIMIT_S = 10, 60.0
-PEER, OURS = "sdpa-flash", "flash"
-FORWARD, BACKWARD = Tile(128, 64), Tile(64, 128)
+PEER, OURS, HOPPER = "sdpa-flash", "flash", "flash-sm90"
+TILES = {
+    (PEER, "forward"): Tile(128, 64), (OURS, "forward"): Tile(128, 64),
+    (OURS, "backward"): Tile(64, 128), (HOPPER, "forward"): Tile(128, 176),
+}  # fmt: skip
 #: Blocks that an SM holds: of PyTorch's forward as l2-absorption shows, of ours by registers.
-BLOCKS_PER_SM = {(PEER, "forward"): 2, (OURS, "forward"): 1, (OURS, "backward"): 1}
+BLOCKS_PER_SM = dict.fromkeys(TILES, 1) | {(PEER, "forward"): 2}
 #: Blocks of a wave of PyTorch's forward, and query rows of a block.
 WAVE, ROWS = 2 * H200.sms, 128
 #: The main kernel's part of a name as the profiler gives it.
-MAIN = {PEER: "flash_fwd", OURS: "flash_"}
+MAIN = {PEER: "flash_fwd", OURS: "flash_", HOPPER: "flash_"}
 
 
 def cells() -> list[Cell]:
-    """The most telling first."""
+    """The most telling first; those registered later behind."""
     whole = [n * WAVE * ROWS for n in (2, 3, 4)]
     peer = [(1, n) for length in whole for n in (length, length + ROWS)]
     peer += [(1, n) for n in (34816, 40960, 45056, 49152, 53248, 57344, 61440)]
@@ -53,19 +59,26 @@ def cells() -> list[Cell]:
         listed += [_cell(OURS, "forward", 1, n, order) for n in (65536, 131072, whole[2])]
     listed += [_cell(OURS, "forward", 8, 65536, kv_heads=2)]
     listed += [_cell(OURS, "backward", h, n) for h, n in ((1, 32768), (1, 65536), (16, 8192))]
+    for order in ("rows", "sawtooth"):
+        listed += [_cell(HOPPER, "forward", 8, 65536, order, kv_heads=2)]
+        listed += [_cell(OURS, "backward", 8, 32768, order)]
+    listed += [_cell(OURS, "backward", 1, 65536, "sawtooth")]
+    listed += [_cell(OURS, "backward", 8, 65536, kv_heads=2, causal=True)]
     return listed
 
 
 def _cell(
     implementation: str, pass_: str, heads: int, seqlen: int, order: str = "rows",
-    kv_heads: int | None = None,
+    kv_heads: int | None = None, causal: bool = False,
 ) -> Cell:  # fmt: skip
     more: dict[str, Any] = {} if kv_heads is None else {"kv_heads": kv_heads}
+    if causal:
+        more["causal"] = True
     if order != "rows":
         more |= {"order": order, "wave": H200.sms * BLOCKS_PER_SM[OURS, pass_]}
     one = cell(
-        implementation, pass_, FORWARD if pass_ == "forward" else BACKWARD, seqlen=seqlen,
-        head_dim=128, heads=heads, dtype="bf16",
+        implementation, pass_, TILES[implementation, pass_], seqlen=seqlen, head_dim=128,
+        heads=heads, dtype="bf16",
     )  # fmt: skip
     return Cell(**{("pass_" if k == "pass" else k): v for k, v in {**one, **more}.items()})
 
@@ -75,8 +88,9 @@ def registration(one: Cell) -> Record:
     shape, tile, pass_ = shape_of(one), tile_of(one), str(one["pass"])
     blocks = BLOCKS_PER_SM[str(one["implementation"]), pass_]
     order = str(one.get("order", "rows"))
-    asked = (OURS, shape, tile, pass_, H200, blocks)
-    main = f"flash_{pass_}"
+    hopper = one["implementation"] == HOPPER
+    asked = (HOPPER if hopper else OURS, shape, tile, pass_, H200, blocks)
+    main = f"flash_{pass_}{'_sm90' if hopper else ''}"
     low, high = read_spread(*asked, kernel=main, order=order)
     value = sum(predict_hbm(*asked, order=order).reads[main].values())
     return record(

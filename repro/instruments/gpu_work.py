@@ -80,7 +80,7 @@ def work(
 ) -> Pass:
     """A call that queues one pass. What it needs (statistics, a graph) is made here, once.
 
-    order: ``order`` and ``wave`` of our forward's walk over the keys.
+    order: ``order`` and ``wave`` of our kernels' walk in this pass.
 
     Raises ValueError for an unknown implementation or pass; what the implementation itself says
     when it cannot run these operands passes through.
@@ -126,7 +126,7 @@ def _kernel_work(
 ) -> Pass:
     if find(algorithm).family is Family.HOPPER:
         _ask_guard(algorithm, operands)
-    run, (out, *gradients) = _kernel_calls(algorithm, operands, order=order)
+    run, (out, *gradients) = _kernel_calls(algorithm, operands, order={pass_: order})
     if pass_ == "backward":
         run("forward", None)
     results = (out,) if pass_ == "forward" else tuple(gradients)
@@ -167,11 +167,11 @@ def _kernel_calls(
     algorithm: str,
     operands: Operands,
     form: ForwardForm | BackwardForm | None = None,
-    order: Mapping[str, Any] | None = None,
+    order: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Callable[[str, Tile | None], None], tuple[Tensor, ...]]:
     """A function of (pass, tile) that queues a pass, and out, dq, dk, dv.
 
-    form: of the Hopper pass that it is one of.
+    form: of the Hopper pass that it is one of. order: by pass.
     """
     q, k, v, dout = operands.q, operands.k, operands.v, operands.dout
     out, dq, dk, dv = (torch.empty_like(t) for t in (q, q, k, v))
@@ -186,8 +186,7 @@ def _kernel_calls(
             return
         # The first forward makes the statistics that both passes are given from then on.
         given = {"which": which, "algorithm": algorithm, "form": form, "tile": tile, **options}
-        if which == "forward":
-            given |= order or {}
+        given |= (order or {}).get(which, {})
         with launcher_for(q.device) as backend:
             _launch(backend, arrays, stream=stream_of(q.device), **given)
         driver = partial(_launch, **given)

@@ -48,12 +48,15 @@ def test_no_spills(variant: Variant, arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"sawtooth": True}, {"progress": 16}], ids=lambda o: next(iter(o))
-)
-def test_orders_and_notes_spill_nothing(option: dict[str, Any]) -> None:
-    for head_dim in (64, 128):
-        config = configure("forward", "bf16", head_dim, **option)
-        plain = compile_cubin(configure("forward", "bf16", head_dim).kernel(), "sm_90")
+    ("pass_", "option"),
+    [("forward", {"sawtooth": True}), ("forward", {"progress": 16}),
+     ("backward", {"sawtooth": True}), ("backward-dq", {"sawtooth": True})],
+    ids=lambda x: x if isinstance(x, str) else next(iter(x)),
+)  # fmt: skip
+def test_orders_and_notes_spill_nothing(pass_: str, option: dict[str, Any]) -> None:
+    for head_dim in (64, 128) if pass_ == "forward" else (128,):
+        config = configure(pass_, "bf16", head_dim, **option)
+        plain = compile_cubin(configure(pass_, "bf16", head_dim).kernel(), "sm_90")
         facts = compile_cubin(config.kernel(), "sm_90")
         assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)
         # As many blocks fit an SM, so that what is learnt holds for the plain kernel.

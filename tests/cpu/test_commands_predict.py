@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from analysis import algorithms
 from analysis.hardware import A100_40GB, GPUS, H200
 from analysis.hbm import compulsory_hbm
+from analysis.l2 import available
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
 from analysis.traffic import predict_traffic
@@ -175,6 +176,22 @@ def test_the_table_names_what_is_common_and_shows_what_varies(capsys):
     assert "seqlen_k" not in header
 
 
+@pytest.mark.skipif(not available(), reason="no C compiler here")
+@pytest.mark.parametrize("algorithm", ["flash", "flash-sm90"])
+def test_an_order_changes_what_comes_from_hbm_and_nothing_else(capsys, algorithm):
+    status, out, _ = run(
+        capsys, "predict", "-a", algorithm, "-n", "64k", "--heads", "1", "--gpu", "H200", "--order",
+        "all", "--csv",
+    )  # fmt: skip
+    assert status == 0
+    found = {(r["pass"], r["order"]): r for r in csv.DictReader(io.StringIO(out))}
+    for pass_, saved in (("forward", 0.5), ("backward", 0.2)):
+        rows, sawtooth = (found[pass_, order] for order in ("rows", "sawtooth"))
+        assert float(sawtooth["hbm_read_bytes"]) < (1 - saved) * float(rows["hbm_read_bytes"])
+        for name in ("sm_read_bytes", "sm_write_bytes", "executed_flops", "form", "saved_bytes"):
+            assert sawtooth[name] == rows[name]
+
+
 def test_one_point_also_shows_its_tensors(capsys):
     _, out, _ = run(
         capsys, "predict", "--pass", "backward", "-n", "1024", "--causal", "--gpu", "H200"
@@ -203,6 +220,8 @@ def test_measured_ceilings_come_from_the_records_or_are_refused(capsys):
         (("--deterministic", "-a", "flash"), 1, "--deterministic chooses with -a auto"),
         (("--markdown", "--latex"), 1, "--markdown and --latex exclude each other"),
         (("--tile", "64"), 1, "--tile '64'"),
+        (("--order", "up"), 1, "--order 'up': expected rows, sawtooth or all"),
+        (("--order", "sawtooth", "-a", "flash1-literal"), 1, "has no order='sawtooth'"),
         (("--dtype", "fp8"), 1, "fp16, bf16, fp32"),
         (("--heads", "6", "--kv-heads", "4"), 1, "heads=6 is not a multiple of kv_heads=4"),
         (("-d", "0"), 1, "--head-dim '0': 0 is below 1"),

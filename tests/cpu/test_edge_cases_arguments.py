@@ -72,6 +72,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"causal": "no"}, TypeError, "causal='no' is a str, not True or False"),
         ({"causal": None}, TypeError, "causal=None is a NoneType"),
         ({"deterministic": 2}, TypeError, "deterministic=2 is a int"),
+        ({"order": "up"}, ValueError, "order must be one of rows, sawtooth, got 'up'"),
+        ({"order": None}, TypeError, "order must be a string, got NoneType"),
         ({"seed": 1.5, "dropout_p": 0.5}, TypeError, "seed=1.5 is a float"),
         ({"seed": True, "dropout_p": 0.5}, TypeError, "seed=True is a bool"),
         ({"seed": -1, "dropout_p": 0.5}, ValueError, r"seed must lie in \[0, 2\*\*63\), got -1"),
@@ -97,7 +99,7 @@ def test_the_operator_refuses_by_name(
 @pytest.mark.parametrize(
     ("options", "kind"),
     [({"dropout_p": None}, TypeError), ({"dropout_p": 2}, ValueError), ({"tile": 16}, TypeError),
-     ({"scale": INF}, ValueError), ({"causal": "no"}, TypeError)],
+     ({"scale": INF}, ValueError), ({"causal": "no"}, TypeError), ({"order": "up"}, ValueError)],
 )  # fmt: skip
 def test_the_module_refuses_where_it_is_made(
     options: dict[str, Any], kind: type[Exception]

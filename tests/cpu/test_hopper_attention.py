@@ -14,6 +14,7 @@ import pytest
 from flash_support import Problem, aligned, check, reference, to_bits, to_float, view
 from flash_support import execute as shared_execute
 
+from analysis.l2.attention import heads_per_group
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import Traffic, predict_traffic
 from kernels import hopper
@@ -371,11 +372,11 @@ def test_refusals_come_before_a_launch() -> None:
 
 def test_heads_run_in_groups_that_fit_in_l2(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 25 MiB: two heads of 8 MiB, one of more than 12.5, all three of the smallest."""
-    assert hopper.heads_per_group(16, 8 << 20) == 2
-    assert hopper.heads_per_group(16, 13 << 20) == hopper.heads_per_group(16, 1 << 30) == 1
-    assert hopper.heads_per_group(3, 64) == 3
+    assert heads_per_group(16, 8 << 20) == 2
+    assert heads_per_group(16, 13 << 20) == heads_per_group(16, 1 << 30) == 1
+    assert heads_per_group(3, 64) == 3
     # Whatever the size of a group, every tile is computed once: six heads in groups of four.
     p = Problem(batch=1, heads=6, seqlen_q=130, seqlen_k=130, dtype="fp16", causal=True)
-    monkeypatch.setattr(hopper, "L2_BYTES_FOR_HEADS", 4 * 130 * 64 * 8)
-    assert hopper.heads_per_group(6, 130 * 64 * 8) == 4
+    monkeypatch.setattr("analysis.l2.attention.L2_BYTES_FOR_HEADS", 4 * 130 * 64 * 8)
+    assert heads_per_group(6, 130 * 64 * 8) == 4
     hold(p, backward=True)

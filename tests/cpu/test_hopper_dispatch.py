@@ -84,6 +84,11 @@ def test_a_deterministic_backward_has_a_form_of_its_own() -> None:
     assert chosen.reason == (
         "the Hopper kernels need compute capability 90, this is compute capability 80"
     )
+    chosen = dispatch.choose(
+        PretendedHopper(), [array()], pass_="backward", order="sawtooth", **options
+    )
+    assert chosen.algorithm == "flash-split"
+    assert chosen.reason.startswith("dq in a fixed order and a sawtooth")
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
@@ -136,8 +141,14 @@ def test_features_are_refused_by_name() -> None:
         ({"deterministic": True}, {*PERSISTENT, "flash_backward_sm90",
                                    "flash_backward_sm90_preprocess",
                                    "flash_backward_sm90_postprocess"}),
+        ({"order": "sawtooth"}, {"flash_forward_sm90", "flash_backward_sm90",
+                                 "flash_backward_sm90_preprocess",
+                                 "flash_backward_sm90_postprocess"}),
+        ({"order": "sawtooth", "deterministic": True},
+         {"flash_forward_sm90", "flash_backward_preprocess", "flash_backward",
+          "flash_backward_dq"}),
     ],
-    ids=["covered", "tile", "deterministic"],
+    ids=["covered", "tile", "deterministic", "sawtooth", "deterministic sawtooth"],
 )  # fmt: skip
 def test_the_operator_follows_the_rule(
     settings: dict[str, Any], kernels: set[str], monkeypatch: pytest.MonkeyPatch
@@ -156,7 +167,7 @@ def test_the_operator_follows_the_rule(
     in_turns = any(
         tensor == "turns" for entries in backend.traffic.values() for tensor, _ in entries
     )
-    assert in_turns == settings.get("deterministic", False)
+    assert in_turns == (settings == {"deterministic": True})
     wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
     exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
     exact.sum().backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from analysis.hardware import H200
 from analysis.l2 import L2, available
 from kernels.host import HostBackend
 from kernels.launch import Array
-from repro import records
+from repro import machine, records
 from repro.experiments import Cell, gb10_misses, gpu_l2_order, gpu_l2_registered, l2_orders, tidy
 from repro.register import FOLDER, register
 from tests.flash_support import aligned, view
@@ -82,10 +83,27 @@ def test_gb10_as_published_within_ten_percent() -> None:
 
 @simulates
 def test_a_sawtooth_costs_next_to_nothing_and_saves_up_to_half() -> None:
-    rows = {(r.heads, r.seqlen_q, r.implementation): r.value for r in l2_orders.also()}
-    for heads, seqlen in l2_orders.SHAPES:
-        assert rows[heads, seqlen, "sawtooth"] <= 1.02 * rows[heads, seqlen, "rows"]
-    assert rows[1, 65536, "sawtooth"] < 0.5 * rows[1, 65536, "rows"]
+    rows = {
+        (r.pass_, r.heads, r.kv_heads, r.seqlen_q, r.implementation): r.value
+        for r in l2_orders.also()
+    }
+    for shape in product(("forward", "backward"), l2_orders.SHAPES):
+        case = (shape[0], *shape[1])
+        assert rows[*case, "sawtooth"] <= 1.02 * rows[*case, "rows"]
+        # Sized to L2, heads side by side neither save nor cost.
+        assert rows[*case, l2_orders.SIZED] == pytest.approx(rows[*case, "rows"], rel=0.11)
+    page = (machine.ROOT / "docs" / "pages" / "l2.md").read_text(encoding="utf-8")
+    for pass_, heads, kv_heads, seqlen in (
+        (p, *shape) for p, shape in product(("forward", "backward"), l2_orders.SHAPES)
+    ):
+        group = f" on {kv_heads}" if kv_heads != heads else ""
+        (line,) = (
+            x for x in page.splitlines()
+            if x.startswith(f"| {heads}{group} x {seqlen // 1024}k | {pass_} |")
+        )  # fmt: skip
+        one, other = (rows[pass_, heads, kv_heads, seqlen, n] for n in ("rows", "sawtooth"))
+        shown = f"| {one / 1e6:.0f} MB | {other / 1e6:.0f} MB | {other / one - 1:+.0%} |"
+        assert line.endswith(shown), (line, shown)
 
 
 def array_of(name: str, dtype: str, shape: tuple[int, ...]) -> Array:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.hardware import H200
+from analysis.hardware import GPUS, H200
 from analysis.hbm import compulsory_hbm, fits, predict_hbm
-from analysis.l2 import GB10, L2, Count, Launch, Pace, available, replay, simulate
+from analysis.l2 import L2, Launch, Pace, available, replay, simulate
 from analysis.l2.attention import (
     key_tiles_outside,
     launch_order,
@@ -19,139 +17,16 @@ from analysis.l2.attention import (
     query_tiles_outside,
 )
 from analysis.l2.closed_forms import Waves, lone_sms, lone_tail_bytes
-from analysis.l2.launch import ATOMIC, BLOCK, READ, STREAM
+from analysis.l2.kernels import launch_of
+from analysis.l2.launch import ALWAYS
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from analysis.traffic import predict_traffic
+from tests.l2_support import plainly
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler here")
-MB = 1e6
+GB10 = GPUS["GB10"]
 LONG_TILE = Tile(128, 64)
-
-
-# ---- the same cache, written plainly ------------------------------------------------------------
-
-
-class PlainL2:
-    """Sectors one by one; lists of lines, the one used last in front."""
-
-    MASK = (1 << 64) - 1
-
-    def __init__(self, l2: L2, launch: Launch) -> None:
-        self.l2, self.launch = l2, launch
-        self.sets = [[[] for _ in range(l2.sets)] for _ in range(l2.partitions)]
-        self.valid: list[set[int]] = [set() for _ in range(l2.partitions)]
-        self.dirty: set[int] = set()
-        self.counts = {name: [0, 0, 0, 0] for name in launch.sizes}
-        self.owner = {}
-        self.touched: set[int] = set()
-        stride = int(0.6180339887 * l2.sets) | 1
-        while np.gcd(stride, l2.sets) != 1:
-            stride += 1
-        self.stride = stride
-
-    def mix(self, x: int) -> int:
-        x = (x + 0x9E3779B97F4A7C15) & self.MASK
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & self.MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & self.MASK
-        return x ^ (x >> 31)
-
-    def front(self, side: int, line: int) -> None:
-        k, run = line % self.l2.sets, line // self.l2.sets
-        ways = self.sets[side][(k * self.stride + self.mix(run)) % self.l2.sets]
-        if line in ways:
-            ways.remove(line)
-        elif len(ways) == self.l2.ways:
-            gone = ways.pop()
-            for sector in range(4 * gone, 4 * gone + 4):
-                self.valid[side].discard(sector)
-                if sector in self.dirty and side == self.home(gone):
-                    self.dirty.remove(sector)
-                    self.counts[self.owner[sector]][1] += 32
-        ways.insert(0, line)
-
-    def home(self, line: int) -> int:
-        return self.mix(~line & self.MASK) & 1 if self.l2.partitions > 1 else 0
-
-    def move(self, sm: int, first: int, end: int, kind: int, tensor: int) -> None:
-        name = list(self.launch.sizes)[tensor]
-        for line in range(first // 128, (end - 1) // 128 + 1):
-            inside = range(max(first // 32, 4 * line), min((end - 1) // 32, 4 * line + 3) + 1)
-            side, home = sm % self.l2.partitions, self.home(line)
-            missing = set(inside)
-            if kind == READ:
-                self.front(side, line)
-                missing -= self.valid[side]
-                self.valid[side] |= set(inside)
-                if missing and home != side:
-                    self.front(home, line)
-                    held = missing & self.valid[home]
-                    self.valid[home] |= missing
-                    missing -= held
-            else:
-                for other in range(self.l2.partitions):
-                    if other != home:
-                        self.valid[other] -= set(inside)
-                self.front(home, line)
-                missing = missing - self.valid[home] if kind == ATOMIC else set()
-                self.valid[home] |= set(inside)
-                self.dirty |= set(inside)
-            self.counts[name][0] += 32 * len(missing)
-            for sector in inside:
-                self.owner[sector] = name
-                if sector not in self.touched:
-                    self.touched.add(sector)
-                    self.counts[name][3] += 32
-
-    def result(self) -> dict[str, Count]:
-        for sector in self.dirty:
-            self.counts[self.owner[sector]][2] += 32
-        return {name: Count(*found) for name, found in self.counts.items()}
-
-
-def plainly(launch: Launch, l2: L2, sms: int, slots: int, pace: Pace) -> dict[str, Count]:
-    """Every block in time order through a PlainL2."""
-    cache = PlainL2(l2, launch)
-    speed = 1 + pace.spread * np.random.default_rng(pace.seed).uniform(-1, 1, sms)
-    blocks = [dict(zip(BLOCK, row.tolist(), strict=True)) for row in launch.blocks]
-    running = dict(enumerate(range(min(sms * slots, len(blocks)))))
-    started = len(running)
-    heap = [(0.0, slot, -1) for slot in running]
-    while heap:
-        time, slot, step = heapq.heappop(heap)
-        sm, block = slot % sms, blocks[running[slot]]
-        if step < 0:
-            for r in launch.ranges[block["before"] : block["before"] + block["befores"]].tolist():
-                cache.move(sm, *r)
-            step = 0
-        if step < block["steps"]:
-            for event in tile_events(launch, block, step):
-                cache.move(sm, *event)
-            active = sum(s % sms == sm for s in running)
-            rate = min(slots / active, pace.lone_speedup) if active < slots else 1.0
-            heapq.heappush(heap, (time + speed[sm] / rate, slot, step + 1))
-            continue
-        for r in launch.ranges[block["after"] : block["after"] + block["afters"]].tolist():
-            cache.move(sm, *r)
-        if started < len(blocks):
-            running[slot] = started
-            started += 1
-            heapq.heappush(heap, (time, slot, -1))
-        else:
-            del running[slot]
-    return cache.result()
-
-
-def tile_events(launch: Launch, block: dict[str, int], step: int):
-    tile = block["start"] + block["direction"] * step
-    if block["list"] >= 0:
-        tile = int(launch.tiles[block["list"] + step])
-    for row in launch.streams[block["stream"] : block["stream"] + block["streams"]].tolist():
-        s = dict(zip(STREAM, row, strict=True))
-        head = s["first"] + tile // s["tiles"] * s["head_bytes"]
-        first = head + tile % s["tiles"] * s["tile_bytes"]
-        end = min(first + s["tile_bytes"], head + s["head_bytes"])
-        yield first, end, s["kind"], s["tensor"]
 
 
 def any_launch(kind: str, shape: AttentionShape, tile: Tile, masked: bool) -> Launch:
@@ -163,13 +38,23 @@ def any_launch(kind: str, shape: AttentionShape, tile: Tile, masked: bool) -> La
     if kind == "forward":
         return query_tiles_outside(shape, tile, order="sawtooth", wave=4, heads_per_group=2, **mask)
     if kind == "one block a head":
+        state = {"read": ALWAYS, "write": ALWAYS}
         return one_block_a_head(
-            shape, tile, {"q": ("read",), "out": ("read", "write"), "l": ("read", "write")}, **mask
+            shape, tile, {"q": {"read": ALWAYS}, "out": state, "l": state}, **mask
         )
-    return key_tiles_outside(shape, tile, accumulate={"none": None}.get(kind, kind), **mask)
+    if kind == "unfinished":
+        return launch_of("flash1_forward", RELEASED, shape, tile, wave=0, form="released", **mask)
+    order = {"order": "sawtooth", "wave": 3, "last_first": True} if kind == "atomic" else {}
+    return key_tiles_outside(
+        shape, tile, accumulate={"none": None}.get(kind, kind), **order, **mask
+    )
 
 
-KINDS = ("forward", "one block a head", "atomic", "partial", "none")
+RELEASED = (
+    ("k", "read"), ("v", "read"), ("q", "read"), ("out_tmp", "read"), ("out_tmp", "write"),
+    ("lse", "read"), ("lse", "write"), ("out", "write"),
+)  # fmt: skip
+KINDS = ("forward", "one block a head", "unfinished", "atomic", "partial", "none")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,7 +74,7 @@ KINDS = ("forward", "one block a head", "atomic", "partial", "none")
 def test_it_counts_what_a_plain_cache_counts(
     kind, seqlens, group, causal, masked, partitions, sets, ways, sms, slots, pace
 ) -> None:
-    kv_heads = 4 if kind == "one block a head" else 4 // group
+    kv_heads = 4 if kind in ("one block a head", "unfinished") else 4 // group
     shape = AttentionShape(1, 4, *seqlens, 16, kv_heads=kv_heads, causal=causal)
     launch = any_launch(kind, shape, Tile(16, 32), masked)
     l2 = L2(partitions, sets, ways)
@@ -202,11 +87,13 @@ def test_it_counts_what_a_plain_cache_counts(
 def test_blocks_ask_for_the_bytes_of_the_sums(kind: str, causal: bool) -> None:
     """A cache of one line a set and one set keeps nothing: what it fetches and writes is the
     traffic of the tile loop (``analysis.sums``), tensor by tensor."""
-    shape = AttentionShape(2, 4, 160, 224, 64, kv_heads=4 if "head" in kind else 2, causal=causal)
+    of_2022 = kind in ("one block a head", "unfinished")
+    shape = AttentionShape(2, 4, 160, 224, 64, kv_heads=4 if of_2022 else 2, causal=causal)
     tile = Tile(32, 64)
     algorithm, pass_ = {
         "forward": ("flash", "forward"),
         "one block a head": ("flash1-literal", "forward"),
+        "unfinished": ("flash1-released", "forward"),
         "atomic": ("flash", "backward"),
         "partial": ("flash-deterministic", "backward"),
         "none": ("flash-split", "backward"),
@@ -215,6 +102,7 @@ def test_blocks_ask_for_the_bytes_of_the_sums(kind: str, causal: bool) -> None:
     main = {
         "forward": "flash_forward",
         "one block a head": "flash1_forward",
+        "unfinished": "flash1_forward",
     }.get(kind, "flash_backward")
     launch = any_launch(kind, shape, tile, masked=False)
     found = simulate(launch, L2(1, 1, 1), 1, sampled_sets=1, burst=1)
@@ -380,7 +268,7 @@ def test_a_recorded_order_is_replayed() -> None:
 def gb10_misses(seqlen: int, heads: int, tile: int, order: str) -> float:
     shape = AttentionShape(1, heads, seqlen, seqlen, 64)
     launch = query_tiles_outside(shape, Tile(tile, tile), order=order, wave=GB10.sms)
-    found = simulate(launch, GB10.l2, GB10.sms, 1, fixed=True)
+    found = simulate(launch, L2.of(GB10), GB10.sms, 1, fixed=True)
     return sum(found[t].fetches * launch.sizes[t] for t in "qkv") / 32
 
 

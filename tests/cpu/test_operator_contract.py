@@ -20,7 +20,7 @@ from repro.attention.reference import attention_reference, max_error
 def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
     values: dict[str, Any] = {
         "key_mask": None, "block_mask": None, "seed": None, "causal": False, "scale": 0.25,
-        "dropout_p": 0.0, "tile": None, "deterministic": False,
+        "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows",
     }  # fmt: skip
     return tuple((values | changes).values())
 
@@ -30,6 +30,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"causal": True, "key_mask": torch.arange(20)[None].expand(2, 20) < 15},
     {"dropout_p": 0.3, "seed": torch.tensor(5)},
     {"block_mask": torch.ones(2, 2, dtype=torch.bool).tril(), "tile": [16, 16]},
+    {"order": "sawtooth"},
 ]
 
 
