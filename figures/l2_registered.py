@@ -130,7 +130,7 @@ def orders(ax: Axes, rows: pandas.DataFrame) -> None:
     ax.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
     ax.set(xlim=(0.25, 9), ylim=(-len(names) + 0.4, 0.8),
            xlabel="HBM reads / those of rows: head after head, one direction")  # fmt: skip
-    ax.set_title("A sawtooth saves, too many heads side by side cost")
+    ax.set_title("A sawtooth saves; heads side by side cost")
     ax.plot([], [], color=SAWTOOTH, label="sawtooth")
     ax.plot([], [], color=COLOURS["bound"], label="2, 4 or 8 heads side by side")
     ax.legend(loc="lower right", fontsize=7)

@@ -91,7 +91,7 @@ def test_a_sawtooth_costs_next_to_nothing_and_saves_up_to_half() -> None:
         case = (shape[0], *shape[1])
         assert rows[*case, "sawtooth"] <= 1.02 * rows[*case, "rows"]
         # Sized to L2, heads side by side neither save nor cost.
-        assert rows[*case, l2_orders.SIZED] == pytest.approx(rows[*case, "rows"], rel=0.11)
+        assert 1 <= rows[*case, l2_orders.SIZED] / rows[*case, "rows"] < 1.1
     page = (machine.ROOT / "docs" / "pages" / "l2.md").read_text(encoding="utf-8")
     for pass_, heads, kv_heads, seqlen in (
         (p, *shape) for p, shape in product(("forward", "backward"), l2_orders.SHAPES)
@@ -104,6 +104,26 @@ def test_a_sawtooth_costs_next_to_nothing_and_saves_up_to_half() -> None:
         one, other = (rows[pass_, heads, kv_heads, seqlen, n] for n in ("rows", "sawtooth"))
         shown = f"| {one / 1e6:.0f} MB | {other / 1e6:.0f} MB | {other / one - 1:+.0%} |"
         assert line.endswith(shown), (line, shown)
+    base = rows["forward", 8, 8, 32768, "rows"]
+    two, four, eight = (
+        rows["forward", 8, 8, 32768, f"{n} heads side by side"] / base
+        for n in l2_orders.SIDE_BY_SIDE
+    )
+    assert f"read {two:.2f}, {four:.1f} and {eight:.1f} times as much" in " ".join(page.split())
+
+
+def test_the_page_says_what_is_registered() -> None:
+    """How many cells, what one block more than whole waves costs, and the causal backward."""
+    page = " ".join((machine.ROOT / "docs/pages/l2.md").read_text(encoding="utf-8").split())
+    rows = [row.to_json() for row in records.read(PATH)]
+    assert f"counts {len(rows)} launches" in page
+    forward = {r["seqlen_q"]: r["value"] for r in rows if r["implementation"] == "sdpa-flash"}
+    whole = [waves * 264 * 128 for waves in (2, 3, 4)]
+    more = [f"{100 * (forward[n + 128] / forward[n] - 1):.0f}" for n in whole]
+    assert f"reads {more[0]}, {more[1]} and {more[2]} % more" in page
+    (causal,) = (r for r in rows if r["causal"])
+    low, high = (f"{causal[end] / 1e9:.0f}" for end in ("spread_min", "value"))
+    assert f"read {high} GB, and {low} at other paces" in page
 
 
 def array_of(name: str, dtype: str, shape: tuple[int, ...]) -> Array:
