@@ -57,6 +57,7 @@ class Case:
     scale: float | None = None
     deterministic: bool = False
     tile: tuple[int, int] | None = None
+    order: str = "rows"
     layout: str = "bhnd"
     dout_layout: str = "bhnd"
     values: str = "normal"
@@ -116,6 +117,7 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
         scale=random.choice((-0.2, 0.0) if negative else (None, None, 0.3, 1.0)),
         deterministic=shaping.random() < 0.5,
         tile=tile,
+        order=shaping.choice(("rows", "rows", "sawtooth")),
         layout=random.choice(LAYOUTS),
         dout_layout=random.choice(LAYOUTS),
         values=random.choice(VALUES),
@@ -144,8 +146,8 @@ def _length(random: Random) -> int:
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler neighbours of a failing case, the most drastic simplifications first."""
     plain = Case()
-    for name in ("values", "layout", "dout_layout", "needed", "scale", "deterministic", "causal",
-                 "dropout_p", "key_keep", "dtype"):  # fmt: skip
+    for name in ("values", "layout", "dout_layout", "needed", "scale", "deterministic", "order",
+                 "causal", "dropout_p", "key_keep", "dtype"):  # fmt: skip
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     if case.block_keep:
@@ -241,7 +243,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     counter = _Counter(device)
     out, lse = flash_attention(
         *leaves, **moved, scale=case.scale, dropout_p=case.dropout_p, seed=case.seed,
-        deterministic=case.deterministic, tile=case.tile, return_lse=True,
+        deterministic=case.deterministic, tile=case.tile, order=case.order, return_lse=True,
     )  # fmt: skip
     laid_out = {"q": leaves[0], "k": leaves[1], "v": leaves[2], "out": out}
     shape = AttentionShape(
@@ -312,6 +314,7 @@ def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         "dropout": case.dropout_p > 0.0,
         "block_mask": None if mask is None else mask.numpy(),
         "deterministic": case.deterministic,
+        "order": case.order,
         "gradients": [n for n, w in zip(GRADIENTS, case.needed, strict=True) if w],
     }
 
