@@ -7,12 +7,20 @@ a bool is no number and a string is no list of strings.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Iterable
-from typing import Any
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -115,3 +123,100 @@ def names(name: str, value: Any) -> frozenset[str]:
         if not isinstance(each, str):
             raise TypeError(f"{name}: {each!r} is a {type(each).__name__}, not a name")
     return frozenset(found)
+
+
+def one_of(name: str, value: Any, choices: Iterable[Any]) -> Any:
+    """The value, which must be among the choices."""
+    if isinstance(choices, range):
+        return whole(name, value, choices.start, choices.stop - 1)
+    known = tuple(choices)
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
+    return value
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Hold every argument of a call to its annotation, by the functions above, before the call.
+
+    A whole number is no float's NaN, no bool and no text; a protocol is a thing with its methods;
+    an annotation that is none of these kinds (a callable, an array-like) is left to the function.
+    Annotated[str, ("a", "b")] is one of these texts, Annotated[int, range(4)] a number from 0 to 3.
+    """
+    signature = inspect.signature(function)
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not hints:  # its module is complete now
+            hints.update(typing.get_type_hints(function, include_extras=True))
+        given = signature.bind(*args, **kwargs)
+        for name, value in given.arguments.items():
+            kind = signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                value = {each: of_kind(each, found, hints[name]) for each, found in value.items()}
+            elif kind is not inspect.Parameter.VAR_POSITIONAL and name in hints:
+                value = of_kind(name, value, hints[name])
+            given.arguments[name] = value
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def check_fields(thing: Any) -> None:
+    """Hold every field of a frozen dataclass to its annotation; for ``__post_init__``."""
+    kind = type(thing)
+    if kind not in _FIELDS:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        _FIELDS[kind] = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    for name, hint in _FIELDS[kind].items():
+        value = getattr(thing, name)
+        found = of_kind(name, value, hint)
+        if found is not value:
+            object.__setattr__(thing, name, found)
+
+
+_FIELDS: dict[type, dict[str, Any]] = {}
+
+
+def of_kind(name: str, value: Any, hint: Any) -> Any:
+    """The value, as the type that an annotation names; TypeError or ValueError if it cannot be."""
+    if hint in _SIMPLE:
+        return _SIMPLE[hint](name, value)
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in inside:
+            return None
+        wanted = [each for each in inside if each is not type(None)]
+        return of_kind(name, value, wanted[0]) if len(wanted) == 1 else value
+    if origin is typing.Annotated:  # with the choices there are
+        return one_of(name, of_kind(name, value, inside[0]), inside[1])
+    if origin is typing.Literal:
+        return one_of(name, value, inside)
+    if origin is tuple:
+        instance(name, value, tuple, list)
+        rest = inside[:1] * len(value) if inside[-1] is ... else inside
+        if len(rest) != len(value):
+            raise ValueError(f"{name}={value!r} has {len(value)} entries, not {len(rest)}")
+        pairs = enumerate(zip(value, rest, strict=True))
+        return tuple(of_kind(f"{name}[{i}]", each, kind) for i, (each, kind) in pairs)
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        instance(name, value, origin)
+        for key, each in value.items():
+            of_kind(f"{name}[{key!r}]", each, inside[1])
+    elif isinstance(hint, type) and getattr(hint, "_is_protocol", False):
+        wanted = [m for m in {**hint.__annotations__, **vars(hint)} if not m.startswith("_")]
+        missing = [each for each in wanted if not hasattr(value, each)]
+        if missing:
+            found = type(value).__name__
+            raise TypeError(f"{name}={reprlib.repr(value)} is a {found}, without {missing[0]}")
+    elif isinstance(hint, type) and hint not in (object, Any):
+        instance(name, value, hint)
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    instance(name, value, str)
+    return str(value)
+
+
+_SIMPLE: dict[Any, Callable[[str, Any], Any]] = {int: whole, float: real, bool: flag, str: _text}

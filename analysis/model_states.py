@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analysis.arguments import checked, real
+
 STAGES = (0, 1, 2, 3)
 
 
@@ -26,6 +28,7 @@ class StateBytes:
         return self.parameters + self.gradients + self.optimizer
 
 
+@checked
 def model_state_bytes(
     parameters: float,
     ranks: int = 1,
@@ -44,6 +47,13 @@ def model_state_bytes(
         raise ValueError(f"ranks must be at least 1, got {ranks}")
     if stage not in STAGES:
         raise ValueError(f"stage must be one of {STAGES}, got {stage}")
+    for name, value in (
+        ("parameters", parameters),
+        ("parameter_bytes", parameter_bytes),
+        ("gradient_bytes", gradient_bytes),
+        ("optimizer_bytes", optimizer_bytes),
+    ):
+        real(name, value, least=0)
     shared = [ranks if stage >= first else 1 for first in (3, 2, 1)]
     return StateBytes(
         parameters * parameter_bytes / shared[0],
@@ -52,15 +62,17 @@ def model_state_bytes(
     )
 
 
+@checked
 def largest_model(memory_bytes: float, ranks: int, stage: int) -> float:
     """Parameters whose model states fill ``memory_bytes`` on each rank (ZeRO, Table 2)."""
-    return memory_bytes / model_state_bytes(1, ranks, stage).total
+    return real("memory_bytes", memory_bytes, least=0) / model_state_bytes(1, ranks, stage).total
 
 
 #: Times a ring passes the tensor around, except for the share a rank keeps.
 RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "broadcast": 1, "reduce": 1}
 
 
+@checked
 def ring_sent_bytes(collective: str, nbytes: float, ranks: int) -> float:
     """Bytes each rank sends when a collective runs as a ring on a tensor of ``nbytes`` (full size).
 
@@ -70,7 +82,7 @@ def ring_sent_bytes(collective: str, nbytes: float, ranks: int) -> float:
     """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
-    share = nbytes * (ranks - 1) / ranks
+    share = real("nbytes", nbytes, least=0) * (ranks - 1) / ranks
     if collective not in RING_PASSES:
         raise ValueError(f"collective must be one of {sorted(RING_PASSES)}, got {collective!r}")
     return RING_PASSES[collective] * share
@@ -92,6 +104,7 @@ SCHEDULES: dict[str, dict[str, int]] = {
 }
 
 
+@checked
 def communication_volume(schedule: str) -> int:
     """Elements a step moves, in units of Ψ, as the paper counts: 2 (or 3 for P_os+g+p)."""
     if schedule not in SCHEDULES:
@@ -99,10 +112,13 @@ def communication_volume(schedule: str) -> int:
     return sum(RING_PASSES[name] * times for name, times in SCHEDULES[schedule].items())
 
 
+@checked
 def step_sent_bytes(schedule: str, parameters: float, itemsize: float, ranks: int) -> float:
     """Bytes each rank sends in one step; tends to ``communication_volume`` x Ψ x itemsize."""
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {sorted(SCHEDULES)}, got {schedule!r}")
+    for name, value in (("parameters", parameters), ("itemsize", itemsize)):
+        real(name, value, least=0)
     return sum(
         times * ring_sent_bytes(name, parameters * itemsize, ranks)
         for name, times in SCHEDULES[schedule].items()

@@ -26,6 +26,7 @@ import numpy as np
 
 from analysis import algorithms
 from analysis.algorithms import DqSum, Family, of_family
+from analysis.arguments import checked
 from analysis.shapes import Tile
 from kernels import hopper, ladder
 from kernels.checks import check_shapes, finite
@@ -38,7 +39,8 @@ from kernels.flash_config import (
     padded_head_dim,
     shared_bytes,
 )
-from kernels.launch import Argument, Array, Backend
+from kernels.ladder_arrays import saved
+from kernels.launch import Argument, Array, Backend, Count, Size, Word
 from kernels.philox import drop_threshold, keep_scale
 
 __all__ = [
@@ -59,6 +61,7 @@ HOPPER = of_family(Family.HOPPER)
 ALGORITHMS = tuple(algorithms.ALGORITHMS)
 
 
+@checked
 def forward(
     backend: Backend,
     algorithm: str,
@@ -73,15 +76,15 @@ def forward(
     tile: Tile | None = None,
     key_mask: Array | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: Word = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
     order: str = "rows",
-    wave: int | None = None,
+    wave: Size | None = None,
     progress: Array | None = None,
-    progress_tiles: int = 0,
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
-    stream: int | None = None,
+    progress_tiles: Size = 0,
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
+    stream: Word | None = None,
     pdl: bool = False,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and its row statistics.
@@ -175,7 +178,13 @@ def forward(
     backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
 
 
-def progress_notes(seqlen_k: int, block_n: int, progress_tiles: int) -> int:
+def _saved_lse(algorithm: str, q: Array, stats: dict[str, Array]) -> Array:
+    """What the forward pass left; ValueError if it is not there, or of another shape."""
+    return saved(stats, "lse", algorithm, q.shape[:3], "fp32")
+
+
+@checked
+def progress_notes(seqlen_k: Size, block_n: Count, progress_tiles: Size) -> int:
     """Columns of ``progress``: SM, start, a note for every ``progress_tiles`` key tiles, end."""
     if progress_tiles < 1:
         raise ValueError(f"progress_tiles={progress_tiles} is below 1")
@@ -206,6 +215,7 @@ def _wave(backend: Backend, config: FlashConfig, wave: int | None, limit: int) -
     return [np.int32(wave or backend.multiprocessors * config.blocks_per_sm(limit))]
 
 
+@checked
 def backward(
     backend: Backend,
     algorithm: str,
@@ -225,13 +235,13 @@ def backward(
     dlse: Array | None = None,
     key_mask: Array | None = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: Word = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
     order: str = "rows",
-    wave: int | None = None,
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
-    stream: int | None = None,
+    wave: Size | None = None,
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
+    stream: Word | None = None,
     pdl: bool = False,
 ) -> None:
     """dq, dk, dv from dout (and ``dlse``, the gradient of lse), P recomputed from the statistics.
@@ -254,7 +264,7 @@ def backward(
         _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         if chosen.family is Family.HOPPER:
             hopper.backward(
-                backend, q, k, v, out, dout, stats["lse"], dq, dk, dv,
+                backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
                 scale=scale, causal=causal, tile=tile, dlse=dlse, order=order, wave=wave,
                 deterministic=chosen.dq is DqSum.ORDERED, chained=pdl, stream=stream,
             )  # fmt: skip
@@ -272,7 +282,7 @@ def backward(
         else:  # the mask is in the stored P
             ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **settings)
         return
-    lse = stats["lse"]
+    lse = _saved_lse(algorithm, q, stats)
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     like_q = {"out": out, "dout": dout} | ({} if dq is None else {"dq": dq})
     if (dk is None) != (dv is None):

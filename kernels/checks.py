@@ -9,6 +9,20 @@ from kernels.flash_config import DTYPE_CODE, padded_head_dim
 from kernels.launch import Array
 
 FP32_MAX = (2 - 2**-23) * 2.0**127
+INT32_MAX = 2**31 - 1
+
+
+def single(name: str, value: float) -> float:
+    """A number that fp32 can hold, as float."""
+    if not abs(value) <= FP32_MAX:  # also true for NaN
+        raise ValueError(f"{name}={value} is beyond {FP32_MAX:.4g}, the most of fp32")
+    return float(value)
+
+
+def require_int32(name: str, shape: tuple[int, ...]) -> None:
+    """Kernels count rows and columns in 32 bits."""
+    if max(shape, default=0) > INT32_MAX:
+        raise ValueError(f"{name} has shape {shape}, above {INT32_MAX} in one dimension")
 
 
 def finite(scale: float) -> float:
@@ -33,6 +47,8 @@ def check_shapes(
     """Raise ValueError or TypeError for what the kernels would misread, naming both values."""
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise ValueError(f"q has shape {q.shape} and k {k.shape}, not (B, H, N, D)")
+    require_int32("q", q.shape)
+    require_int32("k", k.shape)
     batch, heads, _, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     padded_head_dim(head_dim)

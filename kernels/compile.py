@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from analysis.arguments import checked
 from analysis.files import cache_dir
 from kernels import nvrtc
 from kernels.cache import digest, headers, read_checked, write_checked
@@ -65,6 +66,7 @@ def nvrtc_version() -> str:
     return _nvrtc()[2]
 
 
+@checked
 def compile_cubin(kernel: Kernel, arch: str = "sm_80", version: str | None = None) -> Compiled:
     """Compile ``kernel`` for ``arch`` (``"sm_80"``, ``"sm_90"``, ``"sm_90a"``), cached on disk.
 

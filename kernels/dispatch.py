@@ -21,11 +21,12 @@ from functools import cache
 from pathlib import Path
 
 from analysis.algorithms import Family, find
+from analysis.arguments import checked, items
 from analysis.shapes import Tile
 from kernels import hopper
 from kernels.flash_config import SHARED_LIMIT_BYTES, configure
 from kernels.flash_config import default_tile as sm80_tile
-from kernels.launch import Array
+from kernels.launch import Array, Order, Pass, Size
 from kernels.plan import Device
 
 HOPPER = "90"
@@ -48,19 +49,20 @@ class Choice:
     reason: str
 
 
+@checked
 def choose(
     backend: Device,
     arrays: Iterable[Array],
     *,
     scale: float,
-    pass_: str = "forward",
+    pass_: Pass = "forward",
     tile: Tile | None = None,
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
     deterministic: bool = False,
     causal: bool = False,
-    order: str = "rows",
+    order: Order = "rows",
 ) -> Choice:
     """ "flash-sm90" or "flash", by the rule above.
 
@@ -71,7 +73,9 @@ def choose(
 
     Raises ValueError for a GPU that is too old for any of them.
     """
-    listed = list(arrays)
+    listed = items("arrays", arrays, Array)
+    if not listed:
+        raise ValueError("arrays=[] has no q")
     q = listed[0]
     capability = getattr(backend, "compute_capability", None)
     if capability is not None and not has_flash(capability):
@@ -109,6 +113,7 @@ def choose(
     return Choice("flash-split" if deterministic else "flash", objection)
 
 
+@checked
 def has_flash(compute_capability: str | None) -> bool:
     """Whether a GPU ("80"; None is none of NVIDIA's) can run the flash kernels at all."""
     return compute_capability is not None and int(compute_capability) >= OLDEST
@@ -130,8 +135,9 @@ def left_out() -> Mapping[str, str]:
     return found
 
 
+@checked
 def form_name(
-    head_dim: int, pass_: str, *, causal: bool, seqlen_q: int, order: str = "rows"
+    head_dim: int, pass_: Pass, *, causal: bool, seqlen_q: Size, order: Order = "rows"
 ) -> str:
     """The name in ``hopper.FORMS`` of the form that the rule picks for a pass."""
     form: hopper.ForwardForm | hopper.BackwardForm
@@ -152,6 +158,7 @@ def _unreachable(array: Array) -> str | None:
     return None
 
 
+@checked
 def default_tile(
     algorithm: str,
     head_dim: int,
@@ -159,8 +166,8 @@ def default_tile(
     pass_: str,
     *,
     causal: bool,
-    seqlen_q: int,
-    limit: int = SHARED_LIMIT_BYTES,
+    seqlen_q: Size,
+    limit: Size = SHARED_LIMIT_BYTES,
 ) -> Tile:
     """The tile a flash algorithm runs with when none is asked for."""
     if find(algorithm).family is Family.HOPPER:
@@ -168,13 +175,14 @@ def default_tile(
     return sm80_tile(head_dim, dtype, pass_, limit)
 
 
+@checked
 def kernel_tile(
-    pass_: str,
+    pass_: Pass,
     dtype: str,
     head_dim: int,
     tile: Tile,
     *,
-    limit: int = SHARED_LIMIT_BYTES,
+    limit: Size = SHARED_LIMIT_BYTES,
     block_size: tuple[int, int] | None = None,
     **features: bool,
 ) -> Tile:

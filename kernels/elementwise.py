@@ -6,19 +6,32 @@ x, residual and y are dense (rows, cols) in fp16, bf16 or fp32; bias, gamma and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 
+from analysis.arguments import checked, real
 from analysis.fusion import ROWS_PER_BLOCK, THREADS, Operation, operations
+from kernels.checks import require_int32, single
 from kernels.ladder_arrays import flat_grid, require_fit
-from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel, contiguous_strides
+from kernels.launch import (
+    DTYPE_CODE,
+    Argument,
+    Array,
+    Backend,
+    IoType,
+    Kernel,
+    Word,
+    contiguous_strides,
+)
 from kernels.philox import drop_threshold, keep_scale
 
 SCRATCH_BYTES = THREADS // 32 * 4
 SHARED_LIMIT_BYTES = 48 * 1024
 
 
-def elementwise_kernel(entry: str, dtype: str, vector: int) -> Kernel:
+@checked
+def elementwise_kernel(entry: str, dtype: IoType, vector: Annotated[int, (1, 4, 8)]) -> Kernel:
     """One entry point; ``vector`` elements move at once (1, or 16 bytes' worth)."""
     macros = {"DTYPE": DTYPE_CODE[dtype], "THREADS": THREADS, "ROWS": ROWS_PER_BLOCK, "VEC": vector}
     return Kernel("fused_elementwise.cu", entry, tuple(macros.items()), THREADS)
@@ -35,6 +48,7 @@ def all_kernels() -> list[Kernel]:
     return [elementwise_kernel(entry, "bf16", 8) for entry in entries]
 
 
+@checked
 def run_chain(
     backend: Backend,
     chain: str,
@@ -44,9 +58,9 @@ def run_chain(
     scale: float = 1.0,
     shift: float = 0.0,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: Word = 0,
     eps: float = 1e-5,
-    stream: int | None = None,
+    stream: Word | None = None,
 ) -> None:
     """Run a chain of ``analysis.fusion.CHAINS`` from ``arrays["x"]`` to ``arrays["y"]``.
 
@@ -58,10 +72,13 @@ def run_chain(
     Raises:
         ValueError: a missing array, or shapes, types or strides that disagree; nothing is launched.
     """
+    scale, shift = single("scale", scale), single("shift", shift)
+    eps = single("eps", real("eps", eps, least=0.0))
     steps = operations(chain, fused)
     x = _require(arrays, "x")
     if len(x.shape) != 2 or min(x.shape) < 1:
         raise ValueError(f"x must be (rows, cols) and not empty, got {x.shape}")
+    require_int32("x", x.shape)
     if x.dtype not in DTYPE_CODE:
         raise ValueError(f"x is {x.dtype}, not one of {sorted(DTYPE_CODE)}")
     rows, cols = x.shape

@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.algorithms import Form
+from analysis.arguments import checked
 from analysis.shapes import Tile
+from kernels.checks import finite
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.ladder_arrays import (
     flat_grid,
@@ -22,7 +24,18 @@ from kernels.ladder_arrays import (
     row_statistic,
     saved,
 )
-from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel
+from kernels.launch import (
+    DTYPE_CODE,
+    Argument,
+    Array,
+    Backend,
+    Count,
+    IoType,
+    Kernel,
+    Pass,
+    Size,
+    Word,
+)
 
 THREADS = 128
 FORMS: tuple[Form, ...] = ("literal", "skip-first", "released")
@@ -31,7 +44,8 @@ RELEASED_BLOCK_M = 16
 """Br of the authors' kernels, whatever the head dimension."""
 
 
-def flash1_shared_bytes(tile: Tile, head_dim: int, dtype: str, pass_: str) -> int:
+@checked
+def flash1_shared_bytes(tile: Tile, head_dim: Count, dtype: IoType, pass_: Pass) -> int:
     """Shared memory of a block, bytes; ``pass_`` is "forward" or "backward".
 
     Forward: K, V and Q tiles in the io type, S in fp32, four fp32 numbers a row. Backward: also
@@ -44,8 +58,9 @@ def flash1_shared_bytes(tile: Tile, head_dim: int, dtype: str, pass_: str) -> in
     return (2 * n + 2 * m) * row + 2 * n * head_dim * 4 + scores + 3 * m * 4
 
 
+@checked
 def flash1_tile(
-    head_dim: int, dtype: str, pass_: str, shared_limit_bytes: int = SHARED_LIMIT_BYTES
+    head_dim: Count, dtype: IoType, pass_: Pass, shared_limit_bytes: Size = SHARED_LIMIT_BYTES
 ) -> Tile:
     """Br = 16 and the largest Bc ≤ 256 that fits, as released. ValueError when none does."""
     for block_n in (256, 128, 64, 32, 16):
@@ -56,8 +71,9 @@ def flash1_tile(
     return tile
 
 
+@checked
 def flash1_kernel(
-    entry: str, tile: Tile, head_dim: int, dtype: str, pass_: str, *, form: Form
+    entry: str, tile: Tile, head_dim: Count, dtype: IoType, pass_: Pass, *, form: Form
 ) -> Kernel:
     """One entry point of ``flash1_<pass_>.cu`` at one tile."""
     macros = (
@@ -80,6 +96,7 @@ def _require_tile(tile: Tile, head_dim: int, dtype: str, pass_: str, limit_bytes
     return needed
 
 
+@checked
 def flash1_forward(
     backend: Backend,
     q: Array,
@@ -92,8 +109,8 @@ def flash1_forward(
     causal: bool = False,
     tile: Tile | None = None,
     form: Form = "released",
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
-    stream: int | None = None,
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
+    stream: Word | None = None,
 ) -> None:
     """out = softmax(scale·q·kᵀ)·v with O, l, m in memory (FlashAttention 2022, Alg. 1 and 2).
 
@@ -107,6 +124,7 @@ def flash1_forward(
     Raises ValueError or TypeError for shapes, types or alignment the kernels do not handle, and
     when the tile does not fit ``shared_limit_bytes``.
     """
+    scale = finite(scale)
     require_arrays(q, k, [(v, k), (out, q)])
     batch, heads, seqlen_q, head_dim = q.shape
     if tile is None:
@@ -135,6 +153,7 @@ def flash1_forward(
     backend.launch(kernel("flash1_forward"), flat_grid(batch * heads), shared_bytes, args, stream)
 
 
+@checked
 def flash1_backward(
     backend: Backend,
     q: Array,
@@ -151,8 +170,8 @@ def flash1_backward(
     causal: bool = False,
     tile: Tile | None = None,
     form: Form = "released",
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
-    stream: int | None = None,
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
+    stream: Word | None = None,
 ) -> None:
     """dq, dk, dv without a stored P (FlashAttention 2022, Alg. 4).
 
@@ -161,6 +180,7 @@ def flash1_backward(
     rowsum(dout∘out), (B, H, Nq) fp32, for the later ones. Errors as in
     :func:`flash1_forward`.
     """
+    scale = finite(scale)
     require_arrays(q, k, [(v, k), (out, q), (dout, q), (dq, q), (dk, k), (dv, k)])
     batch, heads, seqlen_q, head_dim = q.shape
     if tile is None:

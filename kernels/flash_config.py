@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from analysis.arguments import check_fields, checked
 from analysis.hardware import H100_SXM, Gpu
 from analysis.occupancy import (
     MAX_REGISTERS_PER_THREAD,
@@ -17,7 +18,7 @@ from analysis.occupancy import (
     occupancy,
 )
 from analysis.shapes import Tile
-from kernels.launch import DTYPE_CODE, ITEMSIZE, Kernel
+from kernels.launch import DTYPE_CODE, ITEMSIZE, Kernel, Size
 
 HEAD_DIMS = (32, 64, 128, 256)
 """Columns a tile can have; a head dimension in between is padded with zeros inside the kernel."""
@@ -80,6 +81,7 @@ _TILES: dict[tuple[str, bool], dict[int, tuple[tuple[int, int], ...]]] = {
 }
 
 
+@checked
 def padded_head_dim(head_dim: int) -> int:
     """Columns of a tile that holds ``head_dim``.
 
@@ -132,6 +134,7 @@ class FlashConfig:
     """dQ is made, or at least its sum (backward only); False leaves it to "backward-dq"."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.pass_ not in PASSES:
             raise ValueError(f"pass_={self.pass_!r} is not one of {PASSES}")
         if self.dtype not in DTYPE_CODE:
@@ -300,6 +303,7 @@ class FlashConfig:
         )
 
 
+@checked
 def shared_bytes(config: FlashConfig, limit: int = SHARED_LIMIT_BYTES) -> int:
     """Dynamic shared memory of the main kernel. ValueError with both numbers above ``limit``."""
     needed = config.shared_bytes
@@ -312,7 +316,8 @@ def shared_bytes(config: FlashConfig, limit: int = SHARED_LIMIT_BYTES) -> int:
     return needed
 
 
-def default_tile(head_dim: int, dtype: str, pass_: str, limit: int = SHARED_LIMIT_BYTES) -> Tile:
+@checked
+def default_tile(head_dim: int, dtype: str, pass_: str, limit: Size = SHARED_LIMIT_BYTES) -> Tile:
     """The tile used when the caller names none: the first of the list above that fits ``limit``.
 
     head_dim: of the caller; any multiple of 8 up to 256. pass_: one of ``PASSES``.
@@ -335,15 +340,16 @@ def default_tile(head_dim: int, dtype: str, pass_: str, limit: int = SHARED_LIMI
     )
 
 
+@checked
 def configure(
     pass_: str,
     dtype: str,
     head_dim: int,
     *,
     tile: Tile | None = None,
-    limit: int = SHARED_LIMIT_BYTES,
+    limit: Size = SHARED_LIMIT_BYTES,
     block_size: tuple[int, int] | None = None,
-    progress: int = 0,
+    progress: Size = 0,
     **features: bool,
 ) -> FlashConfig:
     """The form for a problem: tiles double-buffered where shared memory allows it.

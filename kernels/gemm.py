@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis.arguments import checked
 from analysis.gemm import VARIANTS, GemmTile, shared_tile_bytes, square
+from kernels.checks import require_int32
 from kernels.ladder_arrays import flat_grid, require_fit
-from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel, contiguous_strides
+from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Kernel, Word, contiguous_strides
 
 NAIVE_THREADS = 256
 SHARED_LIMIT_BYTES = 48 * 1024  # what a block may have on every GPU without asking
@@ -22,6 +24,7 @@ DEFAULT_TILES = {
 }
 
 
+@checked
 def gemm_kernel(variant: str, dtype: str, tile: GemmTile | None = None) -> Kernel:
     """The kernel of one step of the ladder.
 
@@ -71,6 +74,7 @@ def all_kernels() -> list[Kernel]:
     ]
 
 
+@checked
 def gemm(
     backend: Backend,
     variant: str,
@@ -78,7 +82,7 @@ def gemm(
     b: Array,
     c: Array,
     tile: GemmTile | None = None,
-    stream: int | None = None,
+    stream: Word | None = None,
 ) -> None:
     """C = A B by one step of the ladder.
 
@@ -86,6 +90,8 @@ def gemm(
     """
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a {a.shape} and b {b.shape} cannot be multiplied")
+    require_int32("a", a.shape)
+    require_int32("b", b.shape)
     (m, k), n = a.shape, b.shape[1]
     if c.shape != (m, n):
         raise ValueError(f"c is {c.shape}, the product is {(m, n)}")

@@ -15,12 +15,14 @@ import math
 
 import numpy as np
 
+from analysis.arguments import checked
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.shapes import AttentionShape, Tile
 from kernels.checks import check_shapes, finite
 from kernels.hopper_forms import (
     BACKWARD_FORMS,
     FORWARD_FORMS,
+    HEAD_DIMS,
     REPAIR_TILES,
     WARPGROUP,
     BackwardForm,
@@ -29,12 +31,24 @@ from kernels.hopper_forms import (
     form_of_tile,
     forward_form,
 )
-from kernels.launch import Argument, Array, Backend, Kernel, TensorMap
+from kernels.launch import (
+    Argument,
+    Array,
+    Backend,
+    IoType,
+    Kernel,
+    Order,
+    Pass,
+    Size,
+    TensorMap,
+    Word,
+)
 
 __all__ = [
     "BACKWARD_FORMS",
     "FORMS",
     "FORWARD_FORMS",
+    "HEAD_DIMS",
     "BackwardForm",
     "ForwardForm",
     "backward",
@@ -56,17 +70,16 @@ FORMS: dict[str, ForwardForm | BackwardForm] = {
     **{f"{ALGORITHM} {form.name}": form for form in FORWARD_FORMS},
     **{f"{ALGORITHM} {form.name}": form for form in BACKWARD_FORMS},
 }
-#: At 256 dk and dv together would take every register of a thread.
-HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 
 
+@checked
 def why_not(
-    dtype: str,
-    head_dim: int,
+    dtype: IoType,
+    head_dim: Size,
     *,
     scale: float,
-    pass_: str = "forward",
-    keys: int = 1,
+    pass_: Pass = "forward",
+    keys: Size = 1,
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
@@ -92,7 +105,8 @@ def why_not(
     return next((name for name, used in features.items() if used), None)
 
 
-def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: int) -> Tile:
+@checked
+def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: Size) -> Tile:
     """The tile that a pass runs with when none is asked for."""
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
@@ -103,6 +117,7 @@ def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: int) -> Tile
     return forward_form(head_dim, causal, seqlen_q).tile
 
 
+@checked
 def forward(
     backend: Backend,
     q: Array,
@@ -115,11 +130,11 @@ def forward(
     causal: bool = False,
     tile: Tile | None = None,
     form: ForwardForm | None = None,
-    order: str = "rows",
-    wave: int | None = None,
+    order: Order = "rows",
+    wave: Size | None = None,
     optimistic: bool = False,
     chained: bool = False,
-    stream: int | None = None,
+    stream: Word | None = None,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
 
@@ -191,6 +206,7 @@ def forward(
     )
 
 
+@checked
 def backward(
     backend: Backend,
     q: Array,
@@ -209,10 +225,10 @@ def backward(
     form: BackwardForm | None = None,
     dlse: Array | None = None,
     deterministic: bool = False,
-    order: str = "rows",
-    wave: int | None = None,
+    order: Order = "rows",
+    wave: Size | None = None,
     chained: bool = False,
-    stream: int | None = None,
+    stream: Word | None = None,
 ) -> None:
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 

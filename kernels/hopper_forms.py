@@ -19,14 +19,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from analysis.arguments import checked, one_of
 from analysis.shapes import Tile
 from kernels.flash_config import DTYPE_CODE
-from kernels.launch import Kernel
+from kernels.launch import Kernel, Size
 
 WARPGROUP = 128
 STAGES = 2
 ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
 BARRIER_BYTES = 8
+#: At 256 dk and dv together would take every register of a thread.
+HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 #: Query tiles that a block of the repair looks after at most (``flash_forward_sm90.cu``).
 REPAIR_TILES = 256
 #: Longest sequence of queries for which blocks stay and take several query tiles.
@@ -123,10 +126,11 @@ FORWARD_FORMS = (
 )
 
 
+@checked
 def forward_form(
     head_dim: int,
     causal: bool,
-    seqlen_q: int,
+    seqlen_q: Size,
     tile: Tile | None = None,
     *,
     sawtooth: bool = False,
@@ -152,6 +156,7 @@ def forward_form(
     """
     if tile is not None:
         return form_of_tile(head_dim, tile)
+    one_of("head_dim", head_dim, HEAD_DIMS["forward"])
     if head_dim == 256:
         return ForwardForm(256, 2, 80)
     persistent = seqlen_q <= PERSISTENT_SEQLEN and not sawtooth
@@ -160,6 +165,7 @@ def forward_form(
     return ForwardForm(128, 2, 128 if causal or persistent else 176, persistent)
 
 
+@checked
 def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
     """The forward form with a tile and one block for each. ValueError lists the tiles there are."""
     forms = [form for form in FORWARD_FORMS if form.head_dim == head_dim and not form.persistent]
@@ -268,6 +274,7 @@ BACKWARD_FORMS = (
 )
 
 
+@checked
 def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> BackwardForm:
     """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
 
@@ -278,6 +285,7 @@ def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> Back
     """
     if tile is not None:
         return _backward_form_of_tile(head_dim, tile)
+    one_of("head_dim", head_dim, HEAD_DIMS["backward"])
     if head_dim == 64:
         return BackwardForm(64, 128)
     return BackwardForm(128, 64 if causal else 80)

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
+from analysis.arguments import checked
 from analysis.flops import useful_flops
 from analysis.hardware import H200
 from analysis.l2.attention import hopper_heads_per_group
@@ -181,6 +182,7 @@ def line_of(form: Form, causal: bool) -> tuple[Line, float]:
     return card.through(points), float(row["beside"])
 
 
+@checked
 def clocks(form: Form, shape: AttentionShape, sms: int) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`line_of`."""
     line, beside = line_of(form, shape.causal)
@@ -231,6 +233,7 @@ def _longest_first(tiles: Iterable[int], heads: int, group: int) -> Iterator[int
             yield from [tile] * min(group, heads - start)
 
 
+@checked
 def seconds(
     form: Form,
     shape: AttentionShape,

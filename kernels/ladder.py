@@ -17,6 +17,7 @@ They are for reading beside the paper and for counting bytes; products are plain
 from __future__ import annotations
 
 from analysis.algorithms import Family, find, of_family
+from analysis.arguments import checked
 from analysis.shapes import Tile
 from kernels.flash1 import (
     flash1_backward,
@@ -26,7 +27,7 @@ from kernels.flash1 import (
     flash1_tile,
 )
 from kernels.flash_config import SHARED_LIMIT_BYTES
-from kernels.launch import Kernel
+from kernels.launch import Count, IoType, Kernel, Pass, Size
 from kernels.standard import (
     DEFAULT_TILE,
     FORM,
@@ -54,12 +55,13 @@ __all__ = [
 ALGORITHMS = of_family(Family.STANDARD, Family.FLASH1)
 
 
+@checked
 def default_tile(
     algorithm: str,
-    head_dim: int,
-    dtype: str,
-    pass_: str,
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
+    head_dim: Count,
+    dtype: IoType,
+    pass_: Pass,
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
 ) -> Tile:
     """64 × 64 for standard; Br = 16 and the largest Bc ≤ 256 that fits for flash1."""
     _require_known(algorithm)
@@ -68,7 +70,8 @@ def default_tile(
     return flash1_tile(head_dim, dtype, pass_, shared_limit_bytes)
 
 
-def all_kernels(algorithm: str, tile: Tile, head_dim: int, dtype: str) -> list[Kernel]:
+@checked
+def all_kernels(algorithm: str, tile: Tile, head_dim: Count, dtype: IoType) -> list[Kernel]:
     """Every kernel of both passes at one tile, for compile tests and ahead-of-time builds."""
     _require_known(algorithm)
     if algorithm == "standard":

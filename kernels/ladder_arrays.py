@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kernels.checks import require_int32
 from kernels.launch import DTYPE_CODE, GRID_LIMIT, ITEMSIZE, Array, Backend
 
 MAX_HEAD_DIM = 128
@@ -41,6 +42,8 @@ def require_arrays(q: Array, k: Array, others: Sequence[tuple[Array, Array]]) ->
     """
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise ValueError(f"q {q.shape} and k {k.shape} must be (B, H, N, D)")
+    require_int32("q", q.shape)
+    require_int32("k", k.shape)
     batch, heads, _, head_dim = q.shape
     if q.dtype not in DTYPE_CODE:
         raise TypeError(f"q is {q.dtype}, not one of {', '.join(DTYPE_CODE)}")

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from analysis.arguments import check_fields, checked
 from analysis.shapes import ITEMSIZE as IO_ITEMSIZE
 
 KERNELS_DIR = Path(__file__).resolve().parent
@@ -25,6 +26,17 @@ ITEMSIZE = {**IO_ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1}
 """Bytes of an element of every type that an array can have."""
 DTYPE_CODE = {name: code for code, name in enumerate(IO_ITEMSIZE)}
 """Type of q, k, v, out -> the DTYPE macro."""
+IoType: TypeAlias = Annotated[str, tuple(IO_ITEMSIZE)]
+"""Name of a type of q, k, v, out."""
+Count: TypeAlias = Annotated[int, range(1, 2**31)]
+"""How many there are of something that a kernel counts in 32 bits."""
+Size: TypeAlias = Annotated[int, range(2**31)]
+"""The same of something that there may be none of."""
+Word: TypeAlias = Annotated[int, range(2**64)]
+"""A seed, an address, a stream's handle."""
+Order: TypeAlias = Annotated[str, ("rows", "sawtooth")]
+"""How a pass walks its keys or queries (``analysis.algorithms.check_order``)."""
+Pass: TypeAlias = Annotated[str, ("forward", "backward")]
 NUMPY_TYPES = {
     "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
     "int32": np.int32, "int64": np.int64, "uint8": np.uint8,
@@ -56,6 +68,7 @@ class Kernel:
     threads: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.threads <= THREAD_LIMIT or self.threads % 32:
             raise ValueError(
                 f"{self.entry}: threads must be a multiple of 32 in 32..{THREAD_LIMIT}, "
@@ -94,7 +107,7 @@ class Array:
     """
 
     name: str
-    pointer: int
+    pointer: Word
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
@@ -102,6 +115,7 @@ class Array:
     owner: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.dtype not in ITEMSIZE:
             raise TypeError(f"{self.name}: dtype {self.dtype!r} is not one of {list(ITEMSIZE)}")
         if self.access not in ACCESS:
@@ -173,6 +187,7 @@ class TensorMap:
     box_rows: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         array = self.array
         if len(array.shape) != 4:
             raise ValueError(f"{array.name}: a tensor map needs 4 dimensions, not {array.shape}")
@@ -223,6 +238,7 @@ class Backend(Protocol):
         ...
 
 
+@checked
 def from_numpy(
     name: str, values: np.ndarray, access: str, dtype: str | None = None, owner: Any = None
 ) -> Array:
@@ -245,6 +261,7 @@ def from_numpy(
     )
 
 
+@checked
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a dense row-major array."""
     strides = [1] * len(shape)
@@ -300,6 +317,7 @@ def encode(arg: Argument) -> bytes:
     return encode_array(arg) if isinstance(arg, Array) else encode_scalar(arg)
 
 
+@checked
 def check_grid(kernel: Kernel, grid: tuple[int, int, int]) -> None:
     """ValueError when a grid axis is empty or above the hardware's limit."""
     for axis, size, limit in zip("xyz", grid, GRID_LIMIT, strict=True):

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.algorithms import Family, find
+from analysis.arguments import check_fields, checked, names, one_of
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, dispatch
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
-from kernels.launch import Array, contiguous_strides
+from kernels.launch import Array, Count, Pass, Size, contiguous_strides
 from kernels.plan import Launch, Recorder, record
 
 AUTO = "auto"
@@ -34,8 +35,15 @@ class Device:
     """
 
     compute_capability: str | None = None
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES
-    multiprocessors: int = 2
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES
+    multiprocessors: Count = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.compute_capability is not None and not self.compute_capability.isdigit():
+            raise ValueError(
+                f"compute_capability={self.compute_capability!r} is no number such as '80'"
+            )
 
 
 HOST = Device()
@@ -69,6 +77,7 @@ class Launched:
         return dict(self.main.kernel.macros)["HEAD_DIM"]
 
 
+@checked
 def tile_of(launch: Launch) -> Tile:
     """The tile that a main kernel is compiled for."""
     macros = dict(launch.kernel.macros)
@@ -77,10 +86,11 @@ def tile_of(launch: Launch) -> Tile:
     return Tile(block_m, macros.get("BLOCK_N", 128))
 
 
+@checked
 def launches_of(
     algorithm: str,
     shape: AttentionShape,
-    pass_: str,
+    pass_: Pass,
     device: Device = HOST,
     *,
     tile: Tile | None = None,
@@ -107,6 +117,8 @@ def launches_of(
     shape, asked = shape.padded, algorithm
     arrays = _arrays(shape, pass_, key_mask=key_mask, lse_gradient=lse_gradient)
     reason = None
+    for each in names("gradients", gradients):
+        one_of("gradients", each, GRADIENTS)
     made = set(gradients) | ({"dk", "dv"} if {"dk", "dv"} & set(gradients) else set())
     if algorithm == AUTO and pass_ == "backward" and made != set(GRADIENTS):
         algorithm, reason = "flash-split", f"only {', '.join(sorted(made))} are asked for"

@@ -6,10 +6,24 @@ fp32; sums are fp32. Top-k results are values (rows, k) in fp32 and indices (row
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
+from analysis.arguments import checked
+from kernels.checks import require_int32
 from kernels.ladder_arrays import flat_grid
-from kernels.launch import DTYPE_CODE, ITEMSIZE, Array, Backend, Kernel, contiguous_strides
+from kernels.launch import (
+    DTYPE_CODE,
+    ITEMSIZE,
+    Array,
+    Backend,
+    IoType,
+    Kernel,
+    Size,
+    Word,
+    contiguous_strides,
+)
 
 ALGORITHMS = ("naive", "safe", "online")
 ACCESSES = {"naive": 3, "safe": 4, "online": 3, "online-topk": 1, "topk": 1}
@@ -20,7 +34,8 @@ THREADS = 256
 SCRATCH_BYTES = THREADS // 32 * 8  # one pair of 4-byte numbers a warp
 
 
-def softmax_kernel(entry: str, dtype: str, k: int = 1) -> Kernel:
+@checked
+def softmax_kernel(entry: str, dtype: IoType, k: Annotated[int, range(1, MAX_K + 1)] = 1) -> Kernel:
     """One entry point of ``online_softmax.cu``."""
     macros = (("DTYPE", DTYPE_CODE[dtype]), ("THREADS", THREADS), ("TOPK", k))
     return Kernel("online_softmax.cu", entry, macros, THREADS)
@@ -32,7 +47,8 @@ def all_kernels(dtype: str, k: int = 5) -> list[Kernel]:
     return [*plain, *(softmax_kernel(entry, dtype, k) for entry in ("softmax_online_topk", "topk"))]
 
 
-def predict_bytes(algorithm: str, rows: int, cols: int, dtype: str, k: int = 0) -> int:
+@checked
+def predict_bytes(algorithm: str, rows: Size, cols: Size, dtype: IoType, k: Size = 0) -> int:
     """Bytes at the SM boundary: accesses an element times elements, and the top-k answer."""
     if algorithm not in ACCESSES:
         raise ValueError(f"algorithm {algorithm!r} is not one of {', '.join(ACCESSES)}")
@@ -40,8 +56,9 @@ def predict_bytes(algorithm: str, rows: int, cols: int, dtype: str, k: int = 0) 
     return ACCESSES[algorithm] * rows * cols * ITEMSIZE[dtype] + answer
 
 
+@checked
 def softmax(
-    backend: Backend, algorithm: str, x: Array, y: Array, stream: int | None = None
+    backend: Backend, algorithm: str, x: Array, y: Array, stream: Word | None = None
 ) -> None:
     """y = softmax of every row of x by the "naive", "safe" or "online" algorithm.
 
@@ -58,8 +75,9 @@ def softmax(
     )  # fmt: skip
 
 
+@checked
 def softmax_topk(
-    backend: Backend, x: Array, values: Array, indices: Array, stream: int | None = None
+    backend: Backend, x: Array, values: Array, indices: Array, stream: Word | None = None
 ) -> None:
     """The k largest softmax probabilities of every row of x in one pass (Algorithm 4).
 
@@ -68,8 +86,9 @@ def softmax_topk(
     _topk(backend, "softmax_online_topk", x, values, indices, stream)
 
 
+@checked
 def topk(
-    backend: Backend, y: Array, values: Array, indices: Array, stream: int | None = None
+    backend: Backend, y: Array, values: Array, indices: Array, stream: Word | None = None
 ) -> None:
     """The k largest elements of every row of y, as a kernel of its own after a softmax."""
     _topk(backend, "topk", y, values, indices, stream)
@@ -94,6 +113,7 @@ def _topk(
 def _require_rows(x: Array) -> tuple[int, int]:
     if len(x.shape) != 2 or min(x.shape) < 1:
         raise ValueError(f"{x.name} {x.shape} must be (rows, cols), neither of them 0")
+    require_int32(x.name, x.shape)
     if x.dtype not in DTYPE_CODE:
         raise TypeError(f"{x.name} is {x.dtype}, not one of {', '.join(DTYPE_CODE)}")
     _require_like(x, x.shape, x.dtype)

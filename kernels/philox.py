@@ -12,6 +12,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from analysis.arguments import checked
+from kernels.launch import Size, Word
+
 Words = npt.NDArray[np.uint32]
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -37,6 +40,7 @@ def philox_4x32_10(
     return tuple(c.astype(np.uint32) for c in (c0, c1, c2, c3))  # type: ignore[return-value]
 
 
+@checked
 def drop_threshold(dropout_p: float) -> int:
     """A weight is dropped when its word is below this: floor(p · 2³²), and 2³² - 1 for p = 1.
 
@@ -47,13 +51,15 @@ def drop_threshold(dropout_p: float) -> int:
     return min(math.floor(dropout_p * 2**32), 2**32 - 1)
 
 
+@checked
 def keep_scale(dropout_p: float) -> float:
     """What a kept weight is multiplied by: 1 / (1 - p). 0 for p = 1, where nothing is kept."""
     return 0.0 if dropout_p == 1.0 else 1.0 / (1.0 - dropout_p)
 
 
+@checked
 def kept_weights(
-    seed: int, dropout_p: float, batch: int, heads: int, seqlen_q: int, seqlen_k: int
+    seed: Word, dropout_p: float, batch: Size, heads: Size, seqlen_q: Size, seqlen_k: Size
 ) -> npt.NDArray[np.bool_]:
     """The dropout mask, True where a weight is kept; (B, H, Nq, Nk).
 

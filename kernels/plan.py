@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from analysis.arguments import checked
 from kernels.launch import Argument, Array, Backend, Kernel, TensorMap, contiguous_strides
 
 #: A stand-in's address: its slot above, the offset in the array below these bits.
@@ -101,6 +102,7 @@ def slot_and_offset(address: int) -> tuple[int, int]:
     return (address >> _SLOT_SHIFT) - 1, address & ((1 << _SLOT_SHIFT) - 1)
 
 
+@checked
 def record(
     backend: Device,
     arrays: Mapping[str, Array],
@@ -119,6 +121,7 @@ def record(
     return Plan(tuple(recorder.launches), tuple(recorder.scratch))
 
 
+@checked
 def replay(
     plan: Plan, backend: Backend, addresses: Sequence[int], stream: int | None = None
 ) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.launch import DTYPE_CODE, Array, Backend, Kernel
+from analysis.arguments import checked
+from kernels.launch import DTYPE_CODE, Array, Backend, Count, IoType, Kernel, Size
 
 THREADS = 256
 STEPS = 8
@@ -16,7 +17,10 @@ VECTOR_BYTES = 16
 MMA_FLOPS = 2 * 16 * 8 * 16
 
 
-def probe(entry: str, *, dtype: str = "fp16", threads: int = THREADS, steps: int = STEPS) -> Kernel:
+@checked
+def probe(
+    entry: str, *, dtype: IoType = "fp16", threads: Count = THREADS, steps: Count = STEPS
+) -> Kernel:
     """The kernel of one probe. ``steps`` is its independent operations a thread and round."""
     macros = (
         ("DTYPE", DTYPE_CODE[dtype]),
@@ -32,6 +36,7 @@ def all_probes() -> list[Kernel]:
     return [probe(f"probe_{entry}") for entry in entries]
 
 
+@checked
 def vectors(array: Array) -> np.int64:
     """16-byte vectors of a flat array; ValueError when a block would not be filled evenly."""
     total = array.size * array.itemsize
@@ -42,7 +47,8 @@ def vectors(array: Array) -> np.int64:
     return np.int64(total // VECTOR_BYTES)
 
 
-def read(backend: Backend, source: Array, blocks: int) -> int:
+@checked
+def read(backend: Backend, source: Array, blocks: Count) -> int:
     """Stream ``source`` once. Returns the bytes read."""
     out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
     n = vectors(source)
@@ -50,14 +56,19 @@ def read(backend: Backend, source: Array, blocks: int) -> int:
     return int(n) * VECTOR_BYTES
 
 
-def copy(backend: Backend, source: Array, target: Array, blocks: int) -> int:
+@checked
+def copy(backend: Backend, source: Array, target: Array, blocks: Count) -> int:
     """Copy ``source`` to ``target``. Returns the bytes read plus the bytes written."""
     n = vectors(source)
+    if vectors(target) != n:
+        sizes = [array.size * array.itemsize for array in (source, target)]
+        raise ValueError(f"source has {sizes[0]} bytes, target {sizes[1]}")
     backend.launch(probe("probe_copy"), (blocks, 1, 1), 0, [source, target, n])
     return 2 * int(n) * VECTOR_BYTES
 
 
-def tile_read(backend: Backend, source: Array, blocks: int) -> int:
+@checked
+def tile_read(backend: Backend, source: Array, blocks: Count) -> int:
     """Every block reads all of ``source``. Returns the bytes that cross the SM boundary."""
     out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
     n = vectors(source)
@@ -66,7 +77,8 @@ def tile_read(backend: Backend, source: Array, blocks: int) -> int:
     return blocks * int(n) * VECTOR_BYTES
 
 
-def shared(backend: Backend, blocks: int, rounds: int) -> int:
+@checked
+def shared(backend: Backend, blocks: Count, rounds: Size) -> int:
     """Load from shared memory. Returns the bytes loaded."""
     out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
     shared_bytes = THREADS * STEPS * VECTOR_BYTES
@@ -75,7 +87,8 @@ def shared(backend: Backend, blocks: int, rounds: int) -> int:
     return blocks * THREADS * STEPS * VECTOR_BYTES * rounds
 
 
-def mma(backend: Backend, blocks: int, rounds: int, dtype: str = "fp16") -> int:
+@checked
+def mma(backend: Backend, blocks: Count, rounds: Size, dtype: IoType = "fp16") -> int:
     """Multiply in registers. Returns the FLOPs."""
     out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
     kernel = probe("probe_mma", dtype=dtype)
@@ -83,14 +96,16 @@ def mma(backend: Backend, blocks: int, rounds: int, dtype: str = "fp16") -> int:
     return blocks * (THREADS // 32) * STEPS * MMA_FLOPS * rounds
 
 
-def exp2(backend: Backend, blocks: int, rounds: int) -> int:
+@checked
+def exp2(backend: Backend, blocks: Count, rounds: Size) -> int:
     """Take powers of two. Returns how many."""
     out = backend.empty("out", (blocks * THREADS,), "fp32").with_access("w")
     backend.launch(probe("probe_exp2"), (blocks, 1, 1), 0, [out, np.int32(rounds)])
     return blocks * THREADS * STEPS * rounds
 
 
-def chase(backend: Backend, links: Array, steps: int) -> int:
+@checked
+def chase(backend: Backend, links: Array, steps: Size) -> int:
     """Follow ``links`` (uint32 indices as int32) from element 0. Returns the steps taken."""
     out = backend.empty("out", (1,), "int32").with_access("w")
     kernel = probe("probe_chase", threads=32)
@@ -98,7 +113,8 @@ def chase(backend: Backend, links: Array, steps: int) -> int:
     return steps
 
 
-def chain(elements: int, stride: int) -> np.ndarray:
+@checked
+def chain(elements: Count, stride: Count) -> np.ndarray:
     """A cycle through ``elements`` / ``stride`` places, ``stride`` elements apart, in random order.
 
     Returns (elements,) int32: entry i names the place after i, so a chase never meets a pattern

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis.arguments import checked
 from analysis.shapes import Tile
+from kernels.checks import finite
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.ladder_arrays import (
     VECTOR_BYTES,
@@ -20,7 +22,18 @@ from kernels.ladder_arrays import (
     saved,
     score_matrix,
 )
-from kernels.launch import DTYPE_CODE, ITEMSIZE, Argument, Array, Backend, Kernel
+from kernels.launch import (
+    DTYPE_CODE,
+    ITEMSIZE,
+    Argument,
+    Array,
+    Backend,
+    Count,
+    IoType,
+    Kernel,
+    Size,
+    Word,
+)
 
 DEFAULT_TILE = Tile(64, 64)
 MAX_SUMS = 64
@@ -40,7 +53,8 @@ ROWS = {"standard_softmax": 1, "standard_softmax_backward": 2}
 """Entry point -> rows of an N × N matrix that a block stages in shared memory."""
 
 
-def standard_shared_bytes(tile: Tile, head_dim: int, dtype: str) -> dict[str, int]:
+@checked
+def standard_shared_bytes(tile: Tile, head_dim: Count, dtype: IoType) -> dict[str, int]:
     """Shared memory of a block, by form of product, bytes.
 
     "pairs": two tiles of rows. "queries" and "keys": a tile of P or dS in fp32 and the rows it
@@ -51,13 +65,15 @@ def standard_shared_bytes(tile: Tile, head_dim: int, dtype: str) -> dict[str, in
     return {"pairs": (m + n) * row, "queries": weights + n * row, "keys": weights + m * row}
 
 
-def standard_row_bytes(seqlen_k: int, dtype: str, threads: int, rows: int) -> int:
+@checked
+def standard_row_bytes(seqlen_k: Size, dtype: IoType, threads: Count, rows: Count) -> int:
     """Shared memory of a softmax kernel that stages ``rows`` rows, bytes."""
     chunks = -(-seqlen_k * ITEMSIZE[dtype] // VECTOR_BYTES)
     return pad4(threads // 32) * 4 + rows * chunks * VECTOR_BYTES
 
 
-def standard_kernel(entry: str, tile: Tile, head_dim: int, dtype: str) -> Kernel:
+@checked
+def standard_kernel(entry: str, tile: Tile, head_dim: Count, dtype: IoType) -> Kernel:
     """One kernel at one tile. ValueError for a tile that ``standard.cu`` does not handle."""
     # 128 threads unless their sums would not fit in registers.
     largest = max(pad4(tile.block_m), tile.block_n) * head_dim
@@ -128,6 +144,7 @@ class _Launcher:
         )
 
 
+@checked
 def standard_forward(
     backend: Backend,
     q: Array,
@@ -139,8 +156,8 @@ def standard_forward(
     scale: float,
     causal: bool = False,
     tile: Tile | None = None,
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
-    stream: int | None = None,
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
+    stream: Word | None = None,
 ) -> None:
     """out = softmax(scale·q·kᵀ)·v by three kernels (FlashAttention 2022, Alg. 0).
 
@@ -151,6 +168,7 @@ def standard_forward(
     Raises ValueError or TypeError for shapes, types or alignment the kernels do not handle, and
     when a tile or a row of S does not fit ``shared_limit_bytes``.
     """
+    scale = finite(scale)
     require_arrays(q, k, [(v, k), (out, q)])
     launch = _Launcher(backend, q, k, tile, stream)
     launch.require_fit(shared_limit_bytes, "standard_scores", "standard_softmax", "standard_output")
@@ -162,6 +180,7 @@ def standard_forward(
     launch("standard_output", roles("r", p=p, v=v) + roles("w", out=out))
 
 
+@checked
 def standard_backward(
     backend: Backend,
     q: Array,
@@ -175,13 +194,14 @@ def standard_backward(
     *,
     scale: float,
     tile: Tile | None = None,
-    shared_limit_bytes: int = SHARED_LIMIT_BYTES,
-    stream: int | None = None,
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
+    stream: Word | None = None,
 ) -> None:
     """dq, dk, dv by five kernels from the stored P (FlashAttention 2022, Alg. 3).
 
     The mask is in P already. Errors as in :func:`standard_forward`.
     """
+    scale = finite(scale)
     require_arrays(q, k, [(v, k), (dout, q), (dq, q), (dk, k), (dv, k)])
     launch = _Launcher(backend, q, k, tile, stream)
     launch.require_fit(

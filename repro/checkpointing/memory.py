@@ -43,6 +43,7 @@ from torch._C._profiler import RecordScope
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import record_function
 
+from analysis.arguments import instance, methods
 from repro.instruments.pools import Held, Pool, SteppedPool, TorchPool, cupy_pool
 
 _MARK = "memory region "
@@ -93,9 +94,15 @@ class MemoryMeter(Protocol):
 
 def memory_meter(device: torch.device | str) -> MemoryMeter:
     """The meter for a device; ValueError for one that is neither a CPU nor CUDA."""
-    kind = torch.device(device).type
+    instance("device", device, str, torch.device)
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ValueError(f"device={device!r} is no device that torch knows") from None
     if kind == "cpu":
         return CpuMeter()
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={str(device)!r}: no CUDA device was found")
     if kind == "cuda":
         index = torch.device(device).index
         index = torch.cuda.current_device() if index is None else index
@@ -264,6 +271,7 @@ class CpuMeter:
 
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
+        instance("name", name, str)
         region = Region(name)
         number = next(_numbers)
         self._regions[number] = region
@@ -357,6 +365,7 @@ class PoolMeter:
 
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
+        instance("name", name, str)
         region = Region(name)
         self._collector.run()
         self._hand_out()
@@ -379,6 +388,7 @@ class PoolMeter:
 
 def peak_bytes(step: Callable[[], object], device: torch.device | str = "cpu") -> int:
     """Peak of one call of `step` above what is live before it."""
+    methods("step", step, "__call__")
     with memory_meter(device) as meter, meter.region("step") as region:
         step()
     return region.peak_bytes

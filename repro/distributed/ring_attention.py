@@ -111,6 +111,24 @@ def _finite(lse: Tensor) -> Tensor:
     return torch.where(lse == -math.inf, 0.0, lse)
 
 
+def _check_results(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
+    for name, tensor in (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b)):
+        instance(name, tensor, Tensor)
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} is {tensor.dtype}, not a floating-point type")
+    shapes = [tuple(tensor.shape) for tensor in (out_a, lse_a, out_b, lse_b)]
+    if len(shapes[0]) != 4 or shapes != [shapes[0], shapes[0][:3]] * 2:
+        raise ValueError(
+            "merge takes out (B, H, N, D) and lse (B, H, N) twice, got "
+            f"out_a {shapes[0]}, lse_a {shapes[1]}, out_b {shapes[2]}, lse_b {shapes[3]}"
+        )
+    if len({out_a.device, lse_a.device, out_b.device, lse_b.device}) > 1:
+        raise ValueError(
+            f"out_a is on {out_a.device}, lse_a {lse_a.device}, out_b {out_b.device}, "
+            f"lse_b {lse_b.device}"
+        )
+
+
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Attention over the union of two disjoint sets of keys from the results over each.
 
@@ -118,6 +136,7 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     result exactly; one that sees nothing at all stays out = 0, lse = -inf. Associative and
     commutative up to rounding: (m, d) ⊕ (m', d') of Milakov & Gimelshein 2018, in logarithms.
     """
+    _check_results(out_a, lse_a, out_b, lse_b)
     lse = torch.logaddexp(lse_a, lse_b)
     # From the larger one, not from lse: its rounding would scale the whole row.
     top = _finite(torch.maximum(lse_a, lse_b))

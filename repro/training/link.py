@@ -64,6 +64,7 @@ class Pool:
     peak_bytes: int = 0
     held_bytes: int = 0
     _free: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _out: dict[int, int] = field(default_factory=dict)  # bytes of what is handed out, by storage
 
     def __post_init__(self) -> None:
         self.pin = flag("pin", self.pin)
@@ -77,6 +78,7 @@ class Pool:
         else:
             buffer = self._allocate(nbytes)
             self.held_bytes += nbytes
+        self._out[_storage_of(buffer)] = nbytes
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return buffer
@@ -88,17 +90,23 @@ class Pool:
         return torch.from_numpy(np.empty(nbytes, dtype=np.uint8))
 
     def give(self, buffer: Tensor) -> None:
-        """Take back a buffer from :meth:`take`; ValueError for more bytes than are handed out."""
+        """Take back a buffer from :meth:`take`; ValueError for any other, and for one that has been
+        given back already."""
         instance("buffer", buffer, Tensor)
         if buffer.dtype != torch.uint8:
             raise TypeError(f"buffer has type {buffer.dtype}, the pool's are torch.uint8")
-        if buffer.numel() > self.live_bytes:
+        if self._out.get(_storage_of(buffer)) != buffer.numel():
             raise ValueError(
-                f"buffer of {buffer.numel()} bytes is not of this pool: "
-                f"{self.live_bytes} bytes are handed out"
+                f"buffer of {buffer.numel()} bytes is not one of the {len(self._out)} that this "
+                f"pool has handed out, {self.live_bytes} bytes in all"
             )
+        del self._out[_storage_of(buffer)]
         self.live_bytes -= buffer.numel()
         self._free[buffer.numel()].append(buffer)
+
+
+def _storage_of(buffer: Tensor) -> int:
+    return buffer.untyped_storage()._cdata
 
 
 def _check_bytes(source: Tensor, target: Tensor) -> None:

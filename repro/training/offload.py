@@ -279,8 +279,8 @@ def resident_tensors(model: nn.Module | Iterable[nn.Module | Tensor]) -> list[Te
 
 def byte_span(tensor: Tensor) -> tuple[int, int]:
     """The bytes of the tensor's storage that move when it is saved: (first, last + 1)."""
-    storage = tensor.untyped_storage().nbytes()
     view = saved_view(tensor)
+    storage = tensor.untyped_storage().nbytes()
     if moves_whole_storage(view):
         return 0, storage
     return view.first_byte, view.last_byte
@@ -289,6 +289,8 @@ def byte_span(tensor: Tensor) -> tuple[int, int]:
 def saved_view(tensor: Tensor, resident: bool = False) -> SavedView:
     """The facts about a saved tensor that decide what is transferred."""
     instance("tensor", tensor, Tensor)
+    if tensor.layout != torch.strided:
+        raise TypeError(f"tensor is of layout {tensor.layout}, not torch.strided")
     resident = flag("resident", resident)
     return SavedView(
         storage=_storage_key(tensor),

@@ -14,13 +14,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from analysis.model_states import (
+    largest_model,
+    model_state_bytes,
+    ring_sent_bytes,
+    step_sent_bytes,
+)
 from figures import __main__ as drawing
 from repro import archive, cli, experiments
 from repro import measure as measuring
+from repro.checkpointing.memory import memory_meter, peak_bytes
 from repro.distributed import launch
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.distributed.reduce_to_owner import ReduceToOwner, owners
-from repro.distributed.ring_attention import parts, ring_attention, take_local
+from repro.distributed.ring_attention import merge, parts, ring_attention, take_local
 from repro.distributed.volume import CollectiveBytes
 from repro.experiments import run as running
 from repro.instruments.pools import CupyPool, TorchPool, cupy_pool
@@ -28,7 +35,7 @@ from repro.training.accumulation import accumulate_gradients
 from repro.training.host_optimizer import AdamW, HostAdamW, MasterWeightAdamW
 from repro.training.link import CudaLink, DirectLink, HostLink, Pool
 from repro.training.live_bytes import LiveBytes
-from repro.training.offload import OffloadSavedTensors, saved_view
+from repro.training.offload import OffloadSavedTensors, byte_span, saved_view
 from repro.training.saved import count_saved
 from tests.command_support import run
 
@@ -40,6 +47,27 @@ Q = torch.ones(1, 2, 4, 8)
 
 def weights() -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(2))]
+
+
+LSE = torch.ones(1, 2, 4)
+
+
+def lent() -> Pool:
+    pool = Pool()
+    pool.take(4)
+    return pool
+
+
+def give_twice() -> None:
+    pool = Pool()
+    buffer = pool.take(4)
+    pool.give(buffer)
+    pool.give(buffer)
+
+
+def region(name: Any) -> None:
+    with memory_meter("cpu") as meter, meter.region(name):
+        pass
 
 
 def one(**options: Any) -> Any:
@@ -102,7 +130,9 @@ def accumulate(
         (lambda: Pool().take(True), TypeError, "nbytes=True"),
         (lambda: Pool().give(None), TypeError, "buffer=None"),  # type: ignore[arg-type]
         (lambda: Pool().give(torch.ones(4)), TypeError, "buffer has type torch.float32"),
-        (lambda: Pool().give(BYTES), ValueError, "buffer of 4 bytes .* 0 bytes are handed out"),
+        (lambda: Pool().give(BYTES), ValueError, "buffer of 4 bytes .* the 0 that this pool has"),
+        (lambda: lent().give(BYTES), ValueError, "one of the 1 that this pool .*, 4 bytes in all"),
+        (lambda: give_twice(), ValueError, "buffer of 4 bytes .* the 0 that this pool has"),
         (lambda: DirectLink().send(BYTES[:1], BYTES), ValueError, r"source \(1,\), target \(4,\)"),
         (lambda: DirectLink().fetch(torch.ones(4), BYTES), TypeError, "source has type"),
         (lambda: DirectLink().send(BYTES, [0] * 4), TypeError, "target="),  # type: ignore[arg-type]
@@ -129,7 +159,16 @@ def accumulate(
         (lambda: count_saved("net").__enter__(), TypeError, "model='net'"),
         (lambda: saved_view(None), TypeError, "tensor=None"),  # type: ignore[arg-type]
         (lambda: saved_view(Q, 1), TypeError, "resident=1 is a int"),  # type: ignore[arg-type]
+        (lambda: byte_span(None), TypeError, "tensor=None"),  # type: ignore[arg-type]
+        (lambda: byte_span(SPARSE), TypeError, "layout torch.sparse_coo, not torch.strided"),
         # memory meters
+        (lambda: memory_meter(None), TypeError, "device=None"),  # type: ignore[arg-type]
+        (lambda: memory_meter(True), TypeError, "device=True is a bool"),  # type: ignore[arg-type]
+        (lambda: memory_meter("gpu"), ValueError, "device='gpu' is no device that torch knows"),
+        (lambda: memory_meter("meta"), ValueError, "no memory meter for device 'meta'"),
+        (lambda: peak_bytes(None, "cpu"), TypeError, "step=None is a NoneType, without __call__"),  # type: ignore[arg-type]
+        (lambda: region(None), TypeError, "name=None is a NoneType, not a str"),
+        (lambda: region(3), TypeError, "name=3 is a int, not a str"),
         (lambda: LiveBytes(None), TypeError, "known=None"),  # type: ignore[arg-type]
         (lambda: LiveBytes("x"), TypeError, "known='x'"),
         (lambda: LiveBytes(Q), TypeError, "known=.* is a Tensor, not a collection"),
@@ -182,6 +221,20 @@ def accumulate(
         (lambda: one(local="dense"), TypeError, "local='dense' is a str, without forward"),
         (lambda: one(group=1), TypeError, "group=1"),
         (lambda: one(placement=None), ValueError, "got None"),
+        (lambda: merge(None, LSE, Q, LSE), TypeError, "out_a=None"),  # type: ignore[arg-type]
+        (lambda: merge(Q, LSE, Q, LSE[0]), ValueError, r"lse_b \(2, 4\)"),
+        (lambda: merge(Q, LSE, Q[:, :1], LSE), ValueError, r"out_b \(1, 1, 4, 8\)"),
+        (lambda: merge(Q.int(), LSE, Q, LSE), TypeError, "out_a is torch.int32"),
+        (lambda: merge(Q, LSE, Q, LSE.to("meta")), ValueError, "out_b cpu, lse_b meta"),
+        (lambda: ring_sent_bytes("reduce", NAN, 2), ValueError, "nbytes=nan is not finite"),
+        (lambda: ring_sent_bytes("reduce", -1, 2), ValueError, "nbytes=-1.0 is below 0"),
+        (lambda: ring_sent_bytes("reduce", 1, True), TypeError, "ranks=True"),
+        (lambda: ring_sent_bytes("gather", 1, 2), ValueError, "got 'gather'"),
+        (lambda: step_sent_bytes("zero-1", NAN, 2, 2), ValueError, "parameters=nan"),
+        (lambda: model_state_bytes("7B"), TypeError, "parameters='7B'"),  # type: ignore[arg-type]
+        (lambda: model_state_bytes(7, 0), ValueError, "ranks must be at least 1, got 0"),
+        (lambda: model_state_bytes(-7), ValueError, "parameters=-7.0 is below 0"),
+        (lambda: largest_model(INF, 1, 0), ValueError, "memory_bytes=inf"),
         # the machinery of measurements
         (lambda: measuring.measure("speedup"), TypeError, "names='speedup' is a str"),
         (lambda: measuring.measure([1]), TypeError, "names: 1 is a int"),  # type: ignore[list-item]
