@@ -16,6 +16,7 @@ from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from analysis.algorithms import ORDERS
 from analysis.arguments import check_fields, checked
 from analysis.shapes import ITEMSIZE as IO_ITEMSIZE
 
@@ -34,7 +35,7 @@ Size: TypeAlias = Annotated[int, range(2**31)]
 """The same of something that there may be none of."""
 Word: TypeAlias = Annotated[int, range(2**64)]
 """A seed, an address, a stream's handle."""
-Order: TypeAlias = Annotated[str, ("rows", "sawtooth")]
+Order: TypeAlias = Annotated[str, ORDERS]
 """How a pass walks its keys or queries (``analysis.algorithms.check_order``)."""
 Pass: TypeAlias = Annotated[str, ("forward", "backward")]
 NUMPY_TYPES = {
