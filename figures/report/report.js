@@ -26,6 +26,21 @@
       row.hidden = on && !row.querySelector(`.mark.${button.dataset.kind}`);
   });
 
+  const search = document.getElementById("figure-search");
+  search.parentElement.hidden = false;
+  search.addEventListener("input", () => {
+    const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const group of document.querySelectorAll("#figure-list > li")) {
+      const paper = group.firstChild.textContent;
+      const lines = [...group.querySelectorAll("li")];
+      for (const line of lines) {
+        const text = `${paper} ${line.textContent} ${line.firstChild.hash}`.toLowerCase();
+        line.hidden = !words.every((word) => text.includes(word));
+      }
+      group.hidden = lines.every((line) => line.hidden);
+    }
+  });
+
   // A link to something inside a closed <details> opens it.
   const reveal = () => {
     const target = document.getElementById(location.hash.slice(1).split("?")[0]);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import math
 import re
@@ -15,7 +16,7 @@ import pytest
 
 from analysis import symbolic
 from analysis.checkpointing import closed_forms
-from figures import common
+from figures import common, gallery
 from figures.common import Drawing
 from figures.report import formulas, page, provenance
 from repro import records
@@ -69,7 +70,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     }  # fmt: skip
     judged = [claim("SM boundary", parts=[part]) for part in parts_of.values()]
     assert [row.verdict for row in judged] == list(parts_of)
-    parts = []
+    drawn = {}
     for name in ("fa1_fig2_middle", "two_levels"):
         figure, axes = plt.subplots()
         axes.plot([1, 2], [3, 4], "o", label="points")
@@ -77,10 +78,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         axes.legend()
         table = pandas.DataFrame({"x": range(300), "text": ["<&>"] * 300})
         common.save(name, Drawing(figure, table), tmp_path)
-        parts.append(page.figure_section(name, tmp_path / f"{name}.svg", tmp_path / f"{name}.csv"))
+        drawn[name] = page.figure_section(name, tmp_path / f"{name}.svg", tmp_path / f"{name}.csv")
     return page.page([
         ("verdicts", "Verdicts", page.verdict_section(judged)),
-        ("figures", "Figures", "".join(parts)),
+        ("figures", "Figures", page.figures_section(drawn, gallery.grouped())),
         ("calculator", "Calculator", page.calculator_section()),
         ("formulas", "Formulas", page.formula_section(formulas.sections())),
         ("provenance", "Provenance", page.provenance_section(provenance.files())),
@@ -101,18 +102,26 @@ def test_the_page_needs_nothing_from_outside_and_its_links_lead_somewhere(report
     assert missing == set()
 
 
+def test_figures_are_listed_by_paper_and_follow_the_theme(report: str) -> None:
+    listed = report[report.index('id="figure-list"') : report.index("<article")]
+    assert re.findall(r"<li>([^<]+)<ul>", listed) == ["FlashAttention 2022", gallery.OURS]
+    assert re.findall(r'href="#(\w+)"', listed) == ["fa1_fig2_middle", "two_levels"]
+    pictures = "".join(re.findall(r"<svg.*?</svg>", report, re.DOTALL))
+    assert "fill: var(--page)" in pictures
+    assert not any(colour in pictures for colour in page.THEMED)
+
+
 def test_data_is_carried_by_the_page(report: str) -> None:
     match = re.search(
-        r'download="fa1_fig2_middle\.csv" href="data:text/csv;base64,([^"]+)"', report
+        r'download="fa1_fig2_middle\.csv\.gz" href="data:application/gzip;base64,([^"]+)"', report
     )
     assert match
-    assert base64.b64decode(match[1]).decode().splitlines()[1] == "0,<&>"
+    assert gzip.decompress(base64.b64decode(match[1])).decode().splitlines()[1] == "0,<&>"
     assert "Data, 300 rows (the first 200 here)" in report
     assert "<td><&></td>" not in report
 
 
-def test_verdicts_come_first_and_are_counted_and_marked(report: str) -> None:
-    assert report.index('id="verdicts"') < report.index('id="figures"')
+def test_verdicts_are_counted_and_marked(report: str) -> None:
     for kind in Verdict:
         assert f"{kind}: 1</button>" in report
         assert f'class="mark {page.slug(kind)}"' in report
