@@ -32,11 +32,28 @@ professional cards of 8.6 and 8.9 do twice what is written here for the GeForce 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Sizes in bytes, rates per second, clock in Hz.
+    """A GPU as its maker describes it. Sizes in bytes, rates per second, clock in Hz.
 
-    ``compute_capability`` is None for GPUs that are not NVIDIA's: none of our kernels runs there.
-    ``l2_partitions`` is 2 where the L2 is split in halves, each keeping its own copy of what its
-    SMs read: then a byte shared by all SMs takes two bytes of the reported size.
+    Args:
+        name: as the driver reports it, without "NVIDIA".
+        compute_capability: (major, minor); None for GPUs that are not NVIDIA's, where none of our
+            kernels runs.
+        sms: streaming multiprocessors that are switched on.
+        boost_clock_hz: the clock that the other rates hold at.
+        memory_bytes: of device memory as sold (80e9 for "80 GB").
+        hbm_bandwidth_bytes_per_s: of device memory.
+        l2_bytes: the reported size of L2.
+        l2_partitions: 2 where L2 is split in halves, each with its own copy of what its SMs read:
+            then a byte shared by all SMs takes two bytes of the reported size.
+        l2_bandwidth_bytes_per_s: reads that L2 serves; None where nobody states it.
+        fp16_tensor_flops: dense, with fp32 accumulation, two FLOPs a multiply-add.
+        fp32_flops: outside tensor cores.
+        shared_bytes_per_sm: shared memory that the blocks of an SM share.
+        shared_bytes_per_block: the most that one block may have.
+        shared_reserved_per_block: what the system takes from each block's share.
+        registers_per_sm: 32-bit registers.
+        threads_per_sm, blocks_per_sm: the most that reside on an SM.
+        sources: where each figure stands, by field name.
     """
 
     name: str

@@ -27,7 +27,18 @@ class AttentionShape:
     Causal is bottom-right aligned: query i sees key j when j <= i + seqlen_k - seqlen_q.
     With kv_heads < heads, query head h reads key/value head h // group.
 
-    Raises ValueError or TypeError, naming the values, for anything no kernel could run.
+    Args:
+        batch: B, problems of one shape in one call.
+        heads: H, heads of q and out.
+        seqlen_q: N of q (B, heads, seqlen_q, head_dim) and out.
+        seqlen_k: N of k and v (B, kv_heads, seqlen_k, head_dim).
+        head_dim: D, numbers of one row; kernels move it padded to a multiple of 8.
+        kv_heads: heads of k and v, a divisor of ``heads``; None: as many as ``heads``.
+        dtype: of q, k, v and out: "fp16", "bf16" or "fp32".
+        causal: whether a query sees only the keys up to its own place from the end.
+
+    Raises:
+        ValueError, TypeError: for anything no kernel could run, naming the values.
     """
 
     batch: int
@@ -100,7 +111,15 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Tile:
-    """block_m query rows (the papers' Br) by block_n keys (the papers' Bc)."""
+    """What a block of threads holds at a time.
+
+    Args:
+        block_m: rows of q (the papers' Br).
+        block_n: rows of k and v (the papers' Bc).
+
+    Raises:
+        ValueError, TypeError: a size that is not a whole number of at least 1.
+    """
 
     block_m: int
     block_n: int
