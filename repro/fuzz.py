@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -57,13 +58,20 @@ def complaint(case: Any, device: str) -> str | None:
     return found
 
 
+def _kind(complaint: str | None) -> str | None:
+    """What a complaint says, without numbers: a simpler case that fails otherwise is another."""
+    return None if complaint is None else re.sub(r"\d+", "N", complaint).split(":")[0]
+
+
 def shrink(case: Any, device: str, until: float) -> Any:
-    """The smallest failing case reachable by single simplifications before the time ``until``."""
+    """The smallest case reachable by single simplifications before the time ``until`` that fails
+    in the same way."""
+    wanted = _kind(complaint(case, device))
     while True:
         for simpler in _home(case).smaller(case):
             if time.monotonic() > until:
                 return case
-            if complaint(simpler, device):
+            if wanted is not None and _kind(complaint(simpler, device)) == wanted:
                 case = simpler
                 break
         else:
@@ -99,9 +107,11 @@ def fuzz(
         number = done[kind]
         done[kind] += 1
         case = import_module(KINDS[kind]).draw(seed + number, form=seed + number // CASES_A_FORM)
-        if complaint(case, device) is None:
+        wrong = complaint(case, device)
+        if wrong is None:
             continue
         failures += 1
+        say(f"failed {wrong}\n  {command(case, device)}\n  made smaller:")
         small = shrink(case, device, time.monotonic() + 60.0)
         say(f"FAILED {complaint(small, device)}\n  {command(small, device)}")
     counts = ", ".join(f"{count} {kind}" for kind, count in done.items())

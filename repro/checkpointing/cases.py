@@ -150,6 +150,8 @@ def failure(case: Case, device: str = "cpu") -> str | None:
 
 
 def _failure(case: Case, device: str) -> str | None:
+    if case.dynamic:
+        torch._dynamo.reset()  # how often something is compiled must not depend on cases before
     try:
         expected = _train(case, device, planned=False)
     except TypeError:  # a chain that cannot be: shrinking takes the join from a fork
