@@ -261,7 +261,7 @@ class _CudaTicket:
 
 
 class CudaLink:
-    """Copies on two side streams; the compute stream waits for events, the host never blocks.
+    """Copies on two side streams; the compute stream waits for events, so the host need not.
 
     A copy starts after the work already queued on the compute stream: out, because that work writes
     the source; in, because the target may be memory that this work still reads.
