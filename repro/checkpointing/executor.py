@@ -188,7 +188,7 @@ class Run:
         # Between two stages nobody draws, so one look at the generators a stage is enough.
         before = self._generators or RandomState.now(self._devices)
         yield
-        self._generators = RandomState.now(self._devices)
+        self._generators = RandomState.now(self._devices, before)
         if self._generators != before:
             self._random[stage] = before
 

@@ -2,18 +2,25 @@
 
 Two integers a tensor: the sum of its bits taken as whole numbers, which no summation order changes,
 and a sum over 256 elements weighted by their position, which moves when elements change places.
-One pass over the tensor, no copy of a contiguous one.  On a GPU both stay on the device.
+One pass over the tensor, no copy of a contiguous one.  On a GPU both stay on the device; on the CPU
+NumPy adds, whose calls take a fifth of the time where results are small.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 SAMPLES = 256
+FEW_BYTES = 4096  # up to here a hash is quicker than two sums
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+#: Types that NumPy has under the same bits.
+_PLAIN = frozenset({torch.float64, torch.float32, torch.float16, torch.int64, torch.int32})
 
 #: Shape, type and the two sums of each tensor.
 Fingerprint = list[tuple[torch.Size, torch.dtype, Tensor | tuple[int, ...]]]
@@ -28,6 +35,8 @@ def _sums(tensor: Tensor) -> Tensor | tuple[int, ...]:
     if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
         return ()
     bits = tensor.detach()
+    if type(bits) is Tensor and bits.dtype in _PLAIN and bits.is_cpu and bits.is_contiguous():
+        return _sums_of_host(bits)
     if bits.is_complex():
         bits = torch.view_as_real(bits.resolve_conj())
     if bits.dtype is torch.bool:
@@ -50,6 +59,22 @@ def _sums(tensor: Tensor) -> Tensor | tuple[int, ...]:
     if total.device.type == "cpu":
         return int(total), int(weighted)
     return torch.stack([total, weighted])
+
+
+def _sums_of_host(bits: Tensor) -> tuple[int, ...]:
+    """The two sums of a contiguous tensor in host memory, as `_sums` takes them on a device; of a
+    few bytes their hash.
+
+    They are read where they lie: Tensor.numpy() would forbid moving the tensor away later.
+    """
+    size, kind = bits.nbytes, f"i{bits.element_size()}"
+    if size <= FEW_BYTES:
+        return (hash(ctypes.string_at(bits.data_ptr(), size)),)
+    raw = np.frombuffer((ctypes.c_char * size).from_address(bits.data_ptr()), dtype=kind)
+    few = raw[:: max(1, raw.size // SAMPLES)].astype(np.int64)
+    weighted = int(few @ np.arange(1, few.size + 1))
+    whole = raw.view(np.int64) if size % 8 == 0 else raw
+    return int(whole.sum(dtype=np.int64)), weighted
 
 
 def same(first: Fingerprint, second: Fingerprint) -> bool | Tensor:

@@ -9,6 +9,7 @@ there is noticed by the result of the repeated run (fingerprint.py).
 from __future__ import annotations
 
 import functools
+import operator
 import random
 import types
 from collections import deque
@@ -28,6 +29,7 @@ _LONGEST = 1000  # containers beyond it are data, not state
 _DEEPEST = 4
 _MISSING, _LEAVE = object(), object()
 _MODULES_OWN = frozenset(vars(nn.Module())) - {"training"}
+_CONSTANTS = frozenset({type(None), bool, int, float, complex, str, bytes, type})
 _CONTAINERS = (list, set, deque, bytearray)
 _FOREIGN = ("torch", "logging", "threading")  # objects of these packages are not opened
 
@@ -51,7 +53,7 @@ class Memory:
     # -- looking ----------------------------------------------------------------------------------
 
     def _walk(self, found: Any, name: str, depth: int) -> None:
-        if found is None or isinstance(found, (bool, int, float, complex, str, bytes, type)):
+        if type(found) in _CONSTANTS or isinstance(found, (int, float, complex, str, bytes, type)):
             return
         if id(found) in self._seen or depth > _DEEPEST:
             return
@@ -71,29 +73,33 @@ class Memory:
             self._object(found, name, depth)
 
     def _module(self, module: nn.Module, name: str, depth: int) -> None:
-        for path, part in module.named_modules():
-            self._seen[id(part)] = part
-            where = ".".join(filter(None, (name, path)))
-            weights = {
-                # functional_call puts results of other operations in their place
-                key: w.detach().requires_grad_() if _has_graph(w) else w
-                for key, w in part._parameters.items()
-            }
-            self._dicts.append((part._parameters, weights, True))
-            for key, weight in weights.items():
-                self._walk(weight, f"{where}.{key}" if where else key, depth)
-            self._dict(part._buffers, where, depth, own=True)
-            self._dict(part.__dict__, where, depth, own=True)
+        self._seen[id(module)] = module
+        weights = {
+            # functional_call puts results of other operations in their place
+            key: w.detach().requires_grad_() if _has_graph(w) else w
+            for key, w in module._parameters.items()
+        }
+        self._dicts.append((module._parameters, weights, True))
+        for key, weight in weights.items():
+            self._walk(weight, f"{name}.{key}" if name else key, depth)
+        self._dict(module._buffers, name, depth, own=True)
+        self._dict(module.__dict__, name, depth, own=True)
+        for key, part in module._modules.items():
+            if part is not None and id(part) not in self._seen:
+                self._module(part, f"{name}.{key}" if name else key, depth)
 
     def _dict(self, place: dict, name: str, depth: int, *, own: bool) -> None:
         if len(place) > _LONGEST:
             return
-        items = {k: _LEAVE if _has_graph(v) else v for k, v in place.items()}
-        if own:
-            items = {k: v for k, v in items.items() if k not in _MODULES_OWN}
+        items = place.copy()
         self._dicts.append((place, items, own))
-        for key, value in items.items():
-            self._walk(value, f"{name}.{key}" if name else str(key), depth + 1)
+        for key, value in place.items():
+            if type(value) in _CONSTANTS or (own and key in _MODULES_OWN):
+                continue
+            if _has_graph(value):
+                items[key] = _LEAVE
+            else:
+                self._walk(value, f"{name}.{key}" if name else str(key), depth + 1)
 
     def _container(self, found: Any, name: str, depth: int) -> None:
         if isinstance(found, _CONTAINERS):
@@ -105,7 +111,8 @@ class Memory:
             self._contents.append((found, found.copy()))
         if len(found) <= _LONGEST:
             for item in found:
-                self._walk(item, name, depth + 1)
+                if type(item) not in _CONSTANTS:
+                    self._walk(item, name, depth + 1)
 
     def _tensor(self, tensor: Tensor, name: str) -> None:
         if _is_sharded(tensor) or tensor.layout is not torch.strided or _has_graph(tensor):
@@ -228,7 +235,8 @@ class Memory:
 
     def _restore(self, undo: ExitStack) -> None:
         for place, items, own in self._dicts:
-            self._exchange(undo, place, items, own)
+            if not _alike_dicts(place, items):
+                self._exchange(undo, place, items, own)
         for cell, then in self._cells:
             if cell.cell_contents is not then:
                 undo.callback(setattr, cell, "cell_contents", cell.cell_contents)
@@ -244,16 +252,19 @@ class Memory:
         for write, read, then in self._generators:
             undo.callback(write, read())
             write(then)
-        for tensor, *_, copy in self._tensors:
-            if copy is not None:
-                undo.callback(_write, tensor, tensor.detach().clone())
-                _write(tensor, copy)
+        written = [(tensor, copy) for tensor, *_, copy in self._tensors if copy is not None]
+        if written:
+            tensors = [tensor.detach() for tensor, _ in written]
+            undo.callback(_write, tensors, [tensor.clone() for tensor in tensors])
+            _write(tensors, [copy for _, copy in written])
 
     @staticmethod
     def _exchange(undo: ExitStack, place: dict, items: dict, own: bool) -> None:
         for key, then in items.items():
             now = place.get(key, _MISSING)
-            if now is then or then is _LEAVE or _is_sharded(now) or _is_sharded(then):
+            if now is then or then is _LEAVE or (own and key in _MODULES_OWN):
+                continue
+            if _is_sharded(now) or _is_sharded(then):
                 continue  # the sharding of weights is somebody else's business
             undo.callback(_assign, place, key, now)
             place[key] = then
@@ -279,9 +290,14 @@ def _assign(place: dict, key: Any, value: Any) -> None:
         place[key] = value
 
 
-def _write(tensor: Tensor, values: Tensor) -> None:
+def _write(tensors: list[Tensor], values: list[Tensor]) -> None:
     with torch.no_grad():
-        tensor.detach().copy_(values)
+        torch._foreach_copy_(tensors, values)
+
+
+def _alike_dicts(place: dict, then: dict) -> bool:
+    """Whether the same keys have the very same values; False if only their order changed."""
+    return place.keys() == then.keys() and all(map(operator.is_, place.values(), then.values()))
 
 
 def _alike(container: Any, then: Any) -> bool:
