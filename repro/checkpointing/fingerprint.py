@@ -70,7 +70,8 @@ def _sums_of_host(bits: Tensor) -> tuple[int, ...]:
     size, kind = bits.nbytes, f"i{bits.element_size()}"
     if size <= FEW_BYTES:
         return (hash(ctypes.string_at(bits.data_ptr(), size)),)
-    raw = np.frombuffer((ctypes.c_char * size).from_address(bits.data_ptr()), dtype=kind)
+    there = (ctypes.c_char * size).from_address(bits.data_ptr())
+    raw: np.ndarray = np.frombuffer(memoryview(there), dtype=kind)
     few = raw[:: max(1, raw.size // SAMPLES)].astype(np.int64)
     weighted = int(few @ np.arange(1, few.size + 1))
     whole = raw.view(np.int64) if size % 8 == 0 else raw

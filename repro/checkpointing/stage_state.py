@@ -76,7 +76,7 @@ class Memory:
         self._seen[id(module)] = module
         weights = {
             # functional_call puts results of other operations in their place
-            key: w.detach().requires_grad_() if _has_graph(w) else w
+            key: w.detach().requires_grad_() if w is not None and _has_graph(w) else w
             for key, w in module._parameters.items()
         }
         self._dicts.append((module._parameters, weights, True))

@@ -6,11 +6,12 @@ The loss is the last stage, so a model's output is a scalar and a step is ``mode
 from .gpt import GPT, Granularity
 from .lstm import UnrolledLSTM
 from .mlp import MLPChain
-from .resnet import PreActivationResNet
+from .resnet import BottleneckResNet, PreActivationResNet
 from .sequential import SequentialModel
 
 __all__ = [
     "GPT",
+    "BottleneckResNet",
     "Granularity",
     "MLPChain",
     "PreActivationResNet",
