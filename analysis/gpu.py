@@ -40,7 +40,7 @@ class Gpu:
             kernels runs.
         sms: streaming multiprocessors that are switched on.
         boost_clock_hz: the clock that the other rates hold at.
-        memory_bytes: of device memory as sold (80e9 for "80 GB").
+        memory_bytes: what the card reports; "80 GB" as sold are 79.6 or 80 GiB.
         hbm_bandwidth_bytes_per_s: of device memory.
         l2_bytes: the reported size of L2.
         l2_partitions: 2 where L2 is split in halves, each with its own copy of what its SMs read:
@@ -122,6 +122,7 @@ class Gpu:
         return self.shared_bytes_per_block // 2
 
 
+REPORTED = "the total that the driver reports (nvidia-smi, rocm-smi), as published by users"
 GUIDE = "CUDA C++ programming guide, technical specifications per compute capability"
 
 
@@ -130,7 +131,7 @@ def sources_of(chip: str, **others: str) -> Mapping[str, str]:
     common = {
         "sms": chip,
         "boost_clock_hz": chip,
-        "memory_bytes": chip,
+        "memory_bytes": REPORTED,
         "hbm_bandwidth_bytes_per_s": chip,
         "l2_bytes": chip,
         "fp16_tensor_flops": chip,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from analysis.gpu import (
@@ -24,7 +25,9 @@ from analysis.other_gpus import OTHER_GPUS
 
 __all__ = [
     "A100_40GB",
+    "A100_64GB",
     "A100_80GB",
+    "A100_PCIE_80GB",
     "EXP_PER_CLOCK_PER_SM",
     "GPUS",
     "H100_SXM",
@@ -49,7 +52,7 @@ A100_40GB = Gpu(
     compute_capability=(8, 0),
     sms=108,
     boost_clock_hz=1.410e9,
-    memory_bytes=40e9,
+    memory_bytes=40960 * MIB,
     hbm_bandwidth_bytes_per_s=1.555e12,
     l2_bytes=40 * MIB,
     l2_partitions=2,
@@ -70,7 +73,7 @@ A100_80GB = Gpu(
     compute_capability=(8, 0),
     sms=108,
     boost_clock_hz=1.410e9,
-    memory_bytes=80e9,
+    memory_bytes=81920 * MIB,
     hbm_bandwidth_bytes_per_s=2.039e12,
     l2_bytes=40 * MIB,
     l2_partitions=2,
@@ -91,7 +94,7 @@ H100_SXM = Gpu(
     compute_capability=(9, 0),
     sms=132,
     boost_clock_hz=1.830e9,
-    memory_bytes=80e9,
+    memory_bytes=81559 * MIB,
     hbm_bandwidth_bytes_per_s=3.35e12,
     l2_bytes=50 * MIB,
     l2_partitions=2,
@@ -117,7 +120,7 @@ H200 = Gpu(
     compute_capability=(9, 0),
     sms=132,
     boost_clock_hz=1.830e9,
-    memory_bytes=141e9,
+    memory_bytes=143771 * MIB,
     hbm_bandwidth_bytes_per_s=4.8e12,
     l2_bytes=60 * MIB,
     l2_partitions=2,
@@ -147,7 +150,7 @@ T4 = Gpu(
     compute_capability=(7, 5),
     sms=40,
     boost_clock_hz=1.590e9,
-    memory_bytes=16e9,
+    memory_bytes=15360 * MIB,
     hbm_bandwidth_bytes_per_s=320e9,
     l2_bytes=4 * MIB,
     l2_partitions=1,
@@ -166,12 +169,38 @@ T4 = Gpu(
     ),
 )
 
+A100_PCIE_80GB = replace(
+    A100_80GB,
+    name="A100-PCIe-80GB",
+    hbm_bandwidth_bytes_per_s=1.935e12,
+    sources=sources_of("NVIDIA A100 80GB PCIe product brief and A100 datasheet (2021)"),
+)
+
+A100_64GB = replace(
+    A100_80GB,
+    name="A100-SXM-64GB",
+    sms=124,
+    memory_bytes=65536 * MIB,
+    hbm_bandwidth_bytes_per_s=1.640e12,
+    l2_bytes=32 * MIB,
+    l2_bandwidth_bytes_per_s=None,
+    fp16_tensor_flops=358e12,
+    fp32_flops=22.4e12,
+    sources=sources_of(
+        "Leonardo, a pan-European pre-exascale supercomputer (Turisini et al. 2023), table of the "
+        "custom A100",
+        boost_clock_hz="as other A100s: 22.4 TFLOP/s = 124 SMs × 128 FLOP × 1.41 GHz",
+        l2_bandwidth_bytes_per_s="not published",
+        l2_partitions=_A100,
+    ),
+)
+
 RTX_3090 = Gpu(
     name="GeForce RTX 3090",
     compute_capability=(8, 6),
     sms=82,
     boost_clock_hz=1.695e9,
-    memory_bytes=24e9,
+    memory_bytes=24576 * MIB,
     hbm_bandwidth_bytes_per_s=936e9,
     l2_bytes=6 * MIB,
     l2_partitions=1,
@@ -191,10 +220,14 @@ RTX_3090 = Gpu(
     ),
 )
 
+_OF_PAPERS = (
+    A100_40GB, A100_80GB, A100_PCIE_80GB, A100_64GB, H100_SXM, H200, T4, RTX_3090,
+)  # fmt: skip
+
 GPUS: Mapping[str, Gpu] = MappingProxyType(
     {
         gpu.name: gpu
-        for gpu in (A100_40GB, A100_80GB, H100_SXM, H200, T4, RTX_3090, *OTHER_GPUS.values())
+        for gpu in (*_OF_PAPERS, *OTHER_GPUS.values())
     }
 )
 
@@ -222,7 +255,7 @@ _SILENT = frozenset(
         "HBM3E",
     ]
 )
-#: The words that are left -> the card. Others (a Ti, a laptop, an 80 GB PCIe card) are not known.
+#: The words that are left -> the card. Others (a Ti, a laptop) are not known.
 _WORDS: Mapping[frozenset[str], Gpu] = MappingProxyType(
     {
         frozenset(words.split()): gpu
@@ -232,6 +265,8 @@ _WORDS: Mapping[frozenset[str], Gpu] = MappingProxyType(
             (OTHER_GPUS["H100-PCIe"], ("H100 PCIE", "H100 PCIE 80GB")),
             (OTHER_GPUS["H100-NVL"], ("H100 NVL", "H100 NVL 94GB")),
             (A100_80GB, ("A100 80GB",)),
+            (A100_PCIE_80GB, ("A100 PCIE 80GB",)),
+            (A100_64GB, ("A100 64GB",)),
             (A100_40GB, ("A100", "A100 40GB", "A100 PCIE 40GB")),
             (T4, ("T4",)),
             (RTX_3090, ("3090",)),

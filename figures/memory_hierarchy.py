@@ -28,11 +28,12 @@ OURS = "H200"
 NOT_MEASURED = "not measured"
 PUBLISHED = {"NVIDIA H100 SXM5": "H100", "NVIDIA A100": "A100"}
 SHADES = {"A100-SXM4-40GB": "#CC79A7", "H100-SXM5-80GB": "#0072B2", "H200": "#009E73"}
+GIB = 2**30
 #: The study notes' GPU table (002, 1.1): level -> bytes per SM or card, TB/s; least and most.
 NOTES = {
     "registers": ((256 * 1024, 256 * 1024), None),
     "shared memory": ((48 * 1024, 164 * 1024), (20.0, 20.0)),
-    "HBM": ((40e9, 80e9), (1.0, 2.0)),
+    "HBM": ((40 * GIB, 80 * GIB), (1.0, 2.0)),
 }
 ABOUT = 0.1  # what "~" and a printed digit leave open
 
@@ -184,7 +185,7 @@ def size(nbytes: float) -> str:
     """Bytes in the unit that the level is known by."""
     if not math.isfinite(nbytes):
         return "-"
-    return f"{nbytes / 1e9:.0f} GB" if nbytes >= 1e9 else f"{nbytes / 2**20:.1f} MiB"
+    return f"{nbytes / GIB:.0f} GiB" if nbytes >= GIB else f"{nbytes / 2**20:.1f} MiB"
 
 
 def page(frame: pandas.DataFrame) -> str:
@@ -250,7 +251,7 @@ def judge() -> Iterator[tuple[str, ...]]:
     for level, (range_bytes, range_rate) in NOTES.items():
         at_sm = level != "HBM"
         claim = " to ".join(dict.fromkeys(
-            f"{b / 1024:.0f} KiB per SM" if at_sm else f"{b / 1e9:.0f} GB" for b in range_bytes
+            f"{b / 1024:.0f} KiB per SM" if at_sm else f"{b / GIB:.0f} GB" for b in range_bytes
         ))  # fmt: skip
         cells = []
         for gpu in CARDS:
@@ -259,7 +260,7 @@ def judge() -> Iterator[tuple[str, ...]]:
                 "shared memory": float(gpu.shared_bytes_per_sm),
             }
             held = per_sm.get(level, gpu.memory_bytes)
-            shown = f"{held / 1024:.0f} KiB" if at_sm else f"{held / 1e9:.0f} GB"
+            shown = f"{held / 1024:.0f} KiB" if at_sm else f"{held / GIB:.0f} GiB"
             cells.append(f"{_inside(held, range_bytes)}: {shown}")
         yield (level, claim, *cells)
         if range_rate is None:
@@ -286,7 +287,7 @@ def verdicts(frame: pandas.DataFrame) -> list[Claim]:
         claim(
             "Note hierarchy",
             predicted=f"{OURS}: {gpu.shared_bytes_per_sm // 1024} KiB, "
-            f"{gpu.shared_bandwidth_bytes_per_s / 1e12:.1f} TB/s; {gpu.memory_bytes / 1e9:.0f} GB, "
+            f"{gpu.shared_bandwidth_bytes_per_s / 1e12:.1f} TB/s; {gpu.memory_bytes / GIB:.0f} GiB, "
             f"{gpu.hbm_bandwidth_bytes_per_s / 1e12:.1f} TB/s. All {len(rows)} numbers are right "
             f"for {', '.join(good) or 'no card'}, {right[OURS]} for the {OURS}",
             measured=f"HBM copy {reached:.2f} TB/s ({OURS})" if math.isfinite(reached)

@@ -52,6 +52,8 @@ def test_short_names_in_any_case(text: str, name: str) -> None:
         ("NVIDIA A100-SXM4-40GB", A100_40GB),
         ("NVIDIA A100-PCIE-40GB", A100_40GB),
         ("NVIDIA A100-SXM4-80GB", A100_80GB),
+        ("NVIDIA A100 80GB PCIe", GPUS["A100-PCIe-80GB"]),
+        ("NVIDIA A100-SXM-64GB", GPUS["A100-SXM-64GB"]),
         ("NVIDIA GeForce RTX 3090", RTX_3090),
         ("NVIDIA GeForce RTX 4090", GPUS["GeForce RTX 4090"]),
         ("Tesla T4", GPUS["T4"]),
@@ -65,7 +67,10 @@ def test_short_names_in_any_case(text: str, name: str) -> None:
         ("NVIDIA GH200 480GB", None),
         ("NVIDIA GB200", None),
         ("NVIDIA H200 NVL", None),
-        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA H20", None),
+        ("NVIDIA H800", None),
+        ("NVIDIA A100X", None),
+        ("NVIDIA A100-SXM-96GB", None),
         ("NVIDIA A10G", None),
         ("NVIDIA L40", None),
         ("NVIDIA GeForce RTX 4090 D", None),
@@ -93,6 +98,18 @@ def test_every_card_is_predicted_and_every_figure_has_a_source(gpu: Gpu) -> None
         fields.remove("tensor_flops_per_clock")
     assert {name for name in fields if not gpu.sources.get(name)} == set()
     assert SHORT_NAMES.keys().isdisjoint(GPUS)
+
+
+def test_memory_is_what_the_card_reports_and_bandwidth_its_own() -> None:
+    in_gib = {name: round(gpu.memory_bytes / 2**30, 1) for name, gpu in GPUS.items()}
+    assert in_gib["A100-SXM4-80GB"] == in_gib["A100-PCIe-80GB"] == 80.0
+    assert (in_gib["H100-SXM5-80GB"], in_gib["H200"], in_gib["T4"]) == (79.6, 140.4, 15.0)
+    rates = {name: gpu.hbm_bandwidth_bytes_per_s for name, gpu in GPUS.items()}
+    assert rates["A100-PCIe-80GB"] == 1.935e12 < rates["A100-SXM4-80GB"] == 2.039e12
+    custom = GPUS["A100-SXM-64GB"]
+    assert custom.fp32_flops == pytest.approx(custom.sms * 128 * custom.boost_clock_hz, rel=0.01)
+    flops = custom.sms * custom.tensor_flops_per_clock_per_sm * custom.boost_clock_hz
+    assert custom.fp16_tensor_flops == pytest.approx(flops, rel=0.01)
 
 
 def test_a_file_describes_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
