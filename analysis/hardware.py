@@ -225,10 +225,7 @@ _OF_PAPERS = (
 )  # fmt: skip
 
 GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {
-        gpu.name: gpu
-        for gpu in (*_OF_PAPERS, *OTHER_GPUS.values())
-    }
+    {gpu.name: gpu for gpu in (*_OF_PAPERS, *OTHER_GPUS.values())}
 )
 
 SHORT_NAMES: Mapping[str, Gpu] = MappingProxyType(

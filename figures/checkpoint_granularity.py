@@ -7,6 +7,7 @@ from figures._checkpoint import MIB
 from figures.common import FILLED, Drawing, devices, key, note, pick
 from repro.claims import Claim
 from repro.claims import checkpointing as claims
+from repro.experiments.checkpoint_granularity import LAYERS, SHAPE
 
 EXPERIMENTS = ("checkpoint-granularity",)
 ORDER = ("each operation", "none", "every other block", "attention core", "each attention",
@@ -42,11 +43,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     axes[0].set(xlabel="MiB")
     axes[0].set_title("kept a layer for the backward")
     axes[1].set(xlabel="MiB", xlim=(0, None))
-    axes[1].set_title("peak of a step, 6 layers")
+    axes[1].set_title(f"peak of a step, {LAYERS} layers")
     axes[2].set(xlabel="time relative to no checkpoint", xlim=(0.5, 2))
     axes[2].set_title("time of a step")
     key(axes[2], "CPU", published=False, loc="lower left")
-    note(figure, "GPT, 6 layers, h = 128, 8 heads, N = 256, batch 2, fp32, dropout 0.1, attention "
+    note(figure, f"GPT, {LAYERS} layers, h = {SHAPE['hidden']}, {SHAPE['heads']} heads, N = "
+         f"{SHAPE['seqlen']}, batch {SHAPE['batch']}, fp32, dropout 0.1, attention "
          f"written out; torch.utils.checkpoint. Measured on {devices(frame)}, one thread. A bar is "
          "the prediction; peaks are measured only.")  # fmt: skip
     columns = ["implementation", "mode", "metric", "source", "value", "unit"]

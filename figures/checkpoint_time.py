@@ -15,10 +15,10 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from repro.claims import Claim
-from repro.claims import checkpointing as claims
+from repro.claims import Claim, checkpointing, chen
+from repro.experiments.checkpoint_time import DEPTHS
 
-EXPERIMENTS = ("checkpoint-depth",)
+EXPERIMENTS = ("checkpoint-depth", "checkpoint-time")
 PANELS = {
     "resnet": ("ResNet", "layers", (128, 256, 512, 1024)),
     "lstm": ("LSTM", "unrolled steps", (64, 256, 1024)),
@@ -28,7 +28,7 @@ SHOWN = ("autograd", "chen-search", "recursive")
 
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Seconds left and middle, time relative to storing everything right."""
-    rows = pick(frame, metric="time_s", implementation=SHOWN)
+    rows = pick(frame, experiment="checkpoint-depth", metric="time_s", implementation=SHOWN)
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.3), layout="constrained")
     for ax, (model, (title, xlabel, ticks)) in zip(axes, PANELS.items(), strict=False):
         ends = []
@@ -45,18 +45,22 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         ax.set_title(f"{title}: seconds a step")
         label_ends(ax, ends)
     axes[0].set_ylabel("seconds of one thread per step")
-    relative = claims.relative_times(frame)
+    relative = chen.relative_times(frame)
     right = axes[2]
     for model, marker in (("mlp", "o"), ("resnet", "s"), ("lstm", "^")):
         for name in ("sqrt", "chen-search", "recursive"):
             some = pick(relative, model=model, implementation=name)
-            line = pick(frame, metric="relative_time", source="predicted", model=model,
-                        implementation=name)  # fmt: skip
+            line = pick(frame, experiment="checkpoint-depth", metric="relative_time",
+                        source="predicted", model=model, implementation=name)  # fmt: skip
             if len(some):
                 right.plot(some["depth"], some["value"], marker=marker, color=COLOURS[name],
                            linestyle="none", markersize=6)  # fmt: skip
                 series(right, line[line["depth"] <= 2048], "depth", f"predicted {model} {name}",
                        color=COLOURS[name])  # fmt: skip
+    large = [(DEPTHS[model], chen.published_size(frame, model, "chen-search"), marker)
+             for model, marker in (("resnet", "s"), ("lstm", "^"))]  # fmt: skip
+    for depth, value, marker in large:
+        right.plot([depth], [value], marker=marker, color="black", markersize=10, linestyle="none")
     right.plot([1000], [1.3], marker="D", color=COLOURS["sqrt"], **HOLLOW)
     right.annotate("paper: about +30 %", (1000, 1.3), xytext=(0, -34), ha="center",
                    textcoords="offset points", fontsize=8, color="#555555")  # fmt: skip
@@ -65,13 +69,14 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     powers_of_two(right, (16, 64, 256, 1024))
     right.set(xlabel="layers or steps", ylim=(0.8, 3.6))
     right.set_title("time relative to autograd")
-    key(right, "CPU: o chain, □ ResNet, △ LSTM", loc="upper left")
-    overhead = claims.executor_overhead(frame)
+    key(right, "CPU: o chain, □ ResNet, △ LSTM; black: published sizes", loc="upper left")
+    overhead = chen.executor_overhead(frame)
     note(
         figure,
         "Median of several steps. Right: over autograd; the executor storing everything takes "
-        f"{overhead:.2f}x on stages this small.\nPrediction: backward twice the forward. Measured "
-        f"on {devices(rows)}, one thread.",
+        f"{overhead:.2f}x on small stages. Black: the ResNet of 200 layers released by the authors "
+        "and their LSTM, whose stages take a tenth of a second.\nPrediction: backward twice the "
+        f"forward. Measured on {devices(rows)}, one thread.",
     )
     columns = ["model", "depth", "implementation", "source", "metric", "value", "spread_min",
                "spread_max", "spread_n"]  # fmt: skip
@@ -80,4 +85,4 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
 def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     """Chen's +30 %, and the notes' two claims about the price."""
-    return [claims.chen_time(frame), claims.k10(frame)]
+    return [chen.chen_time(frame), checkpointing.k10(frame)]

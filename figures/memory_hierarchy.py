@@ -287,7 +287,8 @@ def verdicts(frame: pandas.DataFrame) -> list[Claim]:
         claim(
             "Note hierarchy",
             predicted=f"{OURS}: {gpu.shared_bytes_per_sm // 1024} KiB, "
-            f"{gpu.shared_bandwidth_bytes_per_s / 1e12:.1f} TB/s; {gpu.memory_bytes / GIB:.0f} GiB, "
+            f"{gpu.shared_bandwidth_bytes_per_s / 1e12:.1f} TB/s; "
+            f"{gpu.memory_bytes / GIB:.0f} GiB, "
             f"{gpu.hbm_bandwidth_bytes_per_s / 1e12:.1f} TB/s. All {len(rows)} numbers are right "
             f"for {', '.join(good) or 'no card'}, {right[OURS]} for the {OURS}",
             measured=f"HBM copy {reached:.2f} TB/s ({OURS})" if math.isfinite(reached)

@@ -39,9 +39,9 @@ __all__ = [
 
 def sources() -> tuple[Source, ...]:
     """The claims judged here (the others are judged by figures)."""
-    from repro.claims import attention, checkpointing, faults, states
+    from repro.claims import attention, checkpointing, chen, faults, states
 
-    modules = (attention, checkpointing, faults, states)
+    modules = (attention, chen, checkpointing, faults, states)
     return tuple(source for module in modules for source in module.SOURCES)
 
 

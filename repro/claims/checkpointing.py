@@ -21,39 +21,15 @@ from analysis.checkpointing import (
 )
 from repro.claims.attention import ratio as attention_ratio
 from repro.claims.attention import share_inside
+from repro.claims.chen import relative_times
 from repro.claims.protocol import Claim, Evidence, Part, agreement
 from repro.claims.rows import NOT_MEASURED, Source, claim
+from repro.claims.values import growth, one, picked, text
 from repro.experiments.checkpoint_pareto import STAGES as PARETO_STAGES
 
 NAN = float("nan")
 #: The chains on which K8 and K11 are judged, named beforehand: model and depth in checkpoint-depth.
 DEEP_CHAINS = (("resnet", 1024, "chen-search"), ("lstm", 2048, "chen-search"), ("mlp", 256, "sqrt"))
-
-
-def _rows(frame: pandas.DataFrame, **wanted: object) -> pandas.DataFrame:
-    for column, value in wanted.items():
-        if column not in frame:
-            return frame.iloc[:0]
-        frame = frame[frame[column] == value]
-    return frame.dropna(subset=["value"])
-
-
-def _value(frame: pandas.DataFrame, **wanted: object) -> float:
-    found = _rows(frame, **wanted)["value"]
-    return float(found.iloc[0]) if len(found) else NAN
-
-
-def _slope(frame: pandas.DataFrame, **wanted: object) -> float:
-    """Measured log-log slope between the two largest depths."""
-    rows = _rows(frame, metric="peak_bytes", source="measured", **wanted).sort_values("depth")
-    if len(rows) < 2:
-        return NAN
-    first, last = rows.iloc[-2], rows.iloc[-1]
-    return math.log(last["value"] / first["value"]) / math.log(last["depth"] / first["depth"])
-
-
-def _text(value: float, form: str = ".2f") -> str:
-    return format(value, form) if math.isfinite(value) else NOT_MEASURED
 
 
 def agreement_of_peaks(frame: pandas.DataFrame) -> Claim:
@@ -82,14 +58,14 @@ def agreement_of_peaks(frame: pandas.DataFrame) -> Claim:
 def k6(frame: pandas.DataFrame) -> Claim:
     """Growth of the four strategies on the plain chain (checkpoint-depth)."""
     expected = {"store-all": 1.0, "sqrt": 0.5, "recompute-all": 0.0}
-    found = {name: _slope(frame, model="mlp", implementation=name) for name in expected}
-    runs = _value(frame, metric="stage_forwards", source="measured", model="mlp",
+    found = {name: growth(frame, model="mlp", implementation=name) for name in expected}
+    runs = one(frame, metric="stage_forwards", source="measured", model="mlp",
                   implementation="recompute-all", depth=64)  # fmt: skip
-    shown = ", ".join(f"{name} {_text(value)}" for name, value in found.items())
+    shown = ", ".join(f"{name} {text(value)}" for name, value in found.items())
     return claim(
         "K6",
         predicted="slopes 1, 1/2, 0; 2,145 = L(L+1)/2 runs for 65 stages",
-        measured=f"slopes {shown}; {_text(runs, ',.0f')} runs",
+        measured=f"slopes {shown}; {text(runs, ',.0f')} runs",
         parts=[
             *(Part(what=f"slope of the peak in depth, {name}", value=found[name], low=slope - 0.1,
                    high=slope + 0.1, form=".2f", evidence=Evidence.OTHER)
@@ -102,8 +78,8 @@ def k6(frame: pandas.DataFrame) -> Claim:
 
 def k7(frame: pandas.DataFrame) -> Claim:
     """Exponential spacing: the notes' O(log L) memory and compute (checkpoint-depth)."""
-    grows = _slope(frame, model="mlp", implementation="exponential")
-    halving = _slope(frame, model="mlp", implementation="recursive")
+    grows = growth(frame, model="mlp", implementation="exponential")
+    halving = growth(frame, model="mlp", implementation="recursive")
     chain = uniform_chain(1024)
     states = (exponential(chain), exponential_recursive(chain), chen_recursive(chain))
     return claim(
@@ -111,100 +87,22 @@ def k7(frame: pandas.DataFrame) -> Claim:
         predicted=f"L = 1024: {states[0].peak_bytes} outputs alone, {states[1].peak_bytes} split "
         f"the same way (log²), {states[2].peak_bytes} by halving, for {states[2].advances:,} more "
         "runs (L log L)",
-        measured=f"slope {_text(grows)} alone, {_text(halving)} by halving",
+        measured=f"slope {text(grows)} alone, {text(halving)} by halving",
         parts=[Part(what="slope of the peak in depth, spacing alone", value=grows, high=0.3,
                     form=".2f", evidence=Evidence.OTHER)],
-    )  # fmt: skip
-
-
-def chen_memory(frame: pandas.DataFrame) -> Claim:
-    """Chen's ResNet: 48 GB to below 7 GB at 1,000 layers (checkpoint-depth)."""
-
-    def less(source: str, base: str) -> float:
-        wanted = {"metric": "peak_bytes", "source": source, "model": "resnet", "depth": 1024}
-        top = _value(frame, implementation=base, **wanted)
-        return top / _value(frame, implementation="chen-search", **wanted)
-
-    measured = less("measured", "autograd")
-    grows = _slope(frame, model="resnet", implementation="chen-search")
-    return claim(
-        "Chen Fig. 5",
-        predicted=f"{_formula_ratio():.1f}x less feature maps at 1,024 layers (width 8)",
-        measured=f"{_text(measured, '.1f')}x less (width 8, 16 x 16 pixels); its own size not run",
-        published="48 GB and below 7 GB, whole GPU: 6.9x",
-        parts=[
-            Part(what="GB of the published network without recomputation", value=NAN, low=43,
-                 high=53, evidence=Evidence.OTHER),
-            Part(what="GB of the published network with the sublinear plan", value=NAN, high=7,
-                 evidence=Evidence.OTHER),
-            Part(what="slope of the plan's peak in depth", value=grows, low=0.35, high=0.65,
-                 form=".2f", evidence=Evidence.OTHER),
-        ],
-    )  # fmt: skip
-
-
-def _formula_ratio() -> float:
-    from repro.experiments._checkpoint import formula, plan_for
-
-    chain = formula("resnet", 1024)
-    return plan_for(chain, "store-all").peak_bytes / plan_for(chain, "chen-search").peak_bytes
-
-
-def relative_times(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Measured time of every plan over autograd's for the same model and depth.
-
-    Steps of both took turns where the records name the baseline; in older ones the medians of the
-    two cells are divided.
-    """
-    turns = _rows(frame, metric="relative_time", source="measured", against="autograd")
-    if len(turns):
-        return turns[turns["implementation"] != "autograd"]
-    rows = _rows(frame, metric="time_s", source="measured")
-    base = rows[rows["implementation"] == "autograd"].set_index(["model", "depth"])["value"]
-    plans = rows[rows["implementation"] != "autograd"].copy()
-    keys = pandas.MultiIndex.from_frame(plans[["model", "depth"]])
-    plans["value"] = plans["value"].to_numpy() / base.reindex(keys).to_numpy()
-    return plans.dropna(subset=["value"])
-
-
-def _sublinear_times(frame: pandas.DataFrame) -> pandas.DataFrame:
-    relative = relative_times(frame)
-    return relative[relative["implementation"].isin(["sqrt", "chen-search"])]
-
-
-def executor_overhead(frame: pandas.DataFrame) -> float:
-    """Median of the executor storing everything over autograd (checkpoint-depth)."""
-    rows = relative_times(frame)
-    return float(rows.loc[rows["implementation"] == "store-all", "value"].median())
-
-
-def chen_time(frame: pandas.DataFrame) -> Claim:
-    """Chen's Fig. 7: about 30 % more time than training without recomputation."""
-    ratios = _sublinear_times(frame)["value"]
-    own = executor_overhead(frame)
-    return claim(
-        "Chen Fig. 7",
-        predicted="at most one more forward, 1/3 of a step where a backward takes two",
-        measured=NOT_MEASURED if ratios.empty else
-        f"{ratios.median():.2f}x autograd in the median of {len(ratios)}, up to {ratios.max():.1f}x"
-        f"; the executor storing everything takes {own:.2f}x",
-        published="1.3x",
-        parts=[Part(what="median time of the sublinear plans over autograd",
-                    value=float(ratios.median()), low=1.2, high=1.45, form=".2f",
-                    evidence=Evidence.HARDWARE)],
     )  # fmt: skip
 
 
 def k10(frame: pandas.DataFrame) -> Claim:
     """The notes' price of k segments, (1 + 1/k) forward (checkpoint-depth; stage runs counted)."""
     stages, segments = 257, 16
-    runs = _value(frame, metric="stage_forwards", source="measured", model="mlp", depth=256,
+    runs = one(frame, metric="stage_forwards", source="measured", model="mlp", depth=256,
                   implementation="sqrt")  # fmt: skip
     return claim(
         "K10",
         predicted=f"1 + (k-1)/k = {1 + (segments - 1) / segments:.2f} for k = {segments}: every "
         "segment but the last runs again",
-        measured=f"{_text(runs / stages)} forward for k = {segments}",
+        measured=f"{text(runs / stages)} forward for k = {segments}",
         parts=[Part(what=f"forwards of {segments} segments", value=runs / stages, form=".2f",
                     low=1 + 1 / segments - 0.01, high=1 + 1 / segments + 0.01,
                     evidence=Evidence.COUNTED)],
@@ -243,11 +141,11 @@ def savings(frame: pandas.DataFrame, extra: float) -> dict[str, float]:
     gpt = _saving_at(_pareto(frame, "measured"), extra)
     if math.isfinite(gpt):
         found[f"gpt {PARETO_STAGES} stages"] = gpt
-    depth = _rows(frame, experiment="checkpoint-depth", source="measured")
+    depth = picked(frame, experiment="checkpoint-depth", source="measured")
     relative = relative_times(depth)
     for model, layers, plan in DEEP_CHAINS:
         where = {"model": model, "depth": layers, "metric": "peak_bytes"}
-        top, low = (_value(depth, implementation=i, **where) for i in ("autograd", plan))
+        top, low = (one(depth, implementation=i, **where) for i in ("autograd", plan))
         times = relative[(relative["model"] == model) & (relative["depth"] == layers)]
         time = times.loc[times["implementation"] == plan, "value"]
         if len(time) and math.isfinite(top / low):
@@ -271,7 +169,7 @@ def optimum(frame: pandas.DataFrame) -> Claim:
         "optimal plans",
         predicted=f"at least as fast as {matched} of {len(others)} heuristics in their own memory, "
         f"by up to {max(gains):.2f} of a step",
-        measured=f"largest excess over {len(measured)} plans {_text(over, '.0f')} B",
+        measured=f"largest excess over {len(measured)} plans {text(over, '.0f')} B",
         parts=[
             Part(what="bytes above the budget, worst plan", value=float(over), high=2.0**20,
                  form=".0f", evidence=Evidence.OTHER),
@@ -342,12 +240,12 @@ def granularity(frame: pandas.DataFrame) -> Claim:
 def each_operation(frame: pandas.DataFrame) -> Claim:
     """A checkpoint around each operation against none at all (checkpoint-granularity)."""
     wanted = {"metric": "saved_bytes_per_layer", "source": "measured", "mode": "new"}
-    finest = _value(frame, implementation="each operation", **wanted)
-    none = _value(frame, implementation="none", **wanted)
+    finest = one(frame, implementation="each operation", **wanted)
+    none = one(frame, implementation="none", **wanted)
     return claim(
         "checkpoint each operation",
         predicted="three N² maps of inputs are kept instead of two and a mask",
-        measured=f"{_text(finest / none)}x the bytes of no checkpoint",
+        measured=f"{text(finest / none)}x the bytes of no checkpoint",
         parts=[Part(what="bytes a layer keeps over those without a checkpoint",
                     value=finest / none, high=1.0, form=".2f", evidence=Evidence.OTHER)],
     )  # fmt: skip
@@ -357,14 +255,14 @@ def k14(frame: pandas.DataFrame) -> Claim:
     """The notes on the two modes: O(N) to O(1) without reentry, less saving with it."""
 
     def kept(mode: str, source: str = "measured") -> float:
-        return _value(frame, metric="saved_bytes_per_layer", source=source,
+        return one(frame, metric="saved_bytes_per_layer", source=source,
                       implementation="each block", mode=mode)  # fmt: skip
 
     new, old, model = kept("new"), kept("reentrant"), kept("new", "predicted")
     return claim(
         "K14",
         predicted=f"{model:,.0f} B a block in both modes: its input, O(N) in layers",
-        measured=f"{_text(new, ',.0f')} and {_text(old, ',.0f')} B a block",
+        measured=f"{text(new, ',.0f')} and {text(old, ',.0f')} B a block",
         parts=[
             Part(what="bytes a block, non-reentrant, over the block's input", value=new / model,
                  high=0.5, form=".2f", evidence=Evidence.OTHER),
@@ -416,8 +314,8 @@ def redundant_checkpoint(frame: pandas.DataFrame) -> Claim:
     return claim(
         "checkpoint around flash",
         predicted="N = 4096: " + ", ".join(
-            f"{name} {_text(added(name, 'predicted', 4096), '+.0%')}" for name in names),
-        measured="N = 512: " + ", ".join(f"{n} {_text(v, '+.1%')}" for n, v in measured.items()),
+            f"{name} {text(added(name, 'predicted', 4096), '+.0%')}" for name in names),
+        measured="N = 512: " + ", ".join(f"{n} {text(v, '+.1%')}" for n, v in measured.items()),
         parts=[agreement(f"bytes added around {name}, counted over the sums", measured[name],
                          added(name, "predicted", 512), 0.0, Evidence.COUNTED) for name in names],
     )  # fmt: skip

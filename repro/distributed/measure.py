@@ -37,10 +37,10 @@ from repro.training.live_bytes import LiveBytes
 
 Row = dict[str, Any]
 
-#: Model states: a chain of equal layers, so that shards come out even.
-WIDTH, DEPTH, ROWS = 256, 8, 4
+#: Model states: equal layers, so that shards come out even; as many weights as a GPT-2 small layer.
+WIDTH, DEPTH, ROWS = 768, 12, 4
 #: Parallel layer: seqlen, batch, hidden, heads.
-LAYER = (64, 2, 128, 8)
+LAYER = (512, 1, 768, 12)
 #: Ring attention: batch, heads, kv_heads, seqlen, head_dim.
 RING = (1, 4, 2, 128, 32)
 

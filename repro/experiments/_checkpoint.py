@@ -169,13 +169,13 @@ def case(model: str, depth: int, repeats: int = 0) -> Case:
 @dataclass(frozen=True)
 class Step:
     """Peak bytes of one training step, what was alive after its forward, seconds of several, the
-    share that the forward had, and each over a step of the baseline right before it."""
+    share that the forward had, and seconds of the baseline's step right before each."""
 
     peak_bytes: int
     saved_bytes: int
     seconds: list[float]
     forward_share: list[float]
-    relative: list[float]
+    baseline: list[float]
 
 
 def measure_step(
@@ -225,16 +225,15 @@ def measure_step(
     del loss
     times: list[float] = []
     shares: list[float] = []
-    relative: list[float] = []
+    before: list[float] = []
     while len(times) < repeats and (len(times) < min(3, repeats) or sum(times) < seconds):
-        before = timed(baseline)[0] if baseline is not None else None
+        if baseline is not None:
+            before.append(timed(baseline)[0])
         total, first = timed(run)
         times.append(total)
         shares.append(first / total)
-        if before:
-            relative.append(total / before)
     inputs = storage_bytes(state)
-    return Step(step.peak_bytes + inputs, forward.end_bytes + inputs, times, shares, relative)
+    return Step(step.peak_bytes + inputs, forward.end_bytes + inputs, times, shares, before)
 
 
 CLOCK = {"cpu": "seconds of the one computing thread", "cuda": "wall clock"}
@@ -260,13 +259,18 @@ def rows(experiment: str, cell: Cell, step: Step) -> Iterator[Record]:
         cell, **common, metric="forward_share", value=statistics.median(step.forward_share),
         unit="1", tool=CLOCK[device()],
     )  # fmt: skip
-    if step.relative:
-        yield record(
-            cell, **common, metric="relative_time", value=statistics.median(step.relative),
-            unit="1", spread_min=min(step.relative), spread_max=max(step.relative),
-            spread_n=len(step.relative), tool=f"{CLOCK[device()]}, alternating with the baseline",
-            against="autograd",
-        )  # fmt: skip
+    if step.baseline:
+        pairs = [own / other for own, other in zip(step.seconds, step.baseline, strict=True)]
+        other = statistics.median(step.baseline)
+        turns = {"tool": f"{CLOCK[device()]}, in turns", "against": "autograd"}
+        yield record(cell, **common, metric="baseline_time_s", value=other, unit="s",
+                     spread_min=min(step.baseline), spread_max=max(step.baseline),
+                     spread_n=len(step.baseline), **turns)  # fmt: skip
+        # The quotient of the two medians, so that the three rows agree.
+        yield record(cell, **common, metric="relative_time",
+                     value=statistics.median(step.seconds) / other, unit="1",
+                     spread_min=min(pairs), spread_max=max(pairs), spread_n=len(pairs),
+                     **turns)  # fmt: skip
 
 
 def planned_rows(

@@ -12,7 +12,7 @@ from repro.records import Record
 NAME = "several-ranks"
 PART = "parallel-layer"
 RANKS = (2, 4)
-SEQLEN, BATCH, HIDDEN, HEADS = 64, 2, 128, 8  # repro.distributed.measure.LAYER
+SEQLEN, BATCH, HIDDEN, HEADS = 512, 1, 768, 12  # repro.distributed.measure.LAYER: GPT-2 small
 SHAPE = LayerShape(SEQLEN, BATCH, HIDDEN, HEADS)
 FORMS = ("tensor", "tensor+selective", "sequence", "sequence+selective")
 

@@ -14,7 +14,7 @@ from repro.records import Record
 NAME = "several-ranks"
 PART = "sharded-states"
 RANKS = (2, 4)
-PARAMETERS = 256 * 256 * 8  # repro.distributed.measure.chain
+PARAMETERS = 768 * 768 * 12  # repro.distributed.measure.chain: a layer of GPT-2 small
 #: engine -> (schedule, ZeRO stage of what it holds between steps, bytes a parameter p, g, o)
 ENGINES: dict[str, tuple[str, int, tuple[int, int, int]]] = {
     "data-parallel": ("data-parallel", 0, (2, 2, 12)),

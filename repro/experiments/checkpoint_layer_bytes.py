@@ -12,9 +12,9 @@ from repro.experiments._checkpoint import SCALE, SOURCES, TOOL, device, scaled
 from repro.records import Record, record
 
 NAME = "checkpoint-layer-bytes"
-BATCH, HIDDEN, HEADS = 1, 128, 8
-MEASURED = (32, 64, 128, 256, 512)
-SUMMED = (16, 1024, 2048)
+BATCH, HIDDEN, HEADS = 1, 768, 12  # GPT-2 small
+MEASURED = (64, 128, 256, 512, 1024)
+SUMMED = (32, 2048)
 GRANULARITY = {"none": "none", "selective": "attention core", "full": "each block"}
 
 

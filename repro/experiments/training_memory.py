@@ -18,11 +18,11 @@ from repro.experiments import Cell, Context, Experiment, record
 from repro.records import Record
 
 NAME = "training-memory"
-#: accumulation: an MLP of DEPTH linear + tanh layers, BATCH rows.
-WIDTH, DEPTH, BATCH = 64, 6, 512
+#: accumulation: an MLP of DEPTH linear + tanh layers of GPT-2 small's width, BATCH rows.
+WIDTH, DEPTH, BATCH = 768, 12, 2048
 PIECES = (1, 2, 4, 8, 16)
-#: mixed precision: seqlen x batch tokens of one layer.
-HIDDEN, HEADS, SEQLEN = 64, 4, 32
+#: mixed precision: seqlen x batch tokens of one layer of GPT-2 small.
+HIDDEN, HEADS, SEQLEN = 768, 12, 128
 BATCHES = (1, 2, 4, 8, 16)
 #: host optimiser.
 PARAMETERS = 1 << 24
@@ -44,10 +44,12 @@ def accumulation_peak(pieces: int) -> int:
     """Peak bytes above parameters, gradients and the batch.
 
     When the backward starts, the DEPTH results of tanh are saved (products are freed after their
-    tanh). The gradient of the loss' square, g (2 x¹), makes three tensors of that size at once.
+    tanh). The gradient of the loss' square, g (2 x¹), makes three tensors of that size at once. In
+    the last layer's backward the gradients of its product and input are there beside DEPTH - 1
+    results, and the gradient of its weight, which no micro-batch makes smaller.
     """
-    rows = BATCH // pieces
-    return 4 * rows * WIDTH * (DEPTH + 3)
+    one = BATCH // pieces * WIDTH
+    return 4 * max(one * (DEPTH + 3), one * (DEPTH + 1) + WIDTH * WIDTH)
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -55,8 +57,10 @@ def predict(cell: Cell) -> Iterator[Record]:
     common = {"experiment": NAME, "source": "predicted", "unit": "B"}
     part = cell["implementation"]
     if part == "accumulation":
-        value = accumulation_peak(int(cell["pieces"]))
-        yield record(cell, metric="peak_bytes", value=value, **common)
+        pieces = int(cell["pieces"])
+        yield record(cell, metric="peak_bytes", value=accumulation_peak(pieces), **common)
+        yield record(cell, metric="activation_bytes", value=4 * BATCH // pieces * WIDTH * DEPTH,
+                     **common)  # fmt: skip
     elif part == "mixed-precision":
         shape = LayerShape(SEQLEN, int(cell["batch"]), HIDDEN, HEADS)
         saved = float(sum(saved_under(shape, str(cell["policy"])).values()))
@@ -107,11 +111,19 @@ def _accumulation(cell: Cell) -> list[Row]:
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
     known = [x, *net.parameters(), *(p.grad for p in net.parameters() if p.grad is not None)]
+    after_forward: list[int] = []
     with LiveBytes(known) as live:
-        accumulate_gradients(
-            list(x.chunk(int(cell["pieces"]))), lambda b: net(b).square().sum(), len
-        )
-    return [("peak_bytes", live.peak_bytes, "B", "live storages counted")]
+
+        def loss(batch: torch.Tensor) -> torch.Tensor:
+            result = net(batch)
+            after_forward.append(live.live_bytes)
+            return result.square().sum()
+
+        accumulate_gradients(list(x.chunk(int(cell["pieces"]))), loss, len)
+    return [
+        ("peak_bytes", live.peak_bytes, "B", "live storages counted"),
+        ("activation_bytes", after_forward[0], "B", "live storages counted after a forward"),
+    ]
 
 
 def _mixed_precision(cell: Cell) -> list[Row]:

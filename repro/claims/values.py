@@ -1,0 +1,39 @@
+"""Values of a frame by the columns they are known by, as claims read them."""
+
+from __future__ import annotations
+
+import math
+
+import pandas
+
+from repro.claims.rows import NOT_MEASURED
+
+NAN = float("nan")
+
+
+def picked(frame: pandas.DataFrame, **wanted: object) -> pandas.DataFrame:
+    """The rows with these values, those without a number left out."""
+    for column, value in wanted.items():
+        if column not in frame:
+            return frame.iloc[:0]
+        frame = frame[frame[column] == value]
+    return frame.dropna(subset=["value"])
+
+
+def one(frame: pandas.DataFrame, **wanted: object) -> float:
+    """The first of them, NaN where there is none."""
+    found = picked(frame, **wanted)["value"]
+    return float(found.iloc[0]) if len(found) else NAN
+
+
+def growth(frame: pandas.DataFrame, **wanted: object) -> float:
+    """Measured log-log slope between the two largest depths."""
+    rows = picked(frame, metric="peak_bytes", source="measured", **wanted).sort_values("depth")
+    if len(rows) < 2:
+        return NAN
+    first, last = rows.iloc[-2], rows.iloc[-1]
+    return math.log(last["value"] / first["value"]) / math.log(last["depth"] / first["depth"])
+
+
+def text(value: float, form: str = ".2f") -> str:
+    return format(value, form) if math.isfinite(value) else NOT_MEASURED
