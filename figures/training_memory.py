@@ -111,8 +111,8 @@ def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     even = autocast_break_even_tokens(LayerShape(SEQLEN, 1, HIDDEN, HEADS))
     return [
         claim("gradient accumulation",
-              predicted="activations 4 rows x width x depth bytes; the peak has a weight's gradient "
-              "beside them, which does not shrink",
+              predicted="activations 4 rows x width x depth bytes; the peak has a weight's "
+              "gradient beside them, which does not shrink",
               measured=f"activations {shown(falls)} off 1/n; peak {shown(peak)}",
               parts=[agreement("activations of a micro-batch times n over those of n = 1, worst",
                                falls, 1, 0.01, Evidence.OTHER),

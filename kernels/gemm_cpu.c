@@ -3,7 +3,7 @@
 // Study note 002, section 1.2. The program runs both once, under cachegrind or on its own; the two
 // functions are kept out of line so that a profiler reports them separately.
 //
-//   gemm_cpu N BLOCK
+//   gemm_cpu N BLOCK [naive | tiled]      one form alone, for counters that count a whole program
 //
 // The sum of a result stays in a register over the innermost loop, so the data references are
 //   naive   2 N³ + 2 N²                 (A, B; C once in and once out)
@@ -11,6 +11,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MOST 512
 
@@ -48,12 +49,19 @@ __attribute__((noinline)) void tiled_gemm(int n, int block) {
 int main(int count, char** words) {
     const int n = count > 1 ? atoi(words[1]) : 0, block = count > 2 ? atoi(words[2]) : 0;
     if (n < 1 || n > MOST || block < 1) {
-        fprintf(stderr, "usage: gemm_cpu N BLOCK, 1 <= N <= %d, BLOCK >= 1\n", MOST);
+        fprintf(stderr, "usage: gemm_cpu N BLOCK [naive | tiled], 1 <= N <= %d, BLOCK >= 1\n", MOST);
         return 2;
     }
     for (int i = 0; i < n * n; i++) {
         a[i] = (float)(i % 7 - 3);
         b[i] = (float)(i % 5 - 2);
+    }
+    if (count > 3) {
+        if (strcmp(words[3], "naive") == 0)
+            naive_gemm(n);
+        else
+            tiled_gemm(n, block);
+        return 0;
     }
     naive_gemm(n);
     for (int i = 0; i < n * n; i++) c[i] = -c[i];

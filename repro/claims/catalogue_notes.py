@@ -128,7 +128,9 @@ NOTES: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "matrix product misses": (
         "tiling keeps a product's blocks in cache",
         f"{TILING}, section 1.2", "gemm_levels",
-        {"conditions": "misses of a cache simulator (cachegrind), not of a hardware counter"},
+        {"conditions": "misses of another simulator (cachegrind) in small caches; the processor's "
+                       "own counter is asked too; N = 96 is left out, whose rows of 384 bytes "
+                       "meet in few sets"},
     ),
     "gradient accumulation": (
         "activation memory falls as 1/n with n micro-batches",

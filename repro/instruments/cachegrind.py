@@ -41,9 +41,8 @@ def count_misses(n: int, block: int, first: Cache, last: Cache) -> dict[str, Mis
         raise RuntimeError(reason)
     with tempfile.TemporaryDirectory() as folder:
         program, report = Path(folder) / "gemm_cpu", Path(folder) / "report"
-        # -O1: loads and stores as written, no vectors that would change the references
-        _run([str(compiler()), "-O1", "-fno-tree-vectorize", "-o", str(program), str(SOURCE)])
-        _run([
+        build(program)
+        run([
             "valgrind", "--tool=cachegrind", "--cache-sim=yes",
             "--I1=32768,8,64",  # instructions: no part of this, but it must be stated
             f"--D1={first.nbytes},{first.ways},{first.line_bytes}",
@@ -53,13 +52,21 @@ def count_misses(n: int, block: int, first: Cache, last: Cache) -> dict[str, Mis
         return parse(report.read_text(encoding="utf-8"))
 
 
-def _run(command: list[str]) -> None:
+def build(program: Path) -> None:
+    """Compile the C source; RuntimeError with one line where that fails."""
+    # -O1: loads and stores as written, no vectors that would change the references
+    run([str(compiler()), "-O1", "-fno-tree-vectorize", "-o", str(program), str(SOURCE)])
+
+
+def run(command: list[str]) -> str:
+    """What a command writes to its second output; RuntimeError with its last line if it fails."""
     done = subprocess.run(
         command, capture_output=True, encoding="utf-8", errors="replace", timeout=300, check=False
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise RuntimeError(f"{Path(command[0]).name} failed ({done.returncode}): {lines[-1]}")
+    return done.stderr
 
 
 def parse(report: str) -> dict[str, Misses]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
+import pandas
 import pytest
 
 from analysis.cache_model import Cache, CachePair, Misses, closed_form, predict_misses, references
-from repro.instruments import cachegrind
+from figures import gemm_levels
+from repro.claims import Verdict
+from repro.experiments import tidy
+from repro.instruments import cachegrind, perf_misses
 
 FIRST, LAST = Cache(4096, 8), Cache(16384, 16)
 N, BLOCK = 80, 16
@@ -70,3 +74,48 @@ def test_parse_and_errors() -> None:
         Cache(1000, 8)
     with pytest.raises(ValueError, match="three blocks of 64 do not fit into 64 lines"):
         closed_form(128, 64, Cache(4096, 8))
+
+
+def test_a_hidden_hardware_counter_is_said_and_a_shown_one_is_read() -> None:
+    shown = "1234,,L1-dcache-load-misses:u,1000,100.00,,\n"
+    assert perf_misses.parse(shown) == 1234
+    hidden = "<not supported>,,L1-dcache-load-misses,0,100.00,,\n"
+    with pytest.raises(RuntimeError, match="L1-dcache-load-misses is not supported on this"):
+        perf_misses.parse(hidden)
+    with pytest.raises(RuntimeError, match="perf reports no L1-dcache-load-misses: no message"):
+        perf_misses.parse("")
+
+
+@pytest.mark.skipif(perf_misses.missing() is not None, reason=perf_misses.missing() or "")
+def test_one_form_alone_runs_under_the_counter() -> None:
+    try:
+        naive, tiled = (perf_misses.count_misses(480, 16, form) for form in ("naive", "tiled"))
+    except RuntimeError as reason:
+        pytest.skip(str(reason))
+    assert naive > 2 * tiled
+
+
+def test_the_model_s_own_count_is_no_measurement_of_misses() -> None:
+    frame = tidy(gemm_levels.EXPERIMENTS, local=False)
+    (before,) = [c for c in gemm_levels.verdicts(frame) if c.name == "matrix product misses"]
+    assert before.verdict is Verdict.REPRODUCED
+    frame.loc[frame["tool"] == "cachegrind", "tool"] = "LRU model: valgrind is not installed"
+    (after,) = [c for c in gemm_levels.verdicts(frame) if c.name == "matrix product misses"]
+    assert after.verdict is Verdict.NOT_TESTED
+
+
+def test_a_hardware_counter_decides_where_there_is_one() -> None:
+    frame = tidy(gemm_levels.EXPERIMENTS, local=False)
+    row = frame[frame["experiment"] == "gemm-cache"].iloc[:1]
+
+    def counted(naive: float) -> Verdict:
+        added = [
+            row.assign(metric="hardware_first_level_misses", source="measured", value=value,
+                       implementation=form)
+            for form, value in (("naive", naive), ("tiled", 1.0))
+        ]  # fmt: skip
+        found = gemm_levels.verdicts(pandas.concat([frame, *added], ignore_index=True))
+        return next(c.verdict for c in found if c.name == "matrix product misses")
+
+    assert counted(20.0) is Verdict.REPRODUCED
+    assert counted(1.1) is Verdict.REFUTED
