@@ -62,9 +62,13 @@ def test_every_claim_of_the_catalogue_is_judged_and_has_its_mutations() -> None:
 @pytest.mark.parametrize("name", list(OVERTURN))
 def test_records_beyond_the_tolerance_change_the_verdict(name: str) -> None:
     experiments, _, claim = judges()[name]
+    frame, before = frame_of(experiments), claim.verdict
+    if before is Verdict.REFUTED:  # then as the records would have to be for the claim to be right
+        frame = AS_CLAIMED[name](frame)
+        before = verdict(name, frame)
     for change in OVERTURN[name]:
-        seen = [verdict(name, changed) for changed in change.both(frame_of(experiments))]
-        assert any(v is not claim.verdict for v in seen), f"{name} is {claim.verdict} for {change}"
+        seen = [verdict(name, changed) for changed in change.both(frame)]
+        assert any(v is not before for v in seen), f"{name} is {before} for {change}"
 
 
 @pytest.mark.parametrize("name", list(AS_CLAIMED))
