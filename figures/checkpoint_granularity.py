@@ -37,7 +37,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                         ax.annotate("reentrant", (value / unit, y + shift), xytext=(6, -3),
                                     textcoords="offset points", fontsize=7.5)  # fmt: skip
     axes[0].set_xscale("log", base=2)
-    axes[0].set_xticks([0.125, 0.5, 2, 8], ["1/8", "1/2", "2", "8"])
+    axes[0].set_xticks([0.5, 2, 8, 32], ["1/2", "2", "8", "32"])
     axes[0].minorticks_off()
     axes[0].set_yticks(list(place.values()), list(place))
     axes[0].set(xlabel="MiB")
@@ -49,8 +49,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     key(axes[2], "CPU", published=False, loc="lower left")
     note(figure, f"GPT, {LAYERS} layers, h = {SHAPE['hidden']}, {SHAPE['heads']} heads, N = "
          f"{SHAPE['seqlen']}, batch {SHAPE['batch']}, fp32, dropout 0.1, attention "
-         f"written out; torch.utils.checkpoint. Measured on {devices(frame)}, one thread. A bar is "
-         "the prediction; peaks are measured only.")  # fmt: skip
+         f"written out; torch.utils.checkpoint. Measured on {devices(frame)}, one thread.\n"
+         "A bar is the prediction; peaks are measured only.")  # fmt: skip
     columns = ["implementation", "mode", "metric", "source", "value", "unit"]
     return Drawing(figure, frame.reindex(columns=columns))
 

@@ -36,7 +36,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     left.set_yticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"])
     left.minorticks_off()
     left.set(xlabel="micro-batches a step", ylabel="peak beyond parameters and gradients (MB)")
-    left.set_title("gradient accumulation: 1 / n")
+    left.set_title("gradient accumulation")
     key(left, "CPU", published=False, loc="lower left")
 
     rows = pick(frame, implementation="mixed-precision", metric="saved_bytes").copy()

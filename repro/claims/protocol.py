@@ -45,7 +45,7 @@ class Verdict(StrEnum):
 _MEANINGS = {
     Verdict.REPRODUCED: "a measurement of the claim's own quantity agrees",
     Verdict.WITHIN_LIMITS: "a measurement agrees in part: in a wider range, or in some cases only",
-    Verdict.CONSISTENT: "published numbers or a derivation agree; the quantity was not measured",
+    Verdict.CONSISTENT: "published numbers or a derivation agree, or it was chosen to match",
     Verdict.REFUTED: "the evidence lies outside what the claim allows",
     Verdict.NOT_TESTED: "there is no evidence yet",
 }
