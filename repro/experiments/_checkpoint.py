@@ -240,29 +240,31 @@ CLOCK = {"cpu": "seconds of the one computing thread", "cuda": "wall clock"}
 TOOL = {"cpu": "profiler's allocation trace", "cuda": "allocator's requested bytes"}
 
 
-def rows(experiment: str, cell: Cell, step: Step) -> Iterator[Record]:
-    """Peak, bytes alive after the forward, and seconds of a measured step."""
+def rows(experiment: str, cell: Cell, step: Step, *, where: str | None = None) -> Iterator[Record]:
+    """Peak, bytes alive after the forward, and seconds of a step measured `where` (None: on the
+    chosen scale's device)."""
+    where = where or device()
     common = {"experiment": experiment, "source": "measured", "pass": "forward+backward"}
     yield record(
-        cell, **common, metric="peak_bytes", value=step.peak_bytes, unit="B", tool=TOOL[device()]
+        cell, **common, metric="peak_bytes", value=step.peak_bytes, unit="B", tool=TOOL[where]
     )
     yield record(
         cell, **common, metric="alive_after_forward_bytes", value=step.saved_bytes, unit="B",
-        tool=TOOL[device()],
+        tool=TOOL[where],
     )  # fmt: skip
     yield record(
         cell, **common, metric="time_s", value=statistics.median(step.seconds), unit="s",
         spread_min=min(step.seconds), spread_max=max(step.seconds), spread_n=len(step.seconds),
-        tool=f"{CLOCK[device()]}, median",
+        tool=f"{CLOCK[where]}, median",
     )  # fmt: skip
     yield record(
         cell, **common, metric="forward_share", value=statistics.median(step.forward_share),
-        unit="1", tool=CLOCK[device()],
+        unit="1", tool=CLOCK[where],
     )  # fmt: skip
     if step.baseline:
         pairs = [own / other for own, other in zip(step.seconds, step.baseline, strict=True)]
         other = statistics.median(step.baseline)
-        turns = {"tool": f"{CLOCK[device()]}, in turns", "against": "autograd"}
+        turns = {"tool": f"{CLOCK[where]}, in turns", "against": "autograd"}
         yield record(cell, **common, metric="baseline_time_s", value=other, unit="s",
                      spread_min=min(step.baseline), spread_max=max(step.baseline),
                      spread_n=len(step.baseline), **turns)  # fmt: skip

@@ -91,7 +91,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     planned = PlannedModel(model, profiled, plan_of(cell).schedule)
     step = measure_step(planned, model, state, baseline=model, seconds=math.inf,
                         repeats=REPEATS[str(cell["implementation"])])  # fmt: skip
-    yield from rows(NAME, cell, step)
+    yield from rows(NAME, cell, step, where="cpu")
     assert planned.last_run is not None
     yield record(cell, experiment=NAME, source="measured", metric="stage_forwards", unit="1",
                  value=sum(planned.last_run.forwards), tool="executor's count",
