@@ -78,7 +78,7 @@ def stages(python: str = sys.executable, cores: int | None = None) -> list[Stage
 def _measure(python: str, name: str, decisive: bool) -> Stage:
     one = experiments.experiment(name)
     return Stage(
-        name, [python, "-m", "repro.measure", name], one.title, share=0.65 if decisive else 0.35,
+        name, [python, "-m", "repro.measure", name], one.title, share=0.75 if decisive else 0.35,
         predicted_s=START_S + one.seconds,
     )  # fmt: skip
 

@@ -187,9 +187,6 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     status, _, err = run(capsys, *["plan", "my_models:case"])
     assert status
     assert "--budget and --total-budget" in err
-    status, _, err = run(capsys, *["plan", "gpt2-small", "--total-budget", "8GiB"])
-    assert status
-    assert "--total-budget is for a model by module:name" in err
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen", "gpt2"])

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from kernels.plan import Recorder
 from repro.instruments import exact, gpu_work, guard_lines, hopper_cases, hopper_guard
 from repro.instruments.hopper_guard import Findings, Limits, check, shared
 from tests.command_support import TESTS
+from tests.process_support import reports_its_id, wait_until_gone
 
 SMS = 132
 PERSISTENT = [name for name, form in hopper.FORMS.items() if getattr(form, "persistent", False)]
@@ -157,15 +157,15 @@ def test_what_one_process_has_found_holds_for_the_others(tmp_path: Path) -> None
 
 def test_nothing_of_a_hung_process_is_left(tmp_path: Path) -> None:
     """Its own children hold the card as it does."""
-    marker = tmp_path / "survived"
-    grandchild = f"import time; time.sleep(3); open({str(marker)!r}, 'w')"
+    ready = tmp_path / "ready"
     child = (
-        "import subprocess, sys, time; print('ready\\nbuilt\\ta', flush=True);"
-        f"subprocess.Popen([sys.executable, '-c', {grandchild!r}]); time.sleep(60)"
+        "import os, subprocess, sys, time;"
+        f"subprocess.Popen([sys.executable, '-c', {reports_its_id(ready)!r}])\n"
+        f"while not os.path.exists({str(ready)!r}): time.sleep(0.05)\n"
+        "print('ready\\nbuilt\\ta', flush=True); time.sleep(60)"
     )
     check(("a",), (*COMMAND[:2], child), Limits(20, 1, 1))
-    time.sleep(3)
-    assert not marker.exists()
+    wait_until_gone(int(ready.read_text()))
 
 
 @pytest.mark.thorough
