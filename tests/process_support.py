@@ -10,8 +10,8 @@ def reports_its_id(to: Path) -> str:
     """Python code of a process that writes its id, as a whole, and then sleeps for minutes."""
     draft = f"{to}.draft"
     return (
-        f"import os, time; file = open({draft!r}, 'w'); file.write(str(os.getpid())); file.close(); "
-        f"os.replace({draft!r}, {str(to)!r}); time.sleep(600)"
+        f"import os, time; file = open({draft!r}, 'w'); file.write(str(os.getpid())); "
+        f"file.close(); os.replace({draft!r}, {str(to)!r}); time.sleep(600)"
     )
 
 

@@ -192,7 +192,7 @@ def test_dispatch_leaves_out_what_a_run_refuses(tmp_path: Path) -> None:
     Findings(["flash-sm90"], {form: "0.83 x of the sm_80 kernels"}).write(path)
     code = (
         "from kernels import dispatch; from kernels.launch import Array\n"
-        "class Card: compute_capability = '90'\n"
+        "class Card: compute_capability, multiprocessors, name = '90', 132, 'card'\n"
         "def choose(n, d): \n"
         "    q = Array('q', 1 << 20, (1, 2, n, d), (2 * n * d, n * d, d, 1), 'bf16', 'r')\n"
         "    c = dispatch.choose(Card(), [q], scale=0.1); return c.algorithm + ': ' + c.reason\n"
