@@ -173,6 +173,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only sources whose name holds this")
     arguments = parser.parse_args()
     chosen = [kernel for kernel in modules(kernels()) if arguments.only in kernel.source]
+    if not chosen:
+        raise ValueError(f"--only {arguments.only!r}: no source has this in its name")
     if arguments.list:
         for kernel in chosen:
             print(describe(kernel))

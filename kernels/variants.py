@@ -144,6 +144,8 @@ def main() -> None:
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     chosen = tuple(v for v in shipped_variants() if arguments.only in v.name)
+    if not chosen:
+        raise ValueError(f"--only {arguments.only!r}: no variant has this in its name")
     print(table(chosen, arguments.arch))
 
 

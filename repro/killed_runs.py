@@ -21,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
 
+from analysis.arguments import check_fields, instance
 from repro import machine, progress, records
 from repro.experiments import Cell, Context, Experiment, record, run
 from repro.records import Record
@@ -51,8 +52,13 @@ class Case:
 
     @classmethod
     def from_json(cls, text: str) -> Case:
-        """Inverse of `to_json`; TypeError names an unknown field."""
-        return cls(**json.loads(text))
+        """Inverse of `to_json`; TypeError names an unknown field, or one of another
+        kind."""
+        fields = json.loads(text)
+        instance("case", fields, dict)
+        case = cls(**fields)
+        check_fields(case)
+        return case
 
 
 def draw(seed: int, form: int = 0) -> Case:

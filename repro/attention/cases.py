@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analysis.arguments import check_fields, instance
 from analysis.hardware import A100_80GB
 from analysis.shapes import AttentionShape, Tile
 from kernels.attention import SHARED_LIMIT_BYTES, configure
@@ -71,12 +72,16 @@ class Case:
 
     @classmethod
     def from_json(cls, text: str) -> Case:
-        """Inverse of :meth:`to_json`; TypeError names an unknown field."""
+        """Inverse of :meth:`to_json`; TypeError names an unknown field, or one of another
+        kind."""
         fields: dict[str, Any] = json.loads(text)
+        instance("case", fields, dict)
         for name in ("tile", "needed"):
             if isinstance(fields.get(name), list):
                 fields[name] = tuple(fields[name])
-        return cls(**fields)
+        case = cls(**fields)
+        check_fields(case)
+        return case
 
 
 def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:

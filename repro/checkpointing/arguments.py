@@ -41,3 +41,5 @@ def check_sample(sample: Any) -> None:
         if tensor.is_nested or tensor.layout != torch.strided:
             kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
             raise TypeError(f"a tensor of the sample is {kind}; dense (strided) ones are planned")
+        if tensor.is_meta:
+            raise TypeError("a tensor of the sample is on meta, where nothing runs: profiling does")

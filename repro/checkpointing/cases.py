@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from analysis.arguments import check_fields, instance
 from analysis.checkpointing import smallest_budget, store_all
 
 from .case_stages import PAIRS, STAGES, build
@@ -69,11 +70,15 @@ class Case:
 
     @classmethod
     def from_json(cls, text: str) -> Case:
-        """Inverse of `to_json`; TypeError names an unknown field."""
+        """Inverse of `to_json`; TypeError names an unknown field, or one of another
+        kind."""
         fields: dict[str, Any] = json.loads(text)
+        instance("case", fields, dict)
         if isinstance(fields.get("stages"), list):
             fields["stages"] = tuple(fields["stages"])
-        return cls(**fields)
+        case = cls(**fields)
+        check_fields(case)
+        return case
 
 
 #: Planners that need no option beside the chain.

@@ -28,8 +28,9 @@ class Values:
 
     @classmethod
     def of(cls, value: Any, where: str) -> Values:
-        """TypeError names `where` the value comes from and what in it is no tensor."""
+        """TypeError names `where` the value comes from and what in it is no dense tensor."""
         if isinstance(value, Tensor):
+            _require_dense(value, where)
             return cls((value,), (None,), (0,), None)
         leaves, spec = _pytree.tree_flatten(value)
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
@@ -39,6 +40,8 @@ class Values:
                     f"{where} returned {type(leaf).__name__}, need a tensor or a tuple, list or "
                     "dict of tensors"
                 )
+            if isinstance(leaf, Tensor):
+                _require_dense(leaf, where)
         if not places:
             raise TypeError(f"{where} returned {type(value).__name__} without a tensor in it")
         rest = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
@@ -50,6 +53,15 @@ class Values:
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
         return leaves[0] if self.spec is None else _pytree.tree_unflatten(leaves, self.spec)
+
+
+def _require_dense(tensor: Tensor, where: str) -> None:
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise TypeError(
+            f"{where} returned a tensor that is {kind}; between stages only dense (strided) ones "
+            "can be kept: join this stage with the next"
+        )
 
 
 def call(stage: StageFn, value: Any, unpack: bool) -> Any:

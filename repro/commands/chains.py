@@ -95,7 +95,7 @@ def imported(path: str) -> Any:
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:  # no module; an empty or a relative name
         raise ValueError(f"model {path!r}: cannot import {module_name!r} ({error})") from None
     finally:
         sys.path.pop(0)
@@ -145,6 +145,10 @@ def _is_module(value: object) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
+#: Stages of a chain given by its number alone.
+LONGEST = 4096
+
+
 def textbook_chain(name: str) -> Chain | None:
     """ "chain-64": 64 equal stages of 1 MiB that save nothing else; None if not so named."""
     from analysis.checkpointing import uniform_chain
@@ -154,6 +158,11 @@ def textbook_chain(name: str) -> Chain | None:
         return None
     if int(match[1]) < 1:
         raise ValueError(f"model {name!r}: a chain needs at least 1 stage")
+    if int(match[1]) > LONGEST:
+        raise ValueError(
+            f"model {name!r}: chains of more than {LONGEST} stages are not planned here, since "
+            "tables grow with the square"
+        )
     return uniform_chain(int(match[1]), activation_bytes=1 << 20)
 
 

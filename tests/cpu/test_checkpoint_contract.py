@@ -189,6 +189,17 @@ def test_what_lies_between_stages_may_be_a_dict_or_one_tuple() -> None:
         assert equal(gradients(model, planned(model, x)(x).sum()), expected)
 
 
+class Sparse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to_sparse()
+
+
+def test_a_sparse_result_between_stages_is_named() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Sparse(), nn.Linear(WIDTH, 1))
+    with pytest.raises(TypeError, match=r"stage 2 returned a tensor that is of layout torch.spar"):
+        plan(model, torch.randn(3, WIDTH), strategy="recompute-all", repeats=0)
+
+
 def test_a_result_without_a_tensor_is_named() -> None:
     x = torch.randn(3, WIDTH)
     with pytest.raises(TypeError, match="stage 2 returned object, need a tensor"):

@@ -65,6 +65,10 @@ def test_cases_survive_their_spelling() -> None:
         assert Case.from_json(case.to_json()) == case
     with pytest.raises(TypeError, match="colour"):
         Case.from_json(json.dumps({"colour": 1}))
+    with pytest.raises(TypeError, match="rows='x' is a str"):
+        Case.from_json('{"rows": "x"}')
+    with pytest.raises(TypeError, match=r"case=\[\] is a list, not a dict"):
+        Case.from_json("[]")
     with pytest.raises(ValueError, match=r"\['nonsense'\]"):
         cases.failure(Case(stages=("nonsense",)))
 

@@ -172,6 +172,9 @@ def test_a_plot_is_drawn_without_a_display(tmp_path, monkeypatch, capsys):
     [
         (("gpt5",), "known: gpt2-small"),
         (("chain-0",), "at least 1 stage"),
+        (("chain-99999999",), "chains of more than 4096 stages"),
+        ((":",), "model ':': cannot import ''"),
+        ((".x:y",), "model '.x:y': cannot import '.x'"),
         (("chain-8", "--strategy", "magic"), "no strategy 'magic'; known: store-all"),
         (("chain-8", "--strategy", "optimal"), "needs a --budget"),
         (("chain-8", "--strategy", "store-all", "--budget", "3MiB"), "the budget is 3145728"),

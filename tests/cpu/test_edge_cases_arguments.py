@@ -228,6 +228,7 @@ def test_the_operator_takes_numbers_of_any_library(monkeypatch: pytest.MonkeyPat
         ({"budget_bytes": 10**6, "sample": None}, TypeError, "sample=None"),
         ({"budget_bytes": 10**6, "sample": ()}, TypeError, r"sample=\(\)"),
         ({"budget_bytes": 10**6, "sample": torch.ones(2, 4).to_sparse()}, TypeError, "of layout"),
+        ({"budget_bytes": 10**6, "sample": torch.ones(2, 4, device="meta")}, TypeError, "on meta"),
         ({"budget_bytes": 10**6, "verify": "yes"}, TypeError, "verify='yes' is a str"),
         ({"strategy": "selective", "kinds": "attention"}, TypeError, "kinds='attention' is a str"),
         ({"strategy": "uniform", "segments": 2.0}, TypeError, "segments=2.0 is a float"),

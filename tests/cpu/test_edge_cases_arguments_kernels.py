@@ -29,8 +29,10 @@ from kernels import (
     launches,
     online_softmax,
     philox,
+    prebuild,
     probes,
     standard,
+    variants,
 )
 from kernels.launch import Array, Kernel, TensorMap, contiguous_strides
 from kernels.plan import Recorder
@@ -274,3 +276,12 @@ def test_numbers_of_any_library_are_taken() -> None:
     call(attention.forward, backend, scale=np.float32(0.5), causal=np.bool_(True), seed=np.int64(3))
     call(probes.mma, backend, blocks=np.int32(2), rounds=np.uint8(3))
     assert len(backend.launches) == 2
+
+
+@pytest.mark.parametrize("command", [variants.main, prebuild.main], ids=["variants", "prebuild"])
+def test_a_part_of_no_name_is_refused(
+    command: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["command", "--only", "nonsense"])
+    with pytest.raises(ValueError, match="--only 'nonsense': no "):
+        command()
