@@ -48,9 +48,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ax.set_title("what a transformer layer keeps for the backward pass")
     label_ends(ax, ends)
     key(ax, "CPU", published=False, loc="upper left")
-    note(figure, f"h = {HIDDEN}, a = {HEADS} heads, b = {BATCH}, bf16, one-byte dropout masks. "
-         f"Measured on {devices(rows)}: allocator, three layers less one.\nFull recomputation also "
-         "keeps the random generator's 5,056 bytes a layer.")  # fmt: skip
+    note(figure, f"h = {HIDDEN}, a = {HEADS} heads, b = {BATCH}, bf16, one-byte dropout masks.\n"
+         f"Measured on {devices(rows)}: allocator, three layers less one.\n"
+         "Full recomputation also keeps the random generator's 5,056 bytes a layer.")  # fmt: skip
     columns = ["implementation", "seqlen_q", "source", "value", "per_sbh"]
     return Drawing(figure, rows[columns])
 

@@ -20,6 +20,7 @@ FORMS = {
     "sequence+selective": ("+ sequence + selective", "#009E73"),
 }
 RANKS = (1, 2, 4, 8)
+TENSOR_RANKS = (1, 2, 4)  # they must divide the layer's heads and its sequence
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -36,16 +37,16 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         }
         curve = [
             float(saved_bytes(shape, ranks=r, statistics_itemsize=2, **options)) / unit
-            for r in RANKS
+            for r in TENSOR_RANKS
         ]
-        left.plot(RANKS, curve, color=colour, linewidth=1.5)
+        left.plot(TENSOR_RANKS, curve, color=colour, linewidth=1.5)
         measured = pick(rows, implementation=form, source="measured")
         left.plot(measured["ranks"], measured["value"] / unit, marker="o", color=colour, **FILLED)
-        ends.append((RANKS[-1], curve[-1], name, colour))
+        ends.append((TENSOR_RANKS[-1], curve[-1], name, colour))
     left.set_xscale("log", base=2)
-    left.set_xticks(RANKS, [str(r) for r in RANKS])
+    left.set_xticks(TENSOR_RANKS, [str(r) for r in TENSOR_RANKS])
     left.minorticks_off()
-    left.set_xlim(0.9, 26)
+    left.set_xlim(0.9, 11)
     left.set_ylim(0)
     left.set(xlabel="tensor-parallel ranks t", ylabel="saved bytes a layer / sbh")
     left.set_title("saved activations, Table 2")
