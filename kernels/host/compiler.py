@@ -16,6 +16,7 @@ from pathlib import Path
 
 from analysis.files import CACHE_VARIABLE, cache_dir, find_library, keep_library, private, workshop
 from kernels.cache import digest, headers, read_all
+from kernels.host.globals import variables
 from kernels.launch import KERNELS_DIR, Kernel
 
 HOST_DIR = Path(__file__).resolve().parent
@@ -182,7 +183,11 @@ class HostKernel:
 
 @cache
 def load_kernel(kernel: Kernel) -> HostKernel:
-    """Compile (or find in the cache) and load ``kernel``."""
+    """Compile (or find in the cache) and load ``kernel``.
+
+    Raises:
+        HostCompileError: it does not compile, or has variables besides its arguments.
+    """
     text = kernel.text()
     if kernel.path is None:
         included = f'#line 1 "{kernel.entry}.cu"\n{text}\n#line 1 "entry"\n'
@@ -196,6 +201,13 @@ def load_kernel(kernel: Kernel) -> HostKernel:
         kernel.entry,
         digest(text, headers(text), vocabulary),
     )
+    uncounted = variables(path)
+    if uncounted:
+        listed = ", ".join(f"{each.name} ({each.nbytes} bytes)" for each in uncounted)
+        raise HostCompileError(
+            f"{kernel.entry}: {listed}: variables outside of the kernel's tensors, so their bytes "
+            "would not be counted; pass them as arguments, or make them const"
+        )
     library = load(path)
     library.host_runtime_slot.restype = ctypes.c_void_p
     sizes = (ctypes.c_uint * 64)()

@@ -4,7 +4,8 @@
 // While a launch runs, signals that a thread of a block raises are taken over; all others go where
 // they went before. A timer looks in ten times a second: at a thread that has not come to a barrier
 // for too long, at an interrupt, and at blocks that go on after another one has failed. It leaves a
-// block only where the kernel's own code runs, which holds no lock and owns nothing.
+// block where the kernel's own code runs, which holds no lock and owns nothing; elsewhere (in a call
+// of the system's that never returns) only after much longer, when the process would hang for good.
 #pragma once
 
 #include <csignal>
@@ -245,6 +246,11 @@ class Guard {
             std::snprintf(f.text, sizeof f.text, "an integer is divided by zero");
             return leave_block_after(w, at, "division", -1, 0);
         }
+        if (number == SIGABRT) {
+            std::snprintf(f.text, sizeof f.text,
+                          "abort: a failed assertion, or an exception that nobody catches");
+            return leave_block_after(w, at, "trap", -1, 0);
+        }
         if (number == TRAP) {
             std::snprintf(f.text, sizeof f.text, "__trap, or code that must not be reached");
             return leave_block_after(w, at, "trap", -1, 0);
@@ -289,6 +295,7 @@ class Guard {
 
     // Every tick, in the thread that launches: who has to stop?
     void look() {
+        if (interrupted_) ++ticks_since_interrupt_;
         for (int i = 0; i < count_; ++i) {
             Worker& w = *workers_[i];
             const int thread = w.os_thread.load(std::memory_order_relaxed);
@@ -306,10 +313,13 @@ class Guard {
 
     // Leaves the block of this thread if it has to, and can here.
     void stop_here(Worker* w, Interrupted& at) {
-        if (!runs_a_block(w, at) || at.code() - code_.first >= code_.end - code_.first) return;
+        if (!runs_a_block(w, at)) return;
         int mine = 0;
         while (mine < count_ && workers_[mine].get() != w) ++mine;
         if (mine == count_) return;
+        const bool hangs = limit_s_ > 0 && watched_[mine].ticks > 4 * limit_s_ * TICKS_A_SECOND;
+        const bool in_own_code = at.code() - code_.first < code_.end - code_.first;
+        if (!in_own_code && !hangs && ticks_since_interrupt_ <= 2 * TICKS_A_SECOND) return;
         if (limit_s_ > 0 && watched_[mine].ticks > limit_s_ * TICKS_A_SECOND) {
             std::snprintf(w->fault.text, sizeof w->fault.text,
                           "has run for %g s without coming to a barrier: a loop without an end? "
@@ -330,13 +340,14 @@ class Guard {
     std::vector<Watched> watched_;
     Code code_{};
     volatile bool interrupted_ = false;
+    int ticks_since_interrupt_ = 0;
     // What __builtin_trap raises differs from one processor to the other.
 #if defined(__x86_64__)
     static constexpr int TRAP = SIGILL;
 #else
     static constexpr int TRAP = SIGTRAP;
 #endif
-    Taken before_[6] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}},
+    Taken before_[7] = {{SIGSEGV, {}}, {SIGBUS, {}}, {SIGFPE, {}}, {SIGABRT, {}},
                         {TRAP, {}},    {SIGINT, {}}, {LOOK_IN, {}}};
 };
 

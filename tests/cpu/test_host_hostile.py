@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 
 from kernels.host import HostBackend, KernelError
-from kernels.host.compiler import find_compiler
+from kernels.host.compiler import HostCompileError, find_compiler, load_kernel
 from kernels.launch import Kernel, from_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 64
 SOURCE = r"""
+#include <cassert>
+#include <unistd.h>
+
 #include "device.cuh"
 #define KERNEL(name) \
     extern "C" __global__ void name(const float* x, float* y, const uint8* bytes, int64 n)
@@ -65,10 +68,13 @@ KERNEL(endless) {
     if (FAULTY) while (go) {}
     st_global(y + ME, 1.f);
 }
+KERNEL(locked) { if (FAULTY) while (pause() == -1) {} st_global(y + ME, 1.f); }
 KERNEL(polls) {  // never written by anybody
     if (FAULTY) while (ld_global(x) < 2.f) {}
     st_global(y + ME, 1.f);
 }
+KERNEL(asserts) { assert(!FAULTY); st_global(y + ME, 1.f); }
+KERNEL(throws) { if (FAULTY) throw 5; st_global(y + ME, 1.f); }
 KERNEL(mapped) {  // n: the address of memory of a file
     st_global(y + ME, FAULTY ? *reinterpret_cast<const float*>(n) : 1.f);
 }
@@ -91,8 +97,11 @@ HOSTILE = {
     "division": ("division", None, None, "an integer is divided by zero"),
     "modulo": ("division", None, None, "an integer is divided by zero"),
     "traps": ("trap", None, None, "__trap"),
+    "asserts": ("trap", None, None, "abort: a failed assertion"),
+    "throws": ("trap", None, None, "an exception that nobody catches"),
     "recursion": ("limit", None, None, "more than 65536 bytes of local variables"),
     "endless": ("endless", None, None, "has run for 0.3 s without coming to a barrier"),
+    "locked": ("endless", None, None, "has run for 0.3 s without coming to a barrier"),
     "polls": ("endless", None, None, "has run for 0.3 s without coming to a barrier"),
 }
 X86 = os.uname().machine == "x86_64"
@@ -190,6 +199,25 @@ def test_other_objects_may_be_damaged(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "endless, block (1, 0, 0), thread 37" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("declared", "inside", "name"),
+    [
+        ("__device__ float table[64];", "table[threadIdx.x] = 1;", r"table \(256 bytes\)"),
+        ("static int calls = 0;", "calls += 1;", r"calls \(4 bytes\)"),
+        ("", "static float kept[2]; kept[ME & 1] = y[0];", r"kept \(8 bytes\)"),
+        ("thread_local long mine = 3;", "mine += n;", r"mine \(8 bytes\)"),
+        ("namespace a { int deep[3]; }", "a::deep[n % 3] = 1;", r"deep \(12 bytes\)"),
+    ],
+)
+def test_variables_outside_of_tensors_do_not_compile(declared: str, inside: str, name: str) -> None:
+    """Their bytes would not be counted. Constants are no memory of a kernel's."""
+    head, _, _ = SOURCE.partition("KERNEL(good)")
+    body = "static const float numbers[4] = {1, 2, 3, 4};\n"
+    body += f"{declared}\nKERNEL(k) {{ {inside} st_global(y + ME, numbers[n & 3]); }}\n"
+    with pytest.raises(HostCompileError, match=f"k: {name}: variables outside .* not be counted"):
+        load_kernel(Kernel(head + body, "k", (), THREADS))
 
 
 def test_a_loop_that_comes_to_barriers_has_time() -> None:
