@@ -32,6 +32,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         len(INPUTS), len(DTYPES), figsize=(11.5, 5.8), layout="constrained", sharex=True,
         sharey="col",
     )  # fmt: skip
+    # The formulas at the axis are wider in an SVG than in the pixels that the layout measures.
+    figure.set_layout_engine("constrained", w_pad=0.15)
     for line, inputs in zip(axes, INPUTS, strict=True):
         for ax, dtype in zip(line, DTYPES, strict=True):
             here = pick(measured, dtype=dtype, inputs=inputs)

@@ -62,6 +62,7 @@ def test_drawn_twice_the_files_are_identical_and_no_text_is_cut_off(name, tmp_pa
 
 def check_that_no_text_is_cut_off(figure):
     """What axes lay out for themselves leaves room for the rest, but not always enough."""
+    figure.canvas.draw()  # at the resolution in which places are asked for
     ticks = {
         id(label)
         for ax in figure.axes
