@@ -95,6 +95,9 @@ def _checked(file: Path) -> list[Record]:
             raise ValueError(f"{file}, line {line}: source {row.source!r} is not 'measured'")
         if row.experiment != name:
             raise ValueError(f"{file}, line {line}: experiment {row.experiment!r} is not {name!r}")
+        for field, value in row.to_json().items():
+            if isinstance(value, str) and not value.isprintable():
+                raise ValueError(f"{file}, line {line}: {field}={value!a} has control characters")
         rows.append(row)
     return rows
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.arguments import instance
+from analysis.arguments import instance, whole
 from repro import machine
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Record:
                 continue
             if isinstance(number, bool) or not isinstance(number, int | float):
                 raise TypeError(f"{name} must be a number, got {number!r}")
-            if not math.isfinite(number):
+            if not _finite(number):
                 raise ValueError(f"{name} must be finite, got {number!r}; use error instead")
         for name in _COUNTS:
             count = getattr(self, name)
@@ -192,6 +192,13 @@ class Record:
         if missing:
             raise ValueError(f"row lacks {sorted(missing)}: {dict(row)}")
         return cls(**known, extra={k: v for k, v in row.items() if k not in _SPELLED})
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond the largest float
+        return False
 
 
 _COUNTS = (
@@ -353,7 +360,7 @@ def _cut_torn_tail(fd: int) -> int:
 def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -362,7 +369,7 @@ def _more(line: bytes) -> int:
     """How many lines of the same append should follow; 0 where the line does not say."""
     try:
         more = json.loads(line).get("more", 0)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return 0  # whoever reads the file will be told
     return more if isinstance(more, int) else 0
 
@@ -412,13 +419,13 @@ def numbered(path: Path) -> Iterator[tuple[int, Record]]:
             continue
         try:
             row = json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             if number == len(lines):  # no newline after it: the write was cut short
                 warnings.warn(f"{path.name}: last line is torn, skipped", stacklevel=2)
                 break
             raise ValueError(f"{path.name}, line {number}: not JSON ({error})") from None
         try:
-            more = row.get("more", 0) if isinstance(row, dict) else 0
+            more = whole("more", row.get("more", 0), 0) if isinstance(row, dict) else 0
             found.append((number, Record.from_json(_opened(row, line))))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from None

@@ -228,6 +228,14 @@ def test_what_no_cell_can_be_measured_without_is_one_line_and_no_file(tmp_path: 
     assert list((tmp_path / "local").iterdir()) == []
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 2000 + "1" + "}" * 2000])
+def test_a_line_nested_without_end_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(f"{text}\n")
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 1: (not JSON|row lacks)"):
+        list(records.read(path))
+
+
 def test_a_damaged_line_is_noticed_and_a_deliberate_change_is_possible(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     records.append(path, rows("a", 1))
