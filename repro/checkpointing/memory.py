@@ -155,7 +155,18 @@ class _Collector:
     _lock = threading.Lock()
     _automatic = True
 
+    def __init__(self) -> None:
+        self._starts = 0
+
+    def require_open(self, name: str) -> None:
+        """RuntimeError for a region of a meter that is not open."""
+        if not self._starts:
+            raise RuntimeError(
+                f"region {name!r} of a memory meter that is not open: `with` holds it open"
+            )
+
     def start(self) -> None:
+        self._starts += 1
         with _Collector._lock:
             if not _Collector._open:
                 _Collector._automatic = gc.isenabled()
@@ -169,6 +180,7 @@ class _Collector:
         gc.freeze()
 
     def stop(self) -> None:
+        self._starts -= 1
         with _Collector._lock:
             _Collector._open -= 1
             if not _Collector._open:
@@ -272,6 +284,7 @@ class CpuMeter:
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
         instance("name", name, str)
+        self._collector.require_open(name)
         region = Region(name)
         number = next(_numbers)
         self._regions[number] = region
@@ -366,6 +379,7 @@ class PoolMeter:
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
         instance("name", name, str)
+        self._collector.require_open(name)
         region = Region(name)
         self._collector.run()
         self._hand_out()

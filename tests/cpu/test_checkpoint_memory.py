@@ -123,6 +123,18 @@ def test_temporaries_inside_an_operation_are_seen() -> None:
     assert peak >= 2 * a.nbytes
 
 
+def test_a_region_needs_an_open_meter() -> None:
+    meter = memory_meter("cpu")
+    message = "'early' of a memory meter that is not open"
+    with pytest.raises(RuntimeError, match=message), meter.region("early"):
+        pass
+    with meter:
+        late = meter.region("late")
+    with pytest.raises(RuntimeError, match="'late' of a memory meter that is not open"), late:
+        pass
+    assert gc.get_freeze_count() == 0
+
+
 def test_a_region_cannot_be_read_while_it_is_measured() -> None:
     with (
         memory_meter("cpu") as meter,
