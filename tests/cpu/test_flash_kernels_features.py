@@ -273,6 +273,7 @@ class Silent:
     """A backend that must not be reached."""
 
     name = "silent"
+    multiprocessors = 2
 
     def launch(self, *args: Any, **kwargs: Any) -> None:
         raise AssertionError("launched in spite of a wrong argument")

@@ -162,8 +162,8 @@ class Broken(ForwardForm):
 
     changes: tuple[tuple[str, str], ...] = ()
 
-    def kernel(self, dtype: str, causal: bool, part: str = "") -> Kernel:
-        right = super().kernel(dtype, causal, part)
+    def kernel(self, dtype: str, causal: bool, part: str = "", *, sawtooth: bool = False) -> Kernel:
+        right = super().kernel(dtype, causal, part, sawtooth=sawtooth)
         text = SOURCE.read_text()
         for before, after in self.changes:
             assert text.count(before) == 1
