@@ -67,7 +67,8 @@ def make(tree: Path, *arguments: str, env: dict[str, str] | None = None) -> tupl
     """Exit status, and what the stand-in was asked for since."""
     log = tree / "calls.log"
     log.write_text("")
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "WORKERS", "FORMATS")}
+    from_make = ("MAKEFLAGS", "MAKELEVEL", "WORKERS", "FORMATS")
+    environment = {k: v for k, v in os.environ.items() if k not in from_make}
     done = subprocess.run(
         ["make", "NO_VENV=1", "PYTHON=./python", *arguments],
         cwd=tree, capture_output=True, text=True, check=False, env=environment | (env or {}),
