@@ -204,7 +204,8 @@ OPTIONAL = {
     "block_mask": array("block_mask", (B, H, 1, 1), "uint8"),
     "dlse": array("dlse", (B, H, N), "fp32"),
 }
-#: (``progress`` has its own test: test_flash_kernels_order.py.) These stand alone: there is no other array that they could disagree with.
+#: These stand alone: there is no other array that they could disagree with. (``progress`` has its
+#: own test, in test_flash_kernels_order.py.)
 ALONE = {probes.read, probes.tile_read, probes.chase}
 COMPARED = [p for p in ARRAYS if p.values[0] not in ALONE and p.values[1] != "progress"]
 
