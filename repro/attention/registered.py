@@ -203,26 +203,30 @@ class _Attention(torch.autograd.Function):
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> None:
-    """What the backward needs."""
-    q, k, v, key_mask, block_mask, seed, *rest = inputs
-    ctx.save_for_backward(q, k, v, *results, key_mask, block_mask, seed)
-    ctx.rest = rest  # plain numbers: a tensor kept here would dodge offloading and checkpoints
+    """What the backward needs. Tensors among the options are saved as such: kept elsewhere, one
+    would dodge offloading and checkpoints."""
+    q, k, v, *options = inputs
+    tensors = {at: x for at, x in enumerate(options) if isinstance(x, Tensor)}
+    ctx.save_for_backward(q, k, v, *results, *tensors.values())
+    ctx.saved_at = tuple(tensors)
+    ctx.options = [None if at in tensors else x for at, x in enumerate(options)]
     ctx.set_materialize_grads(False)
 
 
 def _pull_back(
     ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the operator's twelve inputs."""
-    q, k, v, out, lse, *options = ctx.saved_tensors
-    nothing = (None,) * 9
+    """Gradients of the operator's inputs: q, k, v and its options."""
+    q, k, v, out, lse, *tensors = ctx.saved_tensors
+    options = list(ctx.options)
+    for at, tensor in zip(ctx.saved_at, tensors, strict=True):
+        options[at] = tensor
+    nothing = (None,) * len(options)
     if dout is None and dlse is None:
         return (None, None, None, *nothing)
     if dout is None:
         dout = torch.zeros_like(out)
-    results = _call(
-        "flash_attention_backward", (dout, dlse, q, k, v, out, lse, *options, *ctx.rest, needed)
-    )
+    results = _call("flash_attention_backward", (dout, dlse, q, k, v, out, lse, *options, needed))
     kept = [grad if wanted else None for grad, wanted in zip(results, needed, strict=True)]
     return (*kept, *nothing)
 
