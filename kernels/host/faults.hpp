@@ -3,7 +3,7 @@
 //
 // While a launch runs, signals that a thread of a block raises are taken over; all others go where
 // they went before. A timer looks in ten times a second: at a thread that has not come to a barrier
-// for too long, at an interrupt, and at blocks that go on after another one has failed. It leaves a
+// for too long, at an interrupt, and at blocks that go on after an earlier one has failed. It leaves a
 // block where the kernel's own code runs, which holds no lock and owns nothing; elsewhere (in a call
 // of the system's that never returns) only after much longer, when the process would hang for good.
 #pragma once
@@ -39,6 +39,7 @@ struct Guard {
 
 constexpr std::size_t FAULT_STACK_BYTES = 64 * 1024;
 constexpr int TICKS_A_SECOND = 10;
+constexpr int WAIT_FOR_EARLIER_S = 5;  // after a failure, for blocks that started before that block
 constexpr int LOOK_IN = SIGURG;  // ignored by who has no use for it, so a late one does no harm
 
 inline int os_thread_id() { return static_cast<int>(syscall(SYS_gettid)); }
@@ -296,6 +297,7 @@ class Guard {
     // Every tick, in the thread that launches: who has to stop?
     void look() {
         if (interrupted_) ++ticks_since_interrupt_;
+        if (launch_.has_failed()) ++ticks_since_failure_;
         for (int i = 0; i < count_; ++i) {
             Worker& w = *workers_[i];
             const int thread = w.os_thread.load(std::memory_order_relaxed);
@@ -306,9 +308,15 @@ class Guard {
             watched.ticks = thread && watched.state == state ? watched.ticks + 1 : 0;
             watched.state = state;
             const bool stuck = limit_s_ > 0 && watched.ticks > limit_s_ * TICKS_A_SECOND;
-            if (thread && i > 0 && (stuck || interrupted_ || launch_.failed))
+            if (thread && i > 0 && (stuck || interrupted_ || must_stop(w)))
                 syscall(SYS_tgkill, getpid(), thread, LOOK_IN);
         }
+    }
+
+    // A block after the one that failed; one before it only where it may be waiting for that one.
+    bool must_stop(const Worker& w) const {
+        return launch_.failed_before(w.block) ||
+               ticks_since_failure_ > WAIT_FOR_EARLIER_S * TICKS_A_SECOND;
     }
 
     // Leaves the block of this thread if it has to, and can here.
@@ -328,7 +336,7 @@ class Guard {
         } else if (interrupted_) {
             std::snprintf(w->fault.text, sizeof w->fault.text, "stopped by an interrupt");
             leave_block_after(*w, at, "interrupted", -1, 0);
-        } else if (launch_.failed) {
+        } else if (must_stop(*w)) {
             leave_block_after(*w, at, "", -1, 0);  // another block has told why
         }
     }
@@ -341,6 +349,7 @@ class Guard {
     Code code_{};
     volatile bool interrupted_ = false;
     int ticks_since_interrupt_ = 0;
+    int ticks_since_failure_ = 0;
     // What __builtin_trap raises differs from one processor to the other.
 #if defined(__x86_64__)
     static constexpr int TRAP = SIGILL;

@@ -41,7 +41,7 @@ void turn_wait(const int* counter, int turn, Site site) {
     while (shown.load(std::memory_order_acquire) != turn) {
         while (earlier < w.block && finished[earlier].load(std::memory_order_acquire)) ++earlier;
         const int now = shown.load(std::memory_order_acquire);
-        if ((earlier == w.block || w.launch->failed) && now != turn)
+        if ((earlier == w.block || w.launch->failed_before(w.block)) && now != turn)
             w.fail("deadlock", -1, 0,
                    "turn_wait at %s:%d for turn %d of a counter that shows %d, and every block "
                    "before this one has finished",

@@ -185,7 +185,7 @@ void mark_initialised(const Tensor& t) {
 void run(Launch& launch, Worker& worker, bool launching) {
     const Running running(worker, launching);
     current_worker = &worker;
-    while (!launch.failed.load(std::memory_order_relaxed)) {
+    while (!launch.has_failed()) {
         const std::int64_t block = launch.next_block.fetch_add(1);
         if (block >= launch.blocks) break;
         worker.run_block(block);
@@ -260,7 +260,7 @@ extern "C" __attribute__((visibility("default"))) int host_launch(const LaunchAr
         for (auto& t : threads) t.join();
     }
 
-    if (launch.failed || (checks && find_unwritten(launch))) return 1;
+    if (launch.has_failed() || (checks && find_unwritten(launch))) return 1;
     if (!copy_all(launch, true,
                   "its memory cannot be written: a mapped file that was cut short? What the kernel "
                   "wrote is lost; tensors before this one have it"))

@@ -36,6 +36,8 @@ struct Failure {
     std::int64_t offset;  // bytes into the tensor or into shared memory
 };
 
+constexpr std::int64_t NONE_FAILED = INT64_MAX;
+
 struct Launch {
     void (*entry)(void**);
     void** params;
@@ -53,9 +55,31 @@ struct Launch {
 
     std::atomic<std::int64_t> next_block{0};
     std::unique_ptr<std::atomic<bool>[]> finished;  // blocks that have come to their end
-    std::atomic<bool> failed{false};
+    // The first block that has failed. Blocks start in their order, and those before it go on to
+    // their ends: so it is always the same one that tells why.
+    std::atomic<std::int64_t> failed{NONE_FAILED};
     std::mutex mutex;
     Failure* failure;
+
+    bool has_failed() const { return failed.load(std::memory_order_relaxed) != NONE_FAILED; }
+    bool failed_before(std::int64_t block) const {
+        return failed.load(std::memory_order_relaxed) < block;
+    }
+
+    __attribute__((format(printf, 7, 0))) void note_failure(
+        std::int64_t block, int thread, const char* kind, int tensor, std::int64_t offset,
+        const char* format, va_list arguments) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (block >= failed) return;
+        failed = block;
+        Failure& f = *failure;
+        std::snprintf(f.kind, sizeof f.kind, "%s", kind);
+        std::vsnprintf(f.text, sizeof f.text, format, arguments);
+        f.tensor = tensor;
+        f.offset = offset;
+        f.block = block;
+        f.thread = thread;
+    }
 };
 
 enum class Wait {
@@ -264,24 +288,23 @@ struct Worker {
 
     // ---- errors ------------------------------------------------------------------------------
 
-    // Records the launch's first error and leaves the block: its fibers are abandoned where they
-    // stand. Kernels own nothing, so nothing leaks.
+    void note_failure(int thread, const char* kind, int tensor, std::int64_t offset,
+                      const char* format, ...) __attribute__((format(printf, 6, 7))) {
+        va_list arguments;
+        va_start(arguments, format);
+        launch->note_failure(block, thread, kind, tensor, offset, format, arguments);
+        va_end(arguments);
+    }
+
+    // Records the error and leaves the block: its fibers are abandoned where they stand. Kernels
+    // own nothing, so nothing leaks. Without a kind: another block has told why.
     [[noreturn]] void fail(const char* kind, int tensor, std::int64_t offset, const char* format,
                            ...) __attribute__((format(printf, 5, 6))) {
-        {
-            std::lock_guard<std::mutex> lock(launch->mutex);
-            if (!launch->failed.exchange(true)) {
-                Failure& f = *launch->failure;
-                std::snprintf(f.kind, sizeof f.kind, "%s", kind);
-                va_list arguments;
-                va_start(arguments, format);
-                std::vsnprintf(f.text, sizeof f.text, format, arguments);
-                va_end(arguments);
-                f.tensor = tensor;
-                f.offset = offset;
-                f.block = block;
-                f.thread = running;
-            }
+        if (*kind) {
+            va_list arguments;
+            va_start(arguments, format);
+            launch->note_failure(block, static_cast<int>(running), kind, tensor, offset, format, arguments);
+            va_end(arguments);
         }
         switch_context(&fiber->context, &main);
         __builtin_unreachable();
@@ -575,14 +598,8 @@ struct Worker {
         run_lane(0, 0);
         switch_context(&main, &fiber->context);
         for (int t = 0; t < launch->threads; ++t)
-            if (*canary(t) != CANARY && !launch->failed.exchange(true)) {
-                std::snprintf(launch->failure->kind, sizeof launch->failure->kind, "limit");
-                std::snprintf(launch->failure->text, sizeof launch->failure->text,
-                              "more than %zu bytes of local variables", STACK_BYTES);
-                launch->failure->tensor = -1;
-                launch->failure->block = block;
-                launch->failure->thread = t;
-            }
+            if (*canary(t) != CANARY)
+                note_failure(t, "limit", -1, 0, "more than %zu bytes of local variables", STACK_BYTES);
     }
 };
 

@@ -78,6 +78,15 @@ KERNEL(throws) { if (FAULTY) throw 5; st_global(y + ME, 1.f); }
 KERNEL(mapped) {  // n: the address of memory of a file
     st_global(y + ME, FAULTY ? *reinterpret_cast<const float*>(n) : 1.f);
 }
+KERNEL(all_fail) {  // the first block long after the others
+    for (int i = 0; blockIdx.x == 0 && i < n * 10000; ++i) warp_sync();
+    st_global(y + ME, x[ME]);
+}
+KERNEL(waits_for_a_later_block) {
+    if (FAULTY) __trap();
+    while (blockIdx.x == 0 && ld_global(x) < 2.f) {}
+    st_global(y + ME, 1.f);
+}
 KERNEL(works_long) {  // many short waits are no endless loop
     float sum = 0;
     for (int i = 0; i < n * 40000; ++i) { sum += ld_global(x + ME); warp_sync(); }
@@ -135,6 +144,19 @@ def test_kernel_block_and_thread_are_named(entry: str, checks: bool, os_threads:
     assert backend.traffic["good"] == {
         ("x", "read"): 1024, ("bytes", "read"): 256, ("y", "write"): 1024
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("os_threads", [1, 2, 4])
+def test_of_blocks_that_fail_the_first_is_named(os_threads: int) -> None:
+    with pytest.raises(KernelError) as caught:
+        launch("all_fail", os_threads=os_threads)
+    assert (caught.value.kind, caught.value.block) == ("uncounted", (0, 0, 0))
+
+
+def test_a_block_that_waits_for_one_that_failed_is_stopped() -> None:
+    with pytest.raises(KernelError) as caught:
+        launch("waits_for_a_later_block", checks=False, os_threads=2, limit_s=0)
+    assert (caught.value.kind, caught.value.block, caught.value.thread) == ("trap", (1, 0, 0), 37)
 
 
 PAGE = mmap.PAGESIZE
