@@ -49,10 +49,10 @@ EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard re
 comma := ,
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
-THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/records.py repro/experiments/*.py)
-MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/* repro/*.py)
+THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/measuring/records.py repro/experiments/*.py repro/experiments/shared/*.py)
+MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/*.* repro/*.py repro/measuring/*.py)
 
-# Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/quiet.py).
+# Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/measuring/quiet.py).
 ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif

@@ -1,6 +1,6 @@
 """Cache misses of a matrix product on a CPU: an exact LRU model, and closed forms.
 
-The model replays the data references of ``kernels/gemm_cpu.c`` through two levels of
+The model replays the data references of ``kernels/beside/gemm_cpu.c`` through two levels of
 set-associative caches with least-recently-used replacement, write-allocate, the last level seeing
 the first one's misses: what cachegrind simulates for the compiled program. The closed forms say
 what a fully associative cache of Z lines would do and why tiling helps.

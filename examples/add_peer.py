@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from repro import machine, records
 from repro.experiments import record
 from repro.instruments.timing import Event, time_interleaved
-from repro.records import Scalar
+from repro.measuring import machine, records
+from repro.measuring.records import Scalar
 
 
 @dataclass

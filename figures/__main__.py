@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from figures import common
-from repro import cli, quiet
+from repro import cli
 from repro.experiments import tidy
+from repro.measuring import quiet
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 

@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import files
-from repro import machine
+from repro.measuring import machine
 
 log = logging.getLogger("figures")
 

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 
 from figures.common import COLOURS, FILLED, HOLLOW, Drawing, key, note, pick
 from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
-from repro.experiments._attention import STATISTICS
 from repro.experiments.fig2_left import SHAPE
+from repro.experiments.shared.attention import STATISTICS
 
 EXPERIMENTS = ("fig2-left", "fig2-left-traffic", "fig2-left-traffic-masked")
 GB = 1e9

@@ -14,8 +14,8 @@ from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from figures.common import COLOURS, Drawing, key, label_ends, note, pick, series, worst
 from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
-from repro.experiments._attention import STATISTICS, shape_of
 from repro.experiments.fig2_middle import COLUMN_BLOCKS, cells
+from repro.experiments.shared.attention import STATISTICS, shape_of
 
 EXPERIMENTS = ("fig2-middle",)
 GB = 1e9

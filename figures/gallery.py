@@ -12,7 +12,7 @@ from pathlib import Path
 from figures import common
 from repro.experiments import experiment
 from repro.experiments import names as experiment_names
-from repro.records import load
+from repro.measuring.records import load
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pages" / "figures.md"
 OURS = "Of this package"

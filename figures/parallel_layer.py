@@ -8,7 +8,8 @@ from analysis.ring import causal_pairs, ring_bytes
 from analysis.shapes import AttentionShape
 from figures.common import FILLED, Drawing, devices, key, label_ends, note, pick, worst
 from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
-from repro.experiments import _parallel_layer, _ring_attention
+from repro.experiments.shared import parallel_layer as _parallel_layer
+from repro.experiments.shared import ring_attention as _ring_attention
 
 EXPERIMENTS = ("several-ranks",)
 #: What a socket shows of a collective that is no ring in this library.

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from figures.common import FILLED, Drawing, note
-from repro.experiments import _residual
+from repro.experiments.shared import residual as _residual
 
 EXPERIMENTS = ("l2-absorption", "fig2-left-traffic", "fig2-left-traffic-masked", "gpu-traffic")
 GB = 1e9

@@ -7,7 +7,7 @@ from matplotlib.patches import Patch
 from analysis.model_states import SCHEDULES, communication_volume
 from figures.common import FILLED, Drawing, devices, note, pick, worst
 from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
-from repro.experiments._sharded_states import ENGINES, PART, RANKS
+from repro.experiments.shared.sharded_states import ENGINES, PART, RANKS
 
 EXPERIMENTS = ("several-ranks",)
 KINDS = {

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 
 from figures.common import FILLED, Drawing, note, pick
 from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
-from repro.experiments._attention import STATISTICS
+from repro.experiments.shared.attention import STATISTICS
 from repro.experiments.traffic_attribution import SEQLEN, TILES
 
 EXPERIMENTS = ("traffic-attribution",)

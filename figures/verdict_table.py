@@ -20,7 +20,7 @@ from figures.common import module, names
 from repro import claims
 from repro.claims import Claim, Evidence, Origin, Verdict
 from repro.experiments import tidy
-from repro.records import load
+from repro.measuring.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 CLAIMS = README.parent / "docs" / "claims.md"

@@ -3,9 +3,9 @@
     make audit           (or: python -m kernels.audit)
 
 writes docs/kernel-audit.md. Compiling needs NVRTC, counting instructions nvdisasm; neither a GPU
-nor a driver. With a second NVRTC at hand (``kernels.nvrtc``) both versions' code is listed. Each
-row carries a digest of the code it speaks of, comments apart, so that a test notices a row that is
-out of date without compiling it again.
+nor a driver. With a second NVRTC at hand (``kernels.building.nvrtc``) both versions' code is
+listed. Each row carries a digest of the code it speaks of, comments apart, so that a test notices a
+row that is out of date without compiling it again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from pathlib import Path
 
 from analysis.hardware import find_gpu
 from analysis.occupancy import occupancy
-from kernels import hopper, ladder, nvrtc, sass
-from kernels.cache import digest
+from kernels import hopper, ladder
+from kernels.building import nvrtc
+from kernels.building.cache import digest
+from kernels.building.compile import compile_cubin
 from kernels.command_line import program
-from kernels.compile import compile_cubin
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
 from kernels.prebuild import Problem
+from kernels.sass import code as sass
 from kernels.variants import shipped_variants
 
 PAGE = KERNELS_DIR.parent / "docs" / "kernel-audit.md"

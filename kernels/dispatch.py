@@ -27,7 +27,7 @@ from kernels import hopper
 from kernels.flash_config import SHARED_LIMIT_BYTES, configure
 from kernels.flash_config import default_tile as sm80_tile
 from kernels.launch import Array, Order, Pass, Size
-from kernels.plan import Device
+from kernels.launching.plan import Device
 
 HOPPER = "90"
 OLDEST = 80

@@ -26,10 +26,10 @@ from analysis.loop_model import card
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
 from analysis.shapes import AttentionShape
-from kernels import hopper, loops
-from kernels.cache import digest, headers
+from kernels import hopper
+from kernels.building.cache import digest, headers
+from kernels.building.compile import compile_cubin, nvrtc_version
 from kernels.command_line import program
-from kernels.compile import compile_cubin, nvrtc_version
 from kernels.launch import (
     ITEMSIZE,
     KERNELS_DIR,
@@ -40,10 +40,11 @@ from kernels.launch import (
     contiguous_strides,
     encode,
 )
-from kernels.plan import Launch as Recorded
-from kernels.plan import Recorder
-from kernels.sass import Code, disassemble
-from kernels.sass_operands import Launch, TensorMapArgument
+from kernels.launching.plan import Launch as Recorded
+from kernels.launching.plan import Recorder
+from kernels.sass import loops
+from kernels.sass.code import Code, disassemble
+from kernels.sass.operands import Launch, TensorMapArgument
 
 ARCH = "sm_90a"
 ROUNDS = (2, 4, 8, 16)

@@ -3,7 +3,7 @@
 A :class:`Kernel` names a source file, an entry point and the macros that shape its code. An
 :class:`Array` is a view of memory that somebody else owns. A :class:`Backend` launches one on
 the other; the two backends are :class:`kernels.host.HostBackend` (any machine, counted and
-checked) and :class:`kernels.cupy_backend.CupyBackend` (an NVIDIA GPU).
+checked) and :class:`kernels.launching.cupy_backend.CupyBackend` (an NVIDIA GPU).
 """
 
 from __future__ import annotations

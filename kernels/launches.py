@@ -1,8 +1,8 @@
 """What a pass launches on a device that need not be at hand.
 
-The drivers themselves are run, on a recorder instead of a backend (``kernels.plan``). So there is
-one rule for the algorithm, the tile and the scratch memory, whoever asks: the operator, the command
-line or a figure.
+The drivers themselves are run, on a recorder instead of a backend (``kernels.launching.plan``). So
+there is one rule for the algorithm, the tile and the scratch memory, whoever asks: the operator,
+the command line or a figure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from analysis.shapes import AttentionShape, Tile
 from kernels import attention, dispatch
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, Count, Pass, Size, contiguous_strides
-from kernels.plan import Launch, Recorder, record
+from kernels.launching.plan import Launch, Recorder, record
 
 AUTO = "auto"
 """The algorithm that ``kernels.dispatch`` picks."""

@@ -26,7 +26,7 @@ from analysis.shapes import Tile
 from kernels import attention, dispatch, hopper, ladder
 from kernels.command_line import program
 from kernels.launch import Array, Kernel
-from kernels.plan import Launch, Recorder
+from kernels.launching.plan import Launch, Recorder
 
 PASSES = ("forward", "backward")
 
@@ -152,7 +152,7 @@ def modules(listed: Sequence[Kernel]) -> list[Kernel]:
 
 def build_on_gpu(kernel: Kernel) -> None:
     """Compile and load through CuPy, which keeps the module on disk."""
-    from kernels.cupy_backend import CupyBackend
+    from kernels.launching.cupy_backend import CupyBackend
 
     backend = CupyBackend()
     if not is_hopper(kernel) or backend.compute_capability == dispatch.HOPPER:
@@ -161,7 +161,7 @@ def build_on_gpu(kernel: Kernel) -> None:
 
 def build_cubin(kernel: Kernel) -> None:
     """Compile to our own cache."""
-    from kernels.compile import compile_cubin
+    from kernels.building.compile import compile_cubin
 
     compile_cubin(kernel, "sm_90a" if is_hopper(kernel) else "sm_80")
 
@@ -180,7 +180,7 @@ def main() -> None:
             print(describe(kernel))
         return
     try:
-        from kernels.cupy_backend import CupyBackend
+        from kernels.launching.cupy_backend import CupyBackend
 
         CupyBackend()
         build = build_on_gpu

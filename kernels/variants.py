@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from kernels.building.compile import compile_cubin
 from kernels.command_line import program
-from kernels.compile import compile_cubin
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, configure
 from kernels.launch import Kernel
 

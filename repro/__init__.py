@@ -56,7 +56,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from repro.machine import project_version
+        from repro.measuring.machine import project_version
 
         return project_version()
     if name not in _HOME:

@@ -74,7 +74,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from repro import machine
+        from repro.measuring import machine
 
         print(f"{machine.PROJECT} {machine.project_version()}")
         raise typer.Exit

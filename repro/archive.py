@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-from repro import machine
-from repro.progress import say
-from repro.records import RESULTS
+from repro.measuring import machine
+from repro.measuring.progress import say
+from repro.measuring.records import RESULTS
 
 #: Files at the top of the checkout that an archive carries.
 TOP = (

@@ -135,7 +135,7 @@ def wrong(subject: Subject) -> list[str]:
 
 def compiled(kernel: Kernel) -> tuple[str, ...]:
     """Entry, architecture, registers, spilled bytes and remarks of a kernel for GPUs."""
-    from kernels.compile import compile_cubin
+    from kernels.building.compile import compile_cubin
 
     facts = compile_cubin(kernel, "sm_90a" if is_hopper(kernel) else "sm_80")
     remarks = "; ".join(facts.wgmma_remarks) or "-"

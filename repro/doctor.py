@@ -15,8 +15,8 @@ from pathlib import Path
 
 from analysis import neighbours
 from analysis.files import cache_dir
-from repro import machine
-from repro.records import RESULTS
+from repro.measuring import machine
+from repro.measuring.records import RESULTS
 
 TOP_LEVEL = ("analysis", "figures", "kernels", "repro")
 #: Packages whose attention is timed beside ours where they are installed.
@@ -222,8 +222,8 @@ def check(what: str, probe: Callable[[], str], use: str, cure: str = "") -> Find
 
 def nvrtc() -> str:
     """Version of the runtime compiler's library, and where it was chosen by hand."""
-    from kernels.compile import nvrtc_version
-    from kernels.nvrtc import VARIABLE, library
+    from kernels.building.compile import nvrtc_version
+    from kernels.building.nvrtc import VARIABLE, library
 
     chosen = library()
     return nvrtc_version() + (f" ({VARIABLE}={chosen})" if chosen else "")

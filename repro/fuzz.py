@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from repro import cli
-from repro.progress import say
+from repro.measuring.progress import say
 
 __all__ = ["KINDS", "main"]
 

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repro import experiments, machine
+from repro import experiments
+from repro.measuring import machine
 
 #: Seconds until a process has imported torch and made a context, warmed up; and on a cold machine.
 START_S = 10.0

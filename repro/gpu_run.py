@@ -34,11 +34,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.dispatch import CHECKED_VARIABLE
-from repro import cli, judgement, machine, processes, records
+from repro import cli, judgement
 from repro.archive import environment, extract
 from repro.gpu_plan import Stage, plan_text, stages
 from repro.instruments.hopper_guard import Findings
-from repro.progress import say
+from repro.measuring import machine, processes, records
+from repro.measuring.progress import say
 
 ARCHIVE, SUMMARY = "gpu-run.tar.gz", "summary.txt"
 #: What of a stage's log is kept: its end.

@@ -7,8 +7,8 @@
 they are failures and the recorded ones are not. Every file is read and checked before the first is
 changed: it came from elsewhere.
 
-What ranks wrote (``<experiment>.rank<r>.jsonl``, see ``repro.ranks``) goes into the experiment's
-file. With ``FROM=results`` these files are merged where they are, and removed.
+What ranks wrote (``<experiment>.rank<r>.jsonl``, see ``repro.measuring.ranks``) goes into the
+experiment's file. With ``FROM=results`` these files are merged where they are, and removed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro import archive, cli, ranks, records
+from repro import archive, cli
 from repro.gpu_run import ARCHIVE
-from repro.progress import say
-from repro.records import Record
+from repro.measuring import ranks, records
+from repro.measuring.progress import say
+from repro.measuring.records import Record
 
 
 @dataclass(frozen=True)

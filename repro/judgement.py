@@ -15,7 +15,7 @@ from kernels import hopper
 from kernels.dispatch import form_name
 from repro import experiments
 from repro.experiments import gpu_throughput
-from repro.records import Record
+from repro.measuring.records import Record
 
 #: What the Hopper kernels must not be slower than: one step of the ladder below.
 STEP_BELOW = "flash"

@@ -22,9 +22,9 @@ from typing import Any
 from unittest import mock
 
 from analysis.arguments import check_fields, instance
-from repro import machine, progress, records
 from repro.experiments import Cell, Context, Experiment, record, run
-from repro.records import Record
+from repro.measuring import machine, progress, records
+from repro.measuring.records import Record
 
 __all__ = ["Case", "draw", "failure", "smaller"]
 
@@ -170,7 +170,8 @@ def _toy(case: Case, root: Path) -> Experiment:
         ]
 
     return Experiment(
-        name="toy", title="", device="cpu", sources=("repro/records.py",), predict=lambda _: [],
+        name="toy", title="", device="cpu", sources=("repro/measuring/records.py",),
+        predict=lambda _: [],
         cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(case.cells)],
         measure=measure,
     )  # fmt: skip

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from analysis import arguments
-from repro import cli, experiments, quiet, ranks, records
+from repro import cli, experiments
 from repro.experiments import run
-from repro.progress import say
+from repro.measuring import quiet, ranks, records
+from repro.measuring.progress import say
 
 
 def measure(

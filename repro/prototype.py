@@ -26,11 +26,11 @@ from analysis.loop_model.card import (
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
 from analysis.loop_model.program import Program
-from kernels import loops
-from kernels.sass import Code
-from kernels.sass_listing import parse_listing
-from kernels.sass_operands import Launch, TensorMapArgument
-from repro.records import RESULTS
+from kernels.sass import loops
+from kernels.sass.code import Code
+from kernels.sass.listing import parse_listing
+from kernels.sass.operands import Launch, TensorMapArgument
+from repro.measuring.records import RESULTS
 
 FOLDER = RESULTS / "prototype"
 TOKENS, HIDDEN = 16384, 2048

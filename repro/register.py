@@ -15,8 +15,9 @@ import importlib
 import sys
 from pathlib import Path
 
-from repro import cli, machine, records
-from repro.records import Record
+from repro import cli
+from repro.measuring import machine, records
+from repro.measuring.records import Record
 
 FOLDER = "registered"
 

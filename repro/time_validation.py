@@ -30,8 +30,8 @@ from functools import cache
 from statistics import median
 
 from repro import cli, prototype
+from repro.measuring.records import Record, load
 from repro.prototype import FOLDER
-from repro.records import Record, load
 
 EXPERIMENT = "prototype-time"
 PREDICTED = FOLDER / "predicted.csv"

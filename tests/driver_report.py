@@ -16,9 +16,9 @@ import bare_image  # noqa: F401  first: it hides packages
 import fake_driver
 
 from kernels import attention
-from kernels.cupy_backend import CupyBackend
 from kernels.launch import Array, contiguous_strides, encode
-from kernels.plan import Plan, record, replay
+from kernels.launching.cupy_backend import CupyBackend
+from kernels.launching.plan import Plan, record, replay
 
 STREAM = 0xABC0
 CALLS = 50

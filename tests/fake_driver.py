@@ -3,8 +3,8 @@
 ``install()`` loads a small library under the driver's name, so that ``cuda.bindings`` passes
 through it whatever it would pass to the real one: the arguments of launches as bytes, tensor maps
 as the fields they were made from. CuPy, which would want much more of a driver, is replaced by the
-few calls that ``kernels.cupy_backend`` makes of it. A process cannot go back to the real driver:
-tests use one of their own (``tests/driver_report.py``).
+few calls that ``kernels.launching.cupy_backend`` makes of it. A process cannot go back to the real
+driver: tests use one of their own (``tests/driver_report.py``).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from flash_support import Problem, to_bits, to_float
 
 from analysis.shapes import Tile
 from kernels import attention
-from kernels.cupy_backend import CupyBackend
 from kernels.launch import Array, contiguous_strides
+from kernels.launching.cupy_backend import CupyBackend
 
 
 def missing_gpu() -> str | None:

@@ -158,7 +158,7 @@ def counted_refusals() -> str:
 if __name__ == "__main__":
     pretend()
     fake_driver.install()
-    from kernels.cupy_backend import CupyBackend
+    from kernels.launching.cupy_backend import CupyBackend
     from repro.attention import launcher
 
     card = CupyBackend()

@@ -2,7 +2,7 @@
 
 A program has a table of the instructions that occur and, for each warp, the way it took through
 them: indices into the table, and what each touched of what warps share (barriers, copies).
-``kernels.sass_run`` makes one from machine code.
+``kernels.sass.run`` makes one from machine code.
 """
 
 from __future__ import annotations

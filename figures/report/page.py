@@ -17,9 +17,9 @@ from analysis.shapes import ITEMSIZE
 from analysis.symbolic_costs import ALGORITHMS
 from figures import common, gallery, verdict_table
 from figures.report import calculator, formulas, provenance
-from repro import machine
 from repro.claims import Claim, Verdict
 from repro.experiments import tidy
+from repro.measuring import machine
 
 HERE = Path(__file__).resolve().parent
 TITLE = "FlashAttention and gradient checkpointing: predicted, measured, published"

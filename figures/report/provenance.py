@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro import records
-from repro.records import Record
+from repro.measuring import records
+from repro.measuring.records import Record
 
 
 @dataclass(frozen=True)

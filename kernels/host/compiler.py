@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from analysis.files import CACHE_VARIABLE, cache_dir, find_library, keep_library, private, workshop
-from kernels.cache import digest, headers, read_all
+from kernels.building.cache import digest, headers, read_all
 from kernels.host.globals import variables
 from kernels.launch import KERNELS_DIR, Kernel
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from analysis.shapes import Tile, aligned_head_dim
 from kernels import attention, dispatch
 from kernels.launch import Array, Backend
-from kernels.plan import record, replay
+from kernels.launching.plan import record, replay
 from repro.attention import launcher
 from repro.attention.validation import DTYPES
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from kernels.cupy_backend import CupyBackend
+    from kernels.launching.cupy_backend import CupyBackend
 
 from analysis.sums import copies
 from kernels.launch import Array, Backend
-from kernels.plan import Plan, replay
+from kernels.launching.plan import Plan, replay
 from repro.attention.views import TORCH_TYPES, array_of
 
 __all__ = ["CHECKS_VARIABLE", "Launcher", "Repeated", "launcher_for", "scratch_bytes"]
@@ -132,7 +132,7 @@ def _host(checks: bool) -> Backend:
 
 @cache
 def _cuda(index: int) -> CupyBackend:
-    from kernels.cupy_backend import CupyBackend
+    from kernels.launching.cupy_backend import CupyBackend
 
     return CupyBackend(index)
 

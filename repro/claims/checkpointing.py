@@ -157,8 +157,8 @@ def savings(frame: pandas.DataFrame, extra: float) -> dict[str, float]:
 
 def optimum(frame: pandas.DataFrame) -> Claim:
     """No plan is faster than the optimum in that plan's own memory (checkpoint-pareto)."""
-    from repro.experiments._checkpoint import formula, plan_for
     from repro.experiments.checkpoint_pareto import HEURISTICS, LAYERS
+    from repro.experiments.shared.checkpoint import formula, plan_for
 
     chain = formula("gpt", LAYERS)
     step = chain.forward_s + chain.backward_s

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repro import machine
+from repro.measuring import machine
 
 
 def command(

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from repro import records
 from repro.commands import output
 from repro.commands.explain import POINT, QUANTITY
-from repro.records import Record
+from repro.measuring import records
+from repro.measuring.records import Record
 
 KEY = ("experiment", *POINT, *QUANTITY)
 

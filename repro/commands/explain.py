@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from repro import experiments, records
+from repro import experiments
 from repro.commands import output
 from repro.commands.causes import reasons
+from repro.measuring import records
 
 if TYPE_CHECKING:
     import pandas

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from repro import experiments, machine
+from repro import experiments
 from repro import measure as measuring
 from repro.experiments import run
+from repro.measuring import machine
 
 
 def measure(

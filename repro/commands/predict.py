@@ -12,11 +12,11 @@ from analysis.algorithms import ALGORITHMS, ORDERS
 from analysis.hardware import H200, Gpu, find_gpu
 from analysis.shapes import ITEMSIZE, AttentionShape
 from analysis.time_model import Ceilings, datasheet_ceilings
-from repro import machine
 from repro.commands import completion, gpus, output, sweep
 from repro.commands.predict_tables import tables
+from repro.measuring import machine
+from repro.measuring.progress import say
 from repro.prediction import AUTO, PASSES, Prediction, predict
-from repro.progress import say
 
 MASKS = ("none", "causal")
 L2_MODELS = ("simulated", "waves")
@@ -199,7 +199,7 @@ def rates_of(gpu: Gpu, kind: str) -> Ceilings:
     sheet = datasheet_ceilings(gpu)
     if kind == "datasheet":
         return sheet
-    from repro.records import load
+    from repro.measuring.records import load
 
     rows = [r for r in load(["ceiling", "gpu-ceilings"]) if r.value and r.source == "measured"]
     rows = [r for r in rows if r.device and find_gpu(r.device) == gpu]

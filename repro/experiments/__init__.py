@@ -26,8 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro.cells import Cell
-from repro.records import Record, frame, load, record
+from repro.measuring.cells import Cell
+from repro.measuring.records import Record, frame, load, record
 
 if TYPE_CHECKING:
     import pandas
@@ -108,7 +108,8 @@ class Experiment:
 @cache
 def names() -> tuple[str, ...]:
     """All experiments, by name."""
-    modules = (m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    modules = (module.name for module in found if not module.ispkg)
     return tuple(
         sorted(m.replace("_", "-") for m in modules if not m.startswith("_") and m != "run")
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repro.experiments import Cell, Context, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,8 @@ from statistics import median
 
 from analysis import memory
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import shape_of
-from repro.records import Record, record
+from repro.experiments.shared.attention import shape_of
+from repro.measuring.records import Record, record
 
 NAME = "attention-variants"
 LENGTHS = (256, 512, 1024, 2048, 4096)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import TRAFFIC, cell, shape_of, tile_of
-from repro.experiments._flash_run import counted, run
-from repro.records import Record, record
+from repro.experiments.shared.attention import TRAFFIC, cell, shape_of, tile_of
+from repro.experiments.shared.flash_run import counted, run
+from repro.measuring.records import Record, record
 
 NAME = "block-sparse"
 HEAD_DIM, TILE = 64, Tile(64, 64)

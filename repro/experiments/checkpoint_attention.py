@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from analysis.shapes import ITEMSIZE, Tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, predicted_traffic
-from repro.records import Record, record
+from repro.experiments.shared.attention import cell, predicted_traffic
+from repro.measuring.records import Record, record
 
 NAME = "checkpoint-attention"
 HEAD_DIM = 64
@@ -64,7 +64,7 @@ def also() -> Iterator[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernels, executed and counted."""
-    from repro.experiments._host import counted_traffic
+    from repro.experiments.shared.host import counted_traffic
 
     return list(counted_traffic(NAME, one, context))
 

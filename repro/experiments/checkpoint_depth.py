@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._checkpoint import (
+from repro.experiments.shared.checkpoint import (
     SCALE,
     SOURCES,
     case,
@@ -22,7 +22,7 @@ from repro.experiments._checkpoint import (
     rows,
     scaled,
 )
-from repro.records import Record
+from repro.measuring.records import Record
 
 NAME = "checkpoint-depth"
 DEPTHS = {

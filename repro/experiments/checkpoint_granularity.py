@@ -10,8 +10,16 @@ from typing import Any
 
 from analysis.parallel_activations import LayerShape, saved_bytes
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._checkpoint import SCALE, SOURCES, TOOL, device, measure_step, rows, scaled
-from repro.records import Record, record
+from repro.experiments.shared.checkpoint import (
+    SCALE,
+    SOURCES,
+    TOOL,
+    device,
+    measure_step,
+    rows,
+    scaled,
+)
+from repro.measuring.records import Record, record
 
 NAME = "checkpoint-granularity"
 #: A layer of GPT-2 small; half of its context, so that two cores take minutes.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from analysis.checkpointing.networks import gpt_layer_bytes
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._checkpoint import SCALE, SOURCES, TOOL, device, scaled
-from repro.records import Record, record
+from repro.experiments.shared.checkpoint import SCALE, SOURCES, TOOL, device, scaled
+from repro.measuring.records import Record, record
 
 NAME = "checkpoint-layer-bytes"
 BATCH, HIDDEN, HEADS = 1, 768, 12  # GPT-2 small
@@ -53,7 +53,7 @@ def measure(one: Cell, context: Context) -> list[Record]:
     """What is alive after the forward of three layers less that of one, by two."""
     import torch
 
-    from repro.experiments._checkpoint import measure_step
+    from repro.experiments.shared.checkpoint import measure_step
     from repro.models import GPT
 
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from analysis.checkpointing import (
     store_all,
 )
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._checkpoint import (
+from repro.experiments.shared.checkpoint import (
     SCALE,
     SOURCES,
     case,
@@ -30,7 +30,7 @@ from repro.experiments._checkpoint import (
     rows,
     scaled,
 )
-from repro.records import Record
+from repro.measuring.records import Record
 
 NAME = "checkpoint-pareto"
 LAYERS = 6

@@ -16,7 +16,7 @@ from analysis.checkpointing import Chain, Plan, chen_search, store_all
 from analysis.checkpointing.networks import lstm_chain
 from analysis.checkpointing.published import IMAGE, RELEASED_BLOCKS, bottleneck_chain
 from repro.experiments import Cell, Context, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,7 +54,7 @@ def plan_of(cell: Cell) -> Plan:
 
 def predict(cell: Cell) -> Iterator[Record]:
     """Peak, stage forwards and time relative to storing everything."""
-    from repro.experiments._checkpoint import predicted_rows
+    from repro.experiments.shared.checkpoint import predicted_rows
 
     yield from (
         row for row in predicted_rows(NAME, cell, chain_of(str(cell["model"])), plan_of(cell))
@@ -84,7 +84,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     import torch
 
     from repro.checkpointing import PlannedModel
-    from repro.experiments._checkpoint import measure_step, rows
+    from repro.experiments.shared.checkpoint import measure_step, rows
 
     torch.set_num_threads(1)
     model, state, profiled = _built(str(cell["model"]))

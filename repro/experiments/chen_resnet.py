@@ -24,7 +24,7 @@ from analysis.checkpointing.published import (
     scaled_blocks,
 )
 from repro.experiments import Cell, Context, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     from repro.models import BottleneckResNet
@@ -92,7 +92,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         return
     from repro.checkpointing import PlannedModel
     from repro.checkpointing.profiling import Profile
-    from repro.experiments._checkpoint import TOOL, measure_step
+    from repro.experiments.shared.checkpoint import TOOL, measure_step
 
     torch.set_num_threads(os.cpu_count() or 1)  # bytes do not depend on it
     torch.manual_seed(0)

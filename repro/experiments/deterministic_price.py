@@ -26,9 +26,9 @@ from analysis.tile_loop import tile_loop
 from analysis.traffic import predict_traffic
 from kernels import hopper
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import TRAFFIC, cell, shape_of, tile_of
-from repro.experiments._flash_run import counted, run
-from repro.records import Record, record
+from repro.experiments.shared.attention import TRAFFIC, cell, shape_of, tile_of
+from repro.experiments.shared.flash_run import counted, run
+from repro.measuring.records import Record, record
 
 NAME = "deterministic-price"
 HOPPER = (hopper.ALGORITHM, hopper.DETERMINISTIC)

@@ -12,8 +12,8 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import PAPER_MASKED_DROPOUT
 from analysis.time_model import Ceilings, Work, attention_work, predict_time, standard_work
 from repro.experiments import Cell, Experiment
-from repro.experiments._roofline import a100, h200
-from repro.records import Record, record
+from repro.experiments.shared.roofline import a100, h200
+from repro.measuring.records import Record, record
 
 NAME = "fig1-right"
 SHAPE = AttentionShape(64, 16, 1024, 1024, 64)

@@ -13,8 +13,8 @@ from analysis.hbm import predict_hbm
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import IMPLEMENTATIONS, total_bytes
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, predicted_traffic
-from repro.records import Record, Scalar, record
+from repro.experiments.shared.attention import cell, predicted_traffic
+from repro.measuring.records import Record, Scalar, record
 
 NAME = "fig2-left"
 SHAPE = AttentionShape(64, 16, 1024, 1024, 64)
@@ -46,7 +46,7 @@ def predict(one: Cell) -> list[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernels, executed and counted."""
-    from repro.experiments._host import counted_traffic
+    from repro.experiments.shared.host import counted_traffic
 
     return list(counted_traffic(NAME, one, context))
 

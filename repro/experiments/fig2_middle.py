@@ -13,14 +13,14 @@ from analysis.hardware import A100_40GB
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import (
+from repro.experiments.shared.attention import (
     STATISTICS,
     cell,
     predicted_traffic,
     shape_of,
     tile_of,
 )
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "fig2-middle"
 COLUMN_BLOCKS = (64, 128, 256, 512)
@@ -61,7 +61,7 @@ def also() -> Iterator[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernel, executed and counted."""
-    from repro.experiments._host import counted_traffic
+    from repro.experiments.shared.host import counted_traffic
 
     return list(counted_traffic(NAME, one, context))
 

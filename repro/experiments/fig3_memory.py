@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from analysis import memory
 from analysis.shapes import AttentionShape
 from repro.experiments import Cell, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "fig3-memory"
 SEQLENS = tuple(2**k for k in range(7, 17))

@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.fusion import CHAINS, passes, predict_fusion, total_bytes
 from repro.experiments import Cell, Context, Experiment, record
-from repro.records import Record
+from repro.measuring.records import Record
 
 NAME = "fusion"
 ROWS, COLS, DTYPE = 256, 1024, "fp32"
@@ -71,7 +71,7 @@ def measure(cell: Cell, context: Context) -> list[Record]:
 def _kernels(chain: str, fused: bool, context: Context) -> int:
     import numpy as np
 
-    from kernels.elementwise import run_chain
+    from kernels.beside.elementwise import run_chain
     from kernels.launch import from_numpy
 
     random = np.random.default_rng(0)
@@ -115,8 +115,8 @@ EXPERIMENT = Experiment(
     measure=measure,
     device="host",
     sources=(
-        "kernels/fused_elementwise.cu",
-        "kernels/elementwise.py",
+        "kernels/beside/fused_elementwise.cu",
+        "kernels/beside/elementwise.py",
         "repro/training/op_bytes.py",
     ),
     seconds=30,

@@ -19,7 +19,7 @@ from analysis.l2.attention import query_tiles_outside
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "gb10-misses"
 GB10 = GPUS["GB10"]

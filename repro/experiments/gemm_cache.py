@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from analysis.cache_model import Cache, closed_form, predict_misses
 from repro.experiments import Cell, Context, Experiment, record
-from repro.records import Record
+from repro.measuring.records import Record
 
 NAME = "gemm-cache"
 BLOCK = 16
@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     device="cpu",
     sources=(
-        "kernels/gemm_cpu.c",
+        "kernels/beside/gemm_cpu.c",
         "repro/instruments/cachegrind.py",
         "repro/instruments/perf_misses.py",
         "analysis/cache_model.py",

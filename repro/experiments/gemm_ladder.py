@@ -7,7 +7,7 @@ from typing import Any
 
 from analysis.gemm import GemmShape, GemmTile, predict_gemm, square
 from repro.experiments import Cell, Context, Experiment, record
-from repro.records import Record
+from repro.measuring.records import Record
 
 NAME = "gemm-ladder"
 SIDE = 192
@@ -59,7 +59,7 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     """The kernel, executed and counted on the host backend; the result is checked."""
     import numpy as np
 
-    from kernels.gemm import gemm
+    from kernels.beside.gemm import gemm
     from kernels.launch import NUMPY_TYPES, from_numpy
 
     random = np.random.default_rng(0)
@@ -105,11 +105,11 @@ EXPERIMENT = Experiment(
     measure=measure,
     device="host",
     sources=(
-        "kernels/gemm.py",
-        "kernels/gemm_naive.cu",
-        "kernels/gemm_tiled.cu",
-        "kernels/gemm_three_level.cu",
-        "kernels/gemm_tensor_core.cu",
+        "kernels/beside/gemm.py",
+        "kernels/beside/gemm_naive.cu",
+        "kernels/beside/gemm_tiled.cu",
+        "kernels/beside/gemm_three_level.cu",
+        "kernels/beside/gemm_tensor_core.cu",
         "kernels/include",
         "kernels/host",
     ),

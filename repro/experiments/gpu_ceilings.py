@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from analysis.hardware import find_gpu
 from repro.experiments import Cell, Context, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "gpu-ceilings"
 BLOCKS_PER_SM = 4
@@ -72,7 +72,7 @@ def _prepare(name: str) -> tuple[float, Callable[[], object]]:
     """How much one launch does (bytes, FLOPs, exponentials or steps), and the launch."""
     import torch
 
-    from kernels import probes
+    from kernels.beside import probes
     from kernels.launch import Array
     from repro.attention.launcher import launcher_for
     from repro.attention.views import array_of

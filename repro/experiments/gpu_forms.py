@@ -9,7 +9,7 @@ from __future__ import annotations
 from kernels import hopper
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments.gpu_throughput import HIDDEN, TOKENS, measure_in_turn, seconds_of
-from repro.records import Record
+from repro.measuring.records import Record
 
 NAME = "gpu-forms"
 

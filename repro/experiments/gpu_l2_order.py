@@ -22,8 +22,8 @@ from analysis.shapes import Tile
 from kernels import attention
 from kernels.launch import Array, Backend
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, shape_of, tile_of
-from repro.records import Record, record
+from repro.experiments.shared.attention import cell, shape_of, tile_of
+from repro.measuring.records import Record, record
 
 NAME = "gpu-l2-order"
 EVERY = 16
@@ -113,7 +113,7 @@ def predict(one: Cell) -> list[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """Record on the GPU, replay here."""
-    from repro import machine
+    from repro.measuring import machine
 
     card = machine.gpu()
     gpu = (card and find_gpu(card.name)) or H200

@@ -28,10 +28,10 @@ from analysis.hbm import predict_hbm, read_spread
 from analysis.l2 import PACES
 from analysis.shapes import Tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, shape_of, tile_of
-from repro.experiments._profiled import Profiled, seconds_of
+from repro.experiments.shared.attention import cell, shape_of, tile_of
+from repro.experiments.shared.profiled import Profiled, seconds_of
 from repro.instruments.counters import KernelCount
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "gpu-l2-registered"
 BATCH, LIMIT_S = 10, 60.0

@@ -16,8 +16,8 @@ from kernels.dispatch import default_tile
 from kernels.flash1 import flash1_shared_bytes
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, tile_of
-from repro.records import Record, record
+from repro.experiments.shared.attention import cell, tile_of
+from repro.measuring.records import Record, record
 
 NAME = "gpu-ladder"
 SQUARES = (32, 64, 128)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from kernels import attention
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import shape_of
-from repro.records import Record, record
+from repro.experiments.shared.attention import shape_of
+from repro.measuring.records import Record, record
 
 NAME = "gpu-memory"
 VARIANTS = ("flash", "flash-deterministic", "chunked", "standard", "standard-checkpointed")

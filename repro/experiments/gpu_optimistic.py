@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 from repro.experiments import Cell, Context, Experiment, UnavailableError
-from repro.experiments._attention import shape_of
 from repro.experiments.optimistic import EXACT, OPTIMISTIC
+from repro.experiments.shared.attention import shape_of
 from repro.instruments.drift import add_drift
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "gpu-optimistic"
 TOKENS, HIDDEN = 16384, 2048

@@ -15,10 +15,10 @@ from typing import Any
 from analysis.shapes import Tile
 from kernels import hopper
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._profiled import Profiled, seconds_of
+from repro.experiments.shared.profiled import Profiled, seconds_of
 from repro.experiments.sm_ceilings import DIRECT, EXACT, SM80, round_of
 from repro.instruments.counters import KernelBusy
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "gpu-sm-units"
 #: Cells of one profiled process, and seconds for it; each kernel is replayed some dozens of times.

@@ -26,9 +26,9 @@ from analysis.time_model import (
 )
 from kernels.dispatch import default_tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import shape_of
+from repro.experiments.shared.attention import shape_of
+from repro.measuring.records import Record, record
 from repro.prediction import form_of, shared_per_tensor, sum_options
-from repro.records import Record, record
 
 NAME = "gpu-throughput"
 TOKENS, HIDDEN = 16384, 2048

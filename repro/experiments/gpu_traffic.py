@@ -17,10 +17,10 @@ from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from kernels import hopper
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, shape_of, sum_of, tile_of
-from repro.experiments._profiled import Profiled, seconds_of
+from repro.experiments.shared.attention import cell, shape_of, sum_of, tile_of
+from repro.experiments.shared.profiled import Profiled, seconds_of
 from repro.instruments.counters import KernelCount
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "gpu-traffic"
 #: Cells of one profiled process.

@@ -15,7 +15,7 @@ from analysis.l2 import PACES
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "l2-absorption"
 TILE = Tile(128, 64)

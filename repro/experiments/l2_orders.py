@@ -22,7 +22,7 @@ from analysis.l2.attention import hopper_heads_per_group
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "l2-orders"
 TILES = {"forward": Tile(128, 64), "backward": Tile(64, 128)}

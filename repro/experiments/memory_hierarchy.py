@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from analysis.hardware import A100_40GB, A100_80GB, H100_SXM, H200, Gpu
 from repro.experiments import Cell, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "memory-hierarchy"
 CARDS = (A100_40GB, A100_80GB, H100_SXM, H200)

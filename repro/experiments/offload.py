@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.offload import Action
 from repro.experiments import Cell, Context, Experiment, record
-from repro.records import Record
+from repro.measuring.records import Record
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,9 +17,9 @@ from analysis.optimistic import PATTERNS, flags
 from analysis.traffic import Traffic, predict_traffic
 from kernels.hopper_forms import ForwardForm, forward_form
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import TRAFFIC, shape_of
+from repro.experiments.shared.attention import TRAFFIC, shape_of
 from repro.instruments.drift import add_drift
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     pass

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from repro.experiments import Cell, Context, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "rabe-staats"
 LENGTHS = (1024, 4096, 16384)

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro import machine, records
 from repro.experiments import SMALL, Cell, Context, Experiment, UnavailableError
-from repro.progress import say, track
-from repro.ranks import Rank
-from repro.records import Record
+from repro.measuring import machine, records
+from repro.measuring.progress import say, track
+from repro.measuring.ranks import Rank
+from repro.measuring.records import Record
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from repro.experiments import (
-    Cell,
-    Context,
-    Experiment,
-    _parallel_layer,
-    _ring_attention,
-    _sharded_states,
-)
-from repro.records import Record
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments.shared import parallel_layer as _parallel_layer
+from repro.experiments.shared import ring_attention as _ring_attention
+from repro.experiments.shared import sharded_states as _sharded_states
+from repro.measuring.records import Record
 
 PARTS: dict[str, ModuleType] = {
     module.PART: module for module in (_sharded_states, _parallel_layer, _ring_attention)

@@ -24,7 +24,7 @@ from analysis.sm_ceilings import (
 )
 from kernels.flash_config import configure
 from repro.experiments import Cell, Context, Experiment, UnavailableError, record
-from repro.records import Record
+from repro.measuring.records import Record
 
 if TYPE_CHECKING:
     from kernels.hopper import BackwardForm
@@ -129,9 +129,9 @@ def form_of(cell: Cell) -> ForwardForm | BackwardForm:
 
 def warp_instructions(cell: Cell) -> int:
     """Instructions a warp executes in a round without masks and repeated waits."""
-    from kernels import sass
-    from kernels.compile import compile_cubin
+    from kernels.building.compile import compile_cubin
     from kernels.hopper_forms import ForwardForm
+    from kernels.sass import code as sass
 
     form, dtype = form_of(cell), str(cell["dtype"])
     if isinstance(form, ForwardForm):

@@ -25,7 +25,7 @@ from analysis.time_model import (
     standard_work,
 )
 from repro.experiments import Cell, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "speedup"
 SEQLENS = tuple(2**k for k in range(7, 14))

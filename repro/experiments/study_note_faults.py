@@ -17,7 +17,7 @@ from analysis.checkpointing.chain import uniform_chain
 from analysis.checkpointing.heuristics import exponential, exponential_recursive, uniform
 from analysis.tiles import study_note_tile, study_note_tile_corrected
 from repro.experiments import Cell, Context, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "study-note-faults"
 NOTED, CORRECT = "as noted", "correct"

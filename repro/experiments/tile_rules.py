@@ -14,7 +14,7 @@ from analysis.traffic import predict_traffic
 from kernels.flash1 import flash1_shared_bytes
 from kernels.flash_config import configure, default_tile
 from repro.experiments import Cell, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 NAME = "tile-rules"
 SEQLEN = 4096

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from repro.experiments import Cell, Context, Experiment
-from repro.records import Record, record
+from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from repro.experiments._tiny_lm import TinyLM
+    from repro.experiments.shared.tiny_lm import TinyLM
 
 NAME = "tiny-lm"
 IMPLEMENTATIONS = ("standard", "flash", "flash+checkpoint")
@@ -31,7 +31,7 @@ STEPS, PROBE, LOG = 200, 20, 4
 
 def cells() -> list[Cell]:
     """One training each."""
-    from repro.experiments import _tiny_lm as lm
+    from repro.experiments.shared import tiny_lm as lm
 
     shape = {"batch": lm.BATCH, "heads": lm.HEADS, "kv_heads": lm.HEADS,
              "seqlen_q": lm.CONTEXT, "seqlen_k": lm.CONTEXT,
@@ -58,7 +58,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     """Train; the loss every few steps, gradient differences at the probed steps."""
     import torch
 
-    from repro.experiments import _tiny_lm as lm
+    from repro.experiments.shared import tiny_lm as lm
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a fixed order of the framework's own sums
@@ -97,7 +97,7 @@ def _differences(
     row: Callable[..., Record],
 ) -> Iterator[Record]:
     """The gradient at these weights against other ways to compute it."""
-    from repro.experiments import _tiny_lm as lm
+    from repro.experiments.shared import tiny_lm as lm
 
     standard = lm.attention_of("standard")
     others = {"float64": lm.same_weights(model, standard, double=True)}
@@ -123,7 +123,7 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="host",
-    sources=("kernels", "repro/attention", "repro/experiments/_tiny_lm.py"),
+    sources=("kernels", "repro/attention", "repro/experiments/shared/tiny_lm.py"),
     on_demand=True,
     seconds=45,
 )

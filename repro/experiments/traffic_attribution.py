@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from analysis.shapes import Tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, predicted_traffic
-from repro.records import Record
+from repro.experiments.shared.attention import cell, predicted_traffic
+from repro.measuring.records import Record
 
 NAME = "traffic-attribution"
 SEQLEN = 1000
@@ -42,7 +42,7 @@ def predict(one: Cell) -> list[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernels, executed and counted."""
-    from repro.experiments._host import counted_traffic
+    from repro.experiments.shared.host import counted_traffic
 
     return list(counted_traffic(NAME, one, context))
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from analysis.shapes import Tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments._attention import cell, predicted_traffic
-from repro.records import Record
+from repro.experiments.shared.attention import cell, predicted_traffic
+from repro.measuring.records import Record
 
 NAME = "traffic-scaling"
 ALGORITHMS = ("standard", "flash1-literal", "flash1-skip-first", "flash")
@@ -96,7 +96,7 @@ def also() -> Iterator[Record]:
 
 def measure(one: Cell, context: Context) -> list[Record]:
     """The kernel, executed and counted."""
-    from repro.experiments._host import counted_traffic
+    from repro.experiments.shared.host import counted_traffic
 
     return list(counted_traffic(NAME, one, context))
 

@@ -15,7 +15,7 @@ from analysis.mixed_precision import POLICIES, saved_under
 from analysis.model_states import host_optimizer_step
 from analysis.parallel_activations import LayerShape
 from repro.experiments import Cell, Context, Experiment, record
-from repro.records import Record
+from repro.measuring.records import Record
 
 NAME = "training-memory"
 #: accumulation: an MLP of DEPTH linear + tanh layers of GPT-2 small's width, BATCH rows.

@@ -1,4 +1,4 @@
-"""Counts cache misses of ``kernels/gemm_cpu.c`` with valgrind's cachegrind.
+"""Counts cache misses of ``kernels/beside/gemm_cpu.c`` with valgrind's cachegrind.
 
 cachegrind simulates two levels of LRU caches of any size for a compiled program and reports misses
 by function. Where it is missing, callers fall back on ``analysis.cache_model`` and say so.
@@ -14,7 +14,7 @@ from pathlib import Path
 from analysis.cache_model import Cache, Misses
 from kernels.launch import KERNELS_DIR
 
-SOURCE = KERNELS_DIR / "gemm_cpu.c"
+SOURCE = KERNELS_DIR / "beside" / "gemm_cpu.c"
 
 
 def missing() -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repro import cli, processes
+from repro import cli
 from repro.instruments.counters import (
     MARKER,
     NVTX_RANGE,
@@ -27,6 +27,7 @@ from repro.instruments.counters import (
     split_by_cell,
     watch_kernels,
 )
+from repro.measuring import processes
 
 
 def count_cells(
@@ -65,8 +66,8 @@ def main(path: Path) -> None:
     import cupy
     import torch
 
-    from repro.cells import Cell
     from repro.instruments.gpu_work import cell_work
+    from repro.measuring.cells import Cell
 
     marker = cupy.RawKernel(f'extern "C" __global__ void {MARKER}() {{}}', MARKER)
     torch.cuda.init()

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from repro import processes
+from repro.measuring import processes
 
 #: (level, direction) -> metric of ncu.
 METRICS: Mapping[tuple[str, str], str] = {

@@ -21,12 +21,12 @@ from analysis.shapes import AttentionShape, Tile
 from kernels import attention, hopper
 from kernels.hopper import BackwardForm, ForwardForm
 from kernels.launch import Array, Backend, Kernel
-from kernels.plan import Recorder, record
+from kernels.launching.plan import Recorder, record
 from repro.attention.launcher import Repeated, backend_of, launcher_for, stream_of
 from repro.attention.variants import VARIANTS
 from repro.attention.views import TORCH_TYPES, array_of
-from repro.cells import Cell, shape_of, tile_of
 from repro.instruments import hopper_guard
+from repro.measuring.cells import Cell, shape_of, tile_of
 
 #: Algorithms whose kernels are also launched early.
 EARLY = tuple(name + PDL for name in (hopper.ALGORITHM, hopper.DETERMINISTIC))

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from analysis.shapes import AttentionShape
 from kernels import hopper
 from kernels.hopper import ForwardForm
-from repro import cli, processes
+from repro import cli
 from repro.instruments.guard_lines import BUILT, NAMES, READY, TRIED, WRONG, say
+from repro.measuring import processes
 
 if TYPE_CHECKING:
     from torch import Tensor

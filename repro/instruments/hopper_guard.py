@@ -30,9 +30,10 @@ from tempfile import TemporaryFile
 from threading import Thread
 
 from kernels.dispatch import CHECKED_VARIABLE
-from repro import cli, processes
+from repro import cli
 from repro.instruments.guard_lines import BUILT, NAMES, READY, TRIED, WRONG
-from repro.progress import say
+from repro.measuring import processes
+from repro.measuring.progress import say
 
 COMMAND = (sys.executable, "-m", "repro.instruments.hopper_cases")
 

@@ -1,4 +1,4 @@
-"""Cache misses of ``kernels/gemm_cpu.c`` by the processor's own counters, through Linux's perf.
+"""Cache misses of ``kernels/beside/gemm_cpu.c`` by the processor's counters (Linux's perf).
 
 Many virtual machines hide the counters. Then there is no number, and the caller says why.
 """

@@ -14,8 +14,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from repro import cli, processes
-from repro.progress import say
+from repro import cli
+from repro.measuring import processes
+from repro.measuring.progress import say
 
 TOOLS = ("memcheck", "racecheck")
 #: What compute-sanitizer exits with when it found something (its default is 0).

@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 import time
 
-from repro import cli, processes
-from repro.progress import say
+from repro import cli
+from repro.measuring import processes
+from repro.measuring.progress import say
 
 
 def warm_up(device: str = "cuda") -> int:

@@ -19,7 +19,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import repro
-from kernels.cupy_backend import CupyBackend
+from kernels.launching.cupy_backend import CupyBackend
 from repro.attention import launcher
 
 SIZE = (2, 16, 512, 128)

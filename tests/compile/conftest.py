@@ -1,10 +1,10 @@
-"""Tests that take ``nvrtc`` run for every version of the compiler at hand (``kernels.nvrtc``)."""
+"""Tests that take ``nvrtc`` run for every version at hand (``kernels.building.nvrtc``)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kernels.nvrtc import versions
+from kernels.building.nvrtc import versions
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernels import nvrtc
-from kernels.compile import CompileError, compile_cubin, nvrtc_version, parse_ptxas
+from kernels.building import nvrtc
+from kernels.building.compile import CompileError, compile_cubin, nvrtc_version, parse_ptxas
 from kernels.launch import Kernel
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
@@ -122,7 +122,7 @@ def test_the_library_named_by_the_environment_is_the_one_that_compiles(tmp_path:
         shutil.copy(file, below / file.name)
     named = below / usual.name
     code = (
-        "from kernels.compile import compile_cubin\n"
+        "from kernels.building.compile import compile_cubin\n"
         "from kernels.launch import Kernel\n"
         "text = 'extern \"C\" __global__ void one(float* p) { p[0] = 1; }\\n'\n"
         "assert compile_cubin(Kernel(text, 'one', (), 32), 'sm_80').registers\n"
@@ -138,7 +138,7 @@ def test_the_library_named_by_the_environment_is_the_one_that_compiles(tmp_path:
 
 def test_a_wrong_choice_of_library_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "libnvrtc.so.13").write_bytes(b"not a library")
-    code = "from kernels.compile import nvrtc_version\nprint(nvrtc_version())"
+    code = "from kernels.building.compile import nvrtc_version\nprint(nvrtc_version())"
     for choice, said in (
         (tmp_path / "absent", "neither a file nor a folder with libnvrtc.so.*"),
         (tmp_path, "cannot be loaded"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kernels.compile import compile_cubin, nvrtc_version
+from kernels.building.compile import compile_cubin, nvrtc_version
 from kernels.flash_config import SHARED_LIMIT_BYTES, configure
 from kernels.variants import Variant, shipped_variants, table
 

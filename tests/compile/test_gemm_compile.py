@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.compile import compile_cubin
-from kernels.elementwise import all_kernels as all_elementwise
-from kernels.gemm import all_kernels as all_products
+from kernels.beside.elementwise import all_kernels as all_elementwise
+from kernels.beside.gemm import all_kernels as all_products
+from kernels.building.compile import compile_cubin
 from kernels.launch import Kernel
 
 

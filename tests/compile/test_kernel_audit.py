@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
-from kernels import audit, nvrtc, sass
-from kernels.compile import nvrtc_version
+from kernels import audit
+from kernels.building import nvrtc
+from kernels.building.compile import nvrtc_version
 from kernels.launch import Kernel
+from kernels.sass import code as sass
 
 NEEDS_TOOLS = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSING)
 

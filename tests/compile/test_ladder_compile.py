@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from analysis.shapes import Tile
-from kernels import ladder, online_softmax
-from kernels.compile import CompileError, compile_cubin
+from kernels import ladder
+from kernels.beside import online_softmax
+from kernels.building.compile import CompileError, compile_cubin
 from kernels.flash1 import flash1_kernel
 from kernels.launch import Kernel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.attention import configure
-from kernels.compile import compile_cubin
+from kernels.building.compile import compile_cubin
 
 FORMS = [
     ("backward-dq", "fp16", 64, {"causal": True}),

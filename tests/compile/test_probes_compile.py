@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.compile import compile_cubin
+from kernels.beside.probes import all_probes
+from kernels.building.compile import compile_cubin
 from kernels.launch import Kernel
-from kernels.probes import all_probes
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

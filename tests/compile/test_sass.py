@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kernels import sass
-from kernels.compile import compile_cubin
+from kernels.building.compile import compile_cubin
 from kernels.hopper import BACKWARD_FORMS
+from kernels.sass import code as sass
 
 LOOPS = """
 .text.k:

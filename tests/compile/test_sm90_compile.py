@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.compile import compile_cubin
+from kernels.building.compile import compile_cubin
 from kernels.hopper import BACKWARD_FORMS, BackwardForm
 from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
 from kernels.launch import Kernel

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels import sass
-from kernels.compile import compile_cubin
+from kernels.building.compile import compile_cubin
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Kernel
+from kernels.sass import code as sass
 from repro.experiments import Cell
 from repro.experiments.sm_ceilings import SM80, cells, form_of, round_of
 

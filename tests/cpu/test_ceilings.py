@@ -9,8 +9,8 @@ import pytest
 
 from analysis.hardware import H200
 from figures import throughput
-from repro.experiments import _roofline
-from repro.records import Record, record
+from repro.experiments.shared import roofline as _roofline
+from repro.measuring.records import Record, record
 
 
 @pytest.fixture

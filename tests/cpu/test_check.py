@@ -40,7 +40,7 @@ def test_a_source_is_checked_in_every_pass_that_launches_it(source, passes) -> N
 
 def test_a_source_of_no_attention_pass_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no attention pass launches gemm_tiled\.cu"):
-        list(check.subjects("gemm_tiled.cu", 64, "fp16"))
+        list(check.subjects("beside/gemm_tiled.cu", 64, "fp16"))
 
 
 def test_a_right_kernel_passes_and_the_command_says_so(capsys) -> None:

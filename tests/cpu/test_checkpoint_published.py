@@ -16,9 +16,9 @@ from analysis.checkpointing.published import (
     kept_bytes,
     scaled_blocks,
 )
-from repro import records
 from repro.checkpointing import plan, profile
 from repro.experiments import checkpoint_time
+from repro.measuring import records
 from repro.models import BottleneckResNet
 from repro.training.saved import count_saved
 

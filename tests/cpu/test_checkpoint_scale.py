@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from repro import experiments, machine, records
+from repro import experiments
 from repro.experiments import run, tidy
+from repro.measuring import machine, records
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of attention there is no larger form, and times are taken at the published sizes as it is.
@@ -20,7 +21,7 @@ NAMES = [n for n in experiments.names() if n.startswith("checkpoint-") and n not
 
 CODE = """
 import json, sys
-from repro import machine
+from repro.measuring import machine
 if sys.argv[1] == "gpu":
     machine.gpu = lambda: machine.Gpu("NVIDIA H200", "580", 1)
 else:

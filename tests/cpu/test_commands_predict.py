@@ -19,8 +19,8 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
 from analysis.traffic import predict_traffic
 from kernels.attention import HOPPER
-from repro import machine
 from repro.commands import output, sweep
+from repro.measuring import machine
 from repro.prediction import ALGORITHMS, PASSES, predict
 from tests.command_support import run
 

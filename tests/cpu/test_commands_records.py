@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from repro import doctor, records
+from repro import doctor
 from repro.commands import causes, compare, explain
 from repro.experiments import record
-from repro.records import Record
+from repro.measuring import records
+from repro.measuring.records import Record
 from tests.command_support import run
 
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from kernels import cache
+from kernels.building import cache
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR
 
-SOURCES = sorted(path.name for path in KERNELS_DIR.glob("*.cu"))
+SOURCES = sorted(path.relative_to(KERNELS_DIR).as_posix() for path in KERNELS_DIR.rglob("*.cu"))
 
 
 @pytest.mark.parametrize("source", SOURCES)

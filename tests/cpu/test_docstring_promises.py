@@ -24,11 +24,12 @@ from analysis.parallel_activations import LayerShape, saved_by_tensor
 from analysis.shapes import AttentionShape
 from analysis.sums.copies import copies
 from analysis.tiles import best_tile
-from kernels import nvrtc, sass
-from kernels.cache import digest
+from kernels.beside.probes import chain
+from kernels.building import nvrtc
+from kernels.building.cache import digest
 from kernels.hopper_forms import forward_form
-from kernels.probes import chain
-from kernels.sass_listing import listing
+from kernels.sass import code as sass
+from kernels.sass.listing import listing
 from repro.attention.reference import max_error
 from repro.attention.validation import resolve_order
 from repro.checkpointing import stages_of
@@ -42,7 +43,7 @@ from repro.experiments.run import pending
 from repro.instruments import cachegrind, counted, inductor_bytes
 from repro.instruments.counters import CounterError
 from repro.instruments.timing import time_interleaved
-from repro.records import require_folder
+from repro.measuring.records import require_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("analysis", "kernels", "repro")
@@ -80,7 +81,7 @@ PROMISES = {
     "analysis.lower_bounds.matmul_accesses_rectangular": "test_docstring_promises::"
     "test_a_product_reads_its_operands_at_least",
     "analysis.optimistic.onset": "test_optimistic::test_onsets",
-    "kernels.cache.digest": "test_docstring_promises::test_no_two_lists_have_one_digest",
+    "kernels.building.cache.digest": "test_docstring_promises::test_no_two_lists_have_one_digest",
     "kernels.dispatch.choose": "test_hopper_attention::"
     "test_a_deterministic_backward_is_the_same_in_every_order",
     "kernels.hopper.backward": "test_hopper_attention::"
@@ -90,7 +91,8 @@ PROMISES = {
     "kernels.hopper_forms.forward_form": "test_docstring_promises::"
     "test_a_sawtooth_takes_one_block_a_tile",
     "kernels.host.backend.HostBackend": "test_host_launch::test_a_seed_orders_threads_reproducibly",
-    "kernels.probes.chain": "test_docstring_promises::test_a_chase_has_one_cycle_without_a_pattern",
+    "kernels.beside.probes.chain": "test_docstring_promises::"
+    "test_a_chase_has_one_cycle_without_a_pattern",
     "repro.attention.operator.flash_attention": "test_operator_contract::"
     "test_deterministic_gradients_repeat",
     "repro.attention.reference.max_error": "test_docstring_promises::test_nan_is_equal_to_nothing",
@@ -107,9 +109,10 @@ PROMISES = {
     "test_ring_in_fp32_is_as_exact_as_one_rank",
     "repro.instruments.counters.parse_csv": "test_instruments_counters::"
     "test_kilobytes_are_not_taken_for_bytes",
-    "repro.records.exclusive": "test_records_reliability::"
+    "repro.measuring.records.exclusive": "test_records_reliability::"
     "test_a_second_run_waits_for_the_first_and_measures_nothing_twice",
-    "repro.records.frame": "test_records::test_the_frame_has_every_column_even_without_rows",
+    "repro.measuring.records.frame": "test_records::"
+    "test_the_frame_has_every_column_even_without_rows",
     "repro.training.accumulation.accumulate_gradients": "test_accumulation_gradients::"
     "test_bitwise_equal_where_sums_are_exact",
     "repro.training.link.Pool.take": "test_offload_executor::"

@@ -18,24 +18,21 @@ from analysis.shapes import AttentionShape, Tile
 from kernels import (
     attention,
     dispatch,
-    elementwise,
     flash1,
     flash_config,
-    gemm,
     hopper,
     hopper_forms,
     ladder,
     launch,
     launches,
-    online_softmax,
     philox,
     prebuild,
-    probes,
     standard,
     variants,
 )
+from kernels.beside import elementwise, gemm, online_softmax, probes
 from kernels.launch import Array, Kernel, TensorMap, contiguous_strides
-from kernels.plan import Recorder
+from kernels.launching.plan import Recorder
 
 NAN, INF = math.nan, math.inf
 B, H, N, D = 1, 2, 64, 64
@@ -54,7 +51,7 @@ STATS |= {name: array(name, (B, H, N), "fp32") for name in ("m", "l")}
 BACKWARD = one("q", "k", "v", "out", "dout", "dq", "dk", "dv", scale=0.1)
 FORWARD = one("q", "k", "v", "out", scale=0.1)
 LSE = {"lse": STATS["lse"]}
-KERNEL = Kernel("probes.cu", "probe_read", (("A", 1),), 64)
+KERNEL = Kernel("beside/probes.cu", "probe_read", (("A", 1),), 64)
 ROWS = {name: array(name, (8, 64)) for name in ("x", "y", "residual")}
 BIAS = {name: array(name, (64,)) for name in ("bias", "gamma", "beta")}
 MATRICES = {name: array(name, (64, 64)) for name in "abc"}
@@ -121,7 +118,9 @@ WORKS: dict[Callable[..., Any], dict[str, Any]] = {
     launch.from_numpy: {"name": "x", "values": np.ones(4, np.float32), "access": "r"},
     launch.contiguous_strides: {"shape": (2, 3)},
     launch.check_grid: {"kernel": KERNEL, "grid": (1, 1, 1)},
-    Kernel: {"source": "probes.cu", "entry": "probe_read", "macros": (("A", 1),), "threads": 64},
+    Kernel: {
+        "source": "beside/probes.cu", "entry": "probe_read", "macros": (("A", 1),), "threads": 64,
+    },
     Array: {
         "name": "x", "pointer": 4096, "shape": (2, 3), "strides": (3, 1), "dtype": "fp16",
         "access": "r",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernels import command_line
-from repro import records
+from repro.measuring import records
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("analysis", "kernels", "repro", "figures", "examples")

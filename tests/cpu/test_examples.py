@@ -19,9 +19,9 @@ from analysis.checkpointing import simulate, uniform_chain
 from analysis.hardware import A100_80GB
 from analysis.shapes import AttentionShape
 from analysis.time_model import datasheet_ceilings
-from repro import records
 from repro.attention.reference import attention_reference
 from repro.commands import compare
+from repro.measuring import records
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
@@ -99,7 +99,7 @@ def test_the_new_algorithm_moves_what_its_formula_says(shape, capsys) -> None:
 
 def test_the_new_algorithm_compiles_for_gpus() -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from kernels.compile import compile_cubin
+    from kernels.building.compile import compile_cubin
     from kernels.launch import Kernel
 
     kernel = Kernel(

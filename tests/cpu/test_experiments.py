@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from repro import experiments, machine, quiet, records
+from repro import experiments
 from repro.experiments import Cell, Experiment, record, run
+from repro.measuring import machine, quiet, records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,7 +23,7 @@ def cells():
 def experiment(measure, **values):
     return Experiment(
         name="toy", title="", cells=cells, predict=lambda cell: [], measure=measure, device="cpu",
-        sources=("repro/records.py",), **values,
+        sources=("repro/measuring/records.py",), **values,
     )  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def test_a_measurement_that_gives_the_wrong_rows_fails_its_cell(tmp_path, rows, 
 def test_a_cell_listed_twice_is_an_error_before_any_work(tmp_path):
     twice = Experiment(
         name="toy", title="", cells=lambda: cells() + cells()[:1], predict=lambda c: [],
-        measure=good, device="cpu", sources=("repro/records.py",),
+        measure=good, device="cpu", sources=("repro/measuring/records.py",),
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"twice.*seqlen_q=1"):
         run.measure(twice, root=tmp_path)

@@ -38,7 +38,8 @@ esac
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Two figures, one of an experiment that can be measured, one of records only."""
-    for folder in ("figures", "analysis", "repro/experiments", "kernels", "results/card"):
+    for folder in ("figures", "analysis", "repro/experiments", "repro/measuring",
+                   "kernels", "results/card"):  # fmt: skip
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "python").write_text(PYTHON)
@@ -49,7 +50,7 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "figures" / "second_one.py").write_text('EXPERIMENTS = ("other-records",)\n')
     for name in ("__init__", "run", "_shared", "run_me"):
         (tmp_path / "repro" / "experiments" / f"{name}.py").touch()
-    for name in ("repro/records.py", "analysis/a.py", "kernels/k.cu"):
+    for name in ("repro/measuring/records.py", "analysis/a.py", "kernels/k.cu"):
         (tmp_path / name).touch()
     (tmp_path / "results" / "card" / "other-records.jsonl").touch()
     age(tmp_path)

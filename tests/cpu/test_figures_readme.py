@@ -8,7 +8,7 @@ import pytest
 from figures import __main__ as command
 from figures import common, gallery, memory_hierarchy, verdict_table
 from repro.experiments import tidy
-from repro.records import record
+from repro.measuring.records import record
 
 ROOT = verdict_table.README.parent
 

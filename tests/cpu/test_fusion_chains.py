@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from analysis.fusion import CHAINS, passes, predict_fusion, total_bytes
-from kernels.elementwise import run_chain
+from kernels.beside.elementwise import run_chain
 from kernels.host import HostBackend
 from kernels.launch import Array, contiguous_strides
 from kernels.philox import drop_threshold, philox_4x32_10

@@ -16,7 +16,7 @@ from analysis.gemm import (
     predict_gemm,
     square,
 )
-from kernels.gemm import DEFAULT_TILES, gemm, gemm_kernel
+from kernels.beside.gemm import DEFAULT_TILES, gemm, gemm_kernel
 from kernels.host import HostBackend
 from kernels.launch import Array, contiguous_strides
 

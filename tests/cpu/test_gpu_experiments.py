@@ -12,7 +12,7 @@ import torch
 
 from analysis.shapes import AttentionShape, Tile
 from figures import sm_ceilings as figure
-from kernels import probes
+from kernels.beside import probes
 from kernels.hopper import ForwardForm
 from kernels.host import HostBackend
 from kernels.launch import from_numpy

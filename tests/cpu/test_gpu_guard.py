@@ -14,7 +14,7 @@ import torch
 from analysis.shapes import AttentionShape
 from kernels import dispatch, hopper
 from kernels.hopper import ForwardForm
-from kernels.plan import Recorder
+from kernels.launching.plan import Recorder
 from repro.instruments import exact, gpu_work, guard_lines, hopper_cases, hopper_guard
 from repro.instruments.hopper_guard import Findings, Limits, check, shared
 from tests.command_support import TESTS

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from repro import experiments, gpu_plan, judgement, records
+from repro import experiments, gpu_plan, judgement
 from repro.experiments import gpu_throughput
 from repro.gpu_plan import Stage, plan_text, stages
 from repro.gpu_run import ARCHIVE, SUMMARY, main, run
 from repro.instruments.hopper_guard import Findings
-from repro.records import Record
+from repro.measuring import records
+from repro.measuring.records import Record
 from tests.bare_image import LACKING
 from tests.command_support import TESTS, program
 from tests.process_support import reports_its_id, wait_until_gone
@@ -60,7 +61,7 @@ def test_stages_run_in_order_and_each_ending_is_told(tmp_path: Path) -> None:
 def test_at_most_eight_files_come_back(tmp_path: Path) -> None:
     code = (
         "import os; from pathlib import Path; from repro import records\n"
-        "from repro.records import Record\n"
+        "from repro.measuring.records import Record\n"
         "for i in range(20):\n"
         "    records.append(Path(os.environ['REPRO_RESULTS']) / 'card' / f'e{i}.jsonl', [Record(\n"
         "        experiment=f'e{i}', implementation='i', metric='m', source='measured', value=1,\n"
@@ -119,7 +120,7 @@ def test_a_run_that_is_stopped_leaves_no_process_and_keeps_what_it_has(
 def test_a_run_goes_on_from_the_archive(tmp_path: Path) -> None:
     code = (
         "import os; from pathlib import Path; from repro import records\n"
-        "from repro.records import Record\n"
+        "from repro.measuring.records import Record\n"
         "path = Path(os.environ['REPRO_RESULTS']) / 'card' / 'e.jsonl'\n"
         "print('before:', len(list(records.read(path))))\n"
         "records.append(path, [Record(experiment='e', implementation='i', metric='m',\n"

@@ -7,7 +7,7 @@ import pytest
 from kernels import attention, hopper, prebuild
 from kernels.launch import Kernel
 from repro import experiments
-from repro.experiments._attention import tile_of
+from repro.experiments.shared.attention import tile_of
 from repro.instruments.gpu_work import FORMS
 
 

@@ -10,8 +10,8 @@ from analysis.hardware import gpu_named
 from analysis.loop_model import card
 from analysis.shapes import AttentionShape
 from kernels import hopper, hopper_time
-from kernels.compile import nvrtc_version
-from kernels.sass import find_nvdisasm
+from kernels.building.compile import nvrtc_version
+from kernels.sass.code import find_nvdisasm
 from repro.prediction import predict
 
 

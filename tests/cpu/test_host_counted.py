@@ -111,7 +111,7 @@ def test_a_fault_names_the_line_of_the_index() -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_same_source_compiles_for_a_gpu(entry: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
-    from kernels.compile import compile_cubin
+    from kernels.building.compile import compile_cubin
 
     facts = compile_cubin(Kernel(WORDS, entry, (), 32), "sm_80")
     assert facts.spill_bytes == 0

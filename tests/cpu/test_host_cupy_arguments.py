@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.cupy_backend import CupyBackend, kernel_argument, options_for, source_for_cupy
 from kernels.launch import INCLUDE_DIR, Array, Kernel, TensorMap, encode
+from kernels.launching.cupy_backend import (
+    CupyBackend,
+    kernel_argument,
+    options_for,
+    source_for_cupy,
+)
 
 KERNEL = Kernel("// text\n", "entry", (("HEAD_DIM", 64), ("CAUSAL", 1)), 128)
 Q = Array("q", 4096, (2, 3, 5, 64), (960, 320, 64, 1), "fp16", "r")
@@ -134,7 +139,7 @@ def test_a_launch_after_the_previous_one(log: list[Any], monkeypatch: pytest.Mon
     driver = pytest.importorskip("cuda.bindings.driver")
     backend = CupyBackend(0)
     whole = np.arange(16, dtype=np.uint64)
-    monkeypatch.setattr("kernels.cupy_backend.tensor_map", lambda *_: whole)
+    monkeypatch.setattr("kernels.launching.cupy_backend.tensor_map", lambda *_: whole)
     args = [Q, np.int32(-3), np.float32(0.5), TensorMap(Q, 64), np.uint64(2**63), np.int64(-1)]
     widths = [32, 4, 4, 128, 8, 8]
     seen: dict[str, Any] = {}
@@ -233,6 +238,6 @@ def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_package_import_leaves_cupy_alone() -> None:
-    import kernels.cupy_backend
+    import kernels.launching.cupy_backend
 
-    assert "cupy" not in vars(kernels.cupy_backend)
+    assert "cupy" not in vars(kernels.launching.cupy_backend)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from analysis.hardware import H200
-from repro import archive, judgement, records
+from repro import archive, judgement
 from repro.experiments import gpu_throughput, run
 from repro.gpu_run import ARCHIVE
 from repro.import_results import import_results, main, report
-from repro.records import Record
+from repro.measuring import records
+from repro.measuring.records import Record
 
 
 def row(cell: str | None, value: float | None = None, error: str | None = None) -> Record:

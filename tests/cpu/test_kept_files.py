@@ -14,7 +14,7 @@ import pytest
 
 from analysis import files, native
 from analysis.checkpointing.native import library as planner
-from kernels import cache
+from kernels.building import cache
 from kernels.host import HostCompileError, compiler
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from analysis.hardware import H200
 from analysis.l2 import L2, available
 from kernels.host import HostBackend
 from kernels.launch import Array
-from repro import machine, records
 from repro.experiments import Cell, gb10_misses, gpu_l2_order, gpu_l2_registered, l2_orders, tidy
+from repro.measuring import machine, records
 from repro.register import FOLDER, register
 from tests.flash_support import aligned, view
 

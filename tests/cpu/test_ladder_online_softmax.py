@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flash_support import aligned, to_bits, to_float, view
 
-from kernels import online_softmax
+from kernels.beside import online_softmax
 from kernels.host import HostBackend
 from kernels.launch import ITEMSIZE, Array
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from repro import machine, quiet
+from repro.measuring import machine, quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 
 MEASURE = """
-from repro import quiet, records
-from repro.records import Record
+from repro.measuring import quiet, records
+from repro.measuring.records import Record
 row = Record(experiment="x", implementation="y", metric="z", source="measured", value=1, unit="s")
 with quiet.alone():
     records.append(records.RESULTS / "local" / "x.jsonl", [row])

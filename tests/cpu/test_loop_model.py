@@ -11,11 +11,11 @@ from analysis.loop_model.card import H200_SUSTAINED, copy_bytes_per_clock, fill,
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS, SM90, TensorOrder
 from analysis.loop_model.program import Event, Program, Step, Way
-from kernels import loops
-from kernels.sass import Control, Instruction, parse
-from kernels.sass_listing import listing, parse_listing
-from kernels.sass_operands import Launch
-from kernels.sass_run import ways
+from kernels.sass import loops
+from kernels.sass.code import Control, Instruction, parse
+from kernels.sass.listing import listing, parse_listing
+from kernels.sass.operands import Launch
+from kernels.sass.run import ways
 from repro import prototype, time_validation
 
 HEX = """

@@ -11,7 +11,7 @@ import pytest
 from figures import memory_hierarchy
 from repro.experiments import gpu_ceilings, record, tidy
 from repro.experiments.memory_hierarchy import LATENCY, MEASURED
-from repro.records import frame
+from repro.measuring.records import frame
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 
 from kernels import attention
 from kernels.launch import ITEMSIZE, Array
-from kernels.plan import Recorder
+from kernels.launching.plan import Recorder
 from repro.attention.launcher import Launcher
 from repro.attention.views import array_of
 

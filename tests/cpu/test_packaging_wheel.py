@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from repro import machine
+from repro.measuring import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("analysis", "kernels", "repro", "figures")

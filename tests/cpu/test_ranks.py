@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from repro import ranks, records
 from repro.experiments import Cell, Experiment, experiment, record, run
 from repro.import_results import import_results
-from repro.ranks import Rank
+from repro.measuring import ranks, records
+from repro.measuring.ranks import Rank
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "fig2-middle"  # counts on the host backend, a second a cell
@@ -21,7 +21,8 @@ SMALL = "fig2-middle"  # counts on the host backend, a second a cell
 def toy(measure, cells=7) -> Experiment:
     return Experiment(
         name="toy", title="", cells=lambda: [Cell(implementation="i", n=n) for n in range(cells)],
-        predict=lambda cell: [], measure=measure, device="cpu", sources=("repro/records.py",),
+        predict=lambda cell: [], measure=measure, device="cpu",
+        sources=("repro/measuring/records.py",),
     )  # fmt: skip
 
 

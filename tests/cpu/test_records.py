@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro import records
-from repro.records import Record
+from repro.measuring import records
+from repro.measuring.records import Record
 
 
 def row(**values):

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from repro import fuzz, killed_runs, records
+from repro import fuzz, killed_runs
 from repro.killed_runs import Case
+from repro.measuring import records
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from repro import records
 from repro.experiments import Cell, Experiment, UnavailableError, record, run
-from repro.records import Record
+from repro.measuring import records
+from repro.measuring.records import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +39,7 @@ def python(code: str, *arguments: object) -> list[str]:
 WRITER = """
 import sys
 from pathlib import Path
-from repro.records import Record, append
+from repro.measuring.records import Record, append
 path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 base = {"experiment": "x", "implementation": "y", "metric": "n", "source": "measured", "unit": "1"}
 print("ready", flush=True)
@@ -191,7 +191,8 @@ def measure(cell, context):
     time.sleep(0.15)
     return [record(cell, experiment="toy", source="measured", metric="n", unit="1", value=1)]
 outcome = run.measure(Experiment(
-    name="toy", title="", device="cpu", sources=("repro/records.py",), predict=lambda cell: [],
+    name="toy", title="", device="cpu", sources=("repro/measuring/records.py",),
+    predict=lambda cell: [],
     cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(5)], measure=measure,
 ), root=root)
 print(outcome.measured, outcome.skipped)
@@ -220,7 +221,7 @@ def test_what_no_cell_can_be_measured_without_is_one_line_and_no_file(tmp_path: 
 
     toy = Experiment(
         name="toy", title="", cells=lambda: [Cell(implementation="x")], predict=lambda c: [],
-        measure=measure, device="cpu", sources=("repro/records.py",),
+        measure=measure, device="cpu", sources=("repro/measuring/records.py",),
     )  # fmt: skip
     outcome = run.measure(toy, root=tmp_path)
     assert outcome.reason == "no permission to read GPU counters"

@@ -19,9 +19,9 @@ from analysis.checkpointing import closed_forms
 from figures import common, gallery
 from figures.common import Drawing
 from figures.report import formulas, page, provenance
-from repro import records
 from repro.claims import Evidence, Part, Verdict, claim
 from repro.experiments import record
+from repro.measuring import records
 
 VOID = {"meta", "input", "br", "wbr", "path", "use", "link"}
 

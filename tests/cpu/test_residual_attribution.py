@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from analysis.hardware import H200
 from analysis.hbm_residual import PARTS, Residual, padding_bytes, split
 from figures import residual_attribution
-from repro.experiments import _residual, gpu_traffic, record, tidy
-from repro.records import frame
+from repro.experiments import gpu_traffic, record, tidy
+from repro.experiments.shared import residual as _residual
+from repro.measuring.records import frame
 
 BYTES = st.integers(0, 2**40)
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.cupy_backend import CupyBackend
 from kernels.host import HostBackend
 from kernels.launch import Argument, Array, Kernel, from_numpy
+from kernels.launching.cupy_backend import CupyBackend
 
 SOURCE = (Path(__file__).resolve().parents[1] / "vocabulary.cu").read_text()
 DTYPES = {"fp16": 0, "bf16": 1}

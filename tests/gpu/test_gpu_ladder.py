@@ -8,8 +8,9 @@ from flash_support import Problem, check
 from gpu_support import download, execute, missing_gpu, upload
 
 from analysis.shapes import Tile
-from kernels import ladder, online_softmax
-from kernels.cupy_backend import CupyBackend
+from kernels import ladder
+from kernels.beside import online_softmax
+from kernels.launching.cupy_backend import CupyBackend
 
 REASON = missing_gpu()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"needs an NVIDIA GPU: {REASON}")

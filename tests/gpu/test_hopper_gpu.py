@@ -19,9 +19,9 @@ from gpu_support import download, execute, missing_gpu, upload
 from hopper_support import launch_vocabulary, product_of
 
 from kernels import dispatch, hopper
-from kernels.cupy_backend import CupyBackend
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Argument, Array, Kernel, TensorMap
+from kernels.launching.cupy_backend import CupyBackend
 from repro.instruments import hopper_cases, hopper_guard
 
 

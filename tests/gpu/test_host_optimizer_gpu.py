@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from repro import machine
+from repro.measuring import machine
 from repro.training.host_optimizer import HostAdamW
 from repro.training.link import CudaLink, DirectLink, Ticket
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from repro import machine
+from repro.measuring import machine
 
 pytestmark = pytest.mark.skipif(machine.gpu() is None, reason="needs an NVIDIA GPU, none found")
 

@@ -9,11 +9,11 @@ from torch import nn
 
 from analysis.fusion import CHAINS
 from analysis.gemm import VARIANTS
-from kernels.cupy_backend import CupyBackend
-from kernels.elementwise import run_chain
-from kernels.gemm import gemm
+from kernels.beside.elementwise import run_chain
+from kernels.beside.gemm import gemm
 from kernels.host import HostBackend
 from kernels.launch import Array, contiguous_strides, from_numpy
+from kernels.launching.cupy_backend import CupyBackend
 from repro.training.link import CudaLink, Pool
 from repro.training.offload import OffloadSavedTensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels.launch import Kernel
-from repro import machine
+from repro.measuring import machine
 
 pytestmark = pytest.mark.skipif(machine.gpu() is None, reason="needs an NVIDIA GPU, none found")
 
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(32) nothing() {}
 def test_an_empty_kernel_reads_under_20_microseconds() -> None:
     import torch
 
-    from kernels.cupy_backend import CupyBackend
+    from kernels.launching.cupy_backend import CupyBackend
     from repro.instruments.timing import TorchDevice, time_work
 
     device, backend = TorchDevice(), CupyBackend()

@@ -1,0 +1,1 @@
+"""From a driver's launches to the GPU: recorded plans, CuPy, and NVIDIA's own calls."""

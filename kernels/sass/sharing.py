@@ -1,0 +1,190 @@
+"""What machine instructions do to what warps share: memory, barriers, copies.
+
+The other half of ``kernels.sass.operations``, with the same kind of functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from analysis.loop_model.program import Event
+from kernels.sass.code import Instruction
+from kernels.sass.operands import (
+    BLOCKED,
+    Block,
+    Do,
+    Mbarrier,
+    NamedBarrier,
+    Warp,
+    address,
+    is_predicate,
+    source,
+    target,
+    target_predicate,
+)
+
+
+def nothing(w: Warp) -> None:
+    """No effect that is followed."""
+    return None
+
+
+def named_barrier(
+    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
+) -> Do:
+    identity = source(operands[0], block)
+    count = source(operands[1], block) if len(operands) > 1 else None
+    waits = "SYNC" in i.modifiers
+
+    def do(w: Warp) -> int | None:
+        number = identity(w)
+        needed = count(w) if count else block.launch.threads
+        barrier = block.named.setdefault(number, NamedBarrier())
+        if w.waiting_for is None:
+            barrier.arrived += 32
+            generation = barrier.generation
+            if barrier.arrived >= needed:
+                barrier.arrived = 0
+                barrier.generation += 1
+            if waits:
+                w.waiting_for = generation
+        if waits:
+            if barrier.generation == w.waiting_for:
+                return BLOCKED
+            w.waiting_for = None
+        kind = Event.BARRIER_SYNC if waits else Event.BARRIER_ARRIVE
+        w.event = (int(kind), number, needed // 32)
+        return None
+
+    return do
+
+
+def syncs(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    at = address(operands[1], block)
+    if "EXCH" in i.modifiers:
+        value = source(operands[2], block)
+
+        def start(w: Warp) -> None:
+            count = 0x100000 - (value(w) >> 1)
+            block.mbarriers[at(w)] = Mbarrier(count, count)
+
+        return start
+    if "PHASECHK" in i.modifiers:
+        passed, parity = target_predicate(operands[0]), source(operands[2], block)
+
+        def wait(w: Warp) -> int | None:
+            place, wanted = at(w), parity(w) >> 31
+            if block.mbarriers[place].completed & 1 == wanted:
+                return BLOCKED
+            passed(w, True)
+            w.event = (int(Event.WAIT), place, wanted)
+            return None
+
+        return wait
+    if "ARRIVE" in i.modifiers:
+        expected = None if "A1T0" in i.modifiers else source(operands[2], block)
+
+        def arrive(w: Warp) -> None:
+            barrier, bytes_ = block.mbarriers[at(w)], expected(w) if expected else 0
+            barrier.pending -= 1
+            barrier.bytes_ += bytes_
+            barrier.settle()
+            w.event = (int(Event.ARRIVE), at(w), bytes_)
+
+        return arrive
+    raise KeyError(i.modifiers)
+
+
+def copy_tensor(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    registers = [int(o.strip("[]").lstrip("UR")) for o in operands[:2]]
+    if i.opcode == "UTMASTG":
+
+        def store(w: Warp) -> None:
+            w.event = (int(Event.COPY_OUT), 0, block.maps[_known(w.u[registers[1]])])
+
+        return store
+
+    def load(w: Warp) -> None:
+        place, bytes_ = _known(w.u[registers[0] + 1]), block.maps[_known(w.u[registers[1]])]
+        _arrives(block, place, bytes_)
+        w.event = (int(Event.COPY_IN), place, bytes_)
+
+    return load
+
+
+def copy_bulk(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    registers = [int(o.strip("[]").lstrip("UR")) for o in operands]
+
+    def do(w: Warp) -> None:
+        bytes_ = 16 * (_known(w.u[registers[2]]) & 0xFFFF)
+        if i.opcode == "UBLKRED" or i.modifiers[:2] == ("G", "S"):
+            w.event = (int(Event.COPY_OUT), 0, bytes_)
+            return
+        place = _known(w.u[registers[0] + 1])
+        _arrives(block, place, bytes_)
+        w.event = (int(Event.COPY_IN), place, bytes_)
+
+    return do
+
+
+def _known(value: int | None) -> int:
+    if value is None:
+        raise ValueError("an address or a size depends on the data")
+    return value
+
+
+def _arrives(block: Block, place: int, bytes_: int) -> None:
+    barrier = block.mbarriers[place]
+    barrier.bytes_ -= bytes_
+    barrier.settle()
+
+
+def load(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    put = target(operands[0])
+    at = address(operands[1], block)
+    single = not {"64", "128"} & set(i.modifiers)
+
+    def do(w: Warp) -> None:
+        memory = w.local if i.opcode == "LDL" else block.shared
+        try:
+            known = memory.get(at(w)) if single and i.opcode in ("LDS", "LDL") else None
+        except TypeError:
+            known = None
+        put(w, known)
+
+    return do
+
+
+def store(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    at, value = address(operands[0], block), source(operands[1], block)
+    if {"64", "128"} & set(i.modifiers):
+        return nothing
+
+    def do(w: Warp) -> None:
+        memory = w.local if i.opcode == "STL" else block.shared
+        try:
+            place = at(w)
+        except TypeError:
+            return
+        try:
+            memory[place] = value(w)
+        except TypeError:
+            memory[place] = None
+
+    return do
+
+
+def atomic(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    put = target(operands[1] if is_predicate(operands[0]) else operands[0])
+
+    def do(w: Warp) -> None:
+        put(w, block.taken.pop(0) if block.taken else None)
+
+    return do
+
+
+def granted(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    if "TRY_ALLOC" not in i.modifiers:
+        return nothing
+    out = target_predicate(operands[0])
+    return lambda w: out(w, True)

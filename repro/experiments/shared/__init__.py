@@ -1,0 +1,1 @@
+"""What several experiments, and the figures and claims that read them, have in common."""

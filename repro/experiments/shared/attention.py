@@ -1,0 +1,48 @@
+"""What the attention experiments share: predicted traffic (``_host`` has the counted one)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from analysis.traffic import predict_traffic
+from kernels import hopper
+from repro.measuring.cells import Cell, cell, shape_of, tile_of
+from repro.measuring.records import Record, record
+from repro.prediction import sum_options
+
+__all__ = [
+    "STATISTICS",
+    "TRAFFIC",
+    "cell",
+    "predicted_traffic",
+    "shape_of",
+    "sum_of",
+    "tile_of",
+]
+
+TRAFFIC = {"metric": "traffic_bytes", "unit": "B", "level": "sm"}
+#: Row statistics and fp32 accumulators: what an algorithm keeps beside the operands it is given.
+STATISTICS = ("lse", "delta", "l", "m")
+
+
+def sum_of(implementation: str) -> tuple[str, dict[str, Any]]:
+    """The algorithm and the options of ``predict_traffic`` for an implementation, which is an
+    algorithm itself or a form of the Hopper forward."""
+    if implementation in hopper.FORMS:
+        return hopper.ALGORITHM, sum_options(hopper.FORMS[implementation])
+    return implementation, {}
+
+
+def predicted_traffic(experiment: str, cell: Cell) -> Iterator[Record]:
+    """A row per kernel, tensor and direction: the exact sum over the tile loop."""
+    traffic = predict_traffic(
+        str(cell["implementation"]), shape_of(cell), tile_of(cell), str(cell["pass"])
+    )
+    for kernel, entries in traffic.kernels.items():
+        for (tensor, direction), count in entries.items():
+            yield record(
+                cell, experiment=experiment, source="predicted", tool="sum over the tile loop",
+                kernel=kernel, tensor=tensor, direction=direction, value=count,
+                cell=cell.id, **TRAFFIC,
+            )  # fmt: skip

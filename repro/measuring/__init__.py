@@ -1,0 +1,1 @@
+"""How a number is measured and kept: cells, the machine, a quiet moment, progress, records."""
