@@ -39,7 +39,7 @@ def test_a_source_is_checked_in_every_pass_that_launches_it(source, passes) -> N
 
 
 def test_a_source_of_no_attention_pass_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no attention pass launches gemm_tiled\.cu"):
+    with pytest.raises(ValueError, match=r"no attention pass launches beside/gemm_tiled\.cu"):
         list(check.subjects("beside/gemm_tiled.cu", 64, "fp16"))
 
 
