@@ -51,7 +51,7 @@ RESULTS = Path(os.environ.get("REPRO_RESULTS") or machine.HOME / "results")
 
 
 def _delivered() -> Path | None:
-    own = machine.ROOT if machine.CHECKOUT else Path(__file__).parent
+    own = machine.ROOT if machine.CHECKOUT else Path(__file__).parents[1]
     place = own / "results"
     return place if place.is_dir() and place.resolve() != RESULTS.resolve() else None
 

@@ -270,7 +270,7 @@ def test_measurements_run_alone_and_drawings_beside_each_other(
     lock = tmp_path / "lock"
     monkeypatch.setattr(quiet, "lock_file", lambda: lock)
     code = (
-        "import sys; from pathlib import Path; from repro import quiet\n"
+        "import sys; from pathlib import Path; from repro.measuring import quiet\n"
         "quiet.lock_file = lambda: Path(sys.argv[1]); print('ready', flush=True)\n"
         f"with quiet.{other}(): print('in')\n"
     )

@@ -60,7 +60,7 @@ def test_stages_run_in_order_and_each_ending_is_told(tmp_path: Path) -> None:
 
 def test_at_most_eight_files_come_back(tmp_path: Path) -> None:
     code = (
-        "import os; from pathlib import Path; from repro import records\n"
+        "import os; from pathlib import Path; from repro.measuring import records\n"
         "from repro.measuring.records import Record\n"
         "for i in range(20):\n"
         "    records.append(Path(os.environ['REPRO_RESULTS']) / 'card' / f'e{i}.jsonl', [Record(\n"
@@ -119,7 +119,7 @@ def test_a_run_that_is_stopped_leaves_no_process_and_keeps_what_it_has(
 
 def test_a_run_goes_on_from_the_archive(tmp_path: Path) -> None:
     code = (
-        "import os; from pathlib import Path; from repro import records\n"
+        "import os; from pathlib import Path; from repro.measuring import records\n"
         "from repro.measuring.records import Record\n"
         "path = Path(os.environ['REPRO_RESULTS']) / 'card' / 'e.jsonl'\n"
         "print('before:', len(list(records.read(path))))\n"

@@ -102,7 +102,7 @@ def test_the_records_come_with_it_and_nothing_is_left_behind(
         assert done.returncode == 0, (command, done.stderr)
     assert list(here.iterdir()) == []
     code = (
-        "from repro import records\n"
+        "from repro.measuring import records\n"
         "r = records.load(['fig2-left'])\n"
         "assert {'published', 'host'} <= {x.extra['machine'] for x in r}\n"
         "own = [x for x in records.recorded('host', 'fig2-left') if x.cell]\n"
@@ -118,7 +118,7 @@ def test_the_records_come_with_it_and_nothing_is_left_behind(
 def test_it_runs_from_elsewhere(installed: Path, tmp_path: Path) -> None:
     code = (
         "import analysis, figures.report, kernels, repro, sys\n"
-        "from repro import machine, records\n"
+        "from repro.measuring import machine, records\n"
         "from kernels.launch import INCLUDE_DIR, KERNELS_DIR\n"
         "assert INCLUDE_DIR.is_dir() and list(KERNELS_DIR.glob('*.cu'))\n"
         "assert not machine.CHECKOUT and machine.commit() is None\n"
@@ -141,7 +141,7 @@ def test_it_runs_from_elsewhere(installed: Path, tmp_path: Path) -> None:
 def test_kernels_compile_and_count_from_elsewhere(installed: Path, tmp_path: Path) -> None:
     code = (
         "import numpy as np\n"
-        "from kernels import online_softmax\n"
+        "from kernels.beside import online_softmax\n"
         "from kernels.host import HostBackend\n"
         "from kernels.launch import from_numpy\n"
         "x = np.random.default_rng(0).standard_normal((3, 100)).astype(np.float32)\n"

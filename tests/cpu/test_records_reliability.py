@@ -122,7 +122,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_also_of_a_new_version(tmp_p
     content = path.read_bytes()
     code = (
         "import resource, signal, sys\n"
-        "from pathlib import Path\nfrom repro import records\n"
+        "from pathlib import Path\nfrom repro.measuring import records\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100,) * 2)\n"
         "path = Path(sys.argv[1])\n"
@@ -138,7 +138,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_run(tmp_path: Path) ->
     """Killed between writing a new version and putting it in its place; and holding the lock."""
     path, other = tmp_path / "x.jsonl", tmp_path / ".y.jsonl.draft"
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom repro import records\n"
+        "import os, sys\nfrom pathlib import Path\nfrom repro.measuring import records\n"
         "os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
         "path = Path(sys.argv[1])\n"
         "with records.exclusive(path):\n"
