@@ -17,12 +17,13 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
 from analysis.hardware import find_gpu
 from analysis.occupancy import occupancy
-from kernels import hopper, ladder
+from kernels import decode_config, hopper, ladder
 from kernels.building import nvrtc
 from kernels.building.cache import digest
 from kernels.building.compile import compile_cubin
@@ -95,6 +96,7 @@ def subjects() -> list[Subject]:
             listed.append(
                 Subject(name, variant.kernel, variant.shared_bytes, arch, variant.spill_bytes(arch))
             )
+    listed += _decoding()
     for algorithm in ladder.ALGORITHMS:
         recorded = Problem(algorithm, 64, "fp16", seqlen=1024).launches()
         shared = {launch.kernel: launch.shared_bytes for launch in recorded}
@@ -107,6 +109,24 @@ def subjects() -> list[Subject]:
 
 def _mask(causal: bool) -> str:
     return "causal" if causal else "full"
+
+
+def _decoding() -> list[Subject]:
+    """One row and many, 16-bit and fp8 caches, in pages, ragged and split: the most there is."""
+    listed = []
+    for head_dim in (64, 128, 256):
+        for rows, fp8 in product((1, 64), (False, True)):
+            form = decode_config.configure(
+                "bf16", head_dim, rows, seqlens=True, paged=True, split=True, fp8=fp8
+            )
+            cache = " fp8" if fp8 else ""
+            name = f"flash-decode bf16{cache} {head_dim} {form.tile.block_m} rows"
+            for arch in ("sm_80", "sm_90"):
+                listed.append(Subject(name, form.kernel(), form.shared_bytes, arch))
+                if rows == 1 and not fp8:
+                    merging = f"flash-decode merging bf16 {head_dim}"
+                    listed.append(Subject(merging, form.merge_kernel(), 0, arch))
+    return listed
 
 
 def _optimistic_forward() -> list[Subject]:

@@ -64,7 +64,7 @@ def check_shapes(
             raise TypeError(f"{name} has dtype {array.dtype}, q {q.dtype}")
         if array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, not {shape}")
-        _check_alignment(name, array)
+        check_alignment(name, array)
     for name, array in rows.items():
         if array.dtype != "fp32" or array.shape != q.shape[:3]:
             raise ValueError(f"{name} is {array.dtype} {array.shape}, not fp32 {q.shape[:3]}")
@@ -78,7 +78,7 @@ def check_shapes(
             raise ValueError(f"key_mask has strides {key_mask.strides}, not {dense}")
 
 
-def _check_alignment(name: str, array: Array) -> None:
+def check_alignment(name: str, array: Array) -> None:
     """Rows are moved 16 bytes at a time."""
     strides = [s for n, s in zip(array.shape[:3], array.strides[:3], strict=True) if n > 1]
     if array.size and (

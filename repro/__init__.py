@@ -17,6 +17,7 @@ run_path(str(Path(__file__).parents[1] / "analysis" / "neighbours.py"))["require
 if TYPE_CHECKING:
     from analysis.hardware import GPUS, Gpu, gpu_named
     from analysis.shapes import AttentionShape, Tile
+    from repro.attention.decode import decode_attention
     from repro.attention.module import FlashAttention
     from repro.attention.operator import flash_attention
     from repro.checkpointing import plan, profile
@@ -32,6 +33,7 @@ __all__ = [
     "Prediction",
     "Tile",
     "__version__",
+    "decode_attention",
     "flash_attention",
     "gpu_named",
     "plan",
@@ -46,6 +48,7 @@ _HOME = {
     "Gpu": "analysis.hardware",
     "Prediction": "repro.prediction",
     "Tile": "analysis.shapes",
+    "decode_attention": "repro.attention.decode",
     "flash_attention": "repro.attention.operator",
     "gpu_named": "analysis.hardware",
     "plan": "repro.checkpointing",

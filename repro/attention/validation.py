@@ -55,7 +55,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-        _check_dense(name, tensor)
+        check_dense(name, tensor)
         if tensor.dim() != 4:
             raise ValueError(
                 f"{name} must have 4 dimensions (B, H, N, D), got {tensor.dim()}: "
@@ -85,7 +85,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q has {heads} heads, not a multiple of the {kv_heads} heads of k and v")
 
 
-def _check_dense(name: str, tensor: Tensor) -> None:
+def check_dense(name: str, tensor: Tensor) -> None:
     """Kernels address elements by strides."""
     if tensor.is_nested or tensor.layout != torch.strided:
         kind = "a nested tensor" if tensor.is_nested else f"a tensor of layout {tensor.layout}"
@@ -109,7 +109,7 @@ def _check_key_mask(key_mask: Tensor, q: Tensor, k: Tensor) -> None:
     if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
         kind = key_mask.dtype if isinstance(key_mask, Tensor) else type(key_mask).__name__
         raise TypeError(f"key_mask must be a boolean tensor (True = takes part), got {kind}")
-    _check_dense("key_mask", key_mask)
+    check_dense("key_mask", key_mask)
     if key_mask.shape != (k.shape[0], k.shape[2]):
         raise ValueError(
             f"key_mask must have shape (B, Nk) = {(k.shape[0], k.shape[2])}, "
@@ -123,7 +123,7 @@ def _check_block_mask(block_mask: Tensor, q: Tensor, k: Tensor, tile: Sequence[i
     if not isinstance(block_mask, Tensor) or block_mask.dtype != torch.bool:
         kind = block_mask.dtype if isinstance(block_mask, Tensor) else type(block_mask).__name__
         raise TypeError(f"block_mask must be a boolean tensor (True = computed), got {kind}")
-    _check_dense("block_mask", block_mask)
+    check_dense("block_mask", block_mask)
     if block_mask.device != q.device:
         raise TypeError(
             f"q and block_mask are on different devices: {q.device}, {block_mask.device}"

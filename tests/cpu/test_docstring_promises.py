@@ -93,6 +93,8 @@ PROMISES = {
     "kernels.host.backend.HostBackend": "test_host_launch::test_a_seed_orders_threads_reproducibly",
     "kernels.beside.probes.chain": "test_docstring_promises::"
     "test_a_chase_has_one_cycle_without_a_pattern",
+    "repro.attention.decode.decode_attention": "test_decode_attention::"
+    "test_any_problem_is_right_and_moves_the_bytes_predicted",
     "repro.attention.operator.flash_attention": "test_operator_contract::"
     "test_deterministic_gradients_repeat",
     "repro.attention.reference.max_error": "test_docstring_promises::test_nan_is_equal_to_nothing",
@@ -158,6 +160,9 @@ SHOWN_BY = {
     "write_checked": "test_kept_files::test_a_full_disk_names_the_file",
     "of_kind": "test_edge_cases_arguments_kernels::test_every_argument_is_refused_by_name",
     "check_shapes": "test_edge_cases_arguments_kernels::test_arrays_that_disagree_are_refused",
+    "check_arrays": "test_decode_arrays::test_arrays_that_disagree_are_refused",
+    "check_decode_arguments": "test_decode_attention::test_refused_before_any_launch",
+    "check_values": "test_decode_attention::test_refused_before_any_launch",
     "require_arrays": "test_edge_cases_arguments_kernels::test_arrays_that_disagree_are_refused",
     "require_fit": "test_ladder_arguments::test_tiles_above_the_limit_name_both_numbers",
     "saved": "test_ladder_arguments::test_backward_without_its_forward",

@@ -1,0 +1,172 @@
+"""fp8 caches: each of the 256 codes, half the bytes, and an error within what the format allows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_support import BOUNDS, normal
+from decode_support import FP8, Problem
+from torch import Tensor
+
+import repro
+from repro.attention import launcher
+from repro.attention.quantize import quantize_e4m3
+from repro.attention.reference import attention_reference, max_error
+
+CODES = torch.arange(256, dtype=torch.uint8).view(1, 16, 1, 16).view(FP8)
+
+
+@pytest.fixture(autouse=True)
+def with_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launcher.CHECKS_VARIABLE, "1")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_code_as_torch_reads_it(dtype: torch.dtype, device: str) -> None:
+    """A lone key has weight 1: what comes out is the value, of every code."""
+    q = torch.zeros(1, 16, 1, 16, dtype=dtype, device=device)
+    codes = CODES.to(device)
+    out = repro.decode_attention(q, torch.zeros_like(codes), codes)
+    want = CODES.to(dtype)
+    assert int(want.isnan().sum()) == 2
+    assert torch.equal(out.cpu().isnan(), want.isnan())
+    assert torch.equal(out.cpu().nan_to_num(), want.nan_to_num())
+
+
+def test_every_code_of_a_key(device: str) -> None:
+    """q picks a column: the score of a lone key is that number, and so is lse."""
+    codes = CODES.to(device)
+    want = CODES.float()[0, :, 0]
+    for column in range(16):
+        q = torch.zeros(1, 16, 1, 16, dtype=torch.float16, device=device)
+        q[..., column] = 1
+        values = torch.zeros_like(codes)
+        keys = codes.clone()
+        others = torch.arange(16, device=device) != column  # 0 · NaN would hide the rest
+        keys.view(torch.uint8)[..., others] = 0
+        _, lse = repro.decode_attention(q, keys, values, scale=1.0, return_lse=True)
+        got = lse.cpu()[0, :, 0]
+        assert torch.equal(got.isnan(), want[:, column].isnan())
+        torch.testing.assert_close(
+            got.nan_to_num(), want[:, column].nan_to_num(), rtol=3e-7, atol=0
+        )
+
+
+def test_half_the_bytes() -> None:
+    for latent in (False, True):
+        plain = Problem(seqlens=(300, 200), latent=latent, head_dim=64, splits=3)
+        (_, counted), (_, fp8) = plain.counted(), plain.but(fp8=True).counted()
+        for tensor in ("k",) if latent else ("k", "v"):
+            key = (tensor, "read")
+            assert 2 * fp8["flash_decode"][key] == counted["flash_decode"][key]
+
+
+def test_scales_are_of_heads(device: str) -> None:
+    """k_scale multiplies the scores of its head, v_scale the output: with powers of two, nothing
+    is rounded otherwise."""
+    (q, k, v), options = Problem(fp8=True, device=device).arguments()
+    options["splits"] = 2
+    scales = [torch.tensor([2.0, 0.5], device=device), torch.tensor([0.25, 8.0], device=device)]
+    out, lse = repro.decode_attention(
+        q, k, v, k_scale=scales[0], v_scale=scales[1], return_lse=True, **options
+    )
+    of_rows = [s.repeat_interleave(2)[None, :, None, None].half() for s in scales]
+    plain, plain_lse = repro.decode_attention(q * of_rows[0], k, v, return_lse=True, **options)
+    assert max_error(lse, plain_lse) <= BOUNDS[torch.float32][0]
+    torch.testing.assert_close(out, plain * of_rows[1], rtol=2e-3, atol=1e-5)
+
+
+def bound_of(q: Tensor, k: Tensor, v: Tensor, scales: tuple[Tensor, Tensor]) -> Tensor:
+    """What rounding K and V to e4m3 may change of out, in float64, element by element.
+
+    A number x of a head with scale s becomes x + δ, |δ| <= max(|x|/16, s/1024). A score moves by at
+    most t = scale·Σ|q|·max|δk|; if no score of a row moves by more, every weight stays within a
+    factor e^(2t), so out moves by at most (e^(2t) - 1)·Σp|v| + e^(2t)·Σp|δv|.
+    """
+    q, k, v = q.double(), k.double(), v.double()
+    group = q.shape[1] // k.shape[1]
+
+    def wide(x: Tensor) -> Tensor:
+        return x.repeat_interleave(group, 1)
+
+    of_k, of_v = (s.double()[None, :, None, None] for s in scales)
+    delta_k = torch.maximum(k.abs() / 16, of_k / 1024)
+    delta_v = torch.maximum(v.abs() / 16, of_v / 1024)
+    unit = q.shape[3] ** -0.5
+    weights = torch.softmax(unit * q @ wide(k).mT, -1)
+    moved = (unit * q.abs() @ wide(delta_k).mT).amax(-1, keepdim=True)
+    factor = torch.exp(2 * moved)
+    return (factor - 1) * (weights @ wide(v).abs()) + factor * (weights @ wide(delta_v))
+
+
+def data(outlier: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Small q, so that scores, and what rounding does to them, stay near 1; in K and in V some
+    channels and some tokens are ``outlier`` times as large as the rest."""
+    q = 0.05 * normal(2, 4, 2, 64, dtype=torch.float16, seed=1)
+    k, v = (normal(2, 2, 300, 64, dtype=torch.float16, seed=seed) for seed in (2, 3))
+    k[..., 5] *= outlier
+    v[..., 7] *= outlier
+    v[:, 1, 11] *= outlier
+    return q, k, v
+
+
+@pytest.mark.parametrize("outlier", [1.0, 30.0, 100.0])
+def test_the_error_is_within_what_rounding_allows(outlier: float, device: str) -> None:
+    q, k, v = data(outlier)
+    (k8, k_scale), (v8, v_scale) = quantize_e4m3(k), quantize_e4m3(v)
+    arguments = [x.to(device) for x in (q, k8, v8)]
+    out = repro.decode_attention(
+        *arguments, k_scale=k_scale.to(device), v_scale=v_scale.to(device), causal=False, splits=2
+    ).cpu()
+    exact = attention_reference(q, k, v)
+    error = (out.double() - exact.out).abs()
+    # The arithmetic's own share: fp16's bound, for values this large.
+    own = BOUNDS[torch.float16][0] * max(1.0, float(v.abs().max()))
+    assert bool((error <= bound_of(q, k, v, (k_scale, v_scale)) + own).all())
+    # What comes of the rounded numbers, computed exactly, is what the kernel is held to as ever.
+    rounded = [x.double() * s.double()[None, :, None, None]
+               for x, s in ((k8, k_scale), (v8, v_scale))]  # fmt: skip
+    assert max_error(out, attention_reference(q, *rounded).out) <= own
+
+
+def test_a_scale_a_head_keeps_small_heads_exact(device: str) -> None:
+    """One scale for all is set by the largest head, and rounds the others' numbers to few steps."""
+    q = normal(1, 4, 1, 64, dtype=torch.float16, seed=1)
+    k, v = (normal(1, 4, 200, 64, dtype=torch.float16, seed=seed) for seed in (2, 3))
+    sizes = torch.tensor([1000.0, 1.0, 0.03, 0.001])[None, :, None, None]
+    v = (v * sizes).half()
+    exact = attention_reference(q, k, v, causal=False).out
+    k8, k_scale = quantize_e4m3(k)
+    errors = {}
+    for name, (v8, v_scale) in {
+        "a head": quantize_e4m3(v),
+        "all": quantize_e4m3(v.flatten(0, 2)[None, None], 0),
+    }.items():
+        out = repro.decode_attention(
+            q.to(device), k8.to(device), v8.view(v.shape).to(device), causal=False,
+            k_scale=k_scale.to(device), v_scale=v_scale.expand(4).contiguous().to(device),
+        ).cpu()  # fmt: skip
+        error = (out.double() - exact).abs().amax((0, 2, 3))
+        errors[name] = error / exact.abs().amax((0, 2, 3))
+    assert float(errors["a head"].max()) < 0.25
+    assert float(errors["all"][3]) > 10 * float(errors["a head"][3])
+
+
+def test_quantising() -> None:
+    x = normal(2, 3, 50, 16, seed=4) * torch.tensor([1.0, 100.0, 1e-3])[None, :, None, None]
+    numbers, scale = quantize_e4m3(x)
+    assert numbers.dtype == FP8
+    assert torch.equal(numbers.float().abs().amax((0, 2, 3)), torch.full((3,), 448.0))
+    of_heads = scale[None, :, None, None]
+    allowed = torch.maximum(x.abs() / 16, of_heads / 1024) * (1 + 1e-6)
+    assert bool(((numbers.float() * of_heads - x).abs() <= allowed).all())
+    pages, again = quantize_e4m3(x.transpose(1, 2), 2)
+    assert torch.equal(pages.float().transpose(1, 2), numbers.float())
+    assert torch.equal(again, scale)
+    zeros, one = quantize_e4m3(torch.zeros(1, 2, 3, 16))
+    assert torch.equal(one, torch.ones(2))
+    assert torch.equal(zeros.float(), torch.zeros(1, 2, 3, 16))
+    with pytest.raises(ValueError, match="not finite"):
+        quantize_e4m3(torch.full((1, 1, 1, 16), torch.inf))
+    with pytest.raises(ValueError, match="heads=4 is above 3"):
+        quantize_e4m3(x, 4)
