@@ -21,6 +21,9 @@ BACKWARD_PRODUCTS = 5
 THREADS_A_ROW = 4
 """Threads that share a row of scores in a tensor core's fragments; each rescales for itself."""
 
+TANH_SPECIALS = 2
+"""Special-function operations of a capped score's tanh: an exponential and a reciprocal."""
+
 KV_PRODUCTS, DQ_PRODUCTS = 4, 3
 """Where dK and dV, and dQ, have a pass each: S and dP are made in both."""
 
@@ -57,10 +60,13 @@ def executed_flops(shape: AttentionShape, tile: Tile, pass_: str, *, recompute: 
     return products(pass_, recompute=recompute) * 2 * pairs * shape.head_dim
 
 
-def executed_exponentials(shape: AttentionShape, tile: Tile, pass_: str) -> int:
+def executed_exponentials(
+    shape: AttentionShape, tile: Tile, pass_: str, *, softcap: bool = False
+) -> int:
     """Exponentials of the tiled form: one per visited pair, and in the forward pass one per row
     and visited tile to rescale what was accumulated before (FlashAttention-2, Alg. 1, line 10),
-    which every one of the row's four threads computes for itself.
+    which every one of the row's four threads computes for itself. ``softcap`` adds those of tanh,
+    the reciprocal included: the same units compute it.
     """
     loop = tile_loop(shape, tile)
     per_head = visited_pairs(shape, tile)
@@ -68,6 +74,8 @@ def executed_exponentials(shape: AttentionShape, tile: Tile, pass_: str) -> int:
         per_head += THREADS_A_ROW * int(loop.query_rows @ loop.visits_of_query_tile)
     elif pass_ != "backward":
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
+    if softcap:
+        per_head += TANH_SPECIALS * visited_pairs(shape, tile)
     return shape.batch * shape.heads * per_head
 
 

@@ -28,6 +28,7 @@ from analysis.hardware import Gpu
 from analysis.l2 import L2, PACES, Pace, UnavailableError, available
 from analysis.l2.kernels import KERNELS, Times, by_waves, simulated, simulated_once
 from analysis.shapes import AttentionShape, Tile
+from analysis.sums.flash import SLOPE_BYTES
 from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.traffic import Traffic, predict_traffic
 
@@ -87,6 +88,7 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     sizes |= dict.fromkeys(("s", "p", "dp", "ds"), shape.score_bytes)
     sizes |= dict.fromkeys(("lse", "lse2", "delta", "dlse", "m", "l"), shape.row_bytes)
     sizes["key_mask"] = shape.batch * shape.seqlen_k
+    sizes["alibi_slopes"] = shape.heads * SLOPE_BYTES  # where the items of a batch share them
     sizes |= dict.fromkeys(("dq_accum", "out_tmp", "dq_tmp"), accumulator)
     return sizes | {"taken": COUNTER_BYTES}
 

@@ -57,7 +57,17 @@ class TileLoop:
         """The papers' Tc."""
         return len(self.key_rows)
 
-    # The four totals below are over all batches and heads.
+    # The totals below are over all batches and heads.
+
+    @property
+    def visits(self) -> int:
+        """Pairs of tiles that are visited."""
+        return self.copies * int(self.visits_of_query_tile.sum())
+
+    @property
+    def query_tiles_with_a_visit(self) -> int:
+        """Query tiles that visit a key tile."""
+        return self.copies * int((self.visits_of_query_tile > 0).sum())
 
     @property
     def query_rows_visited(self) -> int:

@@ -172,7 +172,7 @@ def attention_work(
         if kernel == main:
             works[kernel] = Work(
                 executed_flops(shape, tile, pass_),
-                executed_exponentials(shape, tile, pass_),
+                executed_exponentials(shape, tile, pass_, softcap=options.get("softcap", False)),
                 bytes_,
                 hbm_bytes,
                 wave_efficiency(gpu, blocks, blocks_per_sm),

@@ -11,6 +11,7 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     stats["lse"]       (B, H, Nq) fp32, natural logarithm, -inf for a row that sees no key
                        (flash; the steps of kernels.ladder keep other statistics)
     key_mask           (B, Nk) uint8, dense; 0 takes the key out
+    alibi_slopes       (B, H, 1) fp32; stride 0 shares it
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels, are those of ``analysis.algorithms``: the
@@ -42,6 +43,7 @@ from kernels.flash_config import (
 from kernels.ladder_arrays import saved
 from kernels.launch import Argument, Array, Backend, Count, Size, Word
 from kernels.philox import drop_threshold, keep_scale
+from kernels.scores import ScoreChanges
 
 __all__ = [
     "FLASH",
@@ -79,6 +81,8 @@ def forward(
     seed: Word = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
     order: str = "rows",
     wave: Size | None = None,
     progress: Array | None = None,
@@ -96,6 +100,7 @@ def forward(
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
+        softcap, alibi_slopes: :class:`kernels.scores.ScoreChanges`; "flash…" but Hopper's.
         order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
             "sawtooth": the other way round in every second wave of blocks, for the same bytes at
             the SM boundary and fewer from HBM where what blocks share outgrows L2
@@ -114,11 +119,12 @@ def forward(
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
     chosen = algorithms.find(algorithm)
+    changes = ScoreChanges(softcap, alibi_slopes)
     _check_order(algorithm, "forward", order, wave)
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
     if chosen.family is Family.HOPPER:
-        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        _refuse(algorithm, changes, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         _with_lse(backend, q, stats)
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
@@ -129,7 +135,7 @@ def forward(
     if pdl:
         raise ValueError(f"{algorithm} has no kernels that start early: pdl=True is for Hopper's")
     if chosen.family is not Family.FLASH:
-        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        _refuse(algorithm, changes, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
@@ -143,13 +149,14 @@ def forward(
         return
     lse = _with_lse(backend, q, stats)
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, key_mask)
+    changes.check(q)
     scale = finite(scale)
     config = configure(
         "forward", q.dtype, q.shape[3],
         tile=tile, limit=shared_limit_bytes,
         block_size=_block_size(block_mask, block_size, tile, q, k, "forward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
-        any_scale=scale <= 0.0, sawtooth=order == "sawtooth",
+        any_scale=scale <= 0.0, sawtooth=order == "sawtooth", **changes.features,
         progress=progress_tiles if progress is not None else 0,
     )  # fmt: skip
     batch, heads, seqlen_q, head_dim = q.shape
@@ -170,6 +177,7 @@ def forward(
         np.int32(k.shape[2]),
         np.int32(head_dim),
         np.float32(scale),
+        *changes.arguments(),
         *_mask_arguments(key_mask, dropout_p, seed, block_mask),
     ]
     args += _wave(backend, config, wave, shared_limit_bytes)
@@ -238,6 +246,8 @@ def backward(
     seed: Word = 0,
     block_mask: Array | None = None,
     block_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Array | None = None,
     order: str = "rows",
     wave: Size | None = None,
     shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
@@ -251,6 +261,7 @@ def backward(
     "flash-sm90-deterministic" has no sawtooth: its waves would wait for each other.
     """
     chosen = algorithms.find(algorithm)
+    changes = ScoreChanges(softcap, alibi_slopes)
     _check_order(algorithm, "backward", order, wave)
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
@@ -261,7 +272,7 @@ def backward(
         assert dq is not None
         assert dk is not None
         assert dv is not None
-        _refuse(algorithm, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        _refuse(algorithm, changes, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
         if chosen.family is Family.HOPPER:
             hopper.backward(
                 backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
@@ -269,7 +280,7 @@ def backward(
                 deterministic=chosen.dq is DqSum.ORDERED, chained=pdl, stream=stream,
             )  # fmt: skip
             return
-        _refuse(algorithm, dlse=dlse)
+        _refuse(algorithm, changes, dlse=dlse)
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
@@ -289,6 +300,7 @@ def backward(
         raise ValueError("dk and dv are made together, one of them is None")
     like_k = {} if dk is None or dv is None else {"dk": dk, "dv": dv}
     check_shapes(q, k, v, like_q, like_k, rows, key_mask)
+    changes.check(q)
     scale = finite(scale)
     deterministic = chosen.dq is DqSum.WORKSPACE
     config = configure(
@@ -297,7 +309,7 @@ def backward(
         block_size=_block_size(block_mask, block_size, tile, q, k, "backward", shared_limit_bytes),
         causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
         deterministic=deterministic, dlse=dlse is not None, query_gradient=not split,
-        sawtooth=order == "sawtooth",
+        sawtooth=order == "sawtooth", **changes.features,
     )  # fmt: skip
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
@@ -347,6 +359,7 @@ def backward(
             np.int32(seqlen_k),
             np.int32(head_dim),
             np.float32(scale),
+            *changes.arguments(),
             *masks,
             *_wave(backend, config, wave, shared_limit_bytes),
         ]
@@ -360,7 +373,7 @@ def backward(
                 block_mask, block_size, tile, q, k, "backward-dq", shared_limit_bytes
             ),
             causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
-            sawtooth=order == "sawtooth",
+            sawtooth=order == "sawtooth", **changes.features,
         )  # fmt: skip
         args = [
             *operands,
@@ -371,6 +384,7 @@ def backward(
             np.int32(seqlen_k),
             np.int32(head_dim),
             np.float32(scale),
+            *changes.arguments(),
             *masks,
             *_wave(backend, config, wave, shared_limit_bytes),
         ]
@@ -404,8 +418,9 @@ def _tiles(rows: int, block: int) -> int:
     return -(-rows // block)
 
 
-def _refuse(algorithm: str, **features: Any) -> None:
+def _refuse(algorithm: str, changes: ScoreChanges, **features: Any) -> None:
     """All but the sm_80 flash kernels have causal masks and nothing else."""
+    features |= {"softcap": changes.softcap, "alibi_slopes": changes.alibi_slopes}
     asked = [name for name, value in features.items() if value not in (None, 0.0)]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")

@@ -5,7 +5,8 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 1. the device has compute capability 9.0 (their instructions exist nowhere else);
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
    dq in a fixed order;
-3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout;
+3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout,
+   softcap, ALiBi;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.
@@ -60,6 +61,8 @@ def choose(
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
+    softcap: bool = False,
+    alibi: bool = False,
     deterministic: bool = False,
     causal: bool = False,
     order: Order = "rows",
@@ -99,6 +102,8 @@ def choose(
             key_mask=key_mask,
             dropout=dropout,
             block_mask=block_mask,
+            softcap=softcap,
+            alibi=alibi,
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM

@@ -24,6 +24,7 @@
 //                                  QUERY_GRADIENT 0: nothing
 //   KEY_MASK      key_mask   read  rows_j  per key tile that any query tile meets
 //   BLOCK_SPARSE  block_mask read  1       per (head, i, j) that the causal mask leaves
+//   ALIBI         alibi_slopes  read  4    per visited (head, i, j)
 //
 // Limits: as flash_forward.cu. With HEAD_DIM above 128 (fp32: 64) several warps share the rows.
 
@@ -32,6 +33,7 @@
 // NUM_WARPS      warps a block; SHARES of them own each BLOCK_N SHARES / NUM_WARPS key rows
 // STAGES         2: the next Q, dO tile arrives during the work on this one; 1: after it
 // DETERMINISTIC  1: partial dQ tiles to a workspace (key tiles * B, H, seqlen_q, head_dim)
+// SOFTCAP, ALIBI   scores.cuh
 // QUERY_GRADIENT 0: dK and dV only; dQ comes from flash_backward_dq.cu or is not wanted
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
@@ -55,6 +57,7 @@
 #include "device.cuh"
 #include "fragments.cuh"
 #include "philox.cuh"
+#include "scores.cuh"
 #include "tile.cuh"
 #include "tile_order.cuh"
 
@@ -68,8 +71,9 @@ constexpr int D_TILES = WARP_DIM / 8;
 // P^T and dS^T reach their products through registers, or through shared memory where the
 // operands come from there anyway (fp32) or from another warp of the rows.
 constexpr bool STAGED = DTYPE == 2 || SHARES > 1;
-// Queries worked on at once: few, to leave the registers to dK and dV (and to random words).
-constexpr bool ROOM = GROUPS == 1 && (STAGED || !DROPOUT || WARP_DIM < 128);
+// Queries worked on at once: few, to leave the registers to dK and dV (and to random words, and the
+// derivatives of a cap).
+constexpr bool ROOM = GROUPS == 1 && (STAGED || !(DROPOUT || SOFTCAP) || WARP_DIM < 128);
 constexpr int CHUNK_M = ROOM && BLOCK_M % 32 == 0 ? 32 : 16;
 constexpr int S_TILES = CHUNK_M / 8;
 // dQ is made in pieces of 16 rows and DQ_DIM columns, dealt out to the warps.
@@ -91,7 +95,8 @@ constexpr int DS_AT = DO_AT + STAGES * QTile::BYTES;
 constexpr int P_AT = DS_AT + STile::BYTES;
 constexpr int STATS_AT = P_AT + (STAGED ? STile::BYTES : 0);  // lse and delta, two slots
 constexpr int KEEP_AT = STATS_AT + 2 * 2 * BLOCK_M * 4;
-constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? BLOCK_N * 4 : 0);
+constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? BLOCK_N * 4 : 0);  // two slots
+constexpr int FLAGS_AT = SLOPE_AT + (ALIBI ? 16 : 0);
 
 using Scores = float[GROUPS][S_TILES][4];  // transposed: rows are keys, columns are queries
 
@@ -112,8 +117,9 @@ __device__ __forceinline__ void recompute_probabilities(Scores& s, const float* 
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 // fp32 rounds the product as the forward pass did, so that a lone key cancels.
-                const float exponent = DTYPE == 2 ? mul_rn(s[g][n][e], scale) - l[e % 2]
-                                                  : fmaf(s[g][n][e], scale, -l[e % 2]);
+                const float exponent = CHANGED      ? s[g][n][e] - l[e % 2]
+                                       : DTYPE == 2 ? mul_rn(s[g][n][e], scale) - l[e % 2]
+                                                    : fmaf(s[g][n][e], scale, -l[e % 2]);
                 s[g][n][e] = exp2_approx(exponent * LOG2E);
             }
     }
@@ -219,6 +225,12 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #endif
                Tensor4<io_t> dk, Tensor4<io_t> dv, int batches, int kv_heads, int group,
                int seqlen_q, int seqlen_k, int head_dim, float scale
+#if SOFTCAP
+               , float softcap, float per_softcap  // the cap and its reciprocal
+#endif
+#if ALIBI
+               , Tensor3<const float> alibi_slopes  // (B, H, 1)
+#endif
 #if KEY_MASK
                , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
 #endif
@@ -284,6 +296,10 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     // Row statistics of the next visit wait in registers while this one is worked on.
     constexpr int STATS = (BLOCK_M + THREADS - 1) / THREADS;
     float next_lse[STATS], next_delta[STATS];
+    auto slope_at = [&](int slot) { return shared + SLOPE_AT + 4 * slot; };
+#if ALIBI
+    float next_slope;
+#endif
     auto load_visit = [&](int visit, int stage) {
         const int head = head_of(visit), row0 = tile_of(visit) * BLOCK_M;
         const int rows = min_int(BLOCK_M, seqlen_q - row0);
@@ -292,6 +308,9 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         load_tile_async<THREADS>(do_tile(stage), dout.row(batch, head, row0), dout.stride_n, rows,
                                  head_dim);
         cp_async_commit();
+#if ALIBI
+        if (threadIdx.x == 0) next_slope = ld_global(alibi_slopes.at(batch, head, 0));
+#endif
 #pragma unroll
         for (int x = 0; x < STATS; ++x) {
             const int r = x * THREADS + threadIdx.x;
@@ -304,6 +323,9 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         }
     };
     auto publish_stats = [&](int slot) {
+#if ALIBI
+        if (threadIdx.x == 0) st_shared(reinterpret_cast<float*>(slope_at(slot)), next_slope);
+#endif
 #pragma unroll
         for (int x = 0; x < STATS; ++x) {
             const int r = x * THREADS + threadIdx.x;
@@ -335,6 +357,12 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     clear(dv_acc);
     const int dim0 = share * WARP_DIM;  // columns of dK and dV of this warp
 
+#if SOFTCAP
+    const ScoreChange change{scale, offset, softcap, per_softcap};
+#else
+    const ScoreChange change{scale, offset};
+#endif
+
     int stage = 0, slot = 0;
     for (int next; t < visits; t = next, stage ^= STAGES - 1, slot ^= 1) {
         next = walk.next(t + 1);
@@ -356,6 +384,10 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             const QTile q_chunk = q_tile(stage).from_row(chunk);
             const QTile do_chunk = do_tile(stage).from_row(chunk);
             gemm<HEAD_DIM>(p, Rows{k_tile.from_row(warp_key)}, KMajor{q_chunk});
+            Scores passed;
+            if constexpr (CHANGED)
+                change_scores<true>(p, passed, change, slope_of(slope_at(slot)), key0 + warp_key,
+                                    row0 + chunk);
             recompute_probabilities(p, lse_rows, chunk, scale);
             if (masked)
                 mask_probabilities(p, key0 + warp_key, row0 + chunk, seqlen_q, seqlen_k,
@@ -386,6 +418,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             drop(ds, ds, kept, keep_scale);
 #endif
             softmax_gradient(ds, p, delta_rows, chunk);
+            pass_back(ds, passed);
             if constexpr (QUERY_GRADIENT || STAGED)
                 store_accumulator(ds_tile.from_row(warp_key), chunk, ds);
             if constexpr (!STAGED) {

@@ -17,11 +17,13 @@
 //   dq          write  Nq D e      per head
 //   KEY_MASK      key_mask   read  rows_j  per visited (i, j)
 //   BLOCK_SPARSE  block_mask read  1       per (i, j) that the causal mask leaves
+//   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
 //
 // Limits: as flash_forward.cu.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL, NUM_WARPS, STAGES   as in flash_forward.cu
+// SOFTCAP, ALIBI   scores.cuh
 #ifndef KEY_MASK
 #define KEY_MASK 0
 #endif
@@ -38,6 +40,7 @@
 #include "device.cuh"
 #include "fragments.cuh"
 #include "philox.cuh"
+#include "scores.cuh"
 #include "tile.cuh"
 #include "tile_order.cuh"
 
@@ -59,7 +62,8 @@ constexpr int K_AT = DO_AT + QTile::BYTES;
 constexpr int V_AT = K_AT + STAGES * KTile::BYTES;
 constexpr int S_AT = V_AT + STAGES * KTile::BYTES;
 constexpr int KEEP_AT = S_AT + (DTYPE == 2 ? STile::BYTES : 0);
-constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
+constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
+constexpr int FLAGS_AT = SLOPE_AT + (ALIBI ? 16 : 0);
 
 using Scores = float[GROUPS][S_TILES][4];
 
@@ -101,8 +105,9 @@ __device__ __forceinline__ void recompute_probabilities(Scores& s, const RowValu
             for (int e = 0; e < 4; ++e) {
                 // fp32 rounds the product as the forward pass did, so that a lone key cancels.
                 const float l = lse.at[g][e / 2];
-                const float exponent = DTYPE == 2 ? mul_rn(s[g][n][e], scale) - l
-                                                  : fmaf(s[g][n][e], scale, -l);
+                const float exponent = CHANGED      ? s[g][n][e] - l
+                                       : DTYPE == 2 ? mul_rn(s[g][n][e], scale) - l
+                                                    : fmaf(s[g][n][e], scale, -l);
                 s[g][n][e] = exp2_approx(exponent * LOG2E);
                 if (masked) {
                     int visible = seqlen_k;  // keys, from the first, that this row may see
@@ -141,6 +146,12 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
                   Tensor4<const io_t> dout, Tensor3<const float> lse, Tensor3<const float> delta,
                   Tensor4<io_t> dq, int heads, int group, int seqlen_q, int seqlen_k, int head_dim,
                   float scale
+#if SOFTCAP
+                  , float softcap, float per_softcap  // the cap and its reciprocal
+#endif
+#if ALIBI
+                  , Tensor3<const float> alibi_slopes  // (B, H, 1)
+#endif
 #if KEY_MASK
                   , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
 #endif
@@ -233,6 +244,16 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
     load_keep(tile_of(j));
     publish_keep(0);
 #endif
+#if ALIBI
+    if (threadIdx.x == 0)
+        st_shared(reinterpret_cast<float*>(shared + SLOPE_AT),
+                  ld_global(alibi_slopes.at(batch, head, 0)));
+#endif
+#if SOFTCAP
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+#else
+    const ScoreChange change{scale, seqlen_k - seqlen_q};
+#endif
     load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
     load_tile_async<THREADS>(do_tile, dout.row(batch, head, row0), dout.stride_n, rows, head_dim);
     load_kv(tile_of(j), 0);
@@ -284,6 +305,10 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
             Scores p;
             clear(p);
             gemm<HEAD_DIM>(p, Rows{q_tile.from_row(warp_row)}, KMajor{k_tile(stage)});
+            Scores passed;
+            if constexpr (CHANGED)
+                change_scores<false>(p, passed, change, slope_of(shared + SLOPE_AT), warp_row0,
+                                     key0);
             recompute_probabilities(p, lse_rows, scale, KEY_MASK || ragged || diagonal, warp_row0,
                                     key0, seqlen_q, seqlen_k, keep);
             Scores ds;
@@ -299,6 +324,7 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
                         ds[g][n][e] = p[g][n][e] * (ds[g][n][e] - delta_rows.at[g][e / 2]);
+            pass_back(ds, passed);
 #if DTYPE != 2
             uint32 operand[GROUPS][S_TILES / 2][4];
             round_to_operand(operand, ds);

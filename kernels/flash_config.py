@@ -120,6 +120,10 @@ class FlashConfig:
     dropout: bool = False
     block_size: tuple[int, int] | None = None
     """(rows, keys) of a block of the block mask, multiples of the tile; None without one."""
+    softcap: bool = False
+    """Scores are capped (``scores.cuh``)."""
+    alibi: bool = False
+    """A distance times the head's slope is taken off the scores (``scores.cuh``)."""
     any_scale: bool = False
     """The scale may be zero or negative (forward only)."""
     sawtooth: bool = False
@@ -172,6 +176,7 @@ class FlashConfig:
     def num_warps(self) -> int:
         """Warps a block."""
         masks = self.key_mask or self.dropout or self.block_size is not None
+        masks = masks or self.softcap or self.alibi
         groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
@@ -233,15 +238,17 @@ class FlashConfig:
         key_tile = block_n * self.head_dim * size
         scores = block_m * block_n * size
         flags = 4 * self.threads if self.block_size else 0
+        slopes = 16 if self.alibi else 0
         if self.pass_ != "backward":
             queries = query_tile if self.pass_ == "forward" else 2 * query_tile
             staged = scores if self.dtype == "fp32" else 0
             keep = 2 * 4 * block_n if self.key_mask else 0
-            return queries + 2 * self.stages * key_tile + staged + keep + flags
+            return queries + 2 * self.stages * key_tile + staged + keep + slopes + flags
         staged = scores if self.dtype == "fp32" or self.head_dim > 128 else 0
         keep = 4 * block_n if self.key_mask else 0
         stats = 4 * block_m * 4
-        return 2 * key_tile + 2 * self.stages * query_tile + scores + staged + stats + keep + flags
+        fixed = scores + staged + stats + keep + slopes + flags
+        return 2 * key_tile + 2 * self.stages * query_tile + fixed
 
     def _macros(self) -> dict[str, int]:
         macros = {
@@ -265,6 +272,8 @@ class FlashConfig:
         for name, wanted in (
             ("KEY_MASK", self.key_mask),
             ("DROPOUT", self.dropout),
+            ("SOFTCAP", self.softcap),
+            ("ALIBI", self.alibi),
             ("ANY_SCALE", self.any_scale),
             ("SAWTOOTH", self.sawtooth),
             ("DETERMINISTIC", self.deterministic),

@@ -17,6 +17,7 @@
 //   lse   write  Nq 4          per head; natural logarithm, -inf for a row that sees no key
 //   KEY_MASK      key_mask   read  rows_j  per visited (i, j)
 //   BLOCK_SPARSE  block_mask read  1       per (i, j) that the causal mask leaves
+//   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
 //
 // Limits: head_dim <= HEAD_DIM, a multiple of 8; HEAD_DIM a multiple of 32; BLOCK_M and BLOCK_N
 // multiples of 16; rows start on 16-byte boundaries; shared memory: shared_bytes in
@@ -38,6 +39,7 @@
 #ifndef BLOCK_SPARSE
 #define BLOCK_SPARSE 0  // 1: bytes (B, H, rows / SPARSE_M, keys / SPARSE_N), 0 leaves a tile out
 #endif
+// SOFTCAP, ALIBI   scores.cuh
 #ifndef ANY_SCALE
 #define ANY_SCALE 0  // 1: scale may be 0 or negative, for one more multiplication a score
 #endif
@@ -54,6 +56,7 @@
 #include "device.cuh"
 #include "fragments.cuh"
 #include "philox.cuh"
+#include "scores.cuh"
 #include "tile.cuh"
 #include "tile_order.cuh"
 
@@ -79,7 +82,10 @@ constexpr int K_AT = QTile::BYTES;
 constexpr int V_AT = K_AT + STAGES * KTile::BYTES;
 constexpr int P_AT = V_AT + STAGES * KTile::BYTES;
 constexpr int KEEP_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
-constexpr int FLAGS_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
+constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
+constexpr int FLAGS_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+// The scale is in the scores before the softmax, not in its exponents.
+constexpr bool SCALED = ANY_SCALE || CHANGED;
 
 // The running softmax of the rows a thread shares in: row g (half 0) and g + 8 (half 1) of each
 // group. The four threads of a row hold the same maximum; the sum is split among them.
@@ -177,6 +183,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> v,
               Tensor4<io_t> out, Tensor3<float> lse, int heads, int group, int seqlen_q,
               int seqlen_k, int head_dim, float scale
+#if SOFTCAP
+              , float softcap, float per_softcap  // the cap and its reciprocal
+#endif
+#if ALIBI
+              , Tensor3<const float> alibi_slopes  // (B, H, 1)
+#endif
 #if KEY_MASK
               , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
 #endif
@@ -284,11 +296,21 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     load_keep(tile_of(j));
     publish_keep(0);
 #endif
+#if ALIBI
+    if (threadIdx.x == 0)
+        st_shared(reinterpret_cast<float*>(shared + SLOPE_AT),
+                  ld_global(alibi_slopes.at(batch, head, 0)));
+#endif
+#if SOFTCAP
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+#else
+    const ScoreChange change{scale, seqlen_k - seqlen_q};
+#endif
     load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
     load_kv(tile_of(j), 0);
 
     // ---- the loop over key tiles ----------------------------------------------------------------
-    const float log2_scale = ANY_SCALE ? LOG2E : scale * LOG2E;
+    const float log2_scale = SCALED ? LOG2E : scale * LOG2E;
     float acc[GROUPS][O_TILES][4];
     clear(acc);
     Softmax state;
@@ -340,7 +362,13 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
             } else
 #endif
                 gemm<HEAD_DIM>(score, Rows{q_tile.from_row(warp_row)}, KMajor{k_tile(stage)});
-            if constexpr (ANY_SCALE) multiply(score, scale);
+            if constexpr (CHANGED) {
+                float passed[GROUPS][S_TILES][4];  // only the backward pass has a use for it
+                change_scores<false>(score, passed, change, slope_of(shared + SLOPE_AT), warp_row0,
+                                     key0);
+            } else if constexpr (ANY_SCALE) {
+                multiply(score, scale);
+            }
             const bool ragged = key0 + BLOCK_N > seqlen_k;
             const bool diagonal = CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset;
             if (KEY_MASK || ragged || diagonal)
@@ -378,7 +406,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #endif
 
     // ---- normalise and store --------------------------------------------------------------------
-    const float unit = ANY_SCALE ? 1.0f : scale;
+    const float unit = SCALED ? 1.0f : scale;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g)
 #pragma unroll

@@ -83,6 +83,8 @@ def why_not(
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
+    softcap: bool = False,
+    alibi: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a pass of a problem, or None.
 
@@ -101,6 +103,8 @@ def why_not(
         "a key mask": key_mask,
         "dropout": dropout,
         "a block mask": block_mask,
+        "a softcap": softcap,
+        "ALiBi": alibi,
     }
     return next((name for name, used in features.items() if used), None)
 

@@ -97,6 +97,8 @@ def launches_of(
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: bool = False,
+    softcap: bool = False,
+    alibi: bool = False,
     lse_gradient: bool = False,
     deterministic: bool = False,
     order: str = "rows",
@@ -115,7 +117,7 @@ def launches_of(
     if tensor_cores and shape.head_dim > HEAD_DIMS[-1]:
         raise ValueError(f"head_dim={shape.head_dim} is outside 1…{HEAD_DIMS[-1]}")
     shape, asked = shape.padded, algorithm
-    arrays = _arrays(shape, pass_, key_mask=key_mask, lse_gradient=lse_gradient)
+    arrays = _arrays(shape, pass_, key_mask=key_mask, alibi=alibi, lse_gradient=lse_gradient)
     reason = None
     for each in names("gradients", gradients):
         one_of("gradients", each, GRADIENTS)
@@ -126,13 +128,14 @@ def launches_of(
         operands = [a for a in arrays.values() if len(a.shape) == 4]
         choice = dispatch.choose(
             device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
-            dropout=dropout, block_mask=block_mask,
+            dropout=dropout, block_mask=block_mask, softcap=softcap, alibi=alibi,
             deterministic=deterministic and pass_ == "backward", causal=shape.causal, order=order,
         )  # fmt: skip
         algorithm, reason = choice.algorithm, choice.reason
     options: dict[str, Any] = {
         "scale": 1.0, "causal": shape.causal, "dropout_p": 0.5 if dropout else 0.0,
-        "shared_limit_bytes": device.shared_limit_bytes, "order": order,
+        "softcap": 1.0 if softcap else None, "shared_limit_bytes": device.shared_limit_bytes,
+        "order": order,
     }  # fmt: skip
     block_size = None
     if block_mask:
@@ -146,6 +149,7 @@ def launches_of(
         options["tile"] = dispatch.kernel_tile(
             pass_, shape.dtype, shape.head_dim, tile, limit=device.shared_limit_bytes,
             block_size=block_size, causal=shape.causal, key_mask=key_mask, dropout=dropout,
+            softcap=softcap, alibi=alibi,
         )  # fmt: skip
     else:
         options["tile"] = tile
@@ -153,7 +157,8 @@ def launches_of(
     keeps_lse = find(algorithm).family in (Family.FLASH, Family.HOPPER)
 
     def driver(backend: Recorder, at: dict[str, Array]) -> None:
-        masks: dict[str, Any] = {n: at[n] for n in ("key_mask", "block_mask") if n in at}
+        optional = ("key_mask", "block_mask", "alibi_slopes")
+        masks: dict[str, Any] = {n: at[n] for n in optional if n in at}
         if pass_ == "forward":
             attention.forward(
                 backend, algorithm, at["q"], at["k"], at["v"], at["out"],
@@ -177,7 +182,7 @@ def _array(name: str, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def _arrays(
-    shape: AttentionShape, pass_: str, *, key_mask: bool, lse_gradient: bool
+    shape: AttentionShape, pass_: str, *, key_mask: bool, alibi: bool, lse_gradient: bool
 ) -> dict[str, Array]:
     """Stand-ins for the caller's arrays, q first."""
     queries = (shape.batch, shape.heads, shape.seqlen_q, shape.head_dim)
@@ -195,4 +200,6 @@ def _arrays(
         arrays["p"] = replace(p, shape=scores)
     if key_mask:
         arrays["key_mask"] = _array("key_mask", (shape.batch, shape.seqlen_k), "uint8")
+    if alibi:
+        arrays["alibi_slopes"] = _array("alibi_slopes", (*queries[:2], 1), "fp32")
     return arrays

@@ -252,6 +252,8 @@ def predict(
     key_mask: bool = False,
     dropout: bool = False,
     block_mask: BlockMask | None = None,
+    softcap: bool = False,
+    alibi: bool = False,
     lse_gradient: bool = False,
     deterministic: bool = False,
     order: str = "rows",
@@ -268,6 +270,8 @@ def predict(
     tile: by default the kernels' own; with ``block_mask`` the size of its blocks.
     ceilings: by default the GPU's datasheet.
     block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
+    softcap: scores are capped: no byte more, two special-function operations a score more.
+    alibi: a distance times the head's slope is taken off the scores.
     lse_gradient: the backward also gets a gradient of the log-sum-exp.
     deterministic: with "auto", the backward that adds dq in a fixed order.
     order: of the walk, "rows" or "sawtooth" (``analysis.algorithms.ORDERS``); HBM bytes alone
@@ -291,8 +295,8 @@ def predict(
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     run = find_run(
         algorithm, shape, pass_, gpu, tile=tile, key_mask=key_mask, dropout=dropout,
-        block_mask=block_mask, lse_gradient=lse_gradient, deterministic=deterministic, order=order,
-        gradients=gradients,
+        block_mask=block_mask, softcap=softcap, alibi=alibi, lse_gradient=lse_gradient,
+        deterministic=deterministic, order=order, gradients=gradients,
     )  # fmt: skip
     ceilings = ceilings or datasheet_ceilings(gpu)
     padded, algorithm = shape.padded, run.algorithm

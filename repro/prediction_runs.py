@@ -61,6 +61,8 @@ def find_run(
     key_mask: bool,
     dropout: bool,
     block_mask: BlockMask | None,
+    softcap: bool,
+    alibi: bool,
     lse_gradient: bool,
     deterministic: bool,
     order: str,
@@ -83,7 +85,8 @@ def find_run(
         )
         capability = None
     device = Device(capability, gpu.shared_bytes_per_block, gpu.sms)
-    options: dict[str, Any] = {"key_mask": True} if key_mask else {}
+    flags = {"key_mask": key_mask, "softcap": softcap, "alibi": alibi}
+    options: dict[str, Any] = {name: True for name, used in flags.items() if used}
     if lse_gradient and pass_ == "backward":
         options["lse_gradient"] = True
     if block_mask is not None:
@@ -92,7 +95,7 @@ def find_run(
         launched = launches_of(
             algorithm, shape, pass_, device, tile=tile, block_mask=block_mask is not None,
             deterministic=deterministic, order=order, gradients=gradients, key_mask=key_mask,
-            dropout=dropout, lse_gradient=lse_gradient,
+            dropout=dropout, softcap=softcap, alibi=alibi, lse_gradient=lse_gradient,
         )  # fmt: skip
     except ValueError as error:
         if ours or dropout or options or order != "rows":
@@ -205,7 +208,8 @@ def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConf
     return attention.FlashConfig(
         kernel.entry.removeprefix("flash_").replace("_", "-"), shape.dtype, launched.columns,
         tile_of(launched.main), stages=macros["STAGES"], key_mask="KEY_MASK" in macros,
-        dropout="DROPOUT" in macros, block_size=sparse,
+        dropout="DROPOUT" in macros, block_size=sparse, softcap="SOFTCAP" in macros,
+        alibi="ALIBI" in macros,
     )  # fmt: skip
 
 
@@ -271,7 +275,9 @@ def _with_columns(
         flops = executed_flops(padded, run.dq_tile, pass_) * DQ_PRODUCTS // BACKWARD_PRODUCTS
         works["flash_backward_dq"] = replace(
             works["flash_backward_dq"], flops=round(flops * share),
-            exponentials=executed_exponentials(padded, run.dq_tile, pass_) * share,
+            exponentials=share * executed_exponentials(
+                padded, run.dq_tile, pass_, softcap="softcap" in run.options
+            ),
             efficiency=wave_efficiency(gpu, run.dq_blocks, 1),
         )  # fmt: skip
     return works

@@ -92,7 +92,7 @@ def run_and_check(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any)
     known = {
         name: value
         for name, value in options.items()
-        if name in ("causal", "key_mask", "block_mask", "scale")
+        if name in ("causal", "key_mask", "block_mask", "scale", "softcap", "alibi_slopes")
     }
     if "block_mask" in options:
         known["block"] = options["tile"]

@@ -78,6 +78,9 @@ class Problem:
     block_mask: np.ndarray | None = field(default=None, repr=False)
     """(B, H, rows, keys) bool."""
     block_size: tuple[int, int] | None = None
+    softcap: float | None = None
+    alibi_slopes: np.ndarray | None = field(default=None, repr=False)
+    """(H,) or (B, H) float32."""
     with_dlse: bool = False
     data: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
@@ -94,6 +97,17 @@ class Problem:
                 self.data[name] = to_float(to_bits(values, self.dtype), self.dtype)
         if self.with_dlse:
             self.data["dlse"] = rng.standard_normal(q_shape[:3]).astype(np.float32).astype(float)
+
+    def slopes(self) -> np.ndarray:
+        """(B, H, 1): the slopes as kernels take them."""
+        assert self.alibi_slopes is not None
+        shared = np.broadcast_to(self.alibi_slopes, (self.batch, self.heads))
+        return shared[..., None]
+
+    def distances(self) -> np.ndarray:
+        """(Nq, Nk): how far a key is from the query's own place."""
+        rows = np.arange(self.seqlen_q)[:, None] + self.seqlen_k - self.seqlen_q
+        return abs(rows - np.arange(self.seqlen_k))
 
     def visible(self) -> np.ndarray:
         """(B, H, Nq, Nk): which pairs enter the softmax."""
@@ -118,7 +132,14 @@ def reference(p: Problem) -> dict[str, np.ndarray]:
     if p.key_mask is not None:  # masked slots may hold anything
         k, v = (np.where(p.key_mask[:, None, :, None], x, 0.0) for x in (k, v))
     seen = p.visible()
-    s = np.where(seen, p.scale * (q @ k.swapaxes(2, 3)), -np.inf)
+    s = p.scale * (q @ k.swapaxes(2, 3))
+    passed: Any = 1.0
+    if p.softcap is not None:
+        t = np.tanh(s / p.softcap)
+        passed, s = 1.0 - t * t, p.softcap * t
+    if p.alibi_slopes is not None:
+        s = s - p.slopes()[..., None].astype(float) * p.distances()
+    s = np.where(seen, s, -np.inf)
     top = np.max(s, axis=3, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0.0)
     e = np.exp(s - top)
@@ -136,7 +157,7 @@ def reference(p: Problem) -> dict[str, np.ndarray]:
     delta = (weights * dp).sum(axis=3, keepdims=True)
     if "dlse" in p.data:
         delta = delta - p.data["dlse"][..., None]
-    ds = weights * (dp - delta)
+    ds = weights * (dp - delta) * passed
     dq = p.scale * (ds @ k)
     dk = p.scale * (ds.swapaxes(2, 3) @ q)
     grouped = (p.batch, p.kv_heads, group, p.seqlen_k, p.head_dim)
@@ -187,6 +208,10 @@ def execute(
             "block_mask", p.block_mask.astype(np.uint8, order="C"), "uint8"
         )
         options["block_size"] = p.block_size
+    if p.softcap is not None:
+        options["softcap"] = p.softcap
+    if p.alibi_slopes is not None:
+        options["alibi_slopes"] = view("alibi_slopes", p.slopes(), "fp32")
     q, k, v, out, dout = (given[name] for name in ("q", "k", "v", "out", "dout"))
     attention.forward(backend, algorithm, q, k, v, out, stats, **options, **forward)
     if backward:
@@ -235,6 +260,10 @@ def expected_traffic(
         p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal
     )
     options: dict[str, Any] = {"key_mask": p.key_mask is not None}
+    if p.softcap is not None:
+        options["softcap"] = True
+    if p.alibi_slopes is not None:
+        options["alibi"] = True
     if p.block_mask is not None:
         assert p.block_size is not None
         options |= {"block_mask": p.block_mask, "mask_block": Tile(*p.block_size)}

@@ -10,7 +10,8 @@ of dQ ever leaves the chip.
 
 Options cost what they read. A key mask is one byte per key and visit. A block mask is one byte per
 tile pair that the causal mask leaves, and saves the tiles it switches off. Dropout moves nothing:
-its mask is drawn again from (seed, position) wherever it is needed.
+its mask is drawn again from (seed, position) wherever it is needed. Neither does a cap of the
+scores; ALiBi reads its head's slope, one fp32 number, where a block starts on a head.
 """
 
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
@@ -19,6 +20,8 @@ from analysis.tile_loop import BlockMask, tile_loop
 
 MASK_BYTES = 1
 """Bytes of one entry of a key mask or of a block mask."""
+SLOPE_BYTES = 4
+"""Bytes of a head's ALiBi slope."""
 
 
 def flash_forward(
@@ -29,9 +32,11 @@ def flash_forward(
     block_mask: BlockMask | None = None,
     mask_block: Tile | None = None,
     dropout: bool = False,
+    softcap: bool = False,
+    alibi: bool = False,
 ) -> KernelBytes:
     """O = softmax(QKᵀ)V without S or P in memory. A query tile that meets no key reads nothing."""
-    del dropout  # moves nothing
+    del dropout, softcap  # move nothing
     loop = tile_loop(shape, tile, block_mask, mask_block)
     heads = shape.batch * shape.heads
     row = shape.head_dim * shape.itemsize
@@ -46,6 +51,8 @@ def flash_forward(
         entries["key_mask", "read"] = loop.key_rows_visited * MASK_BYTES
     if block_mask is not None:
         entries["block_mask", "read"] = heads * loop.pairs_left_by_causal * MASK_BYTES
+    if alibi:
+        entries["alibi_slopes", "read"] = loop.query_tiles_with_a_visit * SLOPE_BYTES
     return {"flash_forward": entries}
 
 
@@ -59,6 +66,8 @@ def flash_backward(
     mask_block: Tile | None = None,
     dropout: bool = False,
     lse_gradient: bool = False,
+    softcap: bool = False,
+    alibi: bool = False,
 ) -> KernelBytes:
     """dQ, dK, dV with P recomputed from lse, and delta = rowsum(dO∘O) computed beforehand.
 
@@ -66,7 +75,7 @@ def flash_backward(
     once per key/value head. A key tile that meets no query writes zeros and reads nothing.
     lse_gradient: the log-sum-exp was returned to the caller and has a gradient of its own.
     """
-    del dropout  # moves nothing
+    del dropout, softcap  # move nothing
     loop = tile_loop(shape, tile, block_mask, mask_block)
     row = shape.head_dim * shape.itemsize
     accumulator_row = shape.head_dim * STAT_BYTES
@@ -110,6 +119,8 @@ def flash_backward(
         main["block_mask", "read"] = looked_at
         if deterministic:  # the postprocess must know which partial tiles were written
             postprocess["block_mask", "read"] = looked_at
+    if alibi:
+        main["alibi_slopes", "read"] = loop.visits * SLOPE_BYTES
     return {
         "flash_backward_preprocess": preprocess,
         "flash_backward": main,
@@ -127,6 +138,8 @@ def flash_backward_split(
     dropout: bool = False,
     lse_gradient: bool = False,
     dq_tile: Tile | None = None,
+    softcap: bool = False,
+    alibi: bool = False,
 ) -> KernelBytes:
     """dK and dV as in :func:`flash_backward`, dQ in a second pass with queries outside.
 
@@ -135,7 +148,8 @@ def flash_backward_split(
     """
     whole = flash_backward(
         shape, tile, deterministic=True, key_mask=key_mask, block_mask=block_mask,
-        mask_block=mask_block, dropout=dropout, lse_gradient=lse_gradient,
+        mask_block=mask_block, dropout=dropout, lse_gradient=lse_gradient, softcap=softcap,
+        alibi=alibi,
     )  # fmt: skip
     main = {key: count for key, count in whole["flash_backward"].items() if key[0] != "dq_accum"}
 
@@ -157,6 +171,9 @@ def flash_backward_split(
     if block_mask is not None:
         looked_at = shape.batch * shape.heads * loop.pairs_left_by_causal * MASK_BYTES
         queries_outside["block_mask", "read"] = looked_at
+    if alibi:
+        outside = loop.query_tiles_with_a_visit
+        queries_outside["alibi_slopes", "read"] = outside * SLOPE_BYTES
     return {
         "flash_backward_preprocess": whole["flash_backward_preprocess"],
         "flash_backward": main,

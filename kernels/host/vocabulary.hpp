@@ -103,6 +103,11 @@ inline float log2_approx(float x) {
     // lg2.approx.ftz: subnormal inputs count as 0.
     return __builtin_log2f(__builtin_fabsf(x) < 1.17549435e-38f ? 0.0f : x);
 }
+inline float reciprocal_approx(float x) {
+    // rcp.approx.ftz: to 1 ulp; subnormal inputs count as 0, and so do subnormal results.
+    const float y = 1.0f / (__builtin_fabsf(x) < 1.17549435e-38f ? 0.0f * x : x);
+    return __builtin_fabsf(y) < 1.17549435e-38f ? 0.0f * y : y;
+}
 
 // ---- 16-bit floating point ---------------------------------------------------------------------
 

@@ -42,7 +42,10 @@ HOST_GPU = replace(
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that defines a problem. ``0`` in ``key_keep`` and ``block_keep`` means no mask."""
+    """Everything that defines a problem. ``0`` in ``key_keep`` and ``block_keep`` means no mask.
+
+    alibi: "heads" for slopes (H,), "items" for (B, H), "" for none.
+    """
 
     batch: int = 1
     heads: int = 1
@@ -56,6 +59,8 @@ class Case:
     block_keep: float = 0.0
     dropout_p: float = 0.0
     scale: float | None = None
+    softcap: float | None = None
+    alibi: str = ""
     deterministic: bool = False
     tile: tuple[int, int] | None = None
     order: str = "rows"
@@ -107,6 +112,7 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
     negative = shaping.random() < 0.2
     if tile and not sparse and not tile_fits(tile, head_dim, dtype):
         tile = None
+    capped, sloped = shaping.random() < 0.25, shaping.random() < 0.25
     return Case(
         batch=batch,
         heads=heads,
@@ -120,6 +126,8 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
         block_keep=random.choice((0.2, 0.6, 1.0)) if sparse else 0.0,
         dropout_p=random.choice((0.1, 0.5, 1.0)) if dropout else 0.0,
         scale=random.choice((-0.2, 0.0) if negative else (None, None, 0.3, 1.0)),
+        softcap=random.choice((0.5, 5.0, 50.0)) if capped else None,
+        alibi=random.choice(("heads", "items")) if sloped else "",
         deterministic=shaping.random() < 0.5,
         tile=tile,
         order=shaping.choice(("rows", "rows", "sawtooth")),
@@ -151,8 +159,8 @@ def _length(random: Random) -> int:
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler neighbours of a failing case, the most drastic simplifications first."""
     plain = Case()
-    for name in ("values", "layout", "dout_layout", "needed", "scale", "deterministic", "order",
-                 "causal", "dropout_p", "key_keep", "dtype"):  # fmt: skip
+    for name in ("values", "layout", "dout_layout", "needed", "scale", "softcap", "alibi",
+                 "deterministic", "order", "causal", "dropout_p", "key_keep", "dtype"):  # fmt: skip
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     if case.block_keep:
@@ -237,13 +245,17 @@ def failure(case: Case, device: str = "cpu") -> str | None:
         )
     )
     scale = 1.0 / math.sqrt(case.head_dim) if case.scale is None else case.scale
+    changes: dict[str, Any] = {"softcap": case.softcap}
+    if case.alibi:
+        slopes = torch.rand(case.batch, case.heads, generator=generator)
+        changes["alibi_slopes"] = slopes if case.alibi == "items" else slopes[0]
 
     leaves = [
         t.detach().to(device).requires_grad_(wanted)
         for t, wanted in zip((q, k, v), case.needed, strict=True)
     ]
     moved: dict[str, Any] = {
-        n: t.to(device) if isinstance(t, Tensor) else t for n, t in options.items()
+        n: t.to(device) if isinstance(t, Tensor) else t for n, t in (options | changes).items()
     }
     counter = _Counter(device)
     out, lse = flash_attention(
@@ -268,8 +280,9 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     got |= {n: next(grads) for n, w in zip(("dq", "dk", "dv"), case.needed, strict=True) if w}
 
     drop: dict[str, Any] = {"dropout_p": case.dropout_p, "keep": keep}
-    want = attention_reference(q, k, v, dout, block=case.tile, scale=scale, **options, **drop)
-    theirs = framework_result(q, k, v, dout, seen=seen, scale=scale, **drop)
+    known = {"scale": scale} | drop | changes
+    want = attention_reference(q, k, v, dout, block=case.tile, **options, **known)
+    theirs = framework_result(q, k, v, dout, seen=seen, **known)
     for name, result in got.items():
         complaint = beyond_bound(name, result, want, theirs, dtype)
         if complaint:
@@ -317,6 +330,8 @@ def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         "tile": None if case.tile is None else Tile(*case.tile),
         "key_mask": "key_mask" in options,
         "dropout": case.dropout_p > 0.0,
+        "softcap": case.softcap is not None,
+        "alibi": bool(case.alibi),
         "block_mask": None if mask is None else mask.numpy(),
         "deterministic": case.deterministic,
         "order": case.order,

@@ -64,6 +64,14 @@ class Options(NamedTuple):
     tile: Sequence[int] | None
     deterministic: bool
     order: str
+    softcap: float | None = None
+    alibi_slopes: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """No tile, dropout, order or change of the scores."""
+        asked = (self.tile, self.dropout_p or None, self.softcap, self.alibi_slopes)
+        return all(option is None for option in asked) and self.order == "rows"
 
 
 class KeptForward:
@@ -126,7 +134,8 @@ def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | 
         pass_, DTYPES[q.dtype], aligned_head_dim(int(q.shape[3])), block, limit=limit,
         block_size=(block.block_m, block.block_n) if options.block_mask is not None else None,
         causal=options.causal, key_mask=options.key_mask is not None,
-        dropout=options.dropout_p > 0.0,
+        dropout=options.dropout_p > 0.0, softcap=options.softcap is not None,
+        alibi=options.alibi_slopes is not None,
     )  # fmt: skip
 
 
@@ -142,7 +151,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
         out.zero_()
         lse.fill_(-torch.inf)
         return
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse} | _changes(q, options)
     key = _key("forward", tensors, options)
     if _run_again(key, tensors):
         return
@@ -155,6 +164,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
             "out": array_of("out", results.enter_context(views.written("out", out))),
             "lse": array_of("lse", lse),
         }
+        arrays |= {name: array_of(name, x) for name, x in _changes(q, options).items()}
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
             operands = (at["q"], at["k"], at["v"], at["out"])
@@ -169,8 +179,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
 
         call = _run(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
-    plain = options.tile is None and not options.dropout_p and options.order == "rows"
-    if call is not None and plain:
+    if call is not None and options.plain:
         taken = (options.causal, options.scale, options.deterministic)
         _KEPT[_kept_key(q, k, v, *taken)] = KeptForward(call, lse.shape)
 
@@ -203,6 +212,7 @@ def backward(
         # dk and dv come together: if only one is asked for, the other goes to scratch.
         if wanted:
             tensors[name] = grad if asked else like.new_empty(like.shape)
+    tensors |= _changes(q, options)
     key = _key("backward", tensors, options)
     if _run_again(key, tensors):
         return
@@ -222,6 +232,7 @@ def backward(
             if wanted:
                 memory = results.enter_context(views.written(name, tensors[name]))
                 arrays[name] = array_of(name, memory)
+        arrays |= {name: array_of(name, x) for name, x in _changes(q, options).items()}
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
             operands = (at["q"], at["k"], at["v"], at["out"], at["dout"])
@@ -260,6 +271,7 @@ def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashabl
         None if options.tile is None else tuple(options.tile),
         options.deterministic,
         options.order,
+        options.softcap,
     ]
     for tensor in tensors.values():
         key += (tensor.shape, tensor.stride(), tensor.dtype)
@@ -321,6 +333,8 @@ def _choose(
         key_mask=options.key_mask is not None,
         dropout=options.dropout_p > 0.0,
         block_mask=options.block_mask is not None,
+        softcap=options.softcap is not None,
+        alibi=options.alibi_slopes is not None,
         deterministic=options.deterministic and pass_ == "backward",
         causal=options.causal,
         order=options.order,
@@ -334,6 +348,8 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
         "dropout_p": options.dropout_p,
         "shared_limit_bytes": shared_limit(q.device),
         "order": options.order,
+        "softcap": options.softcap,
+        "alibi_slopes": arrays.get("alibi_slopes"),
     }
     if options.seed is not None:
         features["seed"] = int(options.seed)
@@ -344,6 +360,13 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
         features["block_mask"] = arrays["block_mask"]
         features["block_size"] = tuple(options.tile)
     return features
+
+
+def _changes(q: Tensor, options: Options) -> dict[str, Tensor]:
+    """Tensors that change scores, as kernels take them: views, whatever their strides."""
+    if options.alibi_slopes is None:
+        return {}
+    return {"alibi_slopes": options.alibi_slopes.expand(q.shape[:2])[..., None]}
 
 
 def _masks(q: Tensor, options: Options, views: Views) -> dict[str, Array]:

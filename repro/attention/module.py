@@ -6,7 +6,12 @@ from torch import Tensor, nn
 
 from analysis.arguments import flag, probability
 from repro.attention.operator import flash_attention
-from repro.attention.validation import resolve_order, resolve_scale, resolve_tile
+from repro.attention.validation import (
+    resolve_order,
+    resolve_scale,
+    resolve_softcap,
+    resolve_tile,
+)
 
 __all__ = ["FlashAttention"]
 
@@ -15,7 +20,7 @@ class FlashAttention(nn.Module):
     """:func:`repro.flash_attention` with its options fixed; drops weights in training mode only.
 
     Args:
-        causal, scale, deterministic, tile, order: as in :func:`repro.flash_attention`.
+        causal, scale, softcap, deterministic, tile, order: as in :func:`repro.flash_attention`.
         dropout_p: probability used while ``self.training``; in eval mode nothing is dropped.
     """
 
@@ -25,6 +30,7 @@ class FlashAttention(nn.Module):
         causal: bool = False,
         dropout_p: float = 0.0,
         scale: float | None = None,
+        softcap: float | None = None,
         deterministic: bool = False,
         tile: tuple[int, int] | None = None,
         order: str = "rows",
@@ -33,6 +39,7 @@ class FlashAttention(nn.Module):
         self.causal = flag("causal", causal)
         self.dropout_p = probability("dropout_p", dropout_p)
         self.scale = None if scale is None else resolve_scale(scale, 1)
+        self.softcap = resolve_softcap(softcap)
         self.deterministic = flag("deterministic", deterministic)
         block = resolve_tile(tile)
         self.tile = None if block is None else (block[0], block[1])
@@ -45,6 +52,7 @@ class FlashAttention(nn.Module):
         v: Tensor,
         key_mask: Tensor | None = None,
         block_mask: Tensor | None = None,
+        alibi_slopes: Tensor | None = None,
     ) -> Tensor:
         """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D)."""
         out = flash_attention(
@@ -56,6 +64,8 @@ class FlashAttention(nn.Module):
             dropout_p=self.dropout_p if self.training else 0.0,
             scale=self.scale,
             block_mask=block_mask,
+            softcap=self.softcap,
+            alibi_slopes=alibi_slopes,
             deterministic=self.deterministic,
             tile=self.tile,
             order=self.order,

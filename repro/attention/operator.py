@@ -11,6 +11,7 @@ from repro.attention.validation import (
     check_arguments,
     resolve_order,
     resolve_scale,
+    resolve_softcap,
     resolve_tile,
 )
 
@@ -28,6 +29,8 @@ def flash_attention(
     seed: int | Tensor | None = None,
     scale: float | None = None,
     block_mask: Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
     tile: tuple[int, int] | None = None,
@@ -53,6 +56,12 @@ def flash_attention(
         scale: default 1/sqrt(D), with the D of the arguments.
         block_mask: boolean (rows, columns), (H, rows, columns) or (B, H, rows, columns), True =
             the block is computed; one entry a ``tile``. Combines with ``causal``, ``key_mask``.
+        softcap: above 0: a score s = scale · q·k enters the softmax as ``softcap · tanh(s /
+            softcap)``, which never passes softcap (Gemma 2; FlashAttention-2's option).
+        alibi_slopes: float32 (H,) or (B, H): ``slope · |i + Nk - Nq - j|`` is taken off the score
+            of query i and key j, after the cap (ALiBi, Press et al. 2022; FlashAttention-2's
+            option). The distance is computed where it is needed: 4 bytes a tile are read instead
+            of a bias of Nq · Nk. The slopes have no gradient.
         deterministic: accumulate dq in a fixed order instead of with atomic additions: bitwise
             the same gradients in every run, for more bytes.
         return_lse: also return the logarithm of the row sums.
@@ -76,7 +85,8 @@ def flash_attention(
     Raises:
         TypeError: wrong tensor type, layout (sparse, nested) or device, wrong type of an option.
         ValueError: shapes that disagree, head dimension outside 1…256, dropout_p outside [0, 1],
-            a scale that is not finite in float32.
+            a scale that is not finite in float32, a softcap that is not above 0, slopes that
+            require a gradient.
             Both are raised before anything is launched.
         RuntimeError: a second or a forward-mode derivative is asked for; none is implemented.
 
@@ -88,13 +98,20 @@ def flash_attention(
     """
     q, k, v = _autocast(q, k, v)
     plain = key_mask is None and block_mask is None and tile is None and dropout_p == 0
-    plain = plain and order == "rows"
+    plain = plain and order == "rows" and softcap is None and alibi_slopes is None
     if plain and type(causal) is bool and type(deterministic) is bool:
         found = _again(q, k, v, causal, scale, deterministic)
         if found is not None:
             return found if return_lse else found[0]
     check_arguments(
-        q, k, v, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask, tile=tile
+        q,
+        k,
+        v,
+        key_mask=key_mask,
+        dropout_p=dropout_p,
+        block_mask=block_mask,
+        tile=tile,
+        alibi_slopes=alibi_slopes,
     )
     _refuse_forward_mode(q, k, v)
     out, lse = registered.attention(
@@ -110,6 +127,8 @@ def flash_attention(
         resolve_tile(tile),
         flag("deterministic", deterministic),
         resolve_order(order),
+        resolve_softcap(softcap),
+        alibi_slopes,
     )
     return (out, lse) if flag("return_lse", return_lse) else out
 

@@ -21,7 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Reference", "attention_reference", "framework_result", "max_error", "visible"]
+__all__ = [
+    "Reference",
+    "attention_reference",
+    "changed",
+    "framework_result",
+    "max_error",
+    "visible",
+]
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,8 @@ class Reference:
     what rounding acts on is the size of the terms, not of the result. "dq through out" is the part
     of D = rowsum(dO∘O): a kernel makes D from an out that is already rounded to its type
     (FlashAttention-2, Alg. 2), which the dP it is subtracted from is not. ``score`` is the largest
-    |scale · q·k|: a score off by one rounding changes its weight by that much.
+    |score| of a weight that fp32 does not lose beside 1: a score off by one rounding changes its
+    weight by that much.
     """
 
     out: Tensor
@@ -89,6 +97,8 @@ def attention_reference(
     dropout_p: float = 0.0,
     keep: Tensor | None = None,
     dlse: Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Reference:
     """Attention and its gradients in float64.
 
@@ -97,6 +107,7 @@ def attention_reference(
         dout: (B, H, Nq, D) incoming gradient; without it only the forward is computed.
         keep: boolean (B, H, Nq, Nk), True = the weight survived dropout with ``dropout_p``.
         dlse: (B, H, Nq) incoming gradient of ``lse``.
+        softcap, alibi_slopes: as in :func:`repro.flash_attention`.
     """
     q, k, v = (t.detach().to("cpu", torch.float64) for t in (q, k, v))
     batch, heads, seqlen_q, head_dim = q.shape
@@ -112,7 +123,8 @@ def attention_reference(
     k_rows = torch.where(used, k, 0.0).repeat_interleave(group, 1)
     v_rows = torch.where(used, v, 0.0).repeat_interleave(group, 1)
 
-    scores = (scale * (q @ k_rows.mT)).masked_fill(~seen, -math.inf)
+    scores, passed = changed(scale * (q @ k_rows.mT), softcap, alibi_slopes)
+    scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, -1)
     finite = torch.where(torch.isneginf(lse), 0.0, lse)[..., None]
     weights = torch.exp(scores - finite)
@@ -133,15 +145,15 @@ def attention_reference(
     row_sum = (weights * dweights).sum(-1, keepdim=True)
     if dlse is not None:
         row_sum = row_sum - dlse.detach().to("cpu", torch.float64)[..., None]
-    dscores = scale * weights * (dweights - row_sum)
+    dscores = scale * weights * (dweights - row_sum) * passed
     dq = dscores @ k_rows
     dk = dscores.mT @ q
 
     def fold(grad: Tensor) -> Tensor:
         return grad.view(batch, kv_heads, group, seqlen_k, head_dim).sum(2)
 
-    sizes = abs(scale) * weights * (dout.abs() @ v_rows.abs().mT * drop + row_sum.abs())
-    through_out = abs(scale) * weights * (dout * out).abs().sum(-1, keepdim=True)
+    sizes = abs(scale) * weights * (dout.abs() @ v_rows.abs().mT * drop + row_sum.abs()) * passed
+    through_out = abs(scale) * weights * (dout * out).abs().sum(-1, keepdim=True) * passed
     terms = {
         "out": dropped @ v_rows.abs(),
         "dq": sizes @ k_rows.abs(),
@@ -150,8 +162,29 @@ def attention_reference(
         "dq through out": through_out @ k_rows.abs(),
         "dk through out": fold(through_out.mT @ q.abs()),
     }
-    score = float(scores.masked_fill(~seen, 0.0).abs().max()) if scores.numel() else 0.0
+    heard = weights >= torch.finfo(torch.float32).eps / 2
+    score = float(scores.masked_fill(~(seen & heard), 0.0).abs().max()) if scores.numel() else 0.0
     return Reference(out, lse, dq, fold(dk), fold(dv), terms, score)
+
+
+def changed(
+    scores: Tensor, softcap: float | None, alibi_slopes: Tensor | None
+) -> tuple[Tensor, Tensor | float]:
+    """Scores (B, H, Nq, Nk) as the softmax takes them, and the derivative of that change.
+
+    In the type of ``scores``; differentiable. First ``softcap · tanh(scores / softcap)``, then
+    ``- slope · |i + Nk - Nq - j|``.
+    """
+    passed: Tensor | float = 1.0
+    if softcap is not None:
+        tanh = torch.tanh(scores / softcap)
+        passed, scores = 1.0 - tanh * tanh, softcap * tanh
+    if alibi_slopes is not None:
+        rows, keys = scores.shape[-2:]
+        distance = (torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)).abs()
+        slopes = alibi_slopes.detach().cpu().expand(scores.shape[:2])[..., None, None]
+        scores = scores - slopes.to(scores.dtype) * distance
+    return scores, passed
 
 
 def framework_result(
@@ -164,6 +197,8 @@ def framework_result(
     scale: float,
     dropout_p: float = 0.0,
     keep: Tensor | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Reference:
     """What the framework itself makes of the same inputs in their own type: the yardstick.
 
@@ -178,7 +213,8 @@ def framework_result(
     k_rows, v_rows = (
         torch.where(used, t, t.new_zeros(())).repeat_interleave(group, 1) for t in leaves[1:]
     )
-    scores = ((leaves[0] @ k_rows.mT) * scale).masked_fill(~seen, -math.inf)
+    scores, _ = changed((leaves[0] @ k_rows.mT) * scale, softcap, alibi_slopes)
+    scores = scores.masked_fill(~seen, -math.inf)
     alive = seen.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(~alive, 0.0), -1).masked_fill(~alive, 0.0)
     if dropout_p > 0.0:

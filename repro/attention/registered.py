@@ -8,7 +8,7 @@ Two, so that a compiler sees both as single nodes:
 ``repro::flash_attention_backward``
     (dout, q, k, v, out, lse, …) → (dq, dk, dv). FlashAttention-2, Alg. 2.
 
-Saved between them: q, k, v, out and lse, and the key mask, block mask or seed where there is one.
+Saved between them: q, k, v, out and lse, and the masks, seed and slopes where there are any.
 All of it goes through torch's saved-tensor mechanism and is unpacked once, so checkpointing and
 offloading see everything; nothing saved is quadratic in the sequence length.
 
@@ -36,7 +36,8 @@ __all__ = ["attention", "attention_again"]
 
 _OPTIONS = (
     "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
-    "float dropout_p, int[]? tile, bool deterministic, str order"
+    "float dropout_p, int[]? tile, bool deterministic, str order, float? softcap, "
+    "Tensor? alibi_slopes"
 )
 
 _Key: Any = torch._C.DispatchKey
@@ -73,7 +74,8 @@ def attention_again(
     kernel = engine.kept(q, k, v, causal, scale, deterministic)
     if kernel is None:
         return None
-    inputs = (q, k, v, None, None, None, causal, scale, 0.0, None, deterministic, "rows")
+    options = engine.Options(None, None, None, causal, scale, 0.0, None, deterministic, "rows")
+    inputs = (q, k, v, *options)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         result: tuple[Tensor, Tensor] = _Attention.apply(kernel, *inputs)
         return result

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from analysis import arguments
 from analysis.algorithms import ORDERS
+from kernels.scores import capped
 
 __all__ = [
     "DTYPES",
@@ -21,6 +22,7 @@ __all__ = [
     "check_arguments",
     "resolve_order",
     "resolve_scale",
+    "resolve_softcap",
     "resolve_tile",
 ]
 
@@ -40,6 +42,7 @@ def check_arguments(
     dropout_p: float = 0.0,
     block_mask: Tensor | None = None,
     tile: Sequence[int] | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> None:
     """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute."""
     _check_tensors(q, k, v)
@@ -49,6 +52,8 @@ def check_arguments(
         _check_key_mask(key_mask, q, k)
     if block_mask is not None:
         _check_block_mask(block_mask, q, k, tile)
+    if alibi_slopes is not None:
+        _check_alibi_slopes(alibi_slopes, q)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -142,6 +147,30 @@ def _check_block_mask(block_mask: Tensor, q: Tensor, k: Tensor, tile: Sequence[i
             f"block_mask must have shape {allowed[0]}, {allowed[1]} or {allowed[2]} "
             f"for tile {tuple(tile)}, got {tuple(block_mask.shape)}"
         )
+
+
+def _check_alibi_slopes(slopes: Tensor, q: Tensor) -> None:
+    if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:
+        kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
+        raise TypeError(f"alibi_slopes must be a float32 tensor, got {kind}")
+    check_dense("alibi_slopes", slopes)
+    batch, heads = q.shape[:2]
+    if tuple(slopes.shape) not in ((heads,), (batch, heads)):
+        raise ValueError(
+            f"alibi_slopes must have shape (H,) = {(heads,)} or (B, H) = {(batch, heads)}, "
+            f"got {tuple(slopes.shape)}"
+        )
+    if slopes.device != q.device:
+        raise TypeError(f"q and alibi_slopes are on different devices: {q.device}, {slopes.device}")
+    if slopes.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "alibi_slopes requires a gradient, and none is implemented: pass alibi_slopes.detach()"
+        )
+
+
+def resolve_softcap(softcap: float | None) -> float | None:
+    """The cap of the scores, above 0; None for none. Any real number, whatever its spelling."""
+    return None if softcap is None else capped(arguments.real("softcap", softcap))
 
 
 def resolve_order(order: str) -> str:

@@ -72,6 +72,12 @@ def command(
         ),
     ] = "none",
     causal: Annotated[bool, typer.Option("--causal", help="short for --mask causal")] = False,
+    softcap: Annotated[
+        bool, typer.Option("--softcap", help="scores are capped by a tanh: exponentials, no bytes")
+    ] = False,
+    alibi: Annotated[
+        bool, typer.Option("--alibi", help="a distance times the head's slope is taken off scores")
+    ] = False,
     tile: Annotated[
         str, typer.Option(help="block_m x block_n as 128x64, a list, all, or auto")
     ] = "auto",
@@ -161,7 +167,8 @@ def command(
             shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal")
             points.append(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
-                        deterministic=deterministic, order=walk, waves=waves)
+                        deterministic=deterministic, order=walk, waves=waves, softcap=softcap,
+                        alibi=alibi)
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:

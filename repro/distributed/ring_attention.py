@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from analysis.arguments import flag, instance, methods, real, whole
+from repro.attention.engine import Options
 
 PLACEMENTS = ("contiguous", "zigzag")
 
@@ -50,9 +51,7 @@ class FlashLocal:
     ) -> tuple[Tensor, Tensor]:
         import repro.attention.operator  # noqa: F401  (registers the operators)
 
-        out, lse = torch.ops.repro.flash_attention(
-            q, k, v, None, None, None, causal, scale, 0.0, None, False, "rows"
-        )
+        out, lse = torch.ops.repro.flash_attention(q, k, v, *_options(causal, scale))
         return out, lse
 
     def backward(
@@ -61,11 +60,14 @@ class FlashLocal:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         import repro.attention.operator  # noqa: F401
 
-        options = (None, None, None, causal, scale, 0.0, None, False, "rows")
         dq, dk, dv = torch.ops.repro.flash_attention_backward(
-            dout, None, q, k, v, out, lse, *options, [True, True, True]
+            dout, None, q, k, v, out, lse, *_options(causal, scale), [True, True, True]
         )
         return dq, dk, dv
+
+
+def _options(causal: bool, scale: float) -> Options:
+    return Options(None, None, None, causal, scale, 0.0, None, False, "rows")
 
 
 class DenseLocal:

@@ -64,6 +64,19 @@ def test_orders_and_notes_spill_nothing(pass_: str, option: dict[str, Any]) -> N
         assert blocks == as_before
 
 
+@pytest.mark.parametrize(
+    ("pass_", "form"),
+    [("forward", {}), ("backward", {}), ("backward", {"query_gradient": False}),
+     ("backward-dq", {})],
+    ids=["forward", "backward", "backward-without-dq", "backward-dq"],
+)  # fmt: skip
+def test_changed_scores_spill_nothing(pass_: str, form: dict[str, Any]) -> None:
+    for head_dim in (64, 128, 256):
+        config = configure(pass_, "bf16", head_dim, causal=True, softcap=True, alibi=True, **form)
+        facts = compile_cubin(config.kernel(), "sm_80")
+        assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), head_dim
+
+
 def test_the_list_names_every_form_once() -> None:
     assert max(Counter(v.name for v in VARIANTS).values()) == 1
     assert {(v.dtype, v.head_dim) for v in CHOSEN if v.form == "backward"} >= {

@@ -201,6 +201,7 @@ ARRAYS = [p for p in PARAMETERS if kind_of(*p.values)[0] is Array and p.values[0
 OPTIONAL = {
     "key_mask": array("key_mask", (B, N), "uint8"),
     "block_mask": array("block_mask", (B, H, 1, 1), "uint8"),
+    "alibi_slopes": array("alibi_slopes", (B, H, 1), "fp32"),
     "dlse": array("dlse", (B, H, N), "fp32"),
 }
 #: These stand alone: there is no other array that they could disagree with. (``progress`` has its

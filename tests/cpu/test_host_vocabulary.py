@@ -214,7 +214,7 @@ def test_functions() -> None:
             2.0 ** rng.uniform(-149, 127, 5_000),
         ]
     ).astype(np.float32)
-    powers, logs, larger = (np.empty_like(x) for _ in range(3))
+    powers, logs, reciprocals, larger = (np.empty_like(x) for _ in range(4))
     bits = np.empty(len(x), np.int32)
     HostBackend().launch(
         kernel("functions", 64),
@@ -223,6 +223,7 @@ def test_functions() -> None:
         [
             from_numpy("x", x, "r"),
             *(from_numpy(n, v, "w") for n, v in [("powers", powers), ("logs", logs)]),
+            from_numpy("reciprocals", reciprocals, "w"),
             from_numpy("larger", larger, "w"),
             from_numpy("bits", bits, "w"),
             np.int32(len(x)),
@@ -234,12 +235,15 @@ def test_functions() -> None:
         exact[exact >= 2.0**128] = np.inf
         flushed = np.where(abs(x) < 2.0**-126, 0, x).astype(np.float64)
         log = np.log2(flushed)
+        inverse = 1 / flushed
+        inverse[abs(inverse) < 2.0**-126] = 0
     finite = np.isfinite(exact) & (exact > 0)
     assert (abs(powers[finite] / exact[finite] - 1) <= 2.0**-22).all()  # PTX: 2^-22.5 + 2^-23
     np.testing.assert_array_equal(powers[~finite], exact[~finite].astype(np.float32))
     whole = (x == np.rint(x)) & finite
     np.testing.assert_array_equal(powers[whole], exact[whole])
     np.testing.assert_allclose(logs, log, rtol=2.0**-22, atol=2.0**-22)
+    np.testing.assert_allclose(reciprocals, inverse.astype(np.float32), rtol=2.0**-23)  # 1 ulp
     np.testing.assert_array_equal(larger, np.fmax(x, np.float32(1)))
     np.testing.assert_array_equal(bits, x.view(np.int32))
 

@@ -20,7 +20,8 @@ from repro.attention.reference import attention_reference, max_error
 def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
     values: dict[str, Any] = {
         "key_mask": None, "block_mask": None, "seed": None, "causal": False, "scale": 0.25,
-        "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows",
+        "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows", "softcap": None,
+        "alibi_slopes": None,
     }  # fmt: skip
     return tuple((values | changes).values())
 
@@ -31,6 +32,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"dropout_p": 0.3, "seed": torch.tensor(5)},
     {"block_mask": torch.ones(2, 2, dtype=torch.bool).tril(), "tile": [16, 16]},
     {"order": "sawtooth"},
+    {"softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.25])},
 ]
 
 
@@ -44,7 +46,7 @@ def test_opcheck_forward(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("needed", [[True, True, True], [True, False, False]])
 def test_opcheck_backward(needed: list[bool]) -> None:
     q, k, v, dout = inputs(2, 2, 20, 20, 16)
-    options = _operator_arguments(causal=True)
+    options = _operator_arguments(causal=True, alibi_slopes=torch.tensor([0.5, 0.25]))
     out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
     torch.library.opcheck(
         torch.ops.repro.flash_attention_backward,

@@ -40,6 +40,9 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": "fp16", "head_dim": 64, "causal": True},
     {"dtype": "fp16", "head_dim": 64, "key_keep": 0.6},
     {"dtype": "bf16", "head_dim": 128},
+    {"dtype": "fp32", "head_dim": 32, "softcap": 2.0},
+    {"dtype": "fp32", "head_dim": 32, "alibi": "items", "causal": True, "deterministic": True},
+    {"dtype": "fp16", "head_dim": 64, "softcap": 20.0, "alibi": "heads", "key_keep": 0.6},
 ]
 
 

@@ -138,13 +138,17 @@ def test_functions_agree_to_their_stated_error() -> None:
     ).astype(np.float32)
     args: list[Argument] = [
         from_numpy("x", x, "r"),
-        *(from_numpy(n, np.empty_like(x), "w") for n in ("powers", "logs", "larger")),
+        *(
+            from_numpy(n, np.empty_like(x), "w")
+            for n in ("powers", "logs", "reciprocals", "larger")
+        ),
         from_numpy("bits", np.empty(len(x), np.int32), "w"),
         np.int32(len(x)),
     ]
     out = run_both(kernel("functions", 64), (1, 1, 1), 0, args)
     np.testing.assert_array_equal(*out["larger"])
     np.testing.assert_array_equal(*out["bits"])
+    np.testing.assert_allclose(*out["reciprocals"], rtol=2.0**-22)
     np.testing.assert_allclose(*out["powers"], rtol=2.0**-21)
     np.testing.assert_allclose(*out["logs"], rtol=2.0**-20, atol=2.0**-21)
 

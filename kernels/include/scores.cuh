@@ -1,0 +1,99 @@
+// What happens to a score between the product and the softmax, and to its gradient on the way back.
+// With x = q·k, query r, key c, in this order, each only where its macro is set:
+//   s = scale x
+//   SOFTCAP  s <- softcap tanh(s / softcap)                     (Gemma 2, 2024; FlashAttention-2)
+//   ALIBI    s <- s - slope |r + seqlen_k - seqlen_q - c|       (Press et al. 2022; FlashAttention-2)
+// The gradient passes what is added unchanged; tanh multiplies it by 1 - tanh².
+//
+// Bytes: alibi_slopes, 4 for a query tile that visits a key tile, or for a visit where keys are
+// outside. softcap moves nothing, and costs a second exponential and a reciprocal a score.
+#pragma once
+
+#include "tile.cuh"
+
+#ifndef SOFTCAP
+#define SOFTCAP 0  // 1: scores are capped
+#endif
+#ifndef ALIBI
+#define ALIBI 0  // 1: a distance times the head's slope is taken off
+#endif
+
+// Scores leave change_scores as the softmax takes them, scale included.
+constexpr bool CHANGED = SOFTCAP || ALIBI;
+
+// (e^2x - 1) / (e^2x + 1), and below 3/4, where that cancels, Lambert's continued fraction of tanh as
+// far as x^5: its error there is below 1e-8. One division; relative error below 2^-20. The derivative
+// is 1 - tanh², and 4 e^2x / (e^2x + 1)² where that would cancel.
+__device__ __forceinline__ float tanh_of(float x, float& derivative) {
+    const float a = fabsf(x), z = mul_rn(a, a);
+    const bool small = a < 0.75f;
+    // Beyond 20 the quotient is 1. A NaN stays one.
+    const float e = exp2_approx((a > 20.0f ? 20.0f : a) * (2.0f * LOG2E));
+    const float above = small ? mul_rn(a, fmaf(z, z + 105.0f, 945.0f)) : e - 1.0f;
+    const float below = small ? fmaf(z, fmaf(z, 15.0f, 420.0f), 945.0f) : e + 1.0f;
+    const float inverse = reciprocal_approx(below);
+    const float t = mul_rn(above, inverse);
+    derivative = small ? fmaf(-t, t, 1.0f) : mul_rn(mul_rn(e, inverse), 4.0f * inverse);
+    return x < 0.0f ? -t : t;
+}
+
+// Every operation is rounded by itself, so that all passes find the same s.
+struct ScoreChange {
+    float scale;
+    int offset;  // seqlen_k - seqlen_q
+    float softcap, per_softcap;  // the cap and its reciprocal
+
+    // The score that the softmax takes; `passed` is its derivative after s = scale x.
+    __device__ __forceinline__ float operator()(float x, int query, int key, float slope,
+                                                float& passed) const {
+        float s = mul_rn(x, scale);
+        if constexpr (SOFTCAP) {
+            s = mul_rn(softcap, tanh_of(mul_rn(s, per_softcap), passed));
+        }
+        if constexpr (ALIBI) {
+            const int distance = query + offset - key;
+            s = fmaf(-slope, float(distance < 0 ? -distance : distance), s);
+        }
+        return s;
+    }
+};
+
+// Products -> scores, in the accumulator layout of fragments.cuh. down0 and right0 are the
+// coordinates of the fragment's first element: of a query and a key, or with KEYS_DOWN (scores
+// transposed) of a key and a query. `passed` receives the derivatives, with SOFTCAP alone.
+template <bool KEYS_DOWN, int GROUPS, int TILES>
+__device__ __forceinline__ void change_scores(float (&s)[GROUPS][TILES][4],
+                                              float (&passed)[GROUPS][TILES][4],
+                                              const ScoreChange& change, float slope, int down0,
+                                              int right0) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int down = down0 + 16 * g + e / 2 * 8 + lane_id() / 4;
+                const int right = right0 + 8 * n + lane_id() % 4 * 2 + e % 2;
+                s[g][n][e] = change(s[g][n][e], KEYS_DOWN ? right : down, KEYS_DOWN ? down : right,
+                                    slope, passed[g][n][e]);
+            }
+}
+
+// The slope that a block keeps in shared memory; 0 without one.
+__device__ __forceinline__ float slope_of(const unsigned char* shared) {
+    return ALIBI ? ld_shared(reinterpret_cast<const float*>(shared)) : 0.0f;
+}
+
+// dS o what the changes let through; nothing to do where they only add.
+template <int GROUPS, int TILES>
+__device__ __forceinline__ void pass_back(float (&ds)[GROUPS][TILES][4],
+                                          const float (&passed)[GROUPS][TILES][4]) {
+    if constexpr (SOFTCAP) {
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+            for (int n = 0; n < TILES; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) ds[g][n][e] = mul_rn(ds[g][n][e], passed[g][n][e]);
+    }
+}

@@ -1,0 +1,63 @@
+"""What the sm_80 flash kernels do to scores before the softmax: arguments of ``scores.cuh``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.launch import Argument, Array
+
+FP32_TINY = 2.0**-126
+"""The least positive number that fp32 holds without loss."""
+
+
+def capped(softcap: float) -> float:
+    """A cap whose value and reciprocal fp32 can hold; ValueError names the limits otherwise."""
+    if not FP32_TINY <= softcap <= 1 / FP32_TINY:  # also true for NaN
+        raise ValueError(f"softcap={softcap} is outside {FP32_TINY:.4g}…{1 / FP32_TINY:.4g}")
+    return float(softcap)
+
+
+@dataclass(frozen=True)
+class ScoreChanges:
+    """Between the product and the softmax, in this order (query i, key j):
+
+        s = scale · q·k
+        s ← softcap · tanh(s / softcap)
+        s ← s - alibi_slopes[b, h] · abs(i + Nk - Nq - j)
+
+    Args:
+        softcap: above 0; None leaves it out.
+        alibi_slopes: (B, H, 1) fp32; stride 0 shares them among items.
+    """
+
+    softcap: float | None = None
+    alibi_slopes: Array | None = None
+
+    def check(self, q: Array) -> None:
+        """ValueError or TypeError for what the kernels would misread, naming both values."""
+        if self.softcap is not None:
+            capped(self.softcap)
+        slopes = self.alibi_slopes
+        if slopes is None:
+            return
+        if slopes.dtype != "fp32":
+            raise TypeError(f"alibi_slopes has dtype {slopes.dtype}, not fp32")
+        expected = (*q.shape[:2], 1)
+        if slopes.shape != expected:
+            raise ValueError(f"alibi_slopes has shape {slopes.shape}, not (B, H, 1) = {expected}")
+
+    @property
+    def features(self) -> dict[str, bool]:
+        """Those of ``kernels.flash_config.FlashConfig``."""
+        return {"softcap": self.softcap is not None, "alibi": self.alibi_slopes is not None}
+
+    def arguments(self) -> list[Argument]:
+        """Of each kernel that makes scores, after ``scale``."""
+        args: list[Argument] = []
+        if self.softcap is not None:
+            args += [np.float32(self.softcap), np.float32(1.0 / self.softcap)]
+        if self.alibi_slopes is not None:
+            args.append(self.alibi_slopes.with_access("r", "alibi_slopes"))
+        return args
