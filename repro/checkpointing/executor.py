@@ -29,6 +29,7 @@ from .fingerprint import Fingerprint, fingerprint, same
 from .replay import RandomState, Surroundings, cuda_devices
 from .saved import Fill, Pack, Saved, present
 from .stage_parts import parameters_of
+from .stage_places import Places
 from .stage_state import Memory
 from .swap import HostCopy, Watched
 from .values import Held, StageFn, Values, call
@@ -69,9 +70,14 @@ class Program:
         weights = [p for stage in stages for p in parameters_of(stage)]
         self.kinds = tuple(sorted({"cpu", *(p.device.type for p in weights)}))
         self.devices = cuda_devices(weights)
+        self._labels = [f"{n} ({stage_name(stage)})" for n, stage in enumerate(stages, start=1)]
+        self.places: dict[int, Places] = {}  # where the stages' state lay in the last step
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "places": {}}  # a copy has its own modules
 
     def label(self, stage: int) -> str:
-        return f"{stage} ({stage_name(self.stages[stage - 1])})"
+        return self._labels[stage - 1]
 
 
 def stage_name(stage: StageFn) -> str:
@@ -107,6 +113,7 @@ class Run:
         self._open: list[tuple[int, Tensor]] = []  # comparisons whose outcome a GPU knows
         self._gradients: tuple[int, list[Tensor]] = (0, [])
         self._graph_task = -1
+        self._provided = (0, -1)  # the stage that was provided for last, in which backward
         self._devices: tuple[int, ...] = ()
         self._generators: RandomState | None = None
         self._surroundings: Surroundings
@@ -144,7 +151,9 @@ class Run:
         stage, program = action.stage, self.program
         name = f"stage {program.label(stage)}"
         self.counts.forwards[stage] += 1
-        memory = Memory(program.stages[stage - 1]) if stage in program.repeated else None
+        places = program.places.pop(stage, None)
+        repeated = stage in program.repeated
+        memory = Memory(program.stages[stage - 1], places=places) if repeated else None
         self._active = stage
         with self._hooks(stage, action.keep is Keep.ALL), self._drawing(stage):
             if stage in program.moved:
@@ -156,6 +165,8 @@ class Run:
         result = Values.of(value, name)
         if memory is not None:
             memory.settle(name)
+            if (places := memory.reusable()) is not None:
+                program.places[stage] = places
             self._memory[stage] = memory
             if program.check_recompute:
                 self._prints[stage] = fingerprint(result.tensors)
@@ -181,8 +192,9 @@ class Run:
 
     @contextmanager
     def _drawing(self, stage: int) -> Iterator[None]:
-        """Notes the random state before a first run, where the stage changes it."""
-        if not self.program.preserve_rng_state:
+        """Notes the random state before a first run, where the stage changes it and runs again."""
+        if not self.program.preserve_rng_state or stage not in self.program.repeated:
+            self._generators = None
             yield
             return
         # Between two stages nobody draws, so one look at the generators a stage is enough.
@@ -295,14 +307,18 @@ class Run:
         """Perform all actions before "backward stage"; a second backward finds them done."""
         if self._active:
             return
+        now = stage, torch._C._current_graph_task_id()
+        if now == self._provided:  # most of a stage's saved tensors ask right after another
+            return
         with self._lock:
             self._finish_with_the_backward()
             while self._passed > stage and self._next < len(self.program.schedule):
                 action = self.program.schedule[self._next]
                 if action.op is Op.BACKWARD and action.stage == stage:
-                    return
+                    break
                 self._perform(action)
                 self._next += 1
+            self._provided = now
 
     def refuse(self, stage: int) -> None:
         """RuntimeError for a saved tensor that is not there."""
@@ -323,7 +339,7 @@ class Run:
             engine.queue_callback(self._end)
 
     def _end(self) -> None:
-        self._graph_task, self._gradients = -1, (0, [])
+        self._graph_task, self._gradients, self._provided = -1, (0, []), (0, -1)
         if self._passed == 2:  # nothing follows the backward of the first stage
             self._passed = 1
             self._kept, self._checkpoints, self._memory, self._prints = {}, {}, {}, {}

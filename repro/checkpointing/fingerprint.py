@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SAMPLES = 256
-FEW_BYTES = 4096  # up to here a hash is quicker than two sums
+FEW_BYTES = 16384  # up to here a hash is quicker than two sums
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 #: Types that NumPy has under the same bits.

@@ -21,11 +21,14 @@ _empty: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
 
 def _watch(tensor: Tensor) -> Tensor | None:
-    """An empty tensor that shares the version counter: it sees writes and holds no bytes."""
+    """A tensor that shares the version counter, so that it sees writes, and holds no more bytes
+    than there are anyway: an empty one."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
         return None
     if tensor.is_inference() or tensor.is_quantized:
         return None
+    if tensor.requires_grad and tensor.is_leaf:
+        return tensor  # the graph has to hold it anyway, to add its gradient up
     key = (tensor.dtype, tensor.device)
     if key not in _empty:
         _empty[key] = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -19,7 +19,10 @@ CONSTANTS = (type(None), bool, int, float, complex, str, torch.dtype, torch.devi
 
 @dataclass(frozen=True)
 class Values:
-    """A value taken apart: its tensors in order, and what puts them together again."""
+    """A value taken apart: its tensors in order, and what puts them together again.
+
+    spec: None of a tensor, `tuple` of a tuple of tensors, which need no pytree; else a pytree's
+    """
 
     tensors: State
     leaves: tuple[Any, ...]  # None where a tensor belongs
@@ -32,6 +35,10 @@ class Values:
         if isinstance(value, Tensor):
             _require_dense(value, where)
             return cls((value,), (None,), (0,), None)
+        if type(value) is tuple and value and all(isinstance(item, Tensor) for item in value):
+            for item in value:
+                _require_dense(item, where)
+            return cls(value, (None,) * len(value), tuple(range(len(value))), tuple)
         leaves, spec = _pytree.tree_flatten(value)
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         for leaf in leaves:
@@ -49,6 +56,8 @@ class Values:
 
     def rebuild(self, tensors: Iterable[Tensor]) -> Any:
         """The value with other tensors in the places of these."""
+        if self.spec is tuple:
+            return tuple(tensors)
         leaves = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor

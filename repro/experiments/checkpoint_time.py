@@ -2,8 +2,8 @@
 
 The ResNet is the authors' released one, 200 layers at 224 x 224, two images instead of 32; the LSTM
 is the paper's own, 4 x 1024, batch 64, at its shortest, 64 steps. One thread. A stage takes a tenth
-of a second here, so the executor's own work, a millisecond a stage, does not decide, as it does on
-the small chains of checkpoint-depth.
+of a second here, so the executor's own work, at most a millisecond a stage, does not decide, as it
+does on the small chains of checkpoint-depth (tests/bench/bench_checkpoint_executor.py).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _built(model: str) -> tuple[nn.Module, tuple[Tensor, ...], Profile]:
 
 
 def measure(cell: Cell, context: Context) -> Iterator[Record]:
-    """A metered step and timed ones, each right after one of autograd."""
+    """A metered step and timed ones, in turns with autograd's."""
     import torch
 
     from repro.checkpointing import PlannedModel

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import gc
 import itertools
 import random
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from repro.checkpointing import PlannedModel, plan
+from repro.checkpointing import PlannedModel, plan, stage_state
+from repro.checkpointing.stage_places import Places
 
 WIDTH = 16
 
@@ -334,3 +337,59 @@ def test_two_steps_open_at_once_have_a_state_each() -> None:
             run = plan(model, x, strategy="recompute-all", repeats=0)
         found.append(step(run, model))
     assert torch.equal(*found)
+
+
+def test_a_stage_is_looked_at_once_while_nothing_is_exchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And again after an attribute, a part or a buffer of it is another object."""
+    looked: list[object] = []
+    monkeypatch.setattr(
+        stage_state, "Places", lambda stage: (looked.append(stage), Places(stage))[1]
+    )
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), BufferWrittenInPlace())
+    model = nn.Sequential(inner, nn.Tanh())
+    x = torch.randn(2, WIDTH)
+    planned = plan(model, x, strategy="recompute-all", repeats=0)
+
+    def times() -> int:
+        looked.clear()
+        expected, found = (step(run) for run in (model, planned))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        return sum(stage is inner for stage in looked)
+
+    def step(run: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        model.zero_grad()
+        for stage in inner:
+            if isinstance(stage, Stage):
+                stage.c.zero_()
+        run(x).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert (times(), times(), times()) == (1, 0, 0)
+    inner[1].count = 2
+    assert (times(), times()) == (1, 0)
+    inner[0] = BufferWrittenInPlace()
+    assert (times(), times()) == (1, 0)
+    inner[0].c = torch.ones(WIDTH)
+    assert (times(), times()) == (1, 0)
+    model.eval()
+    assert (times(), times()) == (1, 0)
+
+
+def test_what_a_stage_replaced_is_not_held_for_the_next_step() -> None:
+    """A result that a stage leaves in an attribute goes when the stage leaves another one."""
+
+    class Remembers(Stage):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x.detach() * 2
+            return self.lin(x)
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Remembers(), nn.Tanh())
+    planned = plan(model, torch.ones(2, WIDTH), strategy="recompute-all", repeats=0)
+    planned(torch.ones(2, WIDTH)).sum().backward()
+    first = weakref.ref(model[1].seen)
+    planned(torch.ones(2, WIDTH)).sum().backward()
+    gc.collect()
+    assert first() is None

@@ -169,7 +169,7 @@ def case(model: str, depth: int, repeats: int = 0) -> Case:
 @dataclass(frozen=True)
 class Step:
     """Peak bytes of one training step, what was alive after its forward, seconds of several, the
-    share that the forward had, and seconds of the baseline's step right before each."""
+    share that the forward had, and seconds of the baseline's step beside each."""
 
     peak_bytes: int
     saved_bytes: int
@@ -189,8 +189,9 @@ def measure_step(
 ) -> Step:
     """A metered step, which also warms up, then timed steps: `repeats`, or after `seconds` three.
 
-    Steps of `baseline` alternate with them: what else goes on in the machine slows neighbours
-    alike. Bytes include the input; parameters and their gradients are there before.
+    Steps of `baseline` alternate with them, now before and now after: what else goes on in the
+    machine slows neighbours alike, and a clock that falls or rises favours neither. Bytes include
+    the input; parameters and their gradients are there before.
     """
     import torch
 
@@ -227,11 +228,14 @@ def measure_step(
     shares: list[float] = []
     before: list[float] = []
     while len(times) < repeats and (len(times) < min(3, repeats) or sum(times) < seconds):
-        if baseline is not None:
+        second = len(times) % 2 == 1
+        if baseline is not None and not second:
             before.append(timed(baseline)[0])
         total, first = timed(run)
         times.append(total)
         shares.append(first / total)
+        if baseline is not None and second:
+            before.append(timed(baseline)[0])
     inputs = storage_bytes(state)
     return Step(step.peak_bytes + inputs, forward.end_bytes + inputs, times, shares, before)
 
