@@ -106,6 +106,11 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         "deterministic_price",
         {},
     ),
+    "decoding": (
+        "a step of decoding moves the cache once for the heads of a group, q and fp32 parts a split",
+        "decode_bytes",
+        {"conditions": "executed on the host; no time and no card's counter yet"},
+    ),
     "fusion of longer chains": (
         "bias, GELU, dropout, residual: 9 passes become 3; layer norm: 6 become 2",
         "fusion_passes",

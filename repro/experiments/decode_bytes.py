@@ -1,0 +1,179 @@
+"""Bytes of one step of decoding: how queries share K and V, drafts, splits, fp8.
+
+Five ways to share, all with 32 query heads: every head its own K and V (MHA), groups of four (GQA),
+one K and V for all (MQA), the same groups in fp8, and one latent that is keys and values of all
+heads (as MLA has, with 256 columns; the 576 of DeepSeek-V2 are beyond our kernels and predicted
+only). Counted: the decoding kernels executed on the host backend, one sequence, random numbers; the
+error against float64 beside it, so that what is counted is right. Caches lie in pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from analysis.decode import DecodeShape
+from analysis.shapes import Tile
+from analysis.sums.decode import flash_decode
+from analysis.traffic import Traffic
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments.shared.attention import TRAFFIC
+from repro.measuring.records import Record, record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "decode-bytes"
+HEADS, PAGE_SIZE, DTYPE = 32, 64, "bf16"
+#: Way to share -> (key/value heads, head dimension, latent, fp8)
+SHARING: dict[str, tuple[int, int, bool, bool]] = {
+    "mha": (32, 128, False, False),
+    "gqa": (8, 128, False, False),
+    "gqa-fp8": (8, 128, False, True),
+    "mqa": (1, 128, False, False),
+    "latent-256": (1, 256, True, False),
+}
+#: Predicted alone: no kernel of ours has as many columns.
+THEORY = {"latent-576": (1, 576, True, False)}
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+LONGER = (32768, 65536, 131072)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+DRAFT_CONTEXT = 1024
+SPLITS = (1, 2, 4, 8, 16, 32)
+
+
+def _cell(sharing: str, context: int, width: int = 1, splits: int = 1) -> Cell:
+    kv_heads, head_dim, *_ = (SHARING | THEORY)[sharing]
+    return Cell(
+        implementation="flash-decode", pass_="forward", sharing=sharing, batch=1, heads=HEADS,
+        kv_heads=kv_heads, seqlen_q=width, seqlen_k=context, head_dim=head_dim, dtype=DTYPE,
+        causal=True, splits=splits, page_size=PAGE_SIZE,
+    )  # fmt: skip
+
+
+def cells() -> list[Cell]:
+    """Every way over the context; over the width of a draft; over the number of splits (GQA)."""
+    found = [_cell(sharing, context) for sharing in SHARING for context in CONTEXTS]
+    found += [_cell(s, DRAFT_CONTEXT, width) for s in SHARING for width in WIDTHS if width > 1]
+    found += [_cell("gqa", DRAFT_CONTEXT, splits=splits) for splits in SPLITS if splits > 1]
+    return found
+
+
+def shape_of(cell: Cell) -> DecodeShape:
+    """The step that a cell names."""
+    _, _, latent, fp8 = (SHARING | THEORY)[str(cell["sharing"])]
+    return DecodeShape(
+        int(cell["heads"]), int(cell["kv_heads"]), int(cell["seqlen_q"]),
+        (int(cell["seqlen_k"]),), int(cell["head_dim"]), str(cell["dtype"]), fp8, latent,
+        int(cell["page_size"]), ragged=True,
+    )  # fmt: skip
+
+
+def tile_of(cell: Cell) -> Tile:
+    """The tile that the driver takes; of a latent beyond the kernels' columns the largest."""
+    from kernels.decode_config import ROWS, configure
+
+    one = shape_of(cell)
+    if str(cell["sharing"]) in THEORY:
+        return Tile(ROWS[-1], 16)
+    return configure(one.dtype, one.head_dim, one.rows).tile
+
+
+def predict(cell: Cell) -> Iterator[Record]:
+    """The exact sums, and the lower bound."""
+    one = shape_of(cell)
+    traffic = Traffic(flash_decode(one, tile_of(cell), int(cell["splits"])))
+    yield from _rows(cell, traffic, "predicted", "sum over the tile loop")
+    yield record(
+        cell, experiment=NAME, source="predicted", tool="each tensor once", cell=cell.id,
+        metric="compulsory_bytes", unit="B", value=one.compulsory_bytes,
+    )  # fmt: skip
+
+
+def also() -> Iterator[Record]:
+    """Contexts too long to execute, and the latent that no kernel of ours runs."""
+    for sharing in SHARING:
+        for context in LONGER:
+            yield from predict(_cell(sharing, context))
+    for sharing in THEORY:
+        for context in (*CONTEXTS, *LONGER):
+            yield from predict(_cell(sharing, context))
+        for width in WIDTHS[1:]:
+            yield from predict(_cell(sharing, DRAFT_CONTEXT, width))
+
+
+def _rows(cell: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Record]:
+    """A row per kernel, tensor and direction."""
+    for kernel, entries in traffic.kernels.items():
+        for (tensor, direction), count in entries.items():
+            yield record(
+                cell, experiment=NAME, source=source, tool=tool, kernel=kernel, tensor=tensor,
+                direction=direction, value=count, cell=cell.id, **TRAFFIC,
+            )  # fmt: skip
+
+
+def measure(cell: Cell, context: Context) -> Iterator[Record]:
+    """Execute the kernels: bytes by tensor, and the largest error."""
+    import torch
+
+    from kernels import decode
+    from repro.attention.quantize import quantize_e4m3
+    from repro.attention.reference import attention_reference, max_error
+    from repro.attention.views import array_of
+
+    one = shape_of(cell)
+    keys = int(cell["seqlen_k"])
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    q = draw(1, one.heads, one.seqlen_q, one.head_dim)
+    pages = keys // PAGE_SIZE
+    k, v = (draw(pages, PAGE_SIZE, one.kv_heads, one.head_dim) for _ in range(2))
+    table = torch.randperm(pages, generator=generator)[None]
+    options: dict[str, Any] = {}
+    if one.fp8:
+        caches, scales = zip(*(quantize_e4m3(x, 2) for x in (k, v)), strict=True)
+        names = ("k_scale", "v_scale")
+        options = {name: array_of(name, s) for name, s in zip(names, scales, strict=True)}
+        k, v = (x.double() * s.double()[:, None] for x, s in zip(caches, scales, strict=True))
+        stored = [x.view(torch.uint8) for x in caches]
+    else:
+        stored = [k, v]
+    by_heads = [x.transpose(1, 2) for x in stored]
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    backend = context.host()
+    decode.forward(
+        backend, array_of("q", q), array_of("k", by_heads[0]),
+        None if one.latent else array_of("v", by_heads[1]), array_of("out", out),
+        array_of("lse", lse), scale=one.head_dim**-0.5, splits=int(cell["splits"]),
+        seqlens=array_of("seqlens", torch.tensor([keys], dtype=torch.int32)),
+        block_table=array_of("block_table", table.to(torch.int32)), **options,
+    )  # fmt: skip
+    counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
+    yield from _rows(cell, counted, "measured", "host backend: executed, bytes counted")
+    rows = [x[table[0]].flatten(0, 1).transpose(0, 1)[None] for x in (k, v)]
+    exact = attention_reference(q, rows[0], rows[0] if one.latent else rows[1], causal=True)
+    yield record(
+        cell, experiment=NAME, source="measured", metric="max_abs_error", unit="1", tensor="out",
+        value=max_error(out, exact.out), tool="against float64 on the same rounded inputs",
+        cell=cell.id,
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="bytes of a step of decoding",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="host",
+    also=also,
+    sources=(
+        "kernels/flash_decode.cu", "kernels/decode.py", "kernels/decode_config.py",
+        "kernels/include", "kernels/host", "repro/experiments/decode_bytes.py",
+    ),
+    seconds=60,
+    on_demand=True,
+)  # fmt: skip
