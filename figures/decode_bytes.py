@@ -85,7 +85,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 xlim=(200, 131072 * 22))  # fmt: skip
     context.set_title("a token reads its whole context")
     label_ends(context, ends["seqlen_k"])
-    key(context, "counted on the host", published=False, loc="upper left")
+    key(context, "counted on the host", published=False, loc="lower right")
 
     width.set_yscale("log")
     width.set_xticks(WIDTHS)

@@ -163,10 +163,10 @@ OVERTURN: dict[str, tuple[Scale | Mirror, ...]] = {
     "checkpoint around flash": (Scale({"pass": "forward"}),),
     "checkpoint peak": (Scale({"metric": "peak_bytes"}),),
     "checkpointed attention": (Scale({"implementation": "standard-checkpointed"}),),
-    "decoding": [
+    "decoding": (
         Scale({"metric": "traffic_bytes", "tensor": "k", "sharing": "gqa"}),
         Scale({"metric": "traffic_bytes", "tensor": "part_out"}),
-    ],
+    ),
     "determinism": MEASURED,
     "fusion by torch.compile": MEASURED,
     "fusion of longer chains": MEASURED,

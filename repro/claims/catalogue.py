@@ -107,7 +107,7 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         {},
     ),
     "decoding": (
-        "a step of decoding moves the cache once for the heads of a group, q and fp32 parts a split",
+        "a step of decoding reads the cache once for the heads of a group; a split adds fp32 parts",
         "decode_bytes",
         {"conditions": "executed on the host; no time and no card's counter yet"},
     ),
