@@ -34,14 +34,15 @@ def load(name: str):
 def test_every_kind_of_extension_has_its_example() -> None:
     assert EXAMPLES == [
         "add_algorithm", "add_figure", "add_gpu", "add_peer", "add_planner",
-        "attention_in_40_lines", "count_own_kernel", "plan_transformer",
+        "attention_in_40_lines", "count_own_kernel", "decode_tiny_model", "plan_transformer",
     ]  # fmt: skip
     table = (ROOT / "examples" / "README.md").read_text()
     assert all(f"({name}.py)" in table for name in EXAMPLES)
 
 
 @pytest.mark.parametrize(
-    "name", ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel"]
+    "name",
+    ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel", "decode_tiny_model"],
 )
 def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
@@ -193,3 +194,32 @@ def test_the_page_on_own_kernels_says_what_the_example_changes() -> None:
     with pytest.raises(KernelError) as caught:
         run(original.replace(shared, here, 1))
     assert " ".join(str(caught.value).split()) in " ".join(page.split())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_model_with_pages_says_what_it_says_without_a_cache(seed: int) -> None:
+    example = load("decode_tiny_model")
+    paged, whole, cache = example.decode(seed)
+    assert torch.equal(paged, whole)
+    assert len(set(paged.flatten().tolist())) > 10  # no model that repeats one token
+    shared = example.PROMPT // example.PAGE_SIZE
+    assert torch.equal(cache.table[0, :shared], cache.table[1, :shared])
+    own = [set(row[shared:-(-int(n) // example.PAGE_SIZE)].tolist())
+           for row, n in zip(cache.table, cache.lengths, strict=True)]  # fmt: skip
+    assert not own[0] & own[1]
+
+
+def test_a_model_with_a_wrong_page_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above rests on: the pages matter."""
+    example = load("decode_tiny_model")
+    real = example.PagedCache.make_room
+
+    def swapped(cache: object, sequence: int, tokens: int) -> None:
+        real(cache, sequence, tokens)
+        if sequence == 1:
+            cache.table[1, 0] = cache.table[1, 1]  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(example.PagedCache, "make_room", swapped)
+    paged, whole, _ = example.decode()
+    assert torch.equal(paged[0], whole[0])
+    assert not torch.equal(paged[1], whole[1])
