@@ -22,6 +22,9 @@ from repro import cli
 COMMANDS = {
     "predict": ("predict", "command",
                 "Predict FLOPs, bytes at both levels, memory and a time bound."),
+    "decode": ("decode", "command",
+               "Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one "
+               "layer."),
     "plan": ("plan", "command",
              "Plan the recomputation of a model: schedule, predicted peak and overhead, "
              "trade-off."),
