@@ -81,7 +81,7 @@ def main_kernel(traffic: Traffic) -> str:
 
 def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     """Size of every tensor the kernels name; dq_accum, dq_tmp and out_tmp are fp32 accumulators,
-    taken is the counter of the persistent forward."""
+    tile_counter is the counter of the persistent forward."""
     accumulator = shape.query_bytes // shape.itemsize * 4
     sizes = dict.fromkeys(("q", "out", "dout", "dq"), shape.query_bytes)
     sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
@@ -90,7 +90,7 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     sizes["key_mask"] = shape.batch * shape.seqlen_k
     sizes["alibi_slopes"] = shape.heads * SLOPE_BYTES  # where the items of a batch share them
     sizes |= dict.fromkeys(("dq_accum", "out_tmp", "dq_tmp"), accumulator)
-    return sizes | {"taken": COUNTER_BYTES}
+    return sizes | {"tile_counter": COUNTER_BYTES}
 
 
 def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:

@@ -118,7 +118,7 @@ def forward_round(head_dim: int, block_m: int, block_n: int, *, optimistic: bool
     )
 
 
-def backward_round(head_dim: int, block_m: int, *, direct: bool = False) -> Round:
+def backward_round(head_dim: int, block_m: int, *, dq_from_registers: bool = False) -> Round:
     """Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q, dQ += dS K: block_m queries, 128 keys.
 
     Pᵀ and dSᵀ stay in registers for dV and dK; dS goes through shared memory for dQ, and dQ in
@@ -126,8 +126,9 @@ def backward_round(head_dim: int, block_m: int, *, direct: bool = False) -> Roun
     of 64 queries each takes all and half of dQ's columns, and other numbers are the narrow side of
     the product, each warpgroup with half of the columns.
 
-    direct: dQ is added to memory from registers. That its bytes then pass the SM's load and store
-    unit, which shares its way with shared memory, is not counted: nobody documents its price.
+    dq_from_registers: dQ is added to memory from registers. That its bytes then pass the SM's load
+    and store unit, which shares its way with shared memory, is not counted: nobody documents its
+    price.
     """
     keys, queries = KEYS * head_dim * ITEMSIZE, block_m * head_dim * ITEMSIZE
     both, ds = CONSUMERS_BACKWARD, block_m * KEYS * ITEMSIZE
@@ -145,7 +146,7 @@ def backward_round(head_dim: int, block_m: int, *, direct: bool = False) -> Roun
     loads = both * WARPS * 2 * (block_m // 8)
     statistics = loads * 32 * 8
     dq = block_m * head_dim * 4
-    through_shared = {} if direct else {"dQ stored": dq, "dQ leaving": dq}
+    through_shared = {} if dq_from_registers else {"dQ stored": dq, "dQ leaving": dq}
     return Round(
         flops=10 * block_m * KEYS * head_dim,
         exponentials=block_m * KEYS,

@@ -15,7 +15,7 @@ from analysis.checkpointing import (
     store_all,
     uniform_chain,
 )
-from analysis.checkpointing.tree import Builder, plan_of
+from analysis.checkpointing.plan_tree import PlanBuilder, plan_of
 
 
 def halving(chain: Chain) -> Plan:
@@ -24,7 +24,7 @@ def halving(chain: Chain) -> Plan:
     while left > 1:
         starts.append(starts[-1] + left - left // 2)
         left //= 2
-    build = Builder(chain)
+    build = PlanBuilder(chain)
     return plan_of("halving", build, build.segments(starts, len(chain)))
 
 

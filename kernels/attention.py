@@ -129,7 +129,7 @@ def forward(
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
             scale=scale, causal=causal, tile=tile, order=order, wave=wave,
-            optimistic=chosen.optimistic, chained=pdl, stream=stream,
+            optimistic=chosen.optimistic, pdl=pdl, stream=stream,
         )  # fmt: skip
         return
     if pdl:
@@ -277,7 +277,7 @@ def backward(
             hopper.backward(
                 backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
                 scale=scale, causal=causal, tile=tile, dlse=dlse, order=order, wave=wave,
-                deterministic=chosen.dq is DqSum.ORDERED, chained=pdl, stream=stream,
+                deterministic=chosen.dq is DqSum.ORDERED, pdl=pdl, stream=stream,
             )  # fmt: skip
             return
         _refuse(algorithm, changes, dlse=dlse)

@@ -152,7 +152,7 @@ def _hopper_backward() -> list[Subject]:
     for form in hopper.BACKWARD_FORMS:
         for causal in (False, True):
             for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
-                if form.direct and algorithm == hopper.DETERMINISTIC:
+                if form.dq_from_registers and algorithm == hopper.DETERMINISTIC:
                     continue  # it takes no turns
                 kernel = form.kernel(
                     "", "bf16", causal, deterministic=algorithm == hopper.DETERMINISTIC
@@ -160,7 +160,7 @@ def _hopper_backward() -> list[Subject]:
                 name = f"{algorithm} backward bf16 {form.name} {_mask(causal)}"
                 spilled = form.spill_bytes(causal)
                 listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a", spilled))
-        if form.direct:
+        if form.dq_from_registers:
             continue  # what runs around it is the same
         for part, shared_bytes in (("preprocess", 0), ("postprocess", form.post_shared_bytes)):
             name = f"{hopper.ALGORITHM} {part} bf16 {form.name} full"
@@ -179,7 +179,7 @@ def _hopper_sawtooth() -> list[Subject]:
                 kernel = forward.kernel("bf16", causal, sawtooth=True)
                 listed.append(Subject(name, kernel, forward.shared_bytes, "sm_90a"))
         for form in hopper.BACKWARD_FORMS:
-            if not form.direct:
+            if not form.dq_from_registers:
                 name = f"flash-sm90 backward sawtooth bf16 {form.name} {_mask(causal)}"
                 kernel = form.kernel("", "bf16", causal, sawtooth=True)
                 spilled = form.spill_bytes(causal)

@@ -5,8 +5,8 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 1. the device has compute capability 9.0 (their instructions exist nowhere else);
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
    dq in a fixed order;
-3. :func:`kernels.hopper.why_not` has no objection: type, head dimension, scale, masks, dropout,
-   softcap, ALiBi;
+3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, masks,
+   dropout, softcap, ALiBi;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.
@@ -93,7 +93,7 @@ def choose(
     elif tile is not None:
         objection = f"tile ({tile.block_m}, {tile.block_n}) was asked for"
     else:
-        objection = hopper.why_not(
+        objection = hopper.unsupported_reason(
             q.dtype,
             q.shape[3],
             scale=scale,

@@ -17,7 +17,7 @@
 //   dQ = dS K                             both warpgroups' dS, through shared memory; or, with tiles of
 //                                         80 queries, dQ^T = K^T dS^T, 64 of HEAD_DIM a warpgroup
 //
-// DIRECT: the consumers add dQ to memory from their registers, 16 bytes a thread and instruction.
+// DQ_FROM_REGISTERS: the consumers add dQ to memory themselves, 16 bytes a thread and instruction.
 // Shared memory, which sets the pace of this kernel (analysis/sm_ceilings.py), is then spared dQ's
 // way in and out; whether the additions cost less where they go instead, no card has said yet.
 //
@@ -58,26 +58,27 @@
 //            shared memory; they are no multiple of the 64 rows that a product has, so dQ is
 //            multiplied transposed
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
+// SHARED_BYTES  dynamic shared memory of the launch, kernels/hopper_forms.py
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
-// DIRECT     1: dQ is added from registers. Default 0; not with DETERMINISTIC.
+// DQ_FROM_REGISTERS  1: dQ is added from registers. Default 0; not with DETERMINISTIC.
 // SAWTOOTH   1: every second wave of blocks makes its visits from the last to the first, and finds in
 //            L2 what the wave before it touched last. Default 0; not with turns, for which a wave
-//            would wait where it meets the one before, and not with DIRECT.
+//            would wait where it meets the one before, and not with DQ_FROM_REGISTERS.
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
 #endif
-#ifndef DIRECT
-#define DIRECT 0
+#ifndef DQ_FROM_REGISTERS
+#define DQ_FROM_REGISTERS 0
 #endif
 #ifndef SAWTOOTH
 #define SAWTOOTH 0
 #endif
-#if SAWTOOTH && (DIRECT || DETERMINISTIC)
+#if SAWTOOTH && (DQ_FROM_REGISTERS || DETERMINISTIC)
 #error a sawtooth is for tiles of dQ that are added as a whole, in no order
 #endif
-#if DIRECT && DETERMINISTIC
-#error turns are taken by the warp that adds whole tiles, which DIRECT does without
+#if DQ_FROM_REGISTERS && DETERMINISTIC
+#error turns are taken by the warp that adds whole tiles, which DQ_FROM_REGISTERS does without
 #endif
 
 #include "backward_sm90.cuh"
@@ -98,7 +99,7 @@ constexpr int Q_AT = V_AT + KV_BYTES;
 constexpr int DO_AT = Q_AT + STAGES * Q_BYTES;
 constexpr int DS_AT = DO_AT + STAGES * Q_BYTES;  // two buffers, in turn
 constexpr int DQ_AT = DS_AT + 2 * DS_BYTES;
-constexpr int LSE_AT = DQ_AT + (DIRECT ? 0 : CONSUMERS * DQ_FLOATS * 4);
+constexpr int LSE_AT = DQ_AT + (DQ_FROM_REGISTERS ? 0 : CONSUMERS * DQ_FLOATS * 4);
 constexpr int DELTA_AT = LSE_AT + STAGES * BLOCK_M * 4;
 constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
 
@@ -107,6 +108,7 @@ struct Barriers {
     Mbarrier q_full[STAGES], q_empty[STAGES];    // Q and lse
     Mbarrier do_full[STAGES], do_empty[STAGES];  // dO and delta
 };
+static_assert(BARRIERS_AT + sizeof(Barriers) + 1023 == SHARED_BYTES, "hopper_forms.py counts others");
 
 // Named barriers; 0 is the block's.
 constexpr int DS_READY = 1;   // both warpgroups have written their part of dS
@@ -114,9 +116,10 @@ constexpr int DQ_EMPTY = 2;   // + warpgroup: its dQ buffer may be written
 constexpr int DQ_FULL = 4;    // + warpgroup: its dQ buffer may be added to memory
 constexpr int GRADS_READY = 6;  // + warpgroup: dK and dV are in shared memory
 
-struct Slot {
-    int stage, parity;
-    __device__ __forceinline__ explicit Slot(int it) : stage(it % STAGES), parity(it / STAGES & 1) {}
+struct PipelineState {
+    int stage, phase;
+    __device__ __forceinline__ explicit PipelineState(int it)
+        : stage(it % STAGES), phase(it / STAGES & 1) {}
 };
 
 // acc = A B^T over the head dimension: 64 rows of A from a tile of BLOCK_N rows, B a tile of BLOCK_M.
@@ -282,14 +285,14 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                        row0;  // of the tile's first row in the statistics
 #pragma unroll 1
             for (int it = 0; it < count; ++it) {
-                const Slot slot(it);
-                mbarrier_wait(&barriers->q_empty[slot.stage], slot.parity ^ 1);
+                const PipelineState slot(it);
+                mbarrier_wait(&barriers->q_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->q_full[slot.stage], Q_BYTES + BLOCK_M * 4);
                 tma_load(shared + Q_AT + slot.stage * Q_BYTES, &q_map,
                          &barriers->q_full[slot.stage], 0, row0, 0, head, b);
                 bulk_load(shared + LSE_AT + slot.stage * BLOCK_M * 4, lse2.data + at, BLOCK_M * 4,
                           &barriers->q_full[slot.stage]);
-                mbarrier_wait(&barriers->do_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_wait(&barriers->do_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->do_full[slot.stage], Q_BYTES + BLOCK_M * 4);
                 tma_load(shared + DO_AT + slot.stage * Q_BYTES, &dout_map,
                          &barriers->do_full[slot.stage], 0, row0, 0, head, b);
@@ -304,7 +307,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                 }
             }
         }
-#if !DIRECT
+#if !DQ_FROM_REGISTERS
         if (warp == 1) {
             // ---- dQ to memory --------------------------------------------------------------------
             previous_kernel_wait();  // for the zeros that dQ and the turns begin with
@@ -364,7 +367,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     const int column = lane % 4 * 2;  // of a query in its group of 8: column and column + 1
     const unsigned char* const k = shared + half * 64 * 128;
     const unsigned char* const v = shared + V_AT + half * 64 * 128;
-#if DIRECT
+#if DQ_FROM_REGISTERS
     previous_kernel_wait();  // for the zeros that dQ begins with
     const int64 first_tile = (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles + i0;
     // This thread's first four floats of its part of dQ.
@@ -381,7 +384,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 
     int row0 = start * BLOCK_M;
     for (int it = 0; it < count; ++it) {
-        const Slot slot(it);
+        const PipelineState slot(it);
         const unsigned char* const q = shared + Q_AT + slot.stage * Q_BYTES;
         const unsigned char* const dout = shared + DO_AT + slot.stage * Q_BYTES;
         const float* const lse_of = reinterpret_cast<const float*>(shared + LSE_AT) +
@@ -391,10 +394,10 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         unsigned char* const ds = shared + DS_AT + it % 2 * DS_BYTES;
 
         float score[SCORES], dp[SCORES];
-        mbarrier_wait(&barriers->q_full[slot.stage], slot.parity);
+        mbarrier_wait(&barriers->q_full[slot.stage], slot.phase);
         wgmma_fence();
         issue_transposed_scores(score, k, q);
-        mbarrier_wait(&barriers->do_full[slot.stage], slot.parity);
+        mbarrier_wait(&barriers->do_full[slot.stage], slot.phase);
         wgmma_fence();
         issue_transposed_scores(dp, v, dout);
 
@@ -459,7 +462,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         keep(dq);
         if (lane == 0) mbarrier_arrive(&barriers->do_empty[slot.stage]);
         // In the order of the accumulator; the postprocess puts it right.
-#if DIRECT
+#if DQ_FROM_REGISTERS
 #pragma unroll
         for (int c = 0; c < DQ_REGISTERS / 4; ++c)
             add_global_x4(dq_tile + c * WARPGROUP * 4, &dq[4 * c]);
@@ -486,7 +489,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         row0 += step * BLOCK_M;
         if (past_head(row0)) {  // on to the next head of the group
             row0 = start * BLOCK_M;
-#if DIRECT
+#if DQ_FROM_REGISTERS
             dq_tile += i0 * TILE_FLOATS;
 #endif
         }

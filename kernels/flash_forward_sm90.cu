@@ -37,6 +37,7 @@
 // CONSUMERS  2 or 3 warpgroups of 64 query rows
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // STAGES     K and V tiles in flight
+// SHARED_BYTES  dynamic shared memory of the launch, kernels/hopper_forms.py
 // PINGPONG   1: warpgroups issue their products in turn. Default 0.
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
 // SAWTOOTH   1: every second wave of blocks walks the keys upwards, and finds in L2 what the wave
@@ -69,6 +70,8 @@ struct Barriers {
 
 constexpr int REPAIR_TILES = 256;  // of a block
 constexpr int FLAGGED_AT = BARRIERS_AT + static_cast<int>(sizeof(Barriers));  // a word for each
+static_assert(FLAGGED_AT + (OPTIMISTIC == 2 ? 4 * REPAIR_TILES : 0) + 1023 == SHARED_BYTES,
+              "hopper_forms.py counts others");
 static_assert(REPAIR_TILES <= THREADS, "a thread reads the flags of one tile");
 
 #if OPTIMISTIC == 1
@@ -96,8 +99,8 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
-    auto place_of_tile = [&](int number) {
-        return place_of(number, query_tiles, heads, batch, heads_per_group);
+    auto coord_of_tile = [&](int number) {
+        return tile_coord(number, query_tiles, heads, batch, heads_per_group);
     };
     // Key tile of round `it` of a walk over `end`.
 #if SAWTOOTH
@@ -128,13 +131,13 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     auto to_do = [&](int) { return true; };
     auto tile_number = [&](int) { return static_cast<int>(blockIdx.x); };
 
-    const Place my_place = place_of_tile(blockIdx.x);
-    const int my_row0 = my_place.tile * BLOCK_M;
-    if (Walk(my_place.tile, seqlen_q, seqlen_k).tiles == 0) {  // these rows see nothing
+    const TileCoord my_tile = coord_of_tile(blockIdx.x);
+    const int my_row0 = my_tile.tile * BLOCK_M;
+    if (KeyRange(my_tile.tile, seqlen_q, seqlen_k).tiles == 0) {  // these rows see nothing
         for (int x = threadIdx.x; x < CONSUMERS * Q_BYTES / 16; x += THREADS)
             st_shared(reinterpret_cast<Vec16*>(shared) + x, Vec16{});
         for (int r = threadIdx.x; r < min_int(BLOCK_M, seqlen_q - my_row0); r += THREADS)
-            st_global(lse.at(my_place.batch, my_place.head, my_row0 + r), neg_infinity());
+            st_global(lse.at(my_tile.batch, my_tile.head, my_row0 + r), neg_infinity());
 #if OPTIMISTIC == 1
         if (threadIdx.x < 4 * CONSUMERS)
             st_global(flags.data + static_cast<int64>(blockIdx.x) * 4 * CONSUMERS + threadIdx.x, 0);
@@ -143,8 +146,8 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         block_sync();
         if (threadIdx.x == 0) {
             for (int w = 0; w < CONSUMERS; ++w)
-                tma_store(&out_map, shared + w * Q_BYTES, 0, my_row0 + 64 * w, 0, my_place.head,
-                          my_place.batch);
+                tma_store(&out_map, shared + w * Q_BYTES, 0, my_row0 + 64 * w, 0, my_tile.head,
+                          my_tile.batch);
             bulk_commit();
             bulk_wait<0>();
         }
@@ -170,32 +173,32 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         // ---- producer ----------------------------------------------------------------------------
         registers_shrink<CONSUMERS == 2 ? 24 : 32>();
         if (threadIdx.x != 0) return;
-        int earlier = 0, turn = 0;  // key tiles of earlier query tiles, and these
+        int earlier = 0, tile_iter = 0;  // key tiles of earlier query tiles, and these
         for (int i = 0; i < tiles_here; ++i) {
             if (!to_do(i)) continue;
-            const Place place = place_of_tile(tile_number(i));
-            const int row0 = place.tile * BLOCK_M, kv_head = place.head / group;
-            const int end = Walk(place.tile, seqlen_q, seqlen_k).tiles;
-            if (OPTIMISTIC == 2) mbarrier_wait(&barriers->q_empty, turn & 1 ^ 1);
+            const TileCoord coord = coord_of_tile(tile_number(i));
+            const int row0 = coord.tile * BLOCK_M, kv_head = coord.head / group;
+            const int end = KeyRange(coord.tile, seqlen_q, seqlen_k).tiles;
+            if (OPTIMISTIC == 2) mbarrier_wait(&barriers->q_empty, tile_iter & 1 ^ 1);
             mbarrier_expect(&barriers->q_full, CONSUMERS * Q_BYTES);
             for (int w = 0; w < CONSUMERS; ++w)
                 tma_load(shared + w * Q_BYTES, &q_map, &barriers->q_full, 0, row0 + 64 * w, 0,
-                         place.head, place.batch);
+                         coord.head, coord.batch);
             auto load_k = [&](int it) {
-                const Slot slot(earlier + it);
-                mbarrier_wait(&barriers->k_empty[slot.stage], slot.parity ^ 1);
+                const PipelineState slot(earlier + it);
+                mbarrier_wait(&barriers->k_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
                          &barriers->k_full[slot.stage], 0, key_tile(it, end) * BLOCK_N, 0, kv_head,
-                         place.batch);
+                         coord.batch);
             };
             auto load_v = [&](int it) {
-                const Slot slot(earlier + it);
-                mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
+                const PipelineState slot(earlier + it);
+                mbarrier_wait(&barriers->v_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
                 tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map,
                          &barriers->v_full[slot.stage], 0, key_tile(it, end) * BLOCK_N, 0, kv_head,
-                         place.batch);
+                         coord.batch);
             };
             // In the order of use: the scores of the next tile come before P V of this one.
             load_k(0);
@@ -205,7 +208,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             }
             load_v(end - 1);
             earlier += end;
-            ++turn;
+            ++tile_iter;
         }
         return;
     }
@@ -216,30 +219,30 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     unsigned char* const q = shared + (warpgroup - 1) * Q_BYTES;
     const float log2_scale = scale * LOG2E;
 
-    auto k_of = [&](const Slot& s) { return shared + K_AT + s.stage * KV_BYTES; };
-    auto v_of = [&](const Slot& s) { return shared + V_AT + s.stage * KV_BYTES; };
+    auto k_of = [&](const PipelineState& s) { return shared + K_AT + s.stage * KV_BYTES; };
+    auto v_of = [&](const PipelineState& s) { return shared + V_AT + s.stage * KV_BYTES; };
     auto release = [&](Mbarrier* empty) {
         if (lane == 0) mbarrier_arrive(empty);
     };
 
-    int earlier = 0, turn = 0;  // key tiles of earlier query tiles, and these
+    int earlier = 0, tile_iter = 0;  // key tiles of earlier query tiles, and these
     for (int i = 0; i < tiles_here; ++i) {
         if (!to_do(i)) continue;
-        const Place place = place_of_tile(tile_number(i));
-        const int row0 = place.tile * BLOCK_M;
+        const TileCoord coord = coord_of_tile(tile_number(i));
+        const int row0 = coord.tile * BLOCK_M;
         const int row = row0 + (warpgroup - 1) * 64 + 16 * warp + lane / 4;
-        const Walk walk(place.tile, seqlen_q, seqlen_k);
-        const int end = walk.tiles;
+        const KeyRange range(coord.tile, seqlen_q, seqlen_k);
+        const int end = range.tiles;
         float out_acc[OUTPUTS];
 #pragma unroll
         for (int n = 0; n < OUTPUTS; ++n) out_acc[n] = 0.0f;
         Softmax state;
         float rescale[2];
 
-        mbarrier_wait(&barriers->q_full, turn & 1);
+        mbarrier_wait(&barriers->q_full, tile_iter & 1);
 
         auto mask = [&](float(&score)[SCORES], int it) {
-            if (SAWTOOTH ? key_tile(it, end) >= end - walk.masked : it < walk.masked)
+            if (SAWTOOTH ? key_tile(it, end) >= end - range.masked : it < range.masked)
                 mask_scores(score, row, key_tile(it, end) * BLOCK_N + lane % 4 * 2, seqlen_q,
                             seqlen_k);
         };
@@ -249,14 +252,14 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         // moves nothing over the loop of a barrier's wait.
         auto wait_for_k = [&](int it) {
             if (it >= end) return;
-            const Slot slot(earlier + it);
-            mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+            const PipelineState slot(earlier + it);
+            mbarrier_wait(&barriers->k_full[slot.stage], slot.phase);
         };
         uint32 p[BLOCK_N / 16][4];
         {
             float score[SCORES];
-            const Slot slot(earlier);
-            mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+            const PipelineState slot(earlier);
+            mbarrier_wait(&barriers->k_full[slot.stage], slot.phase);
             wgmma_fence();
             issue_scores(score, q, k_of(slot));
             wgmma_wait<0>();
@@ -267,23 +270,23 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             round_weights(p, score);
             wait_for_k(1);
         }
-        open_turns(warpgroup);
+        warp_scheduler_open(warpgroup);
         for (int it = 1; it < end; ++it) {
             float score[SCORES];
-            const Slot slot(earlier + it), before(earlier + it - 1);
-            begin_turn(warpgroup);
+            const PipelineState slot(earlier + it), before(earlier + it - 1);
+            warp_scheduler_wait(warpgroup);
             wgmma_fence();
             issue_scores(score, q, k_of(slot));
             if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
-            mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+            mbarrier_wait(&barriers->v_full[before.stage], before.phase);
             wgmma_fence();  // without it ptxas puts one into a branch, and may serialise
             issue_output(out_acc, p, v_of(before));
-            end_turn(warpgroup);
+            warp_scheduler_arrive(warpgroup);
             wgmma_wait<1>();
             keep(score);
             release(&barriers->k_empty[slot.stage]);
             mask(score, it);
-            const bool looks = !OPTIMISTIC_NOW || it <= walk.masked;  // for the maximum
+            const bool looks = !OPTIMISTIC_NOW || it <= range.masked;  // for the maximum
             if (looks) {
                 softmax_step(score, state, rescale, log2_scale);
             } else {
@@ -298,9 +301,9 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             round_weights(p, score);
         }
         {
-            const Slot slot(earlier + end - 1);
+            const PipelineState slot(earlier + end - 1);
             if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
-            mbarrier_wait(&barriers->v_full[slot.stage], slot.parity);
+            mbarrier_wait(&barriers->v_full[slot.stage], slot.phase);
             wgmma_fence();
             issue_output(out_acc, p, v_of(slot));
             wgmma_wait<0>();
@@ -315,20 +318,20 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                           warp,
                       overflowed);
 #endif
-        normalise(out_acc, state, lse, place, row, seqlen_q, scale);
+        normalise(out_acc, state, lse, coord, row, seqlen_q, scale);
         // Through this warpgroup's part of Q, which nobody reads any more.
         outputs_to_shared(q, out_acc);
         tma_fence();
         named_sync(warpgroup, WARPGROUP);
         if (threadIdx.x % WARPGROUP == 0) {
-            tma_store(&out_map, q, 0, row0 + 64 * (warpgroup - 1), 0, place.head, place.batch);
+            tma_store(&out_map, q, 0, row0 + 64 * (warpgroup - 1), 0, coord.head, coord.batch);
             bulk_commit();
             bulk_wait<0>();
             if (OPTIMISTIC == 2) mbarrier_arrive(&barriers->q_empty);
         }
         warp_sync();  // a named barrier wants the whole warp at once
-        close_turns(warpgroup);
+        warp_scheduler_close(warpgroup);
         earlier += end;
-        ++turn;
+        ++tile_iter;
     }
 }

@@ -10,7 +10,7 @@
 // the products of the other warpgroups. That takes a second Q buffer and an O buffer beside them.
 //
 // Loop order: as many thread blocks as the device has multiprocessors. Block b begins with query
-// tile b in the order of place_of; its producer takes each further one from a counter in memory. A
+// tile b in the order of tile_coord; its producer takes each further one from a counter in memory. A
 // fixed stride would need no counter, but under a causal mask one block's tiles would all be longer
 // than its neighbour's: counting key tiles, the last block would end a quarter behind the mean (16
 // heads of 128, N = 1k to 4k, 16k tokens, 132 blocks). A launch of its own sets the counter to 0
@@ -18,15 +18,15 @@
 // that one has ended: all but the counter was there before it, and the counter is asked first when
 // the block's first tile is under way.
 //
-// A tile's number travels to the consumers with its Q: written before the arrival on q_full, read
-// before that on q_empty. A number past the last tile ends the block.
+// The producer stores the tile's number before it arrives on q_full, and the consumers read it before
+// they arrive on q_empty: the barriers that guard Q guard the number. A number past the last tile ends the block.
 //
 // Each row is computed as in flash_forward_sm90.cu, operation for operation: the results are equal
 // bit for bit. A query tile that sees no key takes one key tile from beyond the last row, where TMA
 // brings zeros and moves nothing.
 //
 // Reads and writes, in bytes: those of flash_forward_sm90.cu, and
-//   taken  atomic  4   per query tile; write 4 before
+//   tile_counter  atomic  4   per query tile; write 4 before
 //
 // OPTIMISTIC softmax as there; its repair is that file's, which knows tiles by the same numbers.
 //
@@ -37,7 +37,7 @@
 // Limits: those of flash_forward_sm90.cu.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
-// DTYPE, HEAD_DIM, BLOCK_N, CONSUMERS, CAUSAL, STAGES, PINGPONG   as in flash_forward_sm90.cu
+// DTYPE, HEAD_DIM, BLOCK_N, CONSUMERS, CAUSAL, STAGES, SHARED_BYTES, PINGPONG   as in flash_forward_sm90.cu
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging. Default 0.
 
 #ifndef OPTIMISTIC
@@ -61,29 +61,30 @@ struct Barriers {
     Mbarrier v_full[STAGES], v_empty[STAGES];
     int tile[2];  // whose Q it is
 };
+static_assert(BARRIERS_AT + sizeof(Barriers) + 1023 == SHARED_BYTES, "hopper_forms.py counts others");
 
-// A query tile, its place and its walk over the key tiles first, first - 1, …
-struct Work {
-    Place place;
+// A query tile, its coordinates, and its walk over the key tiles first, first - 1, …
+struct TileWork {
+    TileCoord coord;
     int row0, tiles, masked, first;
     bool empty;
-    __device__ __forceinline__ Work(int number, int query_tiles, int heads, int batch,
+    __device__ __forceinline__ TileWork(int number, int query_tiles, int heads, int batch,
                                     int heads_per_group, int seqlen_q, int seqlen_k)
-        : place(place_of(number, query_tiles, heads, batch, heads_per_group)),
-          row0(place.tile * BLOCK_M) {
-        const Walk walk(place.tile, seqlen_q, seqlen_k);
-        empty = walk.tiles == 0;
-        tiles = empty ? 1 : walk.tiles;
-        masked = empty ? 1 : walk.masked;
-        first = empty ? ceil_div(seqlen_k, BLOCK_N) : walk.tiles - 1;
+        : coord(tile_coord(number, query_tiles, heads, batch, heads_per_group)),
+          row0(coord.tile * BLOCK_M) {
+        const KeyRange range(coord.tile, seqlen_q, seqlen_k);
+        empty = range.tiles == 0;
+        tiles = empty ? 1 : range.tiles;
+        masked = empty ? 1 : range.masked;
+        first = empty ? ceil_div(seqlen_k, BLOCK_N) : range.tiles - 1;
     }
 };
 
 // Before each launch of the kernel below.
 extern "C" __global__ void __launch_bounds__(32, 1)
-flash_forward_sm90_none_taken(Tensor1<int> taken) {
+flash_forward_sm90_clear_counter(Tensor1<int> tile_counter) {
     next_kernel_start();
-    if (threadIdx.x == 0) st_global(taken.data, 0);
+    if (threadIdx.x == 0) st_global(tile_counter.data, 0);
 }
 
 #if OPTIMISTIC
@@ -96,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
       const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap out_map,
       Tensor3<float> lse, int batch, int heads, int group, int seqlen_q, int seqlen_k, float scale,
-      int heads_per_group, Tensor1<int> taken
+      int heads_per_group, Tensor1<int> tile_counter
 #if OPTIMISTIC
       , Tensor1<int> flags  // a word a consumer warp, in the order of the tiles
 #endif
@@ -107,7 +108,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     const int all = query_tiles * heads * batch;
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
     auto work_of = [&](int number) {
-        return Work(number, query_tiles, heads, batch, heads_per_group, seqlen_q, seqlen_k);
+        return TileWork(number, query_tiles, heads, batch, heads_per_group, seqlen_q, seqlen_k);
     };
 
     if (threadIdx.x == 0) {
@@ -128,51 +129,51 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
 
     if (warpgroup == 0) {
         // ---- producer ----------------------------------------------------------------------------
-        // Place and walk of a tile need more registers than the 24 of the one-tile form.
+        // Coordinates and key range of a tile need more registers than the 24 of the one-tile form.
         registers_shrink<CONSUMERS == 2 ? 40 : 32>();
         if (threadIdx.x != 0) return;
         int number = blockIdx.x, it = 0;  // key tiles so far, over all query tiles
         // Of the key tile whose V comes next.
         int v_key0 = 0, v_head = 0, v_batch = 0;
         auto load_v = [&] {
-            const Slot slot(it - 1);
-            mbarrier_wait(&barriers->v_empty[slot.stage], slot.parity ^ 1);
+            const PipelineState slot(it - 1);
+            mbarrier_wait(&barriers->v_empty[slot.stage], slot.phase ^ 1);
             mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
             tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map, &barriers->v_full[slot.stage],
                      0, v_key0, 0, v_head, v_batch);
         };
-        for (int turn = 0;; ++turn) {
-            const int buffer = turn % 2;
-            mbarrier_wait(&barriers->q_empty[buffer], turn / 2 % 2 ^ 1);
+        for (int tile_iter = 0;; ++tile_iter) {
+            const int buffer = tile_iter % 2;
+            mbarrier_wait(&barriers->q_empty[buffer], tile_iter / 2 % 2 ^ 1);
             st_shared(&barriers->tile[buffer], number);
             if (number >= all) {
                 mbarrier_arrive(&barriers->q_full[buffer]);
                 load_v();
                 return;
             }
-            const Work work = work_of(number);
-            const int kv_head = work.place.head / group;
+            const TileWork work = work_of(number);
+            const int kv_head = work.coord.head / group;
             mbarrier_expect(&barriers->q_full[buffer], CONSUMERS * Q_BYTES);
             for (int w = 0; w < CONSUMERS; ++w)
                 tma_load(shared + (buffer * CONSUMERS + w) * Q_BYTES, &q_map,
                          &barriers->q_full[buffer], 0,
-                         work.empty ? seqlen_q : work.row0 + 64 * w, 0, work.place.head,
-                         work.place.batch);
+                         work.empty ? seqlen_q : work.row0 + 64 * w, 0, work.coord.head,
+                         work.coord.batch);
             // In the order of use: each K, also a query tile's first, before the V before it.
             for (int n = 0; n < work.tiles; ++n) {
-                const Slot slot(it);
+                const PipelineState slot(it);
                 const int key0 = (work.first - n) * BLOCK_N;
                 // Asked for now, needed after the copies: the answer is slow.
                 if (n + 1 == work.tiles) {
-                    if (turn == 0) previous_kernel_wait();  // for the zero that it begins with
-                    number = gridDim.x + atomic_increment_global(taken.data);
+                    if (tile_iter == 0) previous_kernel_wait();  // for the zero that it begins with
+                    number = gridDim.x + atomic_increment_global(tile_counter.data);
                 }
-                mbarrier_wait(&barriers->k_empty[slot.stage], slot.parity ^ 1);
+                mbarrier_wait(&barriers->k_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
-                         &barriers->k_full[slot.stage], 0, key0, 0, kv_head, work.place.batch);
+                         &barriers->k_full[slot.stage], 0, key0, 0, kv_head, work.coord.batch);
                 if (it > 0) load_v();
-                v_key0 = key0, v_head = kv_head, v_batch = work.place.batch;
+                v_key0 = key0, v_head = kv_head, v_batch = work.coord.batch;
                 ++it;
             }
         }
@@ -184,32 +185,32 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     const int row_in_tile = (warpgroup - 1) * 64 + 16 * warp + lane / 4;
     const float log2_scale = scale * LOG2E;
 
-    auto q_of = [&](int turn) {
-        return shared + (turn % 2 * CONSUMERS + warpgroup - 1) * Q_BYTES;
+    auto q_of = [&](int tile_iter) {
+        return shared + (tile_iter % 2 * CONSUMERS + warpgroup - 1) * Q_BYTES;
     };
-    auto k_of = [&](const Slot& s) { return shared + K_AT + s.stage * KV_BYTES; };
-    auto v_of = [&](const Slot& s) { return shared + V_AT + s.stage * KV_BYTES; };
+    auto k_of = [&](const PipelineState& s) { return shared + K_AT + s.stage * KV_BYTES; };
+    auto v_of = [&](const PipelineState& s) { return shared + V_AT + s.stage * KV_BYTES; };
     auto release = [&](Mbarrier* empty) {
         if (lane == 0) mbarrier_arrive(empty);
     };
     // A round's K is waited for at the end of the round before, as in flash_forward_sm90.cu: between
     // its softmax and its wait for P V, which ptxas would move above the softmax otherwise.
     auto wait_for_k = [&](int it) {
-        const Slot slot(it);
-        mbarrier_wait(&barriers->k_full[slot.stage], slot.parity);
+        const PipelineState slot(it);
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.phase);
     };
-    // Waits for the Q of a turn and returns whose it is, the same number in all lanes.
-    auto take = [&](int turn) {
-        mbarrier_wait(&barriers->q_full[turn % 2], turn / 2 % 2);
-        return shfl(ld_shared(&barriers->tile[turn % 2]), 0);
+    // Waits for the Q of an iteration and returns whose it is, the same number in all lanes.
+    auto take = [&](int tile_iter) {
+        mbarrier_wait(&barriers->q_full[tile_iter % 2], tile_iter / 2 % 2);
+        return shfl(ld_shared(&barriers->tile[tile_iter % 2]), 0);
     };
-    auto mask = [&](float(&score)[SCORES], const Work& work, int n) {
+    auto mask = [&](float(&score)[SCORES], const TileWork& work, int n) {
         if (n < work.masked)
             mask_scores(score, work.row0 + row_in_tile, (work.first - n) * BLOCK_N + lane % 4 * 2,
                         seqlen_q, seqlen_k);
     };
     // O = acc / sum through this warpgroup's O buffer, once the store before has read it.
-    auto finish = [&](float(&out_acc)[OUTPUTS], const Softmax& state, const Work& work,
+    auto finish = [&](float(&out_acc)[OUTPUTS], const Softmax& state, const TileWork& work,
                       int number) {
 #if OPTIMISTIC
         const int overflowed = has_overflowed(out_acc, state);
@@ -218,7 +219,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                           warp,
                       overflowed);
 #endif
-        normalise(out_acc, state, lse, work.place, work.row0 + row_in_tile, seqlen_q, scale);
+        normalise(out_acc, state, lse, work.coord, work.row0 + row_in_tile, seqlen_q, scale);
         unsigned char* const o = shared + OUT_AT + (warpgroup - 1) * Q_BYTES;
         if (threadIdx.x % WARPGROUP == 0) bulk_wait_read<0>();
         warp_sync();  // a named barrier wants the whole warp at once, as a product does
@@ -227,15 +228,15 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         tma_fence();
         named_sync(warpgroup, WARPGROUP);
         if (threadIdx.x % WARPGROUP == 0) {
-            tma_store(&out_map, o, 0, work.row0 + 64 * (warpgroup - 1), 0, work.place.head,
-                      work.place.batch);
+            tma_store(&out_map, o, 0, work.row0 + 64 * (warpgroup - 1), 0, work.coord.head,
+                      work.coord.batch);
             bulk_commit();
         }
         warp_sync();
     };
 
     int number = take(0);
-    Work work = work_of(number);
+    TileWork work = work_of(number);
     float out_acc[OUTPUTS];
     uint32 p[BLOCK_N / 16][4];
     Softmax state;
@@ -243,7 +244,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     int it = 0;  // key tile in hand, counted over all query tiles
     {
         float score[SCORES];
-        const Slot slot(it);
+        const PipelineState slot(it);
         wait_for_k(it);
         wgmma_fence();
         issue_scores(score, q_of(0), k_of(slot));
@@ -257,21 +258,21 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     }
     // It ends at the break below. Without a bound, ptxas takes the loop for one whose warps
     // diverge, and moves every descriptor through vector registers.
-    open_turns(warpgroup);
-    for (int turn = 0; turn < all; ++turn) {
-        unsigned char* const q = q_of(turn);
+    warp_scheduler_open(warpgroup);
+    for (int tile_iter = 0; tile_iter < all; ++tile_iter) {
+        unsigned char* const q = q_of(tile_iter);
 #pragma unroll
         for (int n = 0; n < OUTPUTS; ++n) out_acc[n] = 0.0f;
         for (int n = 1; n < work.tiles; ++n) {
             float score[SCORES];
-            const Slot before(it), slot(++it);
-            begin_turn(warpgroup);
+            const PipelineState before(it), slot(++it);
+            warp_scheduler_wait(warpgroup);
             wgmma_fence();
             issue_scores(score, q, k_of(slot));
-            mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+            mbarrier_wait(&barriers->v_full[before.stage], before.phase);
             wgmma_fence();  // without it ptxas puts one into a branch, and serialises
             issue_output(out_acc, p, v_of(before));
-            end_turn(warpgroup);
+            warp_scheduler_arrive(warpgroup);
             wgmma_wait<1>();
             keep(score);
             release(&barriers->k_empty[slot.stage]);
@@ -288,13 +289,13 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             if (looks) multiply_rows(out_acc, rescale);
             round_weights(p, score);
         }
-        release(&barriers->q_empty[turn % 2]);
+        release(&barriers->q_empty[tile_iter % 2]);
 
         // From tile to tile: the first scores of the next one, the last product of this one.
-        const Slot before(it), slot(++it);
-        const int next_number = take(turn + 1);
+        const PipelineState before(it), slot(++it);
+        const int next_number = take(tile_iter + 1);
         if (next_number >= all) {
-            mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+            mbarrier_wait(&barriers->v_full[before.stage], before.phase);
             wgmma_fence();
             issue_output(out_acc, p, v_of(before));
             wgmma_wait<0>();
@@ -302,17 +303,17 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             finish(out_acc, state, work, number);
             break;
         }
-        const Work next = work_of(next_number);
+        const TileWork next = work_of(next_number);
         Softmax next_state;
         float score[SCORES];
         wait_for_k(it);
-        begin_turn(warpgroup);
+        warp_scheduler_wait(warpgroup);
         wgmma_fence();
-        issue_scores(score, q_of(turn + 1), k_of(slot));
-        mbarrier_wait(&barriers->v_full[before.stage], before.parity);
+        issue_scores(score, q_of(tile_iter + 1), k_of(slot));
+        mbarrier_wait(&barriers->v_full[before.stage], before.phase);
         wgmma_fence();
         issue_output(out_acc, p, v_of(before));
-        end_turn(warpgroup);
+        warp_scheduler_arrive(warpgroup);
         wgmma_wait<1>();
         keep(score);
         release(&barriers->k_empty[slot.stage]);
@@ -329,6 +330,6 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         work = next;
         state = next_state;
     }
-    close_turns(warpgroup);
+    warp_scheduler_close(warpgroup);
     if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();
 }

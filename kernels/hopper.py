@@ -3,7 +3,7 @@
 They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
 grouped heads, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key
 masks, dropout, block masks, other head dimensions and a scale that is not positive stay with the
-sm_80 kernels: ``why_not`` says which of them it was.
+sm_80 kernels: ``unsupported_reason`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -57,7 +57,7 @@ __all__ = [
     "form_of_tile",
     "forward",
     "forward_form",
-    "why_not",
+    "unsupported_reason",
 ]
 
 ALGORITHM = "flash-sm90"
@@ -73,7 +73,7 @@ FORMS: dict[str, ForwardForm | BackwardForm] = {
 
 
 @checked
-def why_not(
+def unsupported_reason(
     dtype: IoType,
     head_dim: Size,
     *,
@@ -137,7 +137,7 @@ def forward(
     order: Order = "rows",
     wave: Size | None = None,
     optimistic: bool = False,
-    chained: bool = False,
+    pdl: bool = False,
     stream: Word | None = None,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
@@ -147,7 +147,7 @@ def forward(
         as there are multiprocessors; with one block a query tile, and not optimistic.
     optimistic: look for the row maximum in the first tiles only, and do again, exactly, the tiles
         where that was not enough; bf16.
-    chained: launch a persistent form so that it starts while the kernel that clears its counter is
+    pdl: launch a persistent form so that it starts while the kernel that clears its counter is
         still running, and waits inside for that (programmatic dependent launch).
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
@@ -155,7 +155,7 @@ def forward(
     """
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, None)
     scale = finite(scale)
-    _check(why_not(q.dtype, q.shape[3], scale=scale, keys=k.shape[2]))
+    _check(unsupported_reason(q.dtype, q.shape[3], scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     sawtooth = order == "sawtooth"
@@ -183,23 +183,24 @@ def forward(
         np.float32(scale),
         np.int32(hopper_heads_per_group(_shape(q, k, causal), "forward")),
     ]
-    taken: list[Array] = []
+    tile_counter: list[Array] = []
     grid = (query_tiles, 1, 1)
     if form.persistent:
-        counter = backend.empty("taken", (1,), "int32")
-        reset = form.kernel(q.dtype, causal, "none_taken")
+        counter = backend.empty("tile_counter", (1,), "int32")
+        reset = form.kernel(q.dtype, causal, "clear_counter")
         backend.launch(reset, (1, 1, 1), 0, [counter.with_access("w")], stream)
-        taken = [counter.with_access("atomic")]
+        tile_counter = [counter.with_access("atomic")]
         grid = (min(query_tiles, backend.multiprocessors), 1, 1)
     if not optimistic:
         waves = [np.int32(wave or backend.multiprocessors)] if sawtooth else []
         backend.launch(
-            main, grid, form.shared_bytes, [*args, *taken, *waves], stream,
-            after_previous=chained and form.persistent,
+            main, grid, form.shared_bytes, [*args, *tile_counter, *waves], stream,
+            pdl=pdl and form.persistent,
         )  # fmt: skip
         return
     flags = backend.empty("flags", (query_tiles * 4 * form.consumers,), "int32")
-    backend.launch(main, grid, form.shared_bytes, [*args, *taken, flags.with_access("w")], stream)
+    outputs = [*tile_counter, flags.with_access("w")]
+    backend.launch(main, grid, form.shared_bytes, [*args, *outputs], stream)
     # The repair writes flagged tiles only. Its blocks look for them.
     args[3] = TensorMap(out.with_access("rw", "out"), 64)
     args[4] = lse.with_access("rw", "lse")
@@ -231,7 +232,7 @@ def backward(
     deterministic: bool = False,
     order: Order = "rows",
     wave: Size | None = None,
-    chained: bool = False,
+    pdl: bool = False,
     stream: Word | None = None,
 ) -> None:
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
@@ -240,7 +241,7 @@ def backward(
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
     order: "sawtooth" walks the queries downwards in every second ``wave`` of blocks, as in the
         forward; not with ``deterministic``, for which a wave would wait for the one before.
-    chained: launch the second and the third kernel so that they start while the one before is still
+    pdl: launch the second and the third kernel so that they start while the one before is still
         running, and wait inside for what it writes (programmatic dependent launch).
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
@@ -251,7 +252,7 @@ def backward(
     check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
     scale = finite(scale)
     keys = min(k.shape[2], q.shape[2])
-    _check(why_not(q.dtype, q.shape[3], scale=scale, pass_="backward", keys=keys))
+    _check(unsupported_reason(q.dtype, q.shape[3], scale=scale, pass_="backward", keys=keys))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     form = form or backward_form(head_dim, causal, tile)
@@ -321,7 +322,7 @@ def backward(
             *([np.int32(wave or backend.multiprocessors)] if sawtooth else []),
         ],
         stream,
-        after_previous=chained,
+        pdl=pdl,
     )
     backend.launch(
         kernel("postprocess"),
@@ -335,7 +336,7 @@ def backward(
             np.float32(scale),
         ],
         stream,
-        after_previous=chained,
+        pdl=pdl,
     )
 
 

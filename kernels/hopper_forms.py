@@ -12,7 +12,8 @@ persistent
 pingpong
     the warpgroups issue their products in turn (FlashAttention-3, §3.1).
 
-Backward. A block has 128 keys and walks tiles of queries; ``direct`` says how dq leaves it.
+Backward. A block has 128 keys and walks tiles of queries; ``dq_from_registers`` says how dq leaves
+it.
 """
 
 from __future__ import annotations
@@ -81,13 +82,13 @@ class ForwardForm:
         return tiles + barriers + ALIGNMENT_SLACK
 
     def kernel(self, dtype: str, causal: bool, part: str = "", *, sawtooth: bool = False) -> Kernel:
-        """The exact kernel; of the optimistic pair "optimistic" or "repair"; or "none_taken".
+        """The exact kernel; of the optimistic pair "optimistic" or "repair"; or "clear_counter".
 
-        The repair is that of one block a tile whichever form flagged it. "none_taken" sets the
+        The repair is that of one block a tile whichever form flagged it. "clear_counter" sets the
         counter of the persistent form to 0. sawtooth: every second wave walks the keys upwards;
         ValueError for what has no such walk.
         """
-        if part == "none_taken" and not self.persistent:
+        if part == "clear_counter" and not self.persistent:
             raise ValueError(f"{self.name} has no counter to set to 0")
         if sawtooth and (self.persistent or part):
             raise ValueError(f"{self.name}{part and ', '}{part} has no sawtooth: that is for the "
@@ -100,6 +101,7 @@ class ForwardForm:
             ("CONSUMERS", self.consumers),
             ("CAUSAL", int(causal)),
             ("STAGES", STAGES),
+            ("SHARED_BYTES", self.repair_shared_bytes if part == "repair" else self.shared_bytes),
         ]
         if self.pingpong:
             macros.append(("PINGPONG", 1))
@@ -109,7 +111,7 @@ class ForwardForm:
             macros.append(("SAWTOOTH", 1))
         stem = "flash_forward_sm90"
         source = f"{stem}_persistent.cu" if persistent else f"{stem}.cu"
-        if part == "none_taken":
+        if part == "clear_counter":
             return Kernel(source, f"{stem}_{part}", tuple(macros), 32)
         words = (stem, "persistent" if persistent else "", part)
         return Kernel(source, "_".join(filter(None, words)), tuple(macros), self.threads)
@@ -183,17 +185,18 @@ def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
 class BackwardForm:
     """One compiled form of the backward: 128 keys, ``block_m`` queries.
 
-    direct: dq is added to memory from registers instead of by way of shared memory; in no order.
+    dq_from_registers: dq is added to memory from registers instead of by way of shared memory; in
+        no order.
     """
 
     head_dim: int
     block_m: int
-    direct: bool = False
+    dq_from_registers: bool = False
 
     @property
     def name(self) -> str:
         tile = f"d{self.head_dim} {self.block_m}x{self.tile.block_n}"
-        return f"{tile}, direct" if self.direct else tile
+        return f"{tile}, direct" if self.dq_from_registers else tile
 
     @property
     def tile(self) -> Tile:
@@ -206,7 +209,7 @@ class BackwardForm:
         block_m, block_n = self.tile.block_m, self.tile.block_n
         row = 2 * self.head_dim
         tiles = 2 * block_n * row + 2 * STAGES * block_m * row + 2 * 2 * block_m * block_n
-        dq = 0 if self.direct else 4 * block_m * self.head_dim
+        dq = 0 if self.dq_from_registers else 4 * block_m * self.head_dim
         rest = 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
         return tiles + dq + rest + ALIGNMENT_SLACK
 
@@ -237,9 +240,9 @@ class BackwardForm:
         ValueError for a fixed order of additions in the form that has none, and for a sawtooth in
         one that adds dq directly or in a fixed order.
         """
-        if deterministic and self.direct:
+        if deterministic and self.dq_from_registers:
             raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
-        if sawtooth and (deterministic or self.direct):
+        if sawtooth and (deterministic or self.dq_from_registers):
             raise ValueError(
                 f"{self.name}, deterministic={deterministic} has no sawtooth: that is for tiles of "
                 "dq that are added as a whole, in no order"
@@ -251,11 +254,11 @@ class BackwardForm:
             ("BLOCK_M", self.block_m),
         ]
         if not part:
-            macros.append(("CAUSAL", int(causal)))
+            macros += [("CAUSAL", int(causal)), ("SHARED_BYTES", self.shared_bytes)]
         if deterministic and part != "postprocess":
             macros.append(("DETERMINISTIC", 1))
-        if self.direct and not part:
-            macros.append(("DIRECT", 1))
+        if self.dq_from_registers and not part:
+            macros.append(("DQ_FROM_REGISTERS", 1))
         if sawtooth and not part:
             macros.append(("SAWTOOTH", 1))
         if dlse and part == "preprocess":
@@ -270,7 +273,7 @@ BACKWARD_FORMS = (
     BackwardForm(64, 128),
     BackwardForm(128, 64),
     BackwardForm(128, 80),
-    BackwardForm(128, 64, direct=True),
+    BackwardForm(128, 64, dq_from_registers=True),
 )
 
 
@@ -292,7 +295,9 @@ def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> Back
 
 
 def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
-    forms = [form for form in BACKWARD_FORMS if form.head_dim == head_dim and not form.direct]
+    forms = [
+        form for form in BACKWARD_FORMS if form.head_dim == head_dim and not form.dq_from_registers
+    ]
     for form in forms:
         if form.tile == tile:
             return form

@@ -258,7 +258,7 @@ def seconds(
 
 def predictable() -> list[Form]:
     """Forms that the model covers: those that add dq directly ask L2 what nobody has measured."""
-    backward = [form for form in hopper.BACKWARD_FORMS if not form.direct]
+    backward = [form for form in hopper.BACKWARD_FORMS if not form.dq_from_registers]
     return [*hopper.FORWARD_FORMS, *backward]
 
 

@@ -225,11 +225,11 @@ class Backend(Protocol):
         shared_bytes: int,
         args: Sequence[Argument],
         stream: int | None = None,
-        after_previous: bool = False,
+        pdl: bool = False,
     ) -> None:
         """Run ``kernel`` over ``grid`` blocks with ``shared_bytes`` of dynamic shared memory.
 
-        after_previous: the kernel may start before the one before it in the stream has ended; it
+        pdl: the kernel may start before the one before it in the stream has ended; it
         waits itself (``previous_kernel_wait``) before it touches what that one writes.
         """
         ...

@@ -23,7 +23,7 @@ AUTO = "auto"
 """The algorithm that ``kernels.dispatch`` picks."""
 GRADIENTS = ("dq", "dk", "dv")
 #: Endings of the kernels around the one that walks the tile loop.
-_AROUND = ("_init", "_none_taken", "_preprocess", "_postprocess", "_repair", "_dq")
+_AROUND = ("_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq")
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from .heuristics import (
 from .milp import exact
 from .offloading import offload_checkpoints, offload_stages
 from .optimal import InfeasibleBudgetError, OptimalTable, optimal, smallest_budget
+from .plan_tree import Plan
 from .revolve import revolve
 from .schedule import Action, Keep, Op, Schedule, Value
 from .selection import greedy
 from .simulator import IllegalActionError, Replay, simulate
-from .tree import Plan
 
 __all__ = [
     "Action",

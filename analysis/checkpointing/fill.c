@@ -17,7 +17,7 @@ typedef struct {
     int64_t length;             /* L */
     int64_t limit;              /* slots + 1 */
     int64_t width;              /* entries per row: limit + the largest checkpoint */
-    const int32_t *index;       /* (L+2) x (L+1): row of stretch i..l */
+    const int32_t *index;       /* (L+2) x (L+1): row of subchain i..l */
     const int64_t *activation;  /* 0..L, slots of a_l */
     const int64_t *whole;       /* 0..L, slots of a_l with its interior */
     const int64_t *own_need;    /* 0..L, slots of stage l's backward */
@@ -122,7 +122,7 @@ void fill(const Table *t, int64_t *scratch) {
                 if (count[k]) sweep_bytes(t, i, l1, scratch + k * stride);
                 total += count[k];
             }
-            if (!total) continue; /* copies of stretches that are known */
+            if (!total) continue; /* copies of subchains that are known */
             /* splits whose two parts are both outside this tile */
             for (int64_t low = 0; low < t->limit; low += CHUNK) {
                 const int64_t high = low + CHUNK < t->limit ? low + CHUNK : t->limit;
@@ -146,7 +146,7 @@ void fill(const Table *t, int64_t *scratch) {
                     const int64_t l = open[i - i0][k];
                     start_with_keep(t, i, l);
                     const int64_t *sweep = scratch + (i - i0) * stride;
-                    const int64_t near = i1 < l ? i1 : l; /* inside the tile's stretch of i ... */
+                    const int64_t near = i1 < l ? i1 : l; /* inside the tile's subchain of i ... */
                     const int64_t far = (i1 > l0 ? i1 : l0) + 1; /* ... and of l */
                     relax_splits(t, i, i + 1, near, l, sweep, 0, t->limit);
                     relax_splits(t, i, far, l, l, sweep, 0, t->limit);

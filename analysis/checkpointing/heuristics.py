@@ -12,18 +12,18 @@ from dataclasses import replace
 from analysis.arguments import names, whole
 
 from .chain import Chain
-from .tree import Builder, Node, Plan, plan_of
+from .plan_tree import Node, Plan, PlanBuilder, plan_of
 
 
 def store_all(chain: Chain) -> Plan:
     """Keep everything: O(L) memory, no forward run twice."""
-    build = Builder(chain)
+    build = PlanBuilder(chain)
     return plan_of("store all", build, build.keep_all(1, len(chain)))
 
 
 def recompute_all(chain: Chain) -> Plan:
     """Keep a_0 only and run forward from it for every stage: O(1) memory, L(L+1)/2 forwards."""
-    build = Builder(chain)
+    build = PlanBuilder(chain)
     node = build.keep(1)
     for stage in range(2, len(chain) + 1):
         node = build.split(1, build.keep(stage), node)
@@ -61,7 +61,7 @@ def every(chain: Chain, stages: int, *, keep_last: bool = True) -> Plan:
 
 
 def _segmented(chain: Chain, starts: list[int], name: str, keep_last: bool) -> Plan:
-    build, last = Builder(chain), len(chain)
+    build, last = PlanBuilder(chain), len(chain)
     if keep_last:
         return plan_of(name, build, build.segments(starts, last))
     node = build.rerun(build.keep_all(starts[-1], last))
@@ -85,7 +85,7 @@ def exponential(chain: Chain) -> Plan:
 
     The last part is L/2 long, so memory stays O(L).
     """
-    build = Builder(chain)
+    build = PlanBuilder(chain)
     return plan_of(
         "exponential", build, build.segments(_exponential_starts(1, len(chain)), len(chain))
     )
@@ -120,7 +120,7 @@ def _exponential_starts(first: int, last: int) -> list[int]:
 def _recursive(chain: Chain, name: str, starts: Callable[[int, int], list[int]]) -> Plan:
     """Split (first, last) at starts(first, last), and every part in the same way, to single
     stages.  Depth is logarithmic, so plain recursion is fine."""
-    build = Builder(chain)
+    build = PlanBuilder(chain)
 
     def solve(first: int, last: int) -> Node:
         if first == last:
@@ -158,7 +158,7 @@ def chen_search(chain: Chain, *, grid: int = 6) -> Plan:
 
     x is the sum of kept outputs, y the largest segment.
     """
-    costs, build, last = chain.costs, Builder(chain), len(chain)
+    costs, build, last = chain.costs, PlanBuilder(chain), len(chain)
 
     def plan_for(budget: float) -> Node:
         return build.segments(chen_budget_segments(chain, budget), last)
@@ -181,11 +181,11 @@ def selective(chain: Chain, kinds: frozenset[str] | set[str] = frozenset({"atten
     if not chosen:
         present = sorted({stage.kind for stage in chain.stages})
         raise ValueError(f"no stage of kind {sorted(kinds)} in a chain of kinds {present}")
-    build = Builder(chain)
+    build = PlanBuilder(chain)
     return plan_of("selective", build, recompute_stages(build, chosen))
 
 
-def recompute_stages(build: Builder, chosen: Iterable[int]) -> Node:
+def recompute_stages(build: PlanBuilder, chosen: Iterable[int]) -> Node:
     """Every boundary kept; stages in `chosen` are run again, the others keep their interior.
 
     Stage L is kept whatever `chosen` says: its backward follows its forward at once.

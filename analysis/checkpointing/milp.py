@@ -25,9 +25,9 @@ from analysis.arguments import byte_count
 
 from .chain import Chain
 from .optimal import InfeasibleBudgetError, smallest_budget
+from .plan_tree import Plan
 from .schedule import Action, Keep, Value, backward, drop, forward, loss
 from .simulator import simulate
-from .tree import Plan
 
 MAX_STAGES = 8
 

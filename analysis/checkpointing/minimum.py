@@ -12,18 +12,18 @@ from functools import lru_cache
 import numpy as np
 
 from .chain import Chain
-from .stretches import Stretches
-from .tree import Builder, Node
+from .plan_tree import Node, PlanBuilder
+from .subchains import Subchains
 
 
-def _recompute_all(build: Builder) -> Node:
+def _recompute_all(build: PlanBuilder) -> Node:
     node = build.keep(1)
     for stage in range(2, build.length + 1):
         node = build.split(1, build.keep(stage), node)
     return node
 
 
-def _lower_bound(build: Builder) -> int:
+def _lower_bound(build: PlanBuilder) -> int:
     """Bytes beyond a_0 that running some stage with its own backward takes in any plan (it may
     have been kept before the loss, when no gradient was pending: hence `last` = L)."""
     need = build.keep_need(1, build.length)
@@ -35,13 +35,13 @@ def _lower_bound(build: Builder) -> int:
 @lru_cache(maxsize=16)
 def minimum_need_node(chain: Chain) -> Node:
     """A plan of least peak.  Instant where recomputing everything attains the bound that every
-    plan obeys (so for most chains); O(D L) otherwise, for D distinct stretches."""
-    build = Builder(chain)
+    plan obeys (so for most chains); O(D L) otherwise, for D distinct subchains."""
+    build = PlanBuilder(chain)
     node = _recompute_all(build)
     if node.need_bytes == _lower_bound(build):
         return node
-    stretches, costs = Stretches(chain), chain.costs
-    index, representatives = stretches.index, stretches.representatives
+    subchains, costs = Subchains(chain), chain.costs
+    index, representatives = subchains.index, subchains.representatives
     needs = np.zeros(len(representatives), dtype=np.int64)
     choices = np.zeros(len(representatives), dtype=np.int32)  # j - i of a split, 0 for keep
     for number, (first, last) in enumerate(representatives):

@@ -13,7 +13,7 @@ gives few enough slots, nothing is rounded and the plan is the optimum.
 Plans are optimal among those that keep a checkpoint until its stage has run backward
 ("persistent"), which is what every planner here makes; milp.py judges that restriction.
 
-Work: O(D L S) for D distinct stretches i..l of the chain (L^2/2 when all stages differ, about L
+Work: O(D L S) for D distinct subchains i..l of the chain (L^2/2 when all stages differ, about L
 when they are equal) and S slots.
 """
 
@@ -32,9 +32,9 @@ from . import heuristics
 from .chain import Chain
 from .minimum import minimum_need_node
 from .native import Table, library
+from .plan_tree import Node, Plan, PlanBuilder, plan_of
 from .revolve import repetitions, revolve
-from .stretches import Stretches
-from .tree import Builder, Node, Plan, plan_of
+from .subchains import Subchains
 
 MAX_TABLE_BYTES = 6 * 2**30
 
@@ -62,8 +62,8 @@ class OptimalTable:
         if unit_bytes < 1 or slots < 1:
             raise ValueError(f"unit_bytes={unit_bytes}, slots={slots}: both must be at least 1")
         self.chain, self.unit_bytes, self.slots = chain, unit_bytes, slots
-        self.build = Builder(chain)
-        self.stretches = Stretches(chain)
+        self.build = PlanBuilder(chain)
+        self.subchains = Subchains(chain)
         limit = slots + 1
         activation = -(-chain.costs.activation // unit_bytes)
         self.activation = np.minimum(activation, limit)
@@ -71,7 +71,7 @@ class OptimalTable:
         self.whole = np.minimum(whole, limit)
         self.prefix_s = chain.costs.forward_s.cumsum()
         self.width = limit + int(self.activation.max())
-        rows = len(self.stretches.representatives)
+        rows = len(self.subchains.representatives)
         itemsize = 8 if rows * self.width * 8 <= 2**27 else 4
         if rows * self.width * itemsize > MAX_TABLE_BYTES:
             raise ValueError(
@@ -79,11 +79,11 @@ class OptimalTable:
                 f"{rows * self.width * itemsize} bytes, the limit is {MAX_TABLE_BYTES}: "
                 "use fewer slots"
             )
-        # Row r holds e(., i, l) of stretch r behind a_{i-1} empty (infinite) entries, so that
+        # Row r holds e(., i, l) of subchain r behind a_{i-1} empty (infinite) entries, so that
         # row[:limit] is the row already shifted by the checkpoint that a split would hold.
         self.rows = np.full((rows, self.width), np.inf, dtype=f"f{itemsize}")
         if not (native and self._fill_native()):
-            for row, (first, last) in enumerate(self.stretches.representatives):
+            for row, (first, last) in enumerate(self.subchains.representatives):
                 begin = int(self.activation[first - 1])
                 self.rows[row, begin : begin + limit] = self._solve(first, last)
 
@@ -96,7 +96,7 @@ class OptimalTable:
         pending = np.array(self.build.pending_gradient)
         own = np.array(self.build.own_backward_need)
         arrays = {
-            "index": self.stretches.index,
+            "index": self.subchains.index,
             "activation": self.activation,
             "whole": self.whole,
             "own_need": -(-own // self.unit_bytes),
@@ -132,14 +132,14 @@ class OptimalTable:
         return -(-self.build.keep_need(stage, last) // self.unit_bytes)
 
     def _solve(self, first: int, last: int) -> NDArray:
-        """e(., first, last) from the rows of shorter stretches."""
+        """e(., first, last) from the rows of shorter subchains."""
         limit = self.slots + 1
         best = np.full(limit, np.inf, dtype=self.rows.dtype)
         threshold = self._keep_threshold(first, last)
         if first == last:
             best[threshold:] = 0.0
             return best
-        rows, index = self.rows, self.stretches.index
+        rows, index = self.rows, self.subchains.index
         whole, held = int(self.whole[first]), int(self.activation[first])
         start = max(threshold, whole)
         if start < limit:
@@ -166,7 +166,7 @@ class OptimalTable:
 
     def _cost(self, slots: int, first: int, last: int) -> float:
         begin = int(self.activation[first - 1])
-        return float(self.rows[self.stretches.index[first, last], begin + slots])
+        return float(self.rows[self.subchains.index[first, last], begin + slots])
 
     def _trace(self, slots: int, length: int) -> Node:
         todo, decisions = [(slots, 1, length)], []
@@ -198,7 +198,7 @@ class OptimalTable:
                 keep = self._cost(left, first + 1, last) if left >= 0 else np.inf
         if first == last or keep == 0.0:
             return 0
-        index, begin = self.stretches.index, int(self.activation[first - 1])
+        index, begin = self.subchains.index, int(self.activation[first - 1])
         cost = (
             self.rows[index[first + 1 : last + 1, last], slots]
             + self.rows[index[first, first:last], begin + slots]
@@ -263,7 +263,7 @@ def optimal(chain: Chain, budget_bytes: int, *, slots: int = 500) -> Plan:
     everything = heuristics.store_all(chain)
     if budget_bytes >= everything.peak_bytes:
         return replace(everything, name="optimal")
-    build = Builder(chain)
+    build = PlanBuilder(chain)
     least = plan_of("optimal", build, minimum_need_node(chain))
     if least.peak_bytes > budget_bytes:  # before any table is filled: that takes longest
         raise InfeasibleBudgetError(budget_bytes, least.peak_bytes)

@@ -11,7 +11,7 @@ from math import comb
 from analysis.arguments import whole
 
 from .chain import Chain
-from .tree import Builder, Node, Plan, plan_of
+from .plan_tree import Node, Plan, PlanBuilder, plan_of
 
 
 def repetitions(length: int, states: int) -> int:
@@ -52,7 +52,7 @@ def revolve(chain: Chain, states: int) -> Plan:
     """
     states = whole("states", states)
     _check(len(chain), states)
-    states, build = min(states, len(chain)), Builder(chain)
+    states, build = min(states, len(chain)), PlanBuilder(chain)
 
     def solve(first: int, last: int, s: int) -> Node:
         starts = []  # the right spine, walked in a loop: it can be s long
@@ -68,7 +68,7 @@ def revolve(chain: Chain, states: int) -> Plan:
     return plan_of(f"revolve, {states} states", build, solve(1, len(chain), states))
 
 
-def _one_state(build: Builder, first: int, last: int) -> Node:
+def _one_state(build: PlanBuilder, first: int, last: int) -> Node:
     """Every stage from a_{first-1} again: what one state allows."""
     node = build.keep(first)
     for stage in range(first + 1, last + 1):

@@ -18,7 +18,7 @@ from analysis.arguments import byte_count
 from .chain import Chain
 from .heuristics import recompute_stages
 from .optimal import InfeasibleBudgetError
-from .tree import Builder, Plan, plan_of
+from .plan_tree import Plan, PlanBuilder, plan_of
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def greedy(chain: Chain, budget_bytes: int, *, among: Collection[int] | None = N
     names is the least of this family (optimal.smallest_budget is lower: it drops boundaries too).
     """
     budget_bytes = byte_count("budget_bytes", budget_bytes)
-    build = Builder(chain)
+    build = PlanBuilder(chain)
     order = [stage for stage in greedy_order(chain) if among is None or stage in among]
     least = None
     for count in range(len(order) + 1):

@@ -41,10 +41,10 @@ def _first_launches(
         return {f"flash_forward_sm90{suffix}": dict(one_tile)}
     query_tiles = shape.batch * shape.heads * tile_loop(shape, tile).query_tiles
     return {
-        "flash_forward_sm90_none_taken": {("taken", "write"): COUNTER_BYTES},
+        "flash_forward_sm90_clear_counter": {("tile_counter", "write"): COUNTER_BYTES},
         f"flash_forward_sm90_persistent{suffix}": {
             **one_tile,
-            ("taken", "atomic"): query_tiles * COUNTER_BYTES,
+            ("tile_counter", "atomic"): query_tiles * COUNTER_BYTES,
         },
     }
 

@@ -236,9 +236,9 @@ class HostBackend:
         shared_bytes: int,
         args: Sequence[Argument],
         stream: int | None = None,
-        after_previous: bool = False,
+        pdl: bool = False,
     ) -> None:
-        """Run a kernel to its end; ``stream`` and ``after_previous`` mean nothing here.
+        """Run a kernel to its end; ``stream`` and ``pdl`` mean nothing here.
 
         Raises:
             KernelError: the kernel broke a rule; no argument was changed.

@@ -266,7 +266,8 @@ struct Worker {
 
     // ---- the copy engine ---------------------------------------------------------------------
 
-    // It counts as one more warp, whose writes are ordered for those who waited on a barrier only.
+    // For race detection the copy engine is an extra warp: its writes are visible only to threads that
+    // waited on the mbarrier.
     int engine_thread() const { return warp_count * 32; }
 
     void use_copy_engine() {

@@ -14,7 +14,7 @@
 //                                 then after it turn + 1; what was added before (and waited for by
 //                                 bulk_wait<0>) comes before what the next one adds
 //   previous_kernel_wait()        until the kernel launched before has ended and its writes are seen;
-//                                 at once unless this one was launched with after_previous
+//                                 at once unless this one was launched with pdl
 //   next_kernel_start()           lets a kernel that was launched so start, once every block of this
 //                                 one has come here or ended; says nothing about memory
 //   tma_fence()                   makes this thread's shared memory writes visible to TMA and wgmma

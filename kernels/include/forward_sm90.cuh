@@ -23,10 +23,11 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "head dimens
 static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
 
-// Iteration `it` of a ring of STAGES slots: which slot, and the parity of the phase it belongs to.
-struct Slot {
-    int stage, parity;
-    __device__ __forceinline__ explicit Slot(int it) : stage(it % STAGES), parity(it / STAGES & 1) {}
+// Iteration `it` of a ring of STAGES buffers: which one, and the parity of its barriers' phase.
+struct PipelineState {
+    int stage, phase;
+    __device__ __forceinline__ explicit PipelineState(int it)
+        : stage(it % STAGES), phase(it / STAGES & 1) {}
 };
 
 // The running softmax of the two rows a thread shares in, g and g + 8 of its warp's 16. The four
@@ -140,15 +141,15 @@ __device__ __forceinline__ void multiply_rows(float (&out)[OUTPUTS], const float
     for (int n = 0; n < OUTPUTS; ++n) out[n] *= factor[n / 2 % 2];
 }
 
-struct Place {
+struct TileCoord {
     int tile, head, batch;
 };
 
 // Blocks start in the order of their index. Heads go in groups whose K and V fit in L2 together;
 // within a group all heads of a query tile are neighbours, and a causal mask's longest tiles go
 // first, so that the short ones fill the gaps at the end.
-__device__ __forceinline__ Place place_of(int block, int tiles, int heads, int batch,
-                                          int heads_per_group) {
+__device__ __forceinline__ TileCoord tile_coord(int block, int tiles, int heads, int batch,
+                                                int heads_per_group) {
     const int group = block / (tiles * heads_per_group);
     const int rest = block % (tiles * heads_per_group);
     const int here = min_int(heads_per_group, heads * batch - group * heads_per_group);
@@ -157,9 +158,9 @@ __device__ __forceinline__ Place place_of(int block, int tiles, int heads, int b
 }
 
 // How many key tiles a query tile meets, and how many of them, the first ones walked, need a mask.
-struct Walk {
+struct KeyRange {
     int tiles, masked;
-    __device__ __forceinline__ Walk(int tile, int seqlen_q, int seqlen_k)
+    __device__ __forceinline__ KeyRange(int tile, int seqlen_q, int seqlen_k)
         : tiles(key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(tile, seqlen_q, seqlen_k)) {
         // Keys that even the first row of the tile sees: key tiles within them need no mask.
         int seen_by_all = seqlen_k;
@@ -170,25 +171,25 @@ struct Walk {
     }
 };
 
-// ---- turns ---------------------------------------------------------------------------------------
+// ---- ping-pong -----------------------------------------------------------------------------------
 
 // PINGPONG (FlashAttention-3, §3.1): consumer warpgroups issue the products of a key tile in turn,
 // so that the softmax of one runs under the products of the others. Warpgroup w waits at named
 // barrier CONSUMERS + w for the one before it; the first one begins by opening its own. Every
-// warpgroup takes the same number of turns, also where it could skip a masked tile: one turn less
-// and the next warpgroup waits for ever.
-__device__ __forceinline__ void open_turns(int warpgroup) {
+// warpgroup must pass the barrier equally often, also where it could skip a masked tile; otherwise
+// the next one deadlocks.
+__device__ __forceinline__ void warp_scheduler_open(int warpgroup) {
     if (PINGPONG && warpgroup == 1) named_arrive(CONSUMERS + 1, 2 * WARPGROUP);
 }
-__device__ __forceinline__ void begin_turn(int warpgroup) {
+__device__ __forceinline__ void warp_scheduler_wait(int warpgroup) {
     if constexpr (PINGPONG) named_sync(CONSUMERS + warpgroup, 2 * WARPGROUP);
 }
-__device__ __forceinline__ void end_turn(int warpgroup) {
+__device__ __forceinline__ void warp_scheduler_arrive(int warpgroup) {
     if constexpr (PINGPONG)
         named_arrive(CONSUMERS + warpgroup % CONSUMERS + 1, 2 * WARPGROUP);
 }
-// Takes in the arrival that nobody waited for.
-__device__ __forceinline__ void close_turns(int warpgroup) {
+// Consumes the last, unmatched arrival, so that the barrier ends balanced.
+__device__ __forceinline__ void warp_scheduler_close(int warpgroup) {
     if (PINGPONG && warpgroup == 1) named_sync(CONSUMERS + 1, 2 * WARPGROUP);
 }
 
@@ -209,8 +210,8 @@ __device__ __forceinline__ int has_overflowed(const float (&out)[OUTPUTS], const
 // out = out / sum, and the log-sum-exp of rows row, row + 8 to memory; a row without keys has 0 and
 // -inf.
 __device__ __forceinline__ void normalise(float (&out)[OUTPUTS], const Softmax& state,
-                                          const Tensor3<float>& lse, const Place& place, int row,
-                                          int seqlen_q, float scale) {
+                                          const Tensor3<float>& lse, const TileCoord& coord,
+                                          int row, int seqlen_q, float scale) {
     float factor[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -219,7 +220,7 @@ __device__ __forceinline__ void normalise(float (&out)[OUTPUTS], const Softmax& 
         sum += shfl_xor(sum, 2);
         factor[half] = sum > 0.0f ? 1.0f / sum : 0.0f;
         if (threadIdx.x % 4 == 0 && row + 8 * half < seqlen_q)
-            st_global(lse.at(place.batch, place.head, row + 8 * half),
+            st_global(lse.at(coord.batch, coord.head, row + 8 * half),
                       sum > 0.0f ? fmaf(LN2, log2_approx(sum), mul_rn(state.max[half], scale))
                                  : neg_infinity());
     }

@@ -125,30 +125,30 @@ class CupyBackend:
         shared_bytes: int,
         args: Sequence[Argument],
         stream: int | None = None,
-        after_previous: bool = False,
+        pdl: bool = False,
     ) -> None:
         """Queue a kernel on ``stream`` (an address, as torch's ``cuda_stream``; None or 0 is the
         default stream) and return.
 
-        after_previous: programmatic dependent launch, for kernels that wait themselves for what
+        pdl: programmatic dependent launch, for kernels that wait themselves for what
         the one before them writes.
 
         Raises:
             ValueError: the grid or the shared memory exceed what the device can do, or the device
-                cannot do ``after_previous``.
-            RuntimeError: the driver refuses an ``after_previous`` launch.
+                cannot do ``pdl``.
+            RuntimeError: the driver refuses an ``pdl`` launch.
             TypeError: an argument without a definite width.
         """
-        self._check(kernel, grid, shared_bytes, after_previous)
+        self._check(kernel, grid, shared_bytes, pdl)
         encoded = tuple(kernel_argument(arg) for arg in args)
         function = self.function(kernel)
         with self._cupy.cuda.Device(self.device), self._stream(stream):
             self._allow_shared(kernel, shared_bytes)
-            if after_previous:  # CuPy has no option for it
+            if pdl:  # CuPy has no option for it
                 pieces = [argument.tobytes() for argument in encoded]
                 launch = PackedLaunch(
                     kernel.entry, function.kernel.ptr, grid, kernel.threads, shared_bytes, pieces,
-                    after_previous,
+                    pdl,
                 )  # fmt: skip
                 launch(stream or 0)
             else:
@@ -165,7 +165,7 @@ class CupyBackend:
         prepared = []
         with self._cupy.cuda.Device(self.device):
             for launch in launches:
-                self._check(launch.kernel, launch.grid, launch.shared_bytes, launch.after_previous)
+                self._check(launch.kernel, launch.grid, launch.shared_bytes, launch.pdl)
                 function = self.function(launch.kernel)
                 self._allow_shared(launch.kernel, launch.shared_bytes)
                 prepared.append(PreparedLaunch(launch, function.kernel.ptr))
@@ -182,7 +182,7 @@ class CupyBackend:
         kernel: Kernel,
         grid: tuple[int, int, int],
         shared_bytes: int,
-        after_previous: bool,
+        pdl: bool,
     ) -> None:
         check_grid(kernel, grid)
         if not 0 <= shared_bytes <= self.shared_limit_bytes:
@@ -190,9 +190,9 @@ class CupyBackend:
                 f"{kernel.entry}: {shared_bytes} bytes of shared memory a block, "
                 f"device {self.device} has {self.shared_limit_bytes}"
             )
-        if after_previous and int(self.compute_capability) < 90:
+        if pdl and int(self.compute_capability) < 90:
             raise ValueError(
-                f"{kernel.entry}: after_previous needs compute capability 9.0, "
+                f"{kernel.entry}: pdl needs compute capability 9.0, "
                 f"device {self.device} has {self.compute_capability}"
             )
 

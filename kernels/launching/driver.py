@@ -125,7 +125,7 @@ class PackedLaunch:
         name: of the kernel, for messages.
         function: its CUfunction.
         args: the bytes of each argument.
-        after_previous: with programmatic stream serialisation (dependent launch).
+        pdl: with programmatic stream serialisation (dependent launch).
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PackedLaunch:
         threads: int,
         shared_bytes: int,
         args: Sequence[bytes],
-        after_previous: bool = False,
+        pdl: bool = False,
     ) -> None:
         self.name = name
         # Every argument begins on a word of its own.
@@ -150,7 +150,7 @@ class PackedLaunch:
         first = packed.ctypes.data
         self._addresses = np.array([first + WORD_BYTES * s for s in self.starts], np.uintp)
         self._queue = _queue(
-            function, grid, threads, shared_bytes, self._addresses.ctypes.data, after_previous
+            function, grid, threads, shared_bytes, self._addresses.ctypes.data, pdl
         )
 
     def __call__(self, stream: int) -> None:
@@ -167,14 +167,14 @@ def _queue(
     threads: int,
     shared_bytes: int,
     parameters: int,
-    after_previous: bool,
+    pdl: bool,
 ) -> Callable[[int], Any]:
     """A function of the stream that launches; its result is the driver's, 0 for success."""
     driver = bindings()
     if driver is None:
-        return libcuda.queue(function, grid, threads, shared_bytes, parameters, after_previous)
+        return libcuda.queue(function, grid, threads, shared_bytes, parameters, pdl)
     handle = driver.CUfunction(function)
-    if not after_previous:
+    if not pdl:
         return lambda stream: driver.cuLaunchKernel(
             handle, *grid, threads, 1, 1, shared_bytes, stream, parameters, 0
         )[0]
@@ -202,7 +202,7 @@ class PreparedLaunch:
         kernel = launch.kernel
         self._launch = PackedLaunch(
             kernel.entry, function, launch.grid, kernel.threads, launch.shared_bytes, args,
-            launch.after_previous,
+            launch.pdl,
         )  # fmt: skip
         places = list(zip(launch.args, self._launch.starts, strict=True))
         self._arrays = [

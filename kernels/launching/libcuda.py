@@ -91,13 +91,13 @@ def queue(
     threads: int,
     shared_bytes: int,
     parameters: int,
-    after_previous: bool,
+    pdl: bool,
 ) -> Callable[[int], int]:
     """A function of the stream that launches; its result is the driver's, 0 for success."""
     attribute = _Attribute(id=PROGRAMMATIC_STREAM_SERIALIZATION)
     attribute.value[0] = 1
     config = _Config((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(threads, 1, 1), shared_bytes)
-    config.attributes, config.count = ctypes.pointer(attribute), int(after_previous)
+    config.attributes, config.count = ctypes.pointer(attribute), int(pdl)
     launch = _library().cuLaunchKernelEx
     handle, where = ctypes.c_void_p(function), ctypes.c_void_p(parameters)
 

@@ -28,7 +28,7 @@ class Launch:
     grid: tuple[int, int, int]
     shared_bytes: int
     args: tuple[Argument, ...]
-    after_previous: bool = False
+    pdl: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Recorder:
         shared_bytes: int,
         args: Sequence[Argument],
         stream: int | None = None,
-        after_previous: bool = False,
+        pdl: bool = False,
     ) -> None:
         """Write the launch down. The stream is that of each run, not this one."""
-        self.launches.append(Launch(kernel, grid, shared_bytes, tuple(args), after_previous))
+        self.launches.append(Launch(kernel, grid, shared_bytes, tuple(args), pdl))
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
         """A stand-in for scratch."""
@@ -131,9 +131,7 @@ def replay(
     memory = list(zip([*addresses, *(array.pointer for array in scratch)], owners, strict=True))
     for launch in plan.launches:
         args = [_bind(arg, memory) for arg in launch.args]
-        backend.launch(
-            launch.kernel, launch.grid, launch.shared_bytes, args, stream, launch.after_previous
-        )
+        backend.launch(launch.kernel, launch.grid, launch.shared_bytes, args, stream, launch.pdl)
 
 
 def _bind(arg: A, memory: Sequence[tuple[int, Any]]) -> A:

@@ -116,7 +116,7 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
         result = run(one, context, tile=None)
     finally:
         backend.empty = empty
-    asked.pop("taken", None)  # of the forward before
+    asked.pop("tile_counter", None)  # of the forward before
     yield from counted(NAME, one, result)
     yield record(one, experiment=NAME, source="measured", tool="what the driver allocates",
                  metric="scratch_bytes", unit="B", value=sum(asked.values()))  # fmt: skip

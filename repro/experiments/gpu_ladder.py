@@ -25,10 +25,10 @@ SQUARES = (32, 64, 128)
 
 def cells() -> list[Cell]:
     """The fast form over tiles, the paper's form over its block sizes, the unfused form."""
-    return [one for one in listed() if why_not(one) is None]
+    return [one for one in listed() if unsupported_reason(one) is None]
 
 
-def why_not(one: Cell) -> str | None:
+def unsupported_reason(one: Cell) -> str | None:
     """What keeps the cell's kernel from running on the card of our records, or None."""
     if one["implementation"] != "flash1-released":
         return None
@@ -72,7 +72,7 @@ def predict(one: Cell) -> list[Record]:
 def also() -> Iterator[Record]:
     """A row with its reason for every combination that is left out."""
     for one in listed():
-        reason = why_not(one)
+        reason = unsupported_reason(one)
         if reason is not None:
             yield record(
                 one, experiment=NAME, source="predicted", metric="time_ms", error=reason,

@@ -76,7 +76,7 @@ def round_of(cell: Cell) -> Round:
     if cell["pass"] == "forward":
         optimistic = cell["implementation"] == OPTIMISTIC
         return forward_round(head_dim, block_m, block_n, optimistic=optimistic)
-    return backward_round(head_dim, block_m, direct=cell["implementation"] == DIRECT)
+    return backward_round(head_dim, block_m, dq_from_registers=cell["implementation"] == DIRECT)
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -124,7 +124,7 @@ def form_of(cell: Cell) -> ForwardForm | BackwardForm:
     if cell["pass"] == "forward":
         return hopper.form_of_tile(int(cell["head_dim"]), tile)
     form = hopper.backward_form(int(cell["head_dim"]), False, tile)
-    return replace(form, direct=cell["implementation"] == DIRECT)
+    return replace(form, dq_from_registers=cell["implementation"] == DIRECT)
 
 
 def warp_instructions(cell: Cell) -> int:

@@ -52,7 +52,7 @@ def test_optimal_plan_of_repeated_blocks(benchmark: BenchmarkFixture, length: in
         lambda: OptimalTable(chain, -(-budget_of(chain) // 500), 500), rounds=1
     )
     node = table.node(budget_of(chain))
-    benchmark.extra_info["stretches"] = len(table.stretches.representatives)
+    benchmark.extra_info["subchains"] = len(table.subchains.representatives)
     benchmark.extra_info["advances"] = node.advances if node else None
 
 

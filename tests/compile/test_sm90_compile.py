@@ -45,7 +45,7 @@ def test_the_optimistic_pair(form: ForwardForm, causal: bool, part: str, nvrtc: 
 @pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
 def test_backward(form: BackwardForm, causal: bool, nvrtc: str) -> None:
     for dtype in ("bf16", "fp16") if causal else ("bf16",):
-        for deterministic in (False, True)[: 1 if form.direct else 2]:
+        for deterministic in (False, True)[: 1 if form.dq_from_registers else 2]:
             kernel = form.kernel("", dtype, causal, deterministic=deterministic)
             compiled = compile_cubin(kernel, "sm_90a", nvrtc)
             assert compiled.wgmma_remarks == ()
@@ -54,7 +54,9 @@ def test_backward(form: BackwardForm, causal: bool, nvrtc: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["preprocess", "postprocess"])
-@pytest.mark.parametrize("form", [f for f in BACKWARD_FORMS if not f.direct], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form", [f for f in BACKWARD_FORMS if not f.dq_from_registers], ids=lambda f: f.name
+)
 def test_what_surrounds_the_backward(form: BackwardForm, part: str, nvrtc: str) -> None:
     for deterministic in (False, True):
         kernel = form.kernel(part, "bf16", False, deterministic=deterministic, dlse=deterministic)

@@ -106,7 +106,7 @@ def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
     # A persistent form waits for its counter, whose kernel lets it start.
     assert (everywhere["ACQBULK"] > 0) == form.persistent
     if form.persistent:
-        clearing = form.kernel("bf16", causal, "none_taken")
+        clearing = form.kernel("bf16", causal, "clear_counter")
         cubin = compile_cubin(clearing, "sm_90a", nvrtc).cubin
         assert sass.count(sass.disassemble(cubin, clearing.entry).instructions)["PREEXIT"] == 1
 
@@ -118,7 +118,7 @@ def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
         pytest.param(form, turns, id=f"{form.name}{', in turns' * turns}")
         for form in BACKWARD_FORMS
         for turns in (False, True)
-        if not (turns and form.direct)
+        if not (turns and form.dq_from_registers)
     ],
 )
 def test_backward(form: BackwardForm, deterministic: bool, causal: bool, nvrtc: str) -> None:
@@ -139,7 +139,9 @@ def test_backward(form: BackwardForm, deterministic: bool, causal: bool, nvrtc: 
     # dQ leaves by bulk additions, or by additions of 16 bytes a thread, once for each 4 registers.
     additions = block_m * head_dim // (2 * 128) // 4
     wide = sum(i.opcode == "REDG" and "F32x4" in i.modifiers for i in loop)
-    assert (everywhere["UBLKRED"] > 0, wide) == ((False, additions) if form.direct else (True, 0))
+    assert (everywhere["UBLKRED"] > 0, wide) == (
+        (False, additions) if form.dq_from_registers else (True, 0)
+    )
     # Who touches what the preprocess writes waits for it: the loader, and who adds dQ.
     assert (everywhere["ACQBULK"], everywhere["PREEXIT"]) == (2, 1)
 

@@ -24,7 +24,7 @@ from analysis.checkpointing import (
 from analysis.checkpointing.native import library
 from analysis.checkpointing.optimal import heuristic_plans
 from analysis.checkpointing.selection import Item, keep_exact, keep_greedy, keep_optimal
-from analysis.checkpointing.stretches import Stretches
+from analysis.checkpointing.subchains import Subchains
 
 
 def random_chain(seed: int, length: int, largest: int = 40, kinds: int = 99) -> Chain:
@@ -152,9 +152,9 @@ def test_compiled_table_equals_numpy_table(
 
 def test_repeated_stages_share_their_stretches() -> None:
     uneven = Chain(tuple(Stage(n) for n in range(40)), 1)
-    assert len(Stretches(uneven).representatives) == 40 * 41 // 2
+    assert len(Subchains(uneven).representatives) == 40 * 41 // 2
     # lengths 1..L inside, and 1..L at the end of the chain
-    assert len(Stretches(uniform_chain(40)).representatives) == 40 + 39
+    assert len(Subchains(uniform_chain(40)).representatives) == 40 + 39
 
 
 def test_a_thousand_stages_at_500_slots() -> None:

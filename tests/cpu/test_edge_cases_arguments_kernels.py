@@ -67,7 +67,7 @@ WORKS: dict[Callable[..., Any], dict[str, Any]] = {
     attention.progress_notes: {"seqlen_k": 64, "block_n": 16, "progress_tiles": 1},
     hopper.forward: FORWARD | LSE,
     hopper.backward: BACKWARD | LSE,
-    hopper.why_not: {"dtype": "fp16", "head_dim": 64, "scale": 0.1},
+    hopper.unsupported_reason: {"dtype": "fp16", "head_dim": 64, "scale": 0.1},
     hopper.default_tile: FORM | {"pass_": "forward"},
     hopper_forms.forward_form: FORM,
     hopper_forms.form_of_tile: {"head_dim": 64, "tile": hopper_forms.forward_form(**FORM).tile},
@@ -142,7 +142,7 @@ HOSTILE: dict[Any, tuple[Any, ...]] = {
 }
 #: Any text is a name; any whole number will do, and none is too small for the answer "no".
 FREE = {"name", "entry", "source", "owner"}
-ANY_WHOLE = {("why_not", "head_dim")}
+ANY_WHOLE = {("unsupported_reason", "head_dim")}
 
 
 def kind_of(function: Callable[..., Any], name: str) -> tuple[Any, bool]:

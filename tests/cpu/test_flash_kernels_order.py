@@ -175,7 +175,7 @@ def test_hopper_forms_without_a_sawtooth_are_refused_before_a_launch() -> None:
         with pytest.raises(ValueError, match=f"the {pass_} of {algorithm} has no order="):
             execute(p, algorithm=algorithm, order="sawtooth", backend=backend)
     persistent = next(form for form in hopper.FORWARD_FORMS if form.persistent)
-    direct = next(form for form in hopper.BACKWARD_FORMS if form.direct)
+    direct = next(form for form in hopper.BACKWARD_FORMS if form.dq_from_registers)
     for form, arguments in ((persistent, ("bf16", False)), (direct, ("", "bf16", False))):
         with pytest.raises(ValueError, match=f"{form.name}.* has no sawtooth"):
             form.kernel(*arguments, sawtooth=True)

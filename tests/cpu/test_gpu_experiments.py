@@ -119,7 +119,7 @@ def test_a_tile_that_does_not_fit_is_left_out_with_its_reason() -> None:
     left_out = list(gpu_ladder.also())
     assert [(r.pass_, r.block_n) for r in left_out] == [("backward", 512)]
     assert re.fullmatch(r"needs \d+ bytes .* a block has 232448", str(left_out[0].error))
-    cell = next(c for c in gpu_ladder.listed() if gpu_ladder.why_not(c))
+    cell = next(c for c in gpu_ladder.listed() if gpu_ladder.unsupported_reason(c))
     with pytest.raises(ValueError, match="232448"):  # the kernels' own check agrees
         cell_work(Cell(**{**cell, "batch": 1, "heads": 1, "kv_heads": 1}), "cpu")()
 

@@ -54,7 +54,7 @@ def test_every_launch_fills_the_card_several_times(name: str) -> None:
     for case in hopper_cases.cases(name, SMS):
         shape = case.shape
         for kernel, blocks, tiles in launches(name, shape, device):
-            stays = "persistent" in kernel and "none_taken" not in kernel
+            stays = "persistent" in kernel and "clear_counter" not in kernel
             waves.append((tiles if stays else blocks) / SMS)
             assert not stays or blocks <= SMS
             if waves[-1] > 2:

@@ -29,7 +29,7 @@ BACKWARDS = pytest.mark.parametrize(
         pytest.param(form, turns, id=f"{form.name}{', in turns' * turns}")
         for form in BACKWARD_FORMS
         for turns in (False, True)
-        if not (turns and form.direct)
+        if not (turns and form.dq_from_registers)
     ],
 )
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
@@ -228,7 +228,7 @@ def test_only_what_waits_by_itself_is_launched_early(
     launch = HostBackend.launch
 
     def recorded(self: HostBackend, kernel: Any, *args: Any, **options: Any) -> None:
-        seen.append((kernel.entry, options.get("after_previous", False)))
+        seen.append((kernel.entry, options.get("pdl", False)))
         launch(self, kernel, *args, **options)
 
     monkeypatch.setattr(HostBackend, "launch", recorded)
@@ -241,7 +241,7 @@ def test_only_what_waits_by_itself_is_launched_early(
         ("flash_backward_sm90_postprocess", True),
     ]
     assert seen[:-3] == [
-        ("flash_forward_sm90_none_taken", False),
+        ("flash_forward_sm90_clear_counter", False),
         ("flash_forward_sm90_persistent", True),
     ]
     seen.clear()
@@ -355,12 +355,12 @@ def test_one_key_is_returned_bit_for_bit() -> None:
 )
 def test_what_is_not_covered_is_said(settings: dict[str, Any], reason: str) -> None:
     covered: dict[str, Any] = {"dtype": "bf16", "head_dim": 64, "scale": 0.125}
-    assert hopper.why_not(**covered) is None
-    said = hopper.why_not(**{**covered, **settings})
+    assert hopper.unsupported_reason(**covered) is None
+    said = hopper.unsupported_reason(**{**covered, **settings})
     assert said is not None
     assert said.startswith(reason)
     with pytest.raises(ValueError, match="scale=nan is not finite"):  # no kernel covers that
-        hopper.why_not(**{**covered, "scale": math.nan})
+        hopper.unsupported_reason(**{**covered, "scale": math.nan})
 
 
 def test_refusals_come_before_a_launch() -> None:

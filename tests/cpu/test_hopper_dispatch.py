@@ -19,7 +19,7 @@ from kernels.launch import Array, from_numpy
 from repro.attention import launcher
 
 #: The forward of short sequences.
-PERSISTENT = ("flash_forward_sm90_none_taken", "flash_forward_sm90_persistent")
+PERSISTENT = ("flash_forward_sm90_clear_counter", "flash_forward_sm90_persistent")
 
 
 class PretendedHopper(HostBackend):

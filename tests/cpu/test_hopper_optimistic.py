@@ -218,7 +218,7 @@ def test_it_is_asked_for_by_name_and_never_chosen() -> None:
     arrays = [view(n, to_bits(p.data[n], "bf16").copy(), "bf16") for n in ("q", "k", "v", "dout")]
     backend = HostBackend()
     attention.forward(backend, "flash-sm90-optimistic", *arrays, stats, scale=0.125)
-    parts = ("none_taken", "persistent_optimistic", "repair")
+    parts = ("clear_counter", "persistent_optimistic", "repair")
     assert set(backend.traffic) == {f"flash_forward_sm90_{part}" for part in parts}
 
 

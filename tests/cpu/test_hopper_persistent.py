@@ -72,7 +72,7 @@ def test_any_number_of_blocks_moves_the_same_bytes(multiprocessors: int) -> None
     p = Problem(heads=3, seqlen_q=400, seqlen_k=200, dtype="bf16", causal=True)
     shape = AttentionShape(1, 3, 400, 200, 64, dtype="bf16", causal=True)
     want = predict_traffic("flash-sm90", shape, form.tile, "forward", persistent=True)
-    assert want.kernels["flash_forward_sm90_persistent"]["taken", "atomic"] == 9 * 4
+    assert want.kernels["flash_forward_sm90_persistent"]["tile_counter", "atomic"] == 9 * 4
     for os_threads in (1, 2):
         backend = HostBackend(os_threads=os_threads, seed=os_threads)
         backend.multiprocessors = multiprocessors
@@ -123,7 +123,7 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
     assert first[repair]["q", "read"] > 0
     shape = AttentionShape(1, 2, 300, 500, form.head_dim, dtype="bf16", causal=causal)
     want = predict_traffic(hopper.OPTIMISTIC, shape, form.tile, "forward", persistent=True).kernels
-    for name in ("flash_forward_sm90_none_taken", "flash_forward_sm90_persistent_optimistic"):
+    for name in ("flash_forward_sm90_clear_counter", "flash_forward_sm90_persistent_optimistic"):
         assert first[name] == want[name]
 
 
@@ -150,7 +150,7 @@ def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm)
 
 def test_one_block_a_tile_has_no_counter() -> None:
     with pytest.raises(ValueError, match="d64 192x128 has no counter"):
-        ForwardForm(64, 3, 128).kernel("bf16", False, "none_taken")
+        ForwardForm(64, 3, 128).kernel("bf16", False, "clear_counter")
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ FAULTS = {
     ),
     "a turn that one warpgroup skips": (
         "deadlock", "named barrier",
-        ("\n        end_turn(warpgroup);", "if (warpgroup != 2) end_turn(warpgroup);"),
+        ("\n        warp_scheduler_arrive(warpgroup);",
+         "if (warpgroup != 2) warp_scheduler_arrive(warpgroup);"),
     ),
     "a turn that nobody opens": (
         "deadlock", "named barrier", ("    open_turns(warpgroup);\n", "")

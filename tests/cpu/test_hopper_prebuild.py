@@ -32,7 +32,7 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
                 for part in ("preprocess", "", "postprocess"):
                     assert key(form.kernel(part, cell["dtype"], cell["causal"])) in ready
                 continue
-            for part in ("", "none_taken") if form.persistent else ("",):
+            for part in ("", "clear_counter") if form.persistent else ("",):
                 assert key(form.kernel(cell["dtype"], cell["causal"], part)) in ready
         if name == gpu_forms.NAME:
             ours = [hopper.ALGORITHM]

@@ -88,7 +88,7 @@ def test_what_the_operator_moves_is_what_the_command_predicts(
     )  # fmt: skip
     assert counted == bytes_
     assert [form.endswith("persistent") for form in forms] == [True, False]
-    assert ("flash_forward_sm90_persistent", "taken", "atomic") in counted
+    assert ("flash_forward_sm90_persistent", "tile_counter", "atomic") in counted
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -146,10 +146,10 @@ def test_scratch_is_what_the_drivers_ask_for(
     turns = algorithm == hopper.DETERMINISTIC
     scratch = memory.flash_sm90_scratch(shape, tile, deterministic=turns)
     assert {t.name: t.bytes for t in scratch} == {
-        name: bytes_ for name, bytes_ in asked.items() if name not in ("taken", "flags")
+        name: bytes_ for name, bytes_ in asked.items() if name not in ("tile_counter", "flags")
     }
     forward, backward = (predict(algorithm, shape, p, H200) for p in prediction.PASSES)
-    beside = asked["taken"] + asked.get("flags", 0)
+    beside = asked["tile_counter"] + asked.get("flags", 0)
     assert forward.peak_bytes - forward.saved_bytes == beside
     operands = 4 * shape.query_bytes + 4 * shape.key_bytes + shape.row_bytes
     assert backward.peak_bytes == operands + memory.total(scratch)

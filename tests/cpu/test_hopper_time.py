@@ -135,7 +135,7 @@ def test_recorded_clocks_are_what_the_model_says() -> None:
 
 
 def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:
-    direct = next(form for form in hopper.BACKWARD_FORMS if form.direct)
+    direct = next(form for form in hopper.BACKWARD_FORMS if form.dq_from_registers)
     if find_nvdisasm() is None:
         pytest.skip("needs nvdisasm")
     with pytest.raises(ValueError, match=r"no unit is known for instruction REDG"):

@@ -159,7 +159,7 @@ def test_a_launch_after_the_previous_one(log: list[Any], monkeypatch: pytest.Mon
     ok, refused = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_VALUE
     answers = [refused, ok]
     monkeypatch.setattr(driver, "cuLaunchKernelEx", launch)
-    backend.launch(KERNEL, (7, 2, 1), 65536, args, stream=0xABC0, after_previous=True)
+    backend.launch(KERNEL, (7, 2, 1), 65536, args, stream=0xABC0, pdl=True)
     expected = [encode(arg) for arg in args]
     expected[3] = whole.tobytes()
     assert seen["bytes"] == expected
@@ -172,11 +172,11 @@ def test_a_launch_after_the_previous_one(log: list[Any], monkeypatch: pytest.Mon
     assert log[-3:] == [("driver",), "leave", "leave"]
     assert not launches(log)
     with pytest.raises(RuntimeError, match=r"the driver refuses .* CUDA_ERROR_INVALID_VALUE"):
-        backend.launch(KERNEL, (1, 1, 1), 0, args, after_previous=True)
+        backend.launch(KERNEL, (1, 1, 1), 0, args, pdl=True)
     assert seen["rest"] == (0, 0, 0xF00, 0)
     backend.compute_capability = "80"
     with pytest.raises(ValueError, match=r"needs compute capability 9.0, device 0 has 80"):
-        backend.launch(KERNEL, (1, 1, 1), 0, args, after_previous=True)
+        backend.launch(KERNEL, (1, 1, 1), 0, args, pdl=True)
 
 
 def test_default_stream_and_cache(log: list[Any]) -> None:

@@ -82,7 +82,7 @@ def test_our_kernels_are_picked_up_when_they_are_measured(ours: pandas.DataFrame
     for row in rows:
         assert row["unexplained"] == (1000 if row["direction"] == "read" else 0), row
         assert (row["late"], row["absorbed"]) == (0, 5)
-        if not row["kernel"].endswith(("_init", "_none_taken")):  # these read nothing
+        if not row["kernel"].endswith(("_init", "_clear_counter")):  # these read nothing
             assert row["compulsory"] > 0
     drawing = residual_attribution.draw(ours)
     assert len(drawing.table) == 2 * len(cells)

@@ -145,7 +145,7 @@ def test_the_page_s_table_and_sentences() -> None:
         assert [float(cell.strip("*")) for cell in shown] == clocks
         most = max(clocks)
         assert [cell.startswith("**") for cell in shown] == [clock == most for clock in clocks]
-    direct = [backward_round(d, m, direct=True).clocks()["shared memory"]
+    direct = [backward_round(d, m, dq_from_registers=True).clocks()["shared memory"]
               for d, m in ((64, 128), (128, 64), (128, 80))]  # fmt: skip
     assert "{:g}, {:g} and {:g} clocks".format(*direct) in text
 

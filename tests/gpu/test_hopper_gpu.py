@@ -44,7 +44,7 @@ BACKWARDS = pytest.mark.parametrize(
         pytest.param(form, turns, id=f"{form.name}{', in turns' * turns}")
         for form in BACKWARD_FORMS
         for turns in (False, True)
-        if not (turns and form.direct)
+        if not (turns and form.dq_from_registers)
     ],
 )
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])

@@ -1,6 +1,6 @@
-"""Which stretches i..l of a chain are copies of one another.
+"""Which subchains i..l of a chain are copies of one another.
 
-Networks repeat their blocks, so far fewer than L^2/2 stretches differ; a table over stretches
+Networks repeat their blocks, so far fewer than L^2/2 subchains differ; a table over subchains
 needs one row for each that does.
 """
 
@@ -11,11 +11,11 @@ import numpy as np
 from .chain import Chain
 
 
-class Stretches:
-    """index[i, l] (1-based) numbers the stretch i..l; representatives[number] is its first (i, l),
-    in an order in which every stretch comes after all the shorter ones inside it.
+class Subchains:
+    """index[i, l] (1-based) numbers the subchain i..l; representatives[number] is its first (i, l),
+    in an order in which every subchain comes after all the shorter ones inside it.
 
-    Two stretches are the same when their stages agree in every cost, in the size and gradient of
+    Two subchains are the same when their stages agree in every cost, in the size and gradient of
     their input, and in whether they end the chain.
     """
 

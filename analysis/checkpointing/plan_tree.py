@@ -39,7 +39,7 @@ class Node(NamedTuple):
     advance_s: float
 
 
-class Builder:
+class PlanBuilder:
     """Makes nodes for one chain, with their cost.
 
     Lists are indexed by stage, or by activation, 0..L.  pending_gradient[l]: bytes of the gradient
@@ -139,7 +139,7 @@ class Builder:
         return node
 
 
-def _forward_need(build: Builder, node: Node) -> int:
+def _forward_need(build: PlanBuilder, node: Node) -> int:
     """Bytes beyond a_{first-1} at the forward runs of the right spine of (i, L)."""
     held = need = 0
     spine: Node | None = node
@@ -175,7 +175,7 @@ class Plan:
         return self.write()
 
 
-def plan_of(name: str, build: Builder, root: Node) -> Plan:
+def plan_of(name: str, build: PlanBuilder, root: Node) -> Plan:
     chain = build.chain
     return Plan(
         name=name,
