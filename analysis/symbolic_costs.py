@@ -45,9 +45,10 @@ Entries = dict[tuple[str, str], sp.Expr]
 
 
 def row_totals(causal: bool) -> dict[sp.Symbol, sp.Expr]:
-    """R_q, R_k and P of one head."""
+    """R_q, R_k, P and the visited tile pairs V of one head."""
     if not causal:
-        return {Rq: KEY_TILES * Nq, Rk: QUERY_TILES * Nk, P: Nq * Nk}
+        pairs = QUERY_TILES * KEY_TILES
+        return {Rq: KEY_TILES * Nq, Rk: QUERY_TILES * Nk, P: Nq * Nk, V: pairs}
     rows = sp.Min(Br, Nq - _i * Br)
     seen = sp.Min((_i + 1) * Br, Nq) + Nk - Nq  # keys before the last query's diagonal
     visits = sp.ceiling(seen / Bc)
@@ -60,6 +61,7 @@ def row_totals(causal: bool) -> dict[sp.Symbol, sp.Expr]:
         Rq: over_query_tiles(visits * rows),
         Rk: over_query_tiles(keys),
         P: over_query_tiles(rows * keys),
+        V: over_query_tiles(visits),
     }
 
 
@@ -85,14 +87,14 @@ def _form_of(algorithm: str, pass_: str) -> tuple[str, str]:
     return ("flash" if same_forward else algorithm, pass_)
 
 
-_QUERY, _KEY = B * H * Nq * d * e, B * Hk * Nk * d * e
-_ROW, _ACCUMULATOR = B * H * Nq * STATISTIC, B * H * Nq * d * STATISTIC
-_SCORES = B * H * Nq * Nk * e
+QUERY, KEY = B * H * Nq * d * e, B * Hk * Nk * d * e
+ROW, ACCUMULATOR = B * H * Nq * STATISTIC, B * H * Nq * d * STATISTIC
+SCORES = B * H * Nq * Nk * e
 
 
 def compulsory(algorithm: str, pass_: str) -> tuple[sp.Expr, sp.Expr]:
     """HBM bytes read and written when each kernel touches each of its tensors once."""
-    q, k, row, acc, score = _QUERY, _KEY, _ROW, _ACCUMULATOR, _SCORES
+    q, k, row, acc, score = QUERY, KEY, ROW, ACCUMULATOR, SCORES
     moved = traffic(algorithm, pass_)
 
     def once(tensor: str, size: sp.Expr, direction: str = "read") -> sp.Expr:
@@ -135,10 +137,10 @@ class _Shape:
     seqlen_k: int
     """A number only for the one comparison that the released 2022 kernels make."""
     itemsize: sp.Expr = e
-    query_bytes: sp.Expr = _QUERY
-    key_bytes: sp.Expr = _KEY
-    row_bytes: sp.Expr = _ROW
-    score_bytes: sp.Expr = _SCORES
+    query_bytes: sp.Expr = QUERY
+    key_bytes: sp.Expr = KEY
+    row_bytes: sp.Expr = ROW
+    score_bytes: sp.Expr = SCORES
 
 
 def _sum(tensors: Callable[[AttentionShape], list[memory.LiveTensor]], seqlen_k: int) -> sp.Expr:
@@ -169,7 +171,7 @@ def peak_bytes(algorithm: str, pass_: str) -> sp.Expr:
         return sp.Piecewise((short, Nk <= limit), (long, True))
     peak = _sum(memory.flash_backward_peak, 1)
     if algorithm == "flash-deterministic":
-        return peak + (KEY_TILES - 1) * _ACCUMULATOR
+        return peak + (KEY_TILES - 1) * ACCUMULATOR
     return peak
 
 

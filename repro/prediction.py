@@ -144,10 +144,8 @@ class Prediction:
 
     @property
     def clock(self) -> Clock:
-        """The clock of the predicted time: what an H200 holds under load, elsewhere the highest."""
-        if self.gpu.name.startswith("H200"):
-            return H200_SUSTAINED
-        return Clock(self.gpu.boost_clock_hz, "boost clock of the datasheet")
+        """The clock of the predicted time."""
+        return clock_of(self.gpu)
 
     @property
     def predicted_s(self) -> float | None:
@@ -241,6 +239,13 @@ class Prediction:
         return rows
 
 
+def clock_of(gpu: Gpu) -> Clock:
+    """What an H200 holds under load, elsewhere the highest of the datasheet."""
+    if gpu.name.startswith("H200"):
+        return H200_SUSTAINED
+    return Clock(gpu.boost_clock_hz, "boost clock of the datasheet")
+
+
 def predict(
     algorithm: str,
     shape: AttentionShape,
@@ -260,6 +265,7 @@ def predict(
     gradients: Collection[str] = GRADIENTS,
     copied: Collection[str] = (),
     waves: bool = False,
+    once: bool = False,
 ) -> Prediction:
     """What one pass of attention on contiguous tensors costs on a GPU.
 
@@ -280,6 +286,8 @@ def predict(
     copied: tensors that are copied because kernels cannot read or write their layout; a head
         dimension that is no multiple of 8 copies all of them.
     waves: predict HBM bytes by whole waves of blocks instead of a simulated L2: for large sweeps.
+    once: count each kernel's tensors once in HBM instead, the least there can be: what the report's
+        calculator does.
 
     Textbook algorithms ("standard" and the forms of flash1) are predicted beyond what our
     kernels of them run, and all on GPUs that cannot run ours: ``Prediction.theory`` says so.
@@ -301,10 +309,13 @@ def predict(
     ceilings = ceilings or datasheet_ceilings(gpu)
     padded, algorithm = shape.padded, run.algorithm
     kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
-    hbm = predict_hbm(
-        algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=order, waves=waves,
-        **run.options,
-    )  # fmt: skip
+    if once:
+        hbm = replace(compulsory_hbm(kernels, padded), l2_bytes=gpu.l2_bytes)
+    else:
+        hbm = predict_hbm(
+            algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=order, waves=waves,
+            **run.options,
+        )  # fmt: skip
     hbm = _within(hbm, kernels, masked=block_mask is not None)
     around = Traffic(copies(shape, pass_, copied, gradients))
     traffic, hbm = kernels + around, _with_copies(hbm, around)
@@ -404,6 +415,7 @@ __all__ = [
     "CLOSED",
     "PASSES",
     "Prediction",
+    "clock_of",
     "form_of",
     "predict",
     "shared_per_tensor",

@@ -138,17 +138,21 @@ def _theory(
     algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu, tile: Tile | None, why: str
 ) -> Run:
     """An algorithm of the papers beyond what our kernels of it run."""
-    if tile is None:
-        try:
-            tile = ladder.default_tile(
-                algorithm, shape.padded.head_dim, shape.dtype, pass_, gpu.shared_bytes_per_block
-            )
-        except ValueError:  # no tile of ours fits
-            tile = paper_tile(shape.head_dim, gpu.on_chip_elements)
+    tile = tile or ladder_tile(algorithm, shape.head_dim, shape.dtype, pass_, gpu)
     tiles = 1 if find(algorithm).tiled else -(-shape.seqlen_q // tile.block_m)
     return Run(
         algorithm, tile, shape.padded.head_dim, shape.batch * shape.heads * tiles, theory=why
     )
+
+
+def ladder_tile(algorithm: str, head_dim: int, dtype: str, pass_: str, gpu: Gpu) -> Tile:
+    """The tile of a textbook algorithm ("standard" and the forms of flash1) where none is asked
+    for: our kernels', or the paper's where none of ours fits."""
+    columns = -(-head_dim // 8) * 8
+    try:
+        return ladder.default_tile(algorithm, columns, dtype, pass_, gpu.shared_bytes_per_block)
+    except ValueError:
+        return paper_tile(head_dim, gpu.on_chip_elements)
 
 
 def form_of(

@@ -1,9 +1,54 @@
 // The calculator: reads the form, evaluates MODEL (printed from SymPy), fills the table.
 // Kept free of the page where it can be, so that it also runs under a bare JavaScript engine.
+// calculate(input) gives what repro.predict(..., once=True) gives; a test holds it to that.
 
+// input.block_m and block_n are null where the kernels' own tile is wanted.
 function calculate(input) {
-  const fields = ["batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "block_m", "block_n"];
-  for (const name of fields) {
+  check(input);
+  const run = launched(input);
+  const gpu = GPUS[input.gpu];
+  const padded = run.head_dim;
+  const values = {
+    B: input.batch, H: input.heads, H_k: input.kv_heads, N_q: input.seqlen_q, N_k: input.seqlen_k,
+    d: padded, D: input.head_dim, C: run.columns, e: ITEMSIZE[input.dtype],
+    B_r: run.block_m, B_c: run.block_n,
+  };
+  const mask = input.causal ? "causal" : "dense";
+  for (const [symbol, total] of Object.entries(ROWS[mask])) values[symbol] = total(values);
+  const model = MODEL[`${run.model} ${input.pass}`];
+  const copied = padded === input.head_dim ? 0
+    : sum(COPIES[input.pass].map(([, , f]) => f(values)));
+  const works = model.kernels.map((kernel) => work(kernel, values, run, gpu));
+  if (copied) works.push({ flops: 0, exponentials: 0, sm: copied, hbm: copied, efficiency: 1 });
+  const given = { ...values, d: input.head_dim };
+  const peak = model.peak(values) + (copied ? model.given(values) : 0);
+  const blocks = model.kernels.find((kernel) => kernel.main).blocks(values);
+  const result = {
+    ...run, traffic: traffic(model, input.pass, values, copied), copy_bytes: copied, blocks,
+    idle_sms: Math.max(0, gpu.sms - blocks),
+    sm_bytes: sum(works.map((w) => w.sm)),
+    hbm_read_bytes: sum(model.kernels.map((k) => k.hbm_read(values))) + copies("read"),
+    hbm_write_bytes: sum(model.kernels.map((k) => k.hbm_write(values))) + copies("write"),
+    saved_bytes: model.saved(given), peak_bytes: peak, fits: peak <= gpu.memory,
+    flops: model.flops[mask](given), ...bound(works, gpu),
+    predicted: predicted(input, run, gpu, mask),
+  };
+  return result;
+
+  function copies(direction) {
+    if (!copied) return 0;
+    return sum(COPIES[input.pass].filter(([, way]) => way === direction).map(([, , f]) => f(values)));
+  }
+}
+
+const sum = (numbers) => numbers.reduce((total, x) => total + x, 0);
+
+function check(input) {
+  const fields = ["batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"];
+  const tile = ["block_m", "block_n"].filter((name) => input[name] !== null);
+  if (tile.length === 1)
+    throw new Error("a tile has block_m and block_n: give both, or neither for the kernels' own");
+  for (const name of [...fields, ...tile]) {
     if (!Number.isInteger(input[name]) || input[name] < 1)
       throw new Error(`${name} = ${input[name]}: a whole number from 1 on is needed`);
   }
@@ -13,59 +58,197 @@ function calculate(input) {
     throw new Error(`${input.algorithm} has as many key/value heads as query heads`);
   if (input.causal && input.seqlen_k < input.seqlen_q)
     throw new Error(`causal: seqlen_k = ${input.seqlen_k} is below seqlen_q = ${input.seqlen_q}`);
-  refuse(input);
-  if (Math.ceil(input.seqlen_q / input.block_m) > 1e7)
-    throw new Error("more than ten million query tiles");
-  const gpu = GPUS[input.gpu];
-  const values = {
-    B: input.batch, H: input.heads, H_k: input.kv_heads, N_q: input.seqlen_q, N_k: input.seqlen_k,
-    d: input.head_dim, e: ITEMSIZE[input.dtype], B_r: input.block_m, B_c: input.block_n,
-    F: gpu.F, X: gpu.X, S: gpu.S, W: gpu.W,
-  };
-  const mask = input.causal ? "causal" : "dense";
-  for (const [symbol, total] of Object.entries(ROWS[mask])) values[symbol] = total(values);
-  const model = MODEL[`${input.algorithm} ${input.pass}`];
-  const traffic = model.traffic.map(([tensor, direction, f]) => [tensor, direction, f(values)])
-    .filter(([, , bytes]) => bytes);
-  const times = {};
-  for (const [name, f] of Object.entries(model.times)) {
-    if (name === "SM boundary" && !gpu.S) continue;  // that rate is not published
-    times[name] = f(values);
-  }
-  const binding = Object.keys(times).reduce((a, b) => (times[b] > times[a] ? b : a));
-  return {
-    traffic,
-    sm_bytes: traffic.reduce((sum, [, , bytes]) => sum + bytes, 0),
-    hbm_read_bytes: model.hbm_read(values),
-    hbm_write_bytes: model.hbm_write(values),
-    saved_bytes: model.saved(values),
-    peak_bytes: model.peak(values),
-    fits: model.peak(values) <= gpu.memory,
-    flops: model.flops[mask](values),
-    times, binding, seconds: times[binding],
-  };
-}
-
-// What repro.predict refuses: a type that the GPU lacks, and of the flash kernels head dimensions
-// and tiles that they cannot have. Kernels take rows of a multiple of 8; others are copied first.
-function refuse(input) {
   const reason = (REFUSED[input.gpu] || {})[`${input.algorithm} ${input.dtype}`];
   if (reason) throw new Error(reason);
-  if (!FLASH.includes(input.algorithm)) return;
+  const rows = input.block_m === null ? 16 : input.block_m;
+  if (Math.ceil(input.seqlen_q / rows) > 1e7) throw new Error("more than ten million query tiles");
+}
+
+// Which kernel runs, with which tile: the drivers' answers, from the tables.
+function launched(input) {
+  const gpu = GPUS[input.gpu];
+  const head_dim = Math.ceil(input.head_dim / 8) * 8;
+  const asked = input.block_m === null ? null : [input.block_m, input.block_n];
+  let [name, reason] = [input.algorithm, ""];
+  const ladder = !["auto", "flash-sm90", ...FLASH].includes(name);
+  if (ladder) {
+    const [m, n] = asked || ladder_tile(input, gpu);
+    return { algorithm: name, model: name, reason, theory: "", form: null, head_dim,
+      columns: head_dim, block_m: m, block_n: n, blocks_per_sm: 1, shared_per_tensor: 0,
+      spills: false };
+  }
   const largest = HEAD_DIMS[HEAD_DIMS.length - 1];
   if (input.head_dim > largest)
     throw new Error(`head_dim = ${input.head_dim} is above ${largest}, the most of the flash kernels`);
-  const columns = HEAD_DIMS.find((d) => d >= input.head_dim);
-  const limit = GPUS[input.gpu].shared;
-  const [i, j] = [BLOCKS.indexOf(input.block_m), BLOCKS.indexOf(input.block_n)];
-  const tile = `tile ${input.block_m} x ${input.block_n}`;
+  if (name === "auto") {
+    const picks = PICKS[gpu.architecture];
+    [name, reason] = picks[""] || picks[`${input.pass} ${input.dtype} ${head_dim}`];
+    if (asked && gpu.hopper)
+      [name, reason] = ["flash", `tile (${asked[0]}, ${asked[1]}) was asked for`];
+  }
+  const theory = THEORY[input.gpu] || "";
+  if (theory) reason = "";
+  if (name === "flash-sm90") return { ...hopper(input, head_dim, asked), reason };
+  return { ...sm80(input, name, head_dim, asked), reason, theory };
+}
+
+function ladder_tile(input, gpu) {
+  const tiles = LADDER_TILES[`${input.algorithm} ${input.pass} ${input.dtype} ${gpu.shared}`];
+  const found = tiles.find(([largest]) => input.head_dim <= largest);
+  if (!found)
+    throw new Error(`head_dim = ${input.head_dim}: give a tile, block_m and block_n`);
+  return found.slice(1);
+}
+
+function hopper(input, head_dim, asked) {
+  const covered = HOPPER.head_dims[input.pass];
+  if (!covered.includes(head_dim))
+    throw new Error(`head_dim = ${input.head_dim}: the Hopper ${input.pass} covers ${covered.join(", ")}`);
+  const length = input.seqlen_q <= HOPPER.short ? "short" : "long";
+  const mask = input.causal ? "causal" : "dense";
+  const name = asked ? HOPPER.of_tile[`${input.pass} ${head_dim} ${asked[0]} ${asked[1]}`]
+    : HOPPER.picked[`${input.pass} ${head_dim} ${mask} ${length}`];
+  if (!name)
+    throw new Error(`the Hopper ${input.pass} has no tile ${asked[0]} x ${asked[1]} at head_dim ${head_dim}`);
+  const form = HOPPER.forms[`${input.pass} ${name}`];
+  return { algorithm: "flash-sm90", model: form.persistent ? "flash-sm90 persistent" : "flash-sm90",
+    theory: "", form: name, head_dim, columns: head_dim, block_m: form.block_m,
+    block_n: form.block_n, blocks_per_sm: 1, shared_per_tensor: form.shared_per_tensor,
+    spills: false };
+}
+
+function sm80(input, name, head_dim, asked) {
+  const gpu = GPUS[input.gpu];
+  const columns = HEAD_DIMS.find((d) => d >= head_dim);
+  const what = `the flash ${input.pass} at head_dim = ${input.head_dim} in ${input.dtype}`;
+  const limit = `a block of ${input.gpu} has ${gpu.shared} bytes of shared memory`;
+  const [m, n] = asked
+    || DEFAULT_TILES[`${input.pass} ${input.dtype} ${columns} ${gpu.shared}`] || [0, 0];
+  if (!m) throw new Error(`no tile fits ${what}: ${limit}`);
+  const [i, j] = [BLOCKS.indexOf(m), BLOCKS.indexOf(n)];
   if (i < 0 || j < 0)
-    throw new Error(`${tile}: the flash kernels take multiples of 16 up to ${BLOCKS[BLOCKS.length - 1]}`);
-  const place = i * BLOCKS.length + j;
-  const digit = parseInt(TILES[`${input.pass} ${input.dtype} ${columns} ${limit}`][place >> 2], 16);
-  if (!((digit >> (3 - place % 4)) & 1))
-    throw new Error(`${tile} does not fit the flash ${input.pass} at head_dim = ${input.head_dim} ` +
-      `in ${input.dtype}: a block of ${input.gpu} has ${limit} bytes of shared memory`);
+    throw new Error(`tile ${m} x ${n}: the flash kernels take multiples of 16 up to ${BLOCKS[BLOCKS.length - 1]}`);
+  const both = asked && input.algorithm === "auto" && input.pass === "backward" ? "auto " : "";
+  const digits = BLOCKS_PER_SM[`${both}${input.pass} ${input.dtype} ${columns} ${gpu.kind}`];
+  const digit = digits[i * BLOCKS.length + j];
+  if (digit === "0") throw new Error(`tile ${m} x ${n} does not fit ${what}: ${limit}`);
+  const spills = digit >= "a";
+  const clocks = (SHARED_CLOCKS[`${input.pass} ${columns}`] || {})[`${m} ${n}`] || 0;
+  return { algorithm: name, model: name, form: null, head_dim, columns, block_m: m, block_n: n,
+    blocks_per_sm: spills ? digit.charCodeAt(0) - 96 : parseInt(digit, 36), spills,
+    shared_per_tensor: input.dtype === "fp32" ? 0 : clocks * (gpu.tensor_flops_per_clock || 0) };
+}
+
+function traffic(model, pass, values, copied) {
+  const found = new Map();
+  const entries = model.kernels.flatMap((kernel) => kernel.moved);
+  for (const [tensor, direction, f] of copied ? [...entries, ...COPIES[pass]] : entries) {
+    const key = `${tensor} ${direction}`;
+    const before = found.has(key) ? found.get(key)[2] : 0;
+    found.set(key, [tensor, direction, before + f(values)]);
+  }
+  return [...found.values()].filter(([, , bytes]) => bytes);
+}
+
+function work(kernel, values, run, gpu) {
+  const blocks = kernel.blocks && kernel.blocks(values);
+  return {
+    flops: kernel.flops(values), exponentials: kernel.exponentials(values),
+    sm: sum(kernel.moved.map(([, , f]) => f(values))),
+    hbm: kernel.hbm_read(values) + kernel.hbm_write(values),
+    efficiency: blocks ? wave_efficiency(gpu.sms, blocks, kernel.main ? run.blocks_per_sm : 1) : 1,
+    shared_per_tensor: kernel.main ? run.shared_per_tensor : 0,
+  };
+}
+
+// analysis.occupancy.wave_efficiency
+function wave_efficiency(sms, blocks, blocks_per_sm) {
+  const at_once = sms * blocks_per_sm;
+  return blocks / at_once / Math.ceil(blocks / at_once);
+}
+
+// analysis.time_model.predict_time: kernels one after another, each as slow as its slowest ceiling.
+function bound(works, gpu) {
+  const times = {};
+  let seconds = 0;
+  for (const w of works) {
+    const of_kernel = {
+      "tensor cores": w.flops / gpu.F / w.efficiency,
+      exponentials: w.exponentials / gpu.X / w.efficiency,
+      "SM boundary": gpu.S ? w.sm / gpu.S / w.efficiency : 0,  // a rate that is not published
+      HBM: w.hbm / gpu.W,
+    };
+    if (w.shared_per_tensor)
+      of_kernel["shared memory"] = of_kernel["tensor cores"] * w.shared_per_tensor;
+    seconds += Math.max(...Object.values(of_kernel));
+    for (const [name, t] of Object.entries(of_kernel)) times[name] = (times[name] || 0) + t;
+  }
+  const binding = Object.keys(times).reduce((a, b) => (times[b] > times[a] ? b : a));
+  return { times, seconds, binding };
+}
+
+// kernels.hopper_time.seconds: tiles fill the SMs in the order in which they start. null where no
+// clocks of the form are on record.
+function predicted(input, run, gpu, mask) {
+  const recorded = run.form && HOPPER.forms[`${input.pass} ${run.form}`].clocks[mask];
+  if (!recorded) return null;
+  const forward = input.pass === "forward";
+  const [inner, outer] = forward ? [run.block_n, run.block_m] : [run.block_m, run.block_n];
+  const [outside, inside] = forward ? [input.seqlen_q, input.seqlen_k]
+    : [input.seqlen_k, input.seqlen_q];
+  const group = input.heads / input.kv_heads;
+  const heads = input.batch * (forward ? input.heads : input.kv_heads);
+  const tiles = Math.ceil(outside / outer);
+  if (heads * tiles > 2e7) return null;
+  const extra = input.seqlen_k - input.seqlen_q;
+  const rounds = (tile) => {
+    if (forward) {
+      const last = Math.min((tile + 1) * outer, outside) + extra;
+      return Math.max(1, Math.ceil((input.causal ? Math.min(inside, last) : inside) / inner));
+    }
+    const first = input.causal ? Math.floor(Math.max(0, tile * outer - extra) / inner) : 0;
+    return Math.max(1, group * (Math.ceil(inside / inner) - first));
+  };
+  const e = ITEMSIZE[input.dtype];
+  const a_head = forward ? 2 * input.seqlen_k * run.head_dim * e
+    : group * input.seqlen_q * run.head_dim * (2 * e + 4);
+  const fitting = Math.max(1, Math.floor(L2_BYTES_FOR_HEADS / a_head));
+  const together = Math.min(heads, 2 ** Math.floor(Math.log2(fitting)));
+  const order = Array.from({ length: tiles }, (_, i) => (forward ? tiles - 1 - i : i));
+  const free = new Float64Array(gpu.sms);
+  for (let head = 0; head < heads; head += together)
+    for (const tile of order) {
+      const clocks = line(recorded.points, rounds(tile));
+      for (let k = Math.min(together, heads - head); k > 0; k--) start(free, clocks);
+    }
+  const clocks = free.reduce((a, b) => Math.max(a, b));
+  if (forward)
+    return (clocks + recorded.beside) / gpu.clock + (run.model.endsWith("persistent") ? 2 : 1) * LAUNCH_S;
+  const tensor = input.batch * input.heads * input.seqlen_q * run.head_dim * e;
+  return clocks / gpu.clock + 7 * tensor / (HBM_SUSTAINED * gpu.W) + 3 * LAUNCH_S;
+}
+
+// analysis.loop_model.card.through
+function line(points, x) {
+  let i = 1;
+  while (i < points.length - 1 && x > points[i][0]) i++;
+  const [[x0, y0], [x1, y1]] = [points[i - 1], points[i]];
+  return y0 + (y1 - y0) * (x - x0) / (x1 - x0);
+}
+
+// analysis.loop_model.card.fill: a block on the SM that is free first. free is a heap.
+function start(free, clocks) {
+  const value = free[0] + clocks;
+  let i = 0;
+  for (;;) {
+    let child = 2 * i + 1;
+    if (child >= free.length) break;
+    if (child + 1 < free.length && free[child + 1] < free[child]) child++;
+    if (free[child] >= value) break;
+    free[i] = free[child];
+    i = child;
+  }
+  free[i] = value;
 }
 
 function scaled(value, unit) {
@@ -88,7 +271,9 @@ function attach(form, output) {
     const input = { causal: data.has("causal") };
     for (const [name, value] of data) {
       if (name === "causal") continue;
-      input[name] = ["algorithm", "pass", "dtype", "gpu"].includes(name) ? value : Number(value);
+      const word = ["algorithm", "pass", "dtype", "gpu"].includes(name);
+      const tile = ["block_m", "block_n"].includes(name);
+      input[name] = word ? value : tile && value === "" ? null : Number(value);
     }
     return input;
   };
@@ -118,10 +303,22 @@ function attach(form, output) {
     }
     message.textContent = "";
     const bytes = (x) => scaled(x, "B");
-    const rows = [row("useful work", scaled(r.flops, "FLOP"), r.flops),
+    const rate = (seconds) => `${Number((r.flops / seconds / 1e12).toPrecision(3))} TFLOP/s`;
+    const gpu = GPUS[read().gpu];
+    const blocks = `${r.blocks} blocks, ${r.blocks_per_sm} to an SM`;
+    const rows = [row("kernel", r.form ? `${r.algorithm}, ${r.form}` : r.algorithm, undefined,
+      r.theory ? `theory, run by none of our kernels: ${r.theory}` : r.reason),
+      row("tile", `${r.block_m} x ${r.block_n}`, undefined, blocks +
+        (r.idle_sms ? `: ${r.idle_sms} of ${gpu.sms} SMs idle` : "") +
+        (r.spills ? "; registers spill, and those bytes are not counted" : "")),
+      row("useful work", scaled(r.flops, "FLOP"), r.flops, r.columns === read().head_dim ? ""
+        : `head_dim ${read().head_dim} is multiplied as ${r.columns} columns`),
       row("SM boundary", bytes(r.sm_bytes), r.sm_bytes, "what thread blocks load and store")];
     for (const [tensor, direction, count] of r.traffic)
       rows.push(row(`${tensor} ${direction}`, bytes(count), count));
+    if (r.copy_bytes)
+      rows.push(row("of which copies", bytes(r.copy_bytes), r.copy_bytes,
+        `rows padded to ${r.head_dim}`));
     rows.push(
       row("HBM read", bytes(r.hbm_read_bytes), r.hbm_read_bytes, "each kernel's tensors once"),
       row("HBM write", bytes(r.hbm_write_bytes), r.hbm_write_bytes),
@@ -129,8 +326,10 @@ function attach(form, output) {
       row("peak", bytes(r.peak_bytes), r.peak_bytes, r.fits ? "" : "more than the GPU has"));
     for (const [name, seconds] of Object.entries(r.times))
       rows.push(row(`time at ${name}`, duration(seconds), seconds, name === r.binding ? "binds" : ""));
-    rows.push(row("time bound", duration(r.seconds), r.seconds,
-      "all SMs busy, ceilings overlapping"));
+    rows.push(row("time bound", duration(r.seconds), r.seconds, `at most ${rate(r.seconds)}`));
+    if (r.predicted)
+      rows.push(row("predicted time", duration(r.predicted), r.predicted,
+        `${rate(r.predicted)}; from machine code at ${gpu.clock / 1e9} GHz, ${gpu.clock_origin}`));
     body.replaceChildren(...rows);
   };
   const fill = () => {  // a link to a calculation: #calculator?algorithm=flash&...

@@ -1,67 +1,38 @@
-"""The calculator's JavaScript, printed from the expressions of ``analysis.symbolic_costs``.
+"""The calculator's JavaScript, printed from the expressions of ``analysis.symbolic_kernels``.
 
-No formula is typed here: each becomes a function of one object whose properties are the symbols.
+No formula of work is typed here: each becomes a function of one object whose properties are the
+symbols. What the drivers launch comes as tables (``figures.report.launch_tables``).
 """
 
 from __future__ import annotations
 
 import json
-from itertools import product
+from functools import cache
 
 import sympy as sp
 from sympy.printing.jscode import JavascriptCodePrinter
 
 from analysis import symbolic_costs as costs
+from analysis import symbolic_kernels
 from analysis.algorithms import find
 from analysis.hardware import GPUS
-from analysis.shapes import ITEMSIZE, AttentionShape, Tile
+from analysis.l2.attention import L2_BYTES_FOR_HEADS
+from analysis.loop_model import card
+from analysis.shapes import ITEMSIZE
 from analysis.time_model import datasheet_ceilings
-from kernels.attention import FLASH, configure
+from figures.report import launch_tables
+from figures.report.launch_tables import PASSES
+from kernels.attention import FLASH
 from kernels.flash_config import HEAD_DIMS
-from repro.prediction import predict
+from kernels.launches import AUTO
 
-PASSES = ("forward", "backward")
-GROUPED = tuple(name for name in costs.ALGORITHMS if find(name).grouped_heads)
+GROUPED = (
+    AUTO,
+    *(name for name in (*costs.ALGORITHMS, symbolic_kernels.HOPPER) if find(name).grouped_heads),
+)
 """Algorithms whose kernels take fewer key/value heads than query heads."""
-
-
-BLOCKS = tuple(range(16, 257, 16))
-"""Rows and keys that a tile of the flash kernels can have."""
-
-
-def refusals() -> dict[str, dict[str, str]]:
-    """GPU -> "algorithm dtype" -> why ``repro.predict`` refuses it there, whatever the shape."""
-    found: dict[str, dict[str, str]] = {}
-    for gpu in GPUS.values():
-        for algorithm in costs.ALGORITHMS:
-            for dtype in ITEMSIZE:
-                shape = AttentionShape(1, 1, 64, 64, 64, dtype=dtype)
-                try:
-                    predict(algorithm, shape, "forward", gpu)
-                except ValueError as error:
-                    found.setdefault(gpu.name, {})[f"{algorithm} {dtype}"] = str(error)
-    return found
-
-
-def fitting_tiles() -> dict[str, str]:
-    """ "pass dtype columns limit" -> a bit for each tile of BLOCKS x BLOCKS that the flash kernels
-    can be compiled for within that much shared memory, in hexadecimal, block_m outside."""
-    limits = {gpu.shared_bytes_per_block for gpu in GPUS.values()}
-    found = {}
-    for pass_, dtype, columns, limit in product(PASSES, ITEMSIZE, HEAD_DIMS, sorted(limits)):
-        bits = 0
-        for m, n in product(BLOCKS, BLOCKS):
-            bits = bits << 1 | _fits(pass_, dtype, columns, Tile(m, n), limit)
-        found[f"{pass_} {dtype} {columns} {limit}"] = f"{bits:0{len(BLOCKS) ** 2 // 4}x}"
-    return found
-
-
-def _fits(pass_: str, dtype: str, columns: int, tile: Tile, limit: int) -> bool:
-    try:
-        configure(pass_, dtype, columns, tile=tile, limit=limit)
-    except ValueError:
-        return False
-    return True
+NAMES = (AUTO, symbolic_kernels.HOPPER, *costs.ALGORITHMS)
+"""What the calculator offers."""
 
 
 class _Printer(JavascriptCodePrinter):
@@ -94,58 +65,79 @@ def _unroll(expression: sp.Expr) -> sp.Expr:
     )
 
 
+@cache
 def script() -> str:
-    """``const MODEL``: per algorithm and pass the functions, and the GPUs' figures."""
-    models = []
-    for algorithm in costs.ALGORITHMS:
-        for pass_ in PASSES:
-            moved = costs.traffic(algorithm, pass_)
-            reads, writes = costs.compulsory(algorithm, pass_)
-            entries = ",\n".join(
-                f'      ["{tensor}", "{direction}", {function(expression)}]'
-                for (tensor, direction), expression in moved.items()
-            )
-            times = ",\n".join(
-                f"      {json.dumps(name)}: {function(expression)}"
-                for name, expression in costs.times(algorithm, pass_).items()
-            )
-            models.append(
-                f'  "{algorithm} {pass_}": {{\n'
-                f"    traffic: [\n{entries}],\n"
-                f"    hbm_read: {function(reads)},\n"
-                f"    hbm_write: {function(writes)},\n"
-                f"    saved: {function(costs.saved_bytes(algorithm))},\n"
-                f"    peak: {function(costs.peak_bytes(algorithm, pass_))},\n"
-                f"    flops: {{dense: {function(costs.useful_flops(algorithm, pass_, False))},\n"
-                f"            causal: {function(costs.useful_flops(algorithm, pass_, True))}}},\n"
-                f"    times: {{\n{times}}}\n  }}"
-            )
+    """``const MODEL``: per algorithm and pass the functions; what the drivers launch; the GPUs."""
+    models = ",\n".join(
+        f'  "{algorithm} {pass_}": {_model(algorithm, pass_)}'
+        for algorithm in symbolic_kernels.ALGORITHMS
+        for pass_ in PASSES
+    )
+    around = ",\n".join(
+        f'  "{pass_}": [{_entries(symbolic_kernels.copies(pass_))}]' for pass_ in PASSES
+    )
     totals = ",\n".join(
         f'  "{name}": {{'
         + ", ".join(f"{s}: {function(t)}" for s, t in costs.row_totals(causal).items())
         + "}"
         for name, causal in (("dense", False), ("causal", True))
     )
-    gpus = {}
-    for name, gpu in GPUS.items():
+    gpus = launch_tables.gpu_rows()
+    for gpu in GPUS.values():
         rates = datasheet_ceilings(gpu)
-        gpus[name] = {
-            "F": rates.tensor_flops,
-            "X": rates.exp_per_s,
-            "S": rates.sm_boundary_bytes_per_s,
+        gpus[gpu.name] |= {
+            "F": rates.tensor_flops, "X": rates.exp_per_s, "S": rates.sm_boundary_bytes_per_s,
             "W": rates.hbm_bytes_per_s,
-            "memory": gpu.memory_bytes,
-            "shared": gpu.shared_bytes_per_block,
-        }
+        }  # fmt: skip
+    tables = {
+        "GPUS": gpus,
+        "ITEMSIZE": ITEMSIZE,
+        "GROUPED": GROUPED,
+        "FLASH": [name for name in costs.ALGORITHMS if name in FLASH],
+        "HEAD_DIMS": HEAD_DIMS,
+        "BLOCKS": launch_tables.BLOCKS,
+        "REFUSED": launch_tables.refusals(),
+        "PICKS": launch_tables.picks(),
+        "THEORY": launch_tables.theories(),
+        "DEFAULT_TILES": launch_tables.default_tiles(),
+        "LADDER_TILES": launch_tables.ladder_tiles(),
+        "BLOCKS_PER_SM": launch_tables.blocks_per_sm(),
+        "SHARED_CLOCKS": launch_tables.shared_clocks(),
+        "HOPPER": launch_tables.hopper_tables(),
+        "LAUNCH_S": card.LAUNCH_S,
+        "HBM_SUSTAINED": card.HBM_SUSTAINED,
+        "L2_BYTES_FOR_HEADS": L2_BYTES_FOR_HEADS,
+    }
     return (
-        f"const MODEL = {{\n{','.join(chr(10) + m for m in models)}\n}};\n"
+        f"const MODEL = {{\n{models}\n}};\n"
+        f"const COPIES = {{\n{around}\n}};\n"
         f"const ROWS = {{\n{totals}\n}};\n"
-        f"const GPUS = {json.dumps(gpus)};\n"
-        f"const ITEMSIZE = {json.dumps(ITEMSIZE)};\n"
-        f"const GROUPED = {json.dumps(GROUPED)};\n"
-        f"const FLASH = {json.dumps([a for a in costs.ALGORITHMS if a in FLASH])};\n"
-        f"const HEAD_DIMS = {json.dumps(HEAD_DIMS)};\n"
-        f"const BLOCKS = {json.dumps(BLOCKS)};\n"
-        f"const REFUSED = {json.dumps(refusals())};\n"
-        f"const TILES = {json.dumps(fitting_tiles())};\n"
+        + "".join(f"const {name} = {json.dumps(table)};\n" for name, table in tables.items())
+    )
+
+
+def _model(algorithm: str, pass_: str) -> str:
+    """The kernels of a pass, and its memory and useful work."""
+    name = algorithm if algorithm in costs.ALGORITHMS else "flash"  # the same saved and useful
+    kernels = ",\n".join(
+        f"      {{main: {json.dumps(each.main)}, moved: [{_entries(each.moved)}],\n"
+        f"       hbm_read: {function(each.hbm_read)}, hbm_write: {function(each.hbm_write)},\n"
+        f"       flops: {function(each.flops)}, exponentials: {function(each.exponentials)},\n"
+        f"       blocks: {'null' if each.blocks is None else function(each.blocks)}}}"
+        for each in symbolic_kernels.kernels(algorithm, pass_)
+    )
+    return (
+        f"{{\n    kernels: [\n{kernels}],\n"
+        f"    saved: {function(costs.saved_bytes(name))},\n"
+        f"    peak: {function(symbolic_kernels.peak_bytes(algorithm, pass_))},\n"
+        f"    given: {function(symbolic_kernels.given_bytes(algorithm, pass_))},\n"
+        f"    flops: {{dense: {function(costs.useful_flops(name, pass_, False))},\n"
+        f"            causal: {function(costs.useful_flops(name, pass_, True))}}}\n  }}"
+    )
+
+
+def _entries(moved: costs.Entries) -> str:
+    return ", ".join(
+        f'["{tensor}", "{direction}", {function(expression)}]'
+        for (tensor, direction), expression in moved.items()
     )

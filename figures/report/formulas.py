@@ -155,7 +155,7 @@ def pass_costs() -> Section:
     return Section(
         "What the calculator evaluates",
         "Whole batch; R_q and R_k are rows moved per visit of a query and of a key tile, "
-        "P pairs in visited tiles, H_k key/value heads.",
+        "P pairs in visited tiles, V visited pairs of tiles, H_k key/value heads.",
         tuple(rows),
     )
 

@@ -14,7 +14,6 @@ import pandas
 
 from analysis.hardware import GPUS
 from analysis.shapes import ITEMSIZE
-from analysis.symbolic_costs import ALGORITHMS
 from figures import common, gallery, verdict_table
 from figures.report import calculator, formulas, provenance
 from repro.claims import Claim, Verdict
@@ -239,8 +238,14 @@ def calculator_section() -> str:
             'inputmode="numeric" required></label>'
         )
 
+    def tile(name: str) -> str:
+        return (
+            f'<label>{name}<input name="{name}" type="number" min="1" step="1" '
+            'inputmode="numeric" placeholder="auto"></label>'
+        )
+
     fields = [
-        select("algorithm", "algorithm", ALGORITHMS, "flash"),
+        select("algorithm", "algorithm", calculator.NAMES, "auto"),
         select("pass", "pass", ("forward", "backward"), "forward"),
         select("gpu", "GPU", GPUS, "H200"),
         select("dtype", "dtype", ITEMSIZE, "bf16"),
@@ -250,16 +255,16 @@ def calculator_section() -> str:
         number("seqlen_q", "seqlen_q", 4096),
         number("seqlen_k", "seqlen_k", 4096),
         number("head_dim", "head_dim", 128),
-        number("block_m", "block_m", 128),
-        number("block_n", "block_n", 64),
+        tile("block_m"),
+        tile("block_n"),
         '<label class="check"><input name="causal" type="checkbox" value="1"> causal</label>',
     ]
     return (
-        "<p>One pass of one algorithm: traffic, memory and a lower bound of its time, by the "
-        "formulas below, exact for ragged tiles. The functions behind it are printed from the "
-        "same SymPy expressions. The bound takes datasheet ceilings, all SMs busy and each "
-        "tensor once through HBM; <code>python -m repro predict</code> also has idle SMs and "
-        "re-reads behind L2.</p>"
+        "<p>One pass of attention: the kernel that runs, traffic, memory, a lower bound of its "
+        "time and, where a Hopper kernel's machine code has been followed, the predicted time. "
+        "Exact for ragged tiles; <code>auto</code> is the kernel that dispatch picks. The same as "
+        "<code>python -m repro predict --l2 once</code>, refusals included: each tensor crosses to "
+        "HBM once. Without that option the command also simulates what L2 has to fetch again.</p>"
         f'<form id="calculator-form">{"".join(fields)}</form>'
         '<p id="calculator-message" role="alert"></p>'
         '<div class="scroll" role="region" tabindex="0" aria-label="Result">'

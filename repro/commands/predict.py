@@ -19,7 +19,7 @@ from repro.measuring.progress import say
 from repro.prediction import AUTO, PASSES, Prediction, predict
 
 MASKS = ("none", "causal")
-L2_MODELS = ("simulated", "waves")
+L2_MODELS = ("simulated", "waves", "once")
 #: More than these make a sweep whose L2 is not simulated unless it is asked for.
 SIMULATED_POINTS = 60
 NAMES = (AUTO, *ALGORITHMS)
@@ -106,8 +106,8 @@ def command(
         typer.Option(
             "--l2",
             autocompletion=completion.of(("auto", *L2_MODELS)),
-            help="HBM bytes from a simulated L2, or from whole waves of blocks, 100 times "
-            f"faster; auto: simulated up to {SIMULATED_POINTS} points",
+            help="HBM bytes from a simulated L2, from whole waves of blocks, 100 times faster, or "
+            f"each tensor once, the least; auto: simulated up to {SIMULATED_POINTS} points",
         ),
     ] = "auto",
     ceilings: Annotated[
@@ -135,7 +135,7 @@ def command(
     if ceilings not in ("datasheet", "measured"):
         raise ValueError(f"--ceilings {ceilings!r}: expected datasheet or measured")
     if l2 not in ("auto", *L2_MODELS):
-        raise ValueError(f"--l2 {l2!r}: expected auto, {' or '.join(L2_MODELS)}")
+        raise ValueError(f"--l2 {l2!r}: expected auto, {', '.join(L2_MODELS)}")
     algorithms = sweep.words(algorithm, "--algorithm", NAMES, every=tuple(ALGORITHMS))
     if deterministic and algorithms != [AUTO]:
         raise ValueError("--deterministic chooses with -a auto; other names are definite kernels")
@@ -167,8 +167,8 @@ def command(
             shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal")
             points.append(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
-                        deterministic=deterministic, order=walk, waves=waves, softcap=softcap,
-                        alibi=alibi)
+                        deterministic=deterministic, order=walk, waves=waves,
+                        once=l2 == "once", softcap=softcap, alibi=alibi)
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:

@@ -291,7 +291,7 @@ def test_a_large_sweep_does_not_simulate_an_l2_unless_asked(capsys, monkeypatch)
     status, out, _ = run(capsys, "predict", "-n", "16k", "--gpu", "A100", "--l2", "waves")
     assert status == 0
     status, _, err = run(capsys, "predict", "--l2", "magic")
-    assert "--l2 'magic': expected auto, simulated or waves" in err
+    assert "--l2 'magic': expected auto, simulated, waves, once" in err
 
 
 def test_tables_for_markdown_and_latex(capsys):

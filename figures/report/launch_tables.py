@@ -1,0 +1,247 @@
+"""What the kernels' drivers launch, as tables for the calculator's JavaScript.
+
+No rule is written here: each entry is the answer of the drivers, of dispatch or of the occupancy
+estimate, for every type, padded head dimension, tile and kind of multiprocessor that can be asked
+for. What the lengths of a problem decide, one length does (``PERSISTENT_SEQLEN``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from analysis import symbolic_costs
+from analysis.algorithms import Family, find
+from analysis.hardware import GPUS, Gpu
+from analysis.shapes import ITEMSIZE, AttentionShape, Tile
+from analysis.sm_ceilings import backward_round, forward_round
+from kernels import attention, hopper, hopper_time
+from kernels.attention import configure
+from kernels.flash_config import HEAD_DIMS, FlashConfig
+from kernels.hopper_forms import PERSISTENT_SEQLEN
+from kernels.launches import AUTO, Device, launches_of
+from repro.prediction import clock_of, predict
+from repro.prediction_runs import ladder_tile, shared_per_tensor
+
+PASSES = ("forward", "backward")
+BLOCKS = tuple(range(16, 257, 16))
+"""Rows and keys that a tile of the flash kernels can have."""
+LARGEST, LARGEST_OF_LADDER = HEAD_DIMS[-1], 512
+"""Head dimensions that the tables go up to; beyond, a textbook algorithm needs a tile."""
+DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Blocks an SM holds, as one character; of a tile that spills, a small letter from a = 1 on."""
+LADDER = tuple(
+    name for name in symbolic_costs.ALGORITHMS
+    if find(name).family in (Family.STANDARD, Family.FLASH1)
+)  # fmt: skip
+
+
+def refusals() -> dict[str, dict[str, str]]:
+    """GPU -> "algorithm dtype" -> why ``repro.predict`` refuses it there, whatever the shape."""
+    found: dict[str, dict[str, str]] = {}
+    for gpu in GPUS.values():
+        for algorithm in (AUTO, *symbolic_costs.ALGORITHMS, hopper.ALGORITHM):
+            for dtype in ITEMSIZE:
+                shape = AttentionShape(1, 1, 64, 64, 64, dtype=dtype)
+                try:
+                    predict(algorithm, shape, "forward", gpu, once=True)
+                except ValueError as error:
+                    found.setdefault(gpu.name, {})[f"{algorithm} {dtype}"] = str(error)
+    return found
+
+
+def picks() -> dict[str, dict[str, list[str]]]:
+    """Architecture -> "pass dtype head_dim" -> the algorithm that dispatch picks where no tile is
+    asked for, and its reason; head_dim is padded. "" is an architecture that runs none of them."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in sorted({architecture(gpu) for gpu in GPUS.values()}):
+        device = Device(name or None)
+        table = found[name] = {}
+        for pass_, dtype, head_dim in product(PASSES, ITEMSIZE, range(8, LARGEST + 1, 8)):
+            shape = AttentionShape(1, 1, 64, 64, head_dim, dtype=dtype)
+            launched = launches_of(AUTO, shape, pass_, device)
+            table[f"{pass_} {dtype} {head_dim}"] = [launched.algorithm, launched.reason or ""]
+        if len({tuple(entry) for entry in table.values()}) == 1:
+            found[name] = {"": next(iter(table.values()))}
+    return found
+
+
+def architecture(gpu: Gpu) -> str:
+    """Compute capability as dispatch is told it: "" where our flash kernels do not run."""
+    point = predict("flash", AttentionShape(1, 1, 64, 64, 64, dtype="fp16"), "forward", gpu,
+                    once=True)  # fmt: skip
+    return "" if point.theory else gpu.architecture or ""
+
+
+def theories() -> dict[str, str]:
+    """GPU -> why the flash kernels are theory there, where they are."""
+    shape = AttentionShape(1, 1, 64, 64, 64, dtype="fp16")
+    found = {g.name: predict("flash", shape, "forward", g, once=True).theory for g in GPUS.values()}
+    return {name: theory for name, theory in found.items() if theory}
+
+
+def default_tiles() -> dict[str, list[int]]:
+    """ "pass dtype columns limit" -> the tile of the sm_80 kernels within that much shared memory;
+    absent where none fits."""
+    found = {}
+    for gpu, pass_, dtype, columns in product(GPUS.values(), PASSES, ITEMSIZE, HEAD_DIMS):
+        shape = AttentionShape(1, 1, 64, 64, columns, dtype=dtype)
+        try:
+            tile = predict("flash", shape, pass_, gpu, once=True).tile
+        except ValueError:
+            continue
+        key = f"{pass_} {dtype} {columns} {gpu.shared_bytes_per_block}"
+        found[key] = [tile.block_m, tile.block_n]
+    return found
+
+
+def ladder_tiles() -> dict[str, list[list[int]]]:
+    """ "algorithm pass dtype limit" -> [largest head_dim, block_m, block_n] of the textbook
+    algorithms' tiles, ascending."""
+    found: dict[str, list[list[int]]] = {}
+    for gpu in {gpu.shared_bytes_per_block: gpu for gpu in GPUS.values()}.values():
+        for name, pass_, dtype in product(LADDER, PASSES, ITEMSIZE):
+            runs = found[f"{name} {pass_} {dtype} {gpu.shared_bytes_per_block}"] = []
+            for head_dim in range(1, LARGEST_OF_LADDER + 1):
+                tile = ladder_tile(name, head_dim, dtype, pass_, gpu)
+                if not runs or runs[-1][1:] != [tile.block_m, tile.block_n]:
+                    runs.append([head_dim, tile.block_m, tile.block_n])
+                runs[-1][0] = head_dim
+    return found
+
+
+def kind_of_sm(gpu: Gpu) -> str:
+    """What decides how many blocks an SM holds."""
+    turing = gpu.compute_capability is not None and gpu.compute_capability < (8, 0)
+    return " ".join(
+        map(str, (gpu.registers_per_sm, gpu.shared_bytes_per_sm, gpu.shared_bytes_per_block,
+                  gpu.threads_per_sm, gpu.blocks_per_sm, gpu.shared_reserved_per_block,
+                  int(turing)))
+    )  # fmt: skip
+
+
+def kinds_of_sm() -> list[Gpu]:
+    """One GPU of each kind, in an order that does not change."""
+    return list({kind_of_sm(gpu): gpu for gpu in GPUS.values()}.values())
+
+
+def blocks_per_sm() -> dict[str, str]:
+    """ "pass dtype columns kind" -> one of ``DIGITS`` for each tile of BLOCKS x BLOCKS, block_m
+    outside; 0 where the sm_80 kernels cannot have it. "auto backward": a tile asked of dispatch
+    must do for both kinds of backward."""
+    found = {}
+    names = {"forward": ("forward",), "backward": ("backward",),
+             "auto backward": ("backward", "backward-dq")}  # fmt: skip
+    tiles = [Tile(m, n) for m, n in product(BLOCKS, BLOCKS)]
+    for number, gpu in enumerate(kinds_of_sm()):
+        for (name, kernels), dtype, columns in product(names.items(), ITEMSIZE, HEAD_DIMS):
+            digits = "".join(_digit(kernels, dtype, columns, tile, gpu) for tile in tiles)
+            found[f"{name} {dtype} {columns} {number}"] = digits
+    return found
+
+
+def _digit(kernels: tuple[str, ...], dtype: str, columns: int, tile: Tile, gpu: Gpu) -> str:
+    configs = []
+    for kernel in kernels:
+        try:
+            configs.append(
+                configure(kernel, dtype, columns, tile=tile, limit=gpu.shared_bytes_per_block)
+            )
+        except ValueError:
+            return "0"
+    config: FlashConfig = configs[0]
+    blocks = config.fit(gpu).blocks_per_sm
+    needed = config.registers_per_thread - attention.OTHER_REGISTERS
+    spilled = needed > config.most_registers(gpu)
+    return chr(ord("a") + blocks - 1) if spilled and blocks else DIGITS[blocks]
+
+
+def shared_clocks() -> dict[str, dict[str, float]]:
+    """ "pass columns" -> "block_m block_n" -> clocks of shared memory for each clock of tensor
+    cores that do one FLOP a clock, in the sm_80 kernels' main loop; absent where not modelled."""
+    gpu = GPUS["H200"]
+    flops = gpu.tensor_flops_per_clock_per_sm
+    assert flops is not None
+    found: dict[str, dict[str, float]] = {}
+    for pass_, columns in product(PASSES, HEAD_DIMS):
+        table = found[f"{pass_} {columns}"] = {}
+        for m, n in product(BLOCKS, BLOCKS):
+            shape = AttentionShape(1, 1, 64, 64, columns, dtype="fp16")
+            clocks = shared_per_tensor("flash", shape, Tile(m, n), pass_, gpu)
+            if clocks is not None:
+                table[f"{m} {n}"] = clocks / flops
+    return found
+
+
+def hopper_tables() -> dict[str, Any]:
+    """The Hopper kernels: `forms` by "pass name", the rule that picks one (`picked`, by
+    "pass head_dim mask length"), and those of a tile that is asked for (`of_tile`).
+
+    A form has its tile, whether its blocks are persistent, clocks of shared memory for each of the
+    tensor cores, and for either mask the recorded clocks of a tile by rounds (None: none).
+    """
+    forms: dict[str, Any] = {}
+    picked, of_tile = {}, {}
+    lengths = {"short": PERSISTENT_SEQLEN, "long": PERSISTENT_SEQLEN + 1}
+    for pass_ in PASSES:
+        for head_dim in hopper.HEAD_DIMS[pass_]:
+            for (length, rows), causal in product(lengths.items(), (False, True)):
+                if pass_ == "forward":
+                    form: Any = hopper.forward_form(head_dim, causal, rows)
+                else:
+                    form = hopper.backward_form(head_dim, causal)
+                forms[f"{pass_} {form.name}"] = _form(form, pass_)
+                mask = "causal" if causal else "dense"
+                picked[f"{pass_} {head_dim} {mask} {length}"] = form.name
+            for tile, form in _tiles_of(pass_, head_dim):
+                forms[f"{pass_} {form.name}"] = _form(form, pass_)
+                of_tile[f"{pass_} {head_dim} {tile.block_m} {tile.block_n}"] = form.name
+    return {"forms": forms, "picked": picked, "of_tile": of_tile, "short": PERSISTENT_SEQLEN,
+            "head_dims": hopper.HEAD_DIMS}  # fmt: skip
+
+
+def _tiles_of(pass_: str, head_dim: int) -> Iterator[tuple[Tile, Any]]:
+    forms = hopper.FORWARD_FORMS if pass_ == "forward" else hopper.BACKWARD_FORMS
+    for tile in dict.fromkeys(form.tile for form in forms if form.head_dim == head_dim):
+        try:
+            if pass_ == "forward":
+                yield tile, hopper.forward_form(head_dim, False, 1, tile)
+            else:
+                yield tile, hopper.backward_form(head_dim, False, tile)
+        except ValueError:
+            continue
+
+
+def _form(form: Any, pass_: str) -> dict[str, Any]:
+    m, n = form.tile.block_m, form.tile.block_n
+    of_round = (
+        forward_round(form.head_dim, m, n) if pass_ == "forward" else
+        backward_round(form.head_dim, m)
+    )  # fmt: skip
+    clocks = {}
+    for causal in (False, True):
+        try:
+            line, beside = hopper_time.line_of(form, causal)
+        except LookupError:
+            continue
+        points = [[n, line(n)] for n in hopper_time.ROUNDS]
+        clocks["causal" if causal else "dense"] = {"points": points, "beside": beside}
+    return {
+        "block_m": m, "block_n": n, "persistent": getattr(form, "persistent", False),
+        "shared_per_tensor": of_round.shared_per_tensor(), "clocks": clocks,
+    }  # fmt: skip
+
+
+def gpu_rows() -> dict[str, dict[str, Any]]:
+    """What the calculator needs of each GPU."""
+    kinds = [kind_of_sm(gpu) for gpu in kinds_of_sm()]
+    return {
+        gpu.name: {
+            "sms": gpu.sms, "memory": gpu.memory_bytes, "shared": gpu.shared_bytes_per_block,
+            "tensor_flops_per_clock": gpu.tensor_flops_per_clock_per_sm, "clock": clock_of(gpu).hz,
+            "clock_origin": clock_of(gpu).origin, "architecture": architecture(gpu),
+            "hopper": gpu.compute_capability == (9, 0), "kind": kinds.index(kind_of_sm(gpu)),
+        }
+        for gpu in GPUS.values()
+    }  # fmt: skip
