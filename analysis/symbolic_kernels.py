@@ -51,7 +51,7 @@ _SIZES = {
     **dict.fromkeys(("s", "p", "dp", "ds"), SCORES),
     **dict.fromkeys(("lse", "lse2", "delta", "m", "l"), ROW),
     **dict.fromkeys(("dq_accum", "out_tmp", "dq_tmp"), ACCUMULATOR),
-    "taken": sp.Integer(COUNTER_BYTES),
+    "tile_counter": sp.Integer(COUNTER_BYTES),
 }
 _PREPROCESS = {("out", "read"): QUERY, ("dout", "read"): QUERY, ("delta", "write"): ROW}
 # What the products of standard attention move of K and V, and of Q and dO.
@@ -191,10 +191,10 @@ def _hopper(pass_: str, persistent: bool) -> dict[str, Entries]:
         if not persistent:
             return {_MAIN[HOPPER, "forward"]: moved}
         asked = B * H * QUERY_TILES * COUNTER_BYTES
-        counter = {("taken", "write"): sp.Integer(COUNTER_BYTES)}
+        counter = {("tile_counter", "write"): sp.Integer(COUNTER_BYTES)}
         return {
-            "flash_forward_sm90_none_taken": counter,
-            _MAIN[PERSISTENT, "forward"]: {**moved, ("taken", "atomic"): asked},
+            "flash_forward_sm90_clear_counter": counter,
+            _MAIN[PERSISTENT, "forward"]: {**moved, ("tile_counter", "atomic"): asked},
         }
     rows, visits = B * H * QUERY_TILES * Br * STATISTIC, B * H * V * Br * STATISTIC
     main = costs.traffic("flash", "backward")
