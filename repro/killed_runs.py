@@ -6,7 +6,6 @@ A case is plain data, so a failure is reported as one line that anybody can run 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,17 +13,17 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
 
-from analysis.arguments import check_fields, instance
 from repro.experiments import Cell, Context, Experiment, record, run
 from repro.measuring import machine, progress, records
 from repro.measuring.records import Record
+from repro.plain_case import PlainCase
 
 __all__ = ["Case", "draw", "failure", "smaller"]
 
@@ -35,7 +34,7 @@ PIECE = 100
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(PlainCase):
     """cells: how many, of rows rows each; cell 3 fails until two attempts are over.  again: all are
     measured anew, over a finished run.  kills: attempts before the one that may end."""
 
@@ -44,21 +43,6 @@ class Case:
     again: bool = False
     kills: int = 5
     seed: int = 0
-
-    def to_json(self) -> str:
-        """The fields that differ from the default."""
-        plain = asdict(Case())
-        return json.dumps({n: v for n, v in asdict(self).items() if v != plain[n]})
-
-    @classmethod
-    def from_json(cls, text: str) -> Case:
-        """Inverse of `to_json`; TypeError names an unknown field, or one of another
-        kind."""
-        fields = json.loads(text)
-        instance("case", fields, dict)
-        case = cls(**fields)
-        check_fields(case)
-        return case
 
 
 def draw(seed: int, form: int = 0) -> Case:

@@ -6,17 +6,15 @@ is reported as one line that anybody can run again.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from analysis.arguments import check_fields, instance
 from analysis.hardware import A100_80GB
 from analysis.shapes import AttentionShape, Tile
 from kernels.attention import SHARED_LIMIT_BYTES, configure
@@ -26,6 +24,7 @@ from repro.attention.launcher import backend_of
 from repro.attention.operator import flash_attention
 from repro.attention.reference import Reference, attention_reference, framework_result, visible
 from repro.attention.views import TORCH_TYPES, fits
+from repro.plain_case import PlainCase
 from repro.prediction import predict
 
 __all__ = ["LAYOUTS", "TILES", "VALUES", "Case", "draw", "failure", "smaller", "tile_fits"]
@@ -41,7 +40,7 @@ HOST_GPU = replace(
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(PlainCase):
     """Everything that defines a problem. ``0`` in ``key_keep`` and ``block_keep`` means no mask.
 
     alibi: "heads" for slopes (H,), "items" for (B, H), "" for none.
@@ -69,24 +68,6 @@ class Case:
     values: str = "normal"
     needed: tuple[bool, bool, bool] = (True, True, True)
     seed: int = 0
-
-    def to_json(self) -> str:
-        """The fields that differ from the default."""
-        plain = asdict(Case())
-        return json.dumps({n: v for n, v in asdict(self).items() if v != plain[n]})
-
-    @classmethod
-    def from_json(cls, text: str) -> Case:
-        """Inverse of :meth:`to_json`; TypeError names an unknown field, or one of another
-        kind."""
-        fields: dict[str, Any] = json.loads(text)
-        instance("case", fields, dict)
-        for name in ("tile", "needed"):
-            if isinstance(fields.get(name), list):
-                fields[name] = tuple(fields[name])
-        case = cls(**fields)
-        check_fields(case)
-        return case
 
 
 def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:

@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from analysis.arguments import check_fields, instance
 from analysis.checkpointing import smallest_budget, store_all
+from repro.plain_case import PlainCase
 
 from .case_stages import PAIRS, STAGES, build
 from .memory import peak_bytes
@@ -38,7 +38,7 @@ WRAPS = ("ddp", "ddp-unused", "ddp-static", "fsdp2")
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(PlainCase):
     """stages: names of STAGES.  strategy: a planner, or "budget" with the share of the way from the
     smallest budget to storing everything.  autocast: "" (none), "forward" (left before backward) or
     "step".  way: what is done with the result.  restart: the step before which everything is
@@ -62,23 +62,6 @@ class Case:
     ranks: int = 1
     wrap: str = "ddp"
     seed: int = 0
-
-    def to_json(self) -> str:
-        """The fields that differ from the default."""
-        plain = asdict(Case())
-        return json.dumps({n: v for n, v in asdict(self).items() if v != plain[n]})
-
-    @classmethod
-    def from_json(cls, text: str) -> Case:
-        """Inverse of `to_json`; TypeError names an unknown field, or one of another
-        kind."""
-        fields: dict[str, Any] = json.loads(text)
-        instance("case", fields, dict)
-        if isinstance(fields.get("stages"), list):
-            fields["stages"] = tuple(fields["stages"])
-        case = cls(**fields)
-        check_fields(case)
-        return case
 
 
 #: Planners that need no option beside the chain.
