@@ -1,4 +1,4 @@
-"""What the fuzzer draws: a case is plain data, so a failure is a line that anybody can run again."""
+"""What the fuzzer draws: plain data, so that a failing case is one line to run again."""
 
 from __future__ import annotations
 
