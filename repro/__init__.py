@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from repro.attention.module import FlashAttention
     from repro.attention.operator import flash_attention
     from repro.checkpointing import plan, profile
+    from repro.commands.chains import chain_of
     from repro.prediction import Prediction, predict
 
     __version__: str
@@ -33,6 +34,7 @@ __all__ = [
     "Prediction",
     "Tile",
     "__version__",
+    "chain_of",
     "decode_attention",
     "flash_attention",
     "gpu_named",
@@ -48,6 +50,7 @@ _HOME = {
     "Gpu": "analysis.hardware",
     "Prediction": "repro.prediction",
     "Tile": "analysis.shapes",
+    "chain_of": "repro.commands.chains",
     "decode_attention": "repro.attention.decode",
     "flash_attention": "repro.attention.operator",
     "gpu_named": "analysis.hardware",

@@ -28,7 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree
 from torch.utils.checkpoint import checkpoint
 
-from analysis.arguments import byte_count, whole
+from analysis.arguments import byte_count, methods, whole
 from analysis.checkpointing import Chain, InfeasibleBudgetError, Plan, greedy, store_all
 from analysis.checkpointing.schedule import Keep, Op
 
@@ -149,6 +149,7 @@ def plan_blocks(
     blocks: Sequence[str] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
     repeats: int = 3,
+    progress: Callable[[int, int], None] | None = None,
 ) -> BlockPlan:
     """The fewest seconds of recomputation of whole blocks that fit into a budget.
 
@@ -159,6 +160,7 @@ def plan_blocks(
     blocks: their names, instead of the longest list of like modules
     loss: a function of the model's result; default: its `.loss`, its ["loss"], or the mean square
         of its first tensor
+    progress: called with the parts measured and all there are: before the blocks, the blocks, after
 
     Raises TypeError for arguments of another kind, ValueError for no or two budgets, an impossible
     one, or a model without blocks, InfeasibleBudgetError where recomputing every block does not
@@ -173,6 +175,8 @@ def plan_blocks(
     if total_budget_bytes is not None:
         total_budget_bytes = byte_count("total_budget_bytes", total_budget_bytes)
     repeats = whole("repeats", repeats, least=0)
+    if progress is not None:
+        methods("progress", progress, "__call__")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} is not a torch.nn.Module")
     found = blocks_of(model) if blocks is None else {n: model.get_submodule(n) for n in blocks}
@@ -183,8 +187,9 @@ def plan_blocks(
             raise InfeasibleBudgetError(total_budget_bytes, resident + 1)
     given = args if isinstance(args, tuple) else (args,)
     chain, shared = _profile(
-        model, given, dict(kwargs or {}), list(found.values()), loss or loss_of, repeats
-    )
+        model, given, dict(kwargs or {}), list(found.values()), loss or loss_of, repeats,
+        progress,
+    )  # fmt: skip
     available = total_budget_bytes if budget_bytes is None else budget_bytes
     assert available is not None
     aside = resident + shared
@@ -235,6 +240,7 @@ def _profile(
     blocks: list[nn.Module],
     loss: Callable[[Any], Tensor],
     repeats: int,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[Chain, int]:
     """The chain before, blocks, after; and bytes of gradients that both ends give to one weight."""
     entire = _Arguments(args, kwargs)
@@ -254,6 +260,8 @@ def _profile(
             rows.append(stage_bytes(meter, part, held, True, casting)[1])
         seconds.append(stage_seconds(part, held, True, repeats)[0] if repeats else ([1.0], [2.0]))
         stages.append(part)
+        if progress is not None:
+            progress(len(stages), len(blocks) + 2)
 
     def before_block(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         nonlocal measuring

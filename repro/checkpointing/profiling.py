@@ -6,6 +6,7 @@ with everything stored can be profiled all the same.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from analysis.arguments import whole
+from analysis.arguments import methods, whole
 from analysis.checkpointing import Chain, Stage
 
 from .arguments import check_sample
@@ -61,16 +62,26 @@ class Profile:
         return shared + self.cast_bytes + state
 
 
-def profile(model: Any, sample: Any, *, repeats: int = 3, device: str | None = None) -> Profile:
+def profile(
+    model: Any,
+    sample: Any,
+    *,
+    repeats: int = 3,
+    device: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
     """Measure every stage of `model` on `sample` (a tensor or a tuple of arguments).
 
     repeats: timed runs per stage, of which the median counts; 0 leaves times at 1 s forward and
     2 s backward.  Stages that are equal in description and bytes share one time, the median of all
     their runs.  The model, its gradients, buffers and the random state are left as they were.
+    progress: called with the measurements done and all there are, one or two a stage.
 
     Measure in the state in which the model trains: mode, autocast, device.
     """
     repeats = whole("repeats", repeats, least=0)
+    if progress is not None:
+        methods("progress", progress, "__call__")
     check_sample(sample)
     inputs = sample if isinstance(sample, tuple) else (sample,)
     unpack = not isinstance(model, nn.Sequential)
@@ -83,10 +94,16 @@ def profile(model: Any, sample: Any, *, repeats: int = 3, device: str | None = N
         with StandIns(given):
             stages = join_stages(given, inputs, unpack=unpack)
             random.restore()
-            measured = _bytes(stages, inputs, device or tensors[0].device.type, unpack)
+            count, total = itertools.count(1), (2 if repeats else 1) * len(stages)
+
+            def advance() -> None:
+                if progress is not None:
+                    progress(next(count), total)
+
+            measured = _bytes(stages, inputs, device or tensors[0].device.type, unpack, advance)
             random.restore()
             seconds = (
-                _seconds(stages, inputs, repeats, unpack)
+                _seconds(stages, inputs, repeats, unpack, advance)
                 if repeats
                 else [([1.0], [2.0])] * len(stages)
             )
@@ -228,7 +245,11 @@ class Measured:
 
 
 def _bytes(
-    stages: Sequence[StageFn], inputs: tuple[Any, ...], device: str, unpack: bool
+    stages: Sequence[StageFn],
+    inputs: tuple[Any, ...],
+    device: str,
+    unpack: bool,
+    advance: Callable[[], None],
 ) -> Measured:
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
     rows: list[Callable[[], Found]] = []
@@ -247,6 +268,7 @@ def _bytes(
             with ZeroGradients(stage):
                 held, row = stage_bytes(meter, stage, held, unpack, casting)
             rows.append(row)
+            advance()
     # regions are known once the meter is closed
     return Measured([row() for row in rows], together.end_bytes if together else None)
 
@@ -295,7 +317,11 @@ def stage_bytes(
 
 
 def _seconds(
-    stages: Sequence[StageFn], inputs: tuple[Any, ...], repeats: int, unpack: bool
+    stages: Sequence[StageFn],
+    inputs: tuple[Any, ...],
+    repeats: int,
+    unpack: bool,
+    advance: Callable[[], None],
 ) -> list[tuple[list[float], list[float]]]:
     """Per stage, seconds of `repeats` forward runs and of as many backward runs.
 
@@ -306,6 +332,7 @@ def _seconds(
     for stage in stages:
         found, held = stage_seconds(stage, held, unpack, repeats)
         result.append(found)
+        advance()
     return result
 
 

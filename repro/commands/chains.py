@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.decoders import Decoder
 from repro.commands import output, sweep
+from repro.measuring.progress import counter
 
 if TYPE_CHECKING:
     from analysis.checkpointing import Chain
@@ -137,7 +138,8 @@ def imported_chain(path: str, found: Any, *, repeats: int) -> Chain:
     from repro.checkpointing import profile
 
     model, sample = found
-    return profile(model, sample, repeats=repeats).chain
+    with counter(f"profiling {path}") as progress:
+        return profile(model, sample, repeats=repeats, progress=progress).chain
 
 
 def _is_module(value: object) -> bool:
@@ -176,8 +178,15 @@ def chain_of(
     gpu: str = "H200",
     **sizes: int | None,
 ) -> Chain:
-    """The chain of a model by name or import path; ``sizes`` (layers, hidden, heads, kv_heads, ffn,
-    vocab, seqlen) are a named decoder's. ValueError lists the names."""
+    """The chain of a model by name ("gpt2-medium", "llama3-8b", "chain-64", ...) or import path, as
+    ``python -m repro plan`` takes it, without running a named one.
+
+    found: what the import path names, where the caller has it. repeats: timed runs of each of its
+    stages. batch: micro-batch of a named decoder. gpu: whose tensor cores time it. sizes: layers,
+    hidden, heads, kv_heads, ffn, vocab, seqlen of a named decoder.
+
+    Raises ValueError that lists the names, or for sizes that the model does not take.
+    """
     given = [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size]
     chain = textbook_chain(model)
     if ":" in model or chain is not None:

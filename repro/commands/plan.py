@@ -12,6 +12,7 @@ import typer
 
 from repro.commands import output, sweep
 from repro.commands.chains import PRESETS, Resident, chain_of, imported, is_whole
+from repro.measuring.progress import counter
 
 if TYPE_CHECKING:
     from analysis.checkpointing import Chain, Plan
@@ -142,15 +143,17 @@ def whole(
     activations = None if budget is None else sweep.byte_count(budget, "--budget")
     everything = None if total_budget is None else sweep.byte_count(total_budget, "--total-budget")
     model, args, *rest = found
-    plan = plan_blocks(
-        model,
-        args,
-        rest[0] if rest else None,
-        budget_bytes=activations,
-        total_budget_bytes=everything,
-        bytes_a_parameter=bytes_a_parameter,
-        repeats=repeats,
-    )
+    with counter(f"profiling {name}") as progress:
+        plan = plan_blocks(
+            model,
+            args,
+            rest[0] if rest else None,
+            budget_bytes=activations,
+            total_budget_bytes=everything,
+            bytes_a_parameter=bytes_a_parameter,
+            repeats=repeats,
+            progress=progress,
+        )
     if as_json:
         limits = {"budget_bytes": activations, "total_budget_bytes": everything}
         output.print_json({"model": name, **limits, **plan.to_json()})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -37,6 +38,35 @@ def _plain(items: Sequence[T], what: str, every_s: float) -> Iterator[T]:
             say(f"{what}: {done}/{len(items)} after {shown - start:.0f} s")
         yield item
     say(f"{what}: {len(items)}/{len(items)} in {time.monotonic() - start:.1f} s")
+
+
+@contextmanager
+def counter(what: str, every_s: float = 10.0) -> Iterator[Callable[[int, int], None]]:
+    """For work that counts itself: a function of what is done and how much there is.
+
+    A bar as of :func:`track`; elsewhere a line at most every ``every_s`` seconds, so that quick
+    work says nothing.
+    """
+    if sys.stderr.isatty():
+        try:
+            from rich.console import Console
+            from rich.progress import Progress
+        except ImportError:
+            pass
+        else:
+            with Progress(console=Console(stderr=True), transient=True) as bar:
+                task = bar.add_task(what, total=None)
+                yield lambda done, total: bar.update(task, completed=done, total=total)
+            return
+    start = shown = time.monotonic()
+
+    def advance(done: int, total: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= every_s:
+            shown = time.monotonic()
+            say(f"{what}: {done}/{total} after {shown - start:.0f} s")
+
+    yield advance
 
 
 def say(line: str) -> None:

@@ -210,3 +210,40 @@ def test_chain_of_is_the_chain_that_a_script_gets():
     chain = plan.chain_of("gpt2-small", layers=2, seqlen=128)
     assert isinstance(chain, Chain)
     assert len(chain) == 4
+
+
+def test_progress_is_counted_while_a_model_is_profiled() -> None:
+    """Every stage twice with times, once without; of whole blocks also what lies around them."""
+    import torch
+    from torch import nn
+
+    from repro.checkpointing import plan_blocks, profile
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    seen: list[tuple[int, int]] = []
+    profile(model, torch.ones(2, 4), repeats=1, progress=lambda *now: seen.append(now))
+    assert seen == [(n, 6) for n in range(1, 7)]
+    seen.clear()
+    profile(model, torch.ones(2, 4), repeats=0, progress=lambda *now: seen.append(now))
+    assert seen == [(n, 3) for n in range(1, 4)]
+    seen.clear()
+    blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    whole = nn.Sequential(nn.Linear(4, 4), blocks, nn.Linear(4, 1))
+    plan_blocks(whole, torch.ones(2, 4), budget_bytes=2**20, repeats=0,
+                blocks=["1.0", "1.1", "1.2"], progress=lambda *now: seen.append(now))  # fmt: skip
+    assert seen == [(n, 5) for n in range(1, 6)]
+    with pytest.raises(TypeError, match="progress='yes' is a str, without __call__"):
+        profile(model, torch.ones(2, 4), progress="yes")  # type: ignore[arg-type]
+
+
+def test_a_counter_says_nothing_of_quick_work_and_a_line_of_slow_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from repro.measuring.progress import counter
+
+    with counter("profiling m:x") as progress:
+        progress(1, 2)
+    assert capsys.readouterr().err == ""
+    with counter("profiling m:x", every_s=0) as progress:
+        progress(1, 2)
+    assert capsys.readouterr().err == "profiling m:x: 1/2 after 0 s\n"

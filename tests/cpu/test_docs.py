@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import repro
 from tests.command_support import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +34,7 @@ def test_the_tutorial_runs_from_beginning_to_end() -> None:
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
     pytest.importorskip("ipykernel", reason="needs ipykernel")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
+    stored = [shown(cell) for cell in notebook.cells]
     nbclient.NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
     ).execute()
@@ -40,6 +47,65 @@ def test_the_tutorial_runs_from_beginning_to_end() -> None:
         for kind in output.get("data", ())
     }  # fmt: skip
     assert "image/png" in kinds
+    for before, cell in zip(stored, notebook.cells, strict=True):
+        assert shown(cell) == before, cell.source
+
+
+def shown(cell: Any) -> str:
+    """The text that a cell shows, without what another machine shows otherwise."""
+    text = "".join(
+        output.get("text", "") or output.get("data", {}).get("text/plain", "")
+        for output in cell.get("outputs", ())
+    )
+    # Times, and the plan that follows from them; rounding of this machine's exponentials.
+    return re.sub(r"(optimal: |largest error ).*", r"\1...", text)
+
+
+def tutorial_code() -> list[str]:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_the_tutorial_uses_names_that_the_documentation_has() -> None:
+    pages = "\n".join(p.read_text(encoding="utf-8") for p in (PAGES / "api").glob("*.md"))
+    documented = re.findall(r"^::: (\S+)", pages, re.M)
+    ours = ("analysis", "kernels", "repro", "figures")
+    nodes = [node for code in tutorial_code() for node in ast.walk(ast.parse(plain(code)))]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    used = [node for node in imports if str(node.module).split(".")[0] in ours]
+    assert len(used) >= 5
+    for node in used:
+        for name in (alias.name for alias in node.names):
+            found = getattr(importlib.import_module(str(node.module)), name, None)
+            if node.module == "repro" and name in repro.__all__:
+                continue
+            home = getattr(found, "__module__", None) or f"{node.module}.{name}"
+            home = found.__name__ if isinstance(found, types.ModuleType) else home
+            assert any(home == d or d.startswith(f"{home}.") for d in documented), (name, home)
+
+
+def plain(code: str) -> str:
+    return "\n".join(line for line in code.splitlines() if not line.startswith("%"))
+
+
+def test_the_tutorial_the_command_and_the_library_give_one_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And they are those that the notebook was stored with."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    cell = next(c for c in cells if "predict(" in "".join(c["source"]))
+    stored = "".join(line for output in cell["outputs"] for line in output.get("text", ()))
+    exec("".join(cell["source"]), {})
+    assert capsys.readouterr().out == stored
+    line = "predict -a standard,flash,auto --pass forward --gpu H200 --json"
+    status, out, _ = run(capsys, *line.split())
+    assert status == 0
+    points = json.loads(out)
+    found = dict(re.findall(r"^(\S+) .* at least +(\d+) µs", stored, re.M))
+    assert found == {p["algorithm"]: f"{p['time_bound_s'] * 1e6:.0f}" for p in points}
+    shape = repro.AttentionShape(1, 16, 4096, 4096, 128, dtype="bf16")
+    library = repro.predict("auto", shape, "forward", "H200")
+    assert found[library.algorithm] == f"{library.time.seconds * 1e6:.0f}"
 
 
 @pytest.mark.thorough
