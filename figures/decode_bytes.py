@@ -9,7 +9,7 @@ and HBM does not, where L2 holds what neighbouring blocks read at the same time.
 import matplotlib.pyplot as plt
 import pandas
 
-from analysis.hardware import A100_80GB, H200
+from analysis.hardware import A100_80GB, H200, find_gpu
 from figures.common import (
     Drawing,
     devices,
@@ -30,9 +30,12 @@ from repro.experiments.decode_bytes import (
     SPLITS,
     WIDTHS,
 )
+from repro.experiments.gpu_decode import RULE
 
-EXPERIMENTS = ("decode-bytes",)
+EXPERIMENTS = ("decode-bytes", "gpu-decode", "ceiling", "gpu-ceilings")
 MB = 1e6
+#: What is measured of HBM: copies and reads of what L2 cannot hold.
+HBM_CEILINGS = ("copy", "hbm-copy", "hbm-read")
 #: Way to share -> name and colour.
 SHARING = {
     "mha": ("MHA, 32 heads", "#D55E00"),
@@ -113,7 +116,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         f"{HEADS} query heads of 128 columns, bf16, pages of 64 keys, one sequence, one layer; a "
         "latent is one head of its columns, keys and values at once. SM boundary; dotted: each "
         f"tensor once.\nA MB from HBM takes no less than {gpus} (datasheets). "
-        f"{devices(frame)}.",
+        f"{devices(pick(frame, experiment='decode-bytes'))}.",
     )
     kept = [*FIELDS, "value", "lowest"]
     order = ["sharing", "splits", "seqlen_q", "seqlen_k", "source"]
@@ -138,5 +141,45 @@ def verdicts(frame: pandas.DataFrame) -> list[Claim]:
             measured=shown if len(wide) else NOT_MEASURED,
             parts=[agreement("counted over predicted, worst tensor", off, 1, 0.0,
                              Evidence.COUNTED)],
-        )
+        ),
+        _time(frame),
     ]  # fmt: skip
+
+
+def _time(frame: pandas.DataFrame) -> Claim:
+    """Time of a step over that of its bytes at the card's own bandwidth, where both are known."""
+    rows = pick(frame, experiment="gpu-decode", metric="time_ms", splits=RULE)
+    rows = rows.dropna(subset=["value"])
+    point = ["sharing", "batch", "seqlen_q", "seqlen_k", "card"]
+    measured = pick(rows, source="measured").copy()
+    measured["card"] = [_card(device) for device in measured["device"]]
+    bounds = pick(rows, source="predicted").rename(columns={"device": "card"})
+    both = measured.merge(bounds[[*point, "value"]], on=point, suffixes=("", "_bound"))
+    share = both["card"].map(_bandwidth_shares(frame))
+    ratio = (both["value"] * share / both["value_bound"]).dropna()
+    median = float(ratio.median()) if len(ratio) else float("nan")
+    spread = f"{ratio.min():.2f} to {ratio.max():.2f} of it, median {median:.2f}"
+    return claim(
+        "decode time",
+        predicted="the cache, q and out once at the bandwidth measured on the same card",
+        measured=spread if len(ratio) else NOT_MEASURED,
+        parts=[agreement("median time over the roofline", median, 1, 0.1, Evidence.HARDWARE)],
+    )  # fmt: skip
+
+
+def _card(device: object) -> str | None:
+    found = find_gpu(str(device))
+    return found.name if found else None
+
+
+def _bandwidth_shares(frame: pandas.DataFrame) -> dict[str, float]:
+    """Card -> its best measured bandwidth of HBM over the datasheet's."""
+    rows = pick(frame, experiment=["ceiling", "gpu-ceilings"], source="measured",
+                unit="TB/s", implementation=HBM_CEILINGS)  # fmt: skip
+    shares: dict[str, float] = {}
+    for device, value in zip(rows["device"], rows["value"], strict=True):
+        gpu = find_gpu(str(device))
+        if gpu is not None and value == value:
+            share = value * 1e12 / gpu.hbm_bandwidth_bytes_per_s
+            shares[gpu.name] = max(share, shares.get(gpu.name, 0.0))
+    return shares

@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from analysis.shapes import Tile
-from kernels import attention, dispatch, hopper, ladder
+from kernels import attention, decode_config, dispatch, hopper, ladder
 from kernels.command_line import program
 from kernels.launch import Array, Kernel
 from kernels.launching.plan import Launch, Recorder
@@ -135,9 +135,24 @@ def kernels() -> list[Kernel]:
         for causal in (False, True)
         for part in ("preprocess", "", "postprocess")
     ]
+    listed += _decoding()
     for kernel in listed:
         found.setdefault((kernel.source, kernel.entry, kernel.macros), kernel)
     return list(found.values())
+
+
+def _decoding() -> Iterator[Kernel]:
+    """What ``gpu-decode`` and the GPU tests of decoding launch: paged, ragged, split or not."""
+    forms = [(128, rows, fp8, False) for rows in (1, 32) for fp8 in (False, True)]
+    for head_dim, rows, fp8, latent in [*forms, (256, 32, False, True)]:
+        for split in (True, False):
+            form = decode_config.configure(
+                "bf16", head_dim, rows, seqlens=True, paged=True, split=split, fp8=fp8,
+                latent=latent,
+            )  # fmt: skip
+            yield form.kernel()
+            if split:
+                yield form.merge_kernel()
 
 
 def is_hopper(kernel: Kernel) -> bool:

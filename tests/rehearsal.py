@@ -81,7 +81,10 @@ def small(cell: Any) -> Any:
     from repro.experiments import Cell
 
     values = {("pass_" if k == "pass" else k): v for k, v in cell.items()}
-    return Cell(**values | {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": 70, "seqlen_k": 70})
+    rows = min(int(cell["seqlen_q"]), 70)  # decoding has few
+    return Cell(
+        **values | {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": rows, "seqlen_k": 70}
+    )
 
 
 def unwritten(module: Any) -> dict[str, Any]:
@@ -95,25 +98,40 @@ def unwritten(module: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def undecoded(module: Any) -> dict[str, Any]:
+    """The same of the decoding kernels, by the number of splits."""
+    from repro.experiments import Context
+
+    rows = module.measure(small(module.cells()[0]), Context("cuda"))
+    return {
+        "experiment": "wrong decoding", "cell": {}, "timed": [r.value for r in rows if r.value],
+        "refused": {r.extra["splits"]: r.error for r in rows if r.error},
+    }  # fmt: skip
+
+
 def report() -> list[dict[str, Any]]:
     from repro.experiments import (
         Context,
         gpu_ceilings,
+        gpu_decode,
         gpu_forms,
         gpu_ladder,
         gpu_optimistic,
         gpu_throughput,
     )  # fmt: skip
-    from repro.instruments import exact
+    from repro.instruments import decode_work, exact
     from repro.instruments.timing import TorchDevice
 
     TorchDevice.FLUSH_BYTES = 1 << 20
     found = [unwritten(gpu_throughput)]
+    found.append(undecoded(gpu_decode))
     exact.Errors.beyond = lambda *_: None  # type: ignore[method-assign, assignment]
-    for module in (gpu_throughput, gpu_forms, gpu_optimistic, gpu_ladder):
+    decode_work.DecodeOperands.error = lambda *_: 0.0  # type: ignore[method-assign, assignment]
+    for module in (gpu_throughput, gpu_forms, gpu_optimistic, gpu_ladder, gpu_decode):
         alike: dict[Any, Any] = {}
         for cell in module.cells():
-            kind = [cell.get(name) for name in ("implementation", "pass", "head_dim", "forms")]
+            names = ("implementation", "pass", "head_dim", "forms", "sharing")
+            kind = [cell.get(name) for name in names]
             alike.setdefault(tuple(kind), cell)
         for cell in alike.values():
             rows = module.measure(small(cell), Context("cuda"))

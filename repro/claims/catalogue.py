@@ -111,6 +111,11 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         "decode_bytes",
         {"conditions": "executed on the host; no time and no card's counter yet"},
     ),
+    "decode time": (
+        "a step of decoding takes the time that HBM needs for the cache, within a tenth",
+        "decode_bytes",
+        {},
+    ),
     "fusion of longer chains": (
         "bias, GELU, dropout, residual: 9 passes become 3; layer norm: 6 become 2",
         "fusion_passes",

@@ -10,7 +10,6 @@ error against float64 beside it, so that what is counted is right. Caches lie in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from analysis.decode import DecodeShape
 from analysis.shapes import Tile
@@ -19,9 +18,6 @@ from analysis.traffic import Traffic
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments.shared.attention import TRAFFIC
 from repro.measuring.records import Record, record
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAME = "decode-bytes"
 HEADS, PAGE_SIZE, DTYPE = 32, 64, "bf16"
@@ -114,51 +110,17 @@ def _rows(cell: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Reco
 
 def measure(cell: Cell, context: Context) -> Iterator[Record]:
     """Execute the kernels: bytes by tensor, and the largest error."""
-    import torch
+    from repro.instruments.decode_work import DecodeOperands
 
-    from kernels import decode
-    from repro.attention.quantize import quantize_e4m3
-    from repro.attention.reference import attention_reference, max_error
-    from repro.attention.views import array_of
-
-    one = shape_of(cell)
-    keys = int(cell["seqlen_k"])
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).bfloat16()
-
-    q = draw(1, one.heads, one.seqlen_q, one.head_dim)
-    pages = keys // PAGE_SIZE
-    k, v = (draw(pages, PAGE_SIZE, one.kv_heads, one.head_dim) for _ in range(2))
-    table = torch.randperm(pages, generator=generator)[None]
-    options: dict[str, Any] = {}
-    if one.fp8:
-        caches, scales = zip(*(quantize_e4m3(x, 2) for x in (k, v)), strict=True)
-        names = ("k_scale", "v_scale")
-        options = {name: array_of(name, s) for name, s in zip(names, scales, strict=True)}
-        k, v = (x.double() * s.double()[:, None] for x, s in zip(caches, scales, strict=True))
-        stored = [x.view(torch.uint8) for x in caches]
-    else:
-        stored = [k, v]
-    by_heads = [x.transpose(1, 2) for x in stored]
-    out, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    operands = DecodeOperands(shape_of(cell), "cpu")
     backend = context.host()
-    decode.forward(
-        backend, array_of("q", q), array_of("k", by_heads[0]),
-        None if one.latent else array_of("v", by_heads[1]), array_of("out", out),
-        array_of("lse", lse), scale=one.head_dim**-0.5, splits=int(cell["splits"]),
-        seqlens=array_of("seqlens", torch.tensor([keys], dtype=torch.int32)),
-        block_table=array_of("block_table", table.to(torch.int32)), **options,
-    )  # fmt: skip
+    operands.launch(backend, int(cell["splits"]))
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
     yield from _rows(cell, counted, "measured", "host backend: executed, bytes counted")
-    rows = [x[table[0]].flatten(0, 1).transpose(0, 1)[None] for x in (k, v)]
-    exact = attention_reference(q, rows[0], rows[0] if one.latent else rows[1], causal=True)
+    errors = [operands.error(0, head) for head in range(operands.shape.kv_heads)]
     yield record(
         cell, experiment=NAME, source="measured", metric="max_abs_error", unit="1", tensor="out",
-        value=max_error(out, exact.out), tool="against float64 on the same rounded inputs",
-        cell=cell.id,
+        value=max(errors), tool="against float64 on the same rounded inputs", cell=cell.id,
     )  # fmt: skip
 
 
@@ -172,7 +134,8 @@ EXPERIMENT = Experiment(
     also=also,
     sources=(
         "kernels/flash_decode.cu", "kernels/decode.py", "kernels/decode_config.py",
-        "kernels/include", "kernels/host", "repro/experiments/decode_bytes.py",
+        "kernels/include", "kernels/host", "repro/instruments/decode_work.py",
+        "repro/experiments/decode_bytes.py",
     ),
     seconds=60,
     on_demand=True,

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pandas
 import pytest
 
 from analysis.decode import DecodeShape
-from repro.experiments import Cell, Context
+from figures import decode_bytes as figure
+from kernels import prebuild
+from kernels.launching.plan import Recorder
+from repro.claims import Verdict
+from repro.experiments import Cell, Context, gpu_decode
 from repro.experiments import decode_bytes as experiment
+from repro.instruments.decode_work import DecodeOperands
+from repro.measuring import records
 
 
 def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:
@@ -53,3 +62,62 @@ def test_theory_has_no_cell() -> None:
     assert not {c["sharing"] for c in experiment.cells()} & set(experiment.THEORY)
     drawn = {row.extra["sharing"] for row in experiment.also()}
     assert set(experiment.THEORY) <= drawn
+
+
+def timed(factor: float) -> pandas.DataFrame:
+    """Datasheet times, and measured ones that are ``factor`` times as long, on a card with nine
+    tenths of its datasheet's bandwidth."""
+    rows = [row for cell in gpu_decode.cells() for row in gpu_decode.predict(cell)]
+    rows = [row for row in rows if row.device == "H200"]
+    slower = [
+        replace(row, source="measured", device="NVIDIA H200", value=(row.value or 0) * factor)
+        for row in rows
+    ]
+    bandwidth = records.record(
+        {}, experiment="gpu-ceilings", implementation="hbm-read", metric="bandwidth", unit="TB/s",
+        source="measured", value=0.9 * 4.8, device="NVIDIA H200",
+    )  # fmt: skip
+    return records.frame([*rows, *slower, bandwidth])
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.05, Verdict.REPRODUCED), (1.2, Verdict.REPRODUCED), (2.0, Verdict.REFUTED)],
+)
+def test_a_measured_decode_time_is_judged_by_the_roofline(factor: float, verdict: Verdict) -> None:
+    (claim,) = [c for c in figure.verdicts(timed(factor)) if c.name == "decode time"]
+    assert claim.verdict is verdict
+    assert f"median {0.9 * factor:.2f}" in claim.measured
+
+
+def test_without_a_card_the_decode_time_is_not_tested() -> None:
+    frame = timed(1.0)
+    (claim,) = [
+        c for c in figure.verdicts(frame[frame["source"] == "predicted"]) if c.name == "decode time"
+    ]
+    assert claim.verdict is Verdict.NOT_TESTED
+
+
+def test_what_a_card_is_to_time_is_compiled_ahead() -> None:
+    """Every kernel that a cell launches, with any of its numbers of splits."""
+    ready = {(kernel.source, kernel.macros) for kernel in prebuild.kernels()}
+
+    class Card:
+        multiprocessors = 132
+
+    for sharing, kv_heads in {(str(c["sharing"]), c["kv_heads"]) for c in gpu_decode.cells()}:
+        cell = next(c for c in gpu_decode.cells() if c["sharing"] == sharing)
+        for width in (1, *gpu_decode.WIDTHS) if sharing == "gqa" else (1,):
+            few = {("pass_" if k == "pass" else k): v for k, v in cell.items()}
+            few |= {"batch": 1, "seqlen_k": 640, "seqlen_q": width}
+            operands = DecodeOperands(gpu_decode.shape_of(Cell(**few)), "cpu")
+            for splits in (None, *gpu_decode.SPLITS):
+                recorder = Recorder(Card())
+                operands.launch(recorder, splits)
+                launched = {(x.kernel.source, x.kernel.macros) for x in recorder.launches}
+                assert launched <= ready, (sharing, kv_heads, width, splits)
+
+
+def test_operands_need_pages_and_lengths() -> None:
+    with pytest.raises(ValueError, match="page_size=None, ragged=True: pages and lengths"):
+        DecodeOperands(DecodeShape(4, 2, 1, (8,), 64, ragged=True), "cpu")

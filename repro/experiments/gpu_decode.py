@@ -1,0 +1,114 @@
+"""Time of one step of decoding on a card, beside the cache at the bandwidth of HBM.
+
+The ways to share K and V of ``decode-bytes``, at three loads from one long sequence to many short
+ones; GQA also with drafts. Nothing is used twice, so the roofline is the cache over HBM's bandwidth
+and should hold within a few percent: if it does not, the kernel leaves something lying. The rule's
+number of splits and other numbers take turns, L2 is flushed before each step, and results are held
+to float64 first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis import decode
+from analysis.decode import DecodeShape
+from analysis.hardware import H100_SXM, H200
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments.decode_bytes import DTYPE, HEADS, PAGE_SIZE, SHARING
+from repro.measuring.records import Record, record
+
+NAME = "gpu-decode"
+CARDS = (H100_SXM, H200)
+#: (sequences, keys of each)
+LOADS = ((16, 16384), (1, 65536), (64, 2048))
+WIDTHS = (2, 4, 8)
+#: Numbers of splits that take turns with the rule's (None).
+SPLITS = (1, 4, 16, 64)
+RULE = "rule"
+BUDGET_MS = 40.0
+#: Largest error of out for N(0, 1): bf16's bound of the kernels' tests.
+BOUND = 2e-2
+
+
+def _cell(sharing: str, batch: int, context: int, width: int = 1) -> Cell:
+    kv_heads, head_dim, *_ = SHARING[sharing]
+    return Cell(
+        implementation="flash-decode", pass_="forward", sharing=sharing, batch=batch, heads=HEADS,
+        kv_heads=kv_heads, seqlen_q=width, seqlen_k=context, head_dim=head_dim, dtype=DTYPE,
+        causal=True, page_size=PAGE_SIZE,
+    )  # fmt: skip
+
+
+def cells() -> list[Cell]:
+    """GQA first, then how the others share; drafts last."""
+    order = ("gqa", "mha", "gqa-fp8", "mqa", "latent-256")
+    found = [_cell(sharing, *load) for load in LOADS for sharing in order]
+    return found + [_cell("gqa", *LOADS[0], width) for width in WIDTHS]
+
+
+def shape_of(cell: Cell) -> DecodeShape:
+    """The step that a cell names: all sequences as long, though the kernels are told each."""
+    _, _, latent, fp8 = SHARING[str(cell["sharing"])]
+    return DecodeShape(
+        int(cell["heads"]), int(cell["kv_heads"]), int(cell["seqlen_q"]),
+        (int(cell["seqlen_k"]),) * int(cell["batch"]), int(cell["head_dim"]), str(cell["dtype"]),
+        fp8, latent, int(cell["page_size"]), ragged=True,
+    )  # fmt: skip
+
+
+def predict(cell: Cell) -> list[Record]:
+    """The roofline on the cards that it may be measured on, from datasheets."""
+    shape = shape_of(cell)
+    return [
+        record(
+            cell, experiment=NAME, source="predicted", metric="time_ms", unit="ms", splits=RULE,
+            value=decode.seconds(shape, gpu) * 1e3, device=gpu.name,
+            tool=f"cache once, ceilings: datasheet of {gpu.name}",
+        )
+        for gpu in CARDS
+    ]  # fmt: skip
+
+
+def measure(cell: Cell, context: Context) -> list[Record]:
+    """Milliseconds by number of splits, in turn; what is wrong is a row that says so."""
+    from repro.instruments.decode_work import DecodeOperands
+    from repro.instruments.timing import TorchDevice, time_interleaved
+
+    operands = DecodeOperands(shape_of(cell))
+    numbers: dict[str, int | None] = {RULE: None} | {str(n): n for n in SPLITS}
+    calls, wrong = {}, {}
+    for name, splits in numbers.items():
+        calls[name] = operands.call(splits)
+        operands.out.fill_(float("nan"))
+        calls[name]()
+        error = operands.error()
+        if not error <= BOUND:  # a NaN is no number below
+            wrong[name] = f"wrong: out is off by {error:.3g}, more than {BOUND:g}"
+            del calls[name]
+
+    def row(name: str, **values: Any) -> Record:
+        return record(cell, experiment=NAME, source="measured", metric="time_ms", splits=name,
+                      **values)  # fmt: skip
+
+    rows = [row(name, error=reason) for name, reason in wrong.items()]
+    for name, timing in time_interleaved(calls, TorchDevice(), budget_ms=BUDGET_MS).items():
+        rows.append(
+            row(
+                name, value=timing.median_ms, unit="ms", spread_min=timing.min_ms,
+                spread_max=timing.max_ms, spread_n=timing.repeats,
+                tool="CUDA events, median, in turn, L2 flushed",
+            )
+        )  # fmt: skip
+    return rows
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="time of a step of decoding beside its roofline",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cuda",
+    seconds=len(cells()) * (0.5 + 2 * (1 + len(SPLITS)) * BUDGET_MS / 1e3),
+)
