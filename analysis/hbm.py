@@ -28,7 +28,7 @@ from analysis.hardware import Gpu
 from analysis.l2 import L2, PACES, Pace, UnavailableError, available
 from analysis.l2.kernels import KERNELS, Times, by_waves, simulated, simulated_once
 from analysis.shapes import AttentionShape, Tile
-from analysis.sums.flash import SLOPE_BYTES
+from analysis.sums.flash import SLOPE_BYTES, BiasShape
 from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.traffic import Traffic, predict_traffic
 
@@ -69,6 +69,8 @@ _MAIN_KERNELS = tuple(
     )
     for pass_ in ("forward", "backward")
 )  # fmt: skip
+#: Read or added to by every item and head that shares a bias.
+SHARED_BY_HEADS = (("bias", "read"), ("dbias_accum", "atomic"))
 _PER_QUERY = frozenset({
     "q", "out", "dout", "lse", "lse2", "delta", "m", "l", "dq", "dq_accum", "out_tmp", "dq_tmp",
 })  # fmt: skip
@@ -93,11 +95,15 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     return sizes | {"tile_counter": COUNTER_BYTES}
 
 
-def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:
+def compulsory_hbm(
+    traffic: Traffic, shape: AttentionShape, bias: BiasShape | None = None
+) -> HbmTraffic:
     """Each kernel touches each of its tensors once: an L2 of unlimited size, empty at the start.
 
     Queries that see no key are not read by the main kernels. The partial tiles of the
     deterministic backward are distinct memory, so none is saved there.
+
+    bias: (items, heads) of a stored bias; items and heads that share it read the same bytes.
     """
     sizes = tensor_bytes(shape)
     # As many as the preprocess sets to 0.
@@ -113,6 +119,8 @@ def compulsory_hbm(traffic: Traffic, shape: AttentionShape) -> HbmTraffic:
             once = min(count, sizes.get(tensor, count))
             if kernel in _MAIN_KERNELS and tensor in _PER_QUERY and direction != "write":
                 once = min(once, sizes[tensor] // shape.seqlen_q * seeing)
+            if bias is not None and (tensor, direction) in SHARED_BY_HEADS:
+                once = count * bias[0] * bias[1] // (shape.batch * shape.heads)
             if tensor == "dq_accum" and (plain_accumulator or direction == "read"):
                 once = count
             if direction in ("read", "atomic"):
@@ -160,7 +168,7 @@ def predict_hbm(
         raise ValueError(f"blocks_per_sm={blocks_per_sm} is below 1")
     check_order(algorithm, pass_, order)
     traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
-    found = replace(compulsory_hbm(traffic, shape), l2_bytes=gpu.l2_bytes)
+    found = replace(compulsory_hbm(traffic, shape, options.get("bias")), l2_bytes=gpu.l2_bytes)
     masks = {name: options[name] for name in ("block_mask", "mask_block") if name in options}
     l2, form = L2.of(gpu), find(algorithm).form
     plain = not masks and pace is None and (order, heads_per_group) == ("rows", None)
@@ -182,7 +190,30 @@ def predict_hbm(
                 "no C compiler (cc or gcc), so no simulated L2, which a pace, an order of the keys "
                 "and a block mask need"
             )
-    return found
+    return _bias_again(found, traffic, shape, l2, options.get("bias"))
+
+
+def _bias_again(
+    found: HbmTraffic, traffic: Traffic, shape: AttentionShape, l2: L2, bias: BiasShape | None
+) -> HbmTraffic:
+    """A shared bias comes from HBM for every head, unless what lies between two heads that share it
+    stays in L2: heads run one after another, so that is one head's bias, or all heads' where the
+    items share. (A rule, not a part of the simulated L2, which knows nothing of the bias.)"""
+    if bias is None or bias == (shape.batch, shape.heads):
+        return found
+    between = shape.seqlen_q * shape.seqlen_k * shape.itemsize * bias[1]
+    if between <= l2.shared_bytes:
+        return found
+    reads = {kernel: dict(tensors) for kernel, tensors in found.reads.items()}
+    writes = {kernel: dict(tensors) for kernel, tensors in found.writes.items()}
+    for kernel, entries in traffic.kernels.items():
+        for tensor, direction in SHARED_BY_HEADS:
+            count = entries.get((tensor, direction), 0)
+            if count:
+                reads[kernel][tensor] = count
+            if count and direction == "atomic":
+                writes[kernel][tensor] = count
+    return replace(found, reads=reads, writes=writes)
 
 
 def read_spread(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from analysis.shapes import AttentionShape
+from analysis.sums.flash import BiasShape, bias_elements
 
 
 def compulsory_read_bytes(shape: AttentionShape) -> int:
@@ -29,6 +30,26 @@ def compulsory_backward_read_bytes(shape: AttentionShape) -> int:
 def compulsory_backward_write_bytes(shape: AttentionShape) -> int:
     """dQ, dK and dV once."""
     return shape.query_bytes + 2 * shape.key_bytes
+
+
+def compulsory_bias_bytes(shape: AttentionShape, bias: BiasShape) -> int:
+    """A stored bias (items, heads, Nq, Nk) once, where some query sees the pair.
+
+    Each pass must read as much, and write as much again for the gradient: the result depends on
+    every one of these elements. Unlike FlashAttention's Θ(N²d²/M) it does not shrink with M, so
+    that with a bias no algorithm moves fewer than Θ(N²) elements a head that has its own.
+    """
+    pairs = bias_elements(shape, bias) // (shape.seqlen_q * shape.seqlen_k) * shape.visible_pairs
+    return pairs * shape.itemsize
+
+
+def bias_order(n: float, d: float, m: float) -> float:
+    """Θ(N² + N²d²/M): exact attention with a stored bias; the bias, and what is moved without it.
+
+    FlashAttention with a bias reaches it. The bias is the larger term for M above d², which is
+    where FlashAttention pays at all (Saha & Ye 2024).
+    """
+    return n * n + flash_order(n, d, m)
 
 
 def standard_order(n: float, d: float) -> float:

@@ -146,7 +146,7 @@ def predict_traffic(
 
     algorithm: a name of ``analysis.algorithms``; pass_: "forward" or "backward". Options, where the
     algorithm has them (``analysis.sums``): key_mask, block_mask, mask_block, dropout,
-    softcap, alibi, lse_gradient, dq_tile, persistent, flagged.
+    softcap, alibi, bias, bias_gradient, lse_gradient, dq_tile, persistent, flagged.
 
     Raises ValueError for an unknown algorithm, pass or option, and for a shape that the
     algorithm does not handle.

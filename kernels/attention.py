@@ -12,6 +12,7 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
                        (flash; the steps of kernels.ladder keep other statistics)
     key_mask           (B, Nk) uint8, dense; 0 takes the key out
     alibi_slopes       (B, H, 1) fp32; stride 0 shares it
+    bias, dbias        (1 or B, 1 or H, Nq, Nk)
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels, are those of ``analysis.algorithms``: the
@@ -21,6 +22,7 @@ sm_80 flash kernels are here, the others in ``kernels.hopper`` and ``kernels.lad
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from analysis.algorithms import DqSum, Family, of_family
 from analysis.arguments import checked
 from analysis.shapes import Tile
 from kernels import hopper, ladder
+from kernels.bias_gradient import BiasGradient
 from kernels.checks import check_shapes, finite
 from kernels.flash_config import (
     OTHER_REGISTERS,
@@ -43,7 +46,7 @@ from kernels.flash_config import (
 from kernels.ladder_arrays import saved
 from kernels.launch import Argument, Array, Backend, Count, Size, Word
 from kernels.philox import drop_threshold, keep_scale
-from kernels.scores import ScoreChanges
+from kernels.scores import ScoreChanges, check_bias
 
 __all__ = [
     "FLASH",
@@ -83,6 +86,7 @@ def forward(
     block_size: tuple[int, int] | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
+    bias: Array | None = None,
     order: str = "rows",
     wave: Size | None = None,
     progress: Array | None = None,
@@ -100,7 +104,7 @@ def forward(
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
-        softcap, alibi_slopes: :class:`kernels.scores.ScoreChanges`; "flash…" but Hopper's.
+        softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…" but Hopper's.
         order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
             "sawtooth": the other way round in every second wave of blocks, for the same bytes at
             the SM boundary and fewer from HBM where what blocks share outgrows L2
@@ -119,7 +123,7 @@ def forward(
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
     chosen = algorithms.find(algorithm)
-    changes = ScoreChanges(softcap, alibi_slopes)
+    changes = ScoreChanges(softcap, alibi_slopes, bias)
     _check_order(algorithm, "forward", order, wave)
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
@@ -149,7 +153,7 @@ def forward(
         return
     lse = _with_lse(backend, q, stats)
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, key_mask)
-    changes.check(q)
+    changes.check(q, k)
     scale = finite(scale)
     config = configure(
         "forward", q.dtype, q.shape[3],
@@ -241,6 +245,7 @@ def backward(
     causal: bool = False,
     tile: Tile | None = None,
     dlse: Array | None = None,
+    dbias: Array | None = None,
     key_mask: Array | None = None,
     dropout_p: float = 0.0,
     seed: Word = 0,
@@ -248,6 +253,7 @@ def backward(
     block_size: tuple[int, int] | None = None,
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
+    bias: Array | None = None,
     order: str = "rows",
     wave: Size | None = None,
     shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
@@ -256,12 +262,15 @@ def backward(
 ) -> None:
     """dq, dk, dv from dout (and ``dlse``, the gradient of lse), P recomputed from the statistics.
 
+    dbias: receives the gradient of ``bias``, in its shape, where there is one; it is made together
+    with dk and dv, in the order that dq is summed in (``kernels.bias_gradient``).
+
     Arguments as in :func:`forward`; dropout needs the same ``dropout_p`` and ``seed``. With
     "flash-split" dq, or both dk and dv, may be None: their pass is then left out.
     "flash-sm90-deterministic" has no sawtooth: its waves would wait for each other.
     """
     chosen = algorithms.find(algorithm)
-    changes = ScoreChanges(softcap, alibi_slopes)
+    changes = ScoreChanges(softcap, alibi_slopes, bias)
     _check_order(algorithm, "backward", order, wave)
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
@@ -300,7 +309,7 @@ def backward(
         raise ValueError("dk and dv are made together, one of them is None")
     like_k = {} if dk is None or dv is None else {"dk": dk, "dv": dv}
     check_shapes(q, k, v, like_q, like_k, rows, key_mask)
-    changes.check(q)
+    changes.check(q, k)
     scale = finite(scale)
     deterministic = chosen.dq is DqSum.WORKSPACE
     config = configure(
@@ -311,6 +320,13 @@ def backward(
         deterministic=deterministic, dlse=dlse is not None, query_gradient=not split,
         sawtooth=order == "sawtooth", **changes.features,
     )  # fmt: skip
+    gradient = None
+    if dbias is not None:
+        gradient = _bias_gradient(
+            backend, changes, q, k, dk, dbias,
+            deterministic=deterministic or split, partial=causal or block_mask is not None,
+        )  # fmt: skip
+        config = replace(config, bias_gradient=gradient.form)
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     query_blocks = batch * heads * _tiles(seqlen_q, config.row_block_m)
@@ -347,6 +363,8 @@ def backward(
     # The workspace is written in part: a causal or sparse pass skips tiles of it.
     sums = [] if split else [dq_accum.with_access("rw" if deterministic else "atomic")]
     if key_blocks and dk is not None and dv is not None:
+        if gradient is not None:
+            gradient.zero(backend, stream)
         args = [
             *operands,
             *sums,
@@ -360,10 +378,13 @@ def backward(
             np.int32(head_dim),
             np.float32(scale),
             *changes.arguments(),
+            *([] if gradient is None else [gradient.argument()]),
             *masks,
             *_wave(backend, config, wave, shared_limit_bytes),
         ]
         backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
+        if gradient is not None:
+            gradient.finish(backend, stream)
     if dq is None or not query_blocks:
         return
     if split:
@@ -408,6 +429,21 @@ def backward(
         backend.launch(postprocess, (query_blocks, 1, 1), flags_bytes, args, stream)
 
 
+def _bias_gradient(
+    backend: Backend, changes: ScoreChanges, q: Array, k: Array, dk: Array | None, dbias: Array,
+    *, deterministic: bool, partial: bool,
+) -> BiasGradient:  # fmt: skip
+    """ValueError or TypeError for a gradient that has no bias, or does not fit it."""
+    if changes.bias is None:
+        raise ValueError("dbias without a bias")
+    if dk is None:
+        raise ValueError("dbias is made together with dk and dv, which are None")
+    check_bias("dbias", dbias, q, k)
+    if dbias.shape != changes.bias.shape:
+        raise ValueError(f"dbias has shape {dbias.shape}, bias {changes.bias.shape}")
+    return BiasGradient.start(backend, dbias, q, deterministic=deterministic, partial=partial)
+
+
 def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
     if "lse" not in stats:
         stats["lse"] = backend.empty("lse", q.shape[:3], "fp32")
@@ -420,7 +456,9 @@ def _tiles(rows: int, block: int) -> int:
 
 def _refuse(algorithm: str, changes: ScoreChanges, **features: Any) -> None:
     """All but the sm_80 flash kernels have causal masks and nothing else."""
-    features |= {"softcap": changes.softcap, "alibi_slopes": changes.alibi_slopes}
+    features |= {
+        "softcap": changes.softcap, "alibi_slopes": changes.alibi_slopes, "bias": changes.bias,
+    }  # fmt: skip
     asked = [name for name, value in features.items() if value not in (None, 0.0)]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")

@@ -25,6 +25,10 @@
 //   KEY_MASK      key_mask   read  rows_j  per key tile that any query tile meets
 //   BLOCK_SPARSE  block_mask read  1       per (head, i, j) that the causal mask leaves
 //   ALIBI         alibi_slopes  read  4    per visited (head, i, j)
+//   BIAS          bias       read  e       per pair that the causal mask leaves in a visited tile
+//   BIAS_GRADIENT dbias      write e       1: the same pairs, where the bias is not shared
+//                 dbias_accum  atomic 4    2: added up over those that share it
+//                 dbias_accum  write  4    3: all apart; flash_bias_sum adds them up in order
 //
 // Limits: as flash_forward.cu. With HEAD_DIM above 128 (fp32: 64) several warps share the rows.
 
@@ -33,7 +37,7 @@
 // NUM_WARPS      warps a block; SHARES of them own each BLOCK_N SHARES / NUM_WARPS key rows
 // STAGES         2: the next Q, dO tile arrives during the work on this one; 1: after it
 // DETERMINISTIC  1: partial dQ tiles to a workspace (key tiles * B, H, seqlen_q, head_dim)
-// SOFTCAP, ALIBI   scores.cuh
+// SOFTCAP, ALIBI, BIAS, BIAS_GRADIENT   scores.cuh
 // QUERY_GRADIENT 0: dK and dV only; dQ comes from flash_backward_dq.cu or is not wanted
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
@@ -71,9 +75,9 @@ constexpr int D_TILES = WARP_DIM / 8;
 // P^T and dS^T reach their products through registers, or through shared memory where the
 // operands come from there anyway (fp32) or from another warp of the rows.
 constexpr bool STAGED = DTYPE == 2 || SHARES > 1;
-// Queries worked on at once: few, to leave the registers to dK and dV (and to random words, and the
-// derivatives of a cap).
-constexpr bool ROOM = GROUPS == 1 && (STAGED || !(DROPOUT || SOFTCAP) || WARP_DIM < 128);
+// Queries worked on at once: few, to leave the registers to dK and dV (and to random words, the
+// derivatives of a cap, the addresses of a bias).
+constexpr bool ROOM = GROUPS == 1 && !BIAS && (STAGED || !(DROPOUT || SOFTCAP) || WARP_DIM < 128);
 constexpr int CHUNK_M = ROOM && BLOCK_M % 32 == 0 ? 32 : 16;
 constexpr int S_TILES = CHUNK_M / 8;
 // dQ is made in pieces of 16 rows and DQ_DIM columns, dealt out to the warps.
@@ -231,6 +235,12 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #if ALIBI
                , Tensor3<const float> alibi_slopes  // (B, H, 1)
 #endif
+#if BIAS
+               , Tensor4<const io_t> bias
+#endif
+#if BIAS_GRADIENT
+               , Tensor4<bias_gradient_t> dbias
+#endif
 #if KEY_MASK
                , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
 #endif
@@ -379,6 +389,13 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #endif
 #pragma unroll 1
         for (int chunk = share * CHUNK_M; chunk < BLOCK_M; chunk += SHARES * CHUNK_M) {
+#if BIAS
+            io_t bias_values[GROUPS][S_TILES][4];
+            load_bias<true>(bias_values,
+                            Pairs<const io_t>{bias.row(batch, head, 0), bias.stride_n, seqlen_q,
+                                              seqlen_k},
+                            key0 + warp_key, row0 + chunk);
+#endif
             Scores p;
             clear(p);
             const QTile q_chunk = q_tile(stage).from_row(chunk);
@@ -388,6 +405,9 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             if constexpr (CHANGED)
                 change_scores<true>(p, passed, change, slope_of(slope_at(slot)), key0 + warp_key,
                                     row0 + chunk);
+#if BIAS
+            add_bias(p, bias_values);
+#endif
             recompute_probabilities(p, lse_rows, chunk, scale);
             if (masked)
                 mask_probabilities(p, key0 + warp_key, row0 + chunk, seqlen_q, seqlen_k,
@@ -418,6 +438,12 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             drop(ds, ds, kept, keep_scale);
 #endif
             softmax_gradient(ds, p, delta_rows, chunk);
+#if BIAS_GRADIENT
+            send_bias_gradient<true>(ds,
+                                     Pairs<bias_gradient_t>{dbias.row(batch, head, 0),
+                                                            dbias.stride_n, seqlen_q, seqlen_k},
+                                     key0 + warp_key, row0 + chunk);
+#endif
             pass_back(ds, passed);
             if constexpr (QUERY_GRADIENT || STAGED)
                 store_accumulator(ds_tile.from_row(warp_key), chunk, ds);

@@ -18,12 +18,13 @@
 //   KEY_MASK      key_mask   read  rows_j  per visited (i, j)
 //   BLOCK_SPARSE  block_mask read  1       per (i, j) that the causal mask leaves
 //   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
+//   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
 //
 // Limits: as flash_forward.cu.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL, NUM_WARPS, STAGES   as in flash_forward.cu
-// SOFTCAP, ALIBI   scores.cuh
+// SOFTCAP, ALIBI, BIAS   scores.cuh
 #ifndef KEY_MASK
 #define KEY_MASK 0
 #endif
@@ -151,6 +152,9 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #endif
 #if ALIBI
                   , Tensor3<const float> alibi_slopes  // (B, H, 1)
+#endif
+#if BIAS
+                  , Tensor4<const io_t> bias
 #endif
 #if KEY_MASK
                   , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
@@ -302,6 +306,13 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
         if (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) {
             const bool ragged = key0 + BLOCK_N > seqlen_k;
             const bool diagonal = CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset;
+#if BIAS
+            io_t bias_values[GROUPS][S_TILES][4];
+            load_bias<false>(bias_values,
+                             Pairs<const io_t>{bias.row(batch, head, 0), bias.stride_n, seqlen_q,
+                                               seqlen_k},
+                             warp_row0, key0);
+#endif
             Scores p;
             clear(p);
             gemm<HEAD_DIM>(p, Rows{q_tile.from_row(warp_row)}, KMajor{k_tile(stage)});
@@ -309,6 +320,9 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
             if constexpr (CHANGED)
                 change_scores<false>(p, passed, change, slope_of(shared + SLOPE_AT), warp_row0,
                                      key0);
+#if BIAS
+            add_bias(p, bias_values);
+#endif
             recompute_probabilities(p, lse_rows, scale, KEY_MASK || ragged || diagonal, warp_row0,
                                     key0, seqlen_q, seqlen_k, keep);
             Scores ds;

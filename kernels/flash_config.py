@@ -32,6 +32,9 @@ OTHER_REGISTERS = 64
 PASSES = ("forward", "backward", "backward-dq")
 """The main kernels; "backward-dq" is the split form's second pass, dQ with the queries outside."""
 
+BIAS_GRADIENTS = ("", "write", "atomic", "workspace")
+"""How the gradient of a bias leaves the backward; the place in this list is BIAS_GRADIENT."""
+
 # Tiles in order of preference: the first that fits into shared memory is taken. Large block_m
 # (forward) and block_n (backward) mean fewer reads of the other side, and in the backward pass
 # fewer additions to dQ; what limits them is the register file, with no spilled register allowed:
@@ -124,6 +127,10 @@ class FlashConfig:
     """Scores are capped (``scores.cuh``)."""
     alibi: bool = False
     """A distance times the head's slope is taken off the scores (``scores.cuh``)."""
+    bias: bool = False
+    """A bias is added to the scores (``scores.cuh``)."""
+    bias_gradient: str = ""
+    """How its gradient leaves, one of ``BIAS_GRADIENTS`` (backward only); "" for no gradient."""
     any_scale: bool = False
     """The scale may be zero or negative (forward only)."""
     sawtooth: bool = False
@@ -149,6 +156,12 @@ class FlashConfig:
             raise ValueError(f"progress={self.progress} is negative")
         if self.pass_ != "forward" and self.progress:
             raise ValueError(f"{self.pass_}: progress={self.progress} is the forward's")
+        if self.bias_gradient not in BIAS_GRADIENTS:
+            raise ValueError(f"bias_gradient={self.bias_gradient!r} is not one of {BIAS_GRADIENTS}")
+        if self.bias_gradient and not (self.bias and self.pass_ == "backward"):
+            raise ValueError(
+                f"{self.pass_}: bias_gradient={self.bias_gradient!r} is of a backward with a bias"
+            )
         if self.stages not in (1, 2):
             raise ValueError(f"stages={self.stages} is neither 1 nor 2")
         for name, rows in (("block_m", self.tile.block_m), ("block_n", self.tile.block_n)):
@@ -176,7 +189,7 @@ class FlashConfig:
     def num_warps(self) -> int:
         """Warps a block."""
         masks = self.key_mask or self.dropout or self.block_size is not None
-        masks = masks or self.softcap or self.alibi
+        masks = masks or self.softcap or self.alibi or self.bias
         groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
@@ -274,12 +287,15 @@ class FlashConfig:
             ("DROPOUT", self.dropout),
             ("SOFTCAP", self.softcap),
             ("ALIBI", self.alibi),
+            ("BIAS", self.bias),
             ("ANY_SCALE", self.any_scale),
             ("SAWTOOTH", self.sawtooth),
             ("DETERMINISTIC", self.deterministic),
         ):
             if wanted:
                 macros[name] = 1
+        if self.bias_gradient:
+            macros["BIAS_GRADIENT"] = BIAS_GRADIENTS.index(self.bias_gradient)
         if self.progress:
             macros["PROGRESS"] = self.progress
         if not self.query_gradient:
@@ -369,7 +385,14 @@ def configure(
     if tile is None:
         tile = default_tile(head_dim, dtype, pass_, limit)
     form = FlashConfig(
-        pass_, dtype, padded, tile, block_size=block_size, progress=progress, **features
+        pass_,
+        dtype,
+        padded,
+        tile,
+        block_size=block_size,
+        progress=progress,
+        bias_gradient="",
+        **features,
     )
     if form.shared_bytes <= limit:
         return form

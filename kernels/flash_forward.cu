@@ -18,6 +18,7 @@
 //   KEY_MASK      key_mask   read  rows_j  per visited (i, j)
 //   BLOCK_SPARSE  block_mask read  1       per (i, j) that the causal mask leaves
 //   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
+//   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
 //
 // Limits: head_dim <= HEAD_DIM, a multiple of 8; HEAD_DIM a multiple of 32; BLOCK_M and BLOCK_N
 // multiples of 16; rows start on 16-byte boundaries; shared memory: shared_bytes in
@@ -39,7 +40,7 @@
 #ifndef BLOCK_SPARSE
 #define BLOCK_SPARSE 0  // 1: bytes (B, H, rows / SPARSE_M, keys / SPARSE_N), 0 leaves a tile out
 #endif
-// SOFTCAP, ALIBI   scores.cuh
+// SOFTCAP, ALIBI, BIAS   scores.cuh
 #ifndef ANY_SCALE
 #define ANY_SCALE 0  // 1: scale may be 0 or negative, for one more multiplication a score
 #endif
@@ -188,6 +189,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #endif
 #if ALIBI
               , Tensor3<const float> alibi_slopes  // (B, H, 1)
+#endif
+#if BIAS
+              , Tensor4<const io_t> bias
 #endif
 #if KEY_MASK
               , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
@@ -347,6 +351,13 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
         const int offset = seqlen_k - seqlen_q;
         // The whole tile may lie to the right of what this warp's rows see.
         if (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) {
+#if BIAS
+            io_t bias_values[GROUPS][S_TILES][4];
+            load_bias<false>(bias_values,
+                             Pairs<const io_t>{bias.row(batch, head, 0), bias.stride_n, seqlen_q,
+                                               seqlen_k},
+                             warp_row0, key0);
+#endif
             float score[GROUPS][S_TILES][4];
             clear(score);
 #if DTYPE != 2
@@ -369,6 +380,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
             } else if constexpr (ANY_SCALE) {
                 multiply(score, scale);
             }
+#if BIAS
+            add_bias(score, bias_values);
+#endif
             const bool ragged = key0 + BLOCK_N > seqlen_k;
             const bool diagonal = CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset;
             if (KEY_MASK || ragged || diagonal)

@@ -85,6 +85,7 @@ def unsupported_reason(
     block_mask: bool = False,
     softcap: bool = False,
     alibi: bool = False,
+    bias: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a pass of a problem, or None.
 
@@ -105,6 +106,7 @@ def unsupported_reason(
         "a block mask": block_mask,
         "a softcap": softcap,
         "ALiBi": alibi,
+        "a bias": bias,
     }
     return next((name for name, used in features.items() if used), None)
 

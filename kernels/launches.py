@@ -23,7 +23,10 @@ AUTO = "auto"
 """The algorithm that ``kernels.dispatch`` picks."""
 GRADIENTS = ("dq", "dk", "dv")
 #: Endings of the kernels around the one that walks the tile loop.
-_AROUND = ("_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq")
+_AROUND = (
+    "_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq", "_bias_zero",
+    "_bias_sum",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ def launches_of(
     block_mask: bool = False,
     softcap: bool = False,
     alibi: bool = False,
+    bias: tuple[int, int] | None = None,
+    bias_gradient: bool = False,
     lse_gradient: bool = False,
     deterministic: bool = False,
     order: str = "rows",
@@ -109,7 +114,10 @@ def launches_of(
     algorithm: one of ``kernels.attention.ALGORITHMS``, or :data:`AUTO` for dispatch's choice.
     shape: the caller's; arrays have its ``padded`` one, as the operator makes them.
     tile: asked for by the caller; with ``block_mask`` the size of a block.
-    gradients: those that a backward is asked for; dk and dv are made together.
+    bias: (items, heads) of a bias, each 1 or as many as there are.
+    bias_gradient: the backward makes its gradient too.
+    gradients: those that a backward is asked for; dk and dv are made together, and with the
+        gradient of a bias all three.
 
     Raises ValueError or TypeError as the drivers do for what they cannot run.
     """
@@ -118,17 +126,26 @@ def launches_of(
         raise ValueError(f"head_dim={shape.head_dim} is outside 1…{HEAD_DIMS[-1]}")
     shape, asked = shape.padded, algorithm
     arrays = _arrays(shape, pass_, key_mask=key_mask, alibi=alibi, lse_gradient=lse_gradient)
+    if bias is not None:
+        pairs = (*bias, shape.seqlen_q, shape.seqlen_k)
+        arrays |= {n: _array(n, pairs, shape.dtype) for n in ("bias", "dbias")}
+    bias_gradient = bias_gradient and pass_ == "backward"
+    if bias_gradient and bias is None:
+        raise ValueError("bias_gradient=True without a bias")
     reason = None
     for each in names("gradients", gradients):
         one_of("gradients", each, GRADIENTS)
     made = set(gradients) | ({"dk", "dv"} if {"dk", "dv"} & set(gradients) else set())
+    made |= set(GRADIENTS) if bias_gradient else set()
     if algorithm == AUTO and pass_ == "backward" and made != set(GRADIENTS):
         algorithm, reason = "flash-split", f"only {', '.join(sorted(made))} are asked for"
     elif algorithm == AUTO:
-        operands = [a for a in arrays.values() if len(a.shape) == 4]
+        rows = [a for a in arrays.values() if len(a.shape) == 4]
+        operands = [a for a in rows if a.name not in ("bias", "dbias")]
         choice = dispatch.choose(
             device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
             dropout=dropout, block_mask=block_mask, softcap=softcap, alibi=alibi,
+            bias=bias is not None,
             deterministic=deterministic and pass_ == "backward", causal=shape.causal, order=order,
         )  # fmt: skip
         algorithm, reason = choice.algorithm, choice.reason
@@ -149,7 +166,7 @@ def launches_of(
         options["tile"] = dispatch.kernel_tile(
             pass_, shape.dtype, shape.head_dim, tile, limit=device.shared_limit_bytes,
             block_size=block_size, causal=shape.causal, key_mask=key_mask, dropout=dropout,
-            softcap=softcap, alibi=alibi,
+            softcap=softcap, alibi=alibi, bias=bias is not None,
         )  # fmt: skip
     else:
         options["tile"] = tile
@@ -157,7 +174,7 @@ def launches_of(
     keeps_lse = find(algorithm).family in (Family.FLASH, Family.HOPPER)
 
     def driver(backend: Recorder, at: dict[str, Array]) -> None:
-        optional = ("key_mask", "block_mask", "alibi_slopes")
+        optional = ("key_mask", "block_mask", "alibi_slopes", "bias")
         masks: dict[str, Any] = {n: at[n] for n in optional if n in at}
         if pass_ == "forward":
             attention.forward(
@@ -170,7 +187,8 @@ def launches_of(
         dq, dk, dv = (at[name] if name in made else None for name in GRADIENTS)
         attention.backward(
             backend, algorithm, at["q"], at["k"], at["v"], at["out"], at["dout"], stats,
-            dq, dk, dv, dlse=at.get("dlse"), **options, **masks,
+            dq, dk, dv, dlse=at.get("dlse"),
+            dbias=at["dbias"] if bias_gradient else None, **options, **masks,
         )  # fmt: skip
 
     plan = record(device, arrays, driver)

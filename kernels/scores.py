@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernels.bias_gradient import shared
 from kernels.launch import Argument, Array
 
 FP32_TINY = 2.0**-126
@@ -26,32 +27,42 @@ class ScoreChanges:
         s = scale · q·k
         s ← softcap · tanh(s / softcap)
         s ← s - alibi_slopes[b, h] · abs(i + Nk - Nq - j)
+        s ← s + bias[b, h, i, j]
 
     Args:
         softcap: above 0; None leaves it out.
         alibi_slopes: (B, H, 1) fp32; stride 0 shares them among items.
+        bias: (1 or B, 1 or H, Nq, Nk) in the io type; -inf takes a pair out.
     """
 
     softcap: float | None = None
     alibi_slopes: Array | None = None
+    bias: Array | None = None
 
-    def check(self, q: Array) -> None:
+    def check(self, q: Array, k: Array) -> None:
         """ValueError or TypeError for what the kernels would misread, naming both values."""
         if self.softcap is not None:
             capped(self.softcap)
         slopes = self.alibi_slopes
-        if slopes is None:
-            return
-        if slopes.dtype != "fp32":
-            raise TypeError(f"alibi_slopes has dtype {slopes.dtype}, not fp32")
-        expected = (*q.shape[:2], 1)
-        if slopes.shape != expected:
-            raise ValueError(f"alibi_slopes has shape {slopes.shape}, not (B, H, 1) = {expected}")
+        if slopes is not None:
+            if slopes.dtype != "fp32":
+                raise TypeError(f"alibi_slopes has dtype {slopes.dtype}, not fp32")
+            expected = (*q.shape[:2], 1)
+            if slopes.shape != expected:
+                raise ValueError(
+                    f"alibi_slopes has shape {slopes.shape}, not (B, H, 1) = {expected}"
+                )
+        if self.bias is not None:
+            check_bias("bias", self.bias, q, k)
 
     @property
     def features(self) -> dict[str, bool]:
         """Those of ``kernels.flash_config.FlashConfig``."""
-        return {"softcap": self.softcap is not None, "alibi": self.alibi_slopes is not None}
+        return {
+            "softcap": self.softcap is not None,
+            "alibi": self.alibi_slopes is not None,
+            "bias": self.bias is not None,
+        }
 
     def arguments(self) -> list[Argument]:
         """Of each kernel that makes scores, after ``scale``."""
@@ -60,4 +71,17 @@ class ScoreChanges:
             args += [np.float32(self.softcap), np.float32(1.0 / self.softcap)]
         if self.alibi_slopes is not None:
             args.append(self.alibi_slopes.with_access("r", "alibi_slopes"))
+        if self.bias is not None:
+            args.append(shared(self.bias).with_access("r", "bias"))
         return args
+
+
+def check_bias(name: str, bias: Array, q: Array, k: Array) -> None:
+    """ValueError or TypeError for a bias, or its gradient, that does not fit q and k."""
+    if bias.dtype != q.dtype:
+        raise TypeError(f"{name} has dtype {bias.dtype}, q {q.dtype}")
+    batch, heads, rows = q.shape[:3]
+    fits = len(bias.shape) == 4 and bias.shape[2:] == (rows, k.shape[2])
+    if not fits or bias.shape[0] not in (1, batch) or bias.shape[1] not in (1, heads):
+        wanted = f"(1 or {batch}, 1 or {heads}, {rows}, {k.shape[2]})"
+        raise ValueError(f"{name} has shape {bias.shape}, not (1 or B, 1 or H, Nq, Nk) = {wanted}")

@@ -259,6 +259,8 @@ def predict(
     block_mask: BlockMask | None = None,
     softcap: bool = False,
     alibi: bool = False,
+    bias: tuple[int, int] | None = None,
+    bias_gradient: bool = False,
     lse_gradient: bool = False,
     deterministic: bool = False,
     order: str = "rows",
@@ -278,6 +280,8 @@ def predict(
     block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
     softcap: scores are capped: no byte more, two special-function operations a score more.
     alibi: a distance times the head's slope is taken off the scores.
+    bias: (items, heads) of a stored bias (items, heads, Nq, Nk), each 1 or as many as there are.
+    bias_gradient: the backward makes the gradient of the bias too.
     lse_gradient: the backward also gets a gradient of the log-sum-exp.
     deterministic: with "auto", the backward that adds dq in a fixed order.
     order: of the walk, "rows" or "sawtooth" (``analysis.algorithms.ORDERS``); HBM bytes alone
@@ -301,23 +305,26 @@ def predict(
         raise ValueError(f"algorithm={algorithm!r} is not one of {AUTO}, {', '.join(ALGORITHMS)}")
     if pass_ not in PASSES:
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
+    if bias_gradient:
+        gradients = GRADIENTS  # they are made together
     run = find_run(
         algorithm, shape, pass_, gpu, tile=tile, key_mask=key_mask, dropout=dropout,
-        block_mask=block_mask, softcap=softcap, alibi=alibi, lse_gradient=lse_gradient,
-        deterministic=deterministic, order=order, gradients=gradients,
+        block_mask=block_mask, softcap=softcap, alibi=alibi, bias=bias,
+        bias_gradient=bias_gradient, lse_gradient=lse_gradient, deterministic=deterministic,
+        order=order, gradients=gradients,
     )  # fmt: skip
     ceilings = ceilings or datasheet_ceilings(gpu)
     padded, algorithm = shape.padded, run.algorithm
     kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
     if once:
-        hbm = replace(compulsory_hbm(kernels, padded), l2_bytes=gpu.l2_bytes)
+        hbm = replace(compulsory_hbm(kernels, padded, bias), l2_bytes=gpu.l2_bytes)
     else:
         hbm = predict_hbm(
             algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=order, waves=waves,
             **run.options,
         )  # fmt: skip
     hbm = _within(hbm, kernels, masked=block_mask is not None)
-    around = Traffic(copies(shape, pass_, copied, gradients))
+    around = Traffic(copies(shape, pass_, copied, gradients, bias))
     traffic, hbm = kernels + around, _with_copies(hbm, around)
     works, executed = works_of(run, shape, pass_, gpu, traffic, hbm)
     return Prediction(
@@ -338,8 +345,8 @@ def predict(
         executed_flops=executed,
         traffic=traffic,
         hbm=hbm,
-        compulsory=_with_copies(compulsory_hbm(kernels, padded), around),
-        saved=tuple(saved_tensors(algorithm, shape)),
+        compulsory=_with_copies(compulsory_hbm(kernels, padded, bias), around),
+        saved=tuple(saved_tensors(algorithm, shape, bias)),
         peak=tuple(peak_tensors(run, shape, pass_)),
         time=predict_time(works, ceilings),
         ceilings=ceilings,

@@ -21,6 +21,7 @@ from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
 from analysis.sm_ceilings import warp_backward_round, warp_forward_round
 from analysis.sums.copies import KERNEL as COPY
+from analysis.sums.flash import bias_elements
 from analysis.tile_loop import BlockMask, tile_loop
 from analysis.tiles import paper_tile
 from analysis.time_model import Work, attention_work
@@ -63,6 +64,8 @@ def find_run(
     block_mask: BlockMask | None,
     softcap: bool,
     alibi: bool,
+    bias: tuple[int, int] | None,
+    bias_gradient: bool,
     lse_gradient: bool,
     deterministic: bool,
     order: str,
@@ -87,6 +90,11 @@ def find_run(
     device = Device(capability, gpu.shared_bytes_per_block, gpu.sms)
     flags = {"key_mask": key_mask, "softcap": softcap, "alibi": alibi}
     options: dict[str, Any] = {name: True for name, used in flags.items() if used}
+    if bias is not None:
+        bias_elements(shape, bias)  # refuses another shape
+        options["bias"] = bias
+    if bias_gradient and pass_ == "backward":
+        options["bias_gradient"] = True
     if lse_gradient and pass_ == "backward":
         options["lse_gradient"] = True
     if block_mask is not None:
@@ -95,7 +103,8 @@ def find_run(
         launched = launches_of(
             algorithm, shape, pass_, device, tile=tile, block_mask=block_mask is not None,
             deterministic=deterministic, order=order, gradients=gradients, key_mask=key_mask,
-            dropout=dropout, softcap=softcap, alibi=alibi, lse_gradient=lse_gradient,
+            dropout=dropout, softcap=softcap, alibi=alibi, bias=bias, bias_gradient=bias_gradient,
+            lse_gradient=lse_gradient,
         )  # fmt: skip
     except ValueError as error:
         if ours or dropout or options or order != "rows":
@@ -213,7 +222,7 @@ def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConf
         kernel.entry.removeprefix("flash_").replace("_", "-"), shape.dtype, launched.columns,
         tile_of(launched.main), stages=macros["STAGES"], key_mask="KEY_MASK" in macros,
         dropout="DROPOUT" in macros, block_size=sparse, softcap="SOFTCAP" in macros,
-        alibi="ALIBI" in macros,
+        alibi="ALIBI" in macros, bias="BIAS" in macros,
     )  # fmt: skip
 
 
@@ -329,9 +338,14 @@ def _standard_work(
     return works
 
 
-def saved_tensors(algorithm: str, shape: AttentionShape) -> list[memory.LiveTensor]:
+def saved_tensors(
+    algorithm: str, shape: AttentionShape, bias: tuple[int, int] | None = None
+) -> list[memory.LiveTensor]:
     """What lies between forward and backward."""
     chosen = find(algorithm)
+    if bias is not None:
+        kept = memory.LiveTensor("bias", bias_elements(shape, bias) * shape.itemsize)
+        return [*saved_tensors(algorithm, shape), kept]
     if chosen.family is Family.STANDARD:
         return memory.saved_for_backward("standard", shape)
     statistics = "m, l" if chosen.form in ("literal", "skip-first") else "lse"
@@ -361,7 +375,10 @@ def _peak(run: Run, shape: AttentionShape, pass_: str) -> list[memory.LiveTensor
         if pass_ == "forward":
             return saved_tensors(run.algorithm, shape)
         return memory.flash1_backward_peak(shape)
-    peak = [*saved_tensors(run.algorithm, shape), *run.scratch]
+    bias = run.options.get("bias")
+    peak = [*saved_tensors(run.algorithm, shape, bias), *run.scratch]
+    if bias is not None and run.options.get("bias_gradient"):
+        peak.append(memory.LiveTensor("dbias", bias_elements(shape, bias) * shape.itemsize))
     if pass_ == "backward":
         peak += [memory.LiveTensor(name, shape.query_bytes) for name in ("dout", "dq")]
         peak += [memory.LiveTensor(name, shape.key_bytes) for name in ("dk", "dv")]

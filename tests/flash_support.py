@@ -81,6 +81,8 @@ class Problem:
     softcap: float | None = None
     alibi_slopes: np.ndarray | None = field(default=None, repr=False)
     """(H,) or (B, H) float32."""
+    bias: tuple[int, int] | None = None
+    """(1 or B, 1 or H): items and heads of a bias drawn with the rest, its gradient made too."""
     with_dlse: bool = False
     data: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
@@ -97,6 +99,10 @@ class Problem:
                 self.data[name] = to_float(to_bits(values, self.dtype), self.dtype)
         if self.with_dlse:
             self.data["dlse"] = rng.standard_normal(q_shape[:3]).astype(np.float32).astype(float)
+
+        if self.bias is not None and "bias" not in self.data:
+            bias = rng.standard_normal((*self.bias, self.seqlen_q, self.seqlen_k))
+            self.data["bias"] = to_float(to_bits(bias, self.dtype), self.dtype)
 
     def slopes(self) -> np.ndarray:
         """(B, H, 1): the slopes as kernels take them."""
@@ -139,6 +145,8 @@ def reference(p: Problem) -> dict[str, np.ndarray]:
         passed, s = 1.0 - t * t, p.softcap * t
     if p.alibi_slopes is not None:
         s = s - p.slopes()[..., None].astype(float) * p.distances()
+    if p.bias is not None:
+        s = s + p.data["bias"]
     s = np.where(seen, s, -np.inf)
     top = np.max(s, axis=3, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0.0)
@@ -157,11 +165,16 @@ def reference(p: Problem) -> dict[str, np.ndarray]:
     delta = (weights * dp).sum(axis=3, keepdims=True)
     if "dlse" in p.data:
         delta = delta - p.data["dlse"][..., None]
-    ds = weights * (dp - delta) * passed
+    ds = weights * (dp - delta)
+    gradients = {}
+    if p.bias is not None:
+        shared = tuple(axis for axis in (0, 1) if p.bias[axis] != ds.shape[axis])
+        gradients["dbias"] = ds.sum(axis=shared, keepdims=True)
+    ds = ds * passed
     dq = p.scale * (ds @ k)
     dk = p.scale * (ds.swapaxes(2, 3) @ q)
     grouped = (p.batch, p.kv_heads, group, p.seqlen_k, p.head_dim)
-    return {
+    return gradients | {
         "out": out,
         "lse": lse,
         "dq": dq,
@@ -212,16 +225,23 @@ def execute(
         options["softcap"] = p.softcap
     if p.alibi_slopes is not None:
         options["alibi_slopes"] = view("alibi_slopes", p.slopes(), "fp32")
+    if p.bias is not None:
+        memory = aligned(p.data["bias"].shape, p.dtype)
+        memory[...] = to_bits(p.data["bias"], p.dtype)
+        options["bias"] = given.get("bias", view("bias", memory, p.dtype))
     q, k, v, out, dout = (given[name] for name in ("q", "k", "v", "out", "dout"))
     attention.forward(backend, algorithm, q, k, v, out, stats, **options, **forward)
     if backward:
         if "dlse" in p.data:
             options["dlse"] = view("dlse", p.data["dlse"].astype(np.float32), "fp32")
+        if p.bias is not None:
+            results["dbias"] = aligned(p.data["bias"].shape, p.dtype)
+            options["dbias"] = view("dbias", results["dbias"], p.dtype)
         attention.backward(
             backend, algorithm, q, k, v, out, dout, stats,
             given["dq"], given["dk"], given["dv"], **options,
         )  # fmt: skip
-    names = ("out", "dq", "dk", "dv") if backward else ("out",)
+    names = list(results) if backward else ["out"]
     values = {name: to_float(results[name], p.dtype) for name in names}
     return values | {"lse": lse.astype(np.float64)}, backend.traffic
 
@@ -267,9 +287,13 @@ def expected_traffic(
     if p.block_mask is not None:
         assert p.block_size is not None
         options |= {"block_mask": p.block_mask, "mask_block": Tile(*p.block_size)}
+    if p.bias is not None:
+        options["bias"] = p.bias
     total = predict_traffic(algorithm, shape, tile, "forward", **options)
     if backward:
         options["lse_gradient"] = p.with_dlse
+        if p.bias is not None:
+            options["bias_gradient"] = True
         total = total + predict_traffic(algorithm, shape, tile, "backward", **options)
     return {name: dict(entries) for name, entries in total.kernels.items()}
 

@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from analysis.shapes import AttentionShape
 from analysis.sums import KernelBytes
+from analysis.sums.flash import bias_elements
 
 KERNEL = "copy"
 """The name that copies are counted under."""
@@ -24,21 +25,22 @@ def copies(
     pass_: str,
     copied: Collection[str] = (),
     gradients: Collection[str] = ("dq", "dk", "dv"),
+    bias: tuple[int, int] | None = None,
 ) -> KernelBytes:
     """Bytes of the copies of a pass; {} where it needs none.
 
     A head dimension that is no multiple of 8 copies every tensor.
     copied: tensors that are copied for their layout (a last dimension that is not contiguous, rows
-        that do not start on a multiple of 16 bytes).
+        that do not start on a multiple of 16 bytes); "bias" where its last dimension has gaps.
+    bias: its (items, heads).
 
     Raises ValueError for a name that is no tensor of the pass.
     """
     reads, writes = OPERANDS[pass_]
-    unknown = set(copied) - {*reads, *writes}
+    known = (*reads, *writes, *(() if bias is None else ("bias",)))
+    unknown = set(copied) - set(known)
     if unknown:
-        raise ValueError(
-            f"copied={sorted(unknown)}: the {pass_} has {', '.join((*reads, *writes))}"
-        )
+        raise ValueError(f"copied={sorted(unknown)}: the {pass_} has {', '.join(known)}")
     if pass_ == "backward":
         made = set(gradients) | ({"dk", "dv"} if {"dk", "dv"} & set(gradients) else set())
         writes = tuple(name for name in writes if name in made)
@@ -53,4 +55,7 @@ def copies(
         larger = padded.key_bytes if keys else padded.query_bytes
         entries[name, "read"] = size
         entries[name, "write"] = larger if name in reads else size
+    if bias is not None and "bias" in copied:
+        size = bias_elements(shape, bias) * shape.itemsize
+        entries |= {("bias", "read"): size, ("bias", "write"): size}
     return {KERNEL: entries} if entries else {}

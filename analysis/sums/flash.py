@@ -11,9 +11,14 @@ of dQ ever leaves the chip.
 Options cost what they read. A key mask is one byte per key and visit. A block mask is one byte per
 tile pair that the causal mask leaves, and saves the tiles it switches off. Dropout moves nothing:
 its mask is drawn again from (seed, position) wherever it is needed. Neither does a cap of the
-scores; ALiBi reads its head's slope, one fp32 number, where a block starts on a head.
+scores; ALiBi reads its head's slope, one fp32 number, where a block starts on a head. A bias is
+N² again: an element for each visible pair, in every kernel that makes scores, and its gradient as
+much once more.
 """
 
+from typing import TypeAlias
+
+from analysis.flops import pairs_in_blocks
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.tile_loop import BlockMask, tile_loop
@@ -22,6 +27,10 @@ MASK_BYTES = 1
 """Bytes of one entry of a key mask or of a block mask."""
 SLOPE_BYTES = 4
 """Bytes of a head's ALiBi slope."""
+BiasShape: TypeAlias = tuple[int, int]
+"""(items, heads) of a bias (items, heads, Nq, Nk): 1, or as many as there are."""
+BIAS_KERNELS = ("flash_bias_zero", "flash_bias_sum")
+"""Those around the backward that the gradient of a bias may need."""
 
 
 def flash_forward(
@@ -34,6 +43,7 @@ def flash_forward(
     dropout: bool = False,
     softcap: bool = False,
     alibi: bool = False,
+    bias: BiasShape | None = None,
 ) -> KernelBytes:
     """O = softmax(QKᵀ)V without S or P in memory. A query tile that meets no key reads nothing."""
     del dropout, softcap  # move nothing
@@ -53,6 +63,8 @@ def flash_forward(
         entries["block_mask", "read"] = heads * loop.pairs_left_by_causal * MASK_BYTES
     if alibi:
         entries["alibi_slopes", "read"] = loop.query_tiles_with_a_visit * SLOPE_BYTES
+    if bias is not None:
+        entries["bias", "read"] = _pairs(shape, tile, block_mask, mask_block) * shape.itemsize
     return {"flash_forward": entries}
 
 
@@ -68,12 +80,16 @@ def flash_backward(
     lse_gradient: bool = False,
     softcap: bool = False,
     alibi: bool = False,
+    bias: BiasShape | None = None,
+    bias_gradient: bool = False,
 ) -> KernelBytes:
     """dQ, dK, dV with P recomputed from lse, and delta = rowsum(dO∘O) computed beforehand.
 
     dK and dV are summed over the heads of a group inside one thread block, so K and V are read
     once per key/value head. A key tile that meets no query writes zeros and reads nothing.
     lse_gradient: the log-sum-exp was returned to the caller and has a gradient of its own.
+    bias_gradient: the bias has one. Where heads or items share the bias it is added up in fp32: by
+    atomic additions or, deterministically, by way of all of dS.
     """
     del dropout, softcap  # move nothing
     loop = tile_loop(shape, tile, block_mask, mask_block)
@@ -121,7 +137,16 @@ def flash_backward(
             postprocess["block_mask", "read"] = looked_at
     if alibi:
         main["alibi_slopes", "read"] = loop.visits * SLOPE_BYTES
+    around: KernelBytes = {}
+    if bias is not None:
+        pairs = _pairs(shape, tile, block_mask, mask_block)
+        main["bias", "read"] = pairs * shape.itemsize
+        if bias_gradient:
+            partial = shape.causal or block_mask is not None
+            sent, around = _bias_gradient(shape, bias, pairs, deterministic, partial)
+            main |= sent
     return {
+        **around,
         "flash_backward_preprocess": preprocess,
         "flash_backward": main,
         "flash_backward_postprocess": postprocess,
@@ -140,6 +165,8 @@ def flash_backward_split(
     dq_tile: Tile | None = None,
     softcap: bool = False,
     alibi: bool = False,
+    bias: BiasShape | None = None,
+    bias_gradient: bool = False,
 ) -> KernelBytes:
     """dK and dV as in :func:`flash_backward`, dQ in a second pass with queries outside.
 
@@ -149,7 +176,7 @@ def flash_backward_split(
     whole = flash_backward(
         shape, tile, deterministic=True, key_mask=key_mask, block_mask=block_mask,
         mask_block=mask_block, dropout=dropout, lse_gradient=lse_gradient, softcap=softcap,
-        alibi=alibi,
+        alibi=alibi, bias=bias, bias_gradient=bias_gradient,
     )  # fmt: skip
     main = {key: count for key, count in whole["flash_backward"].items() if key[0] != "dq_accum"}
 
@@ -174,8 +201,57 @@ def flash_backward_split(
     if alibi:
         outside = loop.query_tiles_with_a_visit
         queries_outside["alibi_slopes", "read"] = outside * SLOPE_BYTES
+    if bias is not None:
+        pairs = _pairs(shape, dq_tile or tile, block_mask, mask_block or tile)
+        queries_outside["bias", "read"] = pairs * shape.itemsize
+    around = {kernel: whole[kernel] for kernel in BIAS_KERNELS if kernel in whole}
     return {
+        **around,
         "flash_backward_preprocess": whole["flash_backward_preprocess"],
         "flash_backward": main,
         "flash_backward_dq": queries_outside,
     }
+
+
+def bias_elements(shape: AttentionShape, bias: BiasShape) -> int:
+    """Elements of a bias. ValueError unless each of (items, heads) is 1 or as many as there are."""
+    items, heads = bias
+    if items not in (1, shape.batch) or heads not in (1, shape.heads):
+        raise ValueError(
+            f"bias={bias} is not (1 or {shape.batch}, 1 or {shape.heads}) items and heads"
+        )
+    return items * heads * shape.seqlen_q * shape.seqlen_k
+
+
+def _pairs(
+    shape: AttentionShape, tile: Tile, block_mask: BlockMask | None, mask_block: Tile | None
+) -> int:
+    """Pairs that the masks leave, in all heads of all items: each lies in one visited tile."""
+    if block_mask is not None:
+        return pairs_in_blocks(shape, block_mask, mask_block or tile)
+    return shape.batch * shape.heads * shape.visible_pairs
+
+
+def _bias_gradient(
+    shape: AttentionShape, bias: BiasShape, pairs: int, deterministic: bool, partial: bool
+) -> tuple[dict[tuple[str, str], int], KernelBytes]:
+    """What the main kernel sends, and the kernels around it.
+
+    partial: masks leave pairs that no tile visits, whose gradient has to be zeroed.
+    """
+    result = bias_elements(shape, bias)
+    if bias == (shape.batch, shape.heads):
+        around = {"flash_bias_zero": {("dbias", "write"): result * shape.itemsize}}
+        return {("dbias", "write"): pairs * shape.itemsize}, around if partial else {}
+    everything = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
+    accumulated = (everything if deterministic else result) * STAT_BYTES
+    around = {
+        "flash_bias_sum": {
+            ("dbias_accum", "read"): accumulated,
+            ("dbias", "write"): result * shape.itemsize,
+        }
+    }
+    if partial or not deterministic:
+        around["flash_bias_zero"] = {("dbias_accum", "write"): accumulated}
+    direction = "write" if deterministic else "atomic"
+    return {("dbias_accum", direction): pairs * STAT_BYTES}, around

@@ -3,10 +3,14 @@
 //   s = scale x
 //   SOFTCAP  s <- softcap tanh(s / softcap)                     (Gemma 2, 2024; FlashAttention-2)
 //   ALIBI    s <- s - slope |r + seqlen_k - seqlen_q - c|       (Press et al. 2022; FlashAttention-2)
-// The gradient passes what is added unchanged; tanh multiplies it by 1 - tanh².
+//   BIAS     s <- s + bias[r][c]
+// The gradient passes what is added unchanged, so that it is the bias's own; tanh multiplies it by
+// 1 - tanh².
 //
 // Bytes: alibi_slopes, 4 for a query tile that visits a key tile, or for a visit where keys are
-// outside. softcap moves nothing, and costs a second exponential and a reciprocal a score.
+// outside. softcap moves nothing, and costs a second exponential and a reciprocal a score. bias, an
+// element for each pair that the causal mask leaves in a visited tile, in every kernel that makes
+// scores; its gradient, an element for each such pair. A pair is read and written by one thread.
 #pragma once
 
 #include "tile.cuh"
@@ -17,9 +21,15 @@
 #ifndef ALIBI
 #define ALIBI 0  // 1: a distance times the head's slope is taken off
 #endif
+#ifndef BIAS
+#define BIAS 0  // 1: a bias (B, H, seqlen_q, seqlen_k) is added; stride 0 shares it
+#endif
+#ifndef BIAS_GRADIENT
+#define BIAS_GRADIENT 0  // 1: dS is written in the io type, 2: added up in fp32, 3: written in fp32
+#endif
 
-// Scores leave change_scores as the softmax takes them, scale included.
-constexpr bool CHANGED = SOFTCAP || ALIBI;
+// Scores leave change_scores (and add_bias) as the softmax takes them, scale included.
+constexpr bool CHANGED = SOFTCAP || ALIBI || BIAS;
 
 // (e^2x - 1) / (e^2x + 1), and below 3/4, where that cancels, Lambert's continued fraction of tanh as
 // far as x^5: its error there is below 1e-8. One division; relative error below 2^-20. The derivative
@@ -82,6 +92,88 @@ __device__ __forceinline__ void change_scores(float (&s)[GROUPS][TILES][4],
 // The slope that a block keeps in shared memory; 0 without one.
 __device__ __forceinline__ float slope_of(const unsigned char* shared) {
     return ALIBI ? ld_shared(reinterpret_cast<const float*>(shared)) : 0.0f;
+}
+
+// A (seqlen_q, seqlen_k) matrix of one head.
+template <class T>
+struct Pairs {
+    T* data;
+    int64 stride_n;
+    int seqlen_q, seqlen_k;
+};
+
+// Calls body(address, g, n, e) for the elements of a fragment (as in change_scores) that are pairs
+// of a query with a key it may see.
+template <bool KEYS_DOWN, int GROUPS, int TILES, class T, class Body>
+__device__ __forceinline__ void for_each_pair(const Pairs<T>& pairs, int down0, int right0,
+                                              Body body) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int down = down0 + 16 * g + e / 2 * 8 + lane_id() / 4;
+                const int right = right0 + 8 * n + lane_id() % 4 * 2 + e % 2;
+                const int query = KEYS_DOWN ? right : down, key = KEYS_DOWN ? down : right;
+                int visible = pairs.seqlen_k;  // keys, from the first, that the query may see
+                if constexpr (CAUSAL)
+                    visible = min_int(visible, query + 1 + pairs.seqlen_k - pairs.seqlen_q);
+                if (query < pairs.seqlen_q && key < visible)
+                    body(pairs.data + query * pairs.stride_n + key, g, n, e);
+            }
+}
+
+// The bias of a fragment's pairs, 0 elsewhere. Loaded before the product and added after it, so that
+// the product hides the way to memory.
+template <bool KEYS_DOWN, int GROUPS, int TILES>
+__device__ __forceinline__ void load_bias(io_t (&bias)[GROUPS][TILES][4],
+                                          const Pairs<const io_t>& pairs, int down0, int right0) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) bias[g][n][e] = io_t{};
+    for_each_pair<KEYS_DOWN, GROUPS, TILES>(
+        pairs, down0, right0,
+        [&](const io_t* at, int g, int n, int e) { bias[g][n][e] = ld_global(at); });
+}
+
+template <int GROUPS, int TILES>
+__device__ __forceinline__ void add_bias(float (&s)[GROUPS][TILES][4],
+                                         const io_t (&bias)[GROUPS][TILES][4]) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[g][n][e] += to_float(bias[g][n][e]);
+}
+
+// The type that the gradient of a bias leaves a kernel in.
+template <int FORM>
+struct BiasGradient {
+    using type = float;
+};
+template <>
+struct BiasGradient<1> {
+    using type = io_t;
+};
+using bias_gradient_t = BiasGradient<BIAS_GRADIENT>::type;
+
+// Sends dS where the gradient of the bias is made.
+template <bool KEYS_DOWN, int GROUPS, int TILES>
+__device__ __forceinline__ void send_bias_gradient(const float (&ds)[GROUPS][TILES][4],
+                                                   const Pairs<bias_gradient_t>& pairs, int down0,
+                                                   int right0) {
+    for_each_pair<KEYS_DOWN, GROUPS, TILES>(
+        pairs, down0, right0, [&](bias_gradient_t* at, int g, int n, int e) {
+            if constexpr (BIAS_GRADIENT == 2)
+                atomic_add_global(reinterpret_cast<float*>(at), ds[g][n][e]);
+            else
+                st_global(at, from_float<bias_gradient_t>(ds[g][n][e]));
+        });
 }
 
 // dS o what the changes let through; nothing to do where they only add.

@@ -29,6 +29,8 @@ from repro.prediction import predict
 
 __all__ = ["LAYOUTS", "TILES", "VALUES", "Case", "draw", "failure", "smaller", "tile_fits"]
 
+#: "cut": rows of a wider tensor; "transposed": the kernels take a copy.
+BIAS_LAYOUTS = ("plain", "cut", "transposed")
 LAYOUTS = ("bhnd", "bnhd", "packed", "inner", "offset", "transposed", "expanded")
 TILES = ((64, 64), (64, 32), (32, 64), (16, 16), (128, 64), (64, 128))
 VALUES = ("normal", "outliers", "large")
@@ -44,6 +46,8 @@ class Case(PlainCase):
     """Everything that defines a problem. ``0`` in ``key_keep`` and ``block_keep`` means no mask.
 
     alibi: "heads" for slopes (H,), "items" for (B, H), "" for none.
+    bias: (items, heads) of a bias, 0 for one and 1 for as many as there are; None for no bias.
+    bias_layout: one of ``BIAS_LAYOUTS``. bias_gradient: whether it has a gradient.
     """
 
     batch: int = 1
@@ -60,6 +64,9 @@ class Case(PlainCase):
     scale: float | None = None
     softcap: float | None = None
     alibi: str = ""
+    bias: tuple[int, int] | None = None
+    bias_layout: str = "plain"
+    bias_gradient: bool = False
     deterministic: bool = False
     tile: tuple[int, int] | None = None
     order: str = "rows"
@@ -93,7 +100,8 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
     negative = shaping.random() < 0.2
     if tile and not sparse and not tile_fits(tile, head_dim, dtype):
         tile = None
-    capped, sloped = shaping.random() < 0.25, shaping.random() < 0.25
+    capped, sloped, biased = (shaping.random() < 0.25 for _ in range(3))
+    bias_gradient = biased and shaping.random() < 0.7
     return Case(
         batch=batch,
         heads=heads,
@@ -109,6 +117,9 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
         scale=random.choice((-0.2, 0.0) if negative else (None, None, 0.3, 1.0)),
         softcap=random.choice((0.5, 5.0, 50.0)) if capped else None,
         alibi=random.choice(("heads", "items")) if sloped else "",
+        bias=(random.randrange(2), random.randrange(2)) if biased else None,
+        bias_layout=random.choice(BIAS_LAYOUTS) if biased else "plain",
+        bias_gradient=bias_gradient,
         deterministic=shaping.random() < 0.5,
         tile=tile,
         order=shaping.choice(("rows", "rows", "sawtooth")),
@@ -141,9 +152,12 @@ def smaller(case: Case) -> Iterator[Case]:
     """Simpler neighbours of a failing case, the most drastic simplifications first."""
     plain = Case()
     for name in ("values", "layout", "dout_layout", "needed", "scale", "softcap", "alibi",
-                 "deterministic", "order", "causal", "dropout_p", "key_keep", "dtype"):  # fmt: skip
+                 "bias_layout", "bias_gradient", "deterministic", "order", "causal", "dropout_p",
+                 "key_keep", "dtype"):  # fmt: skip
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
+    if case.bias is not None and not case.bias_gradient:
+        yield replace(case, bias=None)
     if case.block_keep:
         yield replace(case, block_keep=0.0)
     elif case.tile:
@@ -168,6 +182,26 @@ def _values(case: Case, generator: torch.Generator, *shape: int) -> Tensor:
     elif case.values == "large":
         numbers *= 8.0
     return numbers
+
+
+def bias_shape(case: Case) -> tuple[int, int] | None:
+    """(items, heads) of the case's bias."""
+    if case.bias is None:
+        return None
+    return (case.batch if case.bias[0] else 1, case.heads if case.bias[1] else 1)
+
+
+def _bias(case: Case, generator: torch.Generator) -> Tensor | None:
+    shared = bias_shape(case)
+    if shared is None:
+        return None
+    values = torch.randn(*shared, case.seqlen_q, case.seqlen_k, generator=generator)
+    bias = values.to(TORCH_TYPES[case.dtype])
+    if case.bias_layout == "cut":
+        wide = bias.new_zeros(*shared, case.seqlen_q, case.seqlen_k + 3)
+        wide[..., 2:-1] = bias
+        return wide[..., 2:-1]
+    return bias.mT.contiguous().mT if case.bias_layout == "transposed" else bias
 
 
 def arranged(tensor: Tensor, layout: str) -> Tensor:
@@ -230,6 +264,9 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     if case.alibi:
         slopes = torch.rand(case.batch, case.heads, generator=generator)
         changes["alibi_slopes"] = slopes if case.alibi == "items" else slopes[0]
+    bias = _bias(case, generator)
+    if bias is not None:
+        changes["bias"] = bias
 
     leaves = [
         t.detach().to(device).requires_grad_(wanted)
@@ -238,27 +275,35 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     moved: dict[str, Any] = {
         n: t.to(device) if isinstance(t, Tensor) else t for n, t in (options | changes).items()
     }
+    if bias is not None:
+        moved["bias"] = moved["bias"].detach().requires_grad_(case.bias_gradient)
     counter = _Counter(device)
     out, lse = flash_attention(
         *leaves, **moved, scale=case.scale, dropout_p=case.dropout_p, seed=case.seed,
         deterministic=case.deterministic, tile=case.tile, order=case.order, return_lse=True,
     )  # fmt: skip
     laid_out = {"q": leaves[0], "k": leaves[1], "v": leaves[2], "out": out}
+    gapped = bias is not None and bias.shape[-1] > 1 and bias.stride(-1) != 1
+    copied = ["bias"] if gapped else []
     shape = AttentionShape(
         case.batch, case.heads, case.seqlen_q, case.seqlen_k, case.head_dim, case.kv_heads,
         case.dtype, case.causal,
     )  # fmt: skip
     features = _features(case, options)
-    complaint = counter.complaint(shape, "forward", laid_out, features)
+    complaint = counter.complaint(shape, "forward", laid_out, copied, features)
     wanted_leaves = [t for t in leaves if t.requires_grad]
+    if case.bias_gradient:
+        wanted_leaves.append(moved["bias"])
     upstream = dout.to(device)
     grads = iter(torch.autograd.grad(out, wanted_leaves, upstream))
     laid_out["dout"] = upstream
-    complaint = complaint or counter.complaint(shape, "backward", laid_out, features)
+    complaint = complaint or counter.complaint(shape, "backward", laid_out, copied, features)
     if complaint:
         return complaint
     got = {"out": out, "lse": lse}
     got |= {n: next(grads) for n, w in zip(("dq", "dk", "dv"), case.needed, strict=True) if w}
+    if case.bias_gradient:
+        got["dbias"] = next(grads)
 
     drop: dict[str, Any] = {"dropout_p": case.dropout_p, "keep": keep}
     known = {"scale": scale} | drop | changes
@@ -287,12 +332,13 @@ class _Counter:
         shape: AttentionShape,
         pass_: str,
         tensors: dict[str, Tensor],
+        copied: list[str],
         features: dict[str, Any],
     ) -> str | None:
         """Where the bytes counted since the last call differ from the prediction, or None."""
         if self._backend is None:
             return None
-        copied = [name for name, tensor in tensors.items() if not fits(tensor)]
+        copied = copied + [name for name, tensor in tensors.items() if not fits(tensor)]
         found = predict(AUTO, shape, pass_, HOST_GPU, copied=copied, **features).traffic
         counted = {kernel: entries for kernel, entries in self._backend.traffic.items() if entries}
         self._reset()
@@ -313,6 +359,8 @@ def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         "dropout": case.dropout_p > 0.0,
         "softcap": case.softcap is not None,
         "alibi": bool(case.alibi),
+        "bias": bias_shape(case),
+        "bias_gradient": case.bias_gradient,
         "block_mask": None if mask is None else mask.numpy(),
         "deterministic": case.deterministic,
         "order": case.order,
@@ -344,7 +392,7 @@ def beyond_bound(
         # Scores and sums are fp32 in every type: four roundings of each score, and of the terms.
         rounding = 4 * torch.finfo(torch.float32).eps * (1.0 + want.score)
         limit += rounding * float(want.terms[name].max())
-        if name in ("dq", "dk"):
+        if name in ("dq", "dk", "dbias"):
             limit += 0.5 * unit * float(want.terms[f"{name} through out"].max())
     else:  # lse, whose errors are those of the scores
         limit += 4 * unit * (1.0 + want.score)

@@ -66,11 +66,12 @@ class Options(NamedTuple):
     order: str
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
+    bias: Tensor | None = None
 
     @property
     def plain(self) -> bool:
         """No tile, dropout, order or change of the scores."""
-        asked = (self.tile, self.dropout_p or None, self.softcap, self.alibi_slopes)
+        asked = (self.tile, self.dropout_p or None, self.softcap, self.alibi_slopes, self.bias)
         return all(option is None for option in asked) and self.order == "rows"
 
 
@@ -135,7 +136,7 @@ def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | 
         block_size=(block.block_m, block.block_n) if options.block_mask is not None else None,
         causal=options.causal, key_mask=options.key_mask is not None,
         dropout=options.dropout_p > 0.0, softcap=options.softcap is not None,
-        alibi=options.alibi_slopes is not None,
+        alibi=options.alibi_slopes is not None, bias=options.bias is not None,
     )  # fmt: skip
 
 
@@ -164,7 +165,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
             "out": array_of("out", results.enter_context(views.written("out", out))),
             "lse": array_of("lse", lse),
         }
-        arrays |= {name: array_of(name, x) for name, x in _changes(q, options).items()}
+        arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
             operands = (at["q"], at["k"], at["v"], at["out"])
@@ -196,22 +197,25 @@ def backward(
     options: Options,
     needed: Sequence[bool],
 ) -> None:
-    """Fill those of ``grads`` = (dq, dk, dv) that are ``needed``."""
+    """Fill those of ``grads`` = (dq, dk, dv, dbias) that are ``needed``."""
     if q.numel() == 0 or k.numel() == 0:
         for grad in grads:
             grad.zero_()
         return
-    need_dq, need_kv = needed[0], needed[1] or needed[2]
+    need_bias = needed[3]  # its gradient comes with the others, which then go to scratch
+    need_dq, need_kv = needed[0] or need_bias, needed[1] or needed[2] or need_bias
     made = {"dq": need_dq, "dk": need_kv, "dv": need_kv}
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
     if dlse is not None:
         tensors["dlse"] = dlse
     for (name, wanted), grad, like, asked in zip(
-        made.items(), grads, (q, k, v), needed, strict=True
+        made.items(), grads[:3], (q, k, v), needed[:3], strict=True
     ):
         # dk and dv come together: if only one is asked for, the other goes to scratch.
         if wanted:
             tensors[name] = grad if asked else like.new_empty(like.shape)
+    if need_bias:
+        tensors["dbias"] = grads[3]
     tensors |= _changes(q, options)
     key = _key("backward", tensors, options)
     if _run_again(key, tensors):
@@ -232,7 +236,9 @@ def backward(
             if wanted:
                 memory = results.enter_context(views.written(name, tensors[name]))
                 arrays[name] = array_of(name, memory)
-        arrays |= {name: array_of(name, x) for name, x in _changes(q, options).items()}
+        if need_bias:
+            arrays["dbias"] = array_of("dbias", grads[3])
+        arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
             operands = (at["q"], at["k"], at["v"], at["out"], at["dout"])
@@ -250,6 +256,7 @@ def backward(
                 *(at.get(name) for name in made),
                 tile=_kernel_tile("backward", q, options, shared_limit(q.device)),
                 dlse=at.get("dlse"),
+                dbias=at.get("dbias"),
                 **_features(q, options, at),
             )
 
@@ -335,6 +342,7 @@ def _choose(
         block_mask=options.block_mask is not None,
         softcap=options.softcap is not None,
         alibi=options.alibi_slopes is not None,
+        bias=options.bias is not None,
         deterministic=options.deterministic and pass_ == "backward",
         causal=options.causal,
         order=options.order,
@@ -350,6 +358,7 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
         "order": options.order,
         "softcap": options.softcap,
         "alibi_slopes": arrays.get("alibi_slopes"),
+        "bias": arrays.get("bias"),
     }
     if options.seed is not None:
         features["seed"] = int(options.seed)
@@ -363,10 +372,13 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
 
 
 def _changes(q: Tensor, options: Options) -> dict[str, Tensor]:
-    """Tensors that change scores, as kernels take them: views, whatever their strides."""
-    if options.alibi_slopes is None:
-        return {}
-    return {"alibi_slopes": options.alibi_slopes.expand(q.shape[:2])[..., None]}
+    """Tensors that change scores, in the dimensions that kernels take."""
+    changes = {}
+    if options.alibi_slopes is not None:
+        changes["alibi_slopes"] = options.alibi_slopes.expand(q.shape[:2])[..., None]
+    if options.bias is not None:
+        changes["bias"] = options.bias
+    return changes
 
 
 def _masks(q: Tensor, options: Options, views: Views) -> dict[str, Array]:

@@ -53,6 +53,7 @@ class FlashAttention(nn.Module):
         key_mask: Tensor | None = None,
         block_mask: Tensor | None = None,
         alibi_slopes: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D)."""
         out = flash_attention(
@@ -66,6 +67,7 @@ class FlashAttention(nn.Module):
             block_mask=block_mask,
             softcap=self.softcap,
             alibi_slopes=alibi_slopes,
+            bias=bias,
             deterministic=self.deterministic,
             tile=self.tile,
             order=self.order,

@@ -1,5 +1,7 @@
 """``repro.flash_attention``: what users call. Arguments are checked here, before any work."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -31,6 +33,7 @@ def flash_attention(
     block_mask: Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
     tile: tuple[int, int] | None = None,
@@ -62,8 +65,14 @@ def flash_attention(
             of query i and key j, after the cap (ALiBi, Press et al. 2022; FlashAttention-2's
             option). The distance is computed where it is needed: 4 bytes a tile are read instead
             of a bias of Nq · Nk. The slopes have no gradient.
+        bias: (1 or B, 1 or H, Nq, Nk) in the type of q, added to the scores last, after scale, cap
+            and ALiBi, as Gemma 2 adds its mask; -inf takes a pair out. It has a gradient, summed
+            over the items and heads that share it. Reading it brings N² back: an element a visible
+            pair in each pass, and once more for the gradient. Any strides; a last dimension with
+            gaps is copied first.
         deterministic: accumulate dq in a fixed order instead of with atomic additions: bitwise
-            the same gradients in every run, for more bytes.
+            the same gradients in every run, for more bytes. So with the gradient of a bias that
+            items or heads share, by way of all of dS in fp32.
         return_lse: also return the logarithm of the row sums.
         tile: (block_m, block_n), rows of q and of k a tile, multiples of 16 that fit into shared
             memory; default: the kernels' choice, made for each pass. With ``block_mask`` it is
@@ -96,9 +105,10 @@ def flash_attention(
     ``scaled_dot_product_attention`` does. It goes through torch.compile as one node a pass, and
     through torch.func's grad, vjp, jacrev and vmap (a loop over calls).
     """
-    q, k, v = _autocast(q, k, v)
+    q, k, v, bias = _autocast(q, k, v, bias)
     plain = key_mask is None and block_mask is None and tile is None and dropout_p == 0
     plain = plain and order == "rows" and softcap is None and alibi_slopes is None
+    plain = plain and bias is None
     if plain and type(causal) is bool and type(deterministic) is bool:
         found = _again(q, k, v, causal, scale, deterministic)
         if found is not None:
@@ -112,8 +122,9 @@ def flash_attention(
         block_mask=block_mask,
         tile=tile,
         alibi_slopes=alibi_slopes,
+        bias=bias,
     )
-    _refuse_forward_mode(q, k, v)
+    _refuse_forward_mode(q, k, v, *(() if bias is None else (bias,)))
     out, lse = registered.attention(
         q,
         k,
@@ -129,6 +140,7 @@ def flash_attention(
         resolve_order(order),
         resolve_softcap(softcap),
         alibi_slopes,
+        bias,
     )
     return (out, lse) if flag("return_lse", return_lse) else out
 
@@ -153,7 +165,7 @@ def _refuse_forward_mode(*tensors: Tensor) -> None:
         raise RuntimeError("repro.flash_attention: forward-mode derivatives are not supported")
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """Under autocast the tensors in its type, as torch's own attention gets them."""
     first = tensors[0]
     kind = first.device.type if isinstance(first, Tensor) else "cpu"

@@ -35,9 +35,9 @@ __all__ = [
 class Reference:
     """``out`` (B, H, Nq, D), ``lse`` (B, H, Nq) and, where a ``dout`` was given, the gradients.
 
-    ``terms`` holds, for out, dq, dk and dv, the same sums over absolute values: dP - D cancels, and
-    what rounding acts on is the size of the terms, not of the result. "dq through out" is the part
-    of D = rowsum(dO∘O): a kernel makes D from an out that is already rounded to its type
+    ``terms`` holds, for out and the gradients, the same sums over absolute values: dP - D cancels,
+    and what rounding acts on is the size of the terms, not of the result. "dq through out" is the
+    part of D = rowsum(dO∘O): a kernel makes D from an out that is already rounded to its type
     (FlashAttention-2, Alg. 2), which the dP it is subtracted from is not. ``score`` is the largest
     |score| of a weight that fp32 does not lose beside 1: a score off by one rounding changes its
     weight by that much.
@@ -48,6 +48,7 @@ class Reference:
     dq: Tensor | None = None
     dk: Tensor | None = None
     dv: Tensor | None = None
+    dbias: Tensor | None = None
     terms: Mapping[str, Tensor] | None = None
     score: float = 0.0
 
@@ -99,6 +100,7 @@ def attention_reference(
     dlse: Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Reference:
     """Attention and its gradients in float64.
 
@@ -107,7 +109,7 @@ def attention_reference(
         dout: (B, H, Nq, D) incoming gradient; without it only the forward is computed.
         keep: boolean (B, H, Nq, Nk), True = the weight survived dropout with ``dropout_p``.
         dlse: (B, H, Nq) incoming gradient of ``lse``.
-        softcap, alibi_slopes: as in :func:`repro.flash_attention`.
+        softcap, alibi_slopes, bias: as in :func:`repro.flash_attention`.
     """
     q, k, v = (t.detach().to("cpu", torch.float64) for t in (q, k, v))
     batch, heads, seqlen_q, head_dim = q.shape
@@ -124,6 +126,8 @@ def attention_reference(
     v_rows = torch.where(used, v, 0.0).repeat_interleave(group, 1)
 
     scores, passed = changed(scale * (q @ k_rows.mT), softcap, alibi_slopes)
+    if bias is not None:
+        scores = scores + bias.detach().to("cpu", torch.float64)
     scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, -1)
     finite = torch.where(torch.isneginf(lse), 0.0, lse)[..., None]
@@ -145,15 +149,17 @@ def attention_reference(
     row_sum = (weights * dweights).sum(-1, keepdim=True)
     if dlse is not None:
         row_sum = row_sum - dlse.detach().to("cpu", torch.float64)[..., None]
-    dscores = scale * weights * (dweights - row_sum) * passed
+    dbias = weights * (dweights - row_sum)
+    dscores = scale * dbias * passed
     dq = dscores @ k_rows
     dk = dscores.mT @ q
 
     def fold(grad: Tensor) -> Tensor:
         return grad.view(batch, kv_heads, group, seqlen_k, head_dim).sum(2)
 
-    sizes = abs(scale) * weights * (dout.abs() @ v_rows.abs().mT * drop + row_sum.abs()) * passed
-    through_out = abs(scale) * weights * (dout * out).abs().sum(-1, keepdim=True) * passed
+    dbias_sizes = weights * (dout.abs() @ v_rows.abs().mT * drop + row_sum.abs())
+    dbias_through_out = weights * (dout * out).abs().sum(-1, keepdim=True)
+    sizes, through_out = (abs(scale) * x * passed for x in (dbias_sizes, dbias_through_out))
     terms = {
         "out": dropped @ v_rows.abs(),
         "dq": sizes @ k_rows.abs(),
@@ -162,9 +168,14 @@ def attention_reference(
         "dq through out": through_out @ k_rows.abs(),
         "dk through out": fold(through_out.mT @ q.abs()),
     }
+    shared = None
+    if bias is not None:
+        shared = dbias.sum_to_size(bias.shape)
+        terms["dbias"] = dbias_sizes.sum_to_size(bias.shape)
+        terms["dbias through out"] = dbias_through_out.sum_to_size(bias.shape)
     heard = weights >= torch.finfo(torch.float32).eps / 2
     score = float(scores.masked_fill(~(seen & heard), 0.0).abs().max()) if scores.numel() else 0.0
-    return Reference(out, lse, dq, fold(dk), fold(dv), terms, score)
+    return Reference(out, lse, dq, fold(dk), fold(dv), shared, terms, score)
 
 
 def changed(
@@ -199,6 +210,7 @@ def framework_result(
     keep: Tensor | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Reference:
     """What the framework itself makes of the same inputs in their own type: the yardstick.
 
@@ -214,6 +226,9 @@ def framework_result(
         torch.where(used, t, t.new_zeros(())).repeat_interleave(group, 1) for t in leaves[1:]
     )
     scores, _ = changed((leaves[0] @ k_rows.mT) * scale, softcap, alibi_slopes)
+    if bias is not None:
+        leaves.append(bias.detach().cpu().requires_grad_())
+        scores = scores + leaves[3]
     scores = scores.masked_fill(~seen, -math.inf)
     alive = seen.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(~alive, 0.0), -1).masked_fill(~alive, 0.0)
@@ -222,9 +237,10 @@ def framework_result(
         factor = 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
         weights = weights * (keep.cpu() * factor).to(weights.dtype)
     out = weights @ v_rows
-    dq, dk, dv = torch.autograd.grad(out, leaves, dout.detach().cpu())
+    dq, dk, dv, *rest = torch.autograd.grad(out, leaves, dout.detach().cpu())
     lse = torch.logsumexp(scores.float(), -1)
-    return Reference(out.detach(), lse.detach(), dq, dk, dv)
+    dbias = rest[0] if rest else None
+    return Reference(out.detach(), lse.detach(), dq, dk, dv, dbias)
 
 
 def max_error(result: Tensor, reference: Tensor) -> float:

@@ -6,7 +6,7 @@ Two, so that a compiler sees both as single nodes:
     (q, k, v, …) → (out, lse). FlashAttention-2, Alg. 1 (2023); the mask, dropout and block-sparse
     forms are those of FlashAttention 2022, Alg. 2 and 5.
 ``repro::flash_attention_backward``
-    (dout, q, k, v, out, lse, …) → (dq, dk, dv). FlashAttention-2, Alg. 2.
+    (dout, q, k, v, out, lse, …) → (dq, dk, dv, dbias). FlashAttention-2, Alg. 2.
 
 Saved between them: q, k, v, out and lse, and the masks, seed and slopes where there are any.
 All of it goes through torch's saved-tensor mechanism and is unpacked once, so checkpointing and
@@ -24,7 +24,7 @@ unless a mode, a tensor subclass, a functorch transform or a profiler is active 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -37,7 +37,7 @@ __all__ = ["attention", "attention_again"]
 _OPTIONS = (
     "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
     "float dropout_p, int[]? tile, bool deterministic, str order, float? softcap, "
-    "Tensor? alibi_slopes"
+    "Tensor? alibi_slopes, Tensor? bias"
 )
 
 _Key: Any = torch._C.DispatchKey
@@ -165,29 +165,30 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grads = _gradients(q, k, v, options[-1])
-    engine.backward(
-        dout, dlse, q, k, v, out, lse, grads, engine.Options(*options[:-1]), options[-1]
-    )
+) -> tuple[Tensor, ...]:
+    chosen, needed = engine.Options(*options[:-1]), options[-1]
+    grads = _gradients(q, k, v, chosen.bias, needed)
+    engine.backward(dout, dlse, q, k, v, out, lse, grads, chosen, needed)
     return grads
 
 
-def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    _dout, _dlse, q, k, v, *_rest, needed = inputs
-    return _gradients(q, k, v, needed)
+def _fake_backward(*inputs: Any) -> tuple[Tensor, ...]:
+    _dout, _dlse, q, k, v, _out, _lse, *options, needed = inputs
+    return _gradients(q, k, v, engine.Options(*options).bias, needed)
 
 
 def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, needed: list[bool]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Memory for dq, dk, dv. One that nobody needs has no elements: a schema has no optional
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, needed: list[bool]
+) -> tuple[Tensor, ...]:
+    """Memory for dq, dk, dv, dbias. One that nobody needs has no elements: a schema has no optional
     results, so :class:`_Attention` turns it into None."""
     dq, dk, dv = (
         _like(tensor) if wanted else tensor.new_empty(0)
-        for tensor, wanted in zip((q, k, v), needed, strict=True)
+        for tensor, wanted in zip((q, k, v), needed[:3], strict=True)
     )
-    return dq, dk, dv
+    if bias is None or not needed[3]:
+        return dq, dk, dv, q.new_empty(0)
+    return dq, dk, dv, bias.new_empty(bias.shape)
 
 
 class _Attention(torch.autograd.Function):
@@ -201,7 +202,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None, *_pull_back(ctx, list(ctx.needs_input_grad[1:4]), *grads))
+        return (None, *_pull_back(ctx, _needed(ctx.needs_input_grad[1:]), *grads))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> None:
@@ -215,6 +216,15 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> 
     ctx.set_materialize_grads(False)
 
 
+#: Where the bias stands among the operator's inputs.
+_BIAS = 3 + engine.Options._fields.index("bias")
+
+
+def _needed(inputs: Sequence[bool]) -> list[bool]:
+    """Of the inputs that need a gradient, those that have one: q, k, v and the bias."""
+    return [*inputs[:3], inputs[_BIAS]]
+
+
 def _pull_back(
     ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
@@ -223,25 +233,24 @@ def _pull_back(
     options = list(ctx.options)
     for at, tensor in zip(ctx.saved_at, tensors, strict=True):
         options[at] = tensor
-    nothing = (None,) * len(options)
+    found: list[Tensor | None] = [None] * (3 + len(options))
     if dout is None and dlse is None:
-        return (None, None, None, *nothing)
+        return tuple(found)
     if dout is None:
         dout = torch.zeros_like(out)
     results = _call("flash_attention_backward", (dout, dlse, q, k, v, out, lse, *options, needed))
     kept = [grad if wanted else None for grad, wanted in zip(results, needed, strict=True)]
-    return (*kept, *nothing)
+    *found[:3], found[_BIAS] = kept
+    return tuple(found)
 
 
 class _AttentionBackward(torch.autograd.Function):
     """The backward operator below autograd; it has no gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, kernel: Callable[..., Any], *inputs: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        dq, dk, dv = kernel(*inputs)
-        return dq, dk, dv
+    def forward(ctx: Any, kernel: Callable[..., Any], *inputs: Any) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = kernel(*inputs)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> NoReturn:
@@ -264,7 +273,7 @@ class _TransformedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _pull_back(ctx, list(ctx.needs_input_grad[:3]), *grads)
+        return _pull_back(ctx, _needed(ctx.needs_input_grad), *grads)
 
 
 class _TransformedBackward(torch.autograd.Function):
@@ -273,10 +282,8 @@ class _TransformedBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        result: tuple[Tensor, Tensor, Tensor] = torch.ops.repro.flash_attention_backward.default(
-            *inputs
-        )
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = torch.ops.repro.flash_attention_backward.default(*inputs)
         return result
 
     @staticmethod
@@ -339,5 +346,5 @@ _register(
 _register(
     "flash_attention_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}, bool[] needed) -> (Tensor, Tensor, Tensor)",
+    f"{_OPTIONS}, bool[] needed) -> (Tensor, Tensor, Tensor, Tensor)",
 )

@@ -43,6 +43,7 @@ def check_arguments(
     block_mask: Tensor | None = None,
     tile: Sequence[int] | None = None,
     alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> None:
     """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute."""
     _check_tensors(q, k, v)
@@ -54,6 +55,8 @@ def check_arguments(
         _check_block_mask(block_mask, q, k, tile)
     if alibi_slopes is not None:
         _check_alibi_slopes(alibi_slopes, q)
+    if bias is not None:
+        _check_bias(bias, q, k)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -165,6 +168,23 @@ def _check_alibi_slopes(slopes: Tensor, q: Tensor) -> None:
     if slopes.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "alibi_slopes requires a gradient, and none is implemented: pass alibi_slopes.detach()"
+        )
+
+
+def _check_bias(bias: Tensor, q: Tensor, k: Tensor) -> None:
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"bias must be a torch.Tensor, got {type(bias).__name__}")
+    check_dense("bias", bias)
+    if bias.dtype != q.dtype:
+        raise TypeError(f"q and bias differ in type: {q.dtype} and {bias.dtype}")
+    if bias.device != q.device:
+        raise TypeError(f"q and bias are on different devices: {q.device}, {bias.device}")
+    batch, heads, rows = q.shape[:3]
+    fits = bias.dim() == 4 and bias.shape[2:] == (rows, k.shape[2])
+    if not fits or bias.shape[0] not in (1, batch) or bias.shape[1] not in (1, heads):
+        raise ValueError(
+            f"bias must have shape (1 or B, 1 or H, Nq, Nk) = (1 or {batch}, 1 or {heads}, {rows}, "
+            f"{k.shape[2]}), got {tuple(bias.shape)}"
         )
 
 

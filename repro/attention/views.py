@@ -73,6 +73,12 @@ class Views:
         tensor.copy_(fresh[..., : tensor.shape[-1]])
         self._note(name, tensor.numel(), tensor.numel(), tensor.element_size())
 
+    def pairs(self, name: str, tensor: Tensor) -> Array:
+        """The tensor itself, read element by element; a copy where its last dimension has gaps."""
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            return self.dense(name, tensor)
+        return array_of(name, tensor)
+
     def dense(self, name: str, tensor: Tensor) -> Array:
         """The tensor as an array without gaps."""
         return array_of(name, self.contiguous(name, tensor))

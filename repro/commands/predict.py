@@ -19,6 +19,7 @@ from repro.measuring.progress import say
 from repro.prediction import AUTO, PASSES, Prediction, predict
 
 MASKS = ("none", "causal")
+BIASES = ("none", "full", "heads", "items", "one")
 L2_MODELS = ("simulated", "waves", "once")
 #: More than these make a sweep whose L2 is not simulated unless it is asked for.
 SIMULATED_POINTS = 60
@@ -78,6 +79,14 @@ def command(
     alibi: Annotated[
         bool, typer.Option("--alibi", help="a distance times the head's slope is taken off scores")
     ] = False,
+    bias: Annotated[
+        str,
+        typer.Option(
+            autocompletion=completion.of(BIASES),
+            help="a stored bias with its gradient: none, full (B, H), heads (1, H), items (B, 1), "
+            "one (1, 1)",
+        ),
+    ] = "none",
     tile: Annotated[
         str, typer.Option(help="block_m x block_n as 128x64, a list, all, or auto")
     ] = "auto",
@@ -132,6 +141,8 @@ def command(
     output.require_one_format(as_json, as_csv, markdown, latex)
     if causal and mask not in ("none", "causal"):
         raise ValueError(f"--causal and --mask {mask} contradict each other")
+    if bias not in BIASES:
+        raise ValueError(f"--bias {bias!r}: expected {', '.join(BIASES)}")
     if ceilings not in ("datasheet", "measured"):
         raise ValueError(f"--ceilings {ceilings!r}: expected datasheet or measured")
     if l2 not in ("auto", *L2_MODELS):
@@ -168,7 +179,8 @@ def command(
             points.append(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
                         deterministic=deterministic, order=walk, waves=waves,
-                        once=l2 == "once", softcap=softcap, alibi=alibi)
+                        once=l2 == "once", softcap=softcap, alibi=alibi,
+                        bias=bias_of(bias, b, h), bias_gradient=bias != "none")
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:
@@ -185,6 +197,13 @@ def command(
         same = len(set(refused)) == 1
         raise ValueError(refused[0] if same else f"no point can be; the first: {refused[0]}")
     _show(points, as_json, as_csv, output.style_of(markdown, latex))
+
+
+def bias_of(name: str, batch: int, heads: int) -> tuple[int, int] | None:
+    """(items, heads) of a bias that ``--bias`` names."""
+    if name == "none":
+        return None
+    return (batch if name in ("full", "items") else 1, heads if name in ("full", "heads") else 1)
 
 
 def here() -> Gpu:

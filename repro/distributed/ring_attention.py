@@ -60,8 +60,8 @@ class FlashLocal:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         import repro.attention.operator  # noqa: F401
 
-        dq, dk, dv = torch.ops.repro.flash_attention_backward(
-            dout, None, q, k, v, out, lse, *_options(causal, scale), [True, True, True]
+        dq, dk, dv, _ = torch.ops.repro.flash_attention_backward(
+            dout, None, q, k, v, out, lse, *_options(causal, scale), [True, True, True, False]
         )
         return dq, dk, dv
 

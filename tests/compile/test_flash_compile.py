@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kernels.building.compile import compile_cubin, nvrtc_version
-from kernels.flash_config import SHARED_LIMIT_BYTES, configure
+from kernels.flash_config import BIAS_GRADIENTS, DTYPE_CODE, SHARED_LIMIT_BYTES, configure
+from kernels.launch import Kernel
 from kernels.variants import Variant, shipped_variants, table
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
@@ -75,6 +77,23 @@ def test_changed_scores_spill_nothing(pass_: str, form: dict[str, Any]) -> None:
         config = configure(pass_, "bf16", head_dim, causal=True, softcap=True, alibi=True, **form)
         facts = compile_cubin(config.kernel(), "sm_80")
         assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), head_dim
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "backward-dq"])
+def test_a_bias_spills_nothing(pass_: str) -> None:
+    """Nor does its gradient, in any form; only the backward without dq does, at head_dim 128."""
+    for head_dim in (64, 128, 256):
+        config = configure(pass_, "bf16", head_dim, causal=True, bias=True)
+        for gradient in BIAS_GRADIENTS if pass_ == "backward" else ("",):
+            facts = compile_cubin(replace(config, bias_gradient=gradient).kernel(), "sm_80")
+            assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), (head_dim, gradient)
+
+
+def test_the_kernels_around_a_bias_gradient_compile() -> None:
+    for entry in ("flash_bias_zero", "flash_bias_sum"):
+        for code in DTYPE_CODE.values():
+            kernel = Kernel("flash_bias_gradient.cu", entry, (("DTYPE", code),), 128)
+            assert compile_cubin(kernel, "sm_80").spill_bytes == 0
 
 
 def test_the_list_names_every_form_once() -> None:

@@ -202,6 +202,8 @@ OPTIONAL = {
     "key_mask": array("key_mask", (B, N), "uint8"),
     "block_mask": array("block_mask", (B, H, 1, 1), "uint8"),
     "alibi_slopes": array("alibi_slopes", (B, H, 1), "fp32"),
+    "bias": array("bias", (B, H, N, N), "fp16"),
+    "dbias": array("dbias", (B, H, N, N), "fp16"),
     "dlse": array("dlse", (B, H, N), "fp32"),
 }
 #: These stand alone: there is no other array that they could disagree with. (``progress`` has its
@@ -214,8 +216,9 @@ COMPARED = [p for p in ARRAYS if p.values[0] not in ALONE and p.values[1] != "pr
 def test_arrays_that_disagree_are_refused(function: Callable[..., Any], name: str) -> None:
     """Another size, another number of dimensions, another type: of each array for itself."""
     given = WORKS[function].get(name) or OPTIONAL[name]
+    beside = {"bias": OPTIONAL["bias"]} if name == "dbias" else {}
     backend = Recorder()
-    call(function, backend, **{name: given})
+    call(function, backend, **{name: given} | beside)
     assert backend.launches
     backend = Recorder()
     *front, last = given.shape
@@ -229,7 +232,7 @@ def test_arrays_that_disagree_are_refused(function: Callable[..., Any], name: st
         others.append(array(name, given.shape, "int64"))
     for other in others:
         with pytest.raises((TypeError, ValueError)) as caught:
-            call(function, backend, **{name: other})
+            call(function, backend, **{name: other} | beside)
         said = str(caught.value)
         types = other.dtype != given.dtype and other.dtype in said and given.dtype in said
         sizes = any(str(n) in said for n in (*other.shape, 2 * last * other.itemsize))

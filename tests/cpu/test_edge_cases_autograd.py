@@ -183,7 +183,7 @@ def test_ec17_gradients_nobody_needs(
     out = repro.flash_attention(*tensors)
     monkeypatch.setattr(engine, "backward", spy)
     out.backward(dout)  # type: ignore[union-attr]
-    assert asked == [[index == only for index in range(3)]]
+    assert asked == [[index == only for index in range(3)] + [False]]  # there is no bias
     for index, tensor in enumerate(tensors):
         if index == only:
             assert torch.equal(tensor.grad, want[index])

@@ -61,6 +61,7 @@ def test_hopper_takes_what_it_covers() -> None:
         (PretendedHopper(), [array()], {"block_mask": True}, "a block mask"),
         (PretendedHopper(), [array()], {"softcap": True}, "a softcap"),
         (PretendedHopper(), [array()], {"alibi": True}, "ALiBi"),
+        (PretendedHopper(), [array()], {"bias": True}, "a bias"),
         (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {},
          "a sequence without rows"),
         (PretendedHopper(), [array(), shifted(array("k"), strides=(0, 0, 64, 1))], {},

@@ -21,7 +21,7 @@ def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
     values: dict[str, Any] = {
         "key_mask": None, "block_mask": None, "seed": None, "causal": False, "scale": 0.25,
         "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows", "softcap": None,
-        "alibi_slopes": None,
+        "alibi_slopes": None, "bias": None,
     }  # fmt: skip
     return tuple((values | changes).values())
 
@@ -33,6 +33,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"block_mask": torch.ones(2, 2, dtype=torch.bool).tril(), "tile": [16, 16]},
     {"order": "sawtooth"},
     {"softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.25])},
+    {"bias": torch.ones(1, 2, 20, 20, requires_grad=True)},
 ]
 
 
@@ -43,10 +44,13 @@ def test_opcheck_forward(changes: dict[str, Any]) -> None:
     torch.library.opcheck(torch.ops.repro.flash_attention, arguments)
 
 
-@pytest.mark.parametrize("needed", [[True, True, True], [True, False, False]])
+@pytest.mark.parametrize(
+    "needed",
+    [[True, True, True, False], [True, False, False, False], [True, False, False, True]],
+)
 def test_opcheck_backward(needed: list[bool]) -> None:
     q, k, v, dout = inputs(2, 2, 20, 20, 16)
-    options = _operator_arguments(causal=True, alibi_slopes=torch.tensor([0.5, 0.25]))
+    options = _operator_arguments(causal=True, bias=torch.ones(2, 1, 20, 20))
     out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
     torch.library.opcheck(
         torch.ops.repro.flash_attention_backward,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import repro
 from repro import fuzz
 from repro.attention import cases, engine
-from repro.attention.cases import LAYOUTS, VALUES, Case
+from repro.attention.cases import BIAS_LAYOUTS, LAYOUTS, VALUES, Case
 
 SETTINGS = settings(
     max_examples=40,
@@ -42,6 +42,16 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": "bf16", "head_dim": 128},
     {"dtype": "fp32", "head_dim": 32, "softcap": 2.0},
     {"dtype": "fp32", "head_dim": 32, "alibi": "items", "causal": True, "deterministic": True},
+    {"dtype": "fp32", "head_dim": 32, "bias": (0, 1), "bias_gradient": True},
+    {"dtype": "fp16", "head_dim": 64, "bias": (1, 1), "bias_gradient": True, "causal": True},
+    {
+        "dtype": "fp32",
+        "head_dim": 32,
+        "bias": (0, 0),
+        "bias_gradient": True,
+        "causal": True,
+        "deterministic": True,
+    },
     {"dtype": "fp16", "head_dim": 64, "softcap": 20.0, "alibi": "heads", "key_keep": 0.6},
 ]
 
@@ -61,6 +71,7 @@ def problems(draw: st.DrawFn) -> Case:
         scale=draw(st.sampled_from([None, 0.5])),
         layout=draw(st.sampled_from(LAYOUTS)),
         dout_layout=draw(st.sampled_from(LAYOUTS)),
+        bias_layout=draw(st.sampled_from(BIAS_LAYOUTS)) if "bias" in form else "plain",
         values=draw(st.sampled_from(VALUES)),
         needed=draw(st.sampled_from(NEEDED)),
         seed=draw(st.integers(0, 2**31 - 1)),

@@ -64,6 +64,8 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "another cap": {"softcap": 2.0},
     "slopes": {"alibi_slopes": torch.tensor([0.5, 0.25])},
     "other slopes": {"alibi_slopes": torch.tensor([0.25, 0.5])},
+    "bias": {"bias": torch.arange(40.0).expand(1, 1, 40, 40)},
+    "another bias": {"bias": torch.arange(40.0).flip(0).expand(1, 1, 40, 40)},
     "mask": {"key_mask": torch.arange(40)[None] < 30},
     "another mask": {"key_mask": torch.arange(40)[None] < 20},
     "dropout": {"dropout_p": 0.2, "seed": 1},
