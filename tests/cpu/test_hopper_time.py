@@ -12,6 +12,7 @@ from analysis.shapes import AttentionShape
 from kernels import hopper, hopper_time
 from kernels.building.compile import nvrtc_version
 from kernels.sass.code import find_nvdisasm
+from repro import round_clocks
 from repro.prediction import predict
 
 
@@ -147,3 +148,22 @@ def test_the_table_of_the_page_is_what_the_recorded_clocks_say() -> None:
     table = hopper_time.form_table()
     assert hopper_time.page_with(table, page) == page, "run `python -m kernels.hopper_time`"
     assert len(table.splitlines()) == 2 + len(hopper_time.predictable())
+
+
+def test_the_page_has_the_clocks_of_a_round() -> None:
+    """All of ours, from the recorded clocks, and of the prototype's one forward and one backward."""
+    shown = round_clocks.PAGE.read_text().split(round_clocks.MARKERS[0])[1]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in shown.split(round_clocks.MARKERS[1])[0].splitlines()
+        if line.startswith("| d")
+    ]
+    forms = {form.name: form for form in hopper_time.predictable()}
+    assert [row[0] for row in rows] == list(forms)
+    for name, mine, theirs, beside, ratio in rows:
+        found = round_clocks.ours(forms[name])
+        assert mine == f"{found:.0f}"
+        assert theirs == round_clocks.VARIANTS.get(name, "")
+        if name in ("d128 128x128", "d128 64x128"):
+            again = round_clocks.of_prototype(theirs)
+            assert (beside, ratio) == (f"{again:.0f}", f"{found / again:.2f}")

@@ -1,0 +1,89 @@
+"""Clocks of one round of the main loop, predicted: our Hopper forms beside the prototype's loops.
+
+The prototype was timed on an H200 and ours have not been, so its loops are the yardstick. A round is
+one more key tile of the forward (query tile of the backward) in a block that runs alone on its SM;
+both come from the same model of an SM (``analysis.loop_model``) and from machine code of NVRTC 13.0.
+
+``python -m repro.round_clocks`` writes the table of ``docs/pages/hopper.md``. Under a minute.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tabulate import tabulate
+
+from analysis.files import write_whole
+from kernels import hopper, hopper_time
+from repro import cli, prototype
+from repro.measuring.machine import ROOT
+
+PAGE = ROOT / "docs" / "pages" / "hopper.md"
+MARKERS = ("<!-- rounds: written by `python -m repro.round_clocks` -->", "<!-- end of rounds -->")
+#: The prototype's variant that the page's table of machine code has beside a form.
+VARIANTS = {
+    "d64 192x128, pingpong": "d64",
+    "d64 192x128, persistent": "cross_64",
+    "d128 128x128": "C3",
+    "d128 128x128, persistent": "C3_persistent",
+    "d128 128x176": "C3_176",
+    "d64 128x128": "backward_64",
+    "d128 64x128": "backward_128_64",
+    "d128 80x128": "backward_128_80",
+}
+
+
+def ours(form: hopper.ForwardForm | hopper.BackwardForm) -> float:
+    """Clocks that one more round adds to a tile of 8 rounds, exact, without a mask.
+
+    Raises LookupError when the form's clocks are not on record.
+    """
+    line, _ = hopper_time.line_of(form, False)
+    return (line(16) - line(8)) / 8
+
+
+def of_prototype(name: str) -> float:
+    """Clocks that one more round adds to a variant's tile of at least 1,024 keys, without a mask."""
+    v = prototype.variants()[name]
+    rounds_of = v.block_m if v.backward else v.block_n
+
+    def clocks(seqlen: int) -> float:
+        if not v.persistent:
+            return prototype.block_clocks(name, seqlen)
+        two, four = (
+            prototype.block_clocks(name, seqlen, tiles=tiles * prototype.MULTIPROCESSORS)
+            for tiles in (2, 4)
+        )
+        return (four - two) / 2
+
+    rounds = -(-2048 // rounds_of) - -(-1024 // rounds_of)
+    return (clocks(2048) - clocks(1024)) / rounds
+
+
+def table() -> str:
+    """Every form that the model covers, and the prototype's loop beside it."""
+    rows = []
+    for form in hopper_time.predictable():
+        mine = ours(form)
+        name = VARIANTS.get(form.name)
+        theirs = None if name is None else of_prototype(name)
+        beside = ("", "", "") if theirs is None else (name, f"{theirs:.0f}", f"{mine / theirs:.2f}")
+        rows.append((form.name, f"{mine:.0f}", *beside))
+    headers = ("loop", "clocks a round", "prototype's", "clocks a round", "ours / prototype's")
+    return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
+
+
+def page_with(text: str, page: str) -> str:
+    """The page with this table between its markers."""
+    before, rest = page.split(MARKERS[0])
+    return f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
+def main(page: Path = PAGE) -> None:
+    """Writes the page's table."""
+    write_whole(page, page_with(table(), page.read_text(encoding="utf-8")).encode())
+
+
+if __name__ == "__main__":
+    sys.exit(cli.program(main))
