@@ -1,8 +1,8 @@
 """Clocks of one round of the main loop, predicted: our Hopper forms beside the prototype's loops.
 
-The prototype was timed on an H200 and ours have not been, so its loops are the yardstick. A round is
-one more key tile of the forward (query tile of the backward) in a block that runs alone on its SM;
-both come from the same model of an SM (``analysis.loop_model``) and from machine code of NVRTC 13.0.
+The prototype was timed on an H200 and ours have not been, so its loops are the yardstick. A round
+is one more key tile of the forward (query tile of the backward) in a block alone on its SM. Both
+come from machine code of NVRTC 13.0 by the same model of an SM (``analysis.loop_model``).
 
 ``python -m repro.round_clocks`` writes the table of ``docs/pages/hopper.md``. Under a minute.
 """
@@ -44,7 +44,7 @@ def ours(form: hopper.ForwardForm | hopper.BackwardForm) -> float:
 
 
 def of_prototype(name: str) -> float:
-    """Clocks that one more round adds to a variant's tile of at least 1,024 keys, without a mask."""
+    """Clocks that one more round adds to a variant's tile of 1,024 keys or more, without a mask."""
     v = prototype.variants()[name]
     rounds_of = v.block_m if v.backward else v.block_n
 

@@ -151,7 +151,7 @@ def test_the_table_of_the_page_is_what_the_recorded_clocks_say() -> None:
 
 
 def test_the_page_has_the_clocks_of_a_round() -> None:
-    """All of ours, from the recorded clocks, and of the prototype's one forward and one backward."""
+    """All of ours, from the recorded clocks; of the prototype's one forward and one backward."""
     shown = round_clocks.PAGE.read_text().split(round_clocks.MARKERS[0])[1]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
