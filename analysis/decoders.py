@@ -135,12 +135,18 @@ class Decoder:
 
     def forward_flops(self, tokens: int, seqlen: int) -> dict[str, int]:
         """Products of the two halves of a layer, two FLOPs a multiply-add, scores in full."""
-        h, g, f = self.hidden, self.kv_width, self.width
-        matrices = 3 if self.kind == "llama" else 2
-        return {
-            "attention": 4 * tokens * h * (h + g) + 4 * tokens * seqlen * h,
-            "mlp": 2 * matrices * tokens * h * f,
+        found = {
+            half: sum(2 * tokens * inputs * outputs for inputs, outputs in matrices)
+            for half, matrices in self.matrices().items()
         }
+        found["attention"] += 4 * tokens * seqlen * self.hidden
+        return found
+
+    def matrices(self) -> dict[str, list[tuple[int, int]]]:
+        """(inputs, outputs) of every matrix that the two halves of a layer multiply a token by."""
+        h, g, f = self.hidden, self.kv_width, self.width
+        up = 2 if self.kind == "llama" else 1  # the gate beside it
+        return {"attention": [(h, h + 2 * g), (h, h)], "mlp": [(h, up * f), (f, h)]}
 
     def logits_bytes(self, tokens: int) -> int:
         """Logits in fp32 (Korthikanti et al. 2022, §4.3: 4 s b v), which the loss keeps."""

@@ -16,6 +16,7 @@ from repro.measuring.progress import counter
 
 if TYPE_CHECKING:
     from analysis.checkpointing import Chain
+    from analysis.hardware import Gpu
 
 
 #: Sizes from the papers (GPT-2, GPT-3) and from the configurations that the authors publish with
@@ -57,37 +58,69 @@ def decoder_of(name: str, sizes: Mapping[str, int | None]) -> Decoder:
     return replace(start, **given)
 
 
-def transformer_chain(
-    decoder: Decoder,
-    *,
-    batch: int,
-    flops_per_s: float,
-    attention: str = "flash",
-) -> Chain:
-    """Two stages a layer, "attention" and "mlp", with the bytes of ``Decoder.saved_bytes``.
+def transformer_chain(decoder: Decoder, *, batch: int, gpu: Gpu, attention: str = "flash") -> Chain:
+    """Two stages a layer, "attention" and "mlp", with the bytes of ``Decoder.saved_bytes`` and the
+    least seconds of :func:`stage_seconds`. Embedding and logits are left out.
 
-    Seconds are the products' FLOPs over ``flops_per_s``, twice that backward: what matters to a
-    plan is their ratio between stages. Embedding and logits are left out. Raises ValueError for an
-    unknown attention.
+    Raises ValueError for an unknown attention, or one that the GPU cannot run.
     """
     from analysis.checkpointing import Chain, Stage
 
     tokens = decoder.seqlen * batch
     saved = decoder.saved_bytes(tokens, decoder.seqlen, attention)
+    seconds = stage_seconds(decoder, batch, gpu, attention)
     activation = 2 * tokens * decoder.hidden
     stages = [
         Stage(
             activation,
             saved[kind],
-            forward_s=flops / flops_per_s,
-            backward_s=2 * flops / flops_per_s,
+            forward_s=forward,
+            backward_s=backward,
             name=f"{kind} {layer + 1}",
             kind=kind,
         )
         for layer in range(decoder.layers)
-        for kind, flops in decoder.forward_flops(tokens, decoder.seqlen).items()
+        for kind, (forward, backward) in seconds.items()
     ]
     return Chain(tuple(stages), input_bytes=activation, input_gradient_bytes=activation)
+
+
+def stage_seconds(
+    decoder: Decoder, batch: int, gpu: Gpu, attention: str
+) -> dict[str, tuple[float, float]]:
+    """Seconds of a layer's halves, forward and backward, by the time model of ``predict``.
+
+    Causal attention is what ``predict`` says of it: the kernel that dispatch picks, or of
+    "standard" attention its kernels one by one (a key/value head for each query head). The products
+    around it take what tensor cores or HBM take, operands and result once, and in the backward two
+    as large. Norms and activations are left out.
+    """
+    from analysis.shapes import AttentionShape
+    from analysis.time_model import Work, datasheet_ceilings, predict_time
+    from repro.prediction import AUTO, PASSES, predict
+
+    tokens, ceilings = decoder.seqlen * batch, datasheet_ceilings(gpu)
+    standard = attention == "standard"
+    shape = AttentionShape(
+        batch, decoder.heads, decoder.seqlen, decoder.seqlen, decoder.hidden // decoder.heads,
+        decoder.heads if standard else decoder.groups, "bf16" if gpu.has_bf16 else "fp16",
+        causal=True,
+    )  # fmt: skip
+    found = {}
+    for half, matrices in decoder.matrices().items():
+        works = {
+            str(n): Work(
+                flops=2 * tokens * inputs * outputs,
+                hbm_bytes=2 * (tokens * inputs + inputs * outputs + tokens * outputs),
+            )
+            for n, (inputs, outputs) in enumerate(matrices)
+        }
+        products = predict_time(works, ceilings).seconds
+        found[half] = [products, 2 * products]
+    for n, pass_ in enumerate(PASSES):
+        point = predict("standard" if standard else AUTO, shape, pass_, gpu)
+        found["attention"][n] += point.time.seconds
+    return {half: (forward, backward) for half, (forward, backward) in found.items()}
 
 
 def imported(path: str) -> Any:
@@ -182,7 +215,7 @@ def chain_of(
     ``python -m repro plan`` takes it, without running a named one.
 
     found: what the import path names, where the caller has it. repeats: timed runs of each of its
-    stages. batch: micro-batch of a named decoder. gpu: whose tensor cores time it. sizes: layers,
+    stages. batch: micro-batch of a named decoder. gpu: whose time model times it. sizes: layers,
     hidden, heads, kv_heads, ffn, vocab, seqlen of a named decoder.
 
     Raises ValueError that lists the names, or for sizes that the model does not take.
@@ -199,7 +232,7 @@ def chain_of(
         decoder_of(model, sizes),
         batch=batch,
         attention=attention,
-        flops_per_s=sweep.gpus(gpu)[0].fp16_tensor_flops,
+        gpu=sweep.gpus(gpu)[0],
     )
 
 

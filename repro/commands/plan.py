@@ -57,7 +57,9 @@ def command(
     ffn: Annotated[int | None, typer.Option(min=1, help="llama kind: width of the MLP")] = None,
     vocab: Annotated[int | None, typer.Option(min=1, help="named models: vocabulary")] = None,
     attention: Annotated[str, typer.Option(help="named models: flash or standard")] = "flash",
-    gpu: Annotated[str, typer.Option(help="named models: its tensor cores time them")] = "H200",
+    gpu: Annotated[
+        str, typer.Option(help="named models: the time model of predict for it")
+    ] = "H200",
     repeats: Annotated[
         int, typer.Option(min=0, help="imported models: timed runs per stage; 0 counts stages")
     ] = 3,

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import repro
 from analysis.checkpointing import Action, Chain, Keep, Op, Value, simulate
+from analysis.hardware import H200
 from analysis.parallel_activations import LayerShape, saved_bytes
 from repro.commands import plan
 from repro.commands.chains import PRESETS, transformer_chain
@@ -23,7 +25,7 @@ def test_a_named_model_saves_what_the_paper_counts(name):
     preset = PRESETS[name]
     shape = LayerShape(preset.seqlen, 2, preset.hidden, preset.heads)
     for attention, recompute in (("standard", "none"), ("flash", "selective")):
-        chain = transformer_chain(preset, batch=2, flops_per_s=1e15, attention=attention)
+        chain = transformer_chain(preset, batch=2, gpu=H200, attention=attention)
         held = sum(s.activation_bytes + s.saved_bytes for s in chain.stages)
         if attention == "flash":  # and a row statistic, which the paper leaves out
             held -= 4 * preset.layers * preset.heads * preset.seqlen * 2
@@ -247,3 +249,38 @@ def test_a_counter_says_nothing_of_quick_work_and_a_line_of_slow_work(
     with counter("profiling m:x", every_s=0) as progress:
         progress(1, 2)
     assert capsys.readouterr().err == "profiling m:x: 1/2 after 0 s\n"
+
+
+@pytest.mark.parametrize(("name", "gpu", "attention"), [
+    ("gpt2-small", "H200", "flash"), ("llama3-8b", "A100", "flash"), ("gpt2-medium", "T4", "flash"),
+    ("gpt2-small", "H200", "standard"),
+])  # fmt: skip
+def test_attention_takes_what_predict_says(capsys, name: str, gpu: str, attention: str) -> None:
+    """Of a named model's stages: attention is the prediction, the products around it the ceilings
+    of the same model; the command line prints the sum."""
+    preset = PRESETS[name]
+    chain = plan.chain_of(name, batch=2, gpu=gpu, attention=attention)
+    heads = preset.heads if attention == "standard" else preset.groups
+    shape = repro.AttentionShape(2, preset.heads, preset.seqlen, preset.seqlen,
+                                 preset.hidden // preset.heads, heads,
+                                 "fp16" if gpu == "T4" else "bf16", causal=True)  # fmt: skip
+    card = repro.gpu_named(gpu)
+    tokens, h = 2 * preset.seqlen, preset.hidden
+    products = 2 * tokens * h * (2 * h + 2 * preset.kv_width) / card.fp16_tensor_flops
+    first = chain.stages[0]
+    algorithm = "standard" if attention == "standard" else "auto"
+    for pass_, found, times in (("forward", first.forward_s, 1), ("backward", first.backward_s, 2)):
+        whole = repro.predict(algorithm, shape, pass_, card).time.seconds
+        assert found == pytest.approx(whole + times * products, rel=1e-12)
+    mlp = preset.forward_flops(tokens, preset.seqlen)["mlp"] / card.fp16_tensor_flops
+    assert chain.stages[1].forward_s == pytest.approx(mlp, rel=1e-12)
+    line = ("plan", name, "--batch", "2", "--gpu", gpu, "--attention", attention, "--json")
+    rows = json.loads(run(capsys, *line, "--strategy", "store-all")[1])["plans"]
+    assert rows[0]["seconds"] == pytest.approx(chain.forward_s + chain.backward_s)
+
+
+def test_a_head_that_no_kernel_takes_is_refused_as_in_predict(capsys) -> None:
+    wide = ("plan", "gpt", "--hidden", "1024", "--heads", "2", "--layers", "2")
+    status, _, err = run(capsys, *wide)
+    assert (status, "head_dim=512 is outside 1…256" in err) == (1, True)
+    assert run(capsys, *wide, "--attention", "standard")[0] == 0
