@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from analysis import symbolic_costs as costs
 from analysis import symbolic_kernels
+from analysis.flops import executed_exponentials
 from analysis.hardware import H200
 from analysis.hbm import compulsory_hbm
 from analysis.shapes import AttentionShape, Tile
@@ -15,7 +16,6 @@ from analysis.sums.copies import copies
 from analysis.traffic import predict_traffic
 from kernels import hopper
 from repro.prediction import predict
-from repro.prediction_runs import find_run, works_of
 
 RATES = (1.0, 1.0, 1.0, 1.0)
 
@@ -89,21 +89,20 @@ def test_work_and_memory_are_those_of_a_prediction(
     point = predict(name, shape, pass_, H200, waves=True)
     if point.form is not None and pass_ == "forward":
         algorithm = name + (" persistent" if "persistent" in point.form else "")
-    run = find_run(
-        name, shape, pass_, H200, tile=None, key_mask=False, dropout=False, block_mask=None,
-        softcap=False, alibi=False, lse_gradient=False, deterministic=False, order="rows",
-        gradients=("dq", "dk", "dv"),
-    )  # fmt: skip
-    works, _ = works_of(run, shape, pass_, H200, point.traffic, point.hbm)
     values = costs.values_of(shape.padded, point.tile.block_m, point.tile.block_n, RATES)
     values |= {symbolic_kernels.C: point.columns, symbolic_kernels.D: shape.head_dim}
-    for kernel in symbolic_kernels.kernels(algorithm, pass_):
-        work = works[kernel.name]
-        assert costs.evaluate(kernel.flops, values) == work.flops, kernel.name
-        assert costs.evaluate(kernel.exponentials, values) == work.exponentials, kernel.name
-        blocks = None if kernel.blocks is None else costs.evaluate(kernel.blocks, values)
-        if kernel.main and name != "standard":
-            assert blocks == point.blocks
+    found = symbolic_kernels.kernels(algorithm, pass_)
+    assert sum(costs.evaluate(kernel.flops, values) for kernel in found) == point.executed_flops
+    if name == "standard":
+        pairs = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
+        exponentials = pairs if pass_ == "forward" else 0
+    else:
+        exponentials = executed_exponentials(shape.padded, point.tile, pass_)
+    assert sum(costs.evaluate(kernel.exponentials, values) for kernel in found) == exponentials
+    (main,) = (kernel for kernel in found if kernel.main)
+    assert main.blocks is not None
+    if name != "standard":
+        assert costs.evaluate(main.blocks, values) == point.blocks
     peak = costs.evaluate(symbolic_kernels.peak_bytes(algorithm, pass_), values)
     if shape.padded.head_dim != shape.head_dim:
         peak += costs.evaluate(symbolic_kernels.given_bytes(algorithm, pass_), values)
