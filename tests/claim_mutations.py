@@ -102,6 +102,10 @@ OVERTURN: dict[str, tuple[Scale | Mirror, ...]] = {
         Scale({"experiment": "fig2-left", "implementation": "flash1-released"}),
         Scale({"metric": "hbm_bytes", "implementation": "flash1"}, source=PUBLISHED),
     ),
+    "Flash-Decoding": (
+        Scale({"implementation": "flash-decoding", "batch": 64}, source=PUBLISHED),
+        Scale({"implementation": "flash-decoding"}, factor=2, source=PUBLISHED),
+    ),
     "FA-1 Fig. 2 middle": (*MEASURED, Scale(source=PUBLISHED), Mirror("block_n")),
     "FA-1 Fig. 2 right": (Scale({"implementation": "flash1-block-sparse"}, source=PUBLISHED),),
     "FA-1 Fig. 3 left": (Scale({"implementation": "sdpa-flash2"}),),

@@ -43,6 +43,11 @@ PAPERS: dict[str, tuple[str, str, str, dict[str, str]]] = {
         {"conditions": "an A100's counter; ours is a count at the SM boundary",
          "chosen": "3 Tc + 1: integers chosen to match; no mechanism is identified"},
     ),
+    "Flash-Decoding": (
+        "decoding takes about the same time for 64k tokens, whatever sequences they belong to",
+        "Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), micro-benchmarks", "decode_published",
+        {"conditions": "an A100, 40 or 80 GB is not said; nothing of it was run here"},
+    ),
     "FA-1 9x accesses": (
         "up to 9x fewer HBM accesses", f"{FA1}, section 1 and Fig. 2", "fa1_fig2_left",
         {"conditions": TODAY},
