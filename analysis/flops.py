@@ -44,14 +44,8 @@ def useful_flops(shape: AttentionShape, pass_: str, *, recompute: bool = True) -
 
 
 def visited_pairs(shape: AttentionShape, tile: Tile) -> int:
-    """(query, key) pairs inside visited tiles, for one head; ragged tiles count real rows.
-
-    Under the causal mask each query tile visits a prefix of the keys, so its pairs are its rows
-    times the keys of that prefix.
-    """
-    loop = tile_loop(shape, tile)
-    keys = (loop.visits_of_query_tile * tile.block_n).clip(max=shape.seqlen_k)
-    return int(loop.query_rows @ keys)
+    """(query, key) pairs inside visited tiles, for one head; ragged tiles count real rows."""
+    return tile_loop(shape, tile).elements_left_by_causal
 
 
 def executed_flops(shape: AttentionShape, tile: Tile, pass_: str, *, recompute: bool = True) -> int:
@@ -84,11 +78,9 @@ def pairs_in_blocks(shape: AttentionShape, block_mask: BlockMask, block: Tile) -
 
     block_mask: broadcasts to (B, H, blocks of rows, blocks of keys).
     """
-    rows, keys = np.arange(shape.seqlen_q), np.arange(0, shape.seqlen_k, block.block_n)
-    seen = np.full(shape.seqlen_q, shape.seqlen_k)
-    if shape.causal:
-        seen = np.clip(rows + 1 + shape.seqlen_k - shape.seqlen_q, 0, shape.seqlen_k)
-    of_row = np.clip(seen[:, None] - keys, 0, block.block_n)
-    of_block = np.add.reduceat(of_row, rows[:: block.block_m], axis=0)
+    blocks = -(-shape.seqlen_k // block.block_n)
+    edges = np.minimum(np.arange(blocks + 1) * block.block_n, shape.seqlen_k)
+    of_row = np.diff(shape.visible.seen_before(edges), axis=1)
+    of_block = np.add.reduceat(of_row, np.arange(0, shape.seqlen_q, block.block_m), axis=0)
     wanted = (shape.batch, shape.heads, *of_block.shape)
     return int((np.broadcast_to(block_mask, wanted) * of_block).sum())

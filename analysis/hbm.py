@@ -100,8 +100,8 @@ def compulsory_hbm(
 ) -> HbmTraffic:
     """Each kernel touches each of its tensors once: an L2 of unlimited size, empty at the start.
 
-    Queries that see no key are not read by the main kernels. The partial tiles of the
-    deterministic backward are distinct memory, so none is saved there.
+    Queries that see no key, and keys that no query sees, are not read by the main kernels. The
+    partial tiles of the deterministic backward are distinct memory, so none is saved there.
 
     bias: (items, heads) of a stored bias; items and heads that share it read the same bytes.
     """
@@ -109,7 +109,7 @@ def compulsory_hbm(
     # As many as the preprocess sets to 0.
     preprocess = traffic.kernels.get("flash_backward_sm90_preprocess", {})
     sizes["turns"] = preprocess.get(("turns", "write"), 0)
-    seeing = min(shape.seqlen_q, shape.seqlen_k) if shape.causal else shape.seqlen_q
+    seeing, seen = shape.visible.rows_that_see, shape.visible.keys_seen
     reads: dict[str, dict[str, int]] = {}
     writes: dict[str, dict[str, int]] = {}
     for kernel, entries in traffic.kernels.items():
@@ -121,6 +121,8 @@ def compulsory_hbm(
                 once = min(once, sizes[tensor] // shape.seqlen_q * seeing)
             if bias is not None and (tensor, direction) in SHARED_BY_HEADS:
                 once = count * bias[0] * bias[1] // (shape.batch * shape.heads)
+            if tensor in ("k", "v") and direction == "read":
+                once = min(once, sizes[tensor] // shape.seqlen_k * seen)
             if tensor == "dq_accum" and (plain_accumulator or direction == "read"):
                 once = count
             if direction in ("read", "atomic"):
@@ -158,11 +160,11 @@ def predict_hbm(
     pace: how fast blocks walk; by default blocks of an SM share it equally. order: of the walk
     (``analysis.algorithms.ORDERS``). heads_per_group: heads that run side by side, by default as
     many as the kernels take. waves: blocks of a wave in step instead of a simulation, for sweeps of
-    many points; a sawtooth and a block mask are simulated even so. options: of
+    many points; a sawtooth, a window and a block mask are simulated even so. options: of
     :func:`~analysis.traffic.predict_traffic`; dq_tile is that of the second pass of "flash-split".
 
     Raises ValueError for an order that the algorithm does not have, UnavailableError where a pace,
-    an order or a block mask is asked for and there is no C compiler.
+    an order, a window or a block mask is asked for and there is no C compiler.
     """
     if blocks_per_sm < 1:
         raise ValueError(f"blocks_per_sm={blocks_per_sm} is below 1")
@@ -171,7 +173,8 @@ def predict_hbm(
     found = replace(compulsory_hbm(traffic, shape, options.get("bias")), l2_bytes=gpu.l2_bytes)
     masks = {name: options[name] for name in ("block_mask", "mask_block") if name in options}
     l2, form = L2.of(gpu), find(algorithm).form
-    plain = not masks and pace is None and (order, heads_per_group) == ("rows", None)
+    plain = not masks and not shape.windowed and pace is None
+    plain = plain and (order, heads_per_group) == ("rows", None)
     for kernel, entries in traffic.kernels.items():
         if kernel not in KERNELS or fits(found, kernel, l2):
             continue
@@ -187,8 +190,8 @@ def predict_hbm(
             found = _moved_again(found, kernel, entries, by_waves(*asked), BY_WAVES)
         else:
             raise UnavailableError(
-                "no C compiler (cc or gcc), so no simulated L2, which a pace, an order of the keys "
-                "and a block mask need"
+                "no C compiler (cc or gcc), so no simulated L2, which a pace, an order of the "
+                "keys, a window and a block mask need"
             )
     return _bias_again(found, traffic, shape, l2, options.get("bias"))
 

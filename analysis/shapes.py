@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from analysis.arguments import flag, whole
+from analysis.window import Sides, Window, sides
 
 ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 """Bytes of one stored element."""
@@ -36,6 +37,8 @@ class AttentionShape:
         kv_heads: heads of k and v, a divisor of ``heads``; None: as many as ``heads``.
         dtype: of q, k, v and out: "fp16", "bf16" or "fp32".
         causal: whether a query sees only the keys up to its own place from the end.
+        window: (left, right), keys that a query sees before and after that place; None: all.
+        sinks: keys from the first that a window hides from no query.
 
     Raises:
         ValueError, TypeError: for anything no kernel could run, naming the values.
@@ -50,6 +53,8 @@ class AttentionShape:
     """Number of key/value heads; as many as query heads where none is given (None)."""
     dtype: str = "fp16"
     causal: bool = False
+    window: Sides = (None, None)
+    sinks: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -61,6 +66,8 @@ class AttentionShape:
         if self.dtype not in ITEMSIZE:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
         object.__setattr__(self, "causal", flag("causal", self.causal))
+        object.__setattr__(self, "window", sides(self.window))
+        object.__setattr__(self, "sinks", whole("sinks", self.sinks, least=0))
 
     @property
     def itemsize(self) -> int:
@@ -79,14 +86,21 @@ class AttentionShape:
         return self if columns == self.head_dim else replace(self, head_dim=columns)
 
     @property
+    def visible(self) -> Window:
+        """What the causal mask, the window and the sinks leave."""
+        return Window.of(
+            self.seqlen_q, self.seqlen_k, causal=self.causal, window=self.window, sinks=self.sinks
+        )
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a window hides anything; else it changes nothing, kernels included."""
+        return self.visible.hides
+
+    @property
     def visible_pairs(self) -> int:
         """(query, key) pairs that enter the softmax, for one head."""
-        if not self.causal:
-            return self.seqlen_q * self.seqlen_k
-        # Query i sees clamp(i + 1 + Nk - Nq, 0, Nk) keys. From the last query backwards that is
-        # Nk, Nk-1, ... for as many queries as there are, and never below zero.
-        rows = min(self.seqlen_q, self.seqlen_k)
-        return rows * self.seqlen_k - rows * (rows - 1) // 2
+        return self.visible.visible_pairs
 
     @property
     def query_bytes(self) -> int:

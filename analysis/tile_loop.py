@@ -1,9 +1,9 @@
 """Which tiles a tiled attention kernel visits: the double loop every traffic sum runs over.
 
 Sequences are cut into Tr = ceil(Nq / block_m) query tiles and Tc = ceil(Nk / block_n) key tiles;
-the last of each may be ragged and counts with the rows it really has. Under the causal mask a
-pair of tiles is visited when at least one (query, key) pair in it is visible; under a block mask
-when its block is also set.
+the last of each may be ragged and counts with the rows it really has. Under the causal mask and a
+window a pair of tiles is visited when at least one (query, key) pair in it is visible; under a
+block mask when its block is also set.
 
 The sums never need the Tr × Tc table of visited pairs, only its row and column totals: how many
 key tiles a query tile visits, and how many query tiles visit a key tile. Without a block mask that
@@ -44,6 +44,8 @@ class TileLoop:
     """(…, Tc) whether any head of the group has a query tile that meets key tile j."""
     pairs_left_by_causal: int
     """Tile pairs of one head before a block mask is looked at."""
+    elements_left_by_causal: int
+    """(query, key) pairs inside them, visible or not; ragged tiles with their real rows."""
     copies: int
     kv_copies: int
 
@@ -96,15 +98,20 @@ def tile_loop(
     block_mask: BlockMask | None = None,
     mask_block: Tile | None = None,
 ) -> TileLoop:
-    """The loop over tiles: dense, causal with empty tiles left out, or block-sparse.
+    """The loop over tiles: dense, causal or windowed with empty tiles left out, or block-sparse.
 
     block_mask: booleans that broadcast to (B, H, blocks of rows, blocks of keys).
     mask_block: the size of its blocks, a multiple of the tile; by default the tile.
     """
     query_rows = _rows_per_tile(shape.seqlen_q, tile.block_m)
     key_rows = _rows_per_tile(shape.seqlen_k, tile.block_n)
-    of_query, of_key = _visits(shape, tile, len(query_rows), len(key_rows))
+    visible = shape.visible
+    sinks, first, end = visible.key_tiles(tile.block_m, tile.block_n)
+    first_query, end_query = visible.query_tiles(tile.block_m, tile.block_n)
+    of_query, of_key = sinks + end - first, end_query - first_query
     pairs = int(of_query.sum())
+    row_at = np.minimum(np.arange(len(query_rows) + 1) * tile.block_m, shape.seqlen_q)
+    elements = int(key_rows @ (row_at[end_query] - row_at[first_query]))
     copies, kv_copies = shape.batch * shape.heads, shape.batch * shape.kv_heads
     met = of_key > 0
     if block_mask is not None:
@@ -113,32 +120,17 @@ def tile_loop(
         by_group = of_key.reshape(shape.batch, shape.kv_heads, shape.group, len(key_rows))
         met = by_group.any(axis=2)
         copies = kv_copies = 1
-    return TileLoop(query_rows, key_rows, of_query, of_key, met, pairs, copies, kv_copies)
+    return TileLoop(query_rows, key_rows, of_query, of_key, met, pairs, elements, copies, kv_copies)
 
 
 def tiles_met(
     shape: AttentionShape, tile: Tile, block_mask: BlockMask, mask_block: Tile | None = None
 ) -> BlockMask:
-    """(B, H, Tr, Tc): the pairs of tiles that the block mask and the causal mask leave."""
+    """(B, H, Tr, Tc): the pairs of tiles that the block mask, causal mask and window leave."""
     tiles = _per_tile(block_mask, shape, tile, mask_block or tile)
-    of_query, _ = _visits(shape, tile, *tiles.shape[2:])
-    # Key tiles that the causal mask leaves to query tile i are the first of_query[i].
-    return tiles & (np.arange(tiles.shape[3]) < of_query[:, None])
-
-
-def _visits(shape: AttentionShape, tile: Tile, tr: int, tc: int) -> tuple[Counts, Counts]:
-    """Visits of each query tile and of each key tile, in one head, without a block mask."""
-    if not shape.causal:
-        return np.full(tr, tc), np.full(tc, tr)
-    offset = shape.seqlen_k - shape.seqlen_q
-    # The last row of a query tile sees the most keys; those keys are the first ones.
-    last_query = np.minimum((np.arange(tr) + 1) * tile.block_m, shape.seqlen_q) - 1
-    keys_seen = np.clip(last_query + offset + 1, 0, shape.seqlen_k)
-    of_query = -(-keys_seen // tile.block_n)
-    # The first key of a key tile is seen from query `first_query` on, to the end. It exists: the
-    # last query sees every key.
-    first_query = np.maximum(0, np.arange(tc) * tile.block_n - offset)
-    return of_query, tr - first_query // tile.block_m
+    sinks, first, end = shape.visible.key_tiles(tile.block_m, tile.block_n)
+    j = np.arange(tiles.shape[3])
+    return tiles & ((j < sinks[:, None]) | ((j >= first[:, None]) & (j < end[:, None])))
 
 
 def _rows_per_tile(rows: int, block: int) -> Counts:

@@ -154,6 +154,10 @@ def predict_traffic(
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     sum_of, variant = _sum_of(algorithms.find(algorithm), pass_)
+    if shape.windowed and algorithms.find(algorithm).family is not Family.FLASH:
+        raise ValueError(
+            f"{algorithm} takes no window={shape.window}, sinks={shape.sinks}: flash does"
+        )
     unknown = [name for name in options if name not in inspect.signature(sum_of).parameters]
     if unknown or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")

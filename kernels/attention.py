@@ -13,6 +13,7 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     key_mask           (B, Nk) uint8, dense; 0 takes the key out
     alibi_slopes       (B, H, 1) fp32; stride 0 shares it
     bias, dbias        (1 or B, 1 or H, Nq, Nk)
+    window, sinks      which keys a query sees, ``analysis.window``; the sm_80 flash kernels alone
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels, are those of ``analysis.algorithms``: the
@@ -31,6 +32,7 @@ from analysis import algorithms
 from analysis.algorithms import DqSum, Family, of_family
 from analysis.arguments import checked
 from analysis.shapes import Tile
+from analysis.window import Sides, Window
 from kernels import hopper, ladder
 from kernels.bias_gradient import BiasGradient
 from kernels.checks import check_shapes, finite
@@ -47,6 +49,7 @@ from kernels.ladder_arrays import saved
 from kernels.launch import Argument, Array, Backend, Count, Size, Word
 from kernels.philox import drop_threshold, keep_scale
 from kernels.scores import ScoreChanges, check_bias
+from kernels.window import window_arguments, window_of
 
 __all__ = [
     "FLASH",
@@ -78,6 +81,8 @@ def forward(
     *,
     scale: float,
     causal: bool = False,
+    window: Sides = (None, None),
+    sinks: Size = 0,
     tile: Tile | None = None,
     key_mask: Array | None = None,
     dropout_p: float = 0.0,
@@ -100,6 +105,8 @@ def forward(
     Args:
         stats: receives the statistics; "flash" fills ``stats["lse"]`` if it is there already.
         causal: query i sees key j when j <= i + Nk - Nq.
+        window, sinks: (left, right) keys around its diagonal i + Nk - Nq, None: unlimited; and the
+            first keys, whatever the window.
         tile: rows of q and of k, v a tile; default :func:`default_tile`.
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
@@ -125,10 +132,12 @@ def forward(
     chosen = algorithms.find(algorithm)
     changes = ScoreChanges(softcap, alibi_slopes, bias)
     _check_order(algorithm, "forward", order, wave)
+    seen = window_of(q, k, causal, window, sinks)
+    features = _features(key_mask, dropout_p, block_mask, seen)
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
     if chosen.family is Family.HOPPER:
-        _refuse(algorithm, changes, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        _refuse(algorithm, changes, **features)
         _with_lse(backend, q, stats)
         hopper.forward(
             backend, q, k, v, out, stats["lse"],
@@ -139,7 +148,7 @@ def forward(
     if pdl:
         raise ValueError(f"{algorithm} has no kernels that start early: pdl=True is for Hopper's")
     if chosen.family is not Family.FLASH:
-        _refuse(algorithm, changes, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        _refuse(algorithm, changes, **features)
         settings: dict[str, Any] = {
             "scale": scale, "tile": tile,
             "shared_limit_bytes": shared_limit_bytes, "stream": stream,
@@ -159,7 +168,8 @@ def forward(
         "forward", q.dtype, q.shape[3],
         tile=tile, limit=shared_limit_bytes,
         block_size=_block_size(block_mask, block_size, tile, q, k, "forward", shared_limit_bytes),
-        causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
+        causal=causal, window=seen is not None, key_mask=key_mask is not None,
+        dropout=dropout_p != 0.0,
         any_scale=scale <= 0.0, sawtooth=order == "sawtooth", **changes.features,
         progress=progress_tiles if progress is not None else 0,
     )  # fmt: skip
@@ -184,7 +194,7 @@ def forward(
         *changes.arguments(),
         *_mask_arguments(key_mask, dropout_p, seed, block_mask),
     ]
-    args += _wave(backend, config, wave, shared_limit_bytes)
+    args += [*_wave(backend, config, wave, shared_limit_bytes), *window_arguments(seen)]
     if progress is not None:
         args += [progress.with_access("rw", "progress"), np.int32(progress.shape[1])]
     backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
@@ -243,6 +253,8 @@ def backward(
     *,
     scale: float,
     causal: bool = False,
+    window: Sides = (None, None),
+    sinks: Size = 0,
     tile: Tile | None = None,
     dlse: Array | None = None,
     dbias: Array | None = None,
@@ -272,6 +284,8 @@ def backward(
     chosen = algorithms.find(algorithm)
     changes = ScoreChanges(softcap, alibi_slopes, bias)
     _check_order(algorithm, "backward", order, wave)
+    seen = window_of(q, k, causal, window, sinks)
+    features = _features(key_mask, dropout_p, block_mask, seen)
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
         raise ValueError(f"{algorithm} makes dq, dk and dv together, none of them may be None")
@@ -281,7 +295,7 @@ def backward(
         assert dq is not None
         assert dk is not None
         assert dv is not None
-        _refuse(algorithm, changes, key_mask=key_mask, dropout_p=dropout_p, block_mask=block_mask)
+        _refuse(algorithm, changes, **features)
         if chosen.family is Family.HOPPER:
             hopper.backward(
                 backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
@@ -316,7 +330,8 @@ def backward(
         "backward", q.dtype, q.shape[3],
         tile=tile, limit=shared_limit_bytes,
         block_size=_block_size(block_mask, block_size, tile, q, k, "backward", shared_limit_bytes),
-        causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
+        causal=causal, window=seen is not None, key_mask=key_mask is not None,
+        dropout=dropout_p != 0.0,
         deterministic=deterministic, dlse=dlse is not None, query_gradient=not split,
         sawtooth=order == "sawtooth", **changes.features,
     )  # fmt: skip
@@ -324,7 +339,8 @@ def backward(
     if dbias is not None:
         gradient = _bias_gradient(
             backend, changes, q, k, dk, dbias,
-            deterministic=deterministic or split, partial=causal or block_mask is not None,
+            deterministic=deterministic or split,
+            partial=causal or seen is not None or block_mask is not None,
         )  # fmt: skip
         config = replace(config, bias_gradient=gradient.form)
     batch, heads, seqlen_q, head_dim = q.shape
@@ -381,6 +397,7 @@ def backward(
             *([] if gradient is None else [gradient.argument()]),
             *masks,
             *_wave(backend, config, wave, shared_limit_bytes),
+            *window_arguments(seen),
         ]
         backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
         if gradient is not None:
@@ -393,8 +410,8 @@ def backward(
             block_size=_block_size(
                 block_mask, block_size, tile, q, k, "backward-dq", shared_limit_bytes
             ),
-            causal=causal, key_mask=key_mask is not None, dropout=dropout_p != 0.0,
-            sawtooth=order == "sawtooth", **changes.features,
+            causal=causal, window=seen is not None, key_mask=key_mask is not None,
+            dropout=dropout_p != 0.0, sawtooth=order == "sawtooth", **changes.features,
         )  # fmt: skip
         args = [
             *operands,
@@ -408,6 +425,7 @@ def backward(
             *changes.arguments(),
             *masks,
             *_wave(backend, config, wave, shared_limit_bytes),
+            *window_arguments(seen),
         ]
         blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
         backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
@@ -426,6 +444,8 @@ def backward(
         if deterministic and block_mask is not None:
             args.append(block_mask.with_access("r", "block_mask"))
             flags_bytes = 4 * postprocess.threads
+        if deterministic:
+            args += window_arguments(seen)
         backend.launch(postprocess, (query_blocks, 1, 1), flags_bytes, args, stream)
 
 
@@ -452,6 +472,15 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
 
 def _tiles(rows: int, block: int) -> int:
     return -(-rows // block)
+
+
+def _features(
+    key_mask: Array | None, dropout_p: float, block_mask: Array | None, window: Window | None
+) -> dict[str, Any]:
+    """Those of the sm_80 flash kernels alone."""
+    return {
+        "key_mask": key_mask, "dropout_p": dropout_p, "block_mask": block_mask, "window": window,
+    }  # fmt: skip
 
 
 def _refuse(algorithm: str, changes: ScoreChanges, **features: Any) -> None:

@@ -64,6 +64,7 @@ def choose(
     softcap: bool = False,
     alibi: bool = False,
     bias: bool = False,
+    window: bool = False,
     deterministic: bool = False,
     causal: bool = False,
     order: Order = "rows",
@@ -106,6 +107,7 @@ def choose(
             softcap=softcap,
             alibi=alibi,
             bias=bias,
+            window=window,
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM

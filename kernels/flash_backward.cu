@@ -23,7 +23,7 @@
 //                                  much, a slab per key tile, added up in order by postprocess;
 //                                  QUERY_GRADIENT 0: nothing
 //   KEY_MASK      key_mask   read  rows_j  per key tile that any query tile meets
-//   BLOCK_SPARSE  block_mask read  1       per (head, i, j) that the causal mask leaves
+//   BLOCK_SPARSE  block_mask read  1       per (head, i, j) that causal mask and window leave
 //   ALIBI         alibi_slopes  read  4    per visited (head, i, j)
 //   BIAS          bias       read  e       per pair that the causal mask leaves in a visited tile
 //   BIAS_GRADIENT dbias      write e       1: the same pairs, where the bias is not shared
@@ -33,7 +33,7 @@
 // Limits: as flash_forward.cu. With HEAD_DIM above 128 (fp32: 64) several warps share the rows.
 
 // ---- constants that shape the code (-D) ---------------------------------------------------------
-// DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL   as in flash_forward.cu
+// DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL, WINDOW   as in flash_forward.cu
 // NUM_WARPS      warps a block; SHARES of them own each BLOCK_N SHARES / NUM_WARPS key rows
 // STAGES         2: the next Q, dO tile arrives during the work on this one; 1: after it
 // DETERMINISTIC  1: partial dQ tiles to a workspace (key tiles * B, H, seqlen_q, head_dim)
@@ -64,6 +64,7 @@
 #include "scores.cuh"
 #include "tile.cuh"
 #include "tile_order.cuh"
+#include "window.cuh"
 
 constexpr int THREADS = NUM_WARPS * 32;
 // Warps that share key rows, each with its columns of dK and dV.
@@ -132,7 +133,8 @@ __device__ __forceinline__ void recompute_probabilities(Scores& s, const float* 
 // Zeroes the weights that do not exist. Coordinates are those of the warp's first key and of the
 // chunk's first query; `keep` holds a word per key of the warp (KEY_MASK only).
 __device__ __forceinline__ void mask_probabilities(Scores& p, int key0, int query0, int seqlen_q,
-                                                   int seqlen_k, const uint32* keep) {
+                                                   int seqlen_k, const Window& window,
+                                                   const uint32* keep) {
     const int query = query0 + lane_id() % 4 * 2;
 #pragma unroll
     for (int g = 0; g < GROUPS; ++g)
@@ -142,13 +144,16 @@ __device__ __forceinline__ void mask_probabilities(Scores& p, int key0, int quer
             bool exists = key0 + c < seqlen_k;
             if constexpr (KEY_MASK) exists = ld_shared(keep + c) != 0;
             int first = 0;  // query that sees the key
-            if constexpr (CAUSAL) first = key0 + c - (seqlen_k - seqlen_q);
+            const int diagonal = key0 + c - (seqlen_k - seqlen_q);  // query whose last key this is
+            if constexpr (CAUSAL) first = diagonal;
             if (!exists) first = seqlen_q;
 #pragma unroll
             for (int n = 0; n < S_TILES; ++n)
 #pragma unroll
                 for (int e = 0; e < 2; ++e)
-                    if (query + 8 * n + e < first) p[g][n][2 * half + e] = 0.0f;
+                    if (query + 8 * n + e < first ||
+                        window.hides_query(diagonal, query + 8 * n + e, key0 + c))
+                        p[g][n][2 * half + e] = 0.0f;
         }
 }
 
@@ -253,9 +258,12 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #if SAWTOOTH
                , int wave  // blocks that run at a time
 #endif
+#if WINDOW
+               , int window_left, int window_right, int sinks
+#endif
 ) {
     // ---- which tile -----------------------------------------------------------------------------
-    const int key_tiles = ceil_div(seqlen_k, BLOCK_N), query_tiles = ceil_div(seqlen_q, BLOCK_M);
+    const int key_tiles = ceil_div(seqlen_k, BLOCK_N);
     const int j = blockIdx.x % key_tiles;
     const int kv_head = blockIdx.x / key_tiles % kv_heads;
     const int batch = blockIdx.x / key_tiles / kv_heads;
@@ -268,9 +276,15 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     const KTile k_tile = tile_at<KTile>(shared), v_tile = tile_at<KTile>(shared + V_AT);
     const STile ds_tile = tile_at<STile>(shared + DS_AT), p_tile = tile_at<STile>(shared + P_AT);
 
-    // Visits are numbered over the heads of the group and, for each, the query tiles i >= i0.
-    const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
-    const int tiles_a_head = query_tiles - i0, visits = group * tiles_a_head;
+#if WINDOW
+    const Window window{window_left, window_right, sinks};
+#else
+    const Window window{};
+#endif
+    // Visits are numbered over the heads of the group and, for each, the query tiles that see keys.
+    const QueryTiles tiles =
+        query_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k, window);
+    const int tiles_a_head = tiles.end - tiles.first, visits = group * tiles_a_head;
 #if SAWTOOTH
     const bool down = blockIdx.x / wave % 2;
     auto visit_of = [=](int t) { return down ? visits - 1 - t : t; };
@@ -278,7 +292,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     auto visit_of = [](int t) { return t; };
 #endif
     auto head_of = [=](int t) { return kv_head * group + visit_of(t) / tiles_a_head; };
-    auto tile_of = [=](int t) { return i0 + visit_of(t) % tiles_a_head; };
+    auto tile_of = [=](int t) { return tiles.first + visit_of(t) % tiles_a_head; };
 #if BLOCK_SPARSE
     auto address = [=](int t) {
         return block_mask.row(batch, head_of(t), tile_of(t) * BLOCK_M / SPARSE_M) +
@@ -383,7 +397,8 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
         const float* lse_rows = lse_at(slot);
         const float* delta_rows = lse_rows + BLOCK_M;
         const bool masked = KEY_MASK || key0 + BLOCK_N > seqlen_k ||
-                            (CAUSAL && key0 + BLOCK_N - 1 > row0 + offset);
+                            (CAUSAL && key0 + BLOCK_N - 1 > row0 + offset) ||
+                            window.hides_any(row0 + offset, BLOCK_M, key0, BLOCK_N);
 #if DROPOUT
         const Dropout dropout{seed, drop_threshold, keep_scale, uint32(batch), uint32(head)};
 #endif
@@ -393,7 +408,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             io_t bias_values[GROUPS][S_TILES][4];
             load_bias<true>(bias_values,
                             Pairs<const io_t>{bias.row(batch, head, 0), bias.stride_n, seqlen_q,
-                                              seqlen_k},
+                                              seqlen_k, window},
                             key0 + warp_key, row0 + chunk);
 #endif
             Scores p;
@@ -410,7 +425,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #endif
             recompute_probabilities(p, lse_rows, chunk, scale);
             if (masked)
-                mask_probabilities(p, key0 + warp_key, row0 + chunk, seqlen_q, seqlen_k,
+                mask_probabilities(p, key0 + warp_key, row0 + chunk, seqlen_q, seqlen_k, window,
                                    keep + warp_key);
 #if DROPOUT
             uint32 kept[GROUPS];
@@ -441,7 +456,8 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #if BIAS_GRADIENT
             send_bias_gradient<true>(ds,
                                      Pairs<bias_gradient_t>{dbias.row(batch, head, 0),
-                                                            dbias.stride_n, seqlen_q, seqlen_k},
+                                                            dbias.stride_n, seqlen_q, seqlen_k,
+                                                            window},
                                      key0 + warp_key, row0 + chunk);
 #endif
             pass_back(ds, passed);

@@ -16,14 +16,14 @@
 //   k, v        read   rows_j D e  each, per visited (i, j)
 //   dq          write  Nq D e      per head
 //   KEY_MASK      key_mask   read  rows_j  per visited (i, j)
-//   BLOCK_SPARSE  block_mask read  1       per (i, j) that the causal mask leaves
+//   BLOCK_SPARSE  block_mask read  1       per (i, j) that causal mask and window leave
 //   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
 //   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
 //
 // Limits: as flash_forward.cu.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
-// DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL, NUM_WARPS, STAGES   as in flash_forward.cu
+// DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, NUM_WARPS, STAGES   as in flash_forward.cu
 // SOFTCAP, ALIBI, BIAS   scores.cuh
 #ifndef KEY_MASK
 #define KEY_MASK 0
@@ -44,6 +44,7 @@
 #include "scores.cuh"
 #include "tile.cuh"
 #include "tile_order.cuh"
+#include "window.cuh"
 
 constexpr int THREADS = NUM_WARPS * 32;
 constexpr int WARP_ROWS = BLOCK_M / NUM_WARPS;
@@ -90,6 +91,7 @@ __device__ __forceinline__ RowValues row_values(const float* rows_of_warp, int r
 __device__ __forceinline__ void recompute_probabilities(Scores& s, const RowValues& lse, float scale,
                                                         bool masked, int row0, int key0,
                                                         int seqlen_q, int seqlen_k,
+                                                        const Window& window,
                                                         const uint32* keep) {
     const int row = row0 + lane_id() / 4, key = lane_id() % 4 * 2;
 #pragma unroll
@@ -115,7 +117,10 @@ __device__ __forceinline__ void recompute_probabilities(Scores& s, const RowValu
                     if constexpr (CAUSAL)
                         visible = min_int(visible,
                                           row + 16 * g + e / 2 * 8 + 1 + seqlen_k - seqlen_q);
-                    if (key0 + key + 8 * n + e % 2 >= visible || !kept[e % 2]) s[g][n][e] = 0.0f;
+                    const int diagonal = row + 16 * g + e / 2 * 8 + seqlen_k - seqlen_q;
+                    if (key0 + key + 8 * n + e % 2 >= visible || !kept[e % 2] ||
+                        window.hides(diagonal, key0 + key + 8 * n + e % 2))
+                        s[g][n][e] = 0.0f;
                 }
             }
     }
@@ -168,6 +173,9 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #if SAWTOOTH
                   , int wave  // blocks that run at a time
 #endif
+#if WINDOW
+                  , int window_left, int window_right, int sinks
+#endif
 ) {
     // ---- which tile -------------------------------------------------------------------------------
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
@@ -177,14 +185,21 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
     const int batch = blockIdx.x / query_tiles / heads;
     const int row0 = i * BLOCK_M, rows = min_int(BLOCK_M, seqlen_q - row0);
     const int warp_row = warp_id() * WARP_ROWS;
-    const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k);
+#if WINDOW
+    const Window window{window_left, window_right, sinks};
+#else
+    const Window window{};
+#endif
+    const KeyTiles tiles =
+        key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k, window);
+    const int end = tiles.count;
 
     // Candidate t of the walk is this key tile.
 #if SAWTOOTH
     const bool down = blockIdx.x / wave % 2;
-    auto tile_of = [=](int t) { return down ? end - 1 - t : t; };
+    auto tile_of = [=](int t) { return tiles.at(down ? end - 1 - t : t); };
 #else
-    auto tile_of = [](int t) { return t; };
+    auto tile_of = [=](int t) { return tiles.at(t); };
 #endif
 
     unsigned char* shared = shared_memory();
@@ -302,15 +317,17 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #endif
         const int key0 = tile_of(j) * BLOCK_N, warp_row0 = row0 + warp_row;
         const int offset = seqlen_k - seqlen_q;
-        // The whole tile may lie to the right of what this warp's rows see.
-        if (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) {
+        // The whole tile may lie beside what this warp's rows see.
+        if ((!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) &&
+            !window.hides_all(warp_row0 + offset, WARP_ROWS, key0, BLOCK_N)) {
             const bool ragged = key0 + BLOCK_N > seqlen_k;
-            const bool diagonal = CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset;
+            const bool cut = (CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset) ||
+                             window.hides_any(warp_row0 + offset, WARP_ROWS, key0, BLOCK_N);
 #if BIAS
             io_t bias_values[GROUPS][S_TILES][4];
             load_bias<false>(bias_values,
                              Pairs<const io_t>{bias.row(batch, head, 0), bias.stride_n, seqlen_q,
-                                               seqlen_k},
+                                               seqlen_k, window},
                              warp_row0, key0);
 #endif
             Scores p;
@@ -323,8 +340,8 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #if BIAS
             add_bias(p, bias_values);
 #endif
-            recompute_probabilities(p, lse_rows, scale, KEY_MASK || ragged || diagonal, warp_row0,
-                                    key0, seqlen_q, seqlen_k, keep);
+            recompute_probabilities(p, lse_rows, scale, KEY_MASK || ragged || cut, warp_row0, key0,
+                                    seqlen_q, seqlen_k, window, keep);
             Scores ds;
             clear(ds);
             gemm<HEAD_DIM>(ds, Rows{do_tile.from_row(warp_row)}, KMajor{v_tile(stage)});

@@ -12,7 +12,7 @@
 //                dq_accum   write Nq D 4, zeros for the atomic additions; not if DETERMINISTIC
 //   postprocess  dq_accum   read Nq D 4, or if DETERMINISTIC rows_i D 4 per visited (i, j), by j
 //                dq         write Nq D e
-//                BLOCK_SPARSE and DETERMINISTIC: block_mask read 1 per (i, j) that causal leaves
+//                BLOCK_SPARSE and DETERMINISTIC: block_mask read 1 per (i, j) that causal, window leave
 //
 // Limits: as flash_forward.cu.
 
@@ -20,7 +20,7 @@
 // DTYPE, HEAD_DIM      as in flash_forward.cu
 // DETERMINISTIC        as in flash_backward.cu; also where no dQ is accumulated at all
 // BLOCK_M              rows a block; if DETERMINISTIC those of flash_backward.cu, as is BLOCK_N
-// CAUSAL, BLOCK_N      only matter if DETERMINISTIC
+// CAUSAL, WINDOW, BLOCK_N   only matter if DETERMINISTIC
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
 #endif
@@ -34,6 +34,7 @@
 #include "device.cuh"
 #include "tile.cuh"
 #include "tile_order.cuh"
+#include "window.cuh"
 
 constexpr int THREADS = NUM_WARPS * 32;
 constexpr int VEC = 16 / int(sizeof(io_t));
@@ -97,6 +98,9 @@ flash_backward_postprocess(Tensor4<const float> dq_accum, Tensor4<io_t> dq, int 
 #if BLOCK_SPARSE && DETERMINISTIC
                            , Tensor4<const uint8> block_mask
 #endif
+#if WINDOW && DETERMINISTIC
+                           , int window_left, int window_right, int sinks
+#endif
 ) {
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
     const int i = blockIdx.x % query_tiles, row0 = i * BLOCK_M;
@@ -132,16 +136,24 @@ flash_backward_postprocess(Tensor4<const float> dq_accum, Tensor4<io_t> dq, int 
     };
 
 #if DETERMINISTIC
-    const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k);
+#if WINDOW
+    const Window window{window_left, window_right, sinks};
+#else
+    const Window window{};
+#endif
+    const KeyTiles tiles =
+        key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k, window);
+    const int end = tiles.count;
 #if BLOCK_SPARSE
     const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
-    auto address = [=](int j) { return block_row + j * BLOCK_N / SPARSE_N; };
+    auto address = [=](int t) { return block_row + tiles.at(t) * BLOCK_N / SPARSE_N; };
     SparseWalk<THREADS, decltype(address)> walk{
         end, reinterpret_cast<uint32*>(shared_memory()), address};
 #else
     DenseWalk walk{end};
 #endif
-    for (int j = walk.next(0); j < end; j = walk.next(j + 1)) add_slab(int64(j) * batches + batch);
+    for (int t = walk.next(0); t < end; t = walk.next(t + 1))
+        add_slab(int64(tiles.at(t)) * batches + batch);
 #else
     add_slab(batch);
 #endif

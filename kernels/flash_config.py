@@ -133,6 +133,8 @@ class FlashConfig:
     """How its gradient leaves, one of ``BIAS_GRADIENTS`` (backward only); "" for no gradient."""
     any_scale: bool = False
     """The scale may be zero or negative (forward only)."""
+    window: bool = False
+    """A sliding window, with or without sinks (analysis.window)."""
     sawtooth: bool = False
     """Every second wave of blocks walks the other way."""
     progress: int = 0
@@ -189,7 +191,7 @@ class FlashConfig:
     def num_warps(self) -> int:
         """Warps a block."""
         masks = self.key_mask or self.dropout or self.block_size is not None
-        masks = masks or self.softcap or self.alibi or self.bias
+        masks = masks or self.window or self.softcap or self.alibi or self.bias
         groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
@@ -271,6 +273,8 @@ class FlashConfig:
             "BLOCK_N": self.tile.block_n,
             "CAUSAL": int(self.causal),
         }
+        if self.window:
+            macros["WINDOW"] = 1
         if self.block_size is not None:
             macros |= {
                 "BLOCK_SPARSE": 1,

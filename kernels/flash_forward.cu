@@ -16,7 +16,7 @@
 //   out   write  Nq D e        per head
 //   lse   write  Nq 4          per head; natural logarithm, -inf for a row that sees no key
 //   KEY_MASK      key_mask   read  rows_j  per visited (i, j)
-//   BLOCK_SPARSE  block_mask read  1       per (i, j) that the causal mask leaves
+//   BLOCK_SPARSE  block_mask read  1       per (i, j) that causal mask and window leave
 //   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
 //   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
 //
@@ -30,6 +30,7 @@
 // BLOCK_M, BLOCK_N   rows of Q and of K, V a tile
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // NUM_WARPS  warps a block; each owns BLOCK_M / NUM_WARPS rows, a multiple of 16
+// WINDOW     1: query r sees few keys around its diagonal, and sinks; window.cuh
 // STAGES     2: the next K, V tile arrives during the work on this one; 1: after it
 #ifndef KEY_MASK
 #define KEY_MASK 0  // 1: bytes (B, seqlen_k), 0 takes a key out
@@ -60,6 +61,7 @@
 #include "scores.cuh"
 #include "tile.cuh"
 #include "tile_order.cuh"
+#include "window.cuh"
 
 constexpr int THREADS = NUM_WARPS * 32;
 constexpr int WARP_ROWS = BLOCK_M / NUM_WARPS;
@@ -138,7 +140,8 @@ __device__ __forceinline__ void softmax_step(float (&score)[GROUPS][S_TILES][4],
 
 // Sets what may not be seen to -inf. `keep` holds a word per key of the tile (KEY_MASK only).
 __device__ __forceinline__ void mask_scores(float (&score)[GROUPS][S_TILES][4], int row0, int key0,
-                                            int seqlen_q, int seqlen_k, const uint32* keep) {
+                                            int seqlen_q, int seqlen_k, const Window& window,
+                                            const uint32* keep) {
     const int row = row0 + lane_id() / 4, key = key0 + lane_id() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < S_TILES; ++n) {
@@ -156,7 +159,9 @@ __device__ __forceinline__ void mask_scores(float (&score)[GROUPS][S_TILES][4], 
                 if constexpr (CAUSAL)
                     visible = min_int(visible,
                                       row + 16 * g + e / 2 * 8 + 1 + seqlen_k - seqlen_q);
-                if (key + 8 * n + e % 2 >= visible || !kept[e % 2])
+                const int diagonal = row + 16 * g + e / 2 * 8 + seqlen_k - seqlen_q;
+                if (key + 8 * n + e % 2 >= visible || !kept[e % 2] ||
+                    window.hides(diagonal, key + 8 * n + e % 2))
                     score[g][n][e] = neg_infinity();
             }
     }
@@ -205,6 +210,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #if SAWTOOTH
               , int wave  // blocks that run at a time
 #endif
+#if WINDOW
+              , int window_left, int window_right, int sinks
+#endif
 #if PROGRESS
               , Tensor1<int64> progress  // (blocks, notes): SM, start, every PROGRESS tiles, end
               , int notes
@@ -218,7 +226,14 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     const int batch = blockIdx.x / query_tiles / heads;
     const int row0 = i * BLOCK_M, rows = min_int(BLOCK_M, seqlen_q - row0);
     const int warp_row = warp_id() * WARP_ROWS;
-    const int end = key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k);
+#if WINDOW
+    const Window window{window_left, window_right, sinks};
+#else
+    const Window window{};
+#endif
+    const KeyTiles tiles =
+        key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(i, seqlen_q, seqlen_k, window);
+    const int end = tiles.count;
 
 #if PROGRESS
     int64* const noted = progress.data + int64(blockIdx.x) * notes;
@@ -232,9 +247,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     // Candidate t of the walk is this key tile.
 #if SAWTOOTH
     const bool down = blockIdx.x / wave % 2;
-    auto tile_of = [=](int t) { return down ? end - 1 - t : t; };
+    auto tile_of = [=](int t) { return tiles.at(down ? end - 1 - t : t); };
 #else
-    auto tile_of = [](int t) { return t; };
+    auto tile_of = [=](int t) { return tiles.at(t); };
 #endif
 
     unsigned char* shared = shared_memory();
@@ -349,13 +364,14 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #endif
         const int key0 = tile_of(j) * BLOCK_N, warp_row0 = row0 + warp_row;
         const int offset = seqlen_k - seqlen_q;
-        // The whole tile may lie to the right of what this warp's rows see.
-        if (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) {
+        // The whole tile may lie beside what this warp's rows see.
+        if ((!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) &&
+            !window.hides_all(warp_row0 + offset, WARP_ROWS, key0, BLOCK_N)) {
 #if BIAS
             io_t bias_values[GROUPS][S_TILES][4];
             load_bias<false>(bias_values,
                              Pairs<const io_t>{bias.row(batch, head, 0), bias.stride_n, seqlen_q,
-                                               seqlen_k},
+                                               seqlen_k, window},
                              warp_row0, key0);
 #endif
             float score[GROUPS][S_TILES][4];
@@ -384,9 +400,10 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
             add_bias(score, bias_values);
 #endif
             const bool ragged = key0 + BLOCK_N > seqlen_k;
-            const bool diagonal = CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset;
-            if (KEY_MASK || ragged || diagonal)
-                mask_scores(score, warp_row0, key0, seqlen_q, seqlen_k, keep);
+            const bool cut = (CAUSAL && key0 + BLOCK_N - 1 > warp_row0 + offset) ||
+                             window.hides_any(warp_row0 + offset, WARP_ROWS, key0, BLOCK_N);
+            if (KEY_MASK || ragged || cut)
+                mask_scores(score, warp_row0, key0, seqlen_q, seqlen_k, window, keep);
             softmax_step(score, acc, state, log2_scale);
 #if DROPOUT
             drop_weights(score, warp_row0, key0, dropout);

@@ -86,6 +86,7 @@ def unsupported_reason(
     softcap: bool = False,
     alibi: bool = False,
     bias: bool = False,
+    window: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a pass of a problem, or None.
 
@@ -107,6 +108,7 @@ def unsupported_reason(
         "a softcap": softcap,
         "ALiBi": alibi,
         "a bias": bias,
+        "a window": window,
     }
     return next((name for name, used in features.items() if used), None)
 

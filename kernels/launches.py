@@ -144,13 +144,14 @@ def launches_of(
         operands = [a for a in rows if a.name not in ("bias", "dbias")]
         choice = dispatch.choose(
             device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
-            dropout=dropout, block_mask=block_mask, softcap=softcap, alibi=alibi,
-            bias=bias is not None,
+            dropout=dropout, block_mask=block_mask, window=shape.windowed, softcap=softcap,
+            alibi=alibi, bias=bias is not None,
             deterministic=deterministic and pass_ == "backward", causal=shape.causal, order=order,
         )  # fmt: skip
         algorithm, reason = choice.algorithm, choice.reason
     options: dict[str, Any] = {
-        "scale": 1.0, "causal": shape.causal, "dropout_p": 0.5 if dropout else 0.0,
+        "scale": 1.0, "causal": shape.causal, "window": shape.window, "sinks": shape.sinks,
+        "dropout_p": 0.5 if dropout else 0.0,
         "softcap": 1.0 if softcap else None, "shared_limit_bytes": device.shared_limit_bytes,
         "order": order,
     }  # fmt: skip
@@ -165,8 +166,9 @@ def launches_of(
     if tile is not None and asked == AUTO:  # as the operator does
         options["tile"] = dispatch.kernel_tile(
             pass_, shape.dtype, shape.head_dim, tile, limit=device.shared_limit_bytes,
-            block_size=block_size, causal=shape.causal, key_mask=key_mask, dropout=dropout,
-            softcap=softcap, alibi=alibi, bias=bias is not None,
+            block_size=block_size, causal=shape.causal, window=shape.window != (None, None),
+            key_mask=key_mask, dropout=dropout, softcap=softcap, alibi=alibi,
+            bias=bias is not None,
         )  # fmt: skip
     else:
         options["tile"] = tile

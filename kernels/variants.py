@@ -28,6 +28,7 @@ _FORMS: dict[str, tuple[str, dict[str, bool]]] = {
 _FEATURES: dict[str, dict[str, bool]] = {
     "key mask": {"key_mask": True},
     "dropout": {"dropout": True},
+    "window": {"window": True},
     "block sparse": {"block_sparse": True},
     "all masks": {"key_mask": True, "dropout": True, "block_sparse": True},
 }
@@ -41,6 +42,8 @@ SPILLS = {
     ("backward without dq bf16 64 causal", "sm_80"): 56,
     ("backward without dq bf16 64 causal", "sm_90"): 48,
     ("forward fp32 256 causal", "sm_80"): 124,
+    ("forward fp32 256 causal window", "sm_80"): 84,
+    ("backward dq fp32 256 causal window", "sm_90"): 24,
 }
 
 

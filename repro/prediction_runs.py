@@ -107,7 +107,7 @@ def find_run(
             lse_gradient=lse_gradient,
         )  # fmt: skip
     except ValueError as error:
-        if ours or dropout or options or order != "rows":
+        if ours or dropout or options or shape.windowed or order != "rows":
             raise
         return _theory(algorithm, shape, pass_, gpu, tile, str(error))
     form = form_of(launched.algorithm, shape, pass_, tile, order)
@@ -206,7 +206,9 @@ def shared_per_tensor(
         return None
     of_warps = warp_forward_round if pass_ == "forward" else warp_backward_round
     try:
-        config = attention.configure(pass_, shape.dtype, shape.padded.head_dim, tile=tile)
+        config = attention.configure(
+            pass_, shape.dtype, shape.padded.head_dim, tile=tile, window=shape.windowed
+        )
         found = of_warps(config.head_dim, tile.block_m, tile.block_n, config.num_warps)
     except ValueError:
         return None
@@ -221,8 +223,8 @@ def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConf
     return attention.FlashConfig(
         kernel.entry.removeprefix("flash_").replace("_", "-"), shape.dtype, launched.columns,
         tile_of(launched.main), stages=macros["STAGES"], key_mask="KEY_MASK" in macros,
-        dropout="DROPOUT" in macros, block_size=sparse, softcap="SOFTCAP" in macros,
-        alibi="ALIBI" in macros, bias="BIAS" in macros,
+        dropout="DROPOUT" in macros, window="WINDOW" in macros, block_size=sparse,
+        softcap="SOFTCAP" in macros, alibi="ALIBI" in macros, bias="BIAS" in macros,
     )  # fmt: skip
 
 

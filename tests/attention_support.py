@@ -19,6 +19,12 @@ BOUNDS = {
 }
 
 
+#: Options that the reference takes too.
+REFERENCE_OPTIONS = frozenset(
+    ("causal", "window", "sinks", "key_mask", "block_mask", "scale", "softcap", "alibi_slopes")
+)
+
+
 class Result(NamedTuple):
     """Detached results of one call."""
 
@@ -89,11 +95,7 @@ def check(
 def run_and_check(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Result:
     """:func:`run` and :func:`check` with the same masks and scale."""
     result = run(q, k, v, dout, **options)
-    known = {
-        name: value
-        for name, value in options.items()
-        if name in ("causal", "key_mask", "block_mask", "scale", "softcap", "alibi_slopes")
-    }
+    known = {name: value for name, value in options.items() if name in REFERENCE_OPTIONS}
     if "block_mask" in options:
         known["block"] = options["tile"]
     check(result, q, k, v, dout, **known)

@@ -84,6 +84,8 @@ class Problem:
     bias: tuple[int, int] | None = None
     """(1 or B, 1 or H): items and heads of a bias drawn with the rest, its gradient made too."""
     with_dlse: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+    sinks: int = 0
     data: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -119,8 +121,14 @@ class Problem:
         """(B, H, Nq, Nk): which pairs enter the softmax."""
         rows, keys = np.arange(self.seqlen_q), np.arange(self.seqlen_k)
         seen = np.ones((self.batch, self.heads, self.seqlen_q, self.seqlen_k), bool)
+        diagonal = rows[:, None] + self.seqlen_k - self.seqlen_q
+        left, right = self.window
+        if left is not None:
+            seen &= (keys >= diagonal - left) | (keys < self.sinks)
+        if right is not None:
+            seen &= (keys <= diagonal + right) | (keys < self.sinks)
         if self.causal:
-            seen &= keys <= rows[:, None] + self.seqlen_k - self.seqlen_q
+            seen &= keys <= diagonal
         if self.key_mask is not None:
             seen &= self.key_mask[:, None, None, :]
         if self.block_mask is not None:
@@ -211,6 +219,7 @@ def execute(
     lse = aligned(p.data["q"].shape[:3], "fp32")
     stats = {"lse": view("lse", lse, "fp32")}
     options: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "tile": tile, "pdl": pdl}
+    options |= {"window": p.window, "sinks": p.sinks}
     options |= {name: forward.pop(name) for name in ("order", "wave") if name in forward}
     if p.key_mask is not None:
         options["key_mask"] = view("key_mask", p.key_mask.astype(np.uint8, order="C"), "uint8")
@@ -277,8 +286,9 @@ def expected_traffic(
 ) -> dict[str, dict[tuple[str, str], int]]:
     """What ``analysis`` says the kernels move, per kernel."""
     shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal
-    )
+        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal,
+        p.window, p.sinks,
+    )  # fmt: skip
     options: dict[str, Any] = {"key_mask": p.key_mask is not None}
     if p.softcap is not None:
         options["softcap"] = True

@@ -53,6 +53,8 @@ def execute(
     options: dict[str, Any] = {
         "scale": p.scale,
         "causal": p.causal,
+        "window": p.window,
+        "sinks": p.sinks,
         "tile": tile,
         "shared_limit_bytes": backend.shared_limit_bytes,
         "pdl": pdl,

@@ -103,13 +103,12 @@ def query_tiles_outside(
     launch.streams = np.stack(pairs, axis=1).reshape(-1, pairs[0].shape[1])
     launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
     down = turned(len(i)) ^ downwards
-    if block_mask is None:
+    if block_mask is None and not shape.windowed:
         steps = loop.visits_of_query_tile[i]
         start, direction = np.where(down, steps - 1, 0), np.where(down, -1, 1)
         listed = np.full(len(i), -1)
     else:
-        met = tiles_met(shape, tile, block_mask, mask_block).reshape(heads, tr, -1)
-        rows = [np.flatnonzero(met[h, t]) for h, t in zip(head, i, strict=True)]
+        rows = _walked(shape, tile, block_mask, mask_block, head, i)
         rows = [r[::-1] if d else r for r, d in zip(rows, down, strict=True)]
         steps, listed, launch.tiles = _lists(rows)
         start, direction = np.zeros(1, np.int64), np.ones(1, np.int64)
@@ -170,7 +169,7 @@ def key_tiles_outside(
     launch.ranges = np.stack(ranges, axis=1).reshape(-1, ranges[0].shape[1])
     down = turned(len(j))
     start, direction = np.zeros(1, np.int64), np.ones(1, np.int64)
-    if block_mask is None and not shape.causal:
+    if block_mask is None and not shape.causal and not shape.windowed:
         steps, listed = np.full(len(j), shape.group * tr), np.full(len(j), -1)
         start, direction = np.where(down, steps - 1, 0), np.where(down, -1, 1)
     else:
@@ -280,6 +279,27 @@ class _Rows:
         return _columns(first, self.block * row, self.rows * row, tiles, kind, number, ALWAYS)
 
 
+def _walked(
+    shape: AttentionShape,
+    tile: Tile,
+    block_mask: BlockMask | None,
+    mask_block: Tile | None,
+    head: Table,
+    i: Table,
+) -> list[Table]:
+    """Key tiles that each query tile meets."""
+    if block_mask is not None:
+        met = tiles_met(shape, tile, block_mask, mask_block)
+        met = met.reshape(shape.batch * shape.heads, *met.shape[2:])
+        return [np.flatnonzero(met[h, t]) for h, t in zip(head, i, strict=True)]
+    sinks, first, end = shape.visible.key_tiles(tile.block_m, tile.block_n)
+    each = [
+        np.concatenate([np.arange(s), np.arange(f, e)])
+        for s, f, e in zip(sinks, first, end, strict=True)
+    ]
+    return [each[t] for t in i]
+
+
 def _visited(
     shape: AttentionShape,
     tile: Tile,
@@ -292,7 +312,8 @@ def _visited(
     """Tiles of the group's rows, head after head, that each key tile meets."""
     tr, group = loop.query_tiles, shape.group
     if block_mask is None:
-        upper = [np.arange(tr - int(n), tr) for n in loop.visits_of_key_tile]
+        first, end = shape.visible.query_tiles(tile.block_m, tile.block_n)
+        upper = [np.arange(f, e) for f, e in zip(first, end, strict=True)]
         each = [np.concatenate([g * tr + t for g in range(group)]) for t in upper]
         return [each[tile_] for tile_ in j]
     met = tiles_met(shape, tile, block_mask, mask_block)

@@ -142,7 +142,7 @@ def flash_backward(
         pairs = _pairs(shape, tile, block_mask, mask_block)
         main["bias", "read"] = pairs * shape.itemsize
         if bias_gradient:
-            partial = shape.causal or block_mask is not None
+            partial = shape.causal or shape.windowed or block_mask is not None
             sent, around = _bias_gradient(shape, bias, pairs, deterministic, partial)
             main |= sent
     return {

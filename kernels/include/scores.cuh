@@ -9,11 +9,12 @@
 //
 // Bytes: alibi_slopes, 4 for a query tile that visits a key tile, or for a visit where keys are
 // outside. softcap moves nothing, and costs a second exponential and a reciprocal a score. bias, an
-// element for each pair that the causal mask leaves in a visited tile, in every kernel that makes
-// scores; its gradient, an element for each such pair. A pair is read and written by one thread.
+// element for each pair that causal mask and window leave in a visited tile, in every kernel that
+// makes scores; its gradient, an element for each such pair. A pair is read and written by one thread.
 #pragma once
 
 #include "tile.cuh"
+#include "window.cuh"
 
 #ifndef SOFTCAP
 #define SOFTCAP 0  // 1: scores are capped
@@ -100,6 +101,7 @@ struct Pairs {
     T* data;
     int64 stride_n;
     int seqlen_q, seqlen_k;
+    Window window;
 };
 
 // Calls body(address, g, n, e) for the elements of a fragment (as in change_scores) that are pairs
@@ -119,7 +121,8 @@ __device__ __forceinline__ void for_each_pair(const Pairs<T>& pairs, int down0, 
                 int visible = pairs.seqlen_k;  // keys, from the first, that the query may see
                 if constexpr (CAUSAL)
                     visible = min_int(visible, query + 1 + pairs.seqlen_k - pairs.seqlen_q);
-                if (query < pairs.seqlen_q && key < visible)
+                const int diagonal = query + pairs.seqlen_k - pairs.seqlen_q;
+                if (query < pairs.seqlen_q && key < visible && !pairs.window.hides(diagonal, key))
                     body(pairs.data + query * pairs.stride_n + key, g, n, e);
             }
 }

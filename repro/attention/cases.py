@@ -70,6 +70,8 @@ class Case(PlainCase):
     deterministic: bool = False
     tile: tuple[int, int] | None = None
     order: str = "rows"
+    window: tuple[int | None, int | None] | None = None
+    sinks: int = 0
     layout: str = "bhnd"
     dout_layout: str = "bhnd"
     values: str = "normal"
@@ -98,6 +100,7 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
     dropout = shaping.random() < 0.3
     masked = shaping.random() < 0.5
     negative = shaping.random() < 0.2
+    windowed = shaping.random() < 0.4
     if tile and not sparse and not tile_fits(tile, head_dim, dtype):
         tile = None
     capped, sloped, biased = (shaping.random() < 0.25 for _ in range(3))
@@ -123,6 +126,8 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
         deterministic=shaping.random() < 0.5,
         tile=tile,
         order=shaping.choice(("rows", "rows", "sawtooth")),
+        window=(_side(random), _side(random)) if windowed else None,
+        sinks=random.choice((0, 0, 1, 4, 70)) if windowed else 0,
         layout=random.choice(LAYOUTS),
         dout_layout=random.choice(LAYOUTS),
         values=random.choice(VALUES),
@@ -148,12 +153,16 @@ def _length(random: Random) -> int:
     return edge if random.random() < 0.7 else random.randrange(1, 200)
 
 
+def _side(random: Random) -> int | None:
+    return random.choice((None, 0, 1, 15, 16, 64, random.randrange(200)))
+
+
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler neighbours of a failing case, the most drastic simplifications first."""
     plain = Case()
     for name in ("values", "layout", "dout_layout", "needed", "scale", "softcap", "alibi",
-                 "bias_layout", "bias_gradient", "deterministic", "order", "causal", "dropout_p",
-                 "key_keep", "dtype"):  # fmt: skip
+                 "bias_layout", "bias_gradient", "deterministic", "order", "causal", "window",
+                 "sinks", "dropout_p", "key_keep", "dtype"):  # fmt: skip
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     if case.bias is not None and not case.bias_gradient:
@@ -239,7 +248,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
             (query, case.layout), (key, case.layout), (key, case.layout), (query, case.dout_layout),
         )
     )  # fmt: skip
-    options: dict[str, Any] = {"causal": case.causal}
+    options: dict[str, Any] = {"causal": case.causal, "window": case.window, "sinks": case.sinks}
     if case.key_keep:
         mask = torch.rand(case.batch, case.seqlen_k, generator=generator) < case.key_keep
         options["key_mask"] = mask
@@ -287,7 +296,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     copied = ["bias"] if gapped else []
     shape = AttentionShape(
         case.batch, case.heads, case.seqlen_q, case.seqlen_k, case.head_dim, case.kv_heads,
-        case.dtype, case.causal,
+        case.dtype, case.causal, case.window or (None, None), case.sinks,
     )  # fmt: skip
     features = _features(case, options)
     complaint = counter.complaint(shape, "forward", laid_out, copied, features)

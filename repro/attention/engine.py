@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from analysis.shapes import Tile, aligned_head_dim
+from analysis.window import Sides, Window
 from kernels import attention, dispatch
 from kernels.launch import Array, Backend
 from kernels.launching.plan import record, replay
@@ -67,11 +68,19 @@ class Options(NamedTuple):
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     bias: Tensor | None = None
+    left: int | None = None
+    right: int | None = None
+    sinks: int = 0
+
+    @property
+    def window(self) -> Sides:
+        return self.left, self.right
 
     @property
     def plain(self) -> bool:
-        """No tile, dropout, order or change of the scores."""
-        asked = (self.tile, self.dropout_p or None, self.softcap, self.alibi_slopes, self.bias)
+        """No tile, dropout, order, window or change of the scores."""
+        changes = (self.softcap, self.alibi_slopes, self.bias)
+        asked = (self.tile, self.dropout_p or None, *changes, *self.window)
         return all(option is None for option in asked) and self.order == "rows"
 
 
@@ -96,7 +105,8 @@ class KeptForward:
 def kept(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
 ) -> KeptForward | None:
-    """The recorded forward of plain tensors without mask, dropout, tile, order; None on a miss."""
+    """The recorded forward of plain tensors without mask, dropout, tile, order, window; None on a
+    miss."""
     return _KEPT.get(_kept_key(q, k, v, causal, scale, deterministic))
 
 
@@ -134,9 +144,10 @@ def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | 
     return dispatch.kernel_tile(
         pass_, DTYPES[q.dtype], aligned_head_dim(int(q.shape[3])), block, limit=limit,
         block_size=(block.block_m, block.block_n) if options.block_mask is not None else None,
-        causal=options.causal, key_mask=options.key_mask is not None,
-        dropout=options.dropout_p > 0.0, softcap=options.softcap is not None,
-        alibi=options.alibi_slopes is not None, bias=options.bias is not None,
+        causal=options.causal, window=options.window != (None, None),
+        key_mask=options.key_mask is not None, dropout=options.dropout_p > 0.0,
+        softcap=options.softcap is not None, alibi=options.alibi_slopes is not None,
+        bias=options.bias is not None,
     )  # fmt: skip
 
 
@@ -279,6 +290,8 @@ def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashabl
         options.deterministic,
         options.order,
         options.softcap,
+        options.window,
+        options.sinks,
     ]
     for tensor in tensors.values():
         key += (tensor.shape, tensor.stride(), tensor.dtype)
@@ -343,16 +356,26 @@ def _choose(
         softcap=options.softcap is not None,
         alibi=options.alibi_slopes is not None,
         bias=options.bias is not None,
+        window=_windowed(arrays[0], arrays[1], options),
         deterministic=options.deterministic and pass_ == "backward",
         causal=options.causal,
         order=options.order,
     )
 
 
+def _windowed(q: Array, k: Array, options: Options) -> bool:
+    """Whether the window hides anything, so that kernels must know of it."""
+    return Window.of(
+        q.shape[2], k.shape[2], causal=options.causal, window=options.window, sinks=options.sinks
+    ).hides
+
+
 def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[str, Any]:
     features: dict[str, Any] = {
         "scale": options.scale,
         "causal": options.causal,
+        "window": options.window,
+        "sinks": options.sinks,
         "dropout_p": options.dropout_p,
         "shared_limit_bytes": shared_limit(q.device),
         "order": options.order,

@@ -11,6 +11,7 @@ from repro.attention.validation import (
     resolve_scale,
     resolve_softcap,
     resolve_tile,
+    resolve_window,
 )
 
 __all__ = ["FlashAttention"]
@@ -20,7 +21,8 @@ class FlashAttention(nn.Module):
     """:func:`repro.flash_attention` with its options fixed; drops weights in training mode only.
 
     Args:
-        causal, scale, softcap, deterministic, tile, order: as in :func:`repro.flash_attention`.
+        causal, scale, softcap, deterministic, tile, order, window, sinks: as in
+            :func:`repro.flash_attention`.
         dropout_p: probability used while ``self.training``; in eval mode nothing is dropped.
     """
 
@@ -34,6 +36,8 @@ class FlashAttention(nn.Module):
         deterministic: bool = False,
         tile: tuple[int, int] | None = None,
         order: str = "rows",
+        window: tuple[int | None, int | None] | None = None,
+        sinks: int = 0,
     ) -> None:
         super().__init__()
         self.causal = flag("causal", causal)
@@ -44,6 +48,8 @@ class FlashAttention(nn.Module):
         block = resolve_tile(tile)
         self.tile = None if block is None else (block[0], block[1])
         self.order = resolve_order(order)
+        left, right, self.sinks = resolve_window(window, sinks)
+        self.window = None if window is None else (left, right)
 
     def forward(
         self,
@@ -71,6 +77,8 @@ class FlashAttention(nn.Module):
             deterministic=self.deterministic,
             tile=self.tile,
             order=self.order,
+            window=self.window,
+            sinks=self.sinks,
         )
         assert isinstance(out, Tensor)
         return out

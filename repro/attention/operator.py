@@ -15,6 +15,7 @@ from repro.attention.validation import (
     resolve_scale,
     resolve_softcap,
     resolve_tile,
+    resolve_window,
 )
 
 __all__ = ["flash_attention"]
@@ -38,6 +39,8 @@ def flash_attention(
     return_lse: bool = False,
     tile: tuple[int, int] | None = None,
     order: str = "rows",
+    window: tuple[int | None, int | None] | None = None,
+    sinks: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, ``softmax(scale · q kᵀ) v``, without storing the (Nq, Nk) matrices.
 
@@ -86,6 +89,14 @@ def flash_attention(
             on one card agree as they do with "rows". On Hopper, forwards of up to 4096 queries
             run as longer ones do, and a ``deterministic`` backward on the sm_80 kernels.
 
+        window: (left, right): query i sees key j when
+            ``i + Nk - Nq - left <= j <= i + Nk - Nq + right``; None on a side is unlimited. With
+            ``causal``, right counts as 0 however large. Tiles outside are neither loaded nor
+            multiplied. A window that hides nothing changes nothing, the choice of kernels
+            included; one that does runs the sm_80 kernels, as Hopper's have none.
+        sinks: the first keys, as many as this, are seen whatever the window (by all queries, or
+            with ``causal`` by those that they do not lie ahead of). Without a window no change.
+
     Returns:
         ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in
         float32, natural logarithm. A row that sees no key has ``out = 0``, ``lse = -inf`` and
@@ -108,7 +119,7 @@ def flash_attention(
     q, k, v, bias = _autocast(q, k, v, bias)
     plain = key_mask is None and block_mask is None and tile is None and dropout_p == 0
     plain = plain and order == "rows" and softcap is None and alibi_slopes is None
-    plain = plain and bias is None
+    plain = plain and bias is None and window is None
     if plain and type(causal) is bool and type(deterministic) is bool:
         found = _again(q, k, v, causal, scale, deterministic)
         if found is not None:
@@ -141,6 +152,7 @@ def flash_attention(
         resolve_softcap(softcap),
         alibi_slopes,
         bias,
+        *resolve_window(window, sinks),
     )
     return (out, lse) if flag("return_lse", return_lse) else out
 

@@ -7,6 +7,8 @@ cannot be repeated here.
 Conventions (shared by the operator, see :func:`repro.flash_attention`):
 
 * causal is aligned bottom-right: query i sees key j when ``j <= i + seqlen_k - seqlen_q``;
+* ``window`` (left, right) leaves query i the keys within it of its diagonal i + seqlen_k -
+  seqlen_q, and the first ``sinks`` keys;
 * ``key_mask`` (B, Nk) boolean, True = the key takes part;
 * a row that sees no key has ``out = 0``, ``lse = -inf`` and neither takes nor sends gradient;
 * a key that no row sees may hold anything, NaN included.
@@ -60,6 +62,8 @@ def visible(
     seqlen_k: int,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: int = 0,
     key_mask: Tensor | None = None,
     block_mask: Tensor | None = None,
     block: tuple[int, int] | None = None,
@@ -70,9 +74,15 @@ def visible(
     ``block`` = (block_m, block_n) and cut to (Nq, Nk).
     """
     seen = torch.ones(batch, heads, seqlen_q, seqlen_k, dtype=torch.bool)
+    diagonal = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+    keys = torch.arange(seqlen_k)[None, :]
+    left, right = window or (None, None)
+    if left is not None:
+        seen &= (keys >= diagonal - left) | (keys < sinks)
+    if right is not None:
+        seen &= (keys <= diagonal + right) | (keys < sinks)
     if causal:
-        rows = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
-        seen &= torch.arange(seqlen_k)[None, :] <= rows
+        seen &= keys <= diagonal
     if key_mask is not None:
         seen &= key_mask.bool().cpu()[:, None, None, :]
     if block_mask is not None:
@@ -91,6 +101,8 @@ def attention_reference(
     dout: Tensor | None = None,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    sinks: int = 0,
     key_mask: Tensor | None = None,
     block_mask: Tensor | None = None,
     block: tuple[int, int] | None = None,
@@ -118,7 +130,8 @@ def attention_reference(
     scale = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
     seen = visible(
         batch, heads, seqlen_q, seqlen_k,
-        causal=causal, key_mask=key_mask, block_mask=block_mask, block=block,
+        causal=causal, window=window, sinks=sinks, key_mask=key_mask, block_mask=block_mask,
+        block=block,
     )  # fmt: skip
     # Slots nobody sees may hold NaN, and 0 * NaN is NaN, so they become 0 before any product.
     used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]

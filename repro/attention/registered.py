@@ -37,7 +37,7 @@ __all__ = ["attention", "attention_again"]
 _OPTIONS = (
     "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
     "float dropout_p, int[]? tile, bool deterministic, str order, float? softcap, "
-    "Tensor? alibi_slopes, Tensor? bias"
+    "Tensor? alibi_slopes, Tensor? bias, int? left, int? right, int sinks"
 )
 
 _Key: Any = torch._C.DispatchKey

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from analysis import arguments
 from analysis.algorithms import ORDERS
+from analysis.window import sides
 from kernels.scores import capped
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "resolve_scale",
     "resolve_softcap",
     "resolve_tile",
+    "resolve_window",
 ]
 
 #: torch type -> the name the kernels and the records use.
@@ -200,6 +202,13 @@ def resolve_order(order: str) -> str:
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
     return order
+
+
+def resolve_window(
+    window: tuple[int | None, int | None] | None, sinks: int
+) -> tuple[int | None, int | None, int]:
+    """(left, right, sinks). TypeError for what are no whole numbers, ValueError below 0."""
+    return *sides(window), arguments.whole("sinks", sinks, least=0)
 
 
 def resolve_scale(scale: float | None, head_dim: int) -> float:

@@ -87,6 +87,14 @@ def command(
             "one (1, 1)",
         ),
     ] = "none",
+    window: Annotated[
+        str,
+        typer.Option(
+            help="left,right: keys before and after its own place that a query sees, as 1024,0; "
+            "none on a side: all; several as 256,0;1024,0"
+        ),
+    ] = "none",
+    sinks: Annotated[str, typer.Option(help="first keys, seen whatever the window")] = "0",
     tile: Annotated[
         str, typer.Option(help="block_m x block_n as 128x64, a list, all, or auto")
     ] = "auto",
@@ -162,6 +170,8 @@ def command(
             sweep.numbers(head_dim, "--head-dim"),
             sweep.numbers(seqlen, "--seqlen"),
             sweep.numbers(seqlen_k, "--seqlen-k") if seqlen_k is not None else [None],
+            sweep.windows(window),
+            sweep.numbers(sinks, "--sinks", least=0),
             sweep.tiles(tile),
             sweep.words(order, "--order", ORDERS),
             sweep.words(pass_, "--pass", PASSES),
@@ -173,9 +183,9 @@ def command(
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
     points: list[Prediction | dict[str, Any]] = []
-    for g, name, visible, kind, b, h, kv, d, n, nk, asked, walk, one_pass in chosen:
+    for g, name, visible, kind, b, h, kv, d, n, nk, sides, first, asked, walk, one_pass in chosen:
         try:
-            shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal")
+            shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first)
             points.append(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
                         deterministic=deterministic, order=walk, waves=waves,
@@ -187,7 +197,8 @@ def command(
                 raise
             failed = {"algorithm": name, "pass": one_pass, "batch": b, "heads": h,
                       "kv_heads": kv or h, "seqlen_q": n, "seqlen_k": nk or n, "head_dim": d,
-                      "dtype": kind, "causal": visible == "causal", "order": walk,
+                      "dtype": kind, "causal": visible == "causal", "window_left": sides[0],
+                      "window_right": sides[1], "sinks": first, "order": walk,
                       "gpu": g.name}  # fmt: skip
             if asked:
                 failed |= {"block_m": asked.block_m, "block_n": asked.block_n}

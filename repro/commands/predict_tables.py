@@ -8,8 +8,8 @@ from repro.commands import output
 from repro.prediction import Prediction
 
 _FIELDS = (
-    "gpu", "algorithm", "pass", "order", "causal", "dtype", "batch", "heads", "kv_heads",
-    "seqlen_q", "seqlen_k", "head_dim", "form", "block_m", "block_n",
+    "gpu", "algorithm", "pass", "order", "causal", "window_left", "window_right", "sinks", "dtype",
+    "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "form", "block_m", "block_n",
 )  # fmt: skip
 _BYTES = (
     "sm_read_bytes", "sm_write_bytes", "hbm_read_bytes", "hbm_write_bytes", "saved_bytes",
@@ -36,6 +36,9 @@ def tables(
         common.pop("form", None)
     if common.get("order") == "rows":
         common.pop("order")
+    for bound in ("window_left", "window_right", "sinks"):
+        if not common.get(bound, True) and not any(row.get(bound) for row in rows):
+            common.pop(bound)
     output.print_text(", ".join(f"{name}={value}" for name, value in common.items()))
     good = [p for p in points if isinstance(p, Prediction)]
     output.print_text(f"ceilings: {'; '.join(sorted({p.ceilings.origin for p in good}))}")

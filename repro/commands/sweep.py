@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from analysis.hardware import GPUS, Gpu
 from analysis.shapes import Tile
+from analysis.window import Sides
 from repro.commands.gpus import find
 
 #: More points than anyone reads, and a few seconds of work.
@@ -15,24 +16,25 @@ _NUMBER = re.compile(r"(\d+)([kK]?)")
 _SPELLING = "a number (16k is 16384), a list 1,2,8, or a range 512:16384:*2 or 64:256:+64"
 
 
-def numbers(text: str, option: str) -> list[int]:
+def numbers(text: str, option: str, least: int = 1) -> list[int]:
     """ "512", "16k", "1,2,8", "512:16384:*2", "64:256:+64"; the end of a range is included.
 
     Raises ValueError, naming the option, for anything else.
     """
     found: list[int] = []
     for part in text.split(","):
-        found += _range(part.strip(), option) if ":" in part else [_number(part.strip(), option)]
+        part = part.strip()
+        found += _range(part, option) if ":" in part else [_number(part, option, least)]
     return list(dict.fromkeys(found))
 
 
-def _number(text: str, option: str) -> int:
+def _number(text: str, option: str, least: int = 1) -> int:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise ValueError(f"{option} {text!r}: expected {_SPELLING}")
     value = int(match[1]) * (1024 if match[2] else 1)
-    if value < 1:
-        raise ValueError(f"{option} {text!r}: {value} is below 1")
+    if value < least:
+        raise ValueError(f"{option} {text!r}: {value} is below {least}")
     return value
 
 
@@ -54,6 +56,21 @@ def _range(text: str, option: str) -> list[int]:
             raise ValueError(f"{option} {text!r}: more than {LIMIT} values")
         value = value * step if times else value + step
     return found
+
+
+def windows(text: str) -> list[Sides]:
+    """ "1024,0" as (left, right), "none" for no bound, "none,0" for none on a side; several as
+    "256,0;1024,0". Raises ValueError for anything else."""
+    found: list[Sides] = []
+    for part in text.split(";"):
+        ends = [end.strip() for end in part.split(",")]
+        if ends == ["none"]:
+            ends *= 2
+        if len(ends) != 2:
+            raise ValueError(f"--window {part!r}: expected left,right as 1024,0 or none,0, or none")
+        left, right = (None if e == "none" else _number(e, "--window", 0) for e in ends)
+        found.append((left, right))
+    return list(dict.fromkeys(found))
 
 
 def words(

@@ -39,6 +39,8 @@ grouped = st.builds(
     head_dim=st.sampled_from([8, 64]),
     kv_heads=st.sampled_from([1, 2, 4]),
     causal=st.booleans(),
+    window=st.tuples(*[st.none() | st.integers(0, 70)] * 2),
+    sinks=st.sampled_from([0, 0, 1, 9, 40]),
 )
 tiles = st.builds(Tile, block_m=st.integers(4, 40), block_n=st.integers(4, 40))
 
@@ -63,11 +65,18 @@ class Walk:
 
     def visible(self, i: int, j: int) -> bool:
         """Whether any (query, key) pair of tiles i and j is visible."""
-        if not self.shape.causal:
-            return True
-        last_query = i * self.tile.block_m + self.rows_q[i] - 1
-        offset = self.shape.seqlen_k - self.shape.seqlen_q
-        return j * self.tile.block_n <= last_query + offset
+        rows = range(i * self.tile.block_m, i * self.tile.block_m + self.rows_q[i])
+        keys = range(j * self.tile.block_n, j * self.tile.block_n + self.rows_k[j])
+        return any(self.sees(query, key) for query in rows for key in keys)
+
+    def sees(self, query: int, key: int) -> bool:
+        """One pair, as the operator's docstring says it."""
+        shape = self.shape
+        diagonal = query + shape.seqlen_k - shape.seqlen_q
+        left, right = shape.window
+        inside = left is None or key >= diagonal - left
+        inside = inside and (right is None or key <= diagonal + right)
+        return (inside or key < shape.sinks) and (key <= diagonal or not shape.causal)
 
     def check(self, algorithm: str, pass_: str, **options: object) -> None:
         predicted = predict_traffic(algorithm, self.shape, self.tile, pass_, **options)

@@ -192,6 +192,28 @@ def test_an_order_changes_what_comes_from_hbm_and_nothing_else(capsys, algorithm
             assert sawtooth[name] == rows[name]
 
 
+def test_windows_are_swept_and_are_those_of_the_library(capsys):
+    status, out, _ = run(
+        capsys, "predict", "-n", "2k", "-d", "64", "--causal", "--gpu", "H200", "--pass", "forward",
+        "--window", "none;1k,0;128,none", "--sinks", "0,4", "--csv",
+    )  # fmt: skip
+    assert status == 0
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [(r["window_left"], r["window_right"], r["sinks"]) for r in rows] == [
+        ("", "", "0"), ("", "", "4"), ("1024", "0", "0"), ("1024", "0", "4"),
+        ("128", "", "0"), ("128", "", "4"),
+    ]  # fmt: skip
+    assert [r["algorithm"] for r in rows] == ["flash-sm90"] * 2 + ["flash"] * 4
+    for row in rows[2:]:
+        left, sinks = int(row["window_left"]), int(row["sinks"])
+        shape = AttentionShape(
+            1, 16, 2048, 2048, 64, dtype="bf16", causal=True, window=(left, 0), sinks=sinks
+        )
+        found = predict("auto", shape, "forward", "H200")
+        assert int(row["sm_read_bytes"]) == found.traffic.read_bytes
+        assert int(row["useful_flops"]) == 16 * 4 * 64 * shape.visible_pairs
+
+
 def test_one_point_also_shows_its_tensors(capsys):
     _, out, _ = run(
         capsys, "predict", "--pass", "backward", "-n", "1024", "--causal", "--gpu", "H200"
@@ -220,6 +242,9 @@ def test_measured_ceilings_come_from_the_records_or_are_refused(capsys):
         (("--deterministic", "-a", "flash"), 1, "--deterministic chooses with -a auto"),
         (("--markdown", "--latex"), 1, "--markdown and --latex exclude each other"),
         (("--tile", "64"), 1, "--tile '64'"),
+        (("--window", "5"), 1, "--window '5': expected left,right as 1024,0"),
+        (("--window", "5,-1"), 1, "--window '-1'"),
+        (("--window", "5,0", "-a", "standard"), 1, "standard does not take window"),
         (("--order", "up"), 1, "--order 'up': expected rows, sawtooth or all"),
         (("--order", "sawtooth", "-a", "flash1-literal"), 1, "has no order='sawtooth'"),
         (("--dtype", "fp8"), 1, "fp16, bf16, fp32"),

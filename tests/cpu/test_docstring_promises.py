@@ -188,6 +188,8 @@ SHOWN_BY = {
     "require_folder": "test_edge_cases_arguments_systems::"
     "test_command_lines_are_refused_before_any_work",
     "resident_tensors": "test_edge_cases_arguments_systems::test_refused_by_name_before_any_work",
+    "resolve_window": "test_operator_contract::test_wrong_arguments_are_named",
+    "windows": "test_commands_predict::test_a_mistake_is_one_line_and_no_traceback",
     "Link": "test_edge_cases_arguments_systems::test_refused_by_name_before_any_work",
 }
 #: What needs a card, its driver or its profiler to refuse.

@@ -111,6 +111,7 @@ def test_forward_mode_is_an_error(device: str) -> None:
         ({"key_mask": torch.ones(2, 20, dtype=torch.bool)}, 1),
         ({"dropout_p": 0.5}, 1),
         ({"block_mask": torch.ones(2, 2, dtype=torch.bool), "tile": (16, 16)}, 1),
+        ({"window": (5, 0), "sinks": 2}, 0),
     ],
 )
 def test_ec17_what_is_saved(device: str, options: dict[str, object], extra: int) -> None:
@@ -144,7 +145,8 @@ def _masks(device: str) -> dict[str, object]:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    out = repro.flash_attention(q, k, v, **_masks(str(q.device)))  # type: ignore[arg-type]
+    masks = _masks(str(q.device)) | {"window": (9, 0), "sinks": 1}
+    out = repro.flash_attention(q, k, v, **masks)  # type: ignore[arg-type]
     assert isinstance(out, Tensor)
     return out
 

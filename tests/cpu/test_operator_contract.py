@@ -21,7 +21,7 @@ def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
     values: dict[str, Any] = {
         "key_mask": None, "block_mask": None, "seed": None, "causal": False, "scale": 0.25,
         "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows", "softcap": None,
-        "alibi_slopes": None, "bias": None,
+        "alibi_slopes": None, "bias": None, "left": None, "right": None, "sinks": 0,
     }  # fmt: skip
     return tuple((values | changes).values())
 
@@ -34,6 +34,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"order": "sawtooth"},
     {"softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.25])},
     {"bias": torch.ones(1, 2, 20, 20, requires_grad=True)},
+    {"left": 7, "right": 2, "sinks": 3},
 ]
 
 
@@ -48,9 +49,10 @@ def test_opcheck_forward(changes: dict[str, Any]) -> None:
     "needed",
     [[True, True, True, False], [True, False, False, False], [True, False, False, True]],
 )
-def test_opcheck_backward(needed: list[bool]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"left": 7, "sinks": 3}], ids=["plain", "window"])
+def test_opcheck_backward(needed: list[bool], changes: dict[str, Any]) -> None:
     q, k, v, dout = inputs(2, 2, 20, 20, 16)
-    options = _operator_arguments(causal=True, bias=torch.ones(2, 1, 20, 20))
+    options = _operator_arguments(causal=True, bias=torch.ones(2, 1, 20, 20), **changes)
     out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
     torch.library.opcheck(
         torch.ops.repro.flash_attention_backward,
@@ -93,6 +95,28 @@ def test_compiled_for_any_length() -> None:
         assert torch.equal(
             compiled(q, k, v, causal=True), repro.flash_attention(q, k, v, causal=True)
         )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_each_window_is_compiled_for_itself(dynamic: bool) -> None:
+    """Another window, or the same one beside sinks, is another call: neither a compiled graph nor
+    recorded launches of one may serve the other."""
+    torch._dynamo.reset()
+    compiled = torch.compile(repro.flash_attention, backend="aot_eager", dynamic=dynamic)
+    q, k, v, _ = inputs(1, 2, 40, 40, 16)
+    windows = [(5, 0), (6, 0), (5, 1), (5, None), None, (5, 0)]
+    found = [
+        compiled(q, k, v, window=window, sinks=sinks) for window in windows for sinks in (0, 2)
+    ]
+    plain = [
+        repro.flash_attention(q, k, v, window=window, sinks=sinks)
+        for window in windows
+        for sinks in (0, 2)
+    ]
+    for got, want in zip(found, plain, strict=True):
+        assert torch.equal(got, want)
+    distinct = {tuple(out.flatten().tolist()) for out in plain}
+    assert len(distinct) == 9  # of 12: (5, 0) comes twice, and None has nothing to spare sinks from
 
 
 def test_both_operators_stand_in_the_compiled_graph() -> None:
@@ -193,6 +217,11 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
             ValueError,
             r"\(1, 1\).* for tile \(16, 16\), got \(2, 6\)",
         ),
+        ((Q, Q, Q), {"window": (4, -1)}, ValueError, "right=-1 is below 0; None is unlimited"),
+        ((Q, Q, Q), {"window": 4}, TypeError, r"window must be \(left, right\), .* got 4"),
+        ((Q, Q, Q), {"window": (4, 1.5)}, TypeError, "window right=1.5 is a float, not a whole"),
+        ((Q, Q, Q), {"sinks": -1}, ValueError, "sinks=-1 is below 0"),
+        ((Q, Q, Q), {"sinks": True}, TypeError, "sinks=True is a bool, not a whole number"),
         ((Q, Q, Q), {"dropout_p": 0.5, "seed": 2**63}, ValueError, "got 9223372036854775808"),
         ((Q, Q, Q), {"dropout_p": 0.5, "seed": 1.5}, TypeError, "seed=1.5 is a float, not a whole"),
     ],

@@ -24,6 +24,7 @@ SETTINGS = settings(
 )
 
 NEEDED = [(True, True, True), (True, False, False), (False, True, True)]
+SINKS = st.sampled_from([0, 1, 40])
 LENGTH = st.one_of(st.sampled_from([1, 2, 15, 16, 17, 63, 64, 65]), st.integers(1, 100))
 
 
@@ -53,6 +54,8 @@ FORMS: list[dict[str, Any]] = [
         "deterministic": True,
     },
     {"dtype": "fp16", "head_dim": 64, "softcap": 20.0, "alibi": "heads", "key_keep": 0.6},
+    {"dtype": "fp32", "head_dim": 32, "window": ()},
+    {"dtype": "fp16", "head_dim": 64, "causal": True, "window": ()},
 ]
 
 
@@ -61,6 +64,9 @@ def problems(draw: st.DrawFn) -> Case:
     form = draw(st.sampled_from(FORMS))
     most = form["head_dim"]
     kv_heads = draw(st.integers(1, 2))
+    if "window" in form:
+        side = st.none() | st.integers(0, 100)
+        form = form | {"window": draw(st.tuples(side, side)), "sinks": draw(SINKS)}
     return Case(
         **form | {"head_dim": draw(st.integers(most // 8 + 1, most // 4).map(lambda x: 4 * x))},
         batch=draw(st.integers(1, 2)),

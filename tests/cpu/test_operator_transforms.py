@@ -47,8 +47,12 @@ def test_gradients_are_those_of_autograd() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"key_mask": torch.arange(16)[None].expand(2, 16) < 11}, {"dropout_p": 0.3, "seed": 4}],
-    ids=["mask", "dropout"],
+    [
+        {"key_mask": torch.arange(16)[None].expand(2, 16) < 11},
+        {"dropout_p": 0.3, "seed": 4},
+        {"window": (5, 2), "sinks": 1},
+    ],
+    ids=["mask", "dropout", "window"],
 )
 def test_with_what_a_call_has_for_itself_alone(options: dict[str, Any]) -> None:
     expected = run(Q, K, V, DOUT, causal=True, **options)

@@ -62,6 +62,7 @@ def test_features_one_by_one(head_dim: int, algorithm: str) -> None:
         {"dropout_p": 0.3, "dropout_seed": 5},
         {"block_mask": RNG.random((2, 4, 3, 3)) < 0.5, "block_size": (128, 128)},
         {"scale": -0.1},
+        {"window": (70, 0), "sinks": 5},
     ):
         p = Problem(2, 4, 300, 300, head_dim, "bf16", True, **features)
         check(p, execute(p, algorithm, None))
