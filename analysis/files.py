@@ -139,9 +139,7 @@ def write_whole(path: Path, data: bytes) -> None:
     draft: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{_escaped(path.name)}.*{_DRAFT}"):
-            if _is_free(left):
-                left.unlink(missing_ok=True)
+        remove_leftovers(path)
         handle, draft = _new_draft(path)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -155,6 +153,13 @@ def write_whole(path: Path, data: bytes) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             raise type(error)(error.errno, os.strerror(error.errno), str(path)) from None
         raise
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the drafts of this file whose writers were killed."""
+    for left in path.parent.glob(f".{_escaped(path.name)}.*{_DRAFT}"):
+        if _is_free(left):
+            left.unlink(missing_ok=True)
 
 
 def _escaped(name: str) -> str:

@@ -111,7 +111,7 @@ PROMISES = {
     "test_ring_in_fp32_is_as_exact_as_one_rank",
     "repro.instruments.counters.parse_csv": "test_instruments_counters::"
     "test_kilobytes_are_not_taken_for_bytes",
-    "repro.measuring.records.exclusive": "test_records_reliability::"
+    "repro.measuring.row_files.exclusive": "test_records_reliability::"
     "test_a_second_run_waits_for_the_first_and_measures_nothing_twice",
     "repro.measuring.records.frame": "test_records::"
     "test_the_frame_has_every_column_even_without_rows",
