@@ -77,7 +77,7 @@ def test_nothing_is_written_where_nothing_may_be(checkout: Path, tmp_path: Path)
 
 def test_a_source_archive_has_no_commit_of_the_repository_around_it(checkout: Path) -> None:
     code = (
-        "from repro import archive, machine\n"
+        "from repro import archive\nfrom repro.measuring import machine\n"
         "print(machine.commit(), archive._commit_time(), *archive._tracked(), sep='\\n')"
     )
     commit, moment, *names = run(checkout, ("-c", code)).splitlines()
