@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import repro
+from kernels import decode as driver
 from repro.attention import launcher
 from repro.attention.reference import max_error
 
@@ -201,6 +202,40 @@ def test_layouts_are_read_where_they_lie(device: str) -> None:
     odd = torch.empty(*q.shape[:3], 65, dtype=q.dtype, device=device)[..., 1:]
     odd.copy_(q)
     assert torch.equal(repro.decode_attention(odd, k, v, splits=2), want)
+
+
+def test_the_next_step_is_launched_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other addresses, lengths and pages, equal layouts: the recorded launches run again."""
+    asked: list[str] = []
+    real = driver.forward
+
+    def counting(*arguments: Any, **options: Any) -> None:
+        asked.append("once")
+        real(*arguments, **options)
+
+    monkeypatch.setattr(driver, "forward", counting)
+    first = Problem(seqlens=(200, 80), head_dim=48, page_size=16, splits=3, seed=1)
+    steps = [first, first.but(seed=2), first.but(seqlens=(193, 0), seed=3)]
+    for step in steps:
+        (_, counted), (want, _) = step.counted(), step.answer()
+        out, _ = step.run()
+        assert max_error(out, want) <= BOUNDS[torch.float16][0]
+        assert counted == step.expected(3)
+    assert asked == ["once"]
+    for change in ({"splits": 4}, {"causal": False}, {"scale": 0.5}):
+        first.run(**change)
+    assert len(asked) == 4
+    (q, k, v), options = first.arguments()
+    shifted = torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
+    assert torch.equal(
+        repro.decode_attention(shifted, k, v, **options), repro.decode_attention(q, k, v, **options)
+    )
+    assert len(asked) == 5  # rows that start between multiples of 16 bytes are copied first
+
+
+def test_values_may_go_unchecked() -> None:
+    problem = Problem(page_size=16, splits=2)
+    assert torch.equal(problem.run(check=False)[0], problem.run()[0])
 
 
 def test_no_gradient(device: str) -> None:
