@@ -4,7 +4,8 @@
     make check K=flash_backward HEAD_DIM=128
 
 Runs every pass of the attention ladder that launches a kernel of ``kernels/NAME.cu``, causal and
-not, at one small ragged shape on the host backend with all checks on. Each result is held to
+not, at one small ragged shape on the host backend with all checks on (``flash_decode``: steps of
+decoding in all its forms). Each result is held to
 float64 within the bound of the fuzzer, and every byte to its prediction. Then the kernels are
 compiled for a GPU, where NVRTC is installed: registers, spilled bytes, remarks. Exit status 1 if
 anything is wrong. The whole suite is still ``make test``.
@@ -27,7 +28,7 @@ from kernels import attention
 from kernels.launch import KERNELS_DIR, Kernel
 from kernels.launches import launches_of
 from kernels.prebuild import is_hopper
-from repro import cli
+from repro import check_decode, cli
 
 __all__ = ["Subject", "compiled", "main", "subjects", "wrong"]
 
@@ -142,6 +143,18 @@ def compiled(kernel: Kernel) -> tuple[str, ...]:
     return (kernel.entry, facts.arch, str(facts.registers), str(facts.spill_bytes), remarks)
 
 
+def _judged(
+    source: str, head_dim: int, dtype: str
+) -> Iterator[tuple[Subject | check_decode.DecodeSubject, list[str]]]:
+    """What launches a source, and what is wrong with it."""
+    if source == check_decode.SOURCE:
+        for step in check_decode.subjects(head_dim, dtype):
+            yield step, check_decode.wrong(step)
+        return
+    for subject in subjects(source, head_dim, dtype):
+        yield subject, wrong(subject)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, or 1 if anything is wrong."""
     parser = argparse.ArgumentParser(
@@ -159,8 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     failures, seen = 0, dict[Kernel, None]()
     try:
-        for subject in subjects(source, chosen.head_dim, chosen.dtype):
-            complaints = wrong(subject)
+        for subject, complaints in _judged(source, chosen.head_dim, chosen.dtype):
             failures += bool(complaints)
             said = "right, bytes as predicted" if not complaints else "WRONG"
             print(f"{subject.name}: {said}", flush=True)

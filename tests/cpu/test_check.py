@@ -10,7 +10,8 @@ import pytest
 from analysis.traffic import Traffic
 from kernels import attention
 from kernels.host import HostBackend
-from repro import check, prediction
+from repro import check, check_decode, prediction
+from repro.instruments.decode_work import DecodeOperands
 
 
 def forward_of_standard() -> check.Subject:
@@ -47,6 +48,39 @@ def test_a_right_kernel_passes_and_the_command_says_so(capsys) -> None:
     assert check.main(["flash1_forward", "--head-dim", "16", "--dtype", "fp32"]) == 0
     said = capsys.readouterr().out
     assert "flash1-released forward d=16 fp32 causal: right, bytes as predicted" in said
+
+
+def test_the_decoding_kernels_are_checked_in_every_form(capsys, monkeypatch) -> None:
+    assert check.main(["flash_decode", "--dtype", "fp16"]) == 0
+    said = capsys.readouterr().out
+    assert "decode d=64 fp16 fp8 cache, 3 splits: right, bytes as predicted" in said
+    assert "flash_decode_merge" in said
+    real = check_decode.flash_decode
+
+    def short(*arguments: Any) -> Any:
+        kernels = {name: dict(entries) for name, entries in real(*arguments).items()}
+        kernels["flash_decode"]["k", "read"] -= 16
+        return kernels
+
+    monkeypatch.setattr(check_decode, "flash_decode", short)
+    monkeypatch.setitem(check_decode.BOUNDS, "fp16", 1e-9)
+    assert check.main(["flash_decode", "--dtype", "fp16"]) == 1
+    said = capsys.readouterr().out
+    whole = sum(check_decode.SEQLENS) * 2 * 64 * 2  # 2 heads of 64 columns of 2 bytes
+    assert f"flash_decode k read: {whole} B counted, {whole - 16} predicted" in said
+    assert "sequence 0: out is off by" in said
+
+
+def test_rows_that_see_nothing_must_be_zero(monkeypatch) -> None:
+    real = DecodeOperands.launch
+
+    def launch(operands: DecodeOperands, *rest: Any) -> None:
+        real(operands, *rest)
+        operands.out[2] = 1
+
+    monkeypatch.setattr(DecodeOperands, "launch", launch)
+    first = next(check_decode.subjects(32, "fp32"))
+    assert check_decode.wrong(first) == ["sequence 2: rows that see no key are not 0"]
 
 
 def test_a_wrong_result_is_named(monkeypatch) -> None:
