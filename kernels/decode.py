@@ -19,7 +19,6 @@ import numpy as np
 
 from analysis.arguments import checked
 from analysis.decode import best_splits
-from analysis.hardware import H100_SXM
 from kernels.checks import check_alignment, finite, require_int32
 from kernels.decode_config import MERGE_WARPS, PAGE_UNIT, DecodeConfig, configure
 from kernels.flash_config import DTYPE_CODE, SHARED_LIMIT_BYTES, padded_head_dim
@@ -74,7 +73,9 @@ def forward(
     row_tiles = -(-row_count // config.tile.block_m)
     blocks = batch * kv_heads * row_tiles
     if splits is None:
-        splits = default_splits(config, blocks, seqlen_k, row_count, backend.multiprocessors)
+        splits = default_splits(
+            config, blocks, seqlen_k, row_count, backend.multiprocessors, shared_limit_bytes
+        )
     if splits > 1:
         config = configure(
             q.dtype, head_dim, row_count, limit=shared_limit_bytes, split=True, **features
@@ -116,10 +117,16 @@ def forward(
 
 @checked
 def default_splits(
-    config: DecodeConfig, blocks: Count, seqlen_k: Size, rows: Count, multiprocessors: Count
+    config: DecodeConfig,
+    blocks: Count,
+    seqlen_k: Size,
+    rows: Count,
+    multiprocessors: Count,
+    limit: Size = SHARED_LIMIT_BYTES,
 ) -> int:
-    """``analysis.decode.best_splits`` for a card with this many SMs, of Hopper's size."""
-    at_once = multiprocessors * max(1, config.fit(H100_SXM).blocks_per_sm)
+    """``analysis.decode.best_splits`` for a card with this many SMs, whose blocks may have
+    ``limit`` bytes of shared memory."""
+    at_once = multiprocessors * config.blocks_per_sm(limit)
     tile_rows = min(rows, config.tile.block_m)
     return best_splits(
         blocks=blocks, tiles=-(-seqlen_k // config.tile.block_n), at_once=at_once,

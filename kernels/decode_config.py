@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from analysis.arguments import check_fields, checked
 from analysis.gpu import Gpu
@@ -110,6 +110,13 @@ class DecodeConfig:
             registers_per_thread=self.registers_per_thread,
             shared_bytes=self.shared_bytes,
         )
+
+    def blocks_per_sm(self, limit: int = SHARED_LIMIT_BYTES) -> int:
+        """Of a card whose blocks may have ``limit`` bytes of shared memory; all that run these
+        kernels have 64 K registers and 1 KiB of shared memory more an SM."""
+        more = H100_SXM.shared_reserved_per_block
+        sm = replace(H100_SXM, shared_bytes_per_sm=limit + more, shared_bytes_per_block=limit)
+        return max(1, self.fit(sm).blocks_per_sm)
 
     @property
     def cache_tile_bytes(self) -> int:

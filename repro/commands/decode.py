@@ -136,7 +136,9 @@ def row_of(shape: DecodeShape, gpu: Gpu, splits: int | None = None) -> dict[str,
             latent=shape.latent,
         )  # fmt: skip
         blocks = shape.batch * shape.kv_heads * -(-shape.rows // config.tile.block_m)
-        parts = splits or default_splits(config, blocks, context, shape.rows, gpu.sms)
+        parts = splits or default_splits(
+            config, blocks, context, shape.rows, gpu.sms, gpu.shared_bytes_per_block
+        )
         traffic = Traffic(flash_decode(shape, config.tile, parts))
         row |= {"block_m": config.tile.block_m, "block_n": config.tile.block_n, "splits": parts}
     times = {

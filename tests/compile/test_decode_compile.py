@@ -65,6 +65,8 @@ def test_the_estimate_of_registers_tells_how_many_blocks_fit(
         shared_bytes=config.shared_bytes,
     )  # fmt: skip
     assert compiled.blocks_per_sm - config.fit(CARDS[arch]).blocks_per_sm in (0, 1)
+    limit = CARDS[arch].shared_bytes_per_block
+    assert config.blocks_per_sm(limit) == config.fit(CARDS[arch]).blocks_per_sm
 
 
 def test_contiguous_and_unsplit_forms_compile() -> None:

@@ -55,7 +55,8 @@ def launched(gpu: Any, heads: int, kv_heads: int, context: int) -> list[Any]:
         for name in ("q", "k", "v", "out")
     }
     lse = recorder.empty("lse", (2, heads, 1), "fp32")
-    decode.forward(recorder, **arrays, lse=lse, scale=1.0)
+    limit = gpu.shared_bytes_per_block
+    decode.forward(recorder, **arrays, lse=lse, scale=1.0, shared_limit_bytes=limit)
     return recorder.launches
 
 
