@@ -71,6 +71,18 @@ def block_sparse_order(n: float, d: float, m: float, density: float) -> float:
     return n * d + density * n * n * d * d / m
 
 
+def window_order(n: float, d: float, m: float, window: float) -> float:
+    """Θ(Nd + N·w·d²/M): FlashAttention in a window of w keys, as Prop. 4 has it with s = w/N.
+
+    The theorem's N²d²/M with N keys become w. A fast memory of M = Θ(w·d), which holds the keys of
+    one window, moves no more than inputs and output; without a window that takes Θ(N·d).
+    """
+    _require_positive(n=n, d=d, m=m, window=window)
+    if window > n:
+        raise ValueError(f"window={window} is more than the N={n} keys there are")
+    return n * d + n * window * d * d / m
+
+
 def excluded_by_proposition_3(n: float, d: float, m: float, accesses: float) -> bool:
     """Whether a claimed access count contradicts the argument of Prop. 3.
 

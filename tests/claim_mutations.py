@@ -172,6 +172,10 @@ OVERTURN: dict[str, tuple[Scale | Mirror, ...]] = {
         Scale({"metric": "traffic_bytes", "tensor": "part_out"}),
     ),
     "determinism": MEASURED,
+    "sliding window": (
+        Scale({"metric": "traffic_bytes", "tensor": "k", "way": "window"}),
+        Scale({"metric": "traffic_bytes", "way": "stored mask"}),
+    ),
     "fusion by torch.compile": MEASURED,
     "fusion of longer chains": MEASURED,
     "granularity": MEASURED,

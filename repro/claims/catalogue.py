@@ -111,6 +111,11 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         "decode_bytes",
         {"conditions": "executed on the host; no time and no card's counter yet"},
     ),
+    "sliding window": (
+        "a window of w keys costs the tiles that it touches alone, 1 + Br / w times its pairs",
+        "sliding_window",
+        {},
+    ),
     "decode time": (
         "a step of decoding takes the time that HBM needs for the cache, within a tenth",
         "decode_bytes",

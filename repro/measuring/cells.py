@@ -61,9 +61,11 @@ def cell(
 
 
 def shape_of(cell: Cell) -> AttentionShape:
-    """The shape (B, H, N, D) of a cell."""
+    """The shape (B, H, N, D) of a cell, with its window where it has one."""
     names = ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "kv_heads", "dtype", "causal")
     values: dict[str, Any] = {name: cell[name] for name in names}
+    if "window_left" in cell:
+        values["window"] = (cell["window_left"], None)
     return AttentionShape(**values)
 
 

@@ -18,6 +18,7 @@ from analysis.lower_bounds import (
     saha_ye_order,
     saha_ye_regime,
     standard_order,
+    window_order,
 )
 from analysis.shapes import AttentionShape, Tile
 from analysis.tiles import paper_tile
@@ -217,5 +218,28 @@ def test_orders_name_their_range() -> None:
     with pytest.raises(ValueError, match="density"):
         block_sparse_order(1024, 64, 4096, 1.5)
     assert block_sparse_order(1024, 64, 4096, 0.0) == 1024 * 64
+    with pytest.raises(ValueError, match="window=2048 is more than the N=1024 keys"):
+        window_order(1024, 64, 4096, 2048)
     assert matmul_accesses(1024, 4096) == 2 * 1024**3 / 64
     assert matmul_accesses(64, 10**9) == 3 * 64**2  # everything fits: operands and result once
+
+
+def test_a_window_is_a_block_mask_of_its_share_and_needs_the_memory_of_its_keys() -> None:
+    n, d, m = 16384, 64, 32768
+    for window in (256, 2048, n):
+        assert window_order(n, d, m, window) == block_sparse_order(n, d, m, window / n)
+    # M = w d holds a window: twice the inputs' order, whatever N; without a window M = N d does.
+    assert window_order(n, d, 512 * d, 512) == 2 * n * d
+    assert window_order(n, d, n * d, n) == 2 * n * d
+    # The sums grow like it: eight times the window, the tile fixed, less than eight times the bytes
+    # and more than half of that, for windows well above the tile.
+    totals = [
+        predict_traffic(
+            "flash",
+            AttentionShape(1, 1, n, n, d, causal=True, window=(window - 1, 0)),
+            Tile(128, 64),
+            "forward",
+        ).total_bytes
+        for window in (1024, 8192)
+    ]
+    assert 4 < totals[1] / totals[0] < 8

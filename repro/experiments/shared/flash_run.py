@@ -29,10 +29,12 @@ def run(
     *,
     tile: Tile | None,
     block_mask: NDArray[np.bool_] | None = None,
+    bias: NDArray[np.float16] | None = None,
 ) -> Run:
     """The cell's pass in fp16 on N(0, 1) inputs; only that pass is counted.
 
     tile: None lets every kernel choose; with ``block_mask`` (rows, columns) it is the block.
+    bias: (Nq, Nk), added to the scores.
     """
     import torch
 
@@ -51,7 +53,11 @@ def run(
     } | {name: array_of(name, tensor) for name, tensor in results.items()}
     stats = {"lse": array_of("lse", torch.empty(size[:3]))}
     options: dict[str, Any] = {"scale": shape.head_dim**-0.5, "causal": shape.causal, "tile": tile}
-    want: dict[str, Any] = {"causal": shape.causal}
+    options |= {"window": shape.window}
+    want: dict[str, Any] = {"causal": shape.causal, "window": shape.window}
+    if bias is not None:
+        want["bias"] = torch.from_numpy(bias)[None, None]
+        options["bias"] = array_of("bias", want["bias"])
     if block_mask is not None:
         assert tile is not None
         mask = torch.from_numpy(block_mask)
