@@ -186,6 +186,10 @@ OVERTURN: dict[str, tuple[Scale | Mirror, ...]] = {
     "optimistic softmax": (Scale({"implementation": "flash-sm90-optimistic"}),),
     "peak memory, lists": MEASURED,
     "standard attention, passes": MEASURED,
+    "stored bias": (
+        Scale({"metric": "traffic_bytes", "tensor": "bias"}),
+        Scale({"metric": "traffic_bytes", "tensor": "alibi_slopes"}),
+    ),
     "variants": MEASURED,
 }  # fmt: skip
 

@@ -121,6 +121,11 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         "decode_bytes",
         {},
     ),
+    "stored bias": (
+        "a stored bias moves N² elements a head in each pass, ALiBi 4 bytes a tile instead",
+        "bias_bytes",
+        {"conditions": "executed on the host; no time and no card's counter yet"},
+    ),
     "fusion of longer chains": (
         "bias, GELU, dropout, residual: 9 passes become 3; layer norm: 6 become 2",
         "fusion_passes",
