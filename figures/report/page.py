@@ -264,7 +264,8 @@ def calculator_section() -> str:
         "time and, where a Hopper kernel's machine code has been followed, the predicted time. "
         "Exact for ragged tiles; <code>auto</code> is the kernel that dispatch picks. The same as "
         "<code>python -m repro predict --l2 once</code>, refusals included: each tensor crosses to "
-        "HBM once. Without that option the command also simulates what L2 has to fetch again.</p>"
+        "HBM once. Without that option the command also simulates what L2 has to fetch again, and "
+        "it takes causal problems with fewer keys than queries, which this form does not.</p>"
         f'<form id="calculator-form">{"".join(fields)}</form>'
         '<p id="calculator-message" role="alert"></p>'
         '<div class="scroll" role="region" tabindex="0" aria-label="Result">'
