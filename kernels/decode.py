@@ -1,4 +1,4 @@
-"""Attention of few queries to a long cache on arrays: ``flash_decode.cu`` and its merging kernel.
+"""Few queries, a long cache, on arrays: ``flash_decode.cu`` and ``flash_decode_merge.cu``.
 
 Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
 

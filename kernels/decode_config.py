@@ -1,4 +1,4 @@
-"""The compiled forms of ``flash_decode.cu``: tiles, warps, shared memory."""
+"""The compiled forms of ``flash_decode.cu`` and ``flash_decode_merge.cu``."""
 
 from __future__ import annotations
 
@@ -151,8 +151,11 @@ class DecodeConfig:
 
     def merge_kernel(self) -> Kernel:
         """``flash_decode_merge``, which adds up the splits."""
-        macros = tuple(self._macros().items())
-        return Kernel("flash_decode.cu", "flash_decode_merge", macros, 32 * MERGE_WARPS)
+        named = ("DTYPE", "HEAD_DIM", "SEQLENS")
+        macros = {name: value for name, value in self._macros().items() if name in named}
+        macros["BLOCK_N"] = self.tile.block_n
+        entry = "flash_decode_merge"
+        return Kernel(f"{entry}.cu", entry, tuple(macros.items()), 32 * MERGE_WARPS)
 
 
 @checked

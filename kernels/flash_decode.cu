@@ -9,8 +9,8 @@
 // key tiles in increasing order. The rows of a block are all queries of all query heads that share
 // the key/value head (row = head in the group * seqlen_q + query), so that K and V are read once for
 // the group. BLOCK_M / 16 warps side by side own 16 rows each, WARPS_N of them one after the other
-// share out the keys of a tile; their sums meet in shared memory at the end. flash_decode_merge adds
-// up the splits, one warp a row; with one split (SPLIT 0) it is not launched.
+// share out the keys of a tile; their sums meet in shared memory at the end. flash_decode_merge.cu adds
+// up the splits; with one split (SPLIT 0) it is not launched.
 //
 // Reads and writes, in bytes, e = size of an element of q and out, c of an element of the cache;
 // T_b = ceil(seqlen_b / BLOCK_N) key tiles, S splits, of which min(S, T_b) have a tile
@@ -39,6 +39,7 @@
 // FP8        1: k and v are e4m3 with an fp32 scale a head; 16-bit DTYPE only
 // LATENT     1: the values are the keys; there is no v
 // SPLIT      1: write partial results, fp32
+#include "decode.cuh"
 #include "device.cuh"
 #include "e4m3.cuh"
 #include "fragments.cuh"
@@ -77,16 +78,6 @@ constexpr int P_AT = TILES_END > SUMS_END ? TILES_END : SUMS_END;
 constexpr int STATS_AT = P_AT + (DTYPE == 2 ? NUM_WARPS * PTile::BYTES : 0);
 constexpr int PAGES_AT = STATS_AT + NUM_WARPS * 16 * 8;            // maximum and sum of each row
 constexpr int WORDS_AT = PAGES_AT + (PAGED ? 2 * CHUNKS * 16 : 0);  // 16 bytes: seqlen, scales
-
-// The key tiles of a split: whole tiles, as even as they come.
-struct Span {
-    int first, end;
-    __device__ __forceinline__ Span(int keys, int split, int splits) {
-        const int64 tiles = ceil_div(keys, BLOCK_N);
-        first = int(tiles * split / splits);
-        end = int(tiles * (split + 1) / splits);
-    }
-};
 
 // The running softmax of rows g (half 0) and g + 8 (half 1), in units of log2. The four threads of a
 // row hold the same maximum; the sum is split among them.
@@ -194,7 +185,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     value_unit = bits_float(ld_shared(words + 2));
 #endif
 #endif
-    const Span span(keys, split, splits);
+    const Span<BLOCK_N> span(keys, split, splits);
 
     // Row r of the tile is this query of this head.
     auto head_of = [=](int r) { return kv_head * group + (row0 + r) / seqlen_q; };
@@ -500,83 +491,3 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
                                              : LN2 * (row.max + log2_approx(row.sum)));
     }
 }
-
-#if SPLIT
-constexpr int MERGE_WARPS = 4;  // rows a block of the merging kernel
-
-// out and lse of each row from those of its splits, one warp a row.
-extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
-flash_decode_merge(Tensor4<const float> part_out, Tensor4<const float> part_lse, Tensor4<io_t> out,
-                   Tensor3<float> lse, int heads, int seqlen_q, int seqlen_k, int head_dim,
-                   int splits, int rows
-#if SEQLENS
-                   , Tensor1<const int> seqlens
-#endif
-) {
-    const int row = blockIdx.x * MERGE_WARPS + warp_id(), lane = lane_id();
-    if (row >= rows) return;
-    const int query = row % seqlen_q, head = row / seqlen_q % heads;
-    const int batch = row / seqlen_q / heads;
-    int keys = seqlen_k;
-#if SEQLENS
-    keys = lane == 0 ? ld_global(seqlens.data + batch) : 0;
-    keys = shfl(keys, 0);
-#endif
-    auto has_keys = [=](int split) {
-        const Span span(keys, split, splits);
-        return span.first < span.end;
-    };
-    constexpr int PIECES = (HEAD_DIM / 4 + 31) / 32;  // of four columns a lane
-    float acc[PIECES][4] = {};
-    float max = neg_infinity(), sum = 0.0f;
-    const float* const of_splits = part_lse.row(batch, head, query);
-    for (int first = 0; first < splits; first += 32) {
-        const int own = first + lane;
-        const float value =
-            own < splits && has_keys(own) ? ld_global(of_splits + own) : neg_infinity();
-        float new_max = fmaxf(max, value);
-#pragma unroll
-        for (int mask = 1; mask < 32; mask *= 2) new_max = fmaxf(new_max, shfl_xor(new_max, mask));
-        const float safe_max = new_max == neg_infinity() ? 0.0f : new_max;
-        const float rescale = exp2_approx((max - safe_max) * LOG2E);
-        const float weight = exp2_approx((value - safe_max) * LOG2E);
-        max = new_max;
-        float added = weight;
-#pragma unroll
-        for (int mask = 1; mask < 32; mask *= 2) added += shfl_xor(added, mask);
-        sum = sum * rescale + added;
-#pragma unroll
-        for (int x = 0; x < PIECES; ++x)
-#pragma unroll
-            for (int y = 0; y < 4; ++y) acc[x][y] *= rescale;
-#pragma unroll 1
-        for (int s = first; s < min_int(first + 32, splits); ++s) {
-            const float share = shfl(weight, s - first);
-            if (!has_keys(s)) continue;
-            const float* const from = part_out.row(int64(batch) * splits + s, head, query);
-#pragma unroll
-            for (int x = 0; x < PIECES; ++x) {
-                const int col = (x * 32 + lane) * 4;
-                if (col >= head_dim) continue;
-                const auto four = ld_global(reinterpret_cast<const Vec<float, 4>*>(from + col));
-#pragma unroll
-                for (int y = 0; y < 4; ++y) acc[x][y] = fmaf(share, four[y], acc[x][y]);
-            }
-        }
-    }
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    io_t* const to = out.row(batch, head, query);
-#pragma unroll
-    for (int x = 0; x < PIECES; ++x) {
-        const int col = (x * 32 + lane) * 4;
-        if (col >= head_dim) continue;
-        Vec<io_t, 4> rounded;
-#pragma unroll
-        for (int y = 0; y < 4; ++y) rounded[y] = from_float<io_t>(acc[x][y] * inverse);
-        st_global(reinterpret_cast<Vec<io_t, 4>*>(to + col), rounded);
-    }
-    if (lane == 0)
-        st_global(lse.at(batch, head, query),
-                  sum == 0.0f ? neg_infinity() : fmaf(LN2, log2_approx(sum), max));
-}
-#endif

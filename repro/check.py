@@ -147,7 +147,7 @@ def _judged(
     source: str, head_dim: int, dtype: str
 ) -> Iterator[tuple[Subject | check_decode.DecodeSubject, list[str]]]:
     """What launches a source, and what is wrong with it."""
-    if source == check_decode.SOURCE:
+    if source in check_decode.SOURCES:
         for step in check_decode.subjects(head_dim, dtype):
             yield step, check_decode.wrong(step)
         return

@@ -12,7 +12,7 @@ from analysis.traffic import Traffic
 from kernels.decode_config import configure
 from kernels.launch import Kernel
 
-SOURCE = "flash_decode.cu"
+SOURCES = ("flash_decode.cu", "flash_decode_merge.cu")
 #: Largest error of out for N(0, 1), as in the kernels' tests.
 BOUNDS = {"fp16": 3e-3, "bf16": 2e-2, "fp32": 1e-5}
 SEQLENS, PAGE_SIZE, SPLITS = (330, 200, 0, 1), 48, (1, 3)

@@ -133,8 +133,9 @@ EXPERIMENT = Experiment(
     device="host",
     also=also,
     sources=(
-        "kernels/flash_decode.cu", "kernels/decode.py", "kernels/decode_config.py",
-        "kernels/include", "kernels/host", "repro/instruments/decode_work.py",
+        "kernels/flash_decode.cu", "kernels/flash_decode_merge.cu", "kernels/decode.py",
+        "kernels/decode_config.py", "kernels/include", "kernels/host",
+        "repro/instruments/decode_work.py",
         "repro/experiments/decode_bytes.py",
     ),
     seconds=60,
