@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 #: What tells one point of an experiment from another.
 POINT = (
     "implementation", "pass", "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
-    "dtype", "causal", "dropout", "key_mask", "block_m", "block_n",
+    "dtype", "causal", "dropout", "key_mask", "block_m", "block_n", "scores", "sharing", "splits",
+    "way", "window_left",
 )  # fmt: skip
 #: What tells the numbers of a point apart.
 QUANTITY = ("metric", "level", "kernel", "tensor", "direction", "variant")

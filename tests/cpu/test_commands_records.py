@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repro import doctor
+from repro import doctor, experiments
 from repro.commands import causes, compare, explain
 from repro.experiments import record
 from repro.measuring import records
@@ -95,6 +95,14 @@ def test_explain_lists_the_cells_and_takes_the_number_of_one(capsys):
         assert message in err
     status, _, err = run(capsys, "explain", "toy", "1", "2")
     assert "one at a time" in err
+
+
+@pytest.mark.parametrize("experiment", ["bias-bytes", "decode-bytes", "sliding-window"])
+def test_explain_tells_every_executed_cell_from_the_others(experiment: str) -> None:
+    """By what they differ in: what is done to scores, how heads share keys, splits, windows."""
+    frame = experiments.tidy([experiment])
+    executed = frame[frame["source"] == "measured"]
+    assert len(explain.find_points(executed)) == executed["cell"].nunique() > 1
 
 
 def published(value: float, origin: str, **more: object) -> Record:
