@@ -176,7 +176,7 @@ EXPERIMENT = Experiment(
     also=also,
     sources=(
         "kernels/flash_forward.cu", "kernels/flash_backward.cu", "kernels/flash_backward_rows.cu",
-        "kernels/flash_bias_gradient.cu", "kernels/attention.py", "kernels/scores.py",
+        "kernels/flash_bias_gradient.cu", "kernels/flash.py", "kernels/scores.py",
         "kernels/bias_gradient.py", "kernels/flash_config.py", "kernels/include", "kernels/host",
         "repro/experiments/bias_bytes.py",
     ),

@@ -19,7 +19,7 @@ from analysis.l2 import L2, replay
 from analysis.l2.attention import query_tiles_outside
 from analysis.l2.recorded import events, spread
 from analysis.shapes import Tile
-from kernels import attention
+from kernels import attention, flash
 from kernels.launch import Array, Backend
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments.shared.attention import cell, shape_of, tile_of
@@ -59,7 +59,7 @@ def notes_shape(one: Cell) -> tuple[int, int]:
     """(blocks, notes) of a cell's launch."""
     shape, tile = shape_of(one), tile_of(one)
     blocks = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
-    return blocks, attention.progress_notes(shape.seqlen_k, tile.block_n, EVERY)
+    return blocks, flash.progress_notes(shape.seqlen_k, tile.block_n, EVERY)
 
 
 def recorded(one: Cell) -> np.ndarray:

@@ -18,6 +18,7 @@ from analysis.shapes import AttentionShape, Tile
 from kernels import (
     attention,
     dispatch,
+    flash,
     flash1,
     flash_config,
     hopper,
@@ -64,7 +65,7 @@ SIZES = {"batch": 1, "heads": 2, "seqlen_q": 64, "seqlen_k": 64}
 WORKS: dict[Callable[..., Any], dict[str, Any]] = {
     attention.forward: {"algorithm": "flash", "stats": {}, "key_mask": None} | FORWARD,
     attention.backward: {"algorithm": "flash", "stats": STATS} | BACKWARD,
-    attention.progress_notes: {"seqlen_k": 64, "block_n": 16, "progress_tiles": 1},
+    flash.progress_notes: {"seqlen_k": 64, "block_n": 16, "progress_tiles": 1},
     hopper.forward: FORWARD | LSE,
     hopper.backward: BACKWARD | LSE,
     hopper.unsupported_reason: {"dtype": "fp16", "head_dim": 64, "scale": 0.1},

@@ -14,7 +14,8 @@ from analysis.l2.recorded import events, spread
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from kernels import dispatch, hopper
-from kernels.attention import FlashConfig, progress_notes
+from kernels.attention import FlashConfig
+from kernels.flash import progress_notes
 from kernels.hopper_forms import PERSISTENT_SEQLEN
 from kernels.host import HostBackend
 from kernels.launch import Array

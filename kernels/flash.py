@@ -1,0 +1,318 @@
+"""The sm_80 flash kernels: which launches make a forward and a backward (step 3 of the ladder).
+
+``kernels.attention`` checks what all algorithms have in common and calls these. Arrays as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from analysis.arguments import checked
+from analysis.shapes import Tile
+from analysis.window import Window
+from kernels.bias_gradient import BiasGradient
+from kernels.checks import check_shapes, finite
+from kernels.flash_config import FlashConfig, configure, default_tile
+from kernels.launch import Argument, Array, Backend, Count, Size
+from kernels.philox import drop_threshold, keep_scale
+from kernels.scores import ScoreChanges, check_bias
+from kernels.window import window_arguments
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a pass is asked for beside its arrays; the fields are ``kernels.attention``'s.
+
+    window: as the kernels see it (``kernels.window``), None where it hides nothing.
+    """
+
+    scale: float
+    causal: bool
+    window: Window | None
+    changes: ScoreChanges
+    tile: Tile | None
+    key_mask: Array | None
+    dropout_p: float
+    seed: int
+    block_mask: Array | None
+    block_size: tuple[int, int] | None
+    order: str
+    wave: int | None
+    shared_limit_bytes: int
+    stream: int | None
+
+    def config(self, kernel: str, q: Array, k: Array, **more: Any) -> FlashConfig:
+        """The compiled form of "forward", "backward" or "backward-dq"."""
+        return configure(
+            kernel, q.dtype, q.shape[3],
+            tile=self.tile, limit=self.shared_limit_bytes,
+            block_size=self._block_size(kernel, q, k),
+            causal=self.causal, window=self.window is not None,
+            key_mask=self.key_mask is not None, dropout=self.dropout_p != 0.0,
+            sawtooth=self.order == "sawtooth", **self.changes.features, **more,
+        )  # fmt: skip
+
+    def _block_size(self, kernel: str, q: Array, k: Array) -> tuple[int, int] | None:
+        if self.block_mask is None:
+            if self.block_size is not None:
+                raise ValueError(f"block_size={self.block_size} without a block_mask")
+            return None
+        size = self.block_size
+        if size is None:
+            limit = self.shared_limit_bytes
+            tile = self.tile or default_tile(q.shape[3], q.dtype, kernel, limit)
+            size = (tile.block_m, tile.block_n)
+        if self.block_mask.dtype != "uint8":
+            raise TypeError(f"block_mask has dtype {self.block_mask.dtype}, not uint8")
+        expected = (*q.shape[:2], _tiles(q.shape[2], size[0]), _tiles(k.shape[2], size[1]))
+        if self.block_mask.shape != expected:
+            raise ValueError(
+                f"block_mask has shape {self.block_mask.shape}, blocks of {size} make it {expected}"
+            )
+        return size
+
+    def masks(self) -> list[Argument]:
+        """Key mask, dropout and block mask, in the order of the kernels' arguments."""
+        args: list[Argument] = []
+        if self.key_mask is not None:
+            args.append(self.key_mask.with_access("r", "key_mask"))
+        if self.dropout_p != 0.0:
+            args += [
+                np.uint64(self.seed),
+                np.uint32(drop_threshold(self.dropout_p)),
+                np.float32(keep_scale(self.dropout_p)),
+            ]
+        if self.block_mask is not None:
+            args.append(self.block_mask.with_access("r", "block_mask"))
+        return args
+
+    def order_and_window(self, backend: Backend, config: FlashConfig) -> list[Argument]:
+        """The blocks of a wave, of a kernel that walks in a sawtooth, and the window."""
+        wave: list[Argument] = []
+        if config.sawtooth:
+            blocks = backend.multiprocessors * config.blocks_per_sm(self.shared_limit_bytes)
+            wave = [np.int32(self.wave or blocks)]
+        return [*wave, *window_arguments(self.window)]
+
+
+def forward(
+    backend: Backend,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    options: Options,
+    progress: Array | None = None,
+    progress_tiles: int = 0,
+) -> None:
+    """out and lse. Raises TypeError or ValueError before anything is launched."""
+    check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, options.key_mask)
+    options.changes.check(q, k)
+    scale = finite(options.scale)
+    config = options.config(
+        "forward", q, k, any_scale=scale <= 0.0,
+        progress=progress_tiles if progress is not None else 0,
+    )  # fmt: skip
+    batch, heads, seqlen_q, head_dim = q.shape
+    blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+    if progress is not None:
+        _check_progress(progress, blocks, config, k.shape[2])
+    if blocks == 0:
+        return
+    args: list[Argument] = [
+        q.with_access("r", "q"),
+        k.with_access("r", "k"),
+        v.with_access("r", "v"),
+        out.with_access("w", "out"),
+        lse.with_access("w", "lse"),
+        np.int32(heads),
+        np.int32(heads // k.shape[1]),
+        np.int32(seqlen_q),
+        np.int32(k.shape[2]),
+        np.int32(head_dim),
+        np.float32(scale),
+        *options.changes.arguments(),
+        *options.masks(),
+        *options.order_and_window(backend, config),
+    ]
+    if progress is not None:
+        args += [progress.with_access("rw", "progress"), np.int32(progress.shape[1])]
+    backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, options.stream)
+
+
+@checked
+def progress_notes(seqlen_k: Size, block_n: Count, progress_tiles: Size) -> int:
+    """Columns of ``progress``: SM, start, a note for every ``progress_tiles`` key tiles, end."""
+    if progress_tiles < 1:
+        raise ValueError(f"progress_tiles={progress_tiles} is below 1")
+    return 3 + _tiles(seqlen_k, block_n) // progress_tiles
+
+
+def _check_progress(progress: Array, blocks: int, config: FlashConfig, seqlen_k: int) -> None:
+    wanted = (blocks, progress_notes(seqlen_k, config.tile.block_n, config.progress))
+    if progress.dtype != "int64" or progress.shape != wanted:
+        raise ValueError(
+            f"progress is {progress.dtype} {progress.shape}, not int64 {wanted} (blocks, notes)"
+        )
+
+
+def backward(
+    backend: Backend,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    dout: Array,
+    lse: Array,
+    dq: Array | None,
+    dk: Array | None,
+    dv: Array | None,
+    options: Options,
+    *,
+    dlse: Array | None = None,
+    dbias: Array | None = None,
+    workspace: bool = False,
+    split: bool = False,
+) -> None:
+    """The gradients, P recomputed from lse. Raises before anything is launched.
+
+    workspace: partial dQ of every key tile, added up in their order, instead of atomic additions.
+    split: dQ in a pass of its own; then dq, or both dk and dv, may be None.
+    """
+    rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
+    like_q = {"out": out, "dout": dout} | ({} if dq is None else {"dq": dq})
+    if (dk is None) != (dv is None):
+        raise ValueError("dk and dv are made together, one of them is None")
+    like_k = {} if dk is None or dv is None else {"dk": dk, "dv": dv}
+    check_shapes(q, k, v, like_q, like_k, rows, options.key_mask)
+    options.changes.check(q, k)
+    scale, stream = finite(options.scale), options.stream
+    config = options.config(
+        "backward", q, k,
+        deterministic=workspace, dlse=dlse is not None, query_gradient=not split,
+    )  # fmt: skip
+    gradient = None
+    if dbias is not None:
+        partial = options.causal or options.window is not None or options.block_mask is not None
+        gradient = _bias_gradient(
+            backend, options.changes, q, k, dk, dbias,
+            deterministic=workspace or split, partial=partial,
+        )  # fmt: skip
+        config = replace(config, bias_gradient=gradient.form)
+    batch, heads, seqlen_q, head_dim = q.shape
+    kv_heads, seqlen_k = k.shape[1:3]
+    query_blocks = batch * heads * _tiles(seqlen_q, config.row_block_m)
+    key_tiles = _tiles(seqlen_k, config.tile.block_n)
+    key_blocks = batch * kv_heads * key_tiles
+    preprocess, postprocess = config.row_kernels()
+
+    slabs = 0 if split else key_tiles if workspace else 1
+    delta = backend.empty("delta", (batch, heads, seqlen_q), "fp32")
+    dq_accum = backend.empty("dq_accum", (slabs * batch, heads, seqlen_q, head_dim), "fp32")
+    if query_blocks:
+        args: list[Argument] = [
+            out.with_access("r", "out"),
+            dout.with_access("r", "dout"),
+            delta.with_access("w"),
+            np.int32(heads),
+            np.int32(seqlen_q),
+            np.int32(head_dim),
+        ]
+        if dlse is not None:
+            args.append(dlse.with_access("r", "dlse"))
+        if not workspace and not split:
+            args.append(dq_accum.with_access("w"))
+        backend.launch(preprocess, (query_blocks, 1, 1), 0, args, stream)
+    operands: list[Argument] = [
+        q.with_access("r", "q"),
+        k.with_access("r", "k"),
+        v.with_access("r", "v"),
+        dout.with_access("r", "dout"),
+        lse.with_access("r", "lse"),
+        delta.with_access("r"),
+    ]
+    # The workspace is written in part: a causal or sparse pass skips tiles of it.
+    sums = [] if split else [dq_accum.with_access("rw" if workspace else "atomic")]
+    if key_blocks and dk is not None and dv is not None:
+        if gradient is not None:
+            gradient.zero(backend, stream)
+        args = [
+            *operands,
+            *sums,
+            dk.with_access("w", "dk"),
+            dv.with_access("w", "dv"),
+            np.int32(batch),
+            np.int32(kv_heads),
+            np.int32(heads // kv_heads),
+            np.int32(seqlen_q),
+            np.int32(seqlen_k),
+            np.int32(head_dim),
+            np.float32(scale),
+            *options.changes.arguments(),
+            *([] if gradient is None else [gradient.argument()]),
+            *options.masks(),
+            *options.order_and_window(backend, config),
+        ]
+        backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
+        if gradient is not None:
+            gradient.finish(backend, stream)
+    if dq is None or not query_blocks:
+        return
+    if split:
+        config = options.config("backward-dq", q, k)
+        args = [
+            *operands,
+            dq.with_access("w", "dq"),
+            np.int32(heads),
+            np.int32(heads // kv_heads),
+            np.int32(seqlen_q),
+            np.int32(seqlen_k),
+            np.int32(head_dim),
+            np.float32(scale),
+            *options.changes.arguments(),
+            *options.masks(),
+            *options.order_and_window(backend, config),
+        ]
+        blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+        backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
+    else:
+        args = [
+            dq_accum.with_access("r"),
+            dq.with_access("w", "dq"),
+            np.int32(batch),
+            np.int32(heads),
+            np.int32(seqlen_q),
+            np.int32(seqlen_k),
+            np.int32(head_dim),
+            np.float32(scale),
+        ]
+        flags_bytes = 0
+        if workspace and options.block_mask is not None:
+            args.append(options.block_mask.with_access("r", "block_mask"))
+            flags_bytes = 4 * postprocess.threads
+        if workspace:
+            args += window_arguments(options.window)
+        backend.launch(postprocess, (query_blocks, 1, 1), flags_bytes, args, stream)
+
+
+def _bias_gradient(
+    backend: Backend, changes: ScoreChanges, q: Array, k: Array, dk: Array | None, dbias: Array,
+    *, deterministic: bool, partial: bool,
+) -> BiasGradient:  # fmt: skip
+    """ValueError or TypeError for a gradient that has no bias, or does not fit it."""
+    if changes.bias is None:
+        raise ValueError("dbias without a bias")
+    if dk is None:
+        raise ValueError("dbias is made together with dk and dv, which are None")
+    check_bias("dbias", dbias, q, k)
+    if dbias.shape != changes.bias.shape:
+        raise ValueError(f"dbias has shape {dbias.shape}, bias {changes.bias.shape}")
+    return BiasGradient.start(backend, dbias, q, deterministic=deterministic, partial=partial)
+
+
+def _tiles(rows: int, block: int) -> int:
+    return -(-rows // block)
