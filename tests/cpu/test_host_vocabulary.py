@@ -233,7 +233,7 @@ def test_functions() -> None:
         exact = np.exp2(x.astype(np.float64))
         exact[exact < 2.0**-126] = 0  # flushed
         exact[exact >= 2.0**128] = np.inf
-        flushed = np.where(abs(x) < 2.0**-126, 0, x).astype(np.float64)
+        flushed = np.where(abs(x) < 2.0**-126, np.copysign(0, x), x).astype(np.float64)
         log = np.log2(flushed)
         inverse = 1 / flushed
         inverse[abs(inverse) < 2.0**-126] = 0
