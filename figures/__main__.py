@@ -67,8 +67,9 @@ def verdicts() -> None:
     table = verdict_table.table(rows).to_csv(index=False, lineterminator="\n")
     common.write_text(common.OUT / "verdicts.csv", table)
     common.write_text(common.OUT / "verdicts.md", verdict_table.text(rows) + "\n")
+    common.write_text(common.OUT / "verdicts.tex", verdict_table.latex(rows))
     place = common.shown(common.OUT / "verdicts.md")
-    print(f"{len(rows)} claims; the same table is in {place} and verdicts.csv")
+    print(f"{len(rows)} claims; the same table is in {place}, verdicts.csv and verdicts.tex")
 
 
 @app.command("import-results")

@@ -1,4 +1,4 @@
-"""The verdict table: every claim, judged, as text, CSV, pages and blocks of the README.
+"""The verdict table: every claim, judged, as text, CSV, LaTeX, pages and blocks of the README.
 
 The README shows the headline rows, ``docs/claims.md`` all of them. Both are made from committed
 records only, so they do not depend on the machine that writes them;
@@ -48,6 +48,15 @@ UNTIMED = (
     "**Our own kernels have not been timed on a GPU yet.** The H200's rows are of PyTorch's, "
     "cuDNN's and FlashAttention's kernels; ours are executed, checked and counted on the host."
 )
+#: Columns of the LaTeX tables, with their shares of a line.
+LATEX_COLUMNS = {"claim": 0.12, "what it says": 0.2, "predicted": 0.15, "measured": 0.17,
+                 "published": 0.09, "verdict": 0.09, "evidence": 0.09}  # fmt: skip
+#: Signs that LaTeX's text fonts lack -> what draws them.
+_SIGNS: dict[str, str | int | None] = {
+    "Ψ": r"$\Psi$", "²": r"$^2$", "∘": r"$\circ$", "√": r"$\surd$", "←": r"$\leftarrow$",
+    "→": r"$\rightarrow$", "×": r"$\times$", "·": r"$\cdot$", "µ": r"$\mu$", "≤": r"$\le$",
+    "≥": r"$\ge$", "≈": r"$\approx$", "–": "--", "±": r"$\pm$",
+}  # fmt: skip
 TITLES = {
     Origin.PAPER: "Claims of the papers",
     Origin.NOTE: "Claims and faults of the study notes",
@@ -103,6 +112,30 @@ def text(rows: Sequence[Claim], form: str = "github") -> str:
     lines = [[cells(row)[name] for name in wanted] for row in rows]
     widths = list(wanted.values())
     return tabulate(lines, list(wanted), tablefmt=form, maxcolwidths=widths, disable_numparse=True)
+
+
+def latex(rows: Sequence[Claim]) -> str:
+    """A longtable for each origin, for booktabs; tabulate writes and escapes the rows."""
+    parts = ["% Needs \\usepackage{array,booktabs,longtable}; fits a page in landscape."]
+    shares = LATEX_COLUMNS.values()
+    columns = "".join(rf">{{\raggedright\arraybackslash}}p{{{w}\linewidth}}" for w in shares)
+    for origin, title in TITLES.items():
+        lines = [[cells(r)[c] for c in LATEX_COLUMNS] for r in rows if r.origin is origin]
+        if not lines:
+            continue
+        written = tabulate(lines, list(LATEX_COLUMNS), "latex_booktabs", disable_numparse=True)
+        # Its own environment, rules included, fits one page and breaks no line of text.
+        _, _, head, _, *body, _, _ = _without_unicode(written).splitlines()
+        parts += ["", rf"\begin{{longtable}}{{@{{}}{columns}@{{}}}}", rf"\caption{{{title}}}\\",
+                  r"\toprule", head, r"\midrule", r"\endhead", r"\bottomrule", r"\endfoot", *body,
+                  r"\end{longtable}"]  # fmt: skip
+    return "\n".join(parts) + "\n"
+
+
+def _without_unicode(written: str) -> str:
+    """LaTeX with commands for signs that are not ASCII, as far as :data:`_SIGNS` has them."""
+    written = re.sub("(.)\u0303", r"$\\tilde{\1}$", written)  # a tilde above the letter before it
+    return written.translate(str.maketrans(_SIGNS))
 
 
 def changes(before: Sequence[Claim], after: Sequence[Claim]) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 
 from figures import __main__ as command
 from figures import common, gallery, memory_hierarchy, verdict_table
+from repro import claims
 from repro.experiments import tidy
 from repro.measuring.records import record
 
@@ -43,9 +44,29 @@ def test_every_row_of_the_readme_and_the_page_says_what_would_overturn_it():
         assert row.falsifier.replace("|", "\\|") in page
     for title in verdict_table.TITLES.values():
         assert f"## {title}\n" in page
+    assert verdict_table.latex(rows).isascii()  # every sign in them has a command
     first = verdict_table.headlines(rows)
     assert len(first.splitlines()) == 2 + len(verdict_table.HEADLINES)
     assert "what would overturn it" in first.splitlines()[0]
+
+
+def test_the_latex_tables_are_balanced_and_escaped():
+    rows = claims.missing([])  # each origin has some
+    odd = dataclasses.replace(rows[0], name="odd", statement="50 % & $1 #2 a_b {c} d^2 ~ x̃ \\ ≤ 9")
+    text = verdict_table.latex([*rows, odd])
+    assert text.isascii()
+    row = r"50 \% \& \$1 \#2 a\_b \{c\} d\^{}2 "
+    row += r"\textasciitilde{} $\tilde{x}$ \textbackslash{} $\le$ 9"
+    assert row in text
+    begun = re.findall(r"\\begin\{(\w+)\}", text)
+    assert begun == re.findall(r"\\end\{(\w+)\}", text) == ["longtable"] * len(verdict_table.TITLES)
+    bare = re.sub(r"\\.", "", text)  # without what is escaped
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    body = [line for line in text.splitlines() if line.endswith(r"\\") and "caption" not in line]
+    assert len(body) == len(rows) + 1 + len(verdict_table.TITLES)  # and a head each
+    columns = len(verdict_table.LATEX_COLUMNS)
+    assert {re.sub(r"\\.", "", line).count("&") for line in body} == {columns - 1}
 
 
 def test_the_table_of_the_memory_hierarchy_is_up_to_date():
