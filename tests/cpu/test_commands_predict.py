@@ -366,3 +366,26 @@ def test_help_explains_the_algorithms(capsys):
     for each in algorithms.ALGORITHMS.values():
         assert each.name in words
         assert each.summary.split(",")[0] in words
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"), [("full", 2 * 4), ("heads", 4), ("items", 2), ("one", 1)]
+)
+def test_what_is_done_to_scores_is_in_the_bytes(capsys, name, elements):
+    """A bias is saved once and read by every head; slopes are read, a cap moves nothing."""
+    status, out, _ = run(
+        capsys, "predict", "--batch", "2", "--heads", "4", "-n", "256", "-d", "64", "--pass",
+        "forward", "--gpu", "A100", "--bias", name, "--alibi", "--softcap", "--json",
+    )  # fmt: skip
+    assert status == 0
+    (row,) = json.loads(out)
+    assert row["saved"]["bias"] == elements * 256 * 256 * 2
+    read = {entry["tensor"]: entry["sm_bytes"] for entry in row["tensors"]}
+    assert read["bias"] == 8 * 256 * 256 * 2
+    assert read["alibi_slopes"] == 8 * 2 * 4
+
+
+def test_a_bias_of_no_known_kind_is_refused(capsys):
+    status, _, err = run(capsys, "predict", "--bias", "rows")
+    assert status == 1
+    assert "--bias 'rows': expected none, full, heads, items, one" in err
