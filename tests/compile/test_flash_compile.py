@@ -66,6 +66,17 @@ def test_orders_and_notes_spill_nothing(pass_: str, option: dict[str, Any]) -> N
         assert blocks == as_before
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("pass_", ["forward", "backward", "backward-dq"])
+def test_windows_spill_nothing(pass_: str, head_dim: int, causal: bool, arch: str) -> None:
+    config = configure(pass_, "bf16", head_dim, causal=causal, window=True)
+    facts = compile_cubin(config.kernel(), arch)
+    assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)
+    assert facts.registers * config.threads <= REGISTERS
+
+
 @pytest.mark.parametrize(
     ("pass_", "form"),
     [("forward", {}), ("backward", {}), ("backward", {"query_gradient": False}),
