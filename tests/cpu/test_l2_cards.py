@@ -58,6 +58,7 @@ class Sharing:
 BATCH = AttentionShape(3, 2, 96, 96, 64)
 GROUPS = AttentionShape(1, 4, 96, 96, 64, kv_heads=2)
 CAUSAL = AttentionShape(1, 4, 96, 96, 64, causal=True)
+WINDOW = AttentionShape(1, 4, 96, 128, 64, kv_heads=2, window=(20, 9), sinks=3)
 BLOCKS = {
     "block_mask": np.random.default_rng(1).random((1, 4, 6, 3)) < 0.6,
     "mask_block": TILE,
@@ -67,6 +68,8 @@ SHARINGS = {
     "a batch": Sharing("flash", shape=BATCH),
     "heads of a group": Sharing("flash", shape=GROUPS),
     "causal": Sharing("flash", shape=CAUSAL),
+    "window": Sharing("flash", shape=WINDOW),
+    "window, sawtooth": Sharing("flash", shape=WINDOW, order="sawtooth"),
     "block-sparse": Sharing("flash", options=BLOCKS),
     "sawtooth": Sharing("flash", order="sawtooth"),
     "Hopper": Sharing("flash-sm90", shape=GROUPS),
@@ -80,6 +83,8 @@ SHARINGS = {
     "backward of groups": Sharing("flash", "backward", GROUPS, order="sawtooth"),
     "backward, block-sparse": Sharing("flash", "backward", options=BLOCKS),
     "backward, partial sums": Sharing("flash-deterministic", "backward", CAUSAL),
+    "backward, window": Sharing("flash", "backward", WINDOW),
+    "backward, window, split": Sharing("flash-split", "backward", WINDOW, order="sawtooth"),
     "backward, split": Sharing("flash-split", "backward", GROUPS),
 }
 #: As the bytes of a batch or a card decide, so do these two alone.
