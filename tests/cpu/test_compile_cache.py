@@ -32,11 +32,11 @@ def test_a_header_counts_where_it_is_included_and_nowhere_else(monkeypatch) -> N
     monkeypatch.setattr(cache, "_text", lambda p: texts[p])
     monkeypatch.setattr(
         cache, "read_all",
-        lambda paths: "".join(f"{texts[p]}{'changed' * (p == changed)}" for p in sorted(paths)),
+        lambda paths: "".join(f"{texts[p]}{'@changed@' * (p == changed)}" for p in sorted(paths)),
     )  # fmt: skip
     after = cache.headers(hopper), cache.headers(plain)
-    assert "changed" in after[0]
-    assert "changed" not in after[1]
+    assert "@changed@" in after[0]
+    assert "@changed@" not in after[1]
     assert before[0] != before[1]
 
 
