@@ -11,7 +11,8 @@ Conventions (shared by the operator, see :func:`repro.flash_attention`):
   seqlen_q, and the first ``sinks`` keys;
 * ``key_mask`` (B, Nk) boolean, True = the key takes part;
 * a row that sees no key has ``out = 0``, ``lse = -inf`` and neither takes nor sends gradient;
-* a key that no row sees may hold anything, NaN included.
+* a key that no row sees may hold anything, NaN included; for the kernels that is promised of keys
+  that ``key_mask`` takes out, not of those that only a window hides.
 """
 
 from __future__ import annotations
