@@ -2,6 +2,7 @@
 #
 #   make figures                  environment, measurements this machine can make, every figure
 #   make figures FORMATS=pdf      with a PDF of each figure beside its PNG, SVG and CSV
+#   make figures STYLE=paper      for a paper: 3.35 or 6.75 inches wide, to figures/out/paper/
 #   make figures/out/NAME.svg     one figure and just what it needs (NAME.pdf too)
 #   make test                     the tests that can run here (GPU tests skip without a GPU)
 #   make test-all                 and the thorough ones: more forms, sizes and processes, docs, wheel
@@ -38,9 +39,9 @@ endif
 # One process, one thread: -j and pytest's workers are the parallelism here.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
-export FORMATS
+export FORMATS STYLE
 
-DRAWN := $(or $(REPRO_FIGURES),figures/out)
+DRAWN := $(or $(REPRO_FIGURES),figures/out)$(STYLE:%=/%)
 STATE := $(if $(REPRO_FIGURES),$(REPRO_FIGURES)/.state,.cache)
 STAMPS := $(STATE)/measured
 STALE := $(STATE)/stale
@@ -61,14 +62,16 @@ endif
 .DELETE_ON_ERROR:
 .SECONDARY:
 
-figures: $(STALE)/.drawn $(DRAWN)/verdicts.md
+# Each style has its own files, and its own word on whether they are up to date.
+ALL_DRAWN := $(STALE)/.drawn$(STYLE:%=-%)
+figures: $(ALL_DRAWN) $(DRAWN)/verdicts.md
 
 # A figure that has to be drawn again is younger here than in figures/out/.
 $(STALE)/%: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEORY) | $(ENV)
 	@mkdir -p $(@D) && touch $@
 
 # All of them at once: starting Python costs more than drawing.
-$(STALE)/.drawn: $(FIGURES:%=$(STALE)/%) $(if $(filter-out $(wildcard $(FILES)),$(FILES)),again)
+$(ALL_DRAWN): $(FIGURES:%=$(STALE)/%) $(if $(filter-out $(wildcard $(FILES)),$(FILES)),again)
 	@mkdir -p $(DRAWN)
 	@stale=; for f in $(FIGURES); do for e in $(ENDINGS); do \
 	    [ -e $(DRAWN)/$$f.$$e ] && [ -z "$$(find $(STALE)/$$f -newer $(DRAWN)/$$f.$$e)" ] || \
@@ -91,7 +94,7 @@ $(STALE)/$(1): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
 endef
 $(foreach f,$(FIGURES),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
 
-$(DRAWN)/verdicts.md: $(STALE)/.drawn $(wildcard figures/verdict_table.py)
+$(DRAWN)/verdicts.md: $(ALL_DRAWN) $(wildcard figures/verdict_table.py)
 	@$(PY) -m figures verdicts
 
 # Which cells are on record is decided by the command; the stamp only says that it has run.

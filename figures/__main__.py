@@ -27,6 +27,7 @@ def draw(
     jobs: Annotated[int, typer.Option(min=1, help="processes that draw side by side")] = 1,
 ) -> None:
     """Draw figures from what is on record; a gap in the data is named, never an error."""
+    common.require_style(common.STYLE)
     chosen = list(dict.fromkeys(names or common.names()))  # two processes never write one file
     for name in chosen:
         common.require(name)
@@ -62,6 +63,7 @@ def verdicts() -> None:
     """Judge the claims, print the table and keep it beside the figures."""
     from figures import verdict_table
 
+    common.require_style(common.STYLE)  # it names the folder
     rows = verdict_table.collect()
     print(verdict_table.text(rows, "simple_grid"))
     table = verdict_table.table(rows).to_csv(index=False, lineterminator="\n")
@@ -125,7 +127,8 @@ def _draw(name: str, out: Path, *, local: bool) -> None:
     figure = common.module(name)
     with quiet.beside_others():
         common.style()
-        common.save(name, figure.draw(tidy(figure.EXPERIMENTS, local=local)), out)
+        drawing = figure.draw(tidy(figure.EXPERIMENTS, local=local))
+        common.save(name, drawing, out, style=common.STYLE if local else "")
 
 
 if __name__ == "__main__":

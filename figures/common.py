@@ -38,12 +38,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis import files
+from figures import _paper
 from repro.measuring import machine
 
 log = logging.getLogger("figures")
 
+#: ``STYLE=paper`` draws for a paper's widths, into a folder of its own below the usual one.
+STYLE = os.environ.get("STYLE", "")
 #: Where figures are written; ``REPRO_FIGURES`` names another folder.
-OUT = Path(os.environ.get("REPRO_FIGURES") or machine.HOME / "figures" / "out")
+OUT = Path(os.environ.get("REPRO_FIGURES") or machine.HOME / "figures" / "out") / STYLE
 _NOT_FIGURES = {"common", "gallery", "verdict_table"}
 
 #: One colour per algorithm, in every figure (Okabe-Ito: distinct for colour-blind readers).
@@ -106,6 +109,7 @@ def style() -> None:
         "ytick.labelsize": 8,
         "svg.fonttype": "none",
         "svg.hashsalt": "recompute-repro",
+        "pdf.fonttype": 42,  # TrueType, embedded: publishers refuse matplotlib's Type 3
     })  # fmt: skip
 
 
@@ -164,18 +168,34 @@ def formats() -> tuple[str, ...]:
     return tuple(dict.fromkeys(("png", "svg", *chosen)))
 
 
+def require_style(style: str) -> None:
+    """ValueError names a ``STYLE`` that is not known."""
+    if style not in ("", "paper"):
+        raise ValueError(f"STYLE={style!r} is not paper (or nothing, for screens)")
+
+
 def save(
-    name: str, drawing: Drawing, out: Path = OUT, images: Sequence[str] | None = None
+    name: str,
+    drawing: Drawing,
+    out: Path = OUT,
+    images: Sequence[str] | None = None,
+    style: str = STYLE,
 ) -> list[Path]:
     """Write NAME.csv and the ``images`` (default: :func:`formats`), without dates or random ids.
 
     Nothing is written before everything has been drawn. OSError (disk full, ...) names the file
     that could not be written.
     """
+    require_style(style)
+    if style:
+        _paper.fit(name, drawing.figure)
     settle(drawing.figure)
     rows = drawing.table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
     contents = {"csv": rows.encode()}
     for ending in formats() if images is None else images:
+        if style:
+            contents[ending] = _paper.WRITERS[ending](drawing.figure, _UNSAID[ending])
+            continue
         image = io.BytesIO()
         drawing.figure.savefig(image, format=ending, metadata=_UNSAID[ending])
         contents[ending] = image.getvalue()

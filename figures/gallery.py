@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from figures import common
+from figures import _paper, common
 from repro.experiments import experiment
 from repro.experiments import names as experiment_names
 from repro.measuring.records import load
@@ -68,6 +68,11 @@ def page() -> str:
         "`make figures/out/NAME.svg` one with just what it needs. *Measuring* is about the time "
         "that its experiments take on two cores; what is drawn only sets recorded and published "
         "numbers beside formulas.",
+        "`make figures STYLE=paper FORMATS=pdf` draws them for a paper, to figures/out/paper: "
+        "3.35 or 6.75 inches wide, text of 6 points or more, fonts embedded. Panels that would "
+        "become too narrow go into further rows; these need a page turned on its side (9 inches): "
+        + ", ".join(f"`{name}`" for name in sorted(_paper.TURNED))
+        + ".",
     ]
     for paper, members in grouped().items():
         rows = ["| figure | what it shows | measuring | records of |", "|---|---|---|---|"]

@@ -1,6 +1,9 @@
 """Figures: the same bytes every time, whatever is missing from the records."""
 
+import itertools
 import logging
+import re
+import zlib
 from functools import cache
 
 import numpy as np
@@ -8,7 +11,7 @@ import pandas
 import pytest
 from matplotlib.text import Text
 
-from figures import common, verdict_table
+from figures import _paper, common, verdict_table
 from figures.common import Drawing
 from repro.claims import Claim, Verdict
 from repro.experiments import tidy
@@ -78,6 +81,85 @@ def check_that_no_text_is_cut_off(figure):
         inside = whole.x0 <= box.x0 and box.x1 <= whole.x1
         inside = inside and whole.y0 <= box.y0 and box.y1 <= whole.y1
         assert inside or not text.get_visible(), f"{text} at {box.extents} of {whole.extents}"
+
+
+def printed(name, folder, images=()):
+    """A figure in the paper's style, after its files were written."""
+    drawing = common.module(name).draw(frame_of(name))
+    paths = common.save(name, drawing, folder, images, style="paper")
+    drawing.figure.dpi = _paper.DPI * _paper.SCALE  # closing it has set it back
+    return drawing.figure, paths
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "two_levels" else pytest.mark.thorough) for n in NAMES],
+)
+def test_for_a_paper_a_figure_has_its_width_no_small_text_none_cut_and_none_overlapping(
+    name, tmp_path
+):
+    figure, _ = printed(name, tmp_path)
+    width, height = figure.get_size_inches() * _paper.SCALE
+    turned = name in _paper.TURNED
+    allowed = [_paper.SIDEWAYS] if turned else [_paper.COLUMN, _paper.TEXT]
+    assert min(abs(width - w) for w in allowed) < 1e-6
+    assert height < (_paper.TEXT if turned else _paper.TALLEST) + 1e-6
+    check_that_no_text_is_cut_off(figure)
+    texts = {id(t): t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()}
+    for text in texts.values():
+        assert text.get_fontsize() * _paper.SCALE > _paper.SMALLEST - 1e-6, text
+    ticks = {id(t) for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)
+             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+             for t in (tick.label1, tick.label2)}  # fmt: skip
+    said = [(t, t.get_window_extent()) for key, t in texts.items() if key not in ticks]
+    point = figure.dpi / 72  # boxes have room for accents and descenders that are not there
+    for (one, a), (other, b) in itertools.combinations(said, 2):
+        across, down = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert across < point or down < 3 * point, (one, other, across, down)
+
+
+def test_for_a_paper_every_format_has_the_printed_size_and_pdf_its_fonts(tmp_path):
+    from PIL import Image
+
+    figure, paths = printed("two_levels", tmp_path, ("png", "svg", "pdf"))
+    width, height = figure.get_size_inches() * _paper.SCALE
+    files = {path.suffix: path for path in paths}
+    with Image.open(files[".png"]) as image:
+        assert image.size == pytest.approx((width * _paper.DPI, height * _paper.DPI), abs=1.5)
+        assert image.info["dpi"] == pytest.approx((_paper.DPI, _paper.DPI), rel=1e-3)
+    svg = files[".svg"].read_text()
+    size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt" viewBox="0 0 ([\d.]+) ', svg)
+    assert [float(v) / 72 for v in size.groups()] == pytest.approx(
+        [width, height, width / _paper.SCALE], rel=1e-4
+    )
+    content = files[".pdf"].read_bytes()
+    box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", content)
+    assert [float(v) / 72 for v in box.groups()] == pytest.approx([width, height], rel=1e-4)
+    page = zlib.decompressobj().decompress(content.split(b"stream\n", 1)[1])
+    assert b"%g 0 0 %g 0 0 cm" % (_paper.SCALE, _paper.SCALE) in page.split(b"BT")[0]
+    assert b"/FontFile2" in content
+    assert b"/Type3" not in content
+    again = printed("two_levels", tmp_path / "again", ("png", "svg", "pdf"))[1]
+    assert [p.read_bytes() for p in again] == [p.read_bytes() for p in paths]
+
+
+def test_folded_panels_keep_their_own_labels_and_the_small_print_finds_them():
+    figure, axes = common.plt.subplots(1, 4, figsize=(16, 4), layout="constrained", sharey=False)
+    axes[0].sharey(axes[1])
+    axes[0].set_ylabel("bytes")
+    axes[2].set_ylabel("")  # its axis is another one
+    common.note(figure, "Left: a. Middle: b. Right: c.")
+    _paper.fit("any", figure)
+    assert [ax.get_subplotspec().get_gridspec().get_geometry() for ax in axes] == [(2, 2)] * 4
+    assert [ax.get_ylabel() for ax in axes] == ["bytes", "", "", ""]
+    assert figure.texts[0].get_text() == "First panel: a. Second panel: b. Last panel: c."
+
+
+def test_a_style_that_is_not_known_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="STYLE='poster' is not paper"):
+        common.save("two_levels", Drawing(common.plt.figure(), pandas.DataFrame()), tmp_path,
+                    style="poster")  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_figure_is_a_table_a_png_and_an_svg(tmp_path):

@@ -21,16 +21,17 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 PYTHON = """#!/bin/sh
 # Stands in for `python -m figures draw NAME`, `-m figures verdicts`, `-m repro measure NAME`.
 echo "$*" >> calls.log
+out="figures/out${STYLE:+/$STYLE}"
 case "$2 $3" in
 "figures draw")
-    mkdir -p figures/out
+    mkdir -p "$out"
     shift 3
     [ "$1" = --jobs ] && shift 2
     for f; do
         [ -e die ] && [ "$f" = "$(cat die)" ] && exit 1
-        for e in csv png svg $FORMATS; do echo "$f" > "figures/out/$f.$e"; done
+        for e in csv png svg $FORMATS; do echo "$f" > "$out/$f.$e"; done
     done ;;
-"figures verdicts") echo table > figures/out/verdicts.md ;;
+"figures verdicts") echo table > "$out/verdicts.md" ;;
 esac
 """
 
@@ -68,7 +69,7 @@ def make(tree: Path, *arguments: str, env: dict[str, str] | None = None) -> tupl
     """Exit status, and what the stand-in was asked for since."""
     log = tree / "calls.log"
     log.write_text("")
-    from_make = ("MAKEFLAGS", "MAKELEVEL", "WORKERS", "FORMATS")
+    from_make = ("MAKEFLAGS", "MAKELEVEL", "WORKERS", "FORMATS", "STYLE")
     environment = {k: v for k, v in os.environ.items() if k not in from_make}
     done = subprocess.run(
         ["make", "NO_VENV=1", "PYTHON=./python", *arguments],
@@ -130,6 +131,27 @@ def test_more_formats_are_drawn_once(tree: Path) -> None:
     assert make(tree, "--question", "figures") == (0, [])
     (tree / "figures" / "out" / "first.pdf").unlink()
     assert make(tree, "figures/out/first.pdf") == (0, ["-m figures draw first"])
+
+
+def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) -> None:
+    paper = "STYLE=paper"
+    assert make(tree, "figures") == (0, ALL)
+    assert make(tree, "figures", paper) == (0, ALL[:2])  # nothing is measured again
+    assert {p.name for p in (tree / "figures" / "out" / "paper").iterdir()} == {
+        "first.svg", "first.png", "first.csv", "second_one.svg", "second_one.png",
+        "second_one.csv", "verdicts.md",
+    }  # fmt: skip
+    for style in ([], [paper]):
+        assert make(tree, "--question", "figures", *style) == (0, [])
+    age(tree)
+    (tree / "figures" / "second_one.py").touch()
+    changed = ["-m figures draw second_one", "-m figures verdicts"]
+    for style in ([paper], []):  # drawing one style leaves the other stale
+        assert make(tree, "figures", *style) == (0, changed)
+        assert make(tree, "--question", "figures", *style) == (0, [])
+    (tree / "figures" / "out" / "paper" / "first.png").unlink()
+    assert make(tree, "figures") == (0, [])
+    assert make(tree, "figures/out/paper/first.png", paper) == (0, ["-m figures draw first"])
 
 
 def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:
