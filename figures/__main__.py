@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from figures import common
+from figures import common, gallery
 from repro import cli
 from repro.experiments import tidy
 from repro.measuring import quiet
@@ -91,7 +91,7 @@ def import_(
 @app.command()
 def readme() -> None:
     """Write the README's tables and pictures and the tables in docs/ from committed records."""
-    from figures import gallery, memory_hierarchy, verdict_table
+    from figures import memory_hierarchy, verdict_table
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
     common.write_text(
@@ -125,10 +125,13 @@ def _draw_here(name: str) -> None:
 
 def _draw(name: str, out: Path, *, local: bool) -> None:
     figure = common.module(name)
+    style = common.STYLE if local else ""  # what is committed has one look
     with quiet.beside_others():
         common.style()
         drawing = figure.draw(tidy(figure.EXPERIMENTS, local=local))
-        common.save(name, drawing, out, style=common.STYLE if local else "")
+        common.save(name, drawing, out, style=style)
+        if style:
+            common.write_text(out / f"{name}.txt", gallery.caption(name, drawing.figure))
 
 
 if __name__ == "__main__":

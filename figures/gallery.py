@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from figures import _paper, common
 from repro.experiments import experiment
 from repro.experiments import names as experiment_names
@@ -60,6 +62,23 @@ def thumbnails(columns: int = 3) -> str:
     return "\n".join([*lines, "</table>"])
 
 
+def caption(name: str, figure: Figure) -> str:
+    """One paragraph for a paper: what the figure shows, axes with their units, the small print."""
+    paper, shown = subject(name)
+    panels = []
+    for ax in figure.axes:
+        axes = " against ".join(label for label in (ax.get_ylabel(), ax.get_xlabel()) if label)
+        title = ax.get_title(loc="left") or ax.get_title()
+        panels.append(": ".join(part for part in (title, axes) if part))
+    parts = [
+        shown if paper == OURS else f"{paper}, {shown}",
+        "; ".join(panel for panel in panels if panel),
+        *(text.get_text() for text in figure.texts),
+    ]
+    said = (" ".join(part.split()).rstrip(".") for part in parts)
+    return ". ".join(part for part in said if part) + ".\n"
+
+
 def page() -> str:
     """``docs/pages/figures.md``: every figure, its command, the time to measure, whose records."""
     parts = [
@@ -69,7 +88,8 @@ def page() -> str:
         "that its experiments take on two cores; what is drawn only sets recorded and published "
         "numbers beside formulas.",
         "`make figures STYLE=paper FORMATS=pdf` draws them for a paper, to figures/out/paper: "
-        "3.35 or 6.75 inches wide, text of 6 points or more, fonts embedded. Panels that would "
+        "3.35 or 6.75 inches wide, text of 6 points or more, fonts embedded, a caption in "
+        "NAME.txt. Panels that would "
         "become too narrow go into further rows; these need a page turned on its side (9 inches): "
         + ", ".join(f"`{name}`" for name in sorted(_paper.TURNED))
         + ".",

@@ -155,6 +155,20 @@ def test_folded_panels_keep_their_own_labels_and_the_small_print_finds_them():
     assert figure.texts[0].get_text() == "First panel: a. Second panel: b. Last panel: c."
 
 
+def test_a_caption_says_what_is_shown_the_axes_with_units_and_the_machine(tmp_path, monkeypatch):
+    from figures import __main__ as command
+
+    monkeypatch.setattr(common, "STYLE", "paper")
+    command._draw("two_levels", tmp_path, local=True)
+    assert {p.suffix for p in tmp_path.iterdir()} == {".csv", ".png", ".svg", ".txt"}
+    text = (tmp_path / "two_levels.txt").read_text()
+    assert text.count("\n") == 1
+    first = common.module("two_levels").__doc__.splitlines()[0]
+    assert text.startswith(first)
+    assert "bytes read by the forward pass (GB) against sequence length N" in text
+    assert "on an NVIDIA H200" in text
+
+
 def test_a_style_that_is_not_known_is_refused(tmp_path):
     with pytest.raises(ValueError, match="STYLE='poster' is not paper"):
         common.save("two_levels", Drawing(common.plt.figure(), pandas.DataFrame()), tmp_path,
