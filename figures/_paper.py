@@ -25,7 +25,7 @@ from matplotlib.text import Text
 
 #: Inches on paper: one column of two, the text, a page turned on its side, and the tallest figure.
 COLUMN, TEXT, SIDEWAYS, TALLEST = 3.35, 6.75, 9.0, 8.6
-#: Figures that the width of the text does not hold, for a page turned on its side -> why.
+#: Figures too wide for the text, for a page turned on its side -> why.
 TURNED = {
     "fa1_fig2_left": "each row has a formula left and its numbers right of the panel",
     "l2_registered": "thirty named rows beside two panels: folded, they would be printed too close",
