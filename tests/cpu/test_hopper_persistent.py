@@ -171,8 +171,8 @@ class Broken(ForwardForm):
         return Kernel(text, right.entry, right.macros, right.threads)
 
 
-RELEASE_OF_Q = "release(&barriers->q_empty[turn % 2]);"
-TAKEN = "return shfl(ld_shared(&barriers->tile[turn % 2]), 0);"
+RELEASE_OF_Q = "release(&barriers->q_empty[tile_iter % 2]);"
+TAKEN = "return shfl(ld_shared(&barriers->tile[tile_iter % 2]), 0);"
 FAULTS = {
     "no release of Q": ("deadlock", "mbarrier_wait", (RELEASE_OF_Q, "")),
     "no word of the end": (
@@ -191,7 +191,7 @@ FAULTS = {
     # The race, or before it phases that nobody saw.
     "a Q buffer not waited for": (
         "race, deadlock", "",
-        ("mbarrier_wait(&barriers->q_empty[buffer], turn / 2 % 2 ^ 1);", ""),
+        ("mbarrier_wait(&barriers->q_empty[buffer], tile_iter / 2 % 2 ^ 1);", ""),
     ),
     "a turn that one warpgroup skips": (
         "deadlock", "named barrier",
@@ -199,7 +199,7 @@ FAULTS = {
          "if (warpgroup != 2) warp_scheduler_arrive(warpgroup);"),
     ),
     "a turn that nobody opens": (
-        "deadlock", "named barrier", ("    open_turns(warpgroup);\n", "")
+        "deadlock", "named barrier", ("    warp_scheduler_open(warpgroup);\n", "")
     ),
     "O overwritten before it is stored": (
         "race", "still had to read", ("bulk_wait_read<0>();", ";"),
