@@ -1,7 +1,8 @@
-"""A process that must not outlive another one: who it is, and that it goes."""
+"""Processes that tests start: who they are, that they go, and what they inherit."""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -29,3 +30,16 @@ def _runs(process: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"  # a zombie waits for its new parent to collect it
+
+
+#: Variables of the Makefile that `make test NAME=value` hands on to the tests.
+FROM_MAKE = ("NO_VENV", "VENV", "PYTHON", "WORKERS", "FORMATS", "STYLE", "MARKED", "ARGS", "OUT")
+
+
+def without_make() -> dict[str, str]:
+    """This process's environment without what a make above it has put there."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in FROM_MAKE and not name.startswith(("MAKE", "MFLAGS"))
+    }

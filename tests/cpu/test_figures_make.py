@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.process_support import without_make
+
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
@@ -69,11 +71,9 @@ def make(tree: Path, *arguments: str, env: dict[str, str] | None = None) -> tupl
     """Exit status, and what the stand-in was asked for since."""
     log = tree / "calls.log"
     log.write_text("")
-    from_make = ("MAKEFLAGS", "MAKELEVEL", "WORKERS", "FORMATS", "STYLE")
-    environment = {k: v for k, v in os.environ.items() if k not in from_make}
     done = subprocess.run(
         ["make", "NO_VENV=1", "PYTHON=./python", *arguments],
-        cwd=tree, capture_output=True, text=True, check=False, env=environment | (env or {}),
+        cwd=tree, capture_output=True, text=True, check=False, env=without_make() | (env or {}),
     )  # fmt: skip
     calls = log.read_text().replace(" --quick", "").replace(" --jobs 2", "")
     return done.returncode, sorted(calls.splitlines())
@@ -183,7 +183,7 @@ def test_a_missing_interpreter_is_one_line_with_a_cure(tree: Path) -> None:
     (tree / "pyproject.toml").touch()
     done = subprocess.run(
         ["make", "PYTHON=/no/python", "figures"], cwd=tree, capture_output=True, text=True,
-        check=False,
+        check=False, env=without_make(),
     )  # fmt: skip
     assert done.returncode
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]

@@ -10,6 +10,7 @@ import pytest
 
 from figures import common
 from repro import experiments
+from tests.process_support import without_make
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = shutil.which("make")
@@ -20,10 +21,9 @@ pytestmark = pytest.mark.skipif(MAKE is None, reason="make is not installed")
 def make(folder, *arguments, **environment):
     """Run make without a virtual environment, on a stand-in Python unless one is given."""
     values = {"NO_VENV": "1", "PYTHON": str(folder / "python"), **environment}
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(
         [MAKE, *arguments, *(f"{k}={v}" for k, v in values.items())],
-        cwd=folder, env=clean, capture_output=True, text=True, timeout=120,
+        cwd=folder, env=without_make(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 
