@@ -28,3 +28,14 @@ def test_a_refused_option_is_seen() -> None:
     assert coverage.takes(coverage.AUTO, window, "forward") == "flash"
     sawtooth = next(option for option in coverage.OPTIONS if "sawtooth" in option.name)
     assert coverage.mark("flash-sm90-deterministic", sawtooth) == "forward only"
+
+
+def test_every_option_runs_somewhere_and_the_operator_picks_what_takes_it() -> None:
+    """So that a dash is a refusal, not a line of the table that asks wrongly."""
+    for option in (*coverage.OPTIONS, coverage.DETERMINISTIC):
+        for pass_ in coverage.PASSES:
+            picked = coverage.takes(coverage.AUTO, option, pass_)
+            assert picked is not None, option.name
+            if option is not coverage.DETERMINISTIC:
+                assert coverage.takes(picked, option, pass_) == picked
+                assert coverage.takes("flash", option, pass_) == "flash"
