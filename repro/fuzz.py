@@ -43,9 +43,14 @@ KINDS = {
 CASES_A_FORM = 12
 
 
+def kind_of(case: Any) -> str:
+    """Which of the KINDS a case is."""
+    return next(k for k, module in KINDS.items() if isinstance(case, import_module(module).Case))
+
+
 def _home(case: Any) -> ModuleType:
-    """The module that a case comes from."""
-    return import_module(type(case).__module__)
+    """The module that draws and judges such a case."""
+    return import_module(KINDS[kind_of(case)])
 
 
 def complaint(case: Any, device: str) -> str | None:
@@ -80,7 +85,7 @@ def shrink(case: Any, device: str, until: float) -> Any:
 
 def command(case: Any, device: str) -> str:
     """The line that runs one case again."""
-    kind = next(kind for kind, module in KINDS.items() if module == type(case).__module__)
+    kind = kind_of(case)
     of = "" if kind == "attention" else f" --of {kind}"
     where = "" if device == "cpu" else f" --device {device}"
     return f"python -m repro.fuzz{of}{where} --case '{case.to_json()}'"

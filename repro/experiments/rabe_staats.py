@@ -91,7 +91,11 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="cpu",
-    sources=("repro/attention/variants.py", "repro/checkpointing/memory.py"),
+    sources=(
+        "repro/attention/variants.py",
+        "repro/checkpointing/memory.py",
+        "repro/checkpointing/allocation_trace.py",
+    ),
     seconds=90,
     on_demand=True,
 )

@@ -98,11 +98,12 @@ def test_all_kinds_take_turns(
     seen: list[str] = []
 
     def look(case: object, device: str) -> str | None:
-        seen.append(type(case).__module__)
-        return "found" if len(seen) == 36 else None
+        seen.append(fuzz.kind_of(case))
+        return "found" if len(seen) == 12 * len(fuzz.KINDS) else None
 
     monkeypatch.setattr(fuzz, "complaint", look)
     monkeypatch.setattr(fuzz, "shrink", lambda case, device, until: case)
     assert fuzz.fuzz(60.0, 1, "cpu", tuple(fuzz.KINDS), max_failures=1) == 1
-    assert seen[:36] == [module for module in fuzz.KINDS.values() for _ in range(12)]
-    assert "12 attention, 12 planned, 12 records cases, 1 failed" in capfd.readouterr().err
+    assert seen[: 12 * len(fuzz.KINDS)] == [kind for kind in fuzz.KINDS for _ in range(12)]
+    counts = ", ".join(f"12 {kind}" for kind in fuzz.KINDS)
+    assert f"{counts} cases, 1 failed" in capfd.readouterr().err

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from repro.checkpointing import memory, plan
+from repro.checkpointing import allocation_trace, plan
 from repro.checkpointing.memory import PoolMeter, memory_meter, peak_bytes
 from repro.instruments.pools import CupyPool, Held
 
@@ -285,7 +285,7 @@ def test_a_block_of_the_second_pool_freed_before_the_end_counts() -> None:
 
 
 def test_a_torch_without_the_private_profiler_is_one_clear_line(monkeypatch) -> None:
-    monkeypatch.setattr(memory, "_PROFILER", object())
+    monkeypatch.setattr(allocation_trace, "_PROFILER", object())
     with pytest.raises(RuntimeError, match=r"_enable_profiler, .*_disable_profiler") as caught:
         peak_bytes(lambda: None)
     assert "\n" not in str(caught.value)
@@ -339,7 +339,7 @@ def test_ec35_threads_take_turns() -> None:
 def test_ec35_another_threads_meter_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory._TRACE, "WAIT_S", 0.05)
+    monkeypatch.setattr(allocation_trace.TRACE, "WAIT_S", 0.05)
     errors: list[str] = []
 
     def work() -> None:

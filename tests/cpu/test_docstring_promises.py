@@ -100,7 +100,7 @@ PROMISES = {
     "repro.attention.reference.max_error": "test_docstring_promises::test_nan_is_equal_to_nothing",
     "repro.attention.validation.resolve_scale": "test_edge_cases_layout::"
     "test_ec11_every_spelling_of_scale",
-    "repro.checkpointing.cases.Case": "",
+    "repro.checkpointing.case_training.Case": "",
     "repro.checkpointing.cases.failure": "test_checkpoint_fuzz::"
     "test_the_fuzzer_finds_and_shrinks_a_fault",
     "repro.checkpointing.planned.PlannedModel": "test_checkpoint_executor::"
