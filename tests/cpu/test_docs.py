@@ -108,20 +108,55 @@ def test_the_tutorial_the_command_and_the_library_give_one_time(
     assert found[library.algorithm] == f"{library.time.seconds * 1e6:.0f}"
 
 
-@pytest.mark.thorough
-def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocstrings", reason="needs mkdocs and mkdocstrings")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, built so that a warning is an error."""
+    for package in ("material", "mkdocstrings"):
+        pytest.importorskip(package, reason="needs mkdocs-material and mkdocstrings")
+    folder = tmp_path_factory.mktemp("docs") / "site"
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f",
-         str(ROOT / "docs" / "mkdocs.yml"), "-d", str(tmp_path / "site")],
+         str(ROOT / "docs" / "mkdocs.yml"), "-d", str(folder)],
         capture_output=True, text=True, check=False,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    reference = (tmp_path / "site" / "api" / "attention.html").read_text()
+    return folder
+
+
+@pytest.mark.thorough
+def test_the_documentation_builds_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    reference = (site / "api" / "attention.html").read_text(encoding="utf-8")
     assert 'id="analysis.traffic.predict_traffic"' in reference
-    external = re.findall(r'(?:src|href)="(https?://[^"]+)"', reference)
-    assert all("mkdocs.org" in link for link in external), "a page must not load from elsewhere"
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:link|script|img|iframe)\b[^>]*?(?:src|href)="([^"]+)"', text)
+        assert any("assets/extra.css" in link for link in loaded)
+        assert not [link for link in loaded if re.match(r"(https?:)?//", link)], page.name
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", text), sheet.name
+
+
+CHROMIUM = next((n for n in ("chromium", "chromium-browser", "google-chrome") if shutil.which(n)),
+                None)  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_page_from_the_disk_is_searched_without_a_network(site: Path, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu",
+         "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}",
+         "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000", "--dump-dom",
+         f"{(site / 'commands.html').as_uri()}?q=sawtooth"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    found = re.findall(r'<a href="([^"]+)" class="md-search-result__link"', done.stdout)
+    assert any("l2.html" in link for link in found), found
 
 
 def commands() -> list[str]:
