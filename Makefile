@@ -41,13 +41,34 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 export FORMATS STYLE
 
+# What is misspelt is refused here, before anything is installed, measured or drawn.
+SETTINGS := PYTHON VENV NO_VENV WORKERS FORMATS STYLE EXPERIMENT K HEAD_DIM DTYPE FOR_S BUDGET_S OUT DRY \
+    FROM INSTALL UPGRADE MARKED ARGS COMPILERS
+HANDED_ON := REPRO_% PYTEST_% CUDA_% CXX CC OMP_NUM_THREADS SHELL MAKE%
+STYLES := paper
+IMAGES := png svg pdf
+comma := ,
+asked := $(foreach v,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(v)))),$(v)))
+unknown := $(filter-out $(SETTINGS) $(HANDED_ON),$(asked))
+ifneq (,$(unknown))
+$(error no variable $(unknown) here: there are $(SETTINGS). For another program's, write it before make)
+endif
+ifneq (,$(filter-out $(STYLES),$(STYLE)))
+$(error STYLE=$(STYLE) is not $(STYLES), nor nothing, for screens)
+endif
+ifneq (,$(filter-out $(IMAGES),$(subst $(comma), ,$(FORMATS))))
+$(error FORMATS=$(FORMATS): there are $(IMAGES))
+endif
+ifneq (yes,$(shell [ "$(WORKERS)" -ge 1 ] 2>/dev/null && echo yes))
+$(error WORKERS=$(WORKERS) is no number of processes from 1 on)
+endif
+
 DRAWN := $(or $(REPRO_FIGURES),figures/out)$(STYLE:%=/%)
 STATE := $(if $(REPRO_FIGURES),$(REPRO_FIGURES)/.state,.cache)
 STAMPS := $(STATE)/measured
 STALE := $(STATE)/stale
 FIGURES := $(filter-out _% common gallery verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
 EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
-comma := ,
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
 THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/shared/*.py)

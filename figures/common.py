@@ -43,6 +43,8 @@ from repro.measuring import machine
 
 log = logging.getLogger("figures")
 
+#: Looks beside the usual one, for screens.
+STYLES = ("paper",)
 #: ``STYLE=paper`` draws for a paper's widths, into a folder of its own below the usual one.
 STYLE = os.environ.get("STYLE", "")
 #: Where figures are written; ``REPRO_FIGURES`` names another folder.
@@ -170,8 +172,8 @@ def formats() -> tuple[str, ...]:
 
 def require_style(style: str) -> None:
     """ValueError names a ``STYLE`` that is not known."""
-    if style not in ("", "paper"):
-        raise ValueError(f"STYLE={style!r} is not paper (or nothing, for screens)")
+    if style not in ("", *STYLES):
+        raise ValueError(f"STYLE={style!r} is not {', '.join(STYLES)} (or nothing, for screens)")
 
 
 def save(

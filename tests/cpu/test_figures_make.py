@@ -7,6 +7,7 @@ leaves no target behind, and a change remakes what depends on it and nothing els
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from figures import common
 from tests.process_support import without_make
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,6 +154,52 @@ def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) 
     (tree / "figures" / "out" / "paper" / "first.png").unlink()
     assert make(tree, "figures") == (0, [])
     assert make(tree, "figures/out/paper/first.png", paper) == (0, ["-m figures draw first"])
+
+
+@pytest.mark.parametrize("goal", ["figures", "report", "figures/out/first.svg", "measure"])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("STYLE=poster", "STYLE=poster is not paper"),
+        ("STYLE=paper poster", "STYLE=paper poster is not paper"),
+        ("FORMATS=pdf,tiff", "FORMATS=pdf,tiff: there are png svg pdf"),
+        ("WORKERS=two", "WORKERS=two is no number"),
+        ("WORKERS=0", "WORKERS=0 is no number"),
+        ("STLYE=paper", "no variable STLYE here: there are PYTHON VENV"),
+    ],
+)
+def test_what_is_misspelt_is_refused_before_anything_runs(
+    tree: Path, goal: str, wrong: str, said: str
+) -> None:
+    done = subprocess.run(
+        ["make", "NO_VENV=1", "PYTHON=./python", goal, wrong],
+        cwd=tree, capture_output=True, text=True, check=False, env=without_make(),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"*** {said}" in done.stderr
+    assert not (tree / "calls.log").exists()
+    assert not (tree / ".cache").exists()
+
+
+def test_what_is_set_before_make_or_for_a_compiler_is_no_mistake(tree: Path) -> None:
+    assert make(tree, "--question", "figures", env={"COLOUR": "red"})[0] == 1
+    goal = ["--question", "figures/out/second_one.svg"]
+    assert make(tree, *goal, "CXX=g++", "REPRO_CACHE_DIR=cache", "FORMATS=png,pdf")[0] == 1
+
+
+def test_make_and_python_know_the_same_styles_formats_and_variables() -> None:
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+
+    def listed(name: str) -> list[str]:
+        return re.findall(rf"^{name} := (.+)$", text, re.MULTILINE)[0].split()
+
+    assert listed("STYLES") == list(common.STYLES)
+    assert listed("IMAGES") == list(common._UNSAID)
+    read = set(re.findall(r"(?:\$\(|ifdef |\$\(if \$\()([A-Z]\w*)", text))
+    made = set(re.findall(r"^([A-Z]\w*) [:+]?= ", text, re.MULTILINE))
+    assert set(listed("SETTINGS")) == read - made - {"MAKE", "MAKEFLAGS", "REPRO_FIGURES"}
+    described = set(re.findall(r"\b([A-Z_]+)=", text.partition("PYTHON ?=")[0]))
+    assert described <= set(listed("SETTINGS"))
 
 
 def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:
