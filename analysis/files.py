@@ -131,9 +131,10 @@ def workshop(folder: Path) -> Iterator[Path]:
         yield made
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Put ``data`` at ``path`` so that every other process sees the old file or the new one.
 
+    durable: also after the machine has lost its power.
     OSError (disk full, no permission) names ``path`` and leaves the old file.
     """
     draft: Path | None = None
@@ -144,7 +145,8 @@ def write_whole(path: Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
             os.chmod(draft, 0o644)
             os.replace(draft, path)
     except BaseException as error:

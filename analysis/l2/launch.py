@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import native
+from analysis.l2 import kept
 from analysis.l2.machine import L2, LINE_BYTES, SECTOR_BYTES, Pace
 
 SOURCE = Path(__file__).with_name("simulate.c")
@@ -31,6 +32,8 @@ RANGE = ("first", "end", "kind", "tensor")
 #: Effort: block steps and line accesses that are simulated; more means bursts and fewer sets.
 MOST_STEPS, MOST_ACCESSES = 300_000, 2_000_000
 LEAST_SETS, LEAST_STEPS_A_WALK = 16, 128
+#: Line accesses of a launch whose result is worth a file: some 10 ms of simulation.
+LEAST_KEPT = 200_000
 
 COUNTED = ("fetched", "written", "left", "touched")
 
@@ -152,7 +155,15 @@ def simulate(
         raise ValueError(f"sms={sms}, blocks_per_sm={blocks_per_sm}: both must be at least 1")
     filled = _filled(launch, l2, sms, blocks_per_sm, pace or Pace(), fixed, sampled_sets, burst)
     finished = ctypes.c_double()
-    return _counts(launch, filled, "simulate", (ctypes.byref(finished),))
+    last = (ctypes.byref(finished),)
+    if launch.accesses < LEAST_KEPT:
+        return _named(launch, _counts(launch, filled, "simulate", last))
+    key = _key(*filled)
+    table = kept.find(key, len(launch.sizes), len(COUNTED))
+    if table is None:
+        table = _counts(launch, filled, "simulate", last)
+        kept.keep(key, table)
+    return _named(launch, table)
 
 
 def replay(
@@ -179,7 +190,8 @@ def replay(
         raise ValueError(f"step {wrong[0]} is none of its block's")
     filled = _filled(launch, l2, sms, 1, Pace(), False, sampled_sets or l2.sets, 1)
     pointers = [ctypes.c_void_p(row.ctypes.data) for row in table]
-    return _counts(launch, filled, "replay", (), (ctypes.c_int64(table.shape[1]), *pointers))
+    first = (ctypes.c_int64(table.shape[1]), *pointers)
+    return _named(launch, _counts(launch, filled, "replay", (), first))
 
 
 def _filled(
@@ -217,20 +229,39 @@ def _filled(
     return filled, arrays
 
 
+def _key(filled: _Launch, arrays: list[npt.NDArray[np.generic]]) -> str:
+    """Of all that a simulation follows from: the compiled simulator, numbers and tables."""
+    kinds = dict(field[:2] for field in _Launch._fields_)
+    numbers = [getattr(filled, name) for name in kinds if kinds[name] is not ctypes.c_void_p]
+    library = _library()
+    made_by = f"{Path(library._name).parent.name} {numbers}"
+    return kept.digest([made_by.encode(), *(array.tobytes() for array in arrays)])
+
+
+def _library() -> ctypes.CDLL:
+    library = native.library(SOURCE)
+    if library is None:
+        raise UnavailableError("no C compiler found (cc or gcc, or set CC), so no simulated L2")
+    return library
+
+
 def _counts(
     launch: Launch,
     filled: tuple[_Launch, list[npt.NDArray[np.generic]]],
     entry: str,
     last: tuple[object, ...],
     first: tuple[object, ...] = (),
-) -> dict[str, Count]:
-    library = native.library(SOURCE)
-    if library is None:
-        raise UnavailableError("no C compiler found (cc or gcc, or set CC), so no simulated L2")
+) -> list[list[int]]:
+    """Sectors: a row for each tensor, with the columns COUNTED."""
     counts = (_Count * len(launch.sizes))()
-    if getattr(library, entry)(ctypes.byref(filled[0]), *first, counts, *last):
+    if getattr(_library(), entry)(ctypes.byref(filled[0]), *first, counts, *last):
         raise MemoryError(f"no memory for the index of {filled[0].lines} lines")
+    return [[getattr(count, field) for field in COUNTED] for count in counts]
+
+
+def _named(launch: Launch, table: list[list[int]]) -> dict[str, Count]:
+    """Bytes by tensor."""
     return {
-        name: Count(*(SECTOR_BYTES * getattr(c, field) for field in COUNTED))
-        for name, c in zip(launch.sizes, counts, strict=True)
+        name: Count(*(SECTOR_BYTES * sectors for sectors in row))
+        for name, row in zip(launch.sizes, table, strict=True)
     }
