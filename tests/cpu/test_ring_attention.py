@@ -47,14 +47,14 @@ def test_merge_with_nothing_is_exact() -> None:
     assert torch.equal(nothing[1], empty[1])
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_ring_equals_one_rank(ranks: int) -> None:
     """float64: out, lse, dq, dk, dv; causal or not, grouped heads, both placements."""
     for case, difference in zip(RING_CASES, results(ranks)["ring"], strict=True):
         assert difference < 1e-12, case
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_ring_sends_what_is_predicted(ranks: int) -> None:
     batch, heads, kv_heads, seqlen, head_dim = RING
     shape = AttentionShape(batch, heads, seqlen, seqlen, head_dim, kv_heads, "fp32")
@@ -62,7 +62,7 @@ def test_ring_sends_what_is_predicted(ranks: int) -> None:
         assert row["value"] == ring_bytes(shape, ranks, row["pass"]) > 0
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_ring_in_fp32_is_as_exact_as_one_rank(ranks: int) -> None:
     from repro.distributed.measure import one_rank
 
