@@ -77,8 +77,9 @@ Form = hopper.ForwardForm | hopper.BackwardForm
 
 
 @cache
-def _code_of(kernel: Kernel) -> Code:
-    return disassemble(compile_cubin(kernel, ARCH).cubin, kernel.entry)
+def code_of(kernel: Kernel, arch: str = ARCH) -> Code:
+    """The machine code that the compiler makes of a kernel."""
+    return disassemble(compile_cubin(kernel, arch).cubin, kernel.entry)
 
 
 def launch_of(recorded: Recorded, taken: Sequence[int] = ()) -> Launch:
@@ -113,7 +114,7 @@ def _arrays(seqlen: int, head_dim: int) -> dict[str, Array]:
 
 def _clocks(recorded: Recorded, taken: Sequence[int] = ()) -> float:
     """Mean clocks of block 0 over starts."""
-    found = loops.program(_code_of(recorded.kernel), launch_of(recorded, taken))
+    found = loops.program(code_of(recorded.kernel), launch_of(recorded, taken))
     copied = card.copy_bytes_per_clock(SM90["copy_bytes"].value, card.H200_SUSTAINED, SMS)
     found_clocks = []
     for seed in range(SEEDS):
@@ -249,11 +250,21 @@ def seconds(
     """
     main = clocks(form, shape, sms) / clock.hz
     if isinstance(form, hopper.ForwardForm):
-        return main + (2 if form.persistent else 1) * card.LAUNCH_S
+        return main + seconds_around("forward", shape, 2 if form.persistent else 1, hbm_bytes_per_s)
+    return main + seconds_around("backward", shape, 1, hbm_bytes_per_s)
+
+
+def seconds_around(
+    pass_: str, shape: AttentionShape, launches: int, hbm_bytes_per_s: float
+) -> float:
+    """What comes to a main kernel's clocks: ``launches``, and around a backward two kernels that
+    only move bytes, with a launch each."""
+    if pass_ == "forward":
+        return launches * card.LAUNCH_S
     tensor = shape.batch * shape.heads * shape.seqlen_q * shape.head_dim * ITEMSIZE[shape.dtype]
     # O and dO in, an fp32 dQ set to zero; that dQ in, dQ out.
     moved = (2 * tensor + 2 * tensor) + (2 * tensor + tensor)
-    return main + moved / (card.HBM_SUSTAINED * hbm_bytes_per_s) + 3 * card.LAUNCH_S
+    return moved / (card.HBM_SUSTAINED * hbm_bytes_per_s) + (launches + 2) * card.LAUNCH_S
 
 
 def predictable() -> list[Form]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis import memory
-from analysis.algorithms import find
+from analysis.algorithms import Family, find
 from analysis.flops import (
     BACKWARD_PRODUCTS,
     DQ_PRODUCTS,
@@ -30,7 +30,8 @@ from analysis.sums.copies import copies
 from analysis.tile_loop import BlockMask
 from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
 from analysis.traffic import Traffic, predict_traffic
-from kernels import attention, hopper, hopper_time
+from kernels import ampere_time, attention, hopper, hopper_time
+from kernels.launch import Kernel
 from kernels.launches import AUTO, GRADIENTS, tile_of
 from repro.prediction_runs import (
     Run,
@@ -70,6 +71,7 @@ class Prediction:
     traffic: the copies that padding takes are in it as kernel "copy".
     saved: lies between forward and backward; ``peak`` is alive at the pass's worst moment.
     form: the name of the compiled form, for kernels that come in several.
+    main: the main kernel as it is compiled, or None for theory.
     """
 
     algorithm: str
@@ -95,6 +97,7 @@ class Prediction:
     time: TimePrediction
     ceilings: Ceilings
     form: str | None = None
+    main: Kernel | None = None
 
     @property
     def padded(self) -> AttentionShape:
@@ -149,21 +152,35 @@ class Prediction:
 
     @property
     def predicted_s(self) -> float | None:
-        """Time predicted from the machine code of the form (``kernels.hopper_time``), not a bound.
+        """Time predicted from the machine code, not a bound: of the Hopper forms
+        (``kernels.hopper_time``), and of what runs by default on an A100 (``kernels.ampere_time``).
 
-        None for kernels without forms, a backward in a fixed order, and forms whose clocks are not
-        on record.
+        None for other kernels and GPUs, a backward in a fixed order, and kernels whose clocks are
+        not on record.
         """
+        sms, hbm = self.gpu.sms, self.gpu.hbm_bandwidth_bytes_per_s
+        if self.main is not None and self._is_of_ampere:
+            try:
+                return ampere_time.seconds(
+                    self.main, self.pass_, self.padded,
+                    sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
+                )  # fmt: skip
+            except LookupError:
+                return None
         form = hopper.FORMS.get(f"{hopper.ALGORITHM} {self.form}")
         if form is None or "deterministic" in self.algorithm or "optimistic" in self.algorithm:
             return None
         try:
             return hopper_time.seconds(
-                form, self.padded, sms=self.gpu.sms, clock=self.clock,
-                hbm_bytes_per_s=self.gpu.hbm_bandwidth_bytes_per_s,
-            )  # fmt: skip
+                form, self.padded, sms=sms, hbm_bytes_per_s=hbm, clock=self.clock
+            )
         except LookupError:
             return None
+
+    @property
+    def _is_of_ampere(self) -> bool:
+        of_flash = find(self.algorithm).family is Family.FLASH
+        return of_flash and self.shape.dtype != "fp32" and ampere_time.runs_on(self.gpu)
 
     def row(self) -> dict[str, Any]:
         """The numbers as one flat row, units in the names."""
@@ -354,6 +371,7 @@ def predict(
         time=predict_time(works, ceilings),
         ceilings=ceilings,
         form=run.form.name if run.form else None,
+        main=run.main,
     )
 
 

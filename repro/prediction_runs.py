@@ -27,6 +27,7 @@ from analysis.tiles import paper_tile
 from analysis.time_model import Work, attention_work
 from analysis.traffic import Traffic
 from kernels import attention, dispatch, hopper, ladder
+from kernels.launch import Kernel
 from kernels.launches import AUTO, Device, Launched, launches_of, tile_of
 
 
@@ -46,6 +47,8 @@ class Run:
     theory: str | None = None
     warning: str | None = None
     form: hopper.ForwardForm | hopper.BackwardForm | None = None
+    main: Kernel | None = None
+    """The kernel that walks the tile loop, as it is compiled; None for theory."""
     kernels: frozenset[str] | None = None
     """Those that are launched; None for all that the sums know."""
     scratch: tuple[memory.LiveTensor, ...] = ()
@@ -123,6 +126,7 @@ def find_run(
         blocks_per_sm=blocks_per_sm,
         warning=warning,
         form=form,
+        main=main.kernel,
         kernels=frozenset(launch.kernel.entry for launch in launched.launches),
         scratch=tuple(
             memory.LiveTensor(array.name, array.size * array.itemsize)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 #: Seconds from a launch to its first instruction and from its last to the next event: 2 us is what
 #: TileSight (arXiv 2607.22432) uses for H100 and H200.
@@ -42,6 +42,39 @@ def fill(clocks: Iterable[float], multiprocessors: int) -> float:
     for block in clocks:
         heapq.heapreplace(free, free[0] + block)
     return max(free)
+
+
+def fill_shared(
+    clocks: Iterable[float], multiprocessors: int, slots: int, slowdown: float
+) -> float:
+    """Clocks until the last block is done where up to ``slots`` blocks share a multiprocessor.
+
+    clocks: of each block, were it alone on one.
+    slowdown: how many times as long a block takes beside ``slots`` - 1 others; beside fewer, in
+        proportion.
+    """
+    waiting = iter(clocks)
+    left: list[list[float]] = [[] for _ in range(multiprocessors)]
+    for _ in range(slots):
+        for here in left:
+            here += islice(waiting, 1)
+
+    def stretched(here: list[float]) -> float:
+        """Until the first of them is done."""
+        beside = (len(here) - 1) / (slots - 1) if slots > 1 else 0.0
+        return min(here) * (1 + (slowdown - 1) * beside)
+
+    ends = [(stretched(here), sm) for sm, here in enumerate(left) if here]
+    heapq.heapify(ends)
+    now = 0.0
+    while ends:
+        now, sm = heapq.heappop(ends)
+        here, first = left[sm], min(left[sm])
+        staying = [block - first for block in here if block > first]
+        left[sm] = staying + list(islice(waiting, len(here) - len(staying)))
+        if left[sm]:
+            heapq.heappush(ends, (now + stretched(left[sm]), sm))
+    return now
 
 
 def copy_bytes_per_clock(port: float, clock: Clock, multiprocessors: int) -> float:

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis import native
-from analysis.loop_model.parameters import SM90, Pick, TensorOrder, Unit
+from analysis.loop_model.parameters import SM90, Parameter, Pick, TensorOrder, Unit
 from analysis.loop_model.program import Program, Step
 
 SOURCE = Path(__file__).with_name("sm.c")
 LIMIT = 20_000_000
-MOST_WARPS, MOST_BARRIERS, MOST_AHEAD = 64, 64, 4
+MOST_WARPS, MOST_BARRIERS, MOST_BLOCKS, MOST_AHEAD = 64, 64, 16, 4
 """Room in sm.c."""
 _STEP = (
     "unit", "interval", "latency", "stall", "yields", "write", "read", "wait",
@@ -26,7 +26,8 @@ _RUN_PARAMETERS = (
     "tensor_tail", "tensor_window", "tensor_ahead", "tensor_order", "bank_ports",
     "tensor_register_reads", "shared_bytes", "copy_bytes", "copy_latency", "copy_far",
     "copy_issue", "store_latency", "try_wait",
-    "arrive_visible", "barrier_port", "named_release", "jump", "xu_queue", "source_hold", "pick",
+    "arrive_visible", "barrier_port", "named_release", "jump", "xu_queue", "source_hold",
+    "add_bytes", "pick",
 )  # fmt: skip
 
 
@@ -57,10 +58,10 @@ def _library() -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What an SM did with a thread block.
+    """What an SM did with its thread blocks.
 
     clocks: from the first instruction to the last.
-    issued: per warp, the clock of every instruction of its way.
+    issued: per warp, the clock of every instruction of its way; those of a block lie together.
     busy: clocks each unit was busy, summed over schedulers where each has its own.
     products: start, end and warpgroup of every product in the tensor cores.
     """
@@ -78,23 +79,27 @@ def simulate(
     pick: Pick = Pick.OLDEST,
     start: Sequence[int] | None = None,
     seed: int = 0,
+    parameters: Mapping[str, Parameter] = SM90,
     **changed: float,
 ) -> Simulated:
     """Runs a program. start: per warp, the clock at which it may begin.
 
-    changed: parameters of ``SM90`` with another value.
+    parameters: of the SM; those of units it does not have may be left out.
+    changed: some of them with another value.
 
     Raises RuntimeError without a C compiler, and ValueError when no warp can go on.
     """
-    numbers = {name: int(p.value) for name, p in SM90.items()}
+    numbers = {name: int(p.value) for name, p in parameters.items()}
     unknown = set(changed) - set(numbers)
     if unknown:
         raise ValueError(f"no parameter {sorted(unknown)[0]!r}; there are {', '.join(numbers)}")
     numbers |= {name: int(value) for name, value in changed.items()}
+    numbers |= {"tensor_order": int(tensor_order), "pick": int(pick)}
     for what, count, most in (
         ("warps", len(program.ways), MOST_WARPS),
         ("mbarriers", len(program.arrivals), MOST_BARRIERS),
-        ("products fetched ahead", numbers["tensor_ahead"], MOST_AHEAD),
+        ("products fetched ahead", numbers.get("tensor_ahead", 0), MOST_AHEAD),
+        ("blocks", program.blocks, MOST_BLOCKS),
     ):
         if count > most:
             raise ValueError(f"{count} {what}, the model of an SM takes at most {most}")
@@ -121,7 +126,7 @@ def simulate(
         len(table), ctypes.cast(table, ctypes.c_void_p), len(program.ways), first.ctypes.data,
         steps.ctypes.data, kinds.ctypes.data, objects.ctypes.data, values.ctypes.data,
         len(program.arrivals), counts.ctypes.data, starts.ctypes.data,
-        *({**numbers, "tensor_order": tensor_order, "pick": pick}[n] for n in _RUN_PARAMETERS),
+        *(numbers.get(n, 0) for n in _RUN_PARAMETERS),
         seed, LIMIT, issued.ctypes.data, busy.ctypes.data,
         *(products[k].ctypes.data for k in range(3)), 0, room, 0,
     )  # fmt: skip

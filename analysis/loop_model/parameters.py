@@ -1,4 +1,5 @@
-"""Every number the model of an SM uses, with unit and source. None is fitted to attention times.
+"""Every number the model of a Hopper SM uses, with unit and source. None is fitted to attention
+times. Those of an A100 are in ``analysis.loop_model.ampere``.
 
 Sources:
 
@@ -34,6 +35,7 @@ class Unit(IntEnum):
     GROUP_WAIT = 8
     COUNTER_WAIT = 9
     FLUSH = 10
+    WARP_TENSOR = 11
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,14 @@ class Event(IntEnum):
     BARRIER_SYNC = 6  # at a named barrier of so many threads
     BARRIER_ARRIVE = 7
     JUMP = 8  # a branch that was taken
+    WARP_COPY = 9  # bytes that a warp's threads copy to shared memory
+    WARP_COPIES_END = 10  # the counter it writes is open until the warp's copies have come
+    ADD = 11  # bytes of sectors that L2 adds to
+
+
+NAMED = 16
+"""Named barriers of a block."""
+_AT_NAMED = (Event.BARRIER_SYNC, Event.BARRIER_ARRIVE)
 
 
 @dataclass(frozen=True)
@@ -76,8 +84,32 @@ class Way:
 
 @dataclass(frozen=True)
 class Program:
-    """A thread block: table, ways, and how many arrivals complete a phase of each mbarrier."""
+    """A thread block, or several on one SM: table, ways, and how many arrivals complete a phase of
+    each mbarrier."""
 
     table: tuple[Step, ...]
     ways: tuple[Way, ...]
     arrivals: Mapping[int, int]
+    blocks: int = 1
+
+
+def side_by_side(program: Program, blocks: int, times: int = 1) -> Program:
+    """The same block several times on one SM, each with named barriers of its own.
+
+    times: how many blocks follow each other in each place, a warp's next as soon as it is done.
+
+    ValueError for a program with mbarriers: blocks that use them have an SM for themselves.
+    """
+    if program.arrivals and blocks * times > 1:
+        raise ValueError(f"{blocks * times} blocks with mbarriers on one SM are not modelled")
+    ways = []
+    for block in range(blocks):
+        for way in program.ways:
+            objects = [
+                barrier + NAMED * block if kind in _AT_NAMED else barrier
+                for kind, barrier in zip(way.kinds, way.objects, strict=True)
+            ]
+            number = len(program.ways) * block + way.warp
+            parts = (way.steps, way.kinds, objects, way.values)
+            ways.append(Way(number, *(part * times for part in parts)))
+    return Program(program.table, tuple(ways), program.arrivals, blocks)

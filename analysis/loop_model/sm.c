@@ -1,4 +1,4 @@
-/* One SM that carries out the instructions of a thread block, clock by clock.
+/* One SM that carries out the instructions of its thread blocks, clock by clock.
  *
  * What is modelled: four schedulers that issue one warp's instruction a clock each; the stall counts
  * and the six counters of every instruction; pipes with an interval between instructions; the ports
@@ -12,12 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SCHEDULERS = 4, COUNTERS = 6, GROUP = 4, MAX_WARPS = 64, MAX_BARRIERS = 64, NAMED = 16,
-       MAX_AHEAD = 4 };
-enum { NONE, OFF, WAIT, ARRIVE, COPY_IN, COPY_OUT, BARRIER_SYNC, BARRIER_ARRIVE, JUMP };
+enum { SCHEDULERS = 4, COUNTERS = 6, GROUP = 4, MAX_WARPS = 64, MAX_BARRIERS = 64, MAX_BLOCKS = 16,
+       NAMED = 16 * MAX_BLOCKS, MAX_AHEAD = 4 };
+enum { NONE, OFF, WAIT, ARRIVE, COPY_IN, COPY_OUT, BARRIER_SYNC, BARRIER_ARRIVE, JUMP, WARP_COPY,
+       WARP_COPIES_END, ADD };
 /* Units, as in parameters.py. */
 enum { ISSUE_ONLY, FMA, FMA_HEAVY, ALU, XU, UNIFORM, MEMORY, TENSOR, GROUP_WAIT, COUNTER_WAIT,
-       FLUSH, UNITS };
+       FLUSH, WARP_TENSOR, UNITS };
 enum { FIRST_COME, ROUND_ROBIN, SAME_GROUP };
 enum { OLDEST, GREEDY, IN_TURN };
 
@@ -41,7 +42,7 @@ typedef struct {
     int32_t bank_ports, tensor_register_reads;
     int32_t shared_bytes, copy_bytes, copy_latency, copy_far, copy_issue, store_latency;
     int32_t try_wait, arrive_visible, barrier_port, named_release;
-    int32_t jump, xu_queue, source_hold, pick;
+    int32_t jump, xu_queue, source_hold, add_bytes, pick;
     uint32_t seed;                  /* which copies come from the far half of L2 */
     int64_t limit;
     /* results */
@@ -67,7 +68,8 @@ typedef struct {
 typedef struct { int32_t pending; int64_t bytes; int32_t completed; } Mbarrier;
 typedef struct { int32_t warp, barrier, parity, counter; } Waiter;
 typedef struct { int32_t arrived, waiting; int32_t warps[MAX_WARPS]; } Named;
-typedef struct { int64_t from; int32_t barrier; int64_t left, bytes; } Copy;
+/* warp, counter: of the end of a warp's copies, -1 for a copy; barrier: -1 for none. */
+typedef struct { int64_t from; int32_t barrier, warp, counter; int64_t left, bytes; } Copy;
 typedef struct { Copy *copies; int64_t first, last, room; } Stream;
 typedef struct { int32_t width, shared, last, accumulates; } Product;
 
@@ -96,7 +98,7 @@ typedef struct {
     Stream in, out;
     int64_t pipe[SCHEDULERS][UNITS];
     double debt[SCHEDULERS][2];     /* register reads not yet delivered, by bank */
-    int64_t mbarrier_port, copy_unit, shared_queue;
+    int64_t mbarrier_port, copy_unit, add_unit, shared_queue;
     InLine line[MAX_AHEAD + 2];     /* products in the tensor cores: one computes, some wait */
     int32_t lined, begun, last_group;
     int32_t last[SCHEDULERS];
@@ -158,6 +160,10 @@ static void begin(Sm *s) {
 }
 
 static void stream_advance(Sm *s, Stream *stream, double *port) {
+    while (stream->first < stream->last && stream->copies[stream->first].warp >= 0) {
+        Copy *end = &stream->copies[stream->first++];
+        push_due(s, s->now, end->warp, end->counter);
+    }
     if (stream->first == stream->last) return;
     Copy *c = &stream->copies[stream->first];
     if (c->from > s->now) return;
@@ -279,12 +285,20 @@ static void admit(Sm *s, int w, const Step *step) {
     if (step->last_of_group) warp->groups++;
 }
 
-static void copy(Stream *stream, int64_t from, int32_t barrier, int64_t bytes) {
+static Copy *copy(Stream *stream, int64_t from, int32_t barrier, int64_t bytes) {
     if (stream->last == stream->room) {
         stream->room = 2 * stream->room + 64;
         stream->copies = realloc(stream->copies, (size_t)stream->room * sizeof(Copy));
     }
-    stream->copies[stream->last++] = (Copy){from, barrier, bytes, bytes};
+    Copy *added = &stream->copies[stream->last++];
+    *added = (Copy){from, barrier, -1, -1, bytes, bytes};
+    return added;
+}
+
+/* Clocks until the first byte of a copy comes, from the near or the far half of L2. */
+static int32_t copy_latency(Sm *s) {
+    s->random = 1664525u * s->random + 1013904223u;
+    return s->random >> 31 ? s->run->copy_far : s->run->copy_latency;
 }
 
 static void issue(Sm *s, int sched, int w) {
@@ -344,8 +358,7 @@ static void issue(Sm *s, int sched, int w) {
     case COPY_IN: {
         if (s->copy_unit < s->now) s->copy_unit = s->now;
         s->copy_unit += r->copy_issue;
-        s->random = 1664525u * s->random + 1013904223u;
-        copy(&s->in, s->copy_unit + (s->random >> 31 ? r->copy_far : r->copy_latency), r->objects[at], r->values[at]);
+        copy(&s->in, s->copy_unit + copy_latency(s), r->objects[at], r->values[at]);
         sources = s->copy_unit;
         break;
     }
@@ -373,6 +386,21 @@ static void issue(Sm *s, int sched, int w) {
         }
         break;
     }
+    case WARP_COPY:
+        copy(&s->in, s->now + copy_latency(s), -1, r->values[at]);
+        break;
+    case WARP_COPIES_END: {             /* its counter is open until all copies before have come */
+        Copy *end = copy(&s->in, s->now, -1, 0);
+        end->warp = w;
+        end->counter = step->write;
+        warp->counters[step->write]++;
+        return;
+    }
+    case ADD:
+        if (s->add_unit < s->now) s->add_unit = s->now;
+        s->add_unit += r->values[at] / r->add_bytes;
+        if (sources < s->add_unit) sources = s->add_unit;
+        break;
     case JUMP:
         if (warp->ready < s->now + r->jump) warp->ready = s->now + r->jump;
         break;

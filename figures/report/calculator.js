@@ -187,19 +187,25 @@ function bound(works, gpu) {
   return { times, seconds, binding };
 }
 
-// kernels.hopper_time.seconds: tiles fill the SMs in the order in which they start. null where no
-// clocks of the form are on record.
+// Seconds that the kernels' machine code takes; null where no clocks are on record.
 function predicted(input, run, gpu, mask) {
-  const recorded = run.form && HOPPER.forms[`${input.pass} ${run.form}`].clocks[mask];
-  if (!recorded) return null;
+  const clocks = run.form ? hopper_clocks(input, run, gpu, mask)
+    : gpu.ampere ? ampere_clocks(input, run, gpu, mask) : null;
+  if (clocks === null) return null;
+  if (input.pass === "forward")
+    return clocks / gpu.clock + (run.model.endsWith("persistent") ? 2 : 1) * LAUNCH_S;
+  const e = ITEMSIZE[input.dtype];
+  const tensor = input.batch * input.heads * input.seqlen_q * run.head_dim * e;
+  return clocks / gpu.clock + 7 * tensor / (HBM_SUSTAINED * gpu.W) + 3 * LAUNCH_S;
+}
+
+// The loop over tiles: how many tiles a head has, how many heads, and the rounds of a tile.
+function tile_loop(input, run) {
   const forward = input.pass === "forward";
   const [inner, outer] = forward ? [run.block_n, run.block_m] : [run.block_m, run.block_n];
   const [outside, inside] = forward ? [input.seqlen_q, input.seqlen_k]
     : [input.seqlen_k, input.seqlen_q];
   const group = input.heads / input.kv_heads;
-  const heads = input.batch * (forward ? input.heads : input.kv_heads);
-  const tiles = Math.ceil(outside / outer);
-  if (heads * tiles > 2e7) return null;
   const extra = input.seqlen_k - input.seqlen_q;
   const rounds = (tile) => {
     if (forward) {
@@ -209,6 +215,17 @@ function predicted(input, run, gpu, mask) {
     const first = input.causal ? Math.floor(Math.max(0, tile * outer - extra) / inner) : 0;
     return Math.max(1, group * (Math.ceil(inside / inner) - first));
   };
+  const heads = input.batch * (forward ? input.heads : input.kv_heads);
+  return { tiles: Math.ceil(outside / outer), heads, group, rounds };
+}
+
+// kernels.hopper_time.clocks: tiles fill the SMs in the order in which they start.
+function hopper_clocks(input, run, gpu, mask) {
+  const recorded = HOPPER.forms[`${input.pass} ${run.form}`].clocks[mask];
+  if (!recorded) return null;
+  const forward = input.pass === "forward";
+  const { tiles, heads, group, rounds } = tile_loop(input, run);
+  if (heads * tiles > 2e7) return null;
   const e = ITEMSIZE[input.dtype];
   const a_head = forward ? 2 * input.seqlen_k * run.head_dim * e
     : group * input.seqlen_q * run.head_dim * (2 * e + 4);
@@ -221,11 +238,69 @@ function predicted(input, run, gpu, mask) {
       const clocks = line(recorded.points, rounds(tile));
       for (let k = Math.min(together, heads - head); k > 0; k--) start(free, clocks);
     }
-  const clocks = free.reduce((a, b) => Math.max(a, b));
-  if (forward)
-    return (clocks + recorded.beside) / gpu.clock + (run.model.endsWith("persistent") ? 2 : 1) * LAUNCH_S;
-  const tensor = input.batch * input.heads * input.seqlen_q * run.head_dim * e;
-  return clocks / gpu.clock + 7 * tensor / (HBM_SUSTAINED * gpu.W) + 3 * LAUNCH_S;
+  return free.reduce((a, b) => Math.max(a, b)) + (forward ? recorded.beside : 0);
+}
+
+// kernels.ampere_time.clocks: what runs by default, head after head, the longest tile first.
+function ampere_clocks(input, run, gpu, mask) {
+  const recorded = AMPERE[`${input.pass} ${run.columns} ${mask}`];
+  const same = recorded && recorded.block_m === run.block_m && recorded.block_n === run.block_n;
+  const ours = input.pass === "forward" ? FLASH.includes(run.algorithm) : run.algorithm === "flash";
+  if (!same || !ours || input.dtype === "fp32") return null;
+  const { tiles, heads, rounds } = tile_loop(input, run);
+  if (heads * tiles > 2e7) return null;
+  const last_first = input.pass === "forward" && input.causal;
+  let started = 0;
+  return fill_shared(gpu.sms, recorded.blocks_per_sm, recorded.slowdown, () => {
+    if (started === heads * tiles) return null;
+    const place = started++ % tiles;
+    return line(recorded.points, rounds(last_first ? tiles - 1 - place : place));
+  });
+}
+
+// analysis.loop_model.card.fill_shared. next() gives a block's clocks, null when there are no more.
+function fill_shared(sms, slots, slowdown, next) {
+  const left = Array.from({ length: sms }, () => []);
+  const take = (here) => {
+    const block = next();
+    if (block !== null) here.push(block);
+  };
+  for (let k = 0; k < slots; k++) left.forEach(take);
+  const stretched = (here) =>
+    Math.min(...here) * (1 + (slowdown - 1) * (slots > 1 ? (here.length - 1) / (slots - 1) : 0));
+  let free = left.flatMap((here, sm) => (here.length ? [[stretched(here), sm]] : []));
+  const before = ([t, i], [u, j]) => t < u || (t === u && i < j);
+  free.sort((a, b) => (before(a, b) ? -1 : 1));
+  let now = 0;
+  while (free.length) {
+    let sm;
+    [now, sm] = free[0];
+    const first = Math.min(...left[sm]);
+    const staying = left[sm].filter((block) => block > first).map((block) => block - first);
+    const gone = left[sm].length - staying.length;
+    left[sm] = staying;
+    for (let k = 0; k < gone; k++) take(left[sm]);
+    if (left[sm].length) sift(free, [now + stretched(left[sm]), sm], before);
+    else {
+      const end = free.pop();
+      if (free.length) sift(free, end, before);
+    }
+  }
+  return now;
+}
+
+// Puts a value in the place of a heap's first.
+function sift(heap, value, before) {
+  let i = 0;
+  for (;;) {
+    let child = 2 * i + 1;
+    if (child >= heap.length) break;
+    if (child + 1 < heap.length && before(heap[child + 1], heap[child])) child++;
+    if (!before(heap[child], value)) break;
+    heap[i] = heap[child];
+    i = child;
+  }
+  heap[i] = value;
 }
 
 // analysis.loop_model.card.through
@@ -238,17 +313,7 @@ function line(points, x) {
 
 // analysis.loop_model.card.fill: a block on the SM that is free first. free is a heap.
 function start(free, clocks) {
-  const value = free[0] + clocks;
-  let i = 0;
-  for (;;) {
-    let child = 2 * i + 1;
-    if (child >= free.length) break;
-    if (child + 1 < free.length && free[child + 1] < free[child]) child++;
-    if (free[child] >= value) break;
-    free[i] = free[child];
-    i = child;
-  }
-  free[i] = value;
+  sift(free, free[0] + clocks, (a, b) => a < b);
 }
 
 function scaled(value, unit) {

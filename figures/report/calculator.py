@@ -104,6 +104,7 @@ def script() -> str:
         "BLOCKS_PER_SM": launch_tables.blocks_per_sm(),
         "SHARED_CLOCKS": launch_tables.shared_clocks(),
         "HOPPER": launch_tables.hopper_tables(),
+        "AMPERE": launch_tables.ampere_tables(),
         "LAUNCH_S": card.LAUNCH_S,
         "HBM_SUSTAINED": card.HBM_SUSTAINED,
         "L2_BYTES_FOR_HEADS": L2_BYTES_FOR_HEADS,

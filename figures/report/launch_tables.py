@@ -16,7 +16,7 @@ from analysis.algorithms import Family, find
 from analysis.hardware import GPUS, Gpu
 from analysis.shapes import ITEMSIZE, AttentionShape, Tile
 from analysis.sm_ceilings import backward_round, forward_round
-from kernels import attention, hopper, hopper_time
+from kernels import ampere_time, attention, hopper, hopper_time
 from kernels.attention import configure
 from kernels.flash_config import HEAD_DIMS, FlashConfig
 from kernels.hopper_forms import PERSISTENT_SEQLEN
@@ -233,6 +233,25 @@ def _form(form: Any, pass_: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def ampere_tables() -> dict[str, Any]:
+    """ "pass columns mask" -> of the kernel that runs on an A100 by default its tile, the recorded
+    clocks of a block alone by rounds, the blocks of an SM and how much longer each takes beside
+    the others; absent where nothing is on record."""
+    found = {}
+    for pass_, columns, causal in product(PASSES, HEAD_DIMS, (False, True)):
+        config = ampere_time.config_of(pass_, columns, causal)
+        try:
+            recorded = ampere_time.recorded(config.kernel())
+        except LookupError:
+            continue
+        found[f"{pass_} {columns} {'causal' if causal else 'dense'}"] = {
+            "block_m": recorded.tile.block_m, "block_n": recorded.tile.block_n,
+            "points": [[n, recorded.line(n)] for n in ampere_time.ROUNDS],
+            "blocks_per_sm": recorded.blocks_per_sm, "slowdown": recorded.slowdown,
+        }  # fmt: skip
+    return found
+
+
 def gpu_rows() -> dict[str, dict[str, Any]]:
     """What the calculator needs of each GPU."""
     kinds = [kind_of_sm(gpu) for gpu in kinds_of_sm()]
@@ -241,7 +260,8 @@ def gpu_rows() -> dict[str, dict[str, Any]]:
             "sms": gpu.sms, "memory": gpu.memory_bytes, "shared": gpu.shared_bytes_per_block,
             "tensor_flops_per_clock": gpu.tensor_flops_per_clock_per_sm, "clock": clock_of(gpu).hz,
             "clock_origin": clock_of(gpu).origin, "architecture": architecture(gpu),
-            "hopper": gpu.compute_capability == (9, 0), "kind": kinds.index(kind_of_sm(gpu)),
+            "hopper": gpu.compute_capability == (9, 0), "ampere": ampere_time.runs_on(gpu),
+            "kind": kinds.index(kind_of_sm(gpu)),
         }
         for gpu in GPUS.values()
     }  # fmt: skip

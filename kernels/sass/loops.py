@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
-from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS
+from analysis.loop_model import ampere
+from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS, Operation
 from analysis.loop_model.program import Program, Step
 from kernels.sass.code import Code, Instruction
 from kernels.sass.operands import Launch
@@ -17,6 +20,9 @@ ROW_STATISTICS = 128
 _REGISTERS = re.compile(r"(?<![U\w])R(\d+)(\.reuse)?")
 #: Bytes a lane moves by the modifier of an access to shared memory.
 _WIDTH = {"64": 8, "128": 16, "U8": 1, "U16": 2, "S8": 1, "S16": 2}
+_OPERATIONS = {"sm_80": ampere.OPERATIONS, "sm_90a": OPERATIONS}
+#: Registers of A, B and the accumulator of HMMA.16816.
+_FRAGMENTS = (4, 2, 4)
 
 
 def program(code: Code, launch: Launch) -> Program:
@@ -27,22 +33,27 @@ def program(code: Code, launch: Launch) -> Program:
     table = []
     before: Instruction | None = None
     for i in code.instructions:
-        table.append(step(i, before))
+        table.append(step(i, before, _OPERATIONS[launch.architecture]))
         before = i
     found, arrivals = ways(code, launch)
     return Program(tuple(table), found, arrivals)
 
 
-def step(i: Instruction, before: Instruction | None = None) -> Step:
+def step(
+    i: Instruction,
+    before: Instruction | None = None,
+    operations: Mapping[str, Operation] = OPERATIONS,
+) -> Step:
     """An instruction as the model takes it. ValueError names one it does not know.
 
     before: the instruction in front, of whose sources some may still be at hand.
+    operations: of the architecture.
     """
     text = ".".join((i.opcode, *i.modifiers))
     control = i.control
     if control is None:
         raise ValueError(f"no control fields for {text} {i.operands}: disassemble with encodings")
-    operation = OPERATIONS.get(i.opcode)
+    operation = operations.get(i.opcode)
     if operation is None:
         raise ValueError(f"no unit is known for instruction {text} {i.operands}")
     amount = from_shared = pending = 0
@@ -56,6 +67,13 @@ def step(i: Instruction, before: Instruction | None = None) -> Step:
         amount, from_shared = _product(i)
         last = "gsb0" in i.operands
         accumulates = not re.search(r"RZ, !UPT", i.operands)
+    elif i.opcode == "HMMA":
+        interval = ampere.PRODUCTS.get(i.modifiers[0])
+        if interval is None:
+            raise ValueError(f"no rate is known for products of shape {text} {i.operands}")
+        operation = replace(operation, interval=interval)
+    elif i.opcode == "LDGDEPBAR" and control.write_barrier is None:
+        raise ValueError(f"no counter for {text} at 0x{i.address:x}: nothing could wait for it")
     elif i.opcode == "LDS" and "64" in i.modifiers:
         amount = ROW_STATISTICS
     elif i.opcode in ("LDS", "STS"):
@@ -100,6 +118,9 @@ def _reads(i: Instruction, before: Instruction | None) -> tuple[int, int]:
     kept = set()
     if before is not None:
         kept = {(slot, number) for slot, number, reused in _sources(before) if reused}
+    if i.opcode == "HMMA":  # aligned groups of registers, half of them in each bank
+        needed_words = sum(_FRAGMENTS[slot] for slot, n, _ in _sources(i) if (slot, n) not in kept)
+        return needed_words // 2, needed_words // 2
     needed = {n for slot, n, _ in _sources(i) if (slot, n) not in kept}
     odd = sum(n & 1 for n in needed)
     return len(needed) - odd, odd
@@ -107,7 +128,7 @@ def _reads(i: Instruction, before: Instruction | None) -> tuple[int, int]:
 
 def _sources(i: Instruction) -> list[tuple[int, int, bool]]:
     """Operand, register and whether it is marked for reuse; of 32-bit sources."""
-    stores = ("STS", "STSM", "STG", "STL", "SYNCS", "BAR")
+    stores = ("STS", "STSM", "STG", "STL", "SYNCS", "BAR", "RED", "LDGSTS")
     operands = i.operands.split(",")[0 if i.opcode in stores else 1 :]
     return [
         (slot, int(number), bool(reused))

@@ -39,6 +39,7 @@ class Launch:
     arguments: (bytes, value), a struct of words as one little-endian number; a tensor map has 128
         bytes.
     taken: what an atomic addition to a counter returns, one after another.
+    architecture: "sm_80" or "sm_90a": where arguments lie, and what instructions cost.
     """
 
     threads: int
@@ -46,6 +47,7 @@ class Launch:
     arguments: Sequence[tuple[int, int | TensorMapArgument]]
     block: tuple[int, int, int] = (0, 0, 0)
     taken: Sequence[int] = ()
+    architecture: str = "sm_90a"
 
 
 @dataclass

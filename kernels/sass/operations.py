@@ -34,9 +34,9 @@ from kernels.sass.operands import (
 WITHOUT_EFFECT = frozenset(
     [
         "FFMA", "FADD", "FMUL", "FMNMX", "FSEL", "F2FP", "F2F", "HGMMA", "HMMA", "HADD2",
-        "HMUL2", "HFMA2", "LDSM", "STSM", "LDGSTS", "LDGDEPBAR", "DEPBAR", "MEMBAR", "FENCE",
+        "HMUL2", "HFMA2", "LDSM", "STSM", "DEPBAR", "MEMBAR", "FENCE",
         "CCTL", "NOP", "YIELD", "BSSY", "BSYNC", "WARPSYNC", "WARPGROUP", "WARPGROUPSET",
-        "ERRBAR", "CALL", "ENDCOLLECTIVE", "BREAK", "PRMT", "STG", "STGM", "RED", "REDG",
+        "ERRBAR", "ENDCOLLECTIVE", "BREAK", "STG", "STGM", "REDG",
         "UTMACMDFLUSH", "UTMAPF", "KILL", "NANOSLEEP", "ACQBULK", "PREEXIT",
     ]
 )  # fmt: skip
@@ -433,6 +433,26 @@ def _branch(i: Instruction, operands: list[str], labels: Mapping[str, int], bloc
     return do
 
 
+def _permute(a: int, selector: int, b: int) -> int:
+    """Four bytes out of the eight of b and a; a selector's upper bit repeats a byte's sign."""
+    bytes_ = [(b << 32 | a) >> 8 * n & 0xFF for n in range(8)]
+    found = 0
+    for place in range(4):
+        nibble = selector >> 4 * place & 0xF
+        byte = bytes_[nibble & 7]
+        if nibble & 8:
+            byte = 0xFF if byte & 0x80 else 0
+        found |= byte << 8 * place
+    return found
+
+
+def _call(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    """A far jump to a label of the kernel; a function of the compiler's own, the slow way of a
+    reciprocal, changes nothing that is followed here."""
+    there = labels.get(operands[-1].strip("`()"))
+    return sass_sharing.nothing if there is None else lambda w: there
+
+
 def _exit(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     return lambda w: FINISHED
 
@@ -462,10 +482,12 @@ _MAKERS: dict[str, Maker] = {
     **dict.fromkeys(("UTMALDG", "UTMASTG"), sass_sharing.copy_tensor),
     **dict.fromkeys(("UBLKCP", "UBLKRED"), sass_sharing.copy_bulk),
     "R2UR": _to_uniform, "P2R": _p2r, "R2P": _r2p, "ELECT": _elect, "SHFL": _shuffle,
-    "MUFU": _reciprocal, "BRA": _branch, "EXIT": _exit,
+    "MUFU": _reciprocal, "BRA": _branch, "CALL": _call, "EXIT": _exit,
     "BAR": sass_sharing.named_barrier, "SYNCS": sass_sharing.syncs,
-    "LDC": _constant,
+    "LDC": _constant, "RED": sass_sharing.add,
+    "LDGSTS": sass_sharing.copy_by_warp, "LDGDEPBAR": sass_sharing.end_of_copies,
     "ATOMG": sass_sharing.atomic, "USETMAXREG": sass_sharing.granted, "RET": _exit,
+    "PRMT": _simple(_permute, 3),
     "IABS": _simple(lambda x: abs(signed(x)), 1),
     "POPC": _simple(lambda x: bin(x).count("1"), 1),
     "UPOPC": _simple(lambda x: bin(x).count("1"), 1),

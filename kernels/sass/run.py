@@ -28,7 +28,8 @@ from kernels.sass.operands import (
 from kernels.sass.operations import compile_
 
 WARP = 32
-PARAMETERS = 0x210  # in the constant bank
+PARAMETERS = {"sm_80": 0x160, "sm_90a": 0x210}
+"""Where arguments begin in the constant bank, by architecture (code)."""
 MAP_BYTES = 128
 BANK_ADDRESS = 0x10000000  # of the constant bank, as a generic address
 STEPS_LIMIT = 4_000_000
@@ -101,13 +102,17 @@ def _constant_bank(launch: Launch) -> tuple[dict[int, int], dict[int, int]]:
         bank[place] = size
     for place, size in zip((0xC, 0x10, 0x14), launch.grid, strict=True):
         bank[place] = size
-    bank |= {0x28: 0xFFF000, 0x198: BANK_ADDRESS, 0x19C: 0, 0x208: 0, 0x20C: 0}
-    at = PARAMETERS
+    first = at = PARAMETERS[launch.architecture]
+    bank[0x28] = 0xFFF000  # the stack
+    # What describes global memory; on Hopper also the bank's own address.
+    descriptors = {"sm_80": {0x118: 0}, "sm_90a": {0x198: BANK_ADDRESS, 0x208: 0}}
+    for place, address in descriptors[launch.architecture].items():
+        bank |= {place: address, place + 4: 0}
     for size, value in launch.arguments:
         alignment = 64 if isinstance(value, TensorMapArgument) else min(size, 8)
         at = -(-at // alignment) * alignment
         if isinstance(value, TensorMapArgument):
-            maps[BANK_ADDRESS + at - PARAMETERS] = value.box_bytes
+            maps[BANK_ADDRESS + at - first] = value.box_bytes
             for word in range(0, MAP_BYTES, 4):
                 bank[at + word] = 0
         else:

@@ -18,10 +18,16 @@ from kernels.sass.operands import (
     Warp,
     address,
     is_predicate,
+    predicate,
     source,
     target,
     target_predicate,
 )
+
+SECTOR = 32
+"""Bytes that L2 handles at a time."""
+ROWS_OF_ACCUMULATOR = 8
+"""That a warp's instruction touches; a row's four lanes have every second column of a sector."""
 
 
 def nothing(w: Warp) -> None:
@@ -123,6 +129,41 @@ def copy_bulk(i: Instruction, operands: list[str], labels: Mapping[str, int], bl
         place = _known(w.u[registers[0] + 1])
         _arrives(block, place, bytes_)
         w.event = (int(Event.COPY_IN), place, bytes_)
+
+    return do
+
+
+def copy_by_warp(
+    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
+) -> Do:
+    """``cp.async``: 32 lanes of so many bits each; zeros, which nobody fetches, where the last
+    operand is a predicate that is false."""
+    bytes_ = 32 * int(i.modifiers[-1]) // 8
+    fetched = predicate(operands[-1]) if is_predicate(operands[-1]) else None
+
+    def do(w: Warp) -> None:
+        moved = bytes_ if fetched is None or fetched(w) else 0
+        w.event = (int(Event.WARP_COPY), 0, moved)
+
+    return do
+
+
+def end_of_copies(
+    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
+) -> Do:
+    """``cp.async.commit_group``."""
+
+    def do(w: Warp) -> None:
+        w.event = (int(Event.WARP_COPIES_END), 0, 0)
+
+    return do
+
+
+def add(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
+    """An addition to memory from an accumulator: four lanes a row, eight rows."""
+
+    def do(w: Warp) -> None:
+        w.event = (int(Event.ADD), 0, SECTOR * ROWS_OF_ACCUMULATOR)
 
     return do
 

@@ -1,0 +1,216 @@
+"""Clocks and seconds of the sm_80 flash kernels on an A100, predicted from their machine code.
+
+``python -m kernels.ampere_time`` compiles the kernels that run there by default, disassembles them,
+and follows one block of small problems through the model of an SM (``analysis.loop_model``); it
+needs NVRTC, nvdisasm and a C compiler, no GPU. What a block takes alone is a line in the rounds of
+its loop; how much longer it takes beside as many others as an SM holds is one number. Both are
+recorded in ``ampere_lines.csv`` with a digest of the source, so that a prediction needs neither
+compiler nor time.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+from analysis.arguments import checked
+from analysis.hardware import A100_80GB, Gpu
+from analysis.loop_model import card
+from analysis.loop_model.ampere import SM80
+from analysis.loop_model.native import simulate
+from analysis.loop_model.parameters import Pick
+from analysis.loop_model.program import Program, side_by_side
+from analysis.shapes import AttentionShape, Tile
+from analysis.tile_loop import tile_loop
+from kernels.building.cache import digest, headers
+from kernels.building.compile import nvrtc_version
+from kernels.command_line import program
+from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, FlashConfig, configure
+from kernels.hopper_time import Line, code_of, launch_of, seconds_around
+from kernels.launch import Kernel
+from kernels.launches import Device, launches_of
+from kernels.sass import loops
+
+ARCH = "sm_80"
+CAPABILITY = (8, 0)
+GPU = A100_80GB
+PASSES = ("forward", "backward")
+ROUNDS = (2, 4, 8, 16)
+"""Lengths of the loop that a block is followed through."""
+SHARED_ROUNDS = 8
+"""Of the blocks that share an SM."""
+FEW, MORE = 1, 3
+"""Blocks that follow each other in each place of the SM: the difference is free of the ends."""
+SEEDS = 3
+"""Draws of which copies come from the far half of L2, and of when blocks start."""
+DTYPE = "fp16"
+"""bf16 has the same instructions but for the conversion."""
+LINES = Path(__file__).with_name("ampere_lines.csv")
+PICK = Pick.GREEDY
+"""What schedulers of this generation do (Huerta et al., arXiv 2503.20481)."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is on record of a kernel: the clocks of a block alone by its rounds, how many an SM
+    holds, and how many times as long one takes beside the others."""
+
+    line: Line
+    blocks_per_sm: int
+    slowdown: float
+    tile: Tile
+
+
+def config_of(pass_: str, head_dim: int, causal: bool) -> FlashConfig:
+    """What runs on an A100 by default. head_dim: padded, one of ``HEAD_DIMS``."""
+    return configure(pass_, DTYPE, head_dim, causal=causal, limit=GPU.shared_bytes_per_block)
+
+
+@checked
+def runs_on(gpu: Gpu) -> bool:
+    """Whether the model's SM is that of the GPU."""
+    return gpu.compute_capability == CAPABILITY
+
+
+def _program(config: FlashConfig, rounds: int) -> Program:
+    """Of the first block of a problem whose loop has so many rounds there."""
+    forward = config.pass_ == "forward"
+    seqlen = rounds * (config.tile.block_n if forward else config.tile.block_m)
+    shape = AttentionShape(
+        1, 1, seqlen, seqlen, config.head_dim, dtype=config.dtype, causal=config.causal
+    )
+    device = Device(ARCH.removeprefix("sm_"), GPU.shared_bytes_per_block, 1)
+    main = launches_of("flash", shape, config.pass_, device).main
+    launch = replace(launch_of(main), architecture=ARCH)
+    return loops.program(code_of(main.kernel, ARCH), launch)
+
+
+def _alone(config: FlashConfig, rounds: int) -> float:
+    found = _program(config, rounds)
+    return mean(
+        simulate(found, seed=seed, pick=PICK, parameters=SM80).clocks for seed in range(SEEDS)
+    )
+
+
+def _slowdown(config: FlashConfig, alone: float) -> float:
+    """Blocks of an SM start at any time of each other."""
+    blocks = config.fit(GPU).blocks_per_sm
+    if blocks == 1:
+        return 1.0
+    found = _program(config, SHARED_ROUNDS)
+    warps = len(found.ways)
+    ratios = []
+    for seed in range(SEEDS):
+        draw = random.Random(seed)
+        starts = [draw.randrange(round(alone)) for _ in range(blocks) for _ in range(warps)]
+        starts = [starts[warps * (warp // warps)] for warp in range(blocks * warps)]
+        few, more = (
+            simulate(
+                side_by_side(found, blocks, times),
+                seed=seed, start=starts, pick=PICK, parameters=SM80,
+            ).clocks
+            for times in (FEW, MORE)
+        )  # fmt: skip
+        ratios.append((more - few) / (MORE - FEW) / alone)
+    return mean(ratios)
+
+
+@cache
+def digest_of(kernel: Kernel) -> str:
+    """Of all that a kernel's machine code follows from, but for the compiler; of bf16 that of
+    fp16."""
+    macros = dict(kernel.macros)
+    if macros["DTYPE"] == DTYPE_CODE["bf16"]:
+        macros["DTYPE"] = DTYPE_CODE[DTYPE]
+    return digest(kernel.text(), headers(kernel.text()), repr(tuple(macros.items())))[:16]
+
+
+@cache
+def _rows() -> dict[str, dict[str, str]]:
+    with LINES.open(encoding="utf-8") as file:
+        return {row["digest"]: row for row in csv.DictReader(file)}
+
+
+def recorded(kernel: Kernel) -> Recorded:
+    """What is on record of a kernel. LookupError where that is nothing: a form that does not run by
+    default, or another state of its source."""
+    row = _rows().get(digest_of(kernel))
+    if row is None:
+        raise LookupError(
+            f"no clocks on record for this {kernel.entry}: python -m kernels.ampere_time records "
+            "those of the default forms"
+        )
+    points = [(float(n), float(row[f"clocks_{n}"])) for n in ROUNDS]
+    tile = Tile(int(row["block_m"]), int(row["block_n"]))
+    return Recorded(card.through(points), int(row["blocks_per_sm"]), float(row["slowdown"]), tile)
+
+
+def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
+    """Rounds of every block, in the order they start: head after head, the longest tile first."""
+    visits = tile_loop(shape, tile)
+    if pass_ == "forward":
+        of_head = visits.visits_of_query_tile[:: -1 if shape.causal else 1].tolist()
+        heads = shape.batch * shape.heads
+    else:
+        of_head = (visits.visits_of_key_tile * shape.group).tolist()
+        heads = shape.batch * shape.kv_heads
+    for _ in range(heads):
+        yield from of_head
+
+
+@checked
+def clocks(kernel: Kernel, pass_: str, shape: AttentionShape, sms: int) -> float:
+    """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as ``recorded``."""
+    found = recorded(kernel)
+    blocks = (found.line(max(1, n)) for n in _rounds(pass_, found.tile, shape))
+    return card.fill_shared(blocks, sms, found.blocks_per_sm, found.slowdown)
+
+
+@checked
+def seconds(
+    kernel: Kernel,
+    pass_: str,
+    shape: AttentionShape,
+    *,
+    sms: int,
+    hbm_bytes_per_s: float,
+    clock: card.Clock,
+) -> float:
+    """Time of a pass: its main kernel, and around a backward two that only move bytes.
+
+    kernel: the main one. Raises LookupError when its clocks are not on record.
+    """
+    main = clocks(kernel, pass_, shape, sms) / clock.hz
+    return main + seconds_around(pass_, shape, 1, hbm_bytes_per_s)
+
+
+def main() -> None:
+    """Records the clocks of the forms that run by default. Half a minute."""
+    with LINES.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            ["pass", "head_dim", "causal", "block_m", "block_n", "nvrtc", "digest",
+             "blocks_per_sm", "slowdown", *(f"clocks_{n}" for n in ROUNDS)]
+        )  # fmt: skip
+        for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
+            config = config_of(pass_, head_dim, causal)
+            alone = {rounds: _alone(config, rounds) for rounds in ROUNDS}
+            writer.writerow(
+                [pass_, head_dim, causal, config.tile.block_m, config.tile.block_n,
+                 nvrtc_version(), digest_of(config.kernel()), config.fit(GPU).blocks_per_sm,
+                 round(_slowdown(config, alone[SHARED_ROUNDS]), 3),
+                 *(round(value) for value in alone.values())]
+            )  # fmt: skip
+            file.flush()
+    _rows.cache_clear()
+
+
+if __name__ == "__main__":
+    sys.exit(program(main))
