@@ -17,9 +17,7 @@ from functools import lru_cache
 
 from analysis.arguments import check_fields, checked, whole
 from analysis.gpu import Gpu
-from analysis.shapes import ITEMSIZE, STAT_BYTES
-
-FP8_BYTES = 1
+from analysis.shapes import FP8_BYTES, ITEMSIZE, STAT_BYTES
 
 
 @dataclass(frozen=True)

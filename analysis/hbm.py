@@ -89,6 +89,7 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
     sizes |= dict.fromkeys(("s", "p", "dp", "ds"), shape.score_bytes)
     sizes |= dict.fromkeys(("lse", "lse2", "delta", "dlse", "m", "l"), shape.row_bytes)
+    sizes |= dict.fromkeys(("k_scale", "v_scale"), shape.scale_bytes)
     sizes["key_mask"] = shape.batch * shape.seqlen_k
     sizes["alibi_slopes"] = shape.heads * SLOPE_BYTES  # where the items of a batch share them
     sizes |= dict.fromkeys(("dq_accum", "out_tmp", "dq_tmp"), accumulator)

@@ -13,8 +13,8 @@ from analysis.sums.flash import BiasShape, bias_elements
 
 
 def compulsory_read_bytes(shape: AttentionShape) -> int:
-    """Q, K and V once each; K and V once per key/value head."""
-    return shape.query_bytes + 2 * shape.key_bytes
+    """Q, K and V once each, and the scales of e4m3; K and V once per key/value head."""
+    return shape.query_bytes + 2 * (shape.key_bytes + shape.scale_bytes)
 
 
 def compulsory_write_bytes(shape: AttentionShape) -> int:

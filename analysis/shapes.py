@@ -17,6 +17,13 @@ ITEMSIZE = {"fp16": 2, "bf16": 2, "fp32": 4}
 STAT_BYTES = 4
 """Bytes of one row statistic (lse, delta, m, l) and of one accumulator element: always fp32."""
 
+FP8_BYTES = 1
+"""Bytes of one e4m3 number."""
+SCALE_BYTES = 4
+"""Bytes of the fp32 number that e4m3 numbers are multiplied with."""
+SCALE_UNIT = 16
+"""Keys that share a scale are a multiple of this: those of one step of the kernels' products."""
+
 ROW_ELEMENTS = 8
 """Kernels move rows 16 bytes at a time: 8 elements of a 16-bit type."""
 
@@ -39,6 +46,9 @@ class AttentionShape:
         causal: whether a query sees only the keys up to its own place from the end.
         window: (left, right), keys that a query sees before and after that place; None: all.
         sinks: keys from the first that a window hides from no query.
+        fp8: k and v are e4m3 with scales (the forward alone); q and out are ``dtype``.
+        scale_block: keys that share a scale of k, and one of v, a multiple of 16; None: a scale a
+            key/value head.
 
     Raises:
         ValueError, TypeError: for anything no kernel could run, naming the values.
@@ -55,6 +65,8 @@ class AttentionShape:
     causal: bool = False
     window: Sides = (None, None)
     sinks: int = 0
+    fp8: bool = False
+    scale_block: int | None = None
 
     def __post_init__(self) -> None:
         if self.kv_heads is None:
@@ -68,11 +80,37 @@ class AttentionShape:
         object.__setattr__(self, "causal", flag("causal", self.causal))
         object.__setattr__(self, "window", sides(self.window))
         object.__setattr__(self, "sinks", whole("sinks", self.sinks, least=0))
+        object.__setattr__(self, "fp8", flag("fp8", self.fp8))
+        if self.fp8:
+            if self.dtype == "fp32":
+                raise ValueError("k and v of e4m3 are multiplied in 16 bits, dtype is 'fp32'")
+            if self.head_dim % 16:
+                raise ValueError(
+                    f"head_dim={self.head_dim} is not a multiple of 16, as e4m3 rows need"
+                )
+            scale_blocks(self.seqlen_k, self.scale_block)
+        elif self.scale_block is not None:
+            raise ValueError(f"scale_block={self.scale_block} with fp8={self.fp8}")
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element of q, k, v or out."""
+        """Bytes of one element of q or out; of k and v too, unless they are e4m3."""
         return ITEMSIZE[self.dtype]
+
+    @property
+    def key_itemsize(self) -> int:
+        """Bytes of one element of k or v."""
+        return FP8_BYTES if self.fp8 else self.itemsize
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of k_scale; also of v_scale. 0 where k and v have the type of q."""
+        if not self.fp8:
+            return 0
+        if self.scale_block is None:
+            return self.kv_heads * SCALE_BYTES  # the items of a batch share them
+        blocks = scale_blocks(self.seqlen_k, self.scale_block)
+        return self.batch * self.kv_heads * blocks * SCALE_BYTES
 
     @property
     def group(self) -> int:
@@ -110,7 +148,7 @@ class AttentionShape:
     @property
     def key_bytes(self) -> int:
         """Bytes of k; also of v, dk and dv."""
-        return self.batch * self.kv_heads * self.seqlen_k * self.head_dim * self.itemsize
+        return self.batch * self.kv_heads * self.seqlen_k * self.head_dim * self.key_itemsize
 
     @property
     def score_bytes(self) -> int:
@@ -141,6 +179,18 @@ class Tile:
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n"):
             object.__setattr__(self, name, whole(name, getattr(self, name), least=1))
+
+
+def scale_blocks(keys: int, block: int | None) -> int:
+    """Scales of a head with ``keys`` keys: one for ``block`` of them, or one (None).
+
+    ValueError for a block that is no multiple of 16.
+    """
+    if block is None:
+        return 1
+    if whole("scale_block", block) < 1 or block % SCALE_UNIT:
+        raise ValueError(f"scale_block={block} is not a multiple of {SCALE_UNIT}")
+    return -(-keys // block)
 
 
 def aligned_head_dim(head_dim: int) -> int:

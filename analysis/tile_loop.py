@@ -81,6 +81,12 @@ class TileLoop:
         """Rows moved when a key tile is moved once per visit."""
         return self.copies * int((self.visits_of_key_tile * self.key_rows).sum())
 
+    def key_groups_visited(self, keys: int) -> int:
+        """Groups of ``keys`` neighbouring keys moved when a key tile is moved once per visit; a
+        tile is whole groups, but for the last one's end."""
+        groups = -(-self.key_rows // keys)
+        return self.copies * int((self.visits_of_key_tile * groups).sum())
+
     @property
     def query_rows_with_a_visit(self) -> int:
         """Rows moved when a query tile is moved once, and only if it has a visit at all."""

@@ -158,6 +158,10 @@ def predict_traffic(
         raise ValueError(
             f"{algorithm} takes no window={shape.window}, sinks={shape.sinks}: flash does"
         )
+    if shape.fp8 and (algorithms.find(algorithm).family is not Family.FLASH or pass_ != "forward"):
+        raise ValueError(
+            f"the {pass_} of {algorithm} takes no k and v of e4m3: the forward of flash does"
+        )
     unknown = [name for name in options if name not in inspect.signature(sum_of).parameters]
     if unknown or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")

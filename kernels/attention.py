@@ -13,6 +13,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     key_mask           (B, Nk) uint8, dense; 0 takes the key out
     alibi_slopes       (B, H, 1) fp32; stride 0 shares it
     bias, dbias        (1 or B, 1 or H, Nq, Nk)
+    k, v               uint8 where scales are given: e4m3; the sm_80 forward alone
+    k_scale, v_scale   (B, Hkv, 1), or (B, Hkv, ceil(Nk / scale_block)), fp32 (``kernels.fp8``)
     window, sinks      which keys a query sees, ``analysis.window``; the sm_80 flash kernels alone
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
@@ -41,6 +43,7 @@ from kernels.flash_config import (
     padded_head_dim,
     shared_bytes,
 )
+from kernels.fp8 import key_scales
 from kernels.ladder_arrays import saved
 from kernels.launch import Array, Backend, Size, Word
 from kernels.scores import ScoreChanges
@@ -87,6 +90,9 @@ def forward(
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    scale_block: int | None = None,
     order: str = "rows",
     wave: Size | None = None,
     progress: Array | None = None,
@@ -107,6 +113,7 @@ def forward(
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
         softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…" but Hopper's.
+        k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
         order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
             "sawtooth": the other way round in every second wave of blocks, for the same bytes at
             the SM boundary and fewer from HBM where what blocks share outgrows L2
@@ -131,6 +138,7 @@ def forward(
         changes=ScoreChanges(softcap, alibi_slopes, bias), tile=tile, key_mask=key_mask,
         dropout_p=dropout_p, seed=seed, block_mask=block_mask, block_size=block_size,
         order=order, wave=wave, shared_limit_bytes=shared_limit_bytes, stream=stream,
+        key_scales=key_scales(k_scale, v_scale, scale_block),
     )  # fmt: skip
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
@@ -278,7 +286,7 @@ def _refuse(algorithm: str, options: flash.Options, **more: Any) -> None:
         "key_mask": options.key_mask, "dropout_p": options.dropout_p,
         "block_mask": options.block_mask, "window": options.window,
         "softcap": options.changes.softcap, "alibi_slopes": options.changes.alibi_slopes,
-        "bias": options.changes.bias,
+        "bias": options.changes.bias, "k_scale": options.key_scales,
     }  # fmt: skip
     asked = [name for name, value in (features | more).items() if value not in (None, 0.0)]
     if asked:

@@ -43,8 +43,12 @@ def check_shapes(
     like_k: Mapping[str, Array],
     rows: Mapping[str, Array],
     key_mask: Array | None,
+    kv_dtype: str | None = None,
 ) -> None:
-    """Raise ValueError or TypeError for what the kernels would misread, naming both values."""
+    """Raise ValueError or TypeError for what the kernels would misread, naming both values.
+
+    kv_dtype: of k and v, by default that of q.
+    """
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise ValueError(f"q has shape {q.shape} and k {k.shape}, not (B, H, N, D)")
     require_int32("q", q.shape)
@@ -60,7 +64,10 @@ def check_shapes(
     expected |= {name: (array, q.shape) for name, array in like_q.items()}
     expected |= {name: (array, k.shape) for name, array in like_k.items()}
     for name, (array, shape) in expected.items():
-        if array.dtype != q.dtype or array.dtype not in DTYPE_CODE:
+        if kv_dtype is not None and name in ("k", "v"):
+            if array.dtype != kv_dtype:
+                raise TypeError(f"{name} has dtype {array.dtype}, not {kv_dtype}")
+        elif array.dtype != q.dtype or array.dtype not in DTYPE_CODE:
             raise TypeError(f"{name} has dtype {array.dtype}, q {q.dtype}")
         if array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, not {shape}")

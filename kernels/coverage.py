@@ -33,12 +33,14 @@ class Option:
     """A line of the table.
 
     shape: what is changed in it. asked: of ``launches_of``. backward: of the backward alone.
+    passes: that the option is of.
     """
 
     name: str
     shape: Mapping[str, Any] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     backward: Mapping[str, Any] = field(default_factory=dict)
+    passes: tuple[str, ...] = PASSES
 
 
 OPTIONS = (
@@ -48,6 +50,8 @@ OPTIONS = (
     Option("head dimension 256", {"head_dim": 256}),
     Option("head dimension 40, or another up to 256", {"head_dim": 40}),
     Option("fewer key heads than query heads", {"kv_heads": 2}),
+    Option("e4m3 k and v: `k_scale`, `v_scale`", {"fp8": True}, passes=("forward",)),
+    Option("e4m3 k and v: `scale_block`", {"fp8": True, "scale_block": 64}, passes=("forward",)),
     Option("`causal`", {"causal": True}),
     Option("`window`", {"window": (128, 0)}),
     Option("`window` and `sinks`", {"window": (128, 0), "sinks": 4}),
@@ -88,7 +92,7 @@ def table() -> str:
         columns.setdefault(tuple(mark(name, option) for option in OPTIONS), []).append(name)
     rows = []
     for place, option in enumerate((*OPTIONS, DETERMINISTIC)):
-        picked = dict.fromkeys(takes(AUTO, option, pass_) or "nothing" for pass_ in PASSES)
+        picked = dict.fromkeys(takes(AUTO, option, pass_) or "nothing" for pass_ in option.passes)
         own = [
             "by name" if option is DETERMINISTIC else marks[place] for marks in columns
         ]  # fmt: skip

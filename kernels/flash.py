@@ -16,6 +16,7 @@ from analysis.window import Window
 from kernels.bias_gradient import BiasGradient
 from kernels.checks import check_shapes, finite
 from kernels.flash_config import FlashConfig, configure, default_tile
+from kernels.fp8 import KeyScales
 from kernels.launch import Argument, Array, Backend, Count, Size
 from kernels.philox import drop_threshold, keep_scale
 from kernels.scores import ScoreChanges, check_bias
@@ -27,6 +28,7 @@ class Options:
     """What a pass is asked for beside its arrays; the fields are ``kernels.attention``'s.
 
     window: as the kernels see it (``kernels.window``), None where it hides nothing.
+    key_scales: of K and V in e4m3, the forward's alone; None where they have the type of q.
     """
 
     scale: float
@@ -43,6 +45,7 @@ class Options:
     wave: int | None
     shared_limit_bytes: int
     stream: int | None
+    key_scales: KeyScales | None = None
 
     def config(self, kernel: str, q: Array, k: Array, **more: Any) -> FlashConfig:
         """The compiled form of "forward", "backward" or "backward-dq"."""
@@ -52,6 +55,7 @@ class Options:
             block_size=self._block_size(kernel, q, k),
             causal=self.causal, window=self.window is not None,
             key_mask=self.key_mask is not None, dropout=self.dropout_p != 0.0,
+            fp8=self.key_scales is not None,
             sawtooth=self.order == "sawtooth", **self.changes.features, **more,
         )  # fmt: skip
 
@@ -63,7 +67,8 @@ class Options:
         size = self.block_size
         if size is None:
             limit = self.shared_limit_bytes
-            tile = self.tile or default_tile(q.shape[3], q.dtype, kernel, limit)
+            fp8 = self.key_scales is not None
+            tile = self.tile or default_tile(q.shape[3], q.dtype, kernel, limit, fp8=fp8)
             size = (tile.block_m, tile.block_n)
         if self.block_mask.dtype != "uint8":
             raise TypeError(f"block_mask has dtype {self.block_mask.dtype}, not uint8")
@@ -110,7 +115,11 @@ def forward(
     progress_tiles: int = 0,
 ) -> None:
     """out and lse. Raises TypeError or ValueError before anything is launched."""
-    check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, options.key_mask)
+    scales = options.key_scales
+    kv_dtype = None if scales is None else "uint8"
+    check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, options.key_mask, kv_dtype)
+    if scales is not None:
+        scales.check(q, k)
     options.changes.check(q, k)
     scale = finite(options.scale)
     config = options.config(
@@ -135,6 +144,7 @@ def forward(
         np.int32(k.shape[2]),
         np.int32(head_dim),
         np.float32(scale),
+        *([] if scales is None else scales.arguments(k)),
         *options.changes.arguments(),
         *options.masks(),
         *options.order_and_window(backend, config),

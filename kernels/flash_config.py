@@ -17,7 +17,7 @@ from analysis.occupancy import (
     Occupancy,
     occupancy,
 )
-from analysis.shapes import Tile
+from analysis.shapes import SCALE_UNIT, Tile
 from kernels.launch import DTYPE_CODE, ITEMSIZE, Kernel, Size
 
 HEAD_DIMS = (32, 64, 128, 256)
@@ -131,6 +131,8 @@ class FlashConfig:
     """A bias is added to the scores (``scores.cuh``)."""
     bias_gradient: str = ""
     """How its gradient leaves, one of ``BIAS_GRADIENTS`` (backward only); "" for no gradient."""
+    fp8: bool = False
+    """K and V are e4m3 with scales (``fp8_tiles.cuh``; forward only)."""
     any_scale: bool = False
     """The scale may be zero or negative (forward only)."""
     window: bool = False
@@ -164,6 +166,11 @@ class FlashConfig:
             raise ValueError(
                 f"{self.pass_}: bias_gradient={self.bias_gradient!r} is of a backward with a bias"
             )
+        if self.fp8 and (self.pass_ != "forward" or self.dtype == "fp32" or self.stages != 1):
+            raise ValueError(
+                f"fp8: K and V of e4m3 are of a forward in 16 bits with one stage, not of a "
+                f"{self.pass_} in {self.dtype} with {self.stages}"
+            )
         if self.stages not in (1, 2):
             raise ValueError(f"stages={self.stages} is neither 1 nor 2")
         for name, rows in (("block_m", self.tile.block_m), ("block_n", self.tile.block_n)):
@@ -191,7 +198,7 @@ class FlashConfig:
     def num_warps(self) -> int:
         """Warps a block."""
         masks = self.key_mask or self.dropout or self.block_size is not None
-        masks = masks or self.window or self.softcap or self.alibi or self.bias
+        masks = masks or self.window or self.softcap or self.alibi or self.bias or self.fp8
         groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
@@ -258,7 +265,8 @@ class FlashConfig:
             queries = query_tile if self.pass_ == "forward" else 2 * query_tile
             staged = scores if self.dtype == "fp32" else 0
             keep = 2 * 4 * block_n if self.key_mask else 0
-            return queries + 2 * self.stages * key_tile + staged + keep + slopes + flags
+            codes = 2 * block_n * self.head_dim + 2 * 4 * block_n // SCALE_UNIT if self.fp8 else 0
+            return queries + 2 * self.stages * key_tile + staged + codes + keep + slopes + flags
         staged = scores if self.dtype == "fp32" or self.head_dim > 128 else 0
         keep = 4 * block_n if self.key_mask else 0
         stats = 4 * block_m * 4
@@ -292,6 +300,7 @@ class FlashConfig:
             ("SOFTCAP", self.softcap),
             ("ALIBI", self.alibi),
             ("BIAS", self.bias),
+            ("FP8", self.fp8),
             ("ANY_SCALE", self.any_scale),
             ("SAWTOOTH", self.sawtooth),
             ("DETERMINISTIC", self.deterministic),
@@ -346,10 +355,13 @@ def shared_bytes(config: FlashConfig, limit: int = SHARED_LIMIT_BYTES) -> int:
 
 
 @checked
-def default_tile(head_dim: int, dtype: str, pass_: str, limit: Size = SHARED_LIMIT_BYTES) -> Tile:
+def default_tile(
+    head_dim: int, dtype: str, pass_: str, limit: Size = SHARED_LIMIT_BYTES, *, fp8: bool = False
+) -> Tile:
     """The tile used when the caller names none: the first of the list above that fits ``limit``.
 
     head_dim: of the caller; any multiple of 8 up to 256. pass_: one of ``PASSES``.
+    fp8: K and V are e4m3.
     """
     if dtype not in DTYPE_CODE:
         raise TypeError(f"dtype {dtype!r} is not one of {list(DTYPE_CODE)}")
@@ -359,7 +371,7 @@ def default_tile(head_dim: int, dtype: str, pass_: str, limit: Size = SHARED_LIM
     tiles = [Tile(m, n) for m, n in _TILES[pass_, dtype == "fp32"][padded]]
     smallest = 0
     for tile in tiles:
-        smallest = FlashConfig(pass_, dtype, padded, tile, stages=1).shared_bytes
+        smallest = FlashConfig(pass_, dtype, padded, tile, stages=1, fp8=fp8).shared_bytes
         # Masks add up to 2 KiB.
         if smallest + 2048 <= limit:
             return tile
@@ -386,13 +398,15 @@ def configure(
     ValueError with both numbers when a tile does not fit into ``limit`` bytes.
     """
     padded = padded_head_dim(head_dim)
+    fp8 = features.get("fp8", False)
     if tile is None:
-        tile = default_tile(head_dim, dtype, pass_, limit)
+        tile = default_tile(head_dim, dtype, pass_, limit, fp8=fp8)
     form = FlashConfig(
         pass_,
         dtype,
         padded,
         tile,
+        stages=1 if fp8 else 2,
         block_size=block_size,
         progress=progress,
         bias_gradient="",

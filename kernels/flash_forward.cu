@@ -19,8 +19,10 @@
 //   BLOCK_SPARSE  block_mask read  1       per (i, j) that causal mask and window leave
 //   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
 //   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
+//   FP8           k, v are 1 byte an element; k_scale, v_scale  read  4 each per 16 keys of every
+//                 visited (i, j)
 //
-// Limits: head_dim <= HEAD_DIM, a multiple of 8; HEAD_DIM a multiple of 32; BLOCK_M and BLOCK_N
+// Limits: head_dim <= HEAD_DIM, a multiple of 8 (FP8: of 16); HEAD_DIM a multiple of 32; BLOCK_M and BLOCK_N
 // multiples of 16; rows start on 16-byte boundaries; shared memory: shared_bytes in
 // kernels/flash_config.py.
 
@@ -42,6 +44,9 @@
 #define BLOCK_SPARSE 0  // 1: bytes (B, H, rows / SPARSE_M, keys / SPARSE_N), 0 leaves a tile out
 #endif
 // SOFTCAP, ALIBI, BIAS   scores.cuh
+#ifndef FP8
+#define FP8 0  // 1: k and v are e4m3 with fp32 scales, fp8_tiles.cuh; 16-bit DTYPE, STAGES 1
+#endif
 #ifndef ANY_SCALE
 #define ANY_SCALE 0  // 1: scale may be 0 or negative, for one more multiplication a score
 #endif
@@ -56,6 +61,7 @@
 #include "clock.cuh"
 #endif
 #include "device.cuh"
+#include "fp8_tiles.cuh"
 #include "fragments.cuh"
 #include "philox.cuh"
 #include "scores.cuh"
@@ -75,20 +81,30 @@ constexpr bool Q_IN_REGISTERS = DTYPE != 2 && GROUPS * HEAD_DIM <= 128;
 constexpr bool SUBTRACT_FIRST = DTYPE == 2;
 static_assert(GROUPS * 16 * NUM_WARPS == BLOCK_M, "each warp owns whole 16-row groups");
 static_assert(STAGES == 1 || STAGES == 2, "stages");
+static_assert(!FP8 || (DTYPE != 2 && STAGES == 1), "the next tile's codes wait beside the tiles");
 
+#if FP8
+using kv_t = uint8;
+#else
+using kv_t = io_t;
+#endif
 using QTile = Tile<io_t, BLOCK_M, HEAD_DIM>;   // also stages the output
 using KTile = Tile<io_t, BLOCK_N, HEAD_DIM>;   // K and V
 using PTile = Tile<io_t, BLOCK_M, BLOCK_N>;    // fp32 only: probabilities on their way to P V
+using Codes = Tile<uint8, BLOCK_N, HEAD_DIM>;  // FP8 only: K and V as they come
+using Scales = KeyScales<BLOCK_N>;             // FP8 only
 
 // Dynamic shared memory, in this order.
 constexpr int K_AT = QTile::BYTES;
 constexpr int V_AT = K_AT + STAGES * KTile::BYTES;
 constexpr int P_AT = V_AT + STAGES * KTile::BYTES;
-constexpr int KEEP_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
+constexpr int CODES_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
+constexpr int SCALES_AT = CODES_AT + (FP8 ? 2 * Codes::BYTES : 0);
+constexpr int KEEP_AT = SCALES_AT + (FP8 ? Scales::BYTES : 0);
 constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
 constexpr int FLAGS_AT = SLOPE_AT + (ALIBI ? 16 : 0);
 // The scale is in the scores before the softmax, not in its exponents.
-constexpr bool SCALED = ANY_SCALE || CHANGED;
+constexpr bool SCALED = ANY_SCALE || CHANGED || FP8;
 
 // The running softmax of the rows a thread shares in: row g (half 0) and g + 8 (half 1) of each
 // group. The four threads of a row hold the same maximum; the sum is split among them.
@@ -186,9 +202,13 @@ __device__ __forceinline__ void drop_weights(float (&p)[GROUPS][S_TILES][4], int
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> v,
+flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> v,
               Tensor4<io_t> out, Tensor3<float> lse, int heads, int group, int seqlen_q,
               int seqlen_k, int head_dim, float scale
+#if FP8
+              , Tensor3<const float> k_scale, Tensor3<const float> v_scale  // (B, Hkv, blocks)
+              , int scale_block  // keys that share a scale, a multiple of SCALE_KEYS or seqlen_k
+#endif
 #if SOFTCAP
               , float softcap, float per_softcap  // the cap and its reciprocal
 #endif
@@ -275,20 +295,32 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 
     // ---- loads ----------------------------------------------------------------------------------
     const int kv_head = head / group;
-    const io_t* const k_rows = k.row(batch, kv_head, 0);
-    const io_t* const v_rows = v.row(batch, kv_head, 0);
+    const kv_t* const k_rows = k.row(batch, kv_head, 0);
+    const kv_t* const v_rows = v.row(batch, kv_head, 0);
     auto k_tile = [&](int stage) { return tile_at<KTile>(shared + K_AT + stage * KTile::BYTES); };
     auto v_tile = [&](int stage) { return tile_at<KTile>(shared + V_AT + stage * KTile::BYTES); };
     auto keep_at = [&](int slot) {
         return reinterpret_cast<uint32*>(shared + KEEP_AT) + slot * BLOCK_N;
     };
+#if FP8
+    const Codes k_codes = tile_at<Codes>(shared + CODES_AT);
+    const Codes v_codes = tile_at<Codes>(shared + CODES_AT + Codes::BYTES);
+    float* const scales_here = reinterpret_cast<float*>(shared + SCALES_AT);
+    const Scales scales{k_scale.at(batch, kv_head, 0), v_scale.at(batch, kv_head, 0), scale_block,
+                        seqlen_k};
+    float next_scale = 0.0f;  // of the tile whose codes are on their way
+#endif
     auto load_kv = [&](int tile, int stage) {
         const int64 key0 = int64(tile) * BLOCK_N;
         const int keys = min_int(BLOCK_N, seqlen_k - tile * BLOCK_N);
-        load_tile_async<THREADS>(k_tile(stage), k_rows + key0 * k.stride_n, k.stride_n, keys,
-                                 head_dim);
-        load_tile_async<THREADS>(v_tile(stage), v_rows + key0 * v.stride_n, v.stride_n, keys,
-                                 head_dim);
+#if FP8
+        const Codes to_k = k_codes, to_v = v_codes;
+        next_scale = scales.load(tile);
+#else
+        const KTile to_k = k_tile(stage), to_v = v_tile(stage);
+#endif
+        load_tile_async<THREADS>(to_k, k_rows + key0 * k.stride_n, k.stride_n, keys, head_dim);
+        load_tile_async<THREADS>(to_v, v_rows + key0 * v.stride_n, v.stride_n, keys, head_dim);
         cp_async_commit();
     };
 #if KEY_MASK
@@ -343,6 +375,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
     uint32 q_fragment[GROUPS][HEAD_DIM / 16][4];
     bool first = true;
 #endif
+#if FP8
+    float value_unit = 0.0f;  // of acc: the largest scale of V met so far
+#endif
 #if DROPOUT
     const Dropout dropout{seed, drop_threshold, keep_scale, uint32(batch), uint32(head)};
 #endif
@@ -355,7 +390,13 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
         next = walk.next(j + 1);
         cp_async_wait<0>();
         block_sync();  // this tile is here, and every warp is done with the one before
-        if (STAGES == 2 && next < end) load_kv(tile_of(next), stage ^ 1);
+#if FP8
+        convert_own_chunks<THREADS>(k_tile(0), k_codes);
+        convert_own_chunks<THREADS>(v_tile(0), v_codes);
+        scales.publish(scales_here, next_scale);
+        block_sync();
+#endif
+        if ((FP8 || STAGES == 2) && next < end) load_kv(tile_of(next), stage ^ 1);
         const uint32* keep = keep_at(slot);
 #if KEY_MASK
         if (next < end) load_keep(tile_of(next));
@@ -389,11 +430,14 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
             } else
 #endif
                 gemm<HEAD_DIM>(score, Rows{q_tile.from_row(warp_row)}, KMajor{k_tile(stage)});
+#if FP8
+            scale_scores(score, scales_here, CHANGED ? 1.0f : scale);
+#endif
             if constexpr (CHANGED) {
                 float passed[GROUPS][S_TILES][4];  // only the backward pass has a use for it
                 change_scores<false>(score, passed, change, slope_of(shared + SLOPE_AT), warp_row0,
                                      key0);
-            } else if constexpr (ANY_SCALE) {
+            } else if constexpr (ANY_SCALE && !FP8) {
                 multiply(score, scale);
             }
 #if BIAS
@@ -407,6 +451,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
             softmax_step(score, acc, state, log2_scale);
 #if DROPOUT
             drop_weights(score, warp_row0, key0, dropout);
+#endif
+#if FP8
+            scale_weights(score, acc, value_unit, scales_here + Scales::COUNT);
 #endif
 #if DTYPE != 2
             uint32 p_fragment[GROUPS][S_TILES / 2][4];
@@ -424,7 +471,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
 #if KEY_MASK
         if (next < end) publish_keep(slot ^ 1);
 #endif
-        if (STAGES == 1 && next < end) {
+        if (!FP8 && STAGES == 1 && next < end) {
             block_sync();
             load_kv(tile_of(next), 0);
         }
@@ -449,6 +496,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t> 
             float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
 #if DROPOUT
             inverse *= keep_scale;
+#endif
+#if FP8
+            inverse *= value_unit;
 #endif
 #pragma unroll
             for (int n = 0; n < O_TILES; ++n) {

@@ -87,6 +87,7 @@ def unsupported_reason(
     alibi: bool = False,
     bias: bool = False,
     window: bool = False,
+    fp8: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a pass of a problem, or None.
 
@@ -109,6 +110,7 @@ def unsupported_reason(
         "ALiBi": alibi,
         "a bias": bias,
         "a window": window,
+        "K and V of e4m3": fp8,
     }
     return next((name for name, used in features.items() if used), None)
 

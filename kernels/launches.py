@@ -13,7 +13,7 @@ from typing import Any
 
 from analysis.algorithms import Family, find
 from analysis.arguments import check_fields, checked, names, one_of
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import AttentionShape, Tile, scale_blocks
 from kernels import attention, dispatch
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, Count, Pass, Size, contiguous_strides
@@ -124,6 +124,8 @@ def launches_of(
     tensor_cores = algorithm == AUTO or find(algorithm).family in (Family.FLASH, Family.HOPPER)
     if tensor_cores and shape.head_dim > HEAD_DIMS[-1]:
         raise ValueError(f"head_dim={shape.head_dim} is outside 1…{HEAD_DIMS[-1]}")
+    if shape.fp8 and pass_ == "backward":
+        raise ValueError(f"{algorithm}: k and v of e4m3 have no gradient, so no backward")
     shape, asked = shape.padded, algorithm
     arrays = _arrays(shape, pass_, key_mask=key_mask, alibi=alibi, lse_gradient=lse_gradient)
     if bias is not None:
@@ -145,7 +147,7 @@ def launches_of(
         choice = dispatch.choose(
             device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
             dropout=dropout, block_mask=block_mask, window=shape.windowed, softcap=softcap,
-            alibi=alibi, bias=bias is not None,
+            alibi=alibi, bias=bias is not None, fp8=shape.fp8,
             deterministic=deterministic and pass_ == "backward", causal=shape.causal, order=order,
         )  # fmt: skip
         algorithm, reason = choice.algorithm, choice.reason
@@ -155,6 +157,8 @@ def launches_of(
         "softcap": 1.0 if softcap else None, "shared_limit_bytes": device.shared_limit_bytes,
         "order": order,
     }  # fmt: skip
+    if shape.fp8:
+        options["scale_block"] = shape.scale_block
     block_size = None
     if block_mask:
         if tile is None:
@@ -168,7 +172,7 @@ def launches_of(
             pass_, shape.dtype, shape.head_dim, tile, limit=device.shared_limit_bytes,
             block_size=block_size, causal=shape.causal, window=shape.window != (None, None),
             key_mask=key_mask, dropout=dropout, softcap=softcap, alibi=alibi,
-            bias=bias is not None,
+            bias=bias is not None, fp8=shape.fp8,
         )  # fmt: skip
     else:
         options["tile"] = tile
@@ -176,7 +180,7 @@ def launches_of(
     keeps_lse = find(algorithm).family in (Family.FLASH, Family.HOPPER)
 
     def driver(backend: Recorder, at: dict[str, Array]) -> None:
-        optional = ("key_mask", "block_mask", "alibi_slopes", "bias")
+        optional = ("key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale")
         masks: dict[str, Any] = {n: at[n] for n in optional if n in at}
         if pass_ == "forward":
             attention.forward(
@@ -215,6 +219,10 @@ def _arrays(
         rows += ["m", "l", *(["dlse"] if lse_gradient else [])]
     arrays = {name: _array(name, size, shape.dtype) for name, size in sizes.items()}
     arrays |= {name: _array(name, queries[:3], "fp32") for name in rows}
+    if shape.fp8:
+        blocks = scale_blocks(shape.seqlen_k, shape.scale_block)
+        arrays |= {name: _array(name, keys, "uint8") for name in ("k", "v")}
+        arrays |= {n: _array(n, (*keys[:2], blocks), "fp32") for n in ("k_scale", "v_scale")}
     if pass_ == "backward":
         p = _array("p", (*scores[:3], -(-scores[3] // 8) * 8), shape.dtype)
         arrays["p"] = replace(p, shape=scores)

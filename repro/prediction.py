@@ -69,7 +69,8 @@ class Prediction:
     columns: of a tile; the kernels multiply all of them, those beyond head_dim are zeros.
     blocks: thread blocks of the main kernel (a persistent one: the query tiles its blocks share).
     traffic: the copies that padding takes are in it as kernel "copy".
-    saved: lies between forward and backward; ``peak`` is alive at the pass's worst moment.
+    saved: lies between forward and backward, nothing where there is no backward; ``peak`` is alive
+        at the pass's worst moment.
     form: the name of the compiled form, for kernels that come in several.
     main: the main kernel as it is compiled, or None for theory.
     """
@@ -198,6 +199,8 @@ class Prediction:
             "head_dim": shape.head_dim,
             "padded_head_dim": self.padded.head_dim,
             "dtype": shape.dtype,
+            "kv_dtype": "e4m3" if shape.fp8 else shape.dtype,
+            "scale_block": shape.scale_block,
             "causal": shape.causal,
             "window_left": shape.window[0],
             "window_right": shape.window[1],
@@ -366,7 +369,7 @@ def predict(
         traffic=traffic,
         hbm=hbm,
         compulsory=_with_copies(compulsory_hbm(kernels, padded, bias), around),
-        saved=tuple(saved_tensors(algorithm, shape, bias)),
+        saved=() if shape.fp8 else tuple(saved_tensors(algorithm, shape, bias)),
         peak=tuple(peak_tensors(run, shape, pass_)),
         time=predict_time(works, ceilings),
         ceilings=ceilings,

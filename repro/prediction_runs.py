@@ -110,7 +110,7 @@ def find_run(
             lse_gradient=lse_gradient,
         )  # fmt: skip
     except ValueError as error:
-        if ours or dropout or options or shape.windowed or order != "rows":
+        if ours or dropout or options or shape.windowed or shape.fp8 or order != "rows":
             raise
         return _theory(algorithm, shape, pass_, gpu, tile, str(error))
     form = form_of(launched.algorithm, shape, pass_, tile, order)
@@ -211,8 +211,9 @@ def shared_per_tensor(
     of_warps = warp_forward_round if pass_ == "forward" else warp_backward_round
     try:
         config = attention.configure(
-            pass_, shape.dtype, shape.padded.head_dim, tile=tile, window=shape.windowed
-        )
+            pass_, shape.dtype, shape.padded.head_dim, tile=tile, window=shape.windowed,
+            fp8=shape.fp8,
+        )  # fmt: skip
         found = of_warps(config.head_dim, tile.block_m, tile.block_n, config.num_warps)
     except ValueError:
         return None
@@ -229,6 +230,7 @@ def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConf
         tile_of(launched.main), stages=macros["STAGES"], key_mask="KEY_MASK" in macros,
         dropout="DROPOUT" in macros, window="WINDOW" in macros, block_size=sparse,
         softcap="SOFTCAP" in macros, alibi="ALIBI" in macros, bias="BIAS" in macros,
+        fp8="FP8" in macros,
     )  # fmt: skip
 
 
@@ -383,6 +385,8 @@ def _peak(run: Run, shape: AttentionShape, pass_: str) -> list[memory.LiveTensor
         return memory.flash1_backward_peak(shape)
     bias = run.options.get("bias")
     peak = [*saved_tensors(run.algorithm, shape, bias), *run.scratch]
+    if shape.fp8:
+        peak += [memory.LiveTensor(name, shape.scale_bytes) for name in ("k_scale", "v_scale")]
     if bias is not None and run.options.get("bias_gradient"):
         peak.append(memory.LiveTensor("dbias", bias_elements(shape, bias) * shape.itemsize))
     if pass_ == "backward":

@@ -253,7 +253,8 @@ class _Rows:
     def _place(
         self, launch: Launch, shape: AttentionShape, name: str, heads: int
     ) -> tuple[int, int, int]:
-        row = STAT_BYTES if name in STATISTICS else shape.head_dim * shape.itemsize
+        itemsize = shape.key_itemsize if name in ("k", "v") else shape.itemsize
+        row = STAT_BYTES if name in STATISTICS else shape.head_dim * itemsize
         if name in FP32:
             row = shape.head_dim * STAT_BYTES
         return row, *launch.tensor(name, heads * self.rows * row)

@@ -205,6 +205,7 @@ def by_waves(
         return int(seen[tr - 1 - first % tr if first // tr == last // tr else tr - 1])
 
     waves = Waves(groups, shape.group * tr, concurrent)
-    fetched = waves.rows_from_hbm(rows_walked, shape.seqlen_k * 2 * row, shared)
+    key_row = shape.head_dim * shape.key_itemsize
+    fetched = waves.rows_from_hbm(rows_walked, shape.seqlen_k * 2 * key_row, shared)
     times = max(1.0, fetched / (groups * shape.seqlen_k))
     return {"k": (times, 1.0), "v": (times, 1.0)}

@@ -7,12 +7,11 @@ more and fp32 partial results, written once and read once.
 """
 
 from analysis.decode import DecodeShape
-from analysis.shapes import ITEMSIZE, STAT_BYTES, Tile
+from analysis.shapes import ITEMSIZE, SCALE_BYTES, STAT_BYTES, Tile
 from analysis.sums import KernelBytes
 
 INDEX_BYTES = 4
 """Bytes of a length, and of an entry of the block table."""
-SCALE_BYTES = 4
 PAGE_UNIT = 16
 """Keys that are looked up in the block table at a time; page sizes are multiples of it."""
 

@@ -13,13 +13,14 @@ tile pair that the causal mask leaves, and saves the tiles it switches off. Drop
 its mask is drawn again from (seed, position) wherever it is needed. Neither does a cap of the
 scores; ALiBi reads its head's slope, one fp32 number, where a block starts on a head. A bias is
 N² again: an element for each visible pair, in every kernel that makes scores, and its gradient as
-much once more.
+much once more. K and V of e4m3 are a byte an element, and a scale of each is read for 16 keys of
+every visit, however many keys share it.
 """
 
 from typing import TypeAlias
 
 from analysis.flops import pairs_in_blocks
-from analysis.shapes import STAT_BYTES, AttentionShape, Tile
+from analysis.shapes import SCALE_BYTES, SCALE_UNIT, STAT_BYTES, AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.tile_loop import BlockMask, tile_loop
 
@@ -49,11 +50,11 @@ def flash_forward(
     del dropout, softcap  # move nothing
     loop = tile_loop(shape, tile, block_mask, mask_block)
     heads = shape.batch * shape.heads
-    row = shape.head_dim * shape.itemsize
+    row, key_row = shape.head_dim * shape.itemsize, shape.head_dim * shape.key_itemsize
     entries = {
         ("q", "read"): loop.query_rows_with_a_visit * row,
-        ("k", "read"): loop.key_rows_visited * row,
-        ("v", "read"): loop.key_rows_visited * row,
+        ("k", "read"): loop.key_rows_visited * key_row,
+        ("v", "read"): loop.key_rows_visited * key_row,
         ("out", "write"): shape.query_bytes,
         ("lse", "write"): shape.row_bytes,
     }
@@ -65,6 +66,9 @@ def flash_forward(
         entries["alibi_slopes", "read"] = loop.query_tiles_with_a_visit * SLOPE_BYTES
     if bias is not None:
         entries["bias", "read"] = _pairs(shape, tile, block_mask, mask_block) * shape.itemsize
+    if shape.fp8:
+        scales = loop.key_groups_visited(SCALE_UNIT) * SCALE_BYTES
+        entries |= {("k_scale", "read"): scales, ("v_scale", "read"): scales}
     return {"flash_forward": entries}
 
 

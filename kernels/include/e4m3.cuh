@@ -17,3 +17,15 @@ __device__ __forceinline__ uint32 pack2_e4m3(uint32 low, uint32 high) {
     };
     return pack2<T>(value(low), value(high));
 }
+
+// Eight neighbouring values, of the lower or the upper half of sixteen codes, rounded to T likewise.
+template <class T>
+__device__ __forceinline__ Vec16 eight_e4m3(const Vec16& codes, int half) {
+    Vec16 values;
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+        const uint32 pair = codes[2 * half + word / 2] >> 16 * (word % 2);
+        values[word] = pack2_e4m3<T>(pair & 0xffu, pair >> 8 & 0xffu);
+    }
+    return values;
+}

@@ -23,6 +23,7 @@ from kernels.philox import kept_weights
 from repro.attention.launcher import backend_of
 from repro.attention.operator import flash_attention
 from repro.attention.reference import Reference, attention_reference, framework_result, visible
+from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES, fits
 from repro.plain_case import PlainCase
 from repro.prediction import predict
@@ -48,6 +49,7 @@ class Case(PlainCase):
     alibi: "heads" for slopes (H,), "items" for (B, H), "" for none.
     bias: (items, heads) of a bias, 0 for one and 1 for as many as there are; None for no bias.
     bias_layout: one of ``BIAS_LAYOUTS``. bias_gradient: whether it has a gradient.
+    fp8: k and v are e4m3, forward alone. scale_block: keys that share a scale.
     """
 
     batch: int = 1
@@ -76,6 +78,8 @@ class Case(PlainCase):
     dout_layout: str = "bhnd"
     values: str = "normal"
     needed: tuple[bool, bool, bool] = (True, True, True)
+    fp8: bool = False
+    scale_block: int | None = None
     seed: int = 0
 
 
@@ -105,7 +109,7 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
         tile = None
     capped, sloped, biased = (shaping.random() < 0.25 for _ in range(3))
     bias_gradient = biased and shaping.random() < 0.7
-    return Case(
+    case = Case(
         batch=batch,
         heads=heads,
         kv_heads=kv_heads,
@@ -136,6 +140,12 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
         ),
         seed=random.randrange(2**31),
     )
+    if dtype == "fp32" or shaping.random() >= 0.2:
+        return case
+    return replace(
+        case, fp8=True, head_dim=-(-head_dim // 16) * 16, needed=(False,) * 3, bias_gradient=False,
+        scale_block=random.choice((None, 16, 48, 64, 128)),
+    )  # fmt: skip
 
 
 def tile_fits(tile: tuple[int, int], head_dim: int, dtype: str) -> bool:
@@ -162,7 +172,7 @@ def smaller(case: Case) -> Iterator[Case]:
     plain = Case()
     for name in ("values", "layout", "dout_layout", "needed", "scale", "softcap", "alibi",
                  "bias_layout", "bias_gradient", "deterministic", "order", "causal", "window",
-                 "sinks", "dropout_p", "key_keep", "dtype"):  # fmt: skip
+                 "sinks", "dropout_p", "key_keep", "scale_block", "dtype"):  # fmt: skip
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     if case.bias is not None and not case.bias_gradient:
@@ -277,12 +287,19 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     if bias is not None:
         changes["bias"] = bias
 
+    scales: dict[str, Any] = {}
+    operands = [q, k, v]
+    if case.fp8:
+        operands[1:], scales = _as_e4m3(case, generator, k, v)
+        k, v = (_values_of(x, scales[name], case) for x, name in
+                zip(operands[1:], ("k_scale", "v_scale"), strict=True))  # fmt: skip
     leaves = [
         t.detach().to(device).requires_grad_(wanted)
-        for t, wanted in zip((q, k, v), case.needed, strict=True)
+        for t, wanted in zip(operands, case.needed, strict=True)
     ]
     moved: dict[str, Any] = {
-        n: t.to(device) if isinstance(t, Tensor) else t for n, t in (options | changes).items()
+        n: t.to(device) if isinstance(t, Tensor) else t
+        for n, t in (options | changes | scales).items()
     }
     if bias is not None:
         moved["bias"] = moved["bias"].detach().requires_grad_(case.bias_gradient)
@@ -296,17 +313,19 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     copied = ["bias"] if gapped else []
     shape = AttentionShape(
         case.batch, case.heads, case.seqlen_q, case.seqlen_k, case.head_dim, case.kv_heads,
-        case.dtype, case.causal, case.window or (None, None), case.sinks,
+        case.dtype, case.causal, case.window or (None, None), case.sinks, case.fp8,
+        case.scale_block,
     )  # fmt: skip
     features = _features(case, options)
     complaint = counter.complaint(shape, "forward", laid_out, copied, features)
     wanted_leaves = [t for t in leaves if t.requires_grad]
     if case.bias_gradient:
         wanted_leaves.append(moved["bias"])
-    upstream = dout.to(device)
-    grads = iter(torch.autograd.grad(out, wanted_leaves, upstream))
-    laid_out["dout"] = upstream
-    complaint = complaint or counter.complaint(shape, "backward", laid_out, copied, features)
+    grads: Iterator[Tensor] = iter(())
+    if wanted_leaves:
+        laid_out["dout"] = upstream = dout.to(device)
+        grads = iter(torch.autograd.grad(out, wanted_leaves, upstream))
+        complaint = complaint or counter.complaint(shape, "backward", laid_out, copied, features)
     if complaint:
         return complaint
     got = {"out": out, "lse": lse}
@@ -317,12 +336,35 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     drop: dict[str, Any] = {"dropout_p": case.dropout_p, "keep": keep}
     known = {"scale": scale} | drop | changes
     want = attention_reference(q, k, v, dout, block=case.tile, **options, **known)
-    theirs = framework_result(q, k, v, dout, seen=seen, **known)
+    theirs = framework_result(q, k.to(dtype), v.to(dtype), dout, seen=seen, **known)
     for name, result in got.items():
         complaint = beyond_bound(name, result, want, theirs, dtype)
         if complaint:
             return complaint
     return None
+
+
+def _as_e4m3(
+    case: Case, generator: torch.Generator, *tensors: Tensor
+) -> tuple[list[Tensor], dict[str, Any]]:
+    """The tensors as e4m3, laid out as the case says, and scales of all sizes."""
+    shape: tuple[int, ...] = (case.kv_heads,)
+    if case.scale_block is not None:
+        shape = (case.batch, case.kv_heads, -(-case.seqlen_k // case.scale_block))
+    scales: dict[str, Any] = {
+        name: torch.exp(torch.randn(shape, generator=generator)) for name in ("k_scale", "v_scale")
+    }
+    codes = [t.contiguous().to(FP8).view(torch.uint8) for t in tensors]
+    laid_out = [arranged(x, case.layout).view(FP8) for x in codes]
+    return laid_out, scales | {"scale_block": case.scale_block}
+
+
+def _values_of(codes: Tensor, scales: Tensor, case: Case) -> Tensor:
+    """What the e4m3 numbers stand for, in float64."""
+    wide = scales.double()[None, :, None]
+    if case.scale_block is not None:
+        wide = scales.double().repeat_interleave(case.scale_block, 2)[..., : case.seqlen_k]
+    return codes.double() * wide[..., None]
 
 
 class _Counter:

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from kernels.decode import QUERIES_MAX
 from kernels.decode_config import PAGE_UNIT
-from repro.attention.validation import DTYPES, HEAD_DIM_MAX, check_dense
+from repro.attention.validation import DTYPES, FP8, HEAD_DIM_MAX, check_dense
 from repro.attention.views import ALIGNMENT_BYTES
 
 __all__ = ["FP8", "capacity_of", "check_decode_arguments", "check_values"]
-
-FP8 = torch.float8_e4m3fn
 
 
 def capacity_of(k_cache: Tensor, block_table: Tensor | None) -> int:

@@ -71,15 +71,23 @@ class Options(NamedTuple):
     left: int | None = None
     right: int | None = None
     sinks: int = 0
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    scale_block: int | None = None
 
     @property
     def window(self) -> Sides:
         return self.left, self.right
 
     @property
+    def fp8(self) -> bool:
+        """Whether k and v are e4m3; then there are scales, and no backward."""
+        return self.k_scale is not None
+
+    @property
     def plain(self) -> bool:
-        """No tile, dropout, order, window or change of the scores."""
-        changes = (self.softcap, self.alibi_slopes, self.bias)
+        """No tile, dropout, order, window, change of the scores or scales."""
+        changes = (self.softcap, self.alibi_slopes, self.bias, self.k_scale)
         asked = (self.tile, self.dropout_p or None, *changes, *self.window)
         return all(option is None for option in asked) and self.order == "rows"
 
@@ -132,7 +140,7 @@ def check_tile(q: Tensor, options: Options, limit: int = attention.SHARED_LIMIT_
 
     limit: shared memory a block may have; by default what no device exceeds.
     """
-    for pass_ in ("forward", "backward"):
+    for pass_ in ("forward",) if options.fp8 else ("forward", "backward"):
         _kernel_tile(pass_, q, options, limit)
 
 
@@ -147,7 +155,7 @@ def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | 
         causal=options.causal, window=options.window != (None, None),
         key_mask=options.key_mask is not None, dropout=options.dropout_p > 0.0,
         softcap=options.softcap is not None, alibi=options.alibi_slopes is not None,
-        bias=options.bias is not None,
+        bias=options.bias is not None, fp8=options.fp8,
     )  # fmt: skip
 
 
@@ -163,7 +171,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
         out.zero_()
         lse.fill_(-torch.inf)
         return
+    if options.fp8:
+        k, v = k.view(torch.uint8), v.view(torch.uint8)
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse} | _changes(q, options)
+    tensors |= _scales(k, options)
     key = _key("forward", tensors, options)
     if _run_again(key, tensors):
         return
@@ -177,6 +188,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
             "lse": array_of("lse", lse),
         }
         arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
+        arrays |= {n: views.pairs(n, x) for n, x in _scales(k, options).items()}
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
             operands = (at["q"], at["k"], at["v"], at["out"])
@@ -186,6 +198,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
                 *operands,
                 {"lse": at["lse"]},
                 tile=_kernel_tile("forward", q, options, shared_limit(q.device)),
+                k_scale=at.get("k_scale"),
+                v_scale=at.get("v_scale"),
+                scale_block=options.scale_block,
                 **_features(q, options, at),
             )
 
@@ -292,6 +307,7 @@ def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashabl
         options.softcap,
         options.window,
         options.sinks,
+        options.scale_block,
     ]
     for tensor in tensors.values():
         key += (tensor.shape, tensor.stride(), tensor.dtype)
@@ -357,6 +373,7 @@ def _choose(
         alibi=options.alibi_slopes is not None,
         bias=options.bias is not None,
         window=_windowed(arrays[0], arrays[1], options),
+        fp8=options.fp8,
         deterministic=options.deterministic and pass_ == "backward",
         causal=options.causal,
         order=options.order,
@@ -402,6 +419,16 @@ def _changes(q: Tensor, options: Options) -> dict[str, Tensor]:
     if options.bias is not None:
         changes["bias"] = options.bias
     return changes
+
+
+def _scales(k: Tensor, options: Options) -> dict[str, Tensor]:
+    """Scales of e4m3 keys and values as (B, Hkv, blocks of keys)."""
+    if options.k_scale is None or options.v_scale is None:
+        return {}
+    named = {"k_scale": options.k_scale, "v_scale": options.v_scale}
+    if options.scale_block is not None:
+        return named
+    return {name: scale[None, :, None].expand(*k.shape[:2], 1) for name, scale in named.items()}
 
 
 def _masks(q: Tensor, options: Options, views: Views) -> dict[str, Array]:

@@ -10,6 +10,7 @@ from analysis.arguments import flag, whole
 from repro.attention import registered
 from repro.attention.validation import (
     DTYPES,
+    FP8,
     check_arguments,
     resolve_order,
     resolve_scale,
@@ -41,6 +42,9 @@ def flash_attention(
     order: str = "rows",
     window: tuple[int | None, int | None] | None = None,
     sinks: int = 0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    scale_block: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, ``softmax(scale · q kᵀ) v``, without storing the (Nq, Nk) matrices.
 
@@ -51,7 +55,9 @@ def flash_attention(
     Args:
         q: (B, H, Nq, D), float16, bfloat16 or float32, any strides.
         k: (B, Hkv, Nk, D); Hkv divides H, query head h reads key head ``h // (H / Hkv)``.
-        v: (B, Hkv, Nk, D).
+            Type of q, or float8_e4m3fn with 16-bit q: half the bytes, forward alone, D a multiple
+            of 16. An e4m3 NaN is a NaN, as in any other type.
+        v: (B, Hkv, Nk, D), type of k.
         causal: query i sees key j when ``j <= i + Nk - Nq`` (aligned bottom-right).
         key_mask: boolean (B, Nk), **True = the key takes part**. (torch's
             ``key_padding_mask`` has the opposite sign.)
@@ -96,6 +102,12 @@ def flash_attention(
             included; one that does runs the sm_80 kernels, as Hopper's have none.
         sinks: the first keys, as many as this, are seen whatever the window (by all queries, or
             with ``causal`` by those that they do not lie ahead of). Without a window no change.
+        k_scale, v_scale: float32, what the e4m3 numbers of k and v are multiplied with: (Hkv,), one
+            a head, or with ``scale_block`` (B, Hkv, ceil(Nk / scale_block)); any finite numbers,
+            default 1. Scales multiply scores and weights in float32, so that nothing else is
+            rounded (``repro.attention.quantize`` makes numbers and scales).
+        scale_block: keys that share a scale, a multiple of 16, whatever the tile: an outlier then
+            coarsens the numbers of its block alone.
 
     Returns:
         ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in
@@ -108,7 +120,8 @@ def flash_attention(
             a scale that is not finite in float32, a softcap that is not above 0, slopes that
             require a gradient.
             Both are raised before anything is launched.
-        RuntimeError: a second or a forward-mode derivative is asked for; none is implemented.
+        RuntimeError: a second or a forward-mode derivative is asked for, or any of a call with
+            e4m3 keys and values; none is implemented.
 
     Complexity: 4·B·H·Nq·Nk·D operations forward, 10·B·H·Nq·Nk·D backward (half of each when
     causal), O(B·H·Nq) memory beyond inputs and outputs. A head dimension that is no multiple of
@@ -119,7 +132,7 @@ def flash_attention(
     q, k, v, bias = _autocast(q, k, v, bias)
     plain = key_mask is None and block_mask is None and tile is None and dropout_p == 0
     plain = plain and order == "rows" and softcap is None and alibi_slopes is None
-    plain = plain and bias is None and window is None
+    plain = plain and bias is None and window is None and k_scale is None and v_scale is None
     if plain and type(causal) is bool and type(deterministic) is bool:
         found = _again(q, k, v, causal, scale, deterministic)
         if found is not None:
@@ -134,7 +147,15 @@ def flash_attention(
         tile=tile,
         alibi_slopes=alibi_slopes,
         bias=bias,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        scale_block=scale_block,
     )
+    if k.dtype == FP8:
+        _refuse_gradient(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, bias=bias)
+        ones = torch.ones(k.shape[1], dtype=torch.float32, device=k.device)
+        k_scale = ones if k_scale is None else k_scale
+        v_scale = ones if v_scale is None else v_scale
     _refuse_forward_mode(q, k, v, *(() if bias is None else (bias,)))
     out, lse = registered.attention(
         q,
@@ -153,6 +174,9 @@ def flash_attention(
         alibi_slopes,
         bias,
         *resolve_window(window, sinks),
+        k_scale,
+        v_scale,
+        None if scale_block is None else int(scale_block),
     )
     return (out, lse) if flag("return_lse", return_lse) else out
 
@@ -167,6 +191,18 @@ def _again(
         return None
     chosen = scale if type(scale) is float else resolve_scale(scale, q.shape[3])
     return registered.attention_again(q, k, v, causal, chosen, deterministic)
+
+
+def _refuse_gradient(**tensors: Tensor | None) -> None:
+    """A kernel for e4m3 keys and values exists for the forward alone."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            raise RuntimeError(
+                f"repro.flash_attention has no gradient with k and v of {FP8}, and {name} requires "
+                "one: train in 16 bits, or call it under torch.no_grad()"
+            )
 
 
 def _refuse_forward_mode(*tensors: Tensor) -> None:

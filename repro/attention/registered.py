@@ -37,7 +37,8 @@ __all__ = ["attention", "attention_again"]
 _OPTIONS = (
     "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
     "float dropout_p, int[]? tile, bool deterministic, str order, float? softcap, "
-    "Tensor? alibi_slopes, Tensor? bias, int? left, int? right, int sinks"
+    "Tensor? alibi_slopes, Tensor? bias, int? left, int? right, int sinks, "
+    "Tensor? k_scale, Tensor? v_scale, int? scale_block"
 )
 
 _Key: Any = torch._C.DispatchKey

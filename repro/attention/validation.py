@@ -14,11 +14,13 @@ from torch import Tensor
 
 from analysis import arguments
 from analysis.algorithms import ORDERS
+from analysis.shapes import scale_blocks
 from analysis.window import sides
 from kernels.scores import capped
 
 __all__ = [
     "DTYPES",
+    "FP8",
     "HEAD_DIM_MAX",
     "check_arguments",
     "resolve_order",
@@ -30,6 +32,8 @@ __all__ = [
 
 #: torch type -> the name the kernels and the records use.
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+#: What k and v may be beside the type of q.
+FP8 = torch.float8_e4m3fn
 HEAD_DIM_MAX = 256
 #: Kernels multiply the scale by log2(e), in float32.
 SCALE_MAX = torch.finfo(torch.float32).max / math.log2(math.e)
@@ -46,9 +50,13 @@ def check_arguments(
     tile: Sequence[int] | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    scale_block: int | None = None,
 ) -> None:
     """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute."""
     _check_tensors(q, k, v)
+    _check_key_scales(q, k, k_scale, v_scale, scale_block)
     arguments.probability("dropout_p", dropout_p)
     tile = resolve_tile(tile)
     if key_mask is not None:
@@ -71,15 +79,18 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
                 f"{name} must have 4 dimensions (B, H, N, D), got {tensor.dim()}: "
                 f"shape {tuple(tensor.shape)}"
             )
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype not in DTYPES and (name == "q" or tensor.dtype != FP8):
             raise TypeError(
                 f"{name} has type {tensor.dtype}; supported are float16, bfloat16 and float32"
+                + ("" if name == "q" else ", and float8_e4m3fn with 16-bit q")
             )
     for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype != q.dtype:
+        if tensor.dtype not in (q.dtype, FP8) or (tensor.dtype == FP8 and q.dtype == torch.float32):
             raise TypeError(f"q and {name} differ in type: {q.dtype} and {tensor.dtype}")
         if tensor.device != q.device:
             raise TypeError(f"q and {name} are on different devices: {q.device}, {tensor.device}")
+    if k.dtype != v.dtype:
+        raise TypeError(f"k and v differ in type: {k.dtype} and {v.dtype}")
     if q.device.type not in ("cpu", "cuda"):
         raise TypeError(f"q is on {q.device}; kernels exist for cpu and cuda")
     if k.shape != v.shape:
@@ -90,6 +101,11 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q and k differ in head dimension: {q.shape[3]} and {k.shape[3]}")
     if not 1 <= q.shape[3] <= HEAD_DIM_MAX:
         raise ValueError(f"head dimension must be 1 to {HEAD_DIM_MAX}, got {q.shape[3]}")
+    if k.dtype == FP8 and q.shape[3] % 16:
+        raise ValueError(
+            f"head dimension {q.shape[3]} is not a multiple of 16, as k and v of {FP8} need: pad "
+            "them when they are made"
+        )
     heads, kv_heads = q.shape[1], k.shape[1]
     if (heads % kv_heads if kv_heads else heads) != 0:
         raise ValueError(f"q has {heads} heads, not a multiple of the {kv_heads} heads of k and v")
@@ -171,6 +187,38 @@ def _check_alibi_slopes(slopes: Tensor, q: Tensor) -> None:
         raise ValueError(
             "alibi_slopes requires a gradient, and none is implemented: pass alibi_slopes.detach()"
         )
+
+
+def _check_key_scales(
+    q: Tensor, k: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, block: int | None
+) -> None:
+    if block is not None:
+        arguments.whole("scale_block", block, least=1)
+    given = {"k_scale": k_scale, "v_scale": v_scale, "scale_block": block}
+    if k.dtype != FP8:
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name} is for k and v of {FP8}, k is {k.dtype}")
+        return
+    batch, kv_heads, keys = k.shape[:3]
+    per_head = block is None
+    shape = (kv_heads,) if per_head else (batch, kv_heads, scale_blocks(keys, block))
+    meaning = "(Hkv,)" if per_head else "(B, Hkv, ceil(Nk / scale_block))"
+    for name, scales in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scales is None:
+            if per_head:
+                continue
+            raise ValueError(f"scale_block={block} without {name}")
+        if not isinstance(scales, Tensor) or scales.dtype != torch.float32:
+            kind = scales.dtype if isinstance(scales, Tensor) else type(scales).__name__
+            raise TypeError(f"{name} must be a float32 tensor, got {kind}")
+        check_dense(name, scales)
+        if tuple(scales.shape) != shape:
+            raise ValueError(
+                f"{name} must have shape {meaning} = {shape}, got {tuple(scales.shape)}"
+            )
+        if scales.device != q.device:
+            raise TypeError(f"q and {name} are on different devices: {q.device}, {scales.device}")
 
 
 def _check_bias(bias: Tensor, q: Tensor, k: Tensor) -> None:

@@ -19,6 +19,7 @@ from repro.measuring.progress import say
 from repro.prediction import AUTO, PASSES, Prediction, predict
 
 MASKS = ("none", "causal")
+KV_DTYPES = ("same", "e4m3")
 BIASES = ("none", "full", "heads", "items", "one")
 L2_MODELS = ("simulated", "waves", "once")
 #: More than these make a sweep whose L2 is not simulated unless it is asked for.
@@ -65,6 +66,18 @@ def command(
         str,
         typer.Option(autocompletion=completion.of((*ITEMSIZE, "all")), help=", ".join(ITEMSIZE)),
     ] = "bf16",
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            autocompletion=completion.of(KV_DTYPES),
+            help="of k and v: as --dtype, or e4m3 with scales (the forward alone), or both as "
+            "same,e4m3",
+        ),
+    ] = "same",
+    scale_block: Annotated[
+        str | None,
+        typer.Option(help="keys that share a scale of e4m3, multiples of 16 (default: all)"),
+    ] = None,
     mask: Annotated[
         str,
         typer.Option(
@@ -158,12 +171,22 @@ def command(
     algorithms = sweep.words(algorithm, "--algorithm", NAMES, every=tuple(ALGORITHMS))
     if deterministic and algorithms != [AUTO]:
         raise ValueError("--deterministic chooses with -a auto; other names are definite kernels")
+    kinds_of_keys = sweep.words(kv_dtype, "--kv-dtype", KV_DTYPES)
+    if "e4m3" not in kinds_of_keys and scale_block is not None:
+        raise ValueError(f"--scale-block {scale_block} with --kv-dtype {kv_dtype}: e4m3 has scales")
+    keys: list[tuple[bool, int | None]] = [(False, None)] if "same" in kinds_of_keys else []
+    if "e4m3" in kinds_of_keys:
+        blocks = sweep.numbers(scale_block, "--scale-block") if scale_block else [None]
+        keys += [(True, block) for block in blocks]
+    if pass_ == "all" and keys and all(fp8 for fp8, _ in keys):
+        pass_ = "forward"  # there is no other
     chosen: list[tuple[Any, ...]] = list(
         product(
             sweep.gpus(gpu) if gpu is not None else [here()],
             algorithms,
             sweep.words("causal" if causal else mask, "--mask", MASKS),
             sweep.words(dtype, "--dtype", tuple(ITEMSIZE)),
+            keys,
             sweep.numbers(batch, "--batch"),
             sweep.numbers(heads, "--heads"),
             sweep.numbers(kv_heads, "--kv-heads") if kv_heads is not None else [None],
@@ -183,9 +206,14 @@ def command(
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
     points: list[Prediction | dict[str, Any]] = []
-    for g, name, visible, kind, b, h, kv, d, n, nk, sides, first, asked, walk, one_pass in chosen:
+    for (
+        g, name, visible, kind, (fp8, block), b, h, kv, d, n, nk, sides, first, asked, walk,
+        one_pass,
+    ) in chosen:  # fmt: skip
         try:
-            shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first)
+            shape = AttentionShape(
+                b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first, fp8, block
+            )
             points.append(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
                         deterministic=deterministic, order=walk, waves=waves,
@@ -197,7 +225,8 @@ def command(
                 raise
             failed = {"algorithm": name, "pass": one_pass, "batch": b, "heads": h,
                       "kv_heads": kv or h, "seqlen_q": n, "seqlen_k": nk or n, "head_dim": d,
-                      "dtype": kind, "causal": visible == "causal", "window_left": sides[0],
+                      "dtype": kind, "kv_dtype": "e4m3" if fp8 else kind, "scale_block": block,
+                      "causal": visible == "causal", "window_left": sides[0],
                       "window_right": sides[1], "sinks": first, "order": walk,
                       "gpu": g.name}  # fmt: skip
             if asked:

@@ -9,7 +9,8 @@ from repro.prediction import Prediction
 
 _FIELDS = (
     "gpu", "algorithm", "pass", "order", "causal", "window_left", "window_right", "sinks", "dtype",
-    "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "form", "block_m", "block_n",
+    "kv_dtype", "scale_block", "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
+    "form", "block_m", "block_n",
 )  # fmt: skip
 _BYTES = (
     "sm_read_bytes", "sm_write_bytes", "hbm_read_bytes", "hbm_write_bytes", "saved_bytes",
@@ -28,7 +29,9 @@ def tables(
 ) -> None:
     """What is common to all points on top, then a line per point; few points also by tensor."""
     varying = [f for f in _FIELDS if len({row.get(f) for row in rows}) > 1]
-    for follower, leader in (("seqlen_k", "seqlen_q"), ("kv_heads", "heads")):
+    for follower, leader in (
+        ("seqlen_k", "seqlen_q"), ("kv_heads", "heads"), ("kv_dtype", "dtype"),
+    ):  # fmt: skip
         if follower in varying and all(row[follower] == row[leader] for row in rows):
             varying.remove(follower)
     common = {f: rows[0].get(f) for f in _FIELDS if len({row.get(f) for row in rows}) == 1}
@@ -36,6 +39,10 @@ def tables(
         common.pop("form", None)
     if common.get("order") == "rows":
         common.pop("order")
+    if common.get("kv_dtype") in (None, common.get("dtype")):
+        common.pop("kv_dtype", None)
+    if common.get("scale_block", 0) is None:
+        common.pop("scale_block")
     for bound in ("window_left", "window_right", "sinks"):
         if not common.get(bound, True) and not any(row.get(bound) for row in rows):
             common.pop(bound)
@@ -123,5 +130,7 @@ def _in_full(point: Prediction, style: str) -> None:
     )  # fmt: skip
     output.print_text(f"time at each ceiling: {times}")
     output.print_text(point.why())
+    if not point.saved:
+        return
     saved = " + ".join(f"{t.name} {output.of_bytes(t.bytes)}" for t in point.saved)
     output.print_text(f"saved for backward: {saved}")

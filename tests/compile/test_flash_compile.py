@@ -77,6 +77,16 @@ def test_windows_spill_nothing(pass_: str, head_dim: int, causal: bool, arch: st
     assert facts.registers * config.threads <= REGISTERS
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_keys_and_values_of_e4m3_spill_nothing(head_dim: int, arch: str) -> None:
+    for dtype, features in (("fp16", {}), ("bf16", {"causal": True, "key_mask": True})):
+        config = configure("forward", dtype, head_dim, fp8=True, **features)
+        facts = compile_cubin(config.kernel(), arch)
+        assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), dtype
+        assert REGISTERS // (facts.registers * config.threads) == config.blocks_per_sm()
+
+
 @pytest.mark.parametrize(
     ("pass_", "form"),
     [("forward", {}), ("backward", {}), ("backward", {"query_gradient": False}),

@@ -389,3 +389,30 @@ def test_a_bias_of_no_known_kind_is_refused(capsys):
     status, _, err = run(capsys, "predict", "--bias", "rows")
     assert status == 1
     assert "--bias 'rows': expected none, full, heads, items, one" in err
+
+
+def test_keys_and_values_of_e4m3_have_half_the_bytes_and_no_backward(capsys):
+    arguments = ("predict", "-n", "1k", "--heads", "4", "--gpu", "A100", "--kv-dtype")
+    status, out, _ = run(capsys, *arguments, "same,e4m3", "--pass", "forward", "--json")
+    assert status == 0
+    plain, half = json.loads(out)
+    assert (plain["kv_dtype"], half["kv_dtype"], half["scale_block"]) == ("bf16", "e4m3", None)
+    sizes = [
+        {entry["tensor"]: entry["sm_bytes"] for entry in row["tensors"]} for row in (plain, half)
+    ]
+    assert sizes[0]["k"] == 2 * sizes[1]["k"]
+    assert "k_scale" not in sizes[0]
+    assert half["saved"] == {}
+    status, out, _ = run(capsys, *arguments, "e4m3", "--scale-block", "64,128")
+    assert status == 0
+    assert "pass=forward" in out  # there is no other
+    assert "kv_dtype=e4m3" in out
+    status, _, err = run(capsys, *arguments, "e4m3", "--pass", "backward")
+    assert status == 1
+    assert "k and v of e4m3 have no gradient" in err
+    status, _, err = run(capsys, *arguments, "same", "--scale-block", "64")
+    assert status == 1
+    assert "--scale-block 64 with --kv-dtype same: e4m3 has scales" in err
+    status, _, err = run(capsys, *arguments, "e4m3", "--scale-block", "24")
+    assert status == 1
+    assert "scale_block=24 is not a multiple of 16" in err

@@ -33,7 +33,7 @@ def test_a_refused_option_is_seen() -> None:
 def test_every_option_runs_somewhere_and_the_operator_picks_what_takes_it() -> None:
     """So that a dash is a refusal, not a line of the table that asks wrongly."""
     for option in (*coverage.OPTIONS, coverage.DETERMINISTIC):
-        for pass_ in coverage.PASSES:
+        for pass_ in option.passes:
             picked = coverage.takes(coverage.AUTO, option, pass_)
             assert picked is not None, option.name
             if option is not coverage.DETERMINISTIC:

@@ -206,6 +206,15 @@ OPTIONAL = {
     "bias": array("bias", (B, H, N, N), "fp16"),
     "dbias": array("dbias", (B, H, N, N), "fp16"),
     "dlse": array("dlse", (B, H, N), "fp32"),
+    "k_scale": array("k_scale", (B, H, 1), "fp32"),
+    "v_scale": array("v_scale", (B, H, 1), "fp32"),
+}
+CODES = {name: array(name, (B, H, N, D), "uint8") for name in ("k", "v")}
+#: What goes with one of these.
+BESIDE = {
+    "dbias": {"bias": OPTIONAL["bias"]},
+    "k_scale": {"v_scale": OPTIONAL["v_scale"], **CODES},
+    "v_scale": {"k_scale": OPTIONAL["k_scale"], **CODES},
 }
 #: These stand alone: there is no other array that they could disagree with. (``progress`` has its
 #: own test, in test_flash_kernels_order.py.)
@@ -217,7 +226,7 @@ COMPARED = [p for p in ARRAYS if p.values[0] not in ALONE and p.values[1] != "pr
 def test_arrays_that_disagree_are_refused(function: Callable[..., Any], name: str) -> None:
     """Another size, another number of dimensions, another type: of each array for itself."""
     given = WORKS[function].get(name) or OPTIONAL[name]
-    beside = {"bias": OPTIONAL["bias"]} if name == "dbias" else {}
+    beside = BESIDE.get(name, {}) if name in OPTIONAL else {}
     backend = Recorder()
     call(function, backend, **{name: given} | beside)
     assert backend.launches

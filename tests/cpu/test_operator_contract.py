@@ -22,6 +22,7 @@ def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
         "key_mask": None, "block_mask": None, "seed": None, "causal": False, "scale": 0.25,
         "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows", "softcap": None,
         "alibi_slopes": None, "bias": None, "left": None, "right": None, "sinks": 0,
+        "k_scale": None, "v_scale": None, "scale_block": None,
     }  # fmt: skip
     return tuple((values | changes).values())
 
