@@ -27,9 +27,11 @@ from analysis.algorithms import check_order, find
 from analysis.hardware import Gpu
 from analysis.l2 import L2, PACES, Pace, UnavailableError, available
 from analysis.l2.kernels import KERNELS, Times, by_waves, simulated, simulated_once
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.flash import SLOPE_BYTES, BiasShape
 from analysis.sums.flash_sm90 import COUNTER_BYTES
+from analysis.sums.packed import TABLES, table_bytes
 from analysis.traffic import Traffic, predict_traffic
 
 KernelTensorBytes = Mapping[str, Mapping[str, int]]
@@ -131,6 +133,42 @@ def compulsory_hbm(
             if direction in ("write", "atomic"):
                 writes[kernel][tensor] = once
     return HbmTraffic(reads, writes, l2_bytes=0)
+
+
+def compulsory_packed(
+    algorithm: str,
+    shape: AttentionShape,
+    tile: Tile,
+    pass_: str,
+    traffic: Traffic,
+    *,
+    lengths: Lengths,
+    **options: Any,
+) -> HbmTraffic:
+    """Each kernel of ``traffic``, the pass over packed sequences, touches each tensor once.
+
+    Of a sequence that is what :func:`compulsory_hbm` says, and sequences share slopes alone; the
+    tables are read once, and the rows of sequences without keys or queries are moved once.
+    """
+    shared = {"alibi_slopes": shape.heads * SLOPE_BYTES} | dict.fromkeys(
+        TABLES, table_bytes(lengths)
+    )
+    seen = [(each, predict_traffic(algorithm, each, tile, pass_, **options))
+            for each in lengths.shapes(shape)]  # fmt: skip
+    parts = [(part, compulsory_hbm(part, each)) for each, part in seen]
+    sides: dict[str, dict[str, dict[str, int]]] = {"read": {}, "write": {}}
+    for kernel, entries in traffic.kernels.items():
+        for side, ways in (("read", ("read", "atomic")), ("write", ("write", "atomic"))):
+            into = sides[side].setdefault(kernel, {})
+            for (tensor, way), count in entries.items():
+                if way not in ways:
+                    continue
+                unseen = count - sum(
+                    part.kernels[kernel].get((tensor, way), 0) for part, _ in parts
+                )
+                once = [getattr(found, f"{side}s")[kernel].get(tensor, 0) for _, found in parts]
+                into[tensor] = min(unseen + sum(once), shared.get(tensor, count))
+    return HbmTraffic(sides["read"], sides["write"], l2_bytes=0)
 
 
 SIMULATED, BY_WAVES = "simulated L2", "waves in step (no C compiler to simulate L2)"

@@ -35,11 +35,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from analysis import algorithms
 from analysis.algorithms import Algorithm, DqSum, Family
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_backward, flash_backward_split, flash_forward
@@ -49,6 +51,7 @@ from analysis.sums.flash_sm90 import (
     flash_forward_sm90,
     flash_forward_sm90_optimistic,
 )
+from analysis.sums.packed import packed
 from analysis.sums.standard import standard_backward, standard_forward
 
 DIRECTIONS = ("read", "write", "atomic")
@@ -139,6 +142,10 @@ def _sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes
     return flash_backward, {"deterministic": algorithm.dq is DqSum.WORKSPACE}
 
 
+#: Options that packed sequences do not go with (``kernels.packed``).
+_NOT_PACKED = ("key_mask", "block_mask", "mask_block", "bias", "bias_gradient")
+
+
 def predict_traffic(
     algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, **options: Any
 ) -> Traffic:
@@ -146,7 +153,8 @@ def predict_traffic(
 
     algorithm: a name of ``analysis.algorithms``; pass_: "forward" or "backward". Options, where the
     algorithm has them (``analysis.sums``): key_mask, block_mask, mask_block, dropout,
-    softcap, alibi, bias, bias_gradient, lse_gradient, dq_tile, persistent, flagged.
+    softcap, alibi, bias, bias_gradient, lse_gradient, dq_tile, persistent, flagged; and lengths
+    (``analysis.packed.Lengths``), with ``shape`` that of the packed arrays, (1, H, total, D).
 
     Raises ValueError for an unknown algorithm, pass or option, and for a shape that the
     algorithm does not handle.
@@ -162,7 +170,35 @@ def predict_traffic(
         raise ValueError(
             f"the {pass_} of {algorithm} takes no k and v of e4m3: the forward of flash does"
         )
+    lengths: Lengths | None = options.pop("lengths", None)
     unknown = [name for name in options if name not in inspect.signature(sum_of).parameters]
     if unknown or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")
-    return Traffic(sum_of(shape, tile, **variant, **options))
+    if lengths is None:
+        return Traffic(sum_of(shape, tile, **variant, **options))
+    return Traffic(_packed(algorithm, shape, tile, pass_, lengths, {**variant, **options}))
+
+
+def _packed(
+    algorithm: str,
+    shape: AttentionShape,
+    tile: Tile,
+    pass_: str,
+    lengths: Lengths,
+    options: Mapping[str, Any],
+) -> KernelBytes:
+    """ValueError where packed sequences do not go with the shape, the algorithm or an option."""
+    lengths.check(shape)
+    chosen = algorithms.find(algorithm)
+    ordered = pass_ == "backward" and chosen.dq is DqSum.WORKSPACE
+    if chosen.family is not Family.FLASH or ordered:
+        raise ValueError(f"{algorithm} {pass_} takes no packed sequences: flash, flash-split do")
+    if shape.fp8:
+        raise ValueError("packed sequences do not go with k and v of e4m3")
+    refused = [name for name in _NOT_PACKED if options.get(name) not in (None, False)]
+    if refused:
+        raise ValueError(f"packed sequences do not go with {', '.join(refused)}")
+    split = pass_ == "backward" and chosen.dq is DqSum.SEPARATE_PASS
+    dq_tile = options.get("dq_tile", tile) if split else None
+    of_equals = partial(_sum_of(chosen, pass_)[0], **options)
+    return packed(of_equals, shape, lengths, tile, pass_, dq_tile)

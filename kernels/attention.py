@@ -16,6 +16,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     k, v               uint8 where scales are given: e4m3; the sm_80 forward alone
     k_scale, v_scale   (B, Hkv, 1), or (B, Hkv, ceil(Nk / scale_block)), fp32 (``kernels.fp8``)
     window, sinks      which keys a query sees, ``analysis.window``; the sm_80 flash kernels alone
+    packed             sequences of different lengths one after another along N, B = 1; alibi_slopes
+                       are then (sequences, H, 1); the sm_80 flash kernels alone
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels, are those of ``analysis.algorithms``: the
@@ -46,6 +48,7 @@ from kernels.flash_config import (
 from kernels.fp8 import key_scales
 from kernels.ladder_arrays import saved
 from kernels.launch import Array, Backend, Size, Word
+from kernels.packed import Packed
 from kernels.scores import ScoreChanges
 from kernels.window import window_of
 
@@ -93,6 +96,7 @@ def forward(
     k_scale: Array | None = None,
     v_scale: Array | None = None,
     scale_block: int | None = None,
+    packed: Packed | None = None,
     order: str = "rows",
     wave: Size | None = None,
     progress: Array | None = None,
@@ -114,6 +118,8 @@ def forward(
             tile.
         softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…" but Hopper's.
         k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
+        packed: :class:`kernels.packed.Packed`; refused with key_mask, block_mask, bias, scales
+            of e4m3, a sawtooth, progress and "flash-deterministic".
         order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
             "sawtooth": the other way round in every second wave of blocks, for the same bytes at
             the SM boundary and fewer from HBM where what blocks share outgrows L2
@@ -134,11 +140,13 @@ def forward(
     chosen = algorithms.find(algorithm)
     _check_order(algorithm, "forward", order, wave)
     options = flash.Options(
-        scale=scale, causal=causal, window=window_of(q, k, causal, window, sinks),
+        scale=scale, causal=causal,
+        window=window_of(q, k, causal, window, sinks, None if packed is None else packed.lengths),
         changes=ScoreChanges(softcap, alibi_slopes, bias), tile=tile, key_mask=key_mask,
         dropout_p=dropout_p, seed=seed, block_mask=block_mask, block_size=block_size,
         order=order, wave=wave, shared_limit_bytes=shared_limit_bytes, stream=stream,
         key_scales=key_scales(k_scale, v_scale, scale_block),
+        packed=packed,
     )  # fmt: skip
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
@@ -215,6 +223,7 @@ def backward(
     softcap: float | None = None,
     alibi_slopes: Array | None = None,
     bias: Array | None = None,
+    packed: Packed | None = None,
     order: str = "rows",
     wave: Size | None = None,
     shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
@@ -233,10 +242,12 @@ def backward(
     chosen = algorithms.find(algorithm)
     _check_order(algorithm, "backward", order, wave)
     options = flash.Options(
-        scale=scale, causal=causal, window=window_of(q, k, causal, window, sinks),
+        scale=scale, causal=causal,
+        window=window_of(q, k, causal, window, sinks, None if packed is None else packed.lengths),
         changes=ScoreChanges(softcap, alibi_slopes, bias), tile=tile, key_mask=key_mask,
         dropout_p=dropout_p, seed=seed, block_mask=block_mask, block_size=block_size,
         order=order, wave=wave, shared_limit_bytes=shared_limit_bytes, stream=stream,
+        packed=packed,
     )  # fmt: skip
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
@@ -286,7 +297,7 @@ def _refuse(algorithm: str, options: flash.Options, **more: Any) -> None:
         "key_mask": options.key_mask, "dropout_p": options.dropout_p,
         "block_mask": options.block_mask, "window": options.window,
         "softcap": options.changes.softcap, "alibi_slopes": options.changes.alibi_slopes,
-        "bias": options.changes.bias, "k_scale": options.key_scales,
+        "bias": options.changes.bias, "k_scale": options.key_scales, "packed": options.packed,
     }  # fmt: skip
     asked = [name for name, value in (features | more).items() if value not in (None, 0.0)]
     if asked:

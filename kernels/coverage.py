@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from analysis.algorithms import ALGORITHMS
 from analysis.files import write_whole
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from kernels.command_line import program
 from kernels.launch import KERNELS_DIR
@@ -61,6 +62,9 @@ OPTIONS = (
     Option("`softcap`", asked={"softcap": True}),
     Option("`alibi_slopes`", asked={"alibi": True}),
     Option("`bias`, and its gradient", asked={"bias": (1, 4)}, backward={"bias_gradient": True}),
+    Option(
+        "`cu_seqlens_q`, `cu_seqlens_k`", {"batch": 1}, {"lengths": Lengths.equal((1000, 0, 24))}
+    ),
     Option("`tile`", asked={"tile": Tile(64, 64)}),
     Option("`order=\"sawtooth\"`", asked={"order": "sawtooth"}),
     Option("`return_lse`, with a gradient of lse", backward={"lse_gradient": True}),

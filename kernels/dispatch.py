@@ -6,7 +6,7 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
    dq in a fixed order;
 3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, masks,
-   dropout, softcap, ALiBi, bias, fp8;
+   dropout, softcap, ALiBi, bias, window, fp8, packed sequences;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.
@@ -66,6 +66,7 @@ def choose(
     bias: bool = False,
     window: bool = False,
     fp8: bool = False,
+    packed: bool = False,
     deterministic: bool = False,
     causal: bool = False,
     order: Order = "rows",
@@ -110,6 +111,7 @@ def choose(
             bias=bias,
             window=window,
             fp8=fp8,
+            packed=packed,
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM

@@ -18,6 +18,7 @@ from kernels.checks import check_shapes, finite
 from kernels.flash_config import FlashConfig, configure, default_tile
 from kernels.fp8 import KeyScales
 from kernels.launch import Argument, Array, Backend, Count, Size
+from kernels.packed import Packed, rows_of_all
 from kernels.philox import drop_threshold, keep_scale
 from kernels.scores import ScoreChanges, check_bias
 from kernels.window import window_arguments
@@ -46,6 +47,7 @@ class Options:
     shared_limit_bytes: int
     stream: int | None
     key_scales: KeyScales | None = None
+    packed: Packed | None = None
 
     def config(self, kernel: str, q: Array, k: Array, **more: Any) -> FlashConfig:
         """The compiled form of "forward", "backward" or "backward-dq"."""
@@ -55,9 +57,34 @@ class Options:
             block_size=self._block_size(kernel, q, k),
             causal=self.causal, window=self.window is not None,
             key_mask=self.key_mask is not None, dropout=self.dropout_p != 0.0,
-            fp8=self.key_scales is not None,
+            fp8=self.key_scales is not None, packed=self.packed is not None,
             sawtooth=self.order == "sawtooth", **self.changes.features, **more,
         )  # fmt: skip
+
+    def check(self, q: Array, k: Array, **refused: Any) -> None:
+        """What the options' own arrays may not be; ``refused``: not with packed sequences."""
+        if self.packed is None:
+            self.changes.check(q, k)
+            return
+        self.packed.refuse(
+            key_mask=self.key_mask, block_mask=self.block_mask, bias=self.changes.bias,
+            k_scale=self.key_scales, order=self.order, **refused,
+        )  # fmt: skip
+        self.packed.check(q, k)
+        self.changes.check(q, k, self.packed.lengths.sequences)
+
+    def sizes(self, q: Array, k: Array) -> tuple[int, int, int]:
+        """Items, and the queries and keys of one, that the blocks of a grid share out: of packed
+        sequences as many of the longest."""
+        if self.packed is None:
+            return q.shape[0], q.shape[2], k.shape[2]
+        lengths = self.packed.lengths
+        return lengths.sequences, lengths.longest_q, lengths.longest_k
+
+    def rows(self, array: Array, access: str, name: str | None = None) -> Array:
+        """An array of rows as the kernels that work on tiles get it."""
+        seen = array.with_access(access, name)
+        return seen if self.packed is None else rows_of_all(seen)
 
     def _block_size(self, kernel: str, q: Array, k: Array) -> tuple[int, int] | None:
         if self.block_mask is None:
@@ -94,13 +121,15 @@ class Options:
             args.append(self.block_mask.with_access("r", "block_mask"))
         return args
 
-    def order_and_window(self, backend: Backend, config: FlashConfig) -> list[Argument]:
-        """The blocks of a wave, of a kernel that walks in a sawtooth, and the window."""
+    def walk(self, backend: Backend, config: FlashConfig) -> list[Argument]:
+        """The blocks of a wave, of a kernel that walks in a sawtooth, the window, and the tables of
+        packed sequences."""
         wave: list[Argument] = []
         if config.sawtooth:
             blocks = backend.multiprocessors * config.blocks_per_sm(self.shared_limit_bytes)
             wave = [np.int32(self.wave or blocks)]
-        return [*wave, *window_arguments(self.window)]
+        tables = [] if self.packed is None else self.packed.arguments()
+        return [*wave, *window_arguments(self.window), *tables]
 
 
 def forward(
@@ -120,34 +149,35 @@ def forward(
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, options.key_mask, kv_dtype)
     if scales is not None:
         scales.check(q, k)
-    options.changes.check(q, k)
+    options.check(q, k, progress=progress)
     scale = finite(options.scale)
     config = options.config(
         "forward", q, k, any_scale=scale <= 0.0,
         progress=progress_tiles if progress is not None else 0,
     )  # fmt: skip
-    batch, heads, seqlen_q, head_dim = q.shape
-    blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+    heads, head_dim = q.shape[1], q.shape[3]
+    items, seqlen_q, seqlen_k = options.sizes(q, k)
+    blocks = items * heads * _tiles(seqlen_q, config.tile.block_m)
     if progress is not None:
-        _check_progress(progress, blocks, config, k.shape[2])
+        _check_progress(progress, blocks, config, seqlen_k)
     if blocks == 0:
         return
     args: list[Argument] = [
-        q.with_access("r", "q"),
-        k.with_access("r", "k"),
-        v.with_access("r", "v"),
-        out.with_access("w", "out"),
-        lse.with_access("w", "lse"),
+        options.rows(q, "r", "q"),
+        options.rows(k, "r", "k"),
+        options.rows(v, "r", "v"),
+        options.rows(out, "w", "out"),
+        options.rows(lse, "w", "lse"),
         np.int32(heads),
         np.int32(heads // k.shape[1]),
         np.int32(seqlen_q),
-        np.int32(k.shape[2]),
+        np.int32(seqlen_k),
         np.int32(head_dim),
         np.float32(scale),
         *([] if scales is None else scales.arguments(k)),
         *options.changes.arguments(),
         *options.masks(),
-        *options.order_and_window(backend, config),
+        *options.walk(backend, config),
     ]
     if progress is not None:
         args += [progress.with_access("rw", "progress"), np.int32(progress.shape[1])]
@@ -199,7 +229,7 @@ def backward(
         raise ValueError("dk and dv are made together, one of them is None")
     like_k = {} if dk is None or dv is None else {"dk": dk, "dv": dv}
     check_shapes(q, k, v, like_q, like_k, rows, options.key_mask)
-    options.changes.check(q, k)
+    options.check(q, k, workspace=workspace)
     scale, stream = finite(options.scale), options.stream
     config = options.config(
         "backward", q, k,
@@ -213,23 +243,24 @@ def backward(
             deterministic=workspace or split, partial=partial,
         )  # fmt: skip
         config = replace(config, bias_gradient=gradient.form)
-    batch, heads, seqlen_q, head_dim = q.shape
-    kv_heads, seqlen_k = k.shape[1:3]
-    query_blocks = batch * heads * _tiles(seqlen_q, config.row_block_m)
+    batch, heads, all_rows, head_dim = q.shape  # packed sequences are rows like others to some
+    kv_heads = k.shape[1]
+    items, seqlen_q, seqlen_k = options.sizes(q, k)
+    query_blocks = batch * heads * _tiles(all_rows, config.row_block_m)
     key_tiles = _tiles(seqlen_k, config.tile.block_n)
-    key_blocks = batch * kv_heads * key_tiles
+    key_blocks = items * kv_heads * key_tiles
     preprocess, postprocess = config.row_kernels()
 
     slabs = 0 if split else key_tiles if workspace else 1
-    delta = backend.empty("delta", (batch, heads, seqlen_q), "fp32")
-    dq_accum = backend.empty("dq_accum", (slabs * batch, heads, seqlen_q, head_dim), "fp32")
+    delta = backend.empty("delta", (batch, heads, all_rows), "fp32")
+    dq_accum = backend.empty("dq_accum", (slabs * batch, heads, all_rows, head_dim), "fp32")
     if query_blocks:
         args: list[Argument] = [
             out.with_access("r", "out"),
             dout.with_access("r", "dout"),
             delta.with_access("w"),
             np.int32(heads),
-            np.int32(seqlen_q),
+            np.int32(all_rows),
             np.int32(head_dim),
         ]
         if dlse is not None:
@@ -238,24 +269,24 @@ def backward(
             args.append(dq_accum.with_access("w"))
         backend.launch(preprocess, (query_blocks, 1, 1), 0, args, stream)
     operands: list[Argument] = [
-        q.with_access("r", "q"),
-        k.with_access("r", "k"),
-        v.with_access("r", "v"),
-        dout.with_access("r", "dout"),
-        lse.with_access("r", "lse"),
-        delta.with_access("r"),
+        options.rows(q, "r", "q"),
+        options.rows(k, "r", "k"),
+        options.rows(v, "r", "v"),
+        options.rows(dout, "r", "dout"),
+        options.rows(lse, "r", "lse"),
+        options.rows(delta, "r"),
     ]
     # The workspace is written in part: a causal or sparse pass skips tiles of it.
-    sums = [] if split else [dq_accum.with_access("rw" if workspace else "atomic")]
+    sums = [] if split else [options.rows(dq_accum, "rw" if workspace else "atomic")]
     if key_blocks and dk is not None and dv is not None:
         if gradient is not None:
             gradient.zero(backend, stream)
         args = [
             *operands,
             *sums,
-            dk.with_access("w", "dk"),
-            dv.with_access("w", "dv"),
-            np.int32(batch),
+            options.rows(dk, "w", "dk"),
+            options.rows(dv, "w", "dv"),
+            np.int32(items),
             np.int32(kv_heads),
             np.int32(heads // kv_heads),
             np.int32(seqlen_q),
@@ -265,7 +296,7 @@ def backward(
             *options.changes.arguments(),
             *([] if gradient is None else [gradient.argument()]),
             *options.masks(),
-            *options.order_and_window(backend, config),
+            *options.walk(backend, config),
         ]
         backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
         if gradient is not None:
@@ -276,7 +307,7 @@ def backward(
         config = options.config("backward-dq", q, k)
         args = [
             *operands,
-            dq.with_access("w", "dq"),
+            options.rows(dq, "w", "dq"),
             np.int32(heads),
             np.int32(heads // kv_heads),
             np.int32(seqlen_q),
@@ -285,9 +316,9 @@ def backward(
             np.float32(scale),
             *options.changes.arguments(),
             *options.masks(),
-            *options.order_and_window(backend, config),
+            *options.walk(backend, config),
         ]
-        blocks = batch * heads * _tiles(seqlen_q, config.tile.block_m)
+        blocks = items * heads * _tiles(seqlen_q, config.tile.block_m)
         backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
     else:
         args = [
@@ -295,7 +326,7 @@ def backward(
             dq.with_access("w", "dq"),
             np.int32(batch),
             np.int32(heads),
-            np.int32(seqlen_q),
+            np.int32(all_rows),
             np.int32(seqlen_k),
             np.int32(head_dim),
             np.float32(scale),

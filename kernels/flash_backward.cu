@@ -29,6 +29,8 @@
 //   BIAS_GRADIENT dbias      write e       1: the same pairs, where the bias is not shared
 //                 dbias_accum  atomic 4    2: added up over those that share it
 //                 dbias_accum  write  4    3: all apart; flash_bias_sum adds them up in order
+//   PACKED        cu_seqlens_k read 8      per block, those without keys included
+//                 cu_seqlens_q read 8      per block with keys
 //
 // Limits: as flash_forward.cu. With HEAD_DIM above 128 (fp32: 64) several warps share the rows.
 
@@ -38,6 +40,7 @@
 // STAGES         2: the next Q, dO tile arrives during the work on this one; 1: after it
 // DETERMINISTIC  1: partial dQ tiles to a workspace (key tiles * B, H, seqlen_q, head_dim)
 // SOFTCAP, ALIBI, BIAS, BIAS_GRADIENT   scores.cuh
+// PACKED         packed.cuh; not with DETERMINISTIC
 // QUERY_GRADIENT 0: dK and dV only; dQ comes from flash_backward_dq.cu or is not wanted
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
@@ -60,6 +63,7 @@
 
 #include "device.cuh"
 #include "fragments.cuh"
+#include "packed.cuh"
 #include "philox.cuh"
 #include "scores.cuh"
 #include "tile.cuh"
@@ -101,7 +105,8 @@ constexpr int P_AT = DS_AT + STile::BYTES;
 constexpr int STATS_AT = P_AT + (STAGED ? STile::BYTES : 0);  // lse and delta, two slots
 constexpr int KEEP_AT = STATS_AT + 2 * 2 * BLOCK_M * 4;
 constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? BLOCK_N * 4 : 0);  // two slots
-constexpr int FLAGS_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+constexpr int PACKED_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+constexpr int FLAGS_AT = PACKED_AT + PACKED_BYTES;
 
 using Scores = float[GROUPS][S_TILES][4];  // transposed: rows are keys, columns are queries
 
@@ -261,18 +266,40 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #if WINDOW
                , int window_left, int window_right, int sinks
 #endif
+#if PACKED
+               , Tensor1<const int> cu_seqlens_q, Tensor1<const int> cu_seqlens_k  // (sequences + 1)
+#endif
 ) {
     // ---- which tile -----------------------------------------------------------------------------
     const int key_tiles = ceil_div(seqlen_k, BLOCK_N);
     const int j = blockIdx.x % key_tiles;
     const int kv_head = blockIdx.x / key_tiles % kv_heads;
     const int batch = blockIdx.x / key_tiles / kv_heads;
-    const int key0 = j * BLOCK_N, keys = min_int(BLOCK_N, seqlen_k - key0);
+    const int key0 = j * BLOCK_N;
+    unsigned char* shared = shared_memory();
+#if PACKED
+    const Sequence sequence = sequence_of(cu_seqlens_k.data, cu_seqlens_q.data, batch, key0,
+                                          reinterpret_cast<uint32*>(shared + PACKED_AT));
+    if (key0 >= sequence.own) return;
+    move_to(k, sequence.own0);
+    move_to(v, sequence.own0);
+    move_to(dk, sequence.own0);
+    move_to(dv, sequence.own0);
+    move_to(q, sequence.other0);
+    move_to(dout, sequence.other0);
+    move_to(lse, sequence.other0);
+    move_to(delta, sequence.other0);
+#if QUERY_GRADIENT
+    move_to(dq_accum, sequence.other0);
+#endif
+    seqlen_k = sequence.own;
+    seqlen_q = sequence.other;
+#endif
+    const int keys = min_int(BLOCK_N, seqlen_k - key0);
     const int offset = seqlen_k - seqlen_q;
     const int warp_key = warp_id() / SHARES * WARP_KEYS;
     const int share = warp_id() % SHARES;
 
-    unsigned char* shared = shared_memory();
     const KTile k_tile = tile_at<KTile>(shared), v_tile = tile_at<KTile>(shared + V_AT);
     const STile ds_tile = tile_at<STile>(shared + DS_AT), p_tile = tile_at<STile>(shared + P_AT);
 

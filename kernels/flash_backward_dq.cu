@@ -19,12 +19,15 @@
 //   BLOCK_SPARSE  block_mask read  1       per (i, j) that causal mask and window leave
 //   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
 //   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
+//   PACKED        cu_seqlens_q read 8      per block, those without rows included
+//                 cu_seqlens_k read 8      per block with rows
 //
 // Limits: as flash_forward.cu.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, NUM_WARPS, STAGES   as in flash_forward.cu
 // SOFTCAP, ALIBI, BIAS   scores.cuh
+// PACKED                 packed.cuh
 #ifndef KEY_MASK
 #define KEY_MASK 0
 #endif
@@ -40,6 +43,7 @@
 
 #include "device.cuh"
 #include "fragments.cuh"
+#include "packed.cuh"
 #include "philox.cuh"
 #include "scores.cuh"
 #include "tile.cuh"
@@ -65,7 +69,8 @@ constexpr int V_AT = K_AT + STAGES * KTile::BYTES;
 constexpr int S_AT = V_AT + STAGES * KTile::BYTES;
 constexpr int KEEP_AT = S_AT + (DTYPE == 2 ? STile::BYTES : 0);
 constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
-constexpr int FLAGS_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+constexpr int PACKED_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+constexpr int FLAGS_AT = PACKED_AT + PACKED_BYTES;
 
 using Scores = float[GROUPS][S_TILES][4];
 
@@ -176,6 +181,10 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #if WINDOW
                   , int window_left, int window_right, int sinks
 #endif
+#if PACKED
+                  , Tensor1<const int> cu_seqlens_q  // (sequences + 1)
+                  , Tensor1<const int> cu_seqlens_k
+#endif
 ) {
     // ---- which tile -------------------------------------------------------------------------------
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
@@ -183,7 +192,23 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
     const int i = CAUSAL ? query_tiles - 1 - place : place;
     const int head = blockIdx.x / query_tiles % heads;
     const int batch = blockIdx.x / query_tiles / heads;
-    const int row0 = i * BLOCK_M, rows = min_int(BLOCK_M, seqlen_q - row0);
+    const int row0 = i * BLOCK_M;
+    unsigned char* shared = shared_memory();
+#if PACKED
+    const Sequence sequence = sequence_of(cu_seqlens_q.data, cu_seqlens_k.data, batch, row0,
+                                          reinterpret_cast<uint32*>(shared + PACKED_AT));
+    if (row0 >= sequence.own) return;
+    move_to(q, sequence.own0);
+    move_to(dout, sequence.own0);
+    move_to(lse, sequence.own0);
+    move_to(delta, sequence.own0);
+    move_to(dq, sequence.own0);
+    move_to(k, sequence.other0);
+    move_to(v, sequence.other0);
+    seqlen_q = sequence.own;
+    seqlen_k = sequence.other;
+#endif
+    const int rows = min_int(BLOCK_M, seqlen_q - row0);
     const int warp_row = warp_id() * WARP_ROWS;
 #if WINDOW
     const Window window{window_left, window_right, sinks};
@@ -202,7 +227,6 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
     auto tile_of = [=](int t) { return tiles.at(t); };
 #endif
 
-    unsigned char* shared = shared_memory();
     const QTile q_tile = tile_at<QTile>(shared), do_tile = tile_at<QTile>(shared + DO_AT);
     io_t* const dq_rows = dq.row(batch, head, row0);
 

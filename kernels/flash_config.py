@@ -137,6 +137,8 @@ class FlashConfig:
     """The scale may be zero or negative (forward only)."""
     window: bool = False
     """A sliding window, with or without sinks (analysis.window)."""
+    packed: bool = False
+    """Sequences of different lengths, all tokens one after another (``packed.cuh``)."""
     sawtooth: bool = False
     """Every second wave of blocks walks the other way."""
     progress: int = 0
@@ -158,6 +160,8 @@ class FlashConfig:
             raise ValueError(f"padded head_dim={self.head_dim} is not one of {HEAD_DIMS}")
         if self.progress < 0:
             raise ValueError(f"progress={self.progress} is negative")
+        if self.packed and self.deterministic:
+            raise ValueError(f"{self.pass_}: packed sequences have no ordered workspace for dQ")
         if self.pass_ != "forward" and self.progress:
             raise ValueError(f"{self.pass_}: progress={self.progress} is the forward's")
         if self.bias_gradient not in BIAS_GRADIENTS:
@@ -261,16 +265,18 @@ class FlashConfig:
         scores = block_m * block_n * size
         flags = 4 * self.threads if self.block_size else 0
         slopes = 16 if self.alibi else 0
+        lengths = 16 if self.packed else 0
         if self.pass_ != "backward":
             queries = query_tile if self.pass_ == "forward" else 2 * query_tile
             staged = scores if self.dtype == "fp32" else 0
             keep = 2 * 4 * block_n if self.key_mask else 0
             codes = 2 * block_n * self.head_dim + 2 * 4 * block_n // SCALE_UNIT if self.fp8 else 0
-            return queries + 2 * self.stages * key_tile + staged + codes + keep + slopes + flags
+            words = keep + slopes + lengths + flags
+            return queries + 2 * self.stages * key_tile + staged + codes + words
         staged = scores if self.dtype == "fp32" or self.head_dim > 128 else 0
         keep = 4 * block_n if self.key_mask else 0
         stats = 4 * block_m * 4
-        fixed = scores + staged + stats + keep + slopes + flags
+        fixed = scores + staged + stats + keep + slopes + lengths + flags
         return 2 * key_tile + 2 * self.stages * query_tile + fixed
 
     def _macros(self) -> dict[str, int]:
@@ -301,6 +307,7 @@ class FlashConfig:
             ("ALIBI", self.alibi),
             ("BIAS", self.bias),
             ("FP8", self.fp8),
+            ("PACKED", self.packed),
             ("ANY_SCALE", self.any_scale),
             ("SAWTOOTH", self.sawtooth),
             ("DETERMINISTIC", self.deterministic),

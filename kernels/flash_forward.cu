@@ -21,6 +21,8 @@
 //   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
 //   FP8           k, v are 1 byte an element; k_scale, v_scale  read  4 each per 16 keys of every
 //                 visited (i, j)
+//   PACKED        cu_seqlens_q read 8      per block, those without rows included
+//                 cu_seqlens_k read 8      per block with rows
 //
 // Limits: head_dim <= HEAD_DIM, a multiple of 8 (FP8: of 16); HEAD_DIM a multiple of 32; BLOCK_M and BLOCK_N
 // multiples of 16; rows start on 16-byte boundaries; shared memory: shared_bytes in
@@ -33,6 +35,7 @@
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
 // NUM_WARPS  warps a block; each owns BLOCK_M / NUM_WARPS rows, a multiple of 16
 // WINDOW     1: query r sees few keys around its diagonal, and sinks; window.cuh
+// PACKED     1: sequences of different lengths, all tokens one after another; packed.cuh
 // STAGES     2: the next K, V tile arrives during the work on this one; 1: after it
 #ifndef KEY_MASK
 #define KEY_MASK 0  // 1: bytes (B, seqlen_k), 0 takes a key out
@@ -63,6 +66,7 @@
 #include "device.cuh"
 #include "fp8_tiles.cuh"
 #include "fragments.cuh"
+#include "packed.cuh"
 #include "philox.cuh"
 #include "scores.cuh"
 #include "tile.cuh"
@@ -102,7 +106,8 @@ constexpr int CODES_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
 constexpr int SCALES_AT = CODES_AT + (FP8 ? 2 * Codes::BYTES : 0);
 constexpr int KEEP_AT = SCALES_AT + (FP8 ? Scales::BYTES : 0);
 constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
-constexpr int FLAGS_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+constexpr int PACKED_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+constexpr int FLAGS_AT = PACKED_AT + PACKED_BYTES;
 // The scale is in the scores before the softmax, not in its exponents.
 constexpr bool SCALED = ANY_SCALE || CHANGED || FP8;
 
@@ -233,6 +238,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 #if WINDOW
               , int window_left, int window_right, int sinks
 #endif
+#if PACKED
+              , Tensor1<const int> cu_seqlens_q, Tensor1<const int> cu_seqlens_k  // (sequences + 1)
+#endif
 #if PROGRESS
               , Tensor1<int64> progress  // (blocks, notes): SM, start, every PROGRESS tiles, end
               , int notes
@@ -244,7 +252,21 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
     const int i = CAUSAL ? query_tiles - 1 - place : place;
     const int head = blockIdx.x / query_tiles % heads;
     const int batch = blockIdx.x / query_tiles / heads;
-    const int row0 = i * BLOCK_M, rows = min_int(BLOCK_M, seqlen_q - row0);
+    const int row0 = i * BLOCK_M;
+    unsigned char* shared = shared_memory();
+#if PACKED
+    const Sequence sequence = sequence_of(cu_seqlens_q.data, cu_seqlens_k.data, batch, row0,
+                                          reinterpret_cast<uint32*>(shared + PACKED_AT));
+    if (row0 >= sequence.own) return;
+    move_to(q, sequence.own0);
+    move_to(out, sequence.own0);
+    move_to(lse, sequence.own0);
+    move_to(k, sequence.other0);
+    move_to(v, sequence.other0);
+    seqlen_q = sequence.own;
+    seqlen_k = sequence.other;
+#endif
+    const int rows = min_int(BLOCK_M, seqlen_q - row0);
     const int warp_row = warp_id() * WARP_ROWS;
 #if WINDOW
     const Window window{window_left, window_right, sinks};
@@ -272,7 +294,6 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
     auto tile_of = [=](int t) { return tiles.at(t); };
 #endif
 
-    unsigned char* shared = shared_memory();
     const QTile q_tile = tile_at<QTile>(shared);
     io_t* const out_rows = out.row(batch, head, row0);
     float* const lse_rows = lse.at(batch, head, row0);

@@ -88,6 +88,7 @@ def unsupported_reason(
     bias: bool = False,
     window: bool = False,
     fp8: bool = False,
+    packed: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a pass of a problem, or None.
 
@@ -111,6 +112,7 @@ def unsupported_reason(
         "a bias": bias,
         "a window": window,
         "K and V of e4m3": fp8,
+        "packed sequences": packed,
     }
     return next((name for name, used in features.items() if used), None)
 

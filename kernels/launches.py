@@ -13,11 +13,13 @@ from typing import Any
 
 from analysis.algorithms import Family, find
 from analysis.arguments import check_fields, checked, names, one_of
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile, scale_blocks
 from kernels import attention, dispatch
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, Count, Pass, Size, contiguous_strides
 from kernels.launching.plan import Launch, Recorder, record
+from kernels.packed import Packed
 
 AUTO = "auto"
 """The algorithm that ``kernels.dispatch`` picks."""
@@ -108,6 +110,7 @@ def launches_of(
     deterministic: bool = False,
     order: str = "rows",
     gradients: Collection[str] = GRADIENTS,
+    lengths: Lengths | None = None,
 ) -> Launched:
     """What ``kernels.attention`` launches for contiguous arrays of the shape.
 
@@ -118,6 +121,7 @@ def launches_of(
     bias_gradient: the backward makes its gradient too.
     gradients: those that a backward is asked for; dk and dv are made together, and with the
         gradient of a bias all three.
+    lengths: of packed sequences; ``shape`` is that of the arrays, (1, H, total, D).
 
     Raises ValueError or TypeError as the drivers do for what they cannot run.
     """
@@ -127,7 +131,16 @@ def launches_of(
     if shape.fp8 and pass_ == "backward":
         raise ValueError(f"{algorithm}: k and v of e4m3 have no gradient, so no backward")
     shape, asked = shape.padded, algorithm
+    windowed = shape.windowed
     arrays = _arrays(shape, pass_, key_mask=key_mask, alibi=alibi, lse_gradient=lse_gradient)
+    if lengths is not None:
+        lengths.check(shape)
+        windowed = any(each.windowed for each in lengths.shapes(shape))
+        size = (lengths.sequences + 1,)
+        arrays |= {name: _array(name, size, "int32") for name in ("cu_seqlens_q", "cu_seqlens_k")}
+        if alibi:
+            slopes = (lengths.sequences, shape.heads, 1)
+            arrays["alibi_slopes"] = _array("alibi_slopes", slopes, "fp32")
     if bias is not None:
         pairs = (*bias, shape.seqlen_q, shape.seqlen_k)
         arrays |= {n: _array(n, pairs, shape.dtype) for n in ("bias", "dbias")}
@@ -146,8 +159,8 @@ def launches_of(
         operands = [a for a in rows if a.name not in ("bias", "dbias")]
         choice = dispatch.choose(
             device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
-            dropout=dropout, block_mask=block_mask, window=shape.windowed, softcap=softcap,
-            alibi=alibi, bias=bias is not None, fp8=shape.fp8,
+            dropout=dropout, block_mask=block_mask, window=windowed, softcap=softcap,
+            alibi=alibi, bias=bias is not None, fp8=shape.fp8, packed=lengths is not None,
             deterministic=deterministic and pass_ == "backward", causal=shape.causal, order=order,
         )  # fmt: skip
         algorithm, reason = choice.algorithm, choice.reason
@@ -172,7 +185,7 @@ def launches_of(
             pass_, shape.dtype, shape.head_dim, tile, limit=device.shared_limit_bytes,
             block_size=block_size, causal=shape.causal, window=shape.window != (None, None),
             key_mask=key_mask, dropout=dropout, softcap=softcap, alibi=alibi,
-            bias=bias is not None, fp8=shape.fp8,
+            bias=bias is not None, fp8=shape.fp8, packed=lengths is not None,
         )  # fmt: skip
     else:
         options["tile"] = tile
@@ -182,6 +195,8 @@ def launches_of(
     def driver(backend: Recorder, at: dict[str, Array]) -> None:
         optional = ("key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale")
         masks: dict[str, Any] = {n: at[n] for n in optional if n in at}
+        if lengths is not None:
+            masks["packed"] = Packed(at["cu_seqlens_q"], at["cu_seqlens_k"], lengths)
         if pass_ == "forward":
             attention.forward(
                 backend, algorithm, at["q"], at["k"], at["v"], at["out"],

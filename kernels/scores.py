@@ -31,7 +31,7 @@ class ScoreChanges:
 
     Args:
         softcap: above 0; None leaves it out.
-        alibi_slopes: (B, H, 1) fp32; stride 0 shares them among items.
+        alibi_slopes: (B, H, 1) fp32; stride 0 shares them among items, or packed sequences.
         bias: (1 or B, 1 or H, Nq, Nk) in the io type; -inf takes a pair out.
     """
 
@@ -39,15 +39,18 @@ class ScoreChanges:
     alibi_slopes: Array | None = None
     bias: Array | None = None
 
-    def check(self, q: Array, k: Array) -> None:
-        """ValueError or TypeError for what the kernels would misread, naming both values."""
+    def check(self, q: Array, k: Array, items: int | None = None) -> None:
+        """ValueError or TypeError for what the kernels would misread, naming both values.
+
+        items: that have slopes of their own; by default B.
+        """
         if self.softcap is not None:
             capped(self.softcap)
         slopes = self.alibi_slopes
         if slopes is not None:
             if slopes.dtype != "fp32":
                 raise TypeError(f"alibi_slopes has dtype {slopes.dtype}, not fp32")
-            expected = (*q.shape[:2], 1)
+            expected = (q.shape[0] if items is None else items, q.shape[1], 1)
             if slopes.shape != expected:
                 raise ValueError(
                     f"alibi_slopes has shape {slopes.shape}, not (B, H, 1) = {expected}"

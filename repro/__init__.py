@@ -16,6 +16,7 @@ run_path(str(Path(__file__).parents[1] / "analysis" / "neighbours.py"))["require
 
 if TYPE_CHECKING:
     from analysis.hardware import GPUS, Gpu, gpu_named
+    from analysis.packed import Lengths
     from analysis.shapes import AttentionShape, Tile
     from repro.attention.decode import decode_attention
     from repro.attention.module import FlashAttention
@@ -31,6 +32,7 @@ __all__ = [
     "AttentionShape",
     "FlashAttention",
     "Gpu",
+    "Lengths",
     "Prediction",
     "Tile",
     "__version__",
@@ -48,6 +50,7 @@ _HOME = {
     "FlashAttention": "repro.attention.module",
     "GPUS": "analysis.hardware",
     "Gpu": "analysis.hardware",
+    "Lengths": "analysis.packed",
     "Prediction": "repro.prediction",
     "Tile": "analysis.shapes",
     "chain_of": "repro.commands.chains",

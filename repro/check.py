@@ -88,7 +88,8 @@ def wrong(subject: Subject) -> list[str]:
     import torch
 
     from kernels.host import HostBackend
-    from repro.attention.cases import HOST_GPU, beyond_bound
+    from repro.attention.bounds import beyond_bound
+    from repro.attention.cases import HOST_GPU
     from repro.attention.reference import attention_reference, framework_result, visible
     from repro.attention.views import TORCH_TYPES, array_of
     from repro.prediction import predict

@@ -21,9 +21,10 @@ from analysis.flops import (
     useful_flops,
 )
 from analysis.hardware import Gpu, gpu_named
-from analysis.hbm import HbmTraffic, compulsory_hbm, predict_hbm
+from analysis.hbm import HbmTraffic, compulsory_hbm, compulsory_packed, predict_hbm
 from analysis.loop_model.card import H200_SUSTAINED, Clock
 from analysis.occupancy import wave_efficiency
+from analysis.packed import Lengths, summed
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.copies import KERNEL as COPY
 from analysis.sums.copies import copies
@@ -33,6 +34,7 @@ from analysis.traffic import Traffic, predict_traffic
 from kernels import ampere_time, attention, hopper, hopper_time
 from kernels.launch import Kernel
 from kernels.launches import AUTO, GRADIENTS, tile_of
+from repro.prediction_packed import packed_works, share_of_sms
 from repro.prediction_runs import (
     Run,
     find_run,
@@ -73,6 +75,7 @@ class Prediction:
         at the pass's worst moment.
     form: the name of the compiled form, for kernels that come in several.
     main: the main kernel as it is compiled, or None for theory.
+    lengths: of packed sequences, whose arrays are ``shape``; ``blocks`` are those with rows.
     """
 
     algorithm: str
@@ -99,6 +102,7 @@ class Prediction:
     ceilings: Ceilings
     form: str | None = None
     main: Kernel | None = None
+    lengths: Lengths | None = None
 
     @property
     def padded(self) -> AttentionShape:
@@ -116,7 +120,10 @@ class Prediction:
 
     @property
     def busy(self) -> float:
-        """Share of the SMs' time that the main kernel's blocks keep busy, (0, 1]."""
+        """Share of the SMs' time that the main kernel's blocks keep busy, (0, 1]; of packed
+        sequences, whose blocks are unequal, the share of the SMs that get one."""
+        if self.lengths is not None:
+            return share_of_sms(self.gpu, self.blocks)
         return wave_efficiency(self.gpu, self.blocks, self.blocks_per_sm)
 
     def why(self) -> str:
@@ -205,6 +212,7 @@ class Prediction:
             "window_left": shape.window[0],
             "window_right": shape.window[1],
             "sinks": shape.sinks,
+            "sequences": None if self.lengths is None else self.lengths.sequences,
             "order": self.order,
             "gpu": self.gpu.name,
             "theory": self.theory,
@@ -288,6 +296,7 @@ def predict(
     deterministic: bool = False,
     order: str = "rows",
     gradients: Collection[str] = GRADIENTS,
+    lengths: Lengths | None = None,
     copied: Collection[str] = (),
     waves: bool = False,
     once: bool = False,
@@ -310,6 +319,8 @@ def predict(
     order: of the walk, "rows" or "sawtooth" (``analysis.algorithms.ORDERS``); HBM bytes alone
         depend on it, and on Hopper the form of a short forward.
     gradients: those that the backward is asked for; dk and dv are made together.
+    lengths: of packed sequences; ``shape`` is that of the arrays, (1, H, total, D). No L2 is
+        simulated then: each kernel moves each tensor once in HBM.
     copied: tensors that are copied because kernels cannot read or write their layout; a head
         dimension that is no multiple of 8 copies all of them.
     waves: predict HBM bytes by whole waves of blocks instead of a simulated L2: for large sweeps.
@@ -334,13 +345,17 @@ def predict(
         algorithm, shape, pass_, gpu, tile=tile, key_mask=key_mask, dropout=dropout,
         block_mask=block_mask, softcap=softcap, alibi=alibi, bias=bias,
         bias_gradient=bias_gradient, lse_gradient=lse_gradient, deterministic=deterministic,
-        order=order, gradients=gradients,
+        order=order, gradients=gradients, lengths=lengths,
     )  # fmt: skip
     ceilings = ceilings or datasheet_ceilings(gpu)
     padded, algorithm = shape.padded, run.algorithm
     kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
-    if once:
-        hbm = replace(compulsory_hbm(kernels, padded, bias), l2_bytes=gpu.l2_bytes)
+    if lengths is None:
+        least = compulsory_hbm(kernels, padded, bias)
+    else:
+        least = compulsory_packed(algorithm, padded, run.tile, pass_, kernels, **run.options)
+    if once or lengths is not None:
+        hbm = replace(least, l2_bytes=gpu.l2_bytes)
     else:
         hbm = predict_hbm(
             algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=order, waves=waves,
@@ -349,7 +364,15 @@ def predict(
     hbm = _within(hbm, kernels, masked=block_mask is not None)
     around = Traffic(copies(shape, pass_, copied, gradients, bias))
     traffic, hbm = kernels + around, _with_copies(hbm, around)
-    works, executed = works_of(run, shape, pass_, gpu, traffic, hbm)
+    asked = (pass_, gpu, traffic, hbm)
+    if lengths is None:
+        works, executed = works_of(run, shape, *asked)
+    else:
+        works, executed = packed_works(run, shape, lengths, *asked)
+
+    def useful(each: AttentionShape) -> int:
+        return _useful_flops(run, each, pass_, block_mask, tile, gradients)
+
     return Prediction(
         algorithm=algorithm,
         reason=run.reason,
@@ -364,17 +387,18 @@ def predict(
         gpu=gpu,
         blocks=run.blocks,
         blocks_per_sm=run.blocks_per_sm,
-        useful_flops=_useful_flops(run, shape, pass_, block_mask, tile, gradients),
+        useful_flops=useful(shape) if lengths is None else summed(useful, shape, lengths),
         executed_flops=executed,
         traffic=traffic,
         hbm=hbm,
-        compulsory=_with_copies(compulsory_hbm(kernels, padded, bias), around),
+        compulsory=_with_copies(least, around),
         saved=() if shape.fp8 else tuple(saved_tensors(algorithm, shape, bias)),
         peak=tuple(peak_tensors(run, shape, pass_)),
         time=predict_time(works, ceilings),
         ceilings=ceilings,
         form=run.form.name if run.form else None,
         main=run.main,
+        lengths=lengths,
     )
 
 

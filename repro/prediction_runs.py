@@ -18,10 +18,12 @@ from analysis.flops import (
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
 from analysis.occupancy import wave_efficiency
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.sm_ceilings import warp_backward_round, warp_forward_round
 from analysis.sums.copies import KERNEL as COPY
 from analysis.sums.flash import bias_elements
+from analysis.sums.packed import working_blocks
 from analysis.tile_loop import BlockMask, tile_loop
 from analysis.tiles import paper_tile
 from analysis.time_model import Work, attention_work
@@ -73,6 +75,7 @@ def find_run(
     deterministic: bool,
     order: str,
     gradients: Collection[str],
+    lengths: Lengths | None = None,
 ) -> Run:
     """What runs, or what would if there were a kernel for it. Errors as of ``predict``."""
     if shape.dtype == "bf16" and not gpu.has_bf16:
@@ -102,12 +105,14 @@ def find_run(
         options["lse_gradient"] = True
     if block_mask is not None:
         options |= {"block_mask": block_mask, "mask_block": tile}
+    if lengths is not None:
+        options["lengths"] = lengths
     try:
         launched = launches_of(
             algorithm, shape, pass_, device, tile=tile, block_mask=block_mask is not None,
             deterministic=deterministic, order=order, gradients=gradients, key_mask=key_mask,
             dropout=dropout, softcap=softcap, alibi=alibi, bias=bias, bias_gradient=bias_gradient,
-            lse_gradient=lse_gradient,
+            lse_gradient=lse_gradient, lengths=lengths,
         )  # fmt: skip
     except ValueError as error:
         if ours or dropout or options or shape.windowed or shape.fp8 or order != "rows":
@@ -138,6 +143,10 @@ def find_run(
     if isinstance(form, hopper.ForwardForm) and form.persistent:  # its blocks share the tiles
         tiles = -(-shape.seqlen_q // run.tile.block_m)
         run = replace(run, blocks=shape.batch * shape.heads * tiles)
+    if lengths is not None:  # the others leave at once
+        keys_outside = main.kernel.entry == "flash_backward"
+        blocks = working_blocks(lengths, shape, run.tile, keys_outside=keys_outside)
+        run = replace(run, blocks=blocks)
     if launched.dq is not None:
         dq_tile = tile_of(launched.dq)
         run = replace(
@@ -231,6 +240,7 @@ def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConf
         dropout="DROPOUT" in macros, window="WINDOW" in macros, block_size=sparse,
         softcap="SOFTCAP" in macros, alibi="ALIBI" in macros, bias="BIAS" in macros,
         fp8="FP8" in macros,
+        packed="PACKED" in macros,
     )  # fmt: skip
 
 

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from analysis.hardware import A100_80GB
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from kernels.attention import SHARED_LIMIT_BYTES, configure
 from kernels.launches import AUTO, GRADIENTS
 from kernels.philox import kept_weights
+from repro.attention.bounds import beyond_bound, references
+from repro.attention.by_sequence import separate_calls
 from repro.attention.launcher import backend_of
 from repro.attention.operator import flash_attention
-from repro.attention.reference import Reference, attention_reference, framework_result, visible
 from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES, fits
 from repro.plain_case import PlainCase
@@ -50,6 +52,7 @@ class Case(PlainCase):
     bias: (items, heads) of a bias, 0 for one and 1 for as many as there are; None for no bias.
     bias_layout: one of ``BIAS_LAYOUTS``. bias_gradient: whether it has a gradient.
     fp8: k and v are e4m3, forward alone. scale_block: keys that share a scale.
+    queries, keys: of packed sequences, in the place of batch, seqlen_q, seqlen_k; () for none.
     """
 
     batch: int = 1
@@ -74,6 +77,8 @@ class Case(PlainCase):
     order: str = "rows"
     window: tuple[int | None, int | None] | None = None
     sinks: int = 0
+    queries: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
     layout: str = "bhnd"
     dout_layout: str = "bhnd"
     values: str = "normal"
@@ -81,6 +86,18 @@ class Case(PlainCase):
     fp8: bool = False
     scale_block: int | None = None
     seed: int = 0
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """Of packed sequences."""
+        return Lengths(self.queries, self.keys) if self.queries else None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """(items, queries, keys) of the arrays."""
+        if self.queries:
+            return 1, sum(self.queries), sum(self.keys)
+        return self.batch, self.seqlen_q, self.seqlen_k
 
 
 def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
@@ -140,11 +157,27 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
         ),
         seed=random.randrange(2**31),
     )
+    if shaping.random() < 0.25:
+        return _packed(case, random, most)
     if dtype == "fp32" or shaping.random() >= 0.2:
         return case
     return replace(
         case, fp8=True, head_dim=-(-head_dim // 16) * 16, needed=(False,) * 3, bias_gradient=False,
         scale_block=random.choice((None, 16, 48, 64, 128)),
+    )  # fmt: skip
+
+
+def _packed(case: Case, random: Random, most: int) -> Case:
+    """The case with sequences of many lengths, without what they do not go with."""
+    count = random.choice((1, 2, 3, 5, 8))
+    edge = max(1, math.isqrt(most // count))
+    queries = tuple(random.choice((0, 1, min(_length(random), edge))) for _ in range(count))
+    keys = tuple(random.choice((q, 0, 1, min(_length(random), edge))) for q in queries)
+    if not sum(queries) * sum(keys):  # predictions are of kernels that run
+        queries, keys = (1, *queries), (1, *keys)
+    return replace(
+        case, batch=1, queries=queries, keys=keys, key_keep=0.0, block_keep=0.0, bias=None,
+        bias_layout="plain", bias_gradient=False, order="rows",
     )  # fmt: skip
 
 
@@ -183,7 +216,17 @@ def smaller(case: Case) -> Iterator[Case]:
         yield replace(case, tile=None)
     if case.heads != case.kv_heads:
         yield replace(case, heads=case.kv_heads)
-    for name in ("batch", "kv_heads", "seqlen_q", "seqlen_k", "head_dim"):
+    for at, (rows, columns) in enumerate(zip(case.queries, case.keys, strict=True)):
+        for less in ((), ((rows // 2, columns),), ((rows, columns // 2),)):
+            pairs = list(zip(case.queries, case.keys, strict=True))
+            pairs[at : at + 1] = less
+            queries, keys = (
+                (tuple(side) for side in zip(*pairs, strict=True)) if pairs else ((), ())
+            )
+            if sum(queries) * sum(keys) and (queries, keys) != (case.queries, case.keys):
+                yield replace(case, queries=queries, keys=keys)
+    lengths = () if case.queries else ("batch", "seqlen_q", "seqlen_k")
+    for name in (*lengths, "kv_heads", "head_dim"):
         value = getattr(case, name)
         for less in (getattr(plain, name), value // 2, value - 1):
             if getattr(plain, name) <= less < value:
@@ -250,8 +293,9 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     """
     generator = torch.Generator().manual_seed(case.seed)
     dtype = TORCH_TYPES[case.dtype]
-    query = (case.batch, case.heads, case.seqlen_q, case.head_dim)
-    key = (case.batch, case.kv_heads, case.seqlen_k, case.head_dim)
+    batch, seqlen_q, seqlen_k = case.sizes
+    query = (batch, case.heads, seqlen_q, case.head_dim)
+    key = (batch, case.kv_heads, seqlen_k, case.head_dim)
     q, k, v, dout = (
         arranged(_values(case, generator, *shape).to(dtype), layout)
         for shape, layout in (
@@ -269,19 +313,21 @@ def failure(case: Case, device: str = "cpu") -> str | None:
         rows, columns = -(-case.seqlen_q // case.tile[0]), -(-case.seqlen_k // case.tile[1])
         size = (case.batch, case.heads, rows, columns)
         options["block_mask"] = torch.rand(size, generator=generator) < case.block_keep
-    seen = visible(case.batch, case.heads, case.seqlen_q, case.seqlen_k, block=case.tile, **options)
     if case.layout == "expanded" and case.key_keep:
         # One memory stands for all items: a slot is free to hold NaN only where all mask it.
         k, v = (torch.nan_to_num(t) for t in (k, v))
-    keep = torch.from_numpy(
-        kept_weights(
-            case.seed, case.dropout_p, case.batch, case.heads, case.seqlen_q, case.seqlen_k
-        )
-    )
+    lengths = case.lengths
+    items = (batch, case.heads, seqlen_q, seqlen_k)
+    tables: dict[str, Any] = {}
+    if lengths is not None:
+        items = (lengths.sequences, case.heads, lengths.longest_q, lengths.longest_k)
+        for name, table in zip(("cu_seqlens_q", "cu_seqlens_k"), lengths.tables, strict=True):
+            tables[name] = torch.tensor(table, dtype=torch.int32)
+    keep = torch.from_numpy(kept_weights(case.seed, case.dropout_p, *items))
     scale = 1.0 / math.sqrt(case.head_dim) if case.scale is None else case.scale
     changes: dict[str, Any] = {"softcap": case.softcap}
     if case.alibi:
-        slopes = torch.rand(case.batch, case.heads, generator=generator)
+        slopes = torch.rand(items[0], case.heads, generator=generator)
         changes["alibi_slopes"] = slopes if case.alibi == "items" else slopes[0]
     bias = _bias(case, generator)
     if bias is not None:
@@ -299,7 +345,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     ]
     moved: dict[str, Any] = {
         n: t.to(device) if isinstance(t, Tensor) else t
-        for n, t in (options | changes | scales).items()
+        for n, t in (options | changes | scales | tables).items()
     }
     if bias is not None:
         moved["bias"] = moved["bias"].detach().requires_grad_(case.bias_gradient)
@@ -312,9 +358,8 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     gapped = bias is not None and bias.shape[-1] > 1 and bias.stride(-1) != 1
     copied = ["bias"] if gapped else []
     shape = AttentionShape(
-        case.batch, case.heads, case.seqlen_q, case.seqlen_k, case.head_dim, case.kv_heads,
-        case.dtype, case.causal, case.window or (None, None), case.sinks, case.fp8,
-        case.scale_block,
+        batch, case.heads, seqlen_q, seqlen_k, case.head_dim, case.kv_heads, case.dtype,
+        case.causal, case.window or (None, None), case.sinks, case.fp8, case.scale_block,
     )  # fmt: skip
     features = _features(case, options)
     complaint = counter.complaint(shape, "forward", laid_out, copied, features)
@@ -335,12 +380,21 @@ def failure(case: Case, device: str = "cpu") -> str | None:
 
     drop: dict[str, Any] = {"dropout_p": case.dropout_p, "keep": keep}
     known = {"scale": scale} | drop | changes
-    want = attention_reference(q, k, v, dout, block=case.tile, **options, **known)
-    theirs = framework_result(q, k.to(dtype), v.to(dtype), dout, seen=seen, **known)
+    want, theirs = references(q, k, v, dout, lengths, case.tile, options, known)
     for name, result in got.items():
         complaint = beyond_bound(name, result, want, theirs, dtype)
         if complaint:
             return complaint
+    if lengths is None or case.dropout_p:  # a sequence alone has the dropout mask of item 0
+        return None
+    apart = separate_calls(
+        leaves[0], leaves[1], leaves[2], dout.to(device), lengths, **options, **changes,
+        scale=case.scale, deterministic=case.deterministic, tile=case.tile,
+    )  # fmt: skip
+    for name, result in got.items():
+        ordered = name != "dq" or case.deterministic  # else added up by atomic additions
+        if ordered and not torch.equal(result, getattr(apart, name)):
+            return f"{name}: not the bits of separate calls"
     return None
 
 
@@ -415,36 +469,6 @@ def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
         "block_mask": None if mask is None else mask.numpy(),
         "deterministic": case.deterministic,
         "order": case.order,
+        "lengths": case.lengths,
         "gradients": [n for n, w in zip(GRADIENTS, case.needed, strict=True) if w],
     }
-
-
-def beyond_bound(
-    name: str, result: Tensor, want: Reference, theirs: Reference, dtype: torch.dtype
-) -> str | None:
-    expected: Tensor = getattr(want, name)
-    if result.shape != expected.shape:
-        return f"{name}: shape {tuple(result.shape)}, not {tuple(expected.shape)}"
-    x = result.detach().to("cpu", torch.float64)
-    finite = expected.isfinite()
-    if not torch.equal(torch.where(finite, 0.0, x), torch.where(finite, 0.0, expected)):
-        return f"{name}: not the reference's infinities"
-    if not bool(x[finite].isfinite().all()):
-        return f"{name}: NaN or infinity where the reference is finite"
-    if not bool(finite.any()):
-        return None
-    error = float((x - expected)[finite].abs().max())
-    yardstick = (getattr(theirs, name).double() - expected)[finite].abs()
-    # The row statistics are fp32 in every type.
-    unit = torch.finfo(torch.float32 if name == "lse" else dtype).eps
-    limit = 2.0 * float(yardstick.nan_to_num(0.0).max())
-    limit += unit * float(expected[finite].abs().max())
-    if want.terms is not None and name in want.terms:
-        # Scores and sums are fp32 in every type: four roundings of each score, and of the terms.
-        rounding = 4 * torch.finfo(torch.float32).eps * (1.0 + want.score)
-        limit += rounding * float(want.terms[name].max())
-        if name in ("dq", "dk", "dbias"):
-            limit += 0.5 * unit * float(want.terms[f"{name} through out"].max())
-    else:  # lse, whose errors are those of the scores
-        limit += 4 * unit * (1.0 + want.score)
-    return f"{name}: error {error:.3g} above {limit:.3g}" if error > limit else None

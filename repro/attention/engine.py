@@ -26,12 +26,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from analysis.packed import Lengths
 from analysis.shapes import Tile, aligned_head_dim
-from analysis.window import Sides, Window
+from analysis.window import Sides
 from kernels import attention, dispatch
 from kernels.launch import Array, Backend
 from kernels.launching.plan import record, replay
+from kernels.packed import Packed
+from kernels.window import hides
 from repro.attention import launcher
+from repro.attention.packed import lengths_of
 from repro.attention.validation import DTYPES
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
 
@@ -74,6 +78,8 @@ class Options(NamedTuple):
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     scale_block: int | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
 
     @property
     def window(self) -> Sides:
@@ -86,8 +92,8 @@ class Options(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """No tile, dropout, order, window, change of the scores or scales."""
-        changes = (self.softcap, self.alibi_slopes, self.bias, self.k_scale)
+        """No tile, dropout, order, window, change of the scores, scales or packed sequences."""
+        changes = (self.softcap, self.alibi_slopes, self.bias, self.k_scale, self.cu_seqlens_q)
         asked = (self.tile, self.dropout_p or None, *changes, *self.window)
         return all(option is None for option in asked) and self.order == "rows"
 
@@ -156,6 +162,7 @@ def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | 
         key_mask=options.key_mask is not None, dropout=options.dropout_p > 0.0,
         softcap=options.softcap is not None, alibi=options.alibi_slopes is not None,
         bias=options.bias is not None, fp8=options.fp8,
+        packed=options.cu_seqlens_q is not None,
     )  # fmt: skip
 
 
@@ -167,15 +174,16 @@ def shared_limit(device: torch.device) -> int:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options) -> None:
     """Fill ``out`` and ``lse``."""
+    lengths = _lengths(q, k, options)
     if q.numel() == 0 or k.numel() == 0:
         out.zero_()
         lse.fill_(-torch.inf)
         return
     if options.fp8:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse} | _changes(q, options)
-    tensors |= _scales(k, options)
-    key = _key("forward", tensors, options)
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
+    key = _key("forward", tensors, options, lengths)
     if _run_again(key, tensors):
         return
     with ExitStack() as results:
@@ -189,19 +197,20 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
         }
         arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
         arrays |= {n: views.pairs(n, x) for n, x in _scales(k, options).items()}
+        arrays |= {n: views.dense(n, x) for n, x in _tables(options).items()}
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
             operands = (at["q"], at["k"], at["v"], at["out"])
             attention.forward(
                 backend,
-                _choose("forward", backend, operands, options).algorithm,
+                _choose("forward", backend, operands, options, lengths).algorithm,
                 *operands,
                 {"lse": at["lse"]},
                 tile=_kernel_tile("forward", q, options, shared_limit(q.device)),
                 k_scale=at.get("k_scale"),
                 v_scale=at.get("v_scale"),
                 scale_block=options.scale_block,
-                **_features(q, options, at),
+                **_features(q, options, at, lengths),
             )
 
         call = _run(driver, tensors, arrays | _masks(q, options, views), key)
@@ -224,6 +233,7 @@ def backward(
     needed: Sequence[bool],
 ) -> None:
     """Fill those of ``grads`` = (dq, dk, dv, dbias) that are ``needed``."""
+    lengths = _lengths(q, k, options)
     if q.numel() == 0 or k.numel() == 0:
         for grad in grads:
             grad.zero_()
@@ -242,8 +252,8 @@ def backward(
             tensors[name] = grad if asked else like.new_empty(like.shape)
     if need_bias:
         tensors["dbias"] = grads[3]
-    tensors |= _changes(q, options)
-    key = _key("backward", tensors, options)
+    tensors |= _changes(q, options) | _tables(options)
+    key = _key("backward", tensors, options, lengths)
     if _run_again(key, tensors):
         return
     with ExitStack() as results:
@@ -265,6 +275,7 @@ def backward(
         if need_bias:
             arrays["dbias"] = array_of("dbias", grads[3])
         arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
+        arrays |= {n: views.dense(n, x) for n, x in _tables(options).items()}
 
         def driver(backend: Backend, at: dict[str, Array]) -> None:
             operands = (at["q"], at["k"], at["v"], at["out"], at["dout"])
@@ -273,7 +284,7 @@ def backward(
             algorithm = "flash-split"
             if all(made.values()):
                 arrays = (*operands, at["dq"], at["dk"], at["dv"])
-                algorithm = _choose("backward", backend, arrays, options).algorithm
+                algorithm = _choose("backward", backend, arrays, options, lengths).algorithm
             attention.backward(
                 backend,
                 algorithm,
@@ -283,15 +294,21 @@ def backward(
                 tile=_kernel_tile("backward", q, options, shared_limit(q.device)),
                 dlse=at.get("dlse"),
                 dbias=at.get("dbias"),
-                **_features(q, options, at),
+                **_features(q, options, at, lengths),
             )
 
         _run(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
 
 
-def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashable:
-    """The cache key of a call; None for calls with a mask or a seed, which are not cached."""
+def _key(
+    pass_: str, tensors: Mapping[str, Tensor], options: Options, lengths: Lengths | None
+) -> Hashable:
+    """The cache key of a call; None for calls with a mask or a seed, which are not cached.
+
+    Of packed sequences the launches depend on the longest and on whether a window hides anything
+    in any of them.
+    """
     if options.key_mask is not None or options.block_mask is not None or options.seed is not None:
         return None
     key: list[Any] = [
@@ -309,6 +326,9 @@ def _key(pass_: str, tensors: Mapping[str, Tensor], options: Options) -> Hashabl
         options.sinks,
         options.scale_block,
     ]
+    if lengths is not None:
+        windowed = _windowed(tensors["q"].shape, tensors["k"].shape, options, lengths)
+        key += (lengths.longest_q, lengths.longest_k, windowed)
     for tensor in tensors.values():
         key += (tensor.shape, tensor.stride(), tensor.dtype)
     return tuple(key)
@@ -352,7 +372,11 @@ def _run(
 
 
 def _choose(
-    pass_: str, backend: Backend, arrays: Sequence[Array], options: Options
+    pass_: str,
+    backend: Backend,
+    arrays: Sequence[Array],
+    options: Options,
+    lengths: Lengths | None,
 ) -> dispatch.Choice:
     """The kernels for a pass. The forward is deterministic whichever it is.
 
@@ -372,22 +396,38 @@ def _choose(
         softcap=options.softcap is not None,
         alibi=options.alibi_slopes is not None,
         bias=options.bias is not None,
-        window=_windowed(arrays[0], arrays[1], options),
+        window=_windowed(arrays[0].shape, arrays[1].shape, options, lengths),
         fp8=options.fp8,
+        packed=lengths is not None,
         deterministic=options.deterministic and pass_ == "backward",
         causal=options.causal,
         order=options.order,
     )
 
 
-def _windowed(q: Array, k: Array, options: Options) -> bool:
-    """Whether the window hides anything, so that kernels must know of it."""
-    return Window.of(
-        q.shape[2], k.shape[2], causal=options.causal, window=options.window, sinks=options.sinks
-    ).hides
+def _windowed(
+    q: Sequence[int], k: Sequence[int], options: Options, lengths: Lengths | None
+) -> bool:
+    """Whether the window hides anything, so that kernels must know of it. q, k: their shapes."""
+    sizes = [(q[2], k[2])] if lengths is None else lengths.pairs
+    return hides(sizes, options.causal, options.window, options.sinks)
 
 
-def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[str, Any]:
+def _lengths(q: Tensor, k: Tensor, options: Options) -> Lengths | None:
+    """Of packed sequences, read from the tables and checked; None for a plain batch."""
+    if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
+        return None
+    return lengths_of(q, k, options.cu_seqlens_q, options.cu_seqlens_k)
+
+
+def _tables(options: Options) -> dict[str, Tensor]:
+    tables = {"cu_seqlens_q": options.cu_seqlens_q, "cu_seqlens_k": options.cu_seqlens_k}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def _features(
+    q: Tensor, options: Options, arrays: Mapping[str, Array], lengths: Lengths | None
+) -> dict[str, Any]:
     features: dict[str, Any] = {
         "scale": options.scale,
         "causal": options.causal,
@@ -400,6 +440,9 @@ def _features(q: Tensor, options: Options, arrays: Mapping[str, Array]) -> dict[
         "alibi_slopes": arrays.get("alibi_slopes"),
         "bias": arrays.get("bias"),
     }
+    if lengths is not None:
+        tables = (arrays["cu_seqlens_q"], arrays["cu_seqlens_k"])
+        features["packed"] = Packed(*tables, lengths)
     if options.seed is not None:
         features["seed"] = int(options.seed)
     if options.key_mask is not None:
@@ -415,7 +458,9 @@ def _changes(q: Tensor, options: Options) -> dict[str, Tensor]:
     """Tensors that change scores, in the dimensions that kernels take."""
     changes = {}
     if options.alibi_slopes is not None:
-        changes["alibi_slopes"] = options.alibi_slopes.expand(q.shape[:2])[..., None]
+        table = options.cu_seqlens_q
+        items = q.shape[0] if table is None else table.shape[0] - 1
+        changes["alibi_slopes"] = options.alibi_slopes.expand(items, q.shape[1])[..., None]
     if options.bias is not None:
         changes["bias"] = options.bias
     return changes

@@ -60,6 +60,8 @@ class FlashAttention(nn.Module):
         block_mask: Tensor | None = None,
         alibi_slopes: Tensor | None = None,
         bias: Tensor | None = None,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
     ) -> Tensor:
         """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D)."""
         out = flash_attention(
@@ -79,6 +81,8 @@ class FlashAttention(nn.Module):
             order=self.order,
             window=self.window,
             sinks=self.sinks,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
         )
         assert isinstance(out, Tensor)
         return out

@@ -45,6 +45,8 @@ def flash_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     scale_block: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, ``softmax(scale · q kᵀ) v``, without storing the (Nq, Nk) matrices.
 
@@ -108,6 +110,18 @@ def flash_attention(
             rounded (``repro.attention.quantize`` makes numbers and scales).
         scale_block: keys that share a scale, a multiple of 16, whatever the tile: an outlier then
             coarsens the numbers of its block alone.
+        cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on the device of q, both or neither:
+            sequences of different lengths packed without padding. All tokens then lie one after
+            another along N with B = 1, (1, H, total, D) (``x.transpose(0, 1)[None]`` of a tensor
+            (total, H, D)), and sequence s has the queries ``cu_seqlens_q[s] … cu_seqlens_q[s + 1]
+            - 1`` and the keys between the same entries of ``cu_seqlens_k``; either may be none.
+            Each sequence is what it would be by itself: ``causal``, ``window``, ``sinks`` and
+            ALiBi count from its own ends, slopes may be (sequences, H), and dropout draws the mask
+            of item s of a batch. out, lse, dk and dv equal those of separate calls bit for bit,
+            and so does dq where ``deterministic`` or where no sequence has more keys than a tile;
+            elsewhere its atomic additions come in any order. Each pass reads the tables on the
+            host once, which waits for a GPU. Not with key_mask, block_mask, bias, a sawtooth or
+            e4m3.
 
     Returns:
         ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in
@@ -118,7 +132,8 @@ def flash_attention(
         TypeError: wrong tensor type, layout (sparse, nested) or device, wrong type of an option.
         ValueError: shapes that disagree, head dimension outside 1…256, dropout_p outside [0, 1],
             a scale that is not finite in float32, a softcap that is not above 0, slopes that
-            require a gradient.
+            require a gradient, tables that do not start at 0, fall, or do not end at the number of
+            rows, options that exclude each other.
             Both are raised before anything is launched.
         RuntimeError: a second or a forward-mode derivative is asked for, or any of a call with
             e4m3 keys and values; none is implemented.
@@ -133,6 +148,7 @@ def flash_attention(
     plain = key_mask is None and block_mask is None and tile is None and dropout_p == 0
     plain = plain and order == "rows" and softcap is None and alibi_slopes is None
     plain = plain and bias is None and window is None and k_scale is None and v_scale is None
+    plain = plain and cu_seqlens_q is None and cu_seqlens_k is None
     if plain and type(causal) is bool and type(deterministic) is bool:
         found = _again(q, k, v, causal, scale, deterministic)
         if found is not None:
@@ -150,6 +166,9 @@ def flash_attention(
         k_scale=k_scale,
         v_scale=v_scale,
         scale_block=scale_block,
+        order=order,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
     )
     if k.dtype == FP8:
         _refuse_gradient(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, bias=bias)
@@ -177,6 +196,8 @@ def flash_attention(
         k_scale,
         v_scale,
         None if scale_block is None else int(scale_block),
+        cu_seqlens_q,
+        cu_seqlens_k,
     )
     return (out, lse) if flag("return_lse", return_lse) else out
 

@@ -8,7 +8,8 @@ Two, so that a compiler sees both as single nodes:
 ``repro::flash_attention_backward``
     (dout, q, k, v, out, lse, …) → (dq, dk, dv, dbias). FlashAttention-2, Alg. 2.
 
-Saved between them: q, k, v, out and lse, and the masks, seed and slopes where there are any.
+Saved between them: q, k, v, out and lse, and the masks, seed, slopes and tables of packed sequences
+where there are any.
 All of it goes through torch's saved-tensor mechanism and is unpacked once, so checkpointing and
 offloading see everything; nothing saved is quadratic in the sequence length.
 
@@ -38,7 +39,8 @@ _OPTIONS = (
     "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
     "float dropout_p, int[]? tile, bool deterministic, str order, float? softcap, "
     "Tensor? alibi_slopes, Tensor? bias, int? left, int? right, int sinks, "
-    "Tensor? k_scale, Tensor? v_scale, int? scale_block"
+    "Tensor? k_scale, Tensor? v_scale, int? scale_block, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
 )
 
 _Key: Any = torch._C.DispatchKey

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 #: What k and v may be beside the type of q.
 FP8 = torch.float8_e4m3fn
 HEAD_DIM_MAX = 256
+TABLES = ("cu_seqlens_q", "cu_seqlens_k")
 #: Kernels multiply the scale by log2(e), in float32.
 SCALE_MAX = torch.finfo(torch.float32).max / math.log2(math.e)
 
@@ -53,18 +55,28 @@ def check_arguments(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     scale_block: int | None = None,
+    order: str = "rows",
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> None:
-    """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute."""
+    """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute, but for the
+    values of the tables of packed sequences (``repro.attention.packed``)."""
     _check_tensors(q, k, v)
     _check_key_scales(q, k, k_scale, v_scale, scale_block)
     arguments.probability("dropout_p", dropout_p)
     tile = resolve_tile(tile)
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        _check_tables(
+            q, cu_seqlens_q, cu_seqlens_k,
+            key_mask=key_mask, block_mask=block_mask, bias=bias, order=order,
+            k_and_v_of_e4m3=True if k.dtype == FP8 else None,
+        )  # fmt: skip
     if key_mask is not None:
         _check_key_mask(key_mask, q, k)
     if block_mask is not None:
         _check_block_mask(block_mask, q, k, tile)
     if alibi_slopes is not None:
-        _check_alibi_slopes(alibi_slopes, q)
+        _check_alibi_slopes(alibi_slopes, q, cu_seqlens_q)
     if bias is not None:
         _check_bias(bias, q, k)
 
@@ -170,15 +182,18 @@ def _check_block_mask(block_mask: Tensor, q: Tensor, k: Tensor, tile: Sequence[i
         )
 
 
-def _check_alibi_slopes(slopes: Tensor, q: Tensor) -> None:
+def _check_alibi_slopes(slopes: Tensor, q: Tensor, cu_seqlens_q: Tensor | None) -> None:
     if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:
         kind = slopes.dtype if isinstance(slopes, Tensor) else type(slopes).__name__
         raise TypeError(f"alibi_slopes must be a float32 tensor, got {kind}")
     check_dense("alibi_slopes", slopes)
-    batch, heads = q.shape[:2]
-    if tuple(slopes.shape) not in ((heads,), (batch, heads)):
+    items, heads = q.shape[:2]
+    named = "B"
+    if cu_seqlens_q is not None:
+        items, named = cu_seqlens_q.shape[0] - 1, "sequences"
+    if tuple(slopes.shape) not in ((heads,), (items, heads)):
         raise ValueError(
-            f"alibi_slopes must have shape (H,) = {(heads,)} or (B, H) = {(batch, heads)}, "
+            f"alibi_slopes must have shape (H,) = {(heads,)} or ({named}, H) = {(items, heads)}, "
             f"got {tuple(slopes.shape)}"
         )
     if slopes.device != q.device:
@@ -235,6 +250,46 @@ def _check_bias(bias: Tensor, q: Tensor, k: Tensor) -> None:
         raise ValueError(
             f"bias must have shape (1 or B, 1 or H, Nq, Nk) = (1 or {batch}, 1 or {heads}, {rows}, "
             f"{k.shape[2]}), got {tuple(bias.shape)}"
+        )
+
+
+def _check_tables(
+    q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, **others: Any
+) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for tables of a wrong kind or shape, and for other
+    options that packed sequences do not go with. Their values are checked where they are read
+    (``repro.attention.packed``).
+
+    others: options by name, None (or "rows") where they are not asked for.
+    """
+    tables = dict(zip(TABLES, (cu_seqlens_q, cu_seqlens_k), strict=True))
+    missing = [name for name, table in tables.items() if table is None]
+    if missing:
+        given = next(name for name in TABLES if name not in missing)
+        raise ValueError(f"{given} without {missing[0]}: both say where the sequences start")
+    asked = [name for name, value in others.items() if value is not None and value != "rows"]
+    if asked:
+        raise ValueError(f"cu_seqlens_q and {', '.join(asked)} exclude each other")
+    for name, table in tables.items():
+        if not isinstance(table, Tensor) or table.dtype != torch.int32:
+            kind = table.dtype if isinstance(table, Tensor) else type(table).__name__
+            raise TypeError(f"{name} must be an int32 tensor, got {kind}")
+        check_dense(name, table)
+        if table.dim() != 1 or table.shape[0] < 1:
+            raise ValueError(f"{name} must have shape (sequences + 1,), got {tuple(table.shape)}")
+        if table.device != q.device:
+            raise TypeError(f"q and {name} are on different devices: {q.device}, {table.device}")
+    assert cu_seqlens_q is not None
+    assert cu_seqlens_k is not None
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(
+            f"cu_seqlens_q has {cu_seqlens_q.shape[0] - 1} sequences, cu_seqlens_k "
+            f"{cu_seqlens_k.shape[0] - 1}"
+        )
+    if q.shape[0] != 1:
+        raise ValueError(
+            f"with cu_seqlens_q all sequences lie in one item, (1, H, total, D), got B = "
+            f"{q.shape[0]}"
         )
 
 

@@ -70,8 +70,11 @@ def test_orders_and_notes_spill_nothing(pass_: str, option: dict[str, Any]) -> N
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("pass_", ["forward", "backward", "backward-dq"])
-def test_windows_spill_nothing(pass_: str, head_dim: int, causal: bool, arch: str) -> None:
-    config = configure(pass_, "bf16", head_dim, causal=causal, window=True)
+@pytest.mark.parametrize("feature", ["window", "packed"])
+def test_windows_and_packed_sequences_spill_nothing(
+    feature: str, pass_: str, head_dim: int, causal: bool, arch: str
+) -> None:
+    config = configure(pass_, "bf16", head_dim, causal=causal, **{feature: True})
     facts = compile_cubin(config.kernel(), arch)
     assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)
     assert facts.registers * config.threads <= REGISTERS

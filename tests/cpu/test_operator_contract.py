@@ -23,6 +23,7 @@ def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
         "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows", "softcap": None,
         "alibi_slopes": None, "bias": None, "left": None, "right": None, "sinks": 0,
         "k_scale": None, "v_scale": None, "scale_block": None,
+        "cu_seqlens_q": None, "cu_seqlens_k": None,
     }  # fmt: skip
     return tuple((values | changes).values())
 
@@ -44,6 +45,24 @@ def test_opcheck_forward(changes: dict[str, Any]) -> None:
     q, k, v, _ = inputs(2, 2, 20, 20, 16)
     arguments = (q.requires_grad_(), k.requires_grad_(), v, *_operator_arguments(**changes))
     torch.library.opcheck(torch.ops.repro.flash_attention, arguments)
+
+
+PACKED = dict.fromkeys(
+    ("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 7, 7, 20], dtype=torch.int32)
+)
+
+
+@pytest.mark.parametrize("changes", [{}, {"alibi_slopes": torch.rand(3, 2), "left": 7}])
+def test_opcheck_packed(changes: dict[str, Any]) -> None:
+    q, k, v, dout = inputs(1, 2, 20, 20, 16)
+    options = _operator_arguments(**PACKED, **changes)
+    out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
+    leaves = (q.requires_grad_(), k.requires_grad_(), v)
+    torch.library.opcheck(torch.ops.repro.flash_attention, (*leaves, *options))
+    torch.library.opcheck(
+        torch.ops.repro.flash_attention_backward,
+        (dout, None, q.detach(), k.detach(), v, out, lse, *options, [True, True, True, False]),
+    )
 
 
 @pytest.mark.parametrize(

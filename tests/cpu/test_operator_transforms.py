@@ -59,6 +59,18 @@ def test_with_what_a_call_has_for_itself_alone(options: dict[str, Any]) -> None:
     assert torch.equal(grad(lambda q: loss(q, **options))(Q), expected.dq)
 
 
+def test_packed_sequences() -> None:
+    table = torch.tensor([0, 5, 5, 16], dtype=torch.int32)
+    q, k, v, dout = (x[:1] for x in (Q, K, V, DOUT))
+    options = {"cu_seqlens_q": table, "cu_seqlens_k": table}
+    expected = run(q, k, v, dout, causal=True, **options)
+    found = grad(lambda q: (attend(q, k, v, **options) * dout).sum())(q)
+    assert torch.equal(found, expected.dq)
+    many = torch.stack([q, -q])
+    batched = vmap(lambda q: attend(q, k, v, **options))(many)
+    assert torch.equal(batched, torch.stack([attend(one, k, v, **options) for one in many]))
+
+
 def test_batches_of_calls_and_of_gradients() -> None:
     many = torch.stack([Q, 2 * Q, -Q])
     for batched, one in ((attend, attend), (grad(loss), grad(loss))):

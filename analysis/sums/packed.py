@@ -1,0 +1,107 @@
+"""Packed sequences: the sum over sequences, and what the tables of their starts cost.
+
+A block that works on a tile of a sequence moves what it would if the sequence were alone, so every
+tensor's bytes are those of ``analysis.sums.flash``, added up. Two things come beside that:
+
+* rows that meet nothing, of sequences without keys or without queries: zeros are written, and the
+  kernels that go row by row touch them like others;
+* the tables: a block reads the two entries of ``cu_seqlens`` on the side that it has a tile of,
+  and if the tile has rows, two on the other side. The grid is one of sequences of the longest
+  length, so that blocks without rows read 8 bytes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.packed import Lengths
+from analysis.shapes import AttentionShape, Tile
+from analysis.sums import KernelBytes
+
+ENTRY_BYTES = 4
+"""Bytes of an entry of ``cu_seqlens_q`` or ``cu_seqlens_k``."""
+_KEYS = frozenset({"k", "v", "dk", "dv"})
+TABLES = ("cu_seqlens_q", "cu_seqlens_k")
+SumOf = Callable[..., KernelBytes]
+
+
+def packed(
+    sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile, pass_: str,
+    dq_tile: Tile | None = None,
+) -> KernelBytes:  # fmt: skip
+    """Bytes of a pass over packed sequences.
+
+    sum_of: (shape, tile, block_mask=None) → bytes of the pass for a batch of equal sequences.
+    shape: (1, H, total, D). dq_tile: of the second pass of the split backward.
+    """
+    parts = [sum_of(each, tile) for each in lengths.shapes(shape)]
+    parts.append(_unseen(sum_of, shape, lengths, tile))
+    parts.append(_tables(shape, lengths, tile, pass_, dq_tile))
+    total: dict[str, dict[tuple[str, str], int]] = {}
+    for part in parts:
+        for kernel, entries in part.items():
+            into = total.setdefault(kernel, {})
+            for key, count in entries.items():
+                into[key] = into.get(key, 0) + count
+    return total
+
+
+def _unseen(sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile) -> KernelBytes:
+    """Queries of sequences without keys, and keys of those without queries: what is moved of rows
+    that a mask leaves nothing of."""
+    pairs = list(zip(lengths.queries, lengths.keys, strict=True))
+    queries = sum(q for q, k in pairs if not k)
+    keys = sum(k for q, k in pairs if not q)
+    rows = replace(
+        shape, batch=1, seqlen_q=max(queries, 1), seqlen_k=max(keys, 1), causal=False,
+        window=(None, None),
+    )  # fmt: skip
+    nothing = np.zeros((1, 1, 1, 1), dtype=bool)
+    return {
+        kernel: {
+            (tensor, way): count
+            for (tensor, way), count in entries.items()
+            if tensor != "block_mask" and (keys if tensor in _KEYS else queries)
+        }
+        for kernel, entries in sum_of(rows, tile, block_mask=nothing).items()
+    }
+
+
+def _tables(
+    shape: AttentionShape, lengths: Lengths, tile: Tile, pass_: str, dq_tile: Tile | None
+) -> KernelBytes:
+    if pass_ == "forward":
+        return {"flash_forward": _entries(lengths.queries, shape.heads, tile.block_m, TABLES)}
+    found = {"flash_backward": _entries(lengths.keys, shape.kv_heads, tile.block_n, TABLES[::-1])}
+    if dq_tile is not None:
+        found["flash_backward_dq"] = _entries(lengths.queries, shape.heads, dq_tile.block_m, TABLES)
+    return found
+
+
+def _entries(
+    own: Sequence[int], heads: int, block: int, tables: tuple[str, str]
+) -> dict[tuple[str, str], int]:
+    """tables: of the side that a block has a tile of, and of the other."""
+    tiles = [-(-rows // block) for rows in own]
+    blocks = len(tiles) * max(tiles, default=0)
+    return {
+        (tables[0], "read"): 2 * ENTRY_BYTES * heads * blocks,
+        (tables[1], "read"): 2 * ENTRY_BYTES * heads * sum(tiles),
+    }
+
+
+def table_bytes(lengths: Lengths) -> int:
+    """Size of one table."""
+    return ENTRY_BYTES * (lengths.sequences + 1)
+
+
+def working_blocks(
+    lengths: Lengths, shape: AttentionShape, tile: Tile, *, keys_outside: bool
+) -> int:
+    """Blocks of a kernel that have rows; keys_outside: a block has a key tile, not a query tile."""
+    if keys_outside:
+        return shape.kv_heads * sum(-(-rows // tile.block_n) for rows in lengths.keys)
+    return shape.heads * sum(-(-rows // tile.block_m) for rows in lengths.queries)
