@@ -205,7 +205,7 @@ def test_compiled_and_checked_by_the_framework() -> None:
     compiled = torch.compile(repro.flash_attention, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(q, k8, v8, **scales), repro.flash_attention(q, k8, v8, **scales))
     options = (None, None, None, False, 0.25, 0.0, None, False, "rows", None, None, None, None,
-               None, 0, k_scale, v_scale, 16)  # fmt: skip
+               None, 0, k_scale, v_scale, 16, None, None)  # fmt: skip
     # Not its test of the schema, which multiplies the inputs: torch has no product of e4m3 here.
     others = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     arguments = (q, k8, v8, *options)
