@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from analysis.arguments import check_fields, checked, whole
 from analysis.gpu import Gpu
-from analysis.shapes import FP8_BYTES, ITEMSIZE, STAT_BYTES
+from analysis.shapes import FP8_BYTES, ITEMSIZE, SCALE_BYTES, STAT_BYTES, scale_blocks
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class DecodeShape:
         seqlens: keys of each sequence, as many as there are sequences.
         head_dim: D.
         dtype: of q and out: "fp16", "bf16" or "fp32".
-        fp8: K and V are e4m3 with one fp32 scale a head.
+        fp8: K and V are e4m3 with fp32 scales.
+        scale_block: keys that share a scale, a multiple of 16; None: all of a head.
         latent: the values are the keys, one tensor is cached (MLA with its projections absorbed).
         page_size: keys of a page, or None where K and V of a sequence are contiguous.
         ragged: the kernels are given the lengths; False: all sequences have as many keys.
@@ -47,6 +48,7 @@ class DecodeShape:
     latent: bool = False
     page_size: int | None = None
     ragged: bool = False
+    scale_block: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -60,6 +62,9 @@ class DecodeShape:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         if self.dtype not in ITEMSIZE:
             raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(ITEMSIZE)}")
+        if self.scale_block is not None and not self.fp8:
+            raise ValueError(f"scale_block={self.scale_block} with fp8={self.fp8}")
+        scale_blocks(0, self.scale_block)
         if not self.ragged and len(set(self.seqlens)) > 1:
             raise ValueError(f"seqlens={self.seqlens} differ, but ragged={self.ragged}")
 
@@ -91,8 +96,22 @@ class DecodeShape:
         return elements * ITEMSIZE[self.dtype]
 
     @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scales of blocks of keys; those of heads, a few numbers, are not counted."""
+        if self.scale_block is None:
+            return 0
+        page = self.page_size or max(self.seqlens, default=0)
+        a_page = scale_blocks(page, self.scale_block)
+        count = sum(
+            keys // page * a_page + scale_blocks(keys % page, self.scale_block)
+            for keys in self.seqlens
+            if keys
+        )
+        return (1 if self.latent else 2) * self.kv_heads * count * SCALE_BYTES
+
+    @property
     def compulsory_bytes(self) -> int:
-        """The lower bound: the cache and q read once, out and lse written once.
+        """The lower bound: the cache, its scales and q read once, out and lse written once.
 
         No exact algorithm moves less, whatever the size M of the fast memory: every key changes
         the result. FlashAttention's Θ(N²d²/M) becomes Θ(Nq·Nk·d²/M) here, which is below the
@@ -100,7 +119,8 @@ class DecodeShape:
         is optimal, and no M makes it cheaper (:func:`passes`).
         """
         stats = self.batch * self.heads * self.seqlen_q * STAT_BYTES
-        return sum(self.seqlens) * self.token_bytes + 2 * self.query_bytes + stats
+        cache = sum(self.seqlens) * self.token_bytes + self.scale_bytes
+        return cache + 2 * self.query_bytes + stats
 
     @property
     def flops(self) -> int:

@@ -8,7 +8,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     lse           (B, H, Nq) fp32
     seqlens       (B,) int32: keys of each sequence
     block_table   (B, columns) int32, dense: the page of keys page_size · column and on
-    k_scale, v_scale  (Hkv,) fp32
+    k_scale, v_scale  (Hkv,) fp32; with scale_block a scale for as many keys of a sequence or page:
+                  (B or pages, Hkv, ceil(Nk or page_size / scale_block), 1) fp32
 
 What ``seqlens`` and ``block_table`` hold is not looked at here: their values may be on a device.
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from analysis.arguments import checked
 from analysis.decode import best_splits
+from analysis.shapes import scale_blocks
 from kernels.checks import check_alignment, finite, require_int32
 from kernels.decode_config import MERGE_WARPS, PAGE_UNIT, DecodeConfig, configure
 from kernels.flash_config import DTYPE_CODE, SHARED_LIMIT_BYTES, padded_head_dim
@@ -43,6 +45,7 @@ def forward(
     block_table: Array | None = None,
     k_scale: Array | None = None,
     v_scale: Array | None = None,
+    scale_block: Count | None = None,
     splits: Count | None = None,
     shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
     stream: Word | None = None,
@@ -52,7 +55,7 @@ def forward(
     Raises:
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
-    check_arrays(q, k, v, out, lse, seqlens, block_table, k_scale, v_scale)
+    check_arrays(q, k, v, out, lse, seqlens, block_table, k_scale, v_scale, scale_block)
     scale = finite(scale)
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -66,6 +69,7 @@ def forward(
         "seqlens": seqlens is not None,
         "paged": block_table is not None,
         "fp8": k_scale is not None,
+        "scale_blocks": scale_block is not None,
         "latent": v is None,
     }
     row_count = group * seqlen_q
@@ -105,6 +109,8 @@ def forward(
         args.append(k_scale.with_access("r", "k_scale"))
     if v_scale is not None:
         args.append(v_scale.with_access("r", "v_scale"))
+    if scale_block is not None:
+        args.append(np.int32(scale_block))
     grid = (blocks * splits, 1, 1)
     backend.launch(config.kernel(), grid, config.shared_bytes, args, stream)
     if splits > 1:
@@ -144,6 +150,7 @@ def check_arrays(
     block_table: Array | None,
     k_scale: Array | None,
     v_scale: Array | None,
+    scale_block: int | None = None,
 ) -> None:
     """Raise ValueError or TypeError for what the kernels would misread, naming both values."""
     if len(q.shape) != 4 or len(k.shape) != 4:
@@ -175,9 +182,18 @@ def check_arrays(
         raise ValueError("k_scale and v_scale go together, one of them is None")
     if v is None and v_scale is not None:
         raise ValueError("v_scale without v: the values are the keys and have their scale")
+    blocks = scale_blocks(page_size, scale_block)
+    if scale_block is not None and not fp8:
+        raise ValueError(f"scale_block={scale_block} without k_scale")
     for name, scales in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scales is not None:
+        if scales is not None and scale_block is None:
             _check_whole(name, scales, "fp32", (kv_heads,))
+        elif scales is not None and (
+            scales.dtype != "fp32" or scales.shape != (pages, kv_heads, blocks, 1)
+        ):
+            raise ValueError(
+                f"{name} is {scales.dtype} {scales.shape}, not fp32 {(pages, kv_heads, blocks, 1)}"
+            )
     if fp8 and head_dim % 16:
         raise ValueError(f"head_dim={head_dim} is not a multiple of 16, as an fp8 cache needs")
     cache = "uint8" if fp8 else q.dtype

@@ -8,7 +8,7 @@ from analysis.arguments import check_fields, checked
 from analysis.gpu import Gpu
 from analysis.hardware import H100_SXM
 from analysis.occupancy import Occupancy, occupancy
-from analysis.shapes import Tile
+from analysis.shapes import SCALE_UNIT, Tile
 from kernels.flash_config import HEAD_DIMS, OTHER_REGISTERS, SHARED_LIMIT_BYTES, padded_head_dim
 from kernels.launch import DTYPE_CODE, ITEMSIZE, Count, Kernel, Size
 
@@ -41,6 +41,8 @@ class DecodeConfig:
     paged: bool = False
     fp8: bool = False
     """K and V are e4m3."""
+    scale_blocks: bool = False
+    """With a scale for a block of keys, instead of a head."""
     latent: bool = False
     """The values are the keys."""
     split: bool = False
@@ -56,6 +58,8 @@ class DecodeConfig:
                 f"tile ({self.tile.block_m}, {self.tile.block_n}): block_m is one of {ROWS}, "
                 f"block_n one of {KEYS}"
             )
+        if self.scale_blocks and not self.fp8:
+            raise ValueError(f"scale_blocks={self.scale_blocks} with fp8={self.fp8}")
         if self.fp8 and self.dtype == "fp32":
             raise ValueError("an fp8 cache is multiplied in 16 bits, q is fp32")
 
@@ -85,8 +89,9 @@ class DecodeConfig:
         stats = warps * 16 * 8
         pages = 2 * self.tile.block_n // PAGE_UNIT * 16 if self.paged else 0
         words = 16
+        scales = 3 * 2 * 4 * self.tile.block_n // SCALE_UNIT if self.scale_blocks else 0
         queries = self.tile.block_m * columns * size
-        return queries + max(tiles, sums) + weights + stats + pages + words
+        return queries + max(tiles, sums) + weights + stats + pages + words + scales
 
     @property
     def registers_per_thread(self) -> int:
@@ -140,6 +145,7 @@ class DecodeConfig:
             "SEQLENS": int(self.seqlens),
             "PAGED": int(self.paged),
             "FP8": int(self.fp8),
+            "SCALE_BLOCKS": int(self.scale_blocks),
             "LATENT": int(self.latent),
             "SPLIT": int(self.split),
         }

@@ -19,7 +19,8 @@
 //   k, v         read   seqlen_b D c   each, per (key/value head, row tile); LATENT: k alone
 //   SEQLENS      seqlens      read  4  per block, and per row of the merging kernel
 //   PAGED        block_table  read  4  per 16 keys of every visit of a block
-//   FP8          k_scale, v_scale read  4 each per block
+//   FP8          k_scale, v_scale read  4 each per block; with SCALE_BLOCKS per 16 keys of every
+//                visit of a block
 //   SPLIT 0      out write rows D e, lse write rows 4
 //   SPLIT 1      part_out write rows D 4, part_lse write rows 4 per split that has a tile; the
 //                merging kernel reads both, and writes out and lse
@@ -37,11 +38,12 @@
 // SEQLENS    1: sequence b has seqlens[b] keys; 0: all have seqlen_k
 // PAGED      1: k and v are (pages, Hkv, page_size, D), block_table says which page holds a key
 // FP8        1: k and v are e4m3 with an fp32 scale a head; 16-bit DTYPE only
+// SCALE_BLOCKS   1, with FP8: a scale for scale_block keys, of a sequence or of a page
 // LATENT     1: the values are the keys; there is no v
 // SPLIT      1: write partial results, fp32
 #include "decode.cuh"
 #include "device.cuh"
-#include "e4m3.cuh"
+#include "fp8_tiles.cuh"
 #include "fragments.cuh"
 #include "tile.cuh"
 
@@ -58,6 +60,7 @@ constexpr bool Q_IN_REGISTERS = DTYPE != 2 && !FP8 && HEAD_DIM <= 64;
 constexpr bool AHEAD = HEAD_DIM <= 128;       // fp8: registers hold the next tile meanwhile
 static_assert(WARP_KEYS % 16 == 0 && WARP_KEYS * WARPS_N == BLOCK_N, "16 keys a product");
 static_assert(!FP8 || DTYPE != 2, "fp8 is multiplied in 16 bits");
+static_assert(FP8 || !SCALE_BLOCKS, "fp8 has scales");
 
 #if FP8
 using cache_t = uint8;
@@ -78,6 +81,7 @@ constexpr int P_AT = TILES_END > SUMS_END ? TILES_END : SUMS_END;
 constexpr int STATS_AT = P_AT + (DTYPE == 2 ? NUM_WARPS * PTile::BYTES : 0);
 constexpr int PAGES_AT = STATS_AT + NUM_WARPS * 16 * 8;            // maximum and sum of each row
 constexpr int WORDS_AT = PAGES_AT + (PAGED ? 2 * CHUNKS * 16 : 0);  // 16 bytes: seqlen, scales
+constexpr int SCALES_AT = WORDS_AT + 16;  // SCALE_BLOCKS: of three tiles, CHUNKS of K and of V each
 
 // The running softmax of rows g (half 0) and g + 8 (half 1), in units of log2. The four threads of a
 // row hold the same maximum; the sum is split among them.
@@ -138,7 +142,13 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
              , Tensor1<const int> block_table  // (B, columns), dense
              , int columns, int page_size
 #endif
-#if FP8
+#if SCALE_BLOCKS
+             , Tensor4<const float> k_scale  // (B or pages, Hkv, blocks, 1)
+#if !LATENT
+             , Tensor4<const float> v_scale
+#endif
+             , int scale_block  // keys that share a scale, a multiple of 16
+#elif FP8
              , Tensor1<const float> k_scale  // (Hkv,)
 #if !LATENT
              , Tensor1<const float> v_scale
@@ -160,13 +170,13 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     // One thread reads what all need to know.
     int keys = seqlen_k;
     float key_unit = 1.0f, value_unit = 1.0f;
-#if SEQLENS || FP8
+#if SEQLENS || (FP8 && !SCALE_BLOCKS)
     uint32* const words = reinterpret_cast<uint32*>(shared + WORDS_AT);
     if (threadIdx.x == 0) {
 #if SEQLENS
         st_shared(words, uint32(ld_global(seqlens.data + batch)));
 #endif
-#if FP8
+#if FP8 && !SCALE_BLOCKS
         const float of_keys = ld_global(k_scale.data + kv_head);
         st_shared(words + 1, float_bits(of_keys));
 #if LATENT
@@ -180,7 +190,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
 #if SEQLENS
     keys = int(ld_shared(words));
 #endif
-#if FP8
+#if FP8 && !SCALE_BLOCKS
     key_unit = bits_float(ld_shared(words + 1));
     value_unit = bits_float(ld_shared(words + 2));
 #endif
@@ -204,12 +214,40 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
 #endif
 
     // ---- loads ----------------------------------------------------------------------------------
+#if SCALE_BLOCKS
+    // Of a tile, three tiles' worth: one is worked on while another's pages are found.
+    auto scales_of = [=](int tile) {
+        return reinterpret_cast<float*>(shared + SCALES_AT) + tile % 3 * 2 * CHUNKS;
+    };
+    // This thread's 16 keys of a tile, `within` into sequence or page `item`; 0 for keys that there
+    // are not.
+    auto load_scales = [=](int tile, bool valid, int64 item, int64 within) {
+        const int64 block = within / scale_block;
+        float of_keys = 0.0f, of_values = 0.0f;
+        if (valid) {
+            of_keys = ld_global(k_scale.row(item, kv_head, block));
+#if LATENT
+            of_values = of_keys;
+#else
+            of_values = ld_global(v_scale.row(item, kv_head, block));
+#endif
+        }
+        st_shared(scales_of(tile) + threadIdx.x, of_keys);
+        st_shared(scales_of(tile) + CHUNKS + threadIdx.x, of_values);
+    };
+#else
+    auto load_scales = [](int, bool, int64, int64) {};
+#endif
 #if PAGED
     // Where 16 keys of a tile begin, in elements of k and of v; two tiles' worth.
     int64* const starts = reinterpret_cast<int64*>(shared + PAGES_AT);
     auto find_pages = [&](int tile, int slot) {
         const int64 key = int64(tile) * BLOCK_N + threadIdx.x * CHUNK_KEYS;
-        if (threadIdx.x >= CHUNKS || key >= keys) return;
+        if (threadIdx.x >= CHUNKS) return;
+        if (key >= keys) {
+            load_scales(tile, false, 0, 0);
+            return;
+        }
         const int64 page = ld_global(block_table.data + int64(batch) * columns + key / page_size);
         const int64 within = key % page_size;
         int64* const there = starts + (slot * CHUNKS + threadIdx.x) * 2;
@@ -217,6 +255,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
 #if !LATENT
         st_shared(there + 1, page * v.stride_b + within * v.stride_n);
 #endif
+        load_scales(tile, true, page, within);
     };
     auto row_start = [&](int which, int row, int slot, int64, int64 stride_n) {
         const int64 chunk = ld_shared(starts + (slot * CHUNKS + row / CHUNK_KEYS) * 2 + which);
@@ -227,7 +266,10 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     const cache_t* const v_base = v.row(0, kv_head, 0);
 #endif
 #else
-    auto find_pages = [](int, int) {};
+    auto find_pages = [=](int tile, int) {
+        const int64 key = int64(tile) * BLOCK_N + threadIdx.x * CHUNK_KEYS;
+        if (SCALE_BLOCKS && threadIdx.x < CHUNKS) load_scales(tile, key < keys, batch, key);
+    };
     auto row_start = [](int, int row, int, int64 key0, int64 stride_n) {
         return (key0 + row) * stride_n;
     };
@@ -255,15 +297,9 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
         const int row = at / RAW_CHUNKS, c = at % RAW_CHUNKS;
         if (row >= BLOCK_N) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            Vec16 converted;
-#pragma unroll
-            for (int word = 0; word < 4; ++word) {
-                const uint32 pair = values[2 * half + word / 2] >> 16 * (word % 2);
-                converted[word] = pack2_e4m3<io_t>(pair & 0xffu, pair >> 8 & 0xffu);
-            }
-            st_shared(reinterpret_cast<Vec16*>(tile.chunk(row, 2 * c + half)), converted);
-        }
+        for (int half = 0; half < 2; ++half)
+            st_shared(reinterpret_cast<Vec16*>(tile.chunk(row, 2 * c + half)),
+                      eight_e4m3<io_t>(values, half));
     };
     Vec16 raw[LATENT ? 1 : 2][AHEAD ? RAW : 1];  // a thread's part of the next tiles
     auto load_raw = [&](int which, const cache_t* base, int64 stride_n, int tile, int slot) {
@@ -343,6 +379,9 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     float acc[1][O_TILES][4];
     clear(acc);
     Softmax state{{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
+#if SCALE_BLOCKS
+    float unit = 0.0f;  // of acc: the largest scale of V met so far
+#endif
 #if DTYPE != 2
     uint32 q_fragment[1][HEAD_DIM / 16][4];
 #endif
@@ -395,7 +434,12 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
         else
 #endif
             gemm<HEAD_DIM>(score, Rows{q_tile.from_row(warp_row)}, KMajor{own_keys});
+#if SCALE_BLOCKS
+        const float* const scales = scales_of(j) + warp_key / CHUNK_KEYS;
+        scale_scores(score, scales, log2_scale);
+#else
         multiply(score, log2_scale);
+#endif
         if (key0 + WARP_KEYS > keys - (CAUSAL ? seqlen_q - 1 : 0)) {
 #pragma unroll
             for (int n = 0; n < S_TILES; ++n)
@@ -405,6 +449,9 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
                         score[0][n][e] = neg_infinity();
         }
         softmax_step(score, acc, state);
+#if SCALE_BLOCKS
+        scale_weights(score, acc, unit, scales + CHUNKS);
+#endif
 #if DTYPE != 2
         uint32 p_fragment[1][S_TILES / 2][4];
         round_to_operand(p_fragment, score);
@@ -421,6 +468,9 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     // ---- the warps of a row together, normalised ------------------------------------------------
     block_sync();  // K and V are not needed any more
     float* const stats = reinterpret_cast<float*>(shared + STATS_AT);
+#if SCALE_BLOCKS
+    multiply(acc, unit);
+#endif
     store_accumulator(tile_at<Sums>(shared + K_AT + warp_id() * Sums::BYTES), 0, acc);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

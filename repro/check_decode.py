@@ -28,7 +28,9 @@ class DecodeSubject:
     @property
     def name(self) -> str:
         """As in "decode d=64 bf16 fp8 cache, 3 splits"."""
+        blocks = f"a scale for {self.shape.scale_block} keys"
         forms = [text for text, wanted in (("fp8 cache", self.shape.fp8),
+                                           (blocks, self.shape.scale_block is not None),
                                            ("latent", self.shape.latent)) if wanted]  # fmt: skip
         form = f"d={self.shape.head_dim} {self.shape.dtype} {' '.join(forms)}".rstrip()
         return f"decode {form}, {self.splits} split{'s' * (self.splits > 1)}"
@@ -38,7 +40,8 @@ class DecodeSubject:
         """What it launches."""
         config = configure(
             self.shape.dtype, self.shape.head_dim, self.shape.rows, seqlens=True, paged=True,
-            fp8=self.shape.fp8, latent=self.shape.latent, split=self.splits > 1,
+            fp8=self.shape.fp8, scale_blocks=self.shape.scale_block is not None,
+            latent=self.shape.latent, split=self.splits > 1,
         )  # fmt: skip
         merging = (config.merge_kernel(),) if self.splits > 1 else ()
         return (config.kernel(), *merging)
@@ -49,7 +52,7 @@ def subjects(head_dim: int, dtype: str) -> Iterator[DecodeSubject]:
     plain = DecodeShape(4, 2, 3, SEQLENS, head_dim, dtype, page_size=PAGE_SIZE, ragged=True)
     forms = [plain, replace(plain, latent=True)]
     if dtype != "fp32" and head_dim % 16 == 0:
-        forms.append(replace(plain, fp8=True))
+        forms += [replace(plain, fp8=True), replace(plain, fp8=True, scale_block=PAGE_SIZE)]
     for shape in forms:
         for splits in SPLITS:
             yield DecodeSubject(shape, splits)

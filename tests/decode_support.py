@@ -34,6 +34,8 @@ class Problem:
     dtype: torch.dtype = torch.float16
     page_size: int | None = None
     fp8: bool = False
+    scale_block: int | None = None
+    """Keys that share a scale of fp8, drawn from all sizes; None: scales of 1."""
     latent: bool = False
     causal: bool = True
     ragged: bool = True
@@ -78,6 +80,10 @@ class Problem:
             (k, v), options["block_table"] = self.paged(k, v)
         if self.fp8:
             k, v = k.to(FP8), v.to(FP8)
+        if self.scale_block is not None:
+            scales = {"k_scale": self.scales(k, 1), "v_scale": self.scales(v, 2)}
+            options |= {n: x for n, x in scales.items() if n == "k_scale" or not self.latent}
+            options["scale_block"] = self.scale_block
         return (q, k, None if self.latent else v), options
 
     def paged(self, *tensors: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -97,9 +103,20 @@ class Problem:
             caches.append(cache)
         return caches, table.to(torch.int32)
 
+    def scales(self, cache: Tensor, seed: int) -> Tensor:
+        """Scales of blocks of a cache's keys, as ``repro.decode_attention`` takes them."""
+        assert self.scale_block is not None
+        keys = 2 if self.page_size is None else 1
+        shape = list(cache.shape[:3])
+        shape[keys] = -(-shape[keys] // self.scale_block)
+        return torch.exp(0.5 * normal(*shape, device=self.device, seed=seed))
+
     def answer(self) -> tuple[Tensor, Tensor]:
         """out and lse in float64."""
         q, k, v = self.contiguous()
+        if self.scale_block is not None:
+            (_, _, _), options = self.arguments()
+            k, v = (self.scaled(x, options.get(n)) for x, n in ((k, "k_scale"), (v, "v_scale")))
         parts = []
         for b, length in enumerate(self.seqlens):
             rows = slice(b, b + 1)
@@ -108,11 +125,26 @@ class Problem:
             parts.append(attention_reference(q[rows], keys, values, causal=self.causal))
         return torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts])
 
+    def scaled(self, x: Tensor, scales: Tensor | None) -> Tensor:
+        """Numbers (B, Hkv, room, D) times the scale of their key, in float64."""
+        if scales is None:
+            return x
+        assert self.scale_block is not None
+        if self.page_size is None:
+            wide = scales.repeat_interleave(self.scale_block, 2)[:, :, : self.room]
+        else:
+            _, options = self.arguments()
+            wide = scales.repeat_interleave(self.scale_block, 1)[:, : self.page_size]
+            pages = wide[options["block_table"].long()]  # (B, columns, page_size, Hkv)
+            wide = pages.flatten(1, 2).transpose(1, 2)
+        return x.double() * wide[..., None].double()
+
     def shape(self) -> DecodeShape:
         """As ``analysis`` names it."""
         return DecodeShape(
             self.heads, self.kv_heads, self.seqlen_q, self.seqlens, self.head_dim,
             DTYPES[self.dtype], self.fp8, self.latent, self.page_size, self.ragged,
+            self.scale_block,
         )  # fmt: skip
 
     def expected(self, splits: int) -> dict[str, dict[tuple[str, str], int]]:

@@ -3,11 +3,12 @@
 One thread block per (batch, key/value head, split, row tile), key tiles inside. Split s of S takes
 the key tiles ⌊T·s/S⌋ … ⌊T·(s + 1)/S⌋ - 1 of a sequence's T = ⌈Nk/Bc⌉, so min(S, T) splits have
 keys. Together they read each key once per row tile, whatever S is; what a split costs is q once
-more and fp32 partial results, written once and read once.
+more and fp32 partial results, written once and read once. The scale of a head is read by every
+block of it, the scales of blocks of keys once for 16 keys of every visit.
 """
 
 from analysis.decode import DecodeShape
-from analysis.shapes import ITEMSIZE, SCALE_BYTES, STAT_BYTES, Tile
+from analysis.shapes import ITEMSIZE, SCALE_BYTES, SCALE_UNIT, STAT_BYTES, Tile
 from analysis.sums import KernelBytes
 
 INDEX_BYTES = 4
@@ -37,9 +38,12 @@ def flash_decode(shape: DecodeShape, tile: Tile, splits: int) -> KernelBytes:
         chunks = sum(-(-keys // PAGE_UNIT) for keys in shape.seqlens)
         main["block_table", "read"] = chunks * readers * INDEX_BYTES
     if shape.fp8:
-        main["k_scale", "read"] = blocks * SCALE_BYTES
+        scales = blocks
+        if shape.scale_block is not None:
+            scales = sum(-(-keys // SCALE_UNIT) for keys in shape.seqlens) * readers
+        main["k_scale", "read"] = scales * SCALE_BYTES
         if not shape.latent:
-            main["v_scale", "read"] = blocks * SCALE_BYTES
+            main["v_scale", "read"] = scales * SCALE_BYTES
     results = {
         ("out", "write"): shape.query_bytes,
         ("lse", "write"): shape.batch * all_rows * STAT_BYTES,

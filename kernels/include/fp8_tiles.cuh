@@ -48,7 +48,7 @@ __device__ __forceinline__ void scale_scores(float (&score)[GROUPS][TILES][4], c
                                              float factor) {
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
-        const float unit = factor * ld_shared(scales + 8 * n / SCALE_KEYS);
+        const float unit = factor * ld_shared(scales + n * 8 / SCALE_KEYS);
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
 #pragma unroll

@@ -40,6 +40,7 @@ def decode_attention(
     block_table: Tensor | None = None,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
+    scale_block: int | None = None,
     splits: int | None = None,
     scale: float | None = None,
     causal: bool = True,
@@ -65,7 +66,10 @@ def decode_attention(
         block_table: (B, max_pages) int32: entry (b, j) is the page of keys j·page_size and on of
             sequence b. Sequences may share pages; entries behind a sequence's end are not read.
         k_scale, v_scale: (Hkv,) float32, what the fp8 numbers of a head are multiplied with;
-            default 1.
+            default 1. With ``scale_block`` as the cache without D, its keys in blocks:
+            (B, Hkv, ceil(Nk / scale_block)), (pages, ceil(page_size / scale_block), Hkv).
+        scale_block: keys that share a scale, a multiple of 16; a page's size gives each page and
+            head a scale of its own, so that a page can be written once and for all.
         splits: parts that the keys of a sequence are split into; any number. Default: by the room
             of the cache and the card's multiprocessors (``analysis.decode.best_splits``). Results
             of different numbers of splits differ in their last bits.
@@ -89,7 +93,9 @@ def decode_attention(
     Complexity: the bytes of the cache up to each length, once per 64 rows (heads of a group times
     queries), and 8·(D + 1) bytes a row and split for the parts.
     """
-    check_decode_arguments(q, k_cache, v_cache, seqlens_k, block_table, k_scale, v_scale)
+    check_decode_arguments(
+        q, k_cache, v_cache, seqlens_k, block_table, k_scale, v_scale, scale_block
+    )
     if torch.is_grad_enabled():
         for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
             if tensor is not None and tensor.requires_grad:
@@ -105,6 +111,7 @@ def decode_attention(
         block_table,
         k_scale,
         v_scale,
+        scale_block,
         None if splits is None else whole("splits", splits, least=1),
         resolve_scale(scale, q.shape[3]),
         flag("causal", causal),
@@ -121,6 +128,7 @@ def _forward(
     block_table: Tensor | None,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
+    scale_block: int | None,
     splits: int | None,
     scale: float,
     causal: bool,
@@ -140,6 +148,10 @@ def _forward(
         k_scale = ones if k_scale is None else k_scale
         if v_cache is not None:
             v_scale = ones if v_scale is None else v_scale
+    if scale_block is not None:  # as kernels take them: heads before blocks, and one number a row
+        k_scale, v_scale = (
+            None if x is None else x.transpose(1, heads)[..., None] for x in (k_scale, v_scale)
+        )
     caches = {"k": _by_heads(k_cache, heads)}
     if v_cache is not None:
         caches["v"] = _by_heads(v_cache, heads)
@@ -149,7 +161,9 @@ def _forward(
         "k_scale": k_scale, "v_scale": v_scale,
     }  # fmt: skip
     tensors = rows | {name: tensor for name, tensor in indices.items() if tensor is not None}
-    options = {"splits": splits, "scale": scale, "causal": causal}
+    options = {
+        "splits": splits, "scale": scale, "causal": causal, "scale_block": scale_block,
+    }  # fmt: skip
     layouts = [(name, t.shape, t.stride(), t.dtype) for name, t in tensors.items()]
     key = (launcher.backend_of(q.device), q.device, *options.values(), *layouts)
     call = _REPEATED.get(key)
@@ -185,6 +199,8 @@ def _first(
                 arrays[name] = array_of(name, tensor)
             elif name == "q":
                 arrays[name] = views.readable(name, tensor)
+            elif tensor.dim() == 4:  # scales of blocks of keys
+                arrays[name] = array_of(name, tensor)
             else:
                 arrays[name] = views.dense(name, tensor)
 
@@ -219,8 +235,8 @@ def _results(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 _LIBRARY = torch.library.Library("repro", "FRAGMENT")
 _LIBRARY.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor? v_cache, Tensor? seqlens_k, "
-    "Tensor? block_table, Tensor? k_scale, Tensor? v_scale, int? splits, float scale, "
-    "bool causal, bool check) -> (Tensor, Tensor)",
+    "Tensor? block_table, Tensor? k_scale, Tensor? v_scale, int? scale_block, int? splits, "
+    "float scale, bool causal, bool check) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.impl("decode_attention", _forward, "CompositeExplicitAutograd")

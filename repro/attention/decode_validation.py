@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from analysis.arguments import whole
+from analysis.shapes import scale_blocks
 from kernels.decode import QUERIES_MAX
 from kernels.decode_config import PAGE_UNIT
 from repro.attention.validation import DTYPES, FP8, HEAD_DIM_MAX, check_dense
@@ -32,6 +34,7 @@ def check_decode_arguments(
     block_table: Tensor | None,
     k_scale: Tensor | None,
     v_scale: Tensor | None,
+    scale_block: int | None = None,
 ) -> None:
     """Raise ``TypeError`` or ``ValueError`` for shapes, types, devices and layouts that no kernel
     takes. The values of tensors are the business of :func:`check_values`."""
@@ -78,7 +81,8 @@ def check_decode_arguments(
             )
     if seqlens_k is not None:
         _check_index("seqlens_k", seqlens_k, (q.shape[0],), q)
-    _check_scales(q, k_cache, v_cache, kv_heads, k_scale, v_scale)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    _check_scales(q, k_cache, v_cache, block_table is not None, scales, scale_block)
 
 
 def check_values(k_cache: Tensor, seqlens_k: Tensor | None, block_table: Tensor | None) -> None:
@@ -174,24 +178,39 @@ def _check_scales(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor | None,
-    kv_heads: int,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
+    paged: bool,
+    scales: dict[str, Tensor | None],
+    block: int | None,
 ) -> None:
-    for name, scales in (("k_scale", k_scale), ("v_scale", v_scale)):
-        if scales is None:
+    items, kv_heads, keys = (k_cache.shape[d] for d in ((0, 2, 1) if paged else (0, 1, 2)))
+    shape: tuple[int, ...] = (kv_heads,)
+    meaning = "(Hkv,)"
+    if block is not None:
+        if k_cache.dtype != FP8:
+            raise ValueError(f"scale_block={block} is for {FP8}, k_cache is {k_cache.dtype}")
+        blocks = scale_blocks(keys, whole("scale_block", block, least=1))
+        shape = (items, blocks, kv_heads) if paged else (items, kv_heads, blocks)
+        meaning = "(pages, blocks, Hkv)" if paged else "(B, Hkv, blocks)"
+        needed = ("k_scale",) if v_cache is None else ("k_scale", "v_scale")
+        missing = [name for name in needed if scales[name] is None]
+        if missing:
+            raise ValueError(f"scale_block={block} without {missing[0]}")
+    for name, tensor in scales.items():
+        if tensor is None:
             continue
         if k_cache.dtype != FP8:
             raise ValueError(f"{name} is for a cache of {FP8}, k_cache is {k_cache.dtype}")
-        if not isinstance(scales, Tensor) or scales.dtype != torch.float32:
-            kind = scales.dtype if isinstance(scales, Tensor) else type(scales).__name__
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a float32 tensor, got {kind}")
-        if tuple(scales.shape) != (kv_heads,):
-            raise ValueError(f"{name} must have shape (Hkv,) = {(kv_heads,)}, "
-                             f"got {tuple(scales.shape)}")  # fmt: skip
-        if scales.device != q.device:
-            raise TypeError(f"q and {name} are on different devices: {q.device}, {scales.device}")
-    if v_cache is None and v_scale is not None:
+        check_dense(name, tensor)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{name} must have shape {meaning} = {shape}, got {tuple(tensor.shape)}"
+            )
+        if tensor.device != q.device:
+            raise TypeError(f"q and {name} are on different devices: {q.device}, {tensor.device}")
+    if v_cache is None and scales["v_scale"] is not None:
         raise ValueError("v_scale without v_cache: the values are the keys and have k_scale")
 
 

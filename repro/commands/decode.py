@@ -22,8 +22,8 @@ from repro.commands.predict import here
 
 CACHES = ("same", "fp8")
 _FIELDS = (
-    "gpu", "batch", "heads", "kv_heads", "head_dim", "dtype", "cache", "latent", "page_size",
-    "width", "context", "block_m", "block_n", "splits",
+    "gpu", "batch", "heads", "kv_heads", "head_dim", "dtype", "cache", "scale_block", "latent",
+    "page_size", "width", "context", "block_m", "block_n", "splits",
 )  # fmt: skip
 _HEADERS = ("cache a token", "cache", "SM read", "SM write", "HBM ≥", "step ≥", "bound by",
             "tokens/s ≤")  # fmt: skip
@@ -52,6 +52,10 @@ def command(
             help="type of the cache: the same as of q, fp8, or both as same,fp8",
         ),
     ] = "same",
+    scale_block: Annotated[
+        int | None,
+        typer.Option(help="keys that share a scale of fp8, a multiple of 16 (default: all)"),
+    ] = None,
     latent: Annotated[
         bool, typer.Option("--latent", help="one tensor is keys and values, as with MLA")
     ] = False,
@@ -82,6 +86,8 @@ def command(
     output.require_one_format(as_json, as_csv, markdown, latex)
     if page_size is not None and (page_size < PAGE_UNIT or page_size % PAGE_UNIT):
         raise ValueError(f"--page-size {page_size}: expected a multiple of {PAGE_UNIT}")
+    if scale_block is not None and cache == "same":
+        raise ValueError(f"--scale-block {scale_block} with --cache {cache}: fp8 has scales")
     chosen: list[tuple[Any, ...]] = list(
         product(
             sweep.gpus(gpu) if gpu is not None else [here()],
@@ -103,6 +109,7 @@ def command(
             DecodeShape(
                 h, kv or h, w, (n,) * b, d, kind, kept == "fp8", latent, page_size,
                 ragged=page_size is not None,
+                scale_block=scale_block if kept == "fp8" else None,
             ),
             g, parts,
         )
@@ -124,8 +131,9 @@ def row_of(shape: DecodeShape, gpu: Gpu, splits: int | None = None) -> dict[str,
     row: dict[str, Any] = {
         "gpu": gpu.name, "batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "dtype": shape.dtype, "cache": "fp8" if shape.fp8 else "same",
-        "latent": shape.latent, "page_size": shape.page_size, "width": shape.seqlen_q,
-        "context": context, "block_m": None, "block_n": None, "splits": splits,
+        "scale_block": shape.scale_block, "latent": shape.latent, "page_size": shape.page_size,
+        "width": shape.seqlen_q, "context": context, "block_m": None, "block_n": None,
+        "splits": splits,
     }  # fmt: skip
     traffic = None
     why = theory(shape, gpu)
@@ -133,7 +141,7 @@ def row_of(shape: DecodeShape, gpu: Gpu, splits: int | None = None) -> dict[str,
         config = configure(
             shape.dtype, shape.head_dim, shape.rows, limit=gpu.shared_bytes_per_block,
             seqlens=shape.ragged, paged=shape.page_size is not None, fp8=shape.fp8,
-            latent=shape.latent,
+            scale_blocks=shape.scale_block is not None, latent=shape.latent,
         )  # fmt: skip
         blocks = shape.batch * shape.kv_heads * -(-shape.rows // config.tile.block_m)
         parts = splits or default_splits(

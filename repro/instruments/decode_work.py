@@ -50,7 +50,7 @@ class DecodeOperands:
         ]
         self.scales: list[Tensor] = []
         if shape.fp8:
-            pairs = [quantize_e4m3(cache, 2) for cache in caches]
+            pairs = [quantize_e4m3(cache, 2, block=shape.scale_block) for cache in caches]
             caches, self.scales = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         self.caches = caches
         order = torch.randperm(pages, generator=generator, device=device)
@@ -66,7 +66,8 @@ class DecodeOperands:
         for name, cache in zip("kv", self.caches, strict=False):
             tensors[name] = (cache.view(torch.uint8) if self.shape.fp8 else cache).transpose(1, 2)
         for name, scale in zip(("k_scale", "v_scale"), self.scales, strict=False):
-            tensors[name] = scale
+            blocks = self.shape.scale_block is not None
+            tensors[name] = scale.transpose(1, 2)[..., None] if blocks else scale
         return {name: array_of(name, tensor) for name, tensor in tensors.items()}
 
     def launch(self, backend: Backend, splits: int | None = None) -> None:
@@ -90,8 +91,13 @@ class DecodeOperands:
         pages = self.table[item].long()
         found = []
         for i, cache in enumerate(self.caches):
-            rows = cache[pages, :, kv_head].flatten(0, 1)[: self.shape.seqlens[item]].double()
-            found.append((rows * self.scales[i][kv_head].double() if self.scales else rows)[None])
+            rows = cache[pages, :, kv_head].double()
+            if self.shape.scale_block is not None:
+                wide = self.scales[i].repeat_interleave(self.shape.scale_block, 1)
+                rows *= wide[pages, : cache.shape[1], kv_head, None].double()
+            elif self.scales:
+                rows *= self.scales[i][kv_head].double()
+            found.append(rows.flatten(0, 1)[None, : self.shape.seqlens[item]])
         return found[0], found[-1]
 
     def error(self, item: int = 0, kv_head: int = 0) -> float:
@@ -108,4 +114,7 @@ class DecodeOperands:
 
 def _launch(backend: Backend, at: dict[str, Array], shape: DecodeShape, splits: int | None) -> None:
     given: dict[str, Any] = {"v": None} | at
-    decode.forward(backend, **given, scale=1 / math.sqrt(shape.head_dim), splits=splits)
+    decode.forward(
+        backend, **given, scale=1 / math.sqrt(shape.head_dim), scale_block=shape.scale_block,
+        splits=splits,
+    )  # fmt: skip

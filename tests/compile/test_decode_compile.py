@@ -18,20 +18,24 @@ REGISTERS = 65536  # of a multiprocessor
 CARDS = {"sm_80": A100_80GB, "sm_90": H100_SXM}
 
 
+#: (fp8, a scale a block of keys)
+CACHES = ((False, False), (True, False), (True, True))
+
+
 def forms(rows: tuple[int, ...], dtypes: tuple[str, ...]) -> list[DecodeConfig]:
     """Paged, ragged and split, which asks for the most registers."""
     return [
         configure(dtype, head_dim, count, seqlens=True, paged=True, split=True, fp8=fp8,
-                  latent=latent)
-        for dtype, head_dim, count, fp8, latent in itertools.product(
-            dtypes, (32, 64, 128, 256), rows, (False, True), (False, True)
+                  scale_blocks=blocks, latent=latent)
+        for dtype, head_dim, count, (fp8, blocks), latent in itertools.product(
+            dtypes, (32, 64, 128, 256), rows, CACHES, (False, True)
         )
         if not (fp8 and dtype == "fp32")
     ]  # fmt: skip
 
 
 def name(config: DecodeConfig) -> str:
-    flags = [flag for flag in ("fp8", "latent") if getattr(config, flag)]
+    flags = [flag for flag in ("fp8", "scale_blocks", "latent") if getattr(config, flag)]
     tile = f"{config.tile.block_m}x{config.tile.block_n}"
     return "-".join([config.dtype, str(config.head_dim), tile, *flags])
 

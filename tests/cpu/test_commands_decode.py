@@ -101,6 +101,13 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
     assert theory(DecodeShape(32, 8, 1, (4096,), 100), H200) is not None
     assert theory(DecodeShape(32, 8, 1, (4096,), 24, fp8=True), H200) is not None
     assert theory(DecodeShape(32, 8, 1, (4096,), 128, "fp32", fp8=True), H200) is not None
+    blocks = row_of(DecodeShape(32, 8, 1, (4096,), 128, fp8=True, scale_block=64), H200)
+    assert blocks["by_tensor"]["k_scale read"] == 8 * 4096 // 16 * 4
+    assert (
+        blocks["compulsory_bytes"]
+        - row_of(DecodeShape(32, 8, 1, (4096,), 128, fp8=True), H200)["compulsory_bytes"]
+        == 2 * 8 * 4096 // 64 * 4
+    )
     assert theory(DecodeShape(32, 8, 1, (4096,), 128), GPUS["T4"]) == "T4 runs none of our kernels"
 
 

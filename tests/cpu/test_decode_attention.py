@@ -47,6 +47,8 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": torch.float32, "head_dim": 32, "page_size": 48, "causal": False},
     {"dtype": torch.bfloat16, "head_dim": 128, "page_size": 64},
     {"dtype": torch.float16, "head_dim": 32, "fp8": True, "page_size": 32},
+    {"dtype": torch.float16, "head_dim": 32, "fp8": True, "page_size": 48, "scale_block": 32},
+    {"dtype": torch.float16, "head_dim": 64, "fp8": True, "scale_block": 80},
     {"dtype": torch.float16, "head_dim": 64, "latent": True},
 ]
 
@@ -250,7 +252,7 @@ def test_no_gradient(device: str) -> None:
 def test_opcheck(changes: dict[str, Any]) -> None:
     (q, k, v), options = Problem(**changes).arguments()
     arguments = (
-        q, k, v, options.get("seqlens_k"), options.get("block_table"), None, None,
+        q, k, v, options.get("seqlens_k"), options.get("block_table"), None, None, None,
         options["splits"], 0.125, True, True,
     )  # fmt: skip
     # fp8 has no "isclose" that opcheck could compare inputs with.

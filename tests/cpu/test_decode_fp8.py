@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_support import BOUNDS, normal
@@ -170,3 +172,60 @@ def test_quantising() -> None:
         quantize_e4m3(torch.full((1, 1, 1, 16), torch.inf))
     with pytest.raises(ValueError, match="heads=4 is above 3"):
         quantize_e4m3(x, 4)
+
+
+@pytest.mark.parametrize("changes", [{}, {"latent": True}, {"page_size": 32}], ids=str)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_scales_of_blocks_of_keys(changes: dict[str, Any], splits: int, device: str) -> None:
+    """Right with any number of splits, and the parts merge as they do with a scale a head."""
+    problem = Problem(
+        seqlens=(300, 37), seqlen_q=2, fp8=True, scale_block=48, splits=splits, device=device,
+        dtype=torch.bfloat16, **changes,
+    )  # fmt: skip
+    (out, lse), (want, want_lse) = problem.run(), problem.answer()
+    own = BOUNDS[torch.bfloat16][0] * max(1.0, float(want.abs().max()))
+    assert max_error(out, want) <= own
+    assert max_error(lse, want_lse) <= BOUNDS[torch.bfloat16][0]
+    if device == "cpu":
+        _, counted = problem.counted()
+        assert counted == problem.expected(splits)
+
+
+def test_a_page_with_an_outlier_coarsens_no_other_page(device: str) -> None:
+    """With a scale a page and head, against a scale a head: what an outlier in a page that the
+    sequence does not read costs the sequence."""
+    q = 0.1 * normal(1, 4, 1, 64, dtype=torch.float16, seed=1)
+    pages = [normal(5, 32, 2, 64, seed=seed) for seed in (2, 3)]
+    for cache in pages:
+        cache[4] *= 1e6
+    table = torch.tensor([[2, 0, 3, 1]], dtype=torch.int32)
+    k, v = (cache[table[0].long()].flatten(0, 1).transpose(0, 1)[None] for cache in pages)
+    exact = attention_reference(q, k, v).out
+    errors = []
+    for block in (None, 32):
+        (k8, k_scale), (v8, v_scale) = (quantize_e4m3(x, 2, block=block) for x in pages)
+        moved = [x.to(device) for x in (q, k8, v8, table, k_scale, v_scale)]
+        out = repro.decode_attention(
+            *moved[:3], block_table=moved[3], k_scale=moved[4], v_scale=moved[5],
+            scale_block=block,
+        )  # fmt: skip
+        errors.append(max_error(out.cpu(), exact))
+    assert errors[0] > 5 * errors[1]
+
+
+def test_scales_that_do_not_fit_their_blocks_are_named() -> None:
+    q = torch.zeros(1, 2, 1, 16, dtype=torch.float16)
+    k = torch.zeros(1, 1, 40, 16).to(FP8)
+    scales = {"k_scale": torch.ones(1, 1, 2), "v_scale": torch.ones(1, 1, 3), "scale_block": 16}
+    with pytest.raises(ValueError, match=r"\(B, Hkv, blocks\) = \(1, 1, 3\), got \(1, 1, 2\)"):
+        repro.decode_attention(q, k, k, **scales)
+    with pytest.raises(ValueError, match="scale_block=16 without v_scale"):
+        repro.decode_attention(q, k, k, k_scale=torch.ones(1, 1, 3), scale_block=16)
+    with pytest.raises(ValueError, match="scale_block=24 is not a multiple of 16"):
+        repro.decode_attention(q, k, k, scale_block=24)
+    with pytest.raises(ValueError, match="scale_block=16 is for torch"):
+        repro.decode_attention(q, k.half(), k.half(), scale_block=16)
+    table = torch.zeros(1, 2, dtype=torch.int32)
+    pages = torch.zeros(3, 32, 1, 16).to(FP8)
+    with pytest.raises(ValueError, match=r"\(pages, blocks, Hkv\) = \(3, 2, 1\), got \(1, 1, 2\)"):
+        repro.decode_attention(q, pages, pages, block_table=table, **scales)
