@@ -8,7 +8,7 @@
 #   make test-all                 and the thorough ones: more forms, sizes and processes, docs, wheel
 #   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
 #   make check K=flash_forward    one kernel: compile, run, count, registers and spills
-#   make fuzz [FOR_S=60]          random attention problems, planned models, killed runs; all checks on
+#   make fuzz [FOR_S=60]          random attention, decoding, planned models, killed runs; all checks on
 #   make bench                    micro-benchmarks (pytest-benchmark)
 #   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
 #   make gpu-run DRY=1                     its plan, with predicted seconds, on any machine

@@ -2,13 +2,14 @@
 
     python -m repro.fuzz --seconds 60            # random cases; the first seed is printed
     python -m repro.fuzz --seed 7 --seconds 60   # the same cases again
-    python -m repro.fuzz --of planned            # one kind alone: attention, planned or records
+    python -m repro.fuzz --of planned            # one kind: attention, decode, planned, records
     python -m repro.fuzz --case '{"seqlen_q": 5, "causal": true}'   # one case
     python -m repro.fuzz --of planned --case '{"stages": ["noisy", "tanh"]}'
 
-An attention problem is held to float64. A planned model (small, of stages that are hard to run
-again; with autocast, restarts, ranks, and compiled for any number of rows) is held to the plain
-model, bit for bit. A measurement run that is killed and goes on is held to one that is not.
+An attention problem is held to float64, a step of decoding too, whole and split. A planned model
+(small, of stages that are hard to run again; with autocast, restarts, ranks, and compiled for any
+number of rows) is held to the plain model, bit for bit. A measurement run that is killed and goes
+on is held to one that is not.
 
 The host backend runs with its checks on: a read out of bounds, an unwritten output or a race
 between barriers fails a case like a wrong number does. A failing case is made as small as it
@@ -36,6 +37,7 @@ __all__ = ["KINDS", "main"]
 #: What is fuzzed, and the module with its Case, draw(seed, form), failure(case, device), smaller.
 KINDS = {
     "attention": "repro.attention.cases",
+    "decode": "repro.attention.decode_cases",
     "planned": "repro.checkpointing.cases",
     "records": "repro.killed_runs",
 }

@@ -1,0 +1,260 @@
+"""One random step of decoding, drawn from a seed and checked: ``repro.fuzz --of decode``.
+
+Any cache that ``repro.decode_attention`` takes: lengths, pages that sequences share, fp8 with
+scales, a latent, grouped heads, drafts; split and whole, each held to float64 and its bytes to
+their prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from analysis.decode import DecodeShape
+from analysis.sums.decode import flash_decode
+from analysis.traffic import Traffic
+from kernels.decode_config import configure
+from repro.attention.cases import beyond_bound
+from repro.attention.decode import decode_attention
+from repro.attention.launcher import backend_of
+from repro.attention.reference import attention_reference, framework_result, visible
+from repro.attention.validation import FP8
+from repro.attention.views import TORCH_TYPES
+from repro.plain_case import PlainCase
+
+__all__ = ["Case", "draw", "failure", "smaller"]
+
+#: Behind the end of a sequence nothing is read: a page that no cache has.
+NO_PAGE = 2**30
+
+
+@dataclass(frozen=True)
+class Case(PlainCase):
+    """A step. ``page_size`` 0: contiguous caches; ``scale_block`` 0: a scale a head of fp8.
+
+    width: queries of a sequence. seqlens: keys of each, given to the kernel if ``ragged`` (without,
+    the first is that of all). transposed: contiguous caches lie as (B, N, Hkv, D).
+    """
+
+    seqlens: tuple[int, ...] = (1,)
+    heads: int = 1
+    kv_heads: int = 1
+    width: int = 1
+    head_dim: int = 16
+    dtype: str = "fp16"
+    fp8: bool = False
+    scale_block: int = 0
+    latent: bool = False
+    page_size: int = 0
+    ragged: bool = False
+    transposed: bool = False
+    causal: bool = True
+    splits: int = 1
+    large: bool = False
+    seed: int = 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Keys of each sequence."""
+        return self.seqlens if self.ragged else (self.seqlens[0],) * len(self.seqlens)
+
+    @property
+    def room(self) -> int:
+        """Keys that the cache has room for; all of them are used where no lengths are given."""
+        if self.page_size:
+            return -(-max(*self.lengths, 1) // self.page_size) * self.page_size
+        return max(self.lengths) + 3 * self.ragged
+
+
+def draw(seed: int, form: int) -> Case:
+    """A random step; ``form`` decides what is compiled, ``seed`` everything else."""
+    random, shaping = Random(seed), Random(form)
+    dtype = shaping.choice(("fp16", "bf16", "bf16", "fp32"))
+    fp8 = dtype != "fp32" and shaping.random() < 0.5
+    widest = shaping.choice((32, 64, 128, 256))
+    unit = 16 if fp8 else 8
+    low = 1 if widest == 32 else widest // 2 // unit + 1
+    head_dim = random.randint(low, widest // unit) * unit
+    blocks = fp8 and shaping.random() < 0.6
+    paged = shaping.random() < 0.6
+    page_size = random.choice((16, 32, 48, 64, 128, 256)) if paged else 0
+    kv_heads = random.choice((1, 1, 2, 3))
+    ragged = paged or shaping.random() < 0.5
+    latent = shaping.random() < 0.3
+    return Case(
+        seqlens=tuple(_length(random) for _ in range(random.choice((1, 1, 2, 3)))),
+        heads=kv_heads * random.choice((1, 1, 2, 4, 8, 40)),
+        kv_heads=kv_heads,
+        width=random.randint(1, 8),
+        head_dim=head_dim,
+        dtype=dtype,
+        fp8=fp8,
+        scale_block=random.choice((16, 32, 80, 128)) if blocks else 0,
+        latent=latent,
+        page_size=page_size,
+        ragged=ragged,
+        transposed=random.random() < 0.3,
+        causal=shaping.random() < 0.7,
+        splits=random.choice((1, 2, 3, 5, 16, 100)),
+        large=random.random() < 0.2,
+        seed=random.randrange(2**31),
+    )
+
+
+def _length(random: Random) -> int:
+    edge = random.choice((0, 1, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 256, 500))
+    return edge if random.random() < 0.6 else random.randrange(1, 700)
+
+
+def smaller(case: Case) -> Iterator[Case]:
+    """Simpler neighbours of a failing case, the most drastic simplifications first."""
+    plain = Case()
+    for name in ("large", "transposed", "latent", "scale_block", "causal", "dtype"):
+        if getattr(case, name) != getattr(plain, name):
+            yield replace(case, **{name: getattr(plain, name)})
+    if case.fp8 and not case.scale_block:
+        yield replace(case, fp8=False)
+    if case.page_size:
+        yield replace(case, page_size=0)
+    elif case.ragged:
+        yield replace(case, ragged=False)
+    if len(case.seqlens) > 1:
+        yield from (replace(case, seqlens=half) for half in (case.seqlens[:1], case.seqlens[1:]))
+    if case.heads != case.kv_heads:
+        yield replace(case, heads=case.kv_heads)
+    elif case.heads > 1:
+        yield replace(case, heads=1, kv_heads=1)
+    for less in (1, case.width // 2, case.width - 1):
+        if 1 <= less < case.width:
+            yield replace(case, width=less)
+    for less in (1, case.splits // 2, case.splits - 1):
+        if 1 <= less < case.splits:
+            yield replace(case, splits=less)
+    for i, length in enumerate(case.seqlens):
+        for less in (length // 2, length - 1):
+            if 0 <= less < length:
+                lengths = (*case.seqlens[:i], less, *case.seqlens[i + 1 :])
+                yield replace(case, seqlens=lengths)
+    if case.head_dim > 16:
+        yield replace(case, head_dim=16)
+
+
+def failure(case: Case, device: str = "cpu") -> str | None:
+    """Run a step in one piece and in ``splits``; what is wrong with a result, or None.
+
+    out and lse within the bound of ``repro.attention.cases``; bytes as predicted, of every tensor.
+    """
+    generator = torch.Generator().manual_seed(case.seed)
+    q, caches, options = _arguments(case, generator)
+    want = [_exact(case, b, q, caches, options) for b in range(len(case.lengths))]
+    given: dict[str, Any] = {
+        n: x.to(device) if isinstance(x, Tensor) else x for n, x in options.items()
+    }
+    keys, *values = (codes.to(device) for codes, _ in caches)
+    for splits in dict.fromkeys((1, case.splits)):
+        backend: Any = backend_of(torch.device(device)) if device == "cpu" else None
+        if backend is not None:
+            backend.reset()
+        out, lse = decode_attention(
+            q.to(device), keys, values[0] if values else None, splits=splits, causal=case.causal,
+            return_lse=True, **given,
+        )  # fmt: skip
+        for b, (exact, theirs, dtype) in enumerate(want):
+            for name, result in (("out", out), ("lse", lse)):
+                complaint = beyond_bound(name, result[b : b + 1].cpu(), exact, theirs, dtype)
+                if complaint:
+                    return f"{splits} splits, sequence {b}, {complaint}"
+        complaint = None if backend is None else _uncounted(case, splits, backend.traffic)
+        if complaint:
+            return f"{splits} splits, {complaint}"
+    return None
+
+
+def _uncounted(case: Case, splits: int, traffic: dict[str, Any]) -> str | None:
+    """Where the bytes counted differ from the prediction, or None."""
+    shape = DecodeShape(
+        case.heads, case.kv_heads, case.width, case.lengths, case.head_dim, case.dtype, case.fp8,
+        case.latent, case.page_size or None, case.ragged, case.scale_block or None,
+    )  # fmt: skip
+    if not case.room:
+        return None  # nothing is launched
+    tile = configure(case.dtype, case.head_dim, shape.rows).tile
+    wanted = {n: dict(x) for n, x in Traffic(flash_decode(shape, tile, splits)).kernels.items()}
+    counted = {name: dict(entries) for name, entries in traffic.items() if entries}
+    wanted = {name: entries for name, entries in wanted.items() if entries}
+    return None if counted == wanted else f"bytes: counted {counted}, predicted {wanted}"
+
+
+Cache = tuple[Tensor, Tensor]
+"""A cache as the operator takes it, and its numbers (B, Hkv, room, D) in float64."""
+
+
+def _arguments(
+    case: Case, generator: torch.Generator
+) -> tuple[Tensor, list[Cache], dict[str, Any]]:
+    """q, K and V (a latent alone), and the operator's options."""
+    batch, dtype = len(case.lengths), TORCH_TYPES[case.dtype]
+    q = torch.randn(batch, case.heads, case.width, case.head_dim, generator=generator)
+    q = (q * (8.0 if case.large else 1.0)).to(dtype)
+    options: dict[str, Any] = {}
+    if case.ragged:
+        options["seqlens_k"] = torch.tensor(case.lengths, dtype=torch.int32)
+    pages, table = batch, None
+    if case.page_size:
+        columns = case.room // case.page_size
+        pages = batch * columns + 1
+        table = torch.randint(pages, (batch, columns), generator=generator, dtype=torch.int32)
+        used = torch.arange(columns) * case.page_size < options["seqlens_k"][:, None]
+        options["block_table"] = torch.where(used, table, NO_PAGE).to(torch.int32)
+    if case.scale_block:
+        options["scale_block"] = case.scale_block
+    keys = case.page_size or case.room
+    caches = []
+    for name in ("k_scale",) if case.latent else ("k_scale", "v_scale"):
+        numbers = torch.randn(pages, case.kv_heads, keys, case.head_dim, generator=generator)
+        cache = numbers.to(FP8 if case.fp8 else dtype)
+        exact = cache.double()
+        if case.fp8:
+            blocks = -(-keys // case.scale_block) if case.scale_block else 0
+            shape = (pages, case.kv_heads, blocks) if blocks else (case.kv_heads,)
+            scales = torch.exp(torch.randn(shape, generator=generator))
+            wide = scales.double()[None, :, None]
+            if blocks:
+                wide = scales.double().repeat_interleave(case.scale_block, 2)[..., :keys]
+            exact = exact * wide[..., None]
+            options[name] = scales.transpose(1, 2) if case.page_size and blocks else scales
+        if table is not None:
+            exact = exact[table.long()].transpose(1, 2).flatten(2, 3)
+            cache = cache.view(torch.uint8) if case.fp8 else cache
+            cache = cache.transpose(1, 2).contiguous()
+            cache = cache.view(FP8) if case.fp8 else cache
+        elif case.transposed:
+            bits = cache.view(torch.uint8) if case.fp8 else cache
+            bits = bits.transpose(1, 2).contiguous().transpose(1, 2)
+            cache = bits.view(FP8) if case.fp8 else bits
+        if table is None:
+            for b, length in enumerate(case.lengths):  # nobody may read these
+                cache[b, :, length:] = math.nan
+        caches.append((cache, exact))
+    return q, caches, options
+
+
+def _exact(
+    case: Case, item: int, q: Tensor, caches: list[Cache], options: dict[str, Any]
+) -> tuple[Any, Any, torch.dtype]:
+    """A sequence's answer in float64, and the framework's in the type of q."""
+    length, rows = case.lengths[item], q[item : item + 1]
+    k, v = (caches[i][1][item : item + 1, :, :length] for i in (0, -1))
+    seen = visible(1, case.heads, case.width, length, causal=case.causal)
+    exact = attention_reference(rows, k, v, torch.zeros_like(rows), causal=case.causal)
+    theirs = framework_result(
+        rows, k.to(q.dtype), v.to(q.dtype), torch.zeros_like(rows), seen=seen,
+        scale=case.head_dim**-0.5,
+    )  # fmt: skip
+    return exact, theirs, q.dtype
