@@ -267,7 +267,8 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
                , int window_left, int window_right, int sinks
 #endif
 #if PACKED
-               , Tensor1<const int> cu_seqlens_q, Tensor1<const int> cu_seqlens_k  // (sequences + 1)
+               , Tensor1<const int> cu_seqlens_q  // (sequences + 1)
+               , Tensor1<const int> cu_seqlens_k
 #endif
 ) {
     // ---- which tile -----------------------------------------------------------------------------
@@ -281,19 +282,12 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     const Sequence sequence = sequence_of(cu_seqlens_k.data, cu_seqlens_q.data, batch, key0,
                                           reinterpret_cast<uint32*>(shared + PACKED_AT));
     if (key0 >= sequence.own) return;
-    move_to(k, sequence.own0);
-    move_to(v, sequence.own0);
-    move_to(dk, sequence.own0);
-    move_to(dv, sequence.own0);
-    move_to(q, sequence.other0);
-    move_to(dout, sequence.other0);
-    move_to(lse, sequence.other0);
-    move_to(delta, sequence.other0);
-#if QUERY_GRADIENT
-    move_to(dq_accum, sequence.other0);
-#endif
     seqlen_k = sequence.own;
     seqlen_q = sequence.other;
+    const int key_row = sequence.own0 + key0, first_query = sequence.other0;
+#else
+    const int key_row = key0;
+    constexpr int first_query = 0;
 #endif
     const int keys = min_int(BLOCK_N, seqlen_k - key0);
     const int offset = seqlen_k - seqlen_q;
@@ -333,8 +327,8 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 
     int t = walk.next(0);
     if (t >= visits) {  // nobody looks at these keys
-        store_zeros<THREADS>(k_tile, dk.row(batch, kv_head, key0), dk.stride_n, keys, head_dim);
-        store_zeros<THREADS>(v_tile, dv.row(batch, kv_head, key0), dv.stride_n, keys, head_dim);
+        store_zeros<THREADS>(k_tile, dk.row(batch, kv_head, key_row), dk.stride_n, keys, head_dim);
+        store_zeros<THREADS>(v_tile, dv.row(batch, kv_head, key_row), dv.stride_n, keys, head_dim);
         return;
     }
 
@@ -353,10 +347,10 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #endif
     auto load_visit = [&](int visit, int stage) {
         const int head = head_of(visit), row0 = tile_of(visit) * BLOCK_M;
-        const int rows = min_int(BLOCK_M, seqlen_q - row0);
-        load_tile_async<THREADS>(q_tile(stage), q.row(batch, head, row0), q.stride_n, rows,
+        const int rows = min_int(BLOCK_M, seqlen_q - row0), row = first_query + row0;
+        load_tile_async<THREADS>(q_tile(stage), q.row(batch, head, row), q.stride_n, rows,
                                  head_dim);
-        load_tile_async<THREADS>(do_tile(stage), dout.row(batch, head, row0), dout.stride_n, rows,
+        load_tile_async<THREADS>(do_tile(stage), dout.row(batch, head, row), dout.stride_n, rows,
                                  head_dim);
         cp_async_commit();
 #if ALIBI
@@ -368,8 +362,8 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             next_lse[x] = neg_infinity();
             next_delta[x] = 0.0f;
             if (r < rows) {
-                next_lse[x] = ld_global(lse.at(batch, head, row0) + r);
-                next_delta[x] = ld_global(delta.at(batch, head, row0) + r);
+                next_lse[x] = ld_global(lse.at(batch, head, row) + r);
+                next_delta[x] = ld_global(delta.at(batch, head, row) + r);
             }
         }
     };
@@ -388,8 +382,8 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
             }
         }
     };
-    load_tile_async<THREADS>(k_tile, k.row(batch, kv_head, key0), k.stride_n, keys, head_dim);
-    load_tile_async<THREADS>(v_tile, v.row(batch, kv_head, key0), v.stride_n, keys, head_dim);
+    load_tile_async<THREADS>(k_tile, k.row(batch, kv_head, key_row), k.stride_n, keys, head_dim);
+    load_tile_async<THREADS>(v_tile, v.row(batch, kv_head, key_row), v.stride_n, keys, head_dim);
     load_visit(t, 0);
     publish_stats(0);
     uint32* const keep = reinterpret_cast<uint32*>(shared + KEEP_AT);
@@ -507,7 +501,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
 #if QUERY_GRADIENT
         // ---- dQ += dS K -------------------------------------------------------------------------
         float* const dq_rows = dq_accum.row(DETERMINISTIC ? int64(j) * batches + batch : batch,
-                                            head, row0);
+                                            head, first_query + row0);
         constexpr int COLUMNS = HEAD_DIM / DQ_DIM;
 #pragma unroll 1
         for (int piece = warp_id(); piece < BLOCK_M / 16 * COLUMNS; piece += NUM_WARPS) {
@@ -534,6 +528,6 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     store_accumulator(k_tile.from_row(warp_key), dim0, dk_acc);
     store_accumulator(v_tile.from_row(warp_key), dim0, dv_acc);
     block_sync();
-    store_tile<THREADS>(k_tile, dk.row(batch, kv_head, key0), dk.stride_n, keys, head_dim);
-    store_tile<THREADS>(v_tile, dv.row(batch, kv_head, key0), dv.stride_n, keys, head_dim);
+    store_tile<THREADS>(k_tile, dk.row(batch, kv_head, key_row), dk.stride_n, keys, head_dim);
+    store_tile<THREADS>(v_tile, dv.row(batch, kv_head, key_row), dv.stride_n, keys, head_dim);
 }

@@ -198,15 +198,12 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
     const Sequence sequence = sequence_of(cu_seqlens_q.data, cu_seqlens_k.data, batch, row0,
                                           reinterpret_cast<uint32*>(shared + PACKED_AT));
     if (row0 >= sequence.own) return;
-    move_to(q, sequence.own0);
-    move_to(dout, sequence.own0);
-    move_to(lse, sequence.own0);
-    move_to(delta, sequence.own0);
-    move_to(dq, sequence.own0);
-    move_to(k, sequence.other0);
-    move_to(v, sequence.other0);
     seqlen_q = sequence.own;
     seqlen_k = sequence.other;
+    const int row = sequence.own0 + row0, first_key = sequence.other0;
+#else
+    const int row = row0;
+    constexpr int first_key = 0;
 #endif
     const int rows = min_int(BLOCK_M, seqlen_q - row0);
     const int warp_row = warp_id() * WARP_ROWS;
@@ -228,7 +225,7 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #endif
 
     const QTile q_tile = tile_at<QTile>(shared), do_tile = tile_at<QTile>(shared + DO_AT);
-    io_t* const dq_rows = dq.row(batch, head, row0);
+    io_t* const dq_rows = dq.row(batch, head, row);
 
 #if BLOCK_SPARSE
     const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
@@ -247,8 +244,8 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 
     // ---- loads --------------------------------------------------------------------------------------
     const int kv_head = head / group;
-    const io_t* const k_rows = k.row(batch, kv_head, 0);
-    const io_t* const v_rows = v.row(batch, kv_head, 0);
+    const io_t* const k_rows = k.row(batch, kv_head, first_key);
+    const io_t* const v_rows = v.row(batch, kv_head, first_key);
     auto k_tile = [&](int stage) { return tile_at<KTile>(shared + K_AT + stage * KTile::BYTES); };
     auto v_tile = [&](int stage) { return tile_at<KTile>(shared + V_AT + stage * KTile::BYTES); };
     auto keep_at = [&](int slot) {
@@ -297,8 +294,8 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
 #else
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif
-    load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
-    load_tile_async<THREADS>(do_tile, dout.row(batch, head, row0), dout.stride_n, rows, head_dim);
+    load_tile_async<THREADS>(q_tile, q.row(batch, head, row), q.stride_n, rows, head_dim);
+    load_tile_async<THREADS>(do_tile, dout.row(batch, head, row), dout.stride_n, rows, head_dim);
     load_kv(tile_of(j), 0);
     // Rows that see nothing, and rows that do not exist, get exp(s - inf) = 0. The four threads of a
     // row fetch one address, which the hardware serves once: the lanes share it by shuffle instead,
@@ -307,9 +304,9 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
     {
         const int left = rows - warp_row;
         const bool leader = lane_id() % 4 == 0;
-        lse_rows = row_values(lse.at(batch, head, row0 + warp_row), leader ? left : 0,
+        lse_rows = row_values(lse.at(batch, head, row + warp_row), leader ? left : 0,
                               neg_infinity());
-        delta_rows = row_values(delta.at(batch, head, row0 + warp_row), leader ? left : 0, 0.0f);
+        delta_rows = row_values(delta.at(batch, head, row + warp_row), leader ? left : 0, 0.0f);
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
 #pragma unroll

@@ -258,13 +258,12 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
     const Sequence sequence = sequence_of(cu_seqlens_q.data, cu_seqlens_k.data, batch, row0,
                                           reinterpret_cast<uint32*>(shared + PACKED_AT));
     if (row0 >= sequence.own) return;
-    move_to(q, sequence.own0);
-    move_to(out, sequence.own0);
-    move_to(lse, sequence.own0);
-    move_to(k, sequence.other0);
-    move_to(v, sequence.other0);
     seqlen_q = sequence.own;
     seqlen_k = sequence.other;
+    const int row = sequence.own0 + row0, first_key = sequence.other0;
+#else
+    const int row = row0;
+    constexpr int first_key = 0;
 #endif
     const int rows = min_int(BLOCK_M, seqlen_q - row0);
     const int warp_row = warp_id() * WARP_ROWS;
@@ -295,8 +294,8 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 #endif
 
     const QTile q_tile = tile_at<QTile>(shared);
-    io_t* const out_rows = out.row(batch, head, row0);
-    float* const lse_rows = lse.at(batch, head, row0);
+    io_t* const out_rows = out.row(batch, head, row);
+    float* const lse_rows = lse.at(batch, head, row);
 
 #if BLOCK_SPARSE
     const uint8* const block_row = block_mask.row(batch, head, row0 / SPARSE_M);
@@ -316,8 +315,8 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 
     // ---- loads ----------------------------------------------------------------------------------
     const int kv_head = head / group;
-    const kv_t* const k_rows = k.row(batch, kv_head, 0);
-    const kv_t* const v_rows = v.row(batch, kv_head, 0);
+    const kv_t* const k_rows = k.row(batch, kv_head, first_key);
+    const kv_t* const v_rows = v.row(batch, kv_head, first_key);
     auto k_tile = [&](int stage) { return tile_at<KTile>(shared + K_AT + stage * KTile::BYTES); };
     auto v_tile = [&](int stage) { return tile_at<KTile>(shared + V_AT + stage * KTile::BYTES); };
     auto keep_at = [&](int slot) {
@@ -378,7 +377,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 #else
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif
-    load_tile_async<THREADS>(q_tile, q.row(batch, head, row0), q.stride_n, rows, head_dim);
+    load_tile_async<THREADS>(q_tile, q.row(batch, head, row), q.stride_n, rows, head_dim);
     load_kv(tile_of(j), 0);
 
     // ---- the loop over key tiles ----------------------------------------------------------------

@@ -2,9 +2,10 @@
 // starts.
 //
 // Sequence s has the queries cu_seqlens_q[s] … cu_seqlens_q[s + 1] - 1 and the keys between the same
-// entries of cu_seqlens_k. A block works on a tile of one sequence: it moves the views to the
-// sequence's first row and takes its lengths for seqlen_q and seqlen_k, and all that follows is as if
-// the sequence were alone (the views have stride_b 0, so that `batch` can number the sequences).
+// entries of cu_seqlens_k. A block works on a tile of one sequence: it adds the sequence's first row
+// where it addresses memory and takes its lengths for seqlen_q and seqlen_k, and all else is as if the
+// sequence were alone (the views have stride_b 0, so that `batch` can number the sequences). To move
+// the views instead would take them out of constant memory, two registers each.
 //
 // The grid is that of as many sequences of the longest length; blocks of shorter ones that have no
 // rows read two entries and leave. A list of the tiles that exist would save their start, but it
@@ -49,14 +50,5 @@ __device__ __forceinline__ Sequence sequence_of(const int* own_table, const int*
         found.other = int(ld_shared(words + 3));
     }
     return found;
-}
-
-template <class T>
-__device__ __forceinline__ void move_to(Tensor4<T>& view, int row) {
-    view.data = view.row(0, 0, row);
-}
-template <class T>
-__device__ __forceinline__ void move_to(Tensor3<T>& view, int row) {
-    view.data = view.at(0, 0, row);
 }
 #endif
