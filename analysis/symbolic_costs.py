@@ -21,7 +21,7 @@ import sympy as sp
 
 from analysis import algorithms, memory
 from analysis.algorithms import Family
-from analysis.flops import THREADS_A_ROW, products
+from analysis.flops import TANH_SPECIALS, THREADS_A_ROW, products
 from analysis.shapes import AttentionShape
 from analysis.symbolic import FORMS, STATISTIC, Bc, Br, Nk, Nq, V, d, e
 
@@ -175,9 +175,8 @@ def peak_bytes(algorithm: str, pass_: str) -> sp.Expr:
     return peak
 
 
-def useful_flops(algorithm: str, pass_: str, causal: bool) -> sp.Expr:
-    """Products over visible pairs."""
-    pairs = Nq * Nk - Nq * (Nq - 1) / 2 if causal else Nq * Nk
+def useful_flops(algorithm: str, pass_: str, pairs: sp.Expr) -> sp.Expr:
+    """Products over the visible pairs of every head."""
     return products(pass_, recompute=algorithm != "standard") * 2 * B * H * pairs * d
 
 
@@ -188,11 +187,13 @@ def executed_flops(algorithm: str, pass_: str) -> sp.Expr:
     return products(pass_, recompute=recompute) * 2 * B * H * pairs * d
 
 
-def exponentials(algorithm: str, pass_: str) -> sp.Expr:
-    """One per visited pair; in a tiled forward pass also one per row, visit and thread of a row."""
+def exponentials(algorithm: str, pass_: str, capped: sp.Expr = sp.S.Zero) -> sp.Expr:
+    """One per visited pair; in a tiled forward pass also one per row, visit and thread of a row.
+    capped: 1 where scores are capped, whose tanh asks for more."""
     if algorithm == "standard":
         return B * H * Nq * Nk if pass_ == "forward" else sp.Integer(0)
-    return B * H * (P + THREADS_A_ROW * Rq) if pass_ == "forward" else B * H * P
+    of_pairs = P * (1 + TANH_SPECIALS * capped)
+    return B * H * (of_pairs + THREADS_A_ROW * Rq) if pass_ == "forward" else B * H * of_pairs
 
 
 def times(algorithm: str, pass_: str) -> dict[str, sp.Expr]:
@@ -238,4 +239,9 @@ def evaluate(expression: sp.Expr, values: Mapping[sp.Symbol, float]) -> float:
 @cache
 def _compiled(expression: sp.Expr) -> tuple[tuple[sp.Symbol, ...], Callable[..., float]]:
     symbols = tuple(sorted(expression.free_symbols, key=str))
-    return symbols, sp.lambdify(symbols, expression, "math")
+    return symbols, sp.lambdify(symbols, expression, [{"choose": _chosen}, "math"])
+
+
+def _chosen(x: float, then: float, otherwise: float) -> float:
+    """``analysis.symbolic_loop.choose``."""
+    return then if x > 0 else otherwise

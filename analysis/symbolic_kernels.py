@@ -2,103 +2,42 @@
 
 ``analysis.symbolic_costs`` has the bytes of a whole pass. Kernels run one after another and each
 has a ceiling of its own, so a bound needs them apart: bytes at the SM boundary and in HBM, FLOPs,
-exponentials and thread blocks of each. Beside the algorithms with closed forms there are the Hopper
-kernels, whose row statistics and fp32 dq lie in whole query tiles, and the copies around kernels
-whose rows are padded.
+exponentials and thread blocks of each. No byte is added up here: the sums of ``analysis.sums`` are
+given symbols (``analysis.symbolic_loop``), for any mask.
 
-The symbols are those of ``analysis.symbolic_costs``; d is the padded head dimension there. Causal
-forms need N_k >= N_q. The report prints its calculator from this; tests hold it to the sums.
+The symbols are those of ``analysis.symbolic_costs``; d is the padded head dimension there. The
+report prints its calculator from this; tests hold it to the sums for numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import sympy as sp
 
-from analysis import algorithms, memory
+from analysis import algorithms, memory, symbolic_loop
 from analysis import symbolic_costs as costs
 from analysis.algorithms import Family
 from analysis.flops import products
+from analysis.hbm import compulsory_hbm, tensor_bytes
 from analysis.shapes import AttentionShape
 from analysis.sums.copies import OPERANDS
 from analysis.sums.flash_sm90 import COUNTER_BYTES
-from analysis.symbolic import STATISTIC, Br, Nk, Nq, V, d, e
-from analysis.symbolic_costs import (
-    ACCUMULATOR,
-    KEY,
-    KEY_TILES,
-    QUERY,
-    QUERY_TILES,
-    ROW,
-    SCORES,
-    B,
-    Entries,
-    H,
-    Hk,
-    Rq,
-)
+from analysis.symbolic import STATISTIC, Br, Nk, Nq, d, e
+from analysis.symbolic_costs import KEY, KEY_TILES, QUERY, QUERY_TILES, B, Entries, H, Hk
+from analysis.symbolic_loop import Symbols
+from analysis.traffic import Traffic, sum_of
 
 C, D = sp.symbols("C D", positive=True)
 """Columns of a tile, which products run over; the head dimension as asked for."""
+TANH = sp.symbols("tanh", nonnegative=True)
+"""1 where scores are capped, else 0."""
 HOPPER, PERSISTENT = "flash-sm90", "flash-sm90 persistent"
 ALGORITHMS = (*costs.ALGORITHMS, HOPPER, PERSISTENT)
 """Those with closed forms, and the Hopper kernels with either kind of forward."""
 
-_SIZES = {
-    **dict.fromkeys(("q", "out", "dout", "dq"), QUERY),
-    **dict.fromkeys(("k", "v", "dk", "dv"), KEY),
-    **dict.fromkeys(("s", "p", "dp", "ds"), SCORES),
-    **dict.fromkeys(("lse", "lse2", "delta", "m", "l"), ROW),
-    **dict.fromkeys(("dq_accum", "out_tmp", "dq_tmp"), ACCUMULATOR),
-    "tile_counter": sp.Integer(COUNTER_BYTES),
-}
-_PREPROCESS = {("out", "read"): QUERY, ("dout", "read"): QUERY, ("delta", "write"): ROW}
-# What the products of standard attention move of K and V, and of Q and dO.
-_KEYS_MOVED = QUERY_TILES * B * H * Nk * d * e
-_QUERIES_OF_KEY_TILES = KEY_TILES * QUERY
-
-#: Kernels around the one that walks the tile loop; that one moves the rest of the pass.
-_AROUND: dict[tuple[str, str], dict[str, Entries]] = {
-    ("flash", "backward"): {
-        "flash_backward_preprocess": {**_PREPROCESS, ("dq_accum", "write"): ACCUMULATOR},
-        "flash_backward_postprocess": {
-            ("dq_accum", "read"): ACCUMULATOR, ("dq", "write"): QUERY,
-        },
-    },
-    ("flash-deterministic", "backward"): {
-        "flash_backward_preprocess": _PREPROCESS,
-        "flash_backward_postprocess": {
-            ("dq_accum", "read"): B * H * Rq * d * STATISTIC, ("dq", "write"): QUERY,
-        },
-    },
-    ("flash1-literal", "forward"): {
-        "flash1_init": {("out", "write"): QUERY, ("l", "write"): ROW, ("m", "write"): ROW},
-    },
-    ("flash1-literal", "backward"): {"flash1_backward_init": {("dq", "write"): QUERY}},
-    ("standard", "forward"): {
-        "standard_scores": {
-            ("q", "read"): _QUERIES_OF_KEY_TILES, ("k", "read"): _KEYS_MOVED,
-            ("s", "write"): SCORES,
-        },
-        "standard_softmax": {("s", "read"): SCORES, ("p", "write"): SCORES},
-    },
-    ("standard", "backward"): {
-        "standard_dv": {
-            ("p", "read"): SCORES, ("dout", "read"): _QUERIES_OF_KEY_TILES, ("dv", "write"): KEY,
-        },
-        "standard_dp": {
-            ("dout", "read"): _QUERIES_OF_KEY_TILES, ("v", "read"): _KEYS_MOVED,
-            ("dp", "write"): SCORES,
-        },
-        "standard_softmax_backward": {
-            ("p", "read"): SCORES, ("dp", "read"): SCORES, ("ds", "write"): SCORES,
-        },
-        "standard_dq": {
-            ("ds", "read"): SCORES, ("k", "read"): _KEYS_MOVED, ("dq", "write"): QUERY,
-        },
-    },
-}  # fmt: skip
+_SIZES: dict[str, sp.Expr] = tensor_bytes(symbolic_loop.shape())
 _MAIN = {
     ("standard", "forward"): "standard_output", ("standard", "backward"): "standard_dk",
     (HOPPER, "forward"): "flash_forward_sm90", (HOPPER, "backward"): "flash_backward_sm90",
@@ -124,14 +63,76 @@ class Kernel:
     main: bool = False
 
 
-def kernels(algorithm: str, pass_: str) -> list[Kernel]:
+@dataclass(frozen=True)
+class Options:
+    """What is done to scores, and what it leaves of them.
+
+    bias: a stored bias with its gradient, one of ``BIASES`` or "".
+    partial: a mask leaves pairs that no tile visits; only the gradient of a bias asks.
+    """
+
+    alibi: bool = False
+    bias: str = ""
+    partial: bool = False
+
+
+PLAIN = Options()
+BIASES: dict[str, tuple[sp.Expr, sp.Expr]] = {
+    "full": (B, H), "heads": (sp.S.One, H), "items": (B, sp.S.One), "one": (sp.S.One, sp.S.One),
+}  # fmt: skip
+"""(items, heads) of a bias, each 1 or as many as there are; only "full" if it is both."""
+
+
+def kernels(algorithm: str, pass_: str, options: Options = PLAIN) -> list[Kernel]:
     """The kernels of a pass of one of ``ALGORITHMS``, without copies."""
     main, found = _main_of(algorithm, pass_), []
-    for name, moved in _entries(algorithm, pass_).items():
-        read, write = _once(moved)
-        flops, exponentials, blocks = _work(algorithm, pass_, name, moved)
-        found.append(Kernel(name, moved, read, write, flops, exponentials, blocks, name == main))
+    moved = _moved(algorithm, pass_, options)
+    shape = symbolic_loop.shape(grouped=_grouped(algorithm))
+    bias = BIASES.get(options.bias)
+    once = compulsory_hbm(cast(Traffic, _Moved(moved)), shape, cast(Any, bias), Symbols)
+    for name, entries in moved.items():
+        flops, exponentials, blocks = _work(algorithm, pass_, name, entries)
+        read, write = (sp.Add(*side[name].values()) for side in (once.reads, once.writes))
+        found.append(Kernel(name, entries, read, write, flops, exponentials, blocks, name == main))
     return found
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """``analysis.traffic.Traffic`` in symbols."""
+
+    kernels: dict[str, Entries]
+
+
+def _moved(algorithm: str, pass_: str, options: Options) -> dict[str, Entries]:
+    """What ``analysis.sums`` add up for symbols."""
+    name, _, form = algorithm.partition(" ")
+    bytes_of, variant = sum_of(algorithms.find(name), pass_)
+    asked: dict[str, Any] = dict(variant)
+    if form and pass_ == "forward":
+        asked["persistent"] = True
+    if options.alibi:
+        asked["alibi"] = True
+    if options.bias:
+        asked["bias"] = BIASES[options.bias]
+        if pass_ == "backward":
+            asked["bias_gradient"] = True
+    shape = symbolic_loop.shape(grouped=_grouped(algorithm), partial=options.partial)
+    found: Any = bytes_of(shape, symbolic_loop.TILE, **asked)
+    return {
+        kernel: {key: sp.factor_terms(sp.sympify(n)) for key, n in entries.items() if n != 0}
+        for kernel, entries in found.items()
+    }
+
+
+def _grouped(algorithm: str) -> bool:
+    return algorithms.find(algorithm.split()[0]).grouped_heads
+
+
+def bias_bytes(bias: str) -> sp.Expr:
+    """Of a stored bias, or of its gradient."""
+    items, heads = BIASES[bias]
+    return items * heads * Nq * Nk * e
 
 
 def copies(pass_: str) -> Entries:
@@ -145,9 +146,24 @@ def copies(pass_: str) -> Entries:
     return entries
 
 
-def peak_bytes(algorithm: str, pass_: str) -> sp.Expr:
+def saved_bytes(algorithm: str, bias: str = "") -> sp.Expr:
+    """What lies between forward and backward."""
+    name = algorithm if algorithm in costs.ALGORITHMS else "flash"  # the same tensors
+    return costs.saved_bytes(name) + (bias_bytes(bias) if bias else 0)
+
+
+def peak_bytes(algorithm: str, pass_: str, bias: str = "") -> sp.Expr:
     """What is alive at the worst moment, all rows padded; whole query tiles of scratch on
     Hopper."""
+    if bias:
+        peak = peak_bytes(algorithm, pass_) + bias_bytes(bias)
+        if pass_ == "forward":
+            return peak
+        if bias == "full":  # written as it is, without a sum in fp32
+            return peak + bias_bytes(bias)
+        ordered = algorithms.find(algorithm).deterministic
+        items, heads = (B, H) if ordered else BIASES[bias]
+        return peak + bias_bytes(bias) + items * heads * Nq * Nk * STATISTIC
     if algorithm not in (HOPPER, PERSISTENT):
         return costs.peak_bytes(algorithm, pass_)
     if pass_ == "forward":
@@ -172,64 +188,6 @@ def _main_of(algorithm: str, pass_: str) -> str:
     return _MAIN.get((algorithm, pass_), f"{stem}_{pass_}")
 
 
-def _entries(algorithm: str, pass_: str) -> dict[str, Entries]:
-    if algorithm in (HOPPER, PERSISTENT):
-        return _hopper(pass_, algorithm == PERSISTENT)
-    around = _AROUND.get((algorithm, pass_), {})
-    rest: Entries = {}
-    for key, whole in costs.traffic(algorithm, pass_).items():
-        left = sp.expand(whole - sum(part.get(key, 0) for part in around.values()))
-        if left != 0:
-            rest[key] = sp.factor_terms(left)
-    return {**around, _main_of(algorithm, pass_): rest}
-
-
-def _hopper(pass_: str, persistent: bool) -> dict[str, Entries]:
-    """``analysis.sums.flash_sm90``."""
-    if pass_ == "forward":
-        moved = costs.traffic("flash", "forward")
-        if not persistent:
-            return {_MAIN[HOPPER, "forward"]: moved}
-        asked = B * H * QUERY_TILES * COUNTER_BYTES
-        counter = {("tile_counter", "write"): sp.Integer(COUNTER_BYTES)}
-        return {
-            "flash_forward_sm90_clear_counter": counter,
-            _MAIN[PERSISTENT, "forward"]: {**moved, ("tile_counter", "atomic"): asked},
-        }
-    rows, visits = B * H * QUERY_TILES * Br * STATISTIC, B * H * V * Br * STATISTIC
-    main = costs.traffic("flash", "backward")
-    once = {key: main[key] for key in (("k", "read"), ("v", "read"), ("dk", "write"),
-                                       ("dv", "write"), ("q", "read"))}  # fmt: skip
-    return {
-        "flash_backward_sm90_preprocess": {
-            ("out", "read"): QUERY, ("dout", "read"): QUERY, ("lse", "read"): ROW,
-            ("lse2", "write"): rows, ("delta", "write"): rows, ("dq_accum", "write"): rows * d,
-        },
-        "flash_backward_sm90": {
-            **once, ("dout", "read"): once["q", "read"], ("lse2", "read"): visits,
-            ("delta", "read"): visits, ("dq_accum", "atomic"): visits * d,
-        },
-        "flash_backward_sm90_postprocess": {
-            ("dq_accum", "read"): rows * d, ("dq", "write"): QUERY,
-        },
-    }  # fmt: skip
-
-
-def _once(moved: Entries) -> tuple[sp.Expr, sp.Expr]:
-    """Each tensor once through HBM, as ``analysis.hbm.compulsory_hbm`` counts it."""
-    read, write = sp.Integer(0), sp.Integer(0)
-    plain = ("dq_accum", "write") in moved  # partial sums lie side by side
-    for (tensor, direction), count in moved.items():
-        once = sp.Min(count, _SIZES[tensor])
-        if tensor == "dq_accum" and (plain or direction == "read"):
-            once = count
-        if direction != "write":
-            read += once
-        if direction != "read":
-            write += once
-    return read, write
-
-
 def _work(
     algorithm: str, pass_: str, kernel: str, moved: Entries
 ) -> tuple[sp.Expr, sp.Expr, sp.Expr | None]:
@@ -252,4 +210,4 @@ def _work(
     else:
         blocks = B * H * QUERY_TILES if pass_ == "forward" else B * Hk * KEY_TILES
     flops = products(pass_, recompute=True) * 2 * B * H * costs.P * C
-    return flops, costs.exponentials(algorithm, pass_), blocks
+    return flops, costs.exponentials(algorithm, pass_, TANH), blocks

@@ -13,6 +13,7 @@ keeps a prediction for a million tokens as cheap as one for a thousand.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import singledispatch
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +99,7 @@ class TileLoop:
         return self.kv_copies * int((self.key_tile_met * self.key_rows).sum())
 
 
+@singledispatch
 def tile_loop(
     shape: AttentionShape,
     tile: Tile,
@@ -108,6 +110,8 @@ def tile_loop(
 
     block_mask: booleans that broadcast to (B, H, blocks of rows, blocks of keys).
     mask_block: the size of its blocks, a multiple of the tile; by default the tile.
+
+    For the shape of ``analysis.symbolic_loop``, the totals are symbols.
     """
     query_rows = _rows_per_tile(shape.seqlen_q, tile.block_m)
     key_rows = _rows_per_tile(shape.seqlen_k, tile.block_n)

@@ -123,7 +123,7 @@ class Traffic:
         return sum(count for (_, way), count in self.by_tensor().items() if way == direction)
 
 
-def _sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes], dict[str, Any]]:
+def sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes], dict[str, Any]]:
     """The sum of an algorithm's pass, and the keyword arguments that select a variant of it."""
     forward = pass_ == "forward"
     if algorithm.family is Family.STANDARD:
@@ -161,7 +161,7 @@ def predict_traffic(
     """
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
-    sum_of, variant = _sum_of(algorithms.find(algorithm), pass_)
+    bytes_of, variant = sum_of(algorithms.find(algorithm), pass_)
     if shape.windowed and algorithms.find(algorithm).family is not Family.FLASH:
         raise ValueError(
             f"{algorithm} takes no window={shape.window}, sinks={shape.sinks}: flash does"
@@ -171,11 +171,11 @@ def predict_traffic(
             f"the {pass_} of {algorithm} takes no k and v of e4m3: the forward of flash does"
         )
     lengths: Lengths | None = options.pop("lengths", None)
-    unknown = [name for name in options if name not in inspect.signature(sum_of).parameters]
+    unknown = [name for name in options if name not in inspect.signature(bytes_of).parameters]
     if unknown or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")
     if lengths is None:
-        return Traffic(sum_of(shape, tile, **variant, **options))
+        return Traffic(bytes_of(shape, tile, **variant, **options))
     return Traffic(_packed(algorithm, shape, tile, pass_, lengths, {**variant, **options}))
 
 
@@ -200,5 +200,5 @@ def _packed(
         raise ValueError(f"packed sequences do not go with {', '.join(refused)}")
     split = pass_ == "backward" and chosen.dq is DqSum.SEPARATE_PASS
     dq_tile = options.get("dq_tile", tile) if split else None
-    of_equals = partial(_sum_of(chosen, pass_)[0], **options)
+    of_equals = partial(sum_of(chosen, pass_)[0], **options)
     return packed(of_equals, shape, lengths, tile, pass_, dq_tile)

@@ -97,7 +97,7 @@ def flash_backward_sm90(
     loop = tile_loop(shape, tile)
     row = shape.head_dim * shape.itemsize
     accumulator_row = shape.head_dim * STAT_BYTES
-    tiles_visited = loop.copies * int(loop.visits_of_query_tile.sum())
+    tiles_visited = loop.visits
     padded_visits = tiles_visited * tile.block_m
     padded_rows = shape.batch * shape.heads * loop.query_tiles * tile.block_m
     sums: dict[str, dict[tuple[str, str], int]] = {

@@ -5,17 +5,17 @@
 // input.block_m and block_n are null where the kernels' own tile is wanted.
 function calculate(input) {
   check(input);
-  const run = launched(input);
+  const visible = window_of(input);
+  const run = launched(input, visible);
   const gpu = GPUS[input.gpu];
   const padded = run.head_dim;
   const values = {
     B: input.batch, H: input.heads, H_k: input.kv_heads, N_q: input.seqlen_q, N_k: input.seqlen_k,
     d: padded, D: input.head_dim, C: run.columns, e: ITEMSIZE[input.dtype],
-    B_r: run.block_m, B_c: run.block_n,
+    B_r: run.block_m, B_c: run.block_n, tanh: input.softcap ? 1 : 0, ...visible.bounds,
   };
-  const mask = input.causal ? "causal" : "dense";
-  for (const [symbol, total] of Object.entries(ROWS[mask])) values[symbol] = total(values);
-  const model = MODEL[`${run.model} ${input.pass}`];
+  for (const [symbol, count] of Object.entries(COUNTS[visible.mask])) values[symbol] = count(values);
+  const model = MODEL[[run.model, input.pass, ...options(input, visible)].join(" ")];
   const copied = padded === input.head_dim ? 0
     : sum(COPIES[input.pass].map(([, , f]) => f(values)));
   const works = model.kernels.map((kernel) => work(kernel, values, run, gpu));
@@ -23,15 +23,16 @@ function calculate(input) {
   const given = { ...values, d: input.head_dim };
   const peak = model.peak(values) + (copied ? model.given(values) : 0);
   const blocks = model.kernels.find((kernel) => kernel.main).blocks(values);
+  const rates = CEILINGS[input.gpu][input.ceilings];
   const result = {
     ...run, traffic: traffic(model, input.pass, values, copied), copy_bytes: copied, blocks,
-    idle_sms: Math.max(0, gpu.sms - blocks),
+    idle_sms: Math.max(0, gpu.sms - blocks), ceilings: rates.origin,
     sm_bytes: sum(works.map((w) => w.sm)),
     hbm_read_bytes: sum(model.kernels.map((k) => k.hbm_read(values))) + copies("read"),
     hbm_write_bytes: sum(model.kernels.map((k) => k.hbm_write(values))) + copies("write"),
     saved_bytes: model.saved(given), peak_bytes: peak, fits: peak <= gpu.memory,
-    flops: model.flops[mask](given), ...bound(works, gpu),
-    predicted: predicted(input, run, gpu, mask),
+    flops: model.flops(given), ...bound(works, rates),
+    predicted: predicted(input, run, gpu, visible.mask),
   };
   return result;
 
@@ -56,17 +57,58 @@ function check(input) {
     throw new Error(`heads = ${input.heads} is not a multiple of kv_heads = ${input.kv_heads}`);
   if (input.kv_heads !== input.heads && !GROUPED.includes(input.algorithm))
     throw new Error(`${input.algorithm} has as many key/value heads as query heads`);
-  if (input.causal && input.seqlen_k < input.seqlen_q)
-    throw new Error(`causal: seqlen_k = ${input.seqlen_k} is below seqlen_q = ${input.seqlen_q}`);
+  for (const name of ["window_left", "window_right", "sinks"]) {
+    if (input[name] !== null && (!Number.isInteger(input[name]) || input[name] < 0))
+      throw new Error(`${name} = ${input[name]}: a whole number from 0 on is needed`);
+  }
   const reason = (REFUSED[input.gpu] || {})[`${input.algorithm} ${input.dtype}`];
   if (reason) throw new Error(reason);
-  const rows = input.block_m === null ? 16 : input.block_m;
-  if (Math.ceil(input.seqlen_q / rows) > 1e7) throw new Error("more than ten million query tiles");
+  const rates = CEILINGS[input.gpu][input.ceilings];
+  if (typeof rates === "string") throw new Error(rates);
+  for (const [rows, block] of [[input.seqlen_q, input.block_m], [input.seqlen_k, input.block_n]])
+    if (Math.ceil(rows / (block === null ? 16 : block)) > 1e7)
+      throw new Error("more than ten million tiles");
+}
+
+// analysis.window.Window.of, and whether the window hides what the causal mask leaves.
+function window_of(input) {
+  const [N_q, N_k] = [input.seqlen_q, input.seqlen_k];
+  const mask = input.causal ? "causal" : "dense";
+  const bounds = (left, right, sinks) => ({
+    left: left === null ? N_k : Math.min(left, N_k),
+    right: right === null ? N_q : Math.min(right, N_q),
+    sinks: Math.min(sinks, N_k),
+  });
+  const pairs = (found) => COUNTS[mask].n({ N_q, N_k, ...found });
+  const found = bounds(input.window_left, input.window_right, input.sinks);
+  return { mask, bounds: found, hides: pairs(found) !== pairs(bounds(null, null, 0)) };
+}
+
+// The words of a variant of MODEL (figures.report.calculator.variants).
+function options(input, visible) {
+  const words = input.alibi ? ["alibi"] : [];
+  if (input.bias === "none") return words;
+  const items = ["full", "items"].includes(input.bias) || input.batch === 1;
+  const heads = ["full", "heads"].includes(input.bias) || input.heads === 1;
+  words.push(items && heads ? "full" : input.bias);
+  if (input.pass === "backward" && (input.causal || visible.hides)) words.push("partial");
+  return words;
+}
+
+// What is asked for that not every kernel has, by the names of launch_tables.options.
+function asked_for(input, visible) {
+  return { softcap: input.softcap, alibi: input.alibi, bias: input.bias !== "none",
+    window: visible.hides, order: input.order !== "rows" };
 }
 
 // Which kernel runs, with which tile: the drivers' answers, from the tables.
-function launched(input) {
+function launched(input, visible) {
   const gpu = GPUS[input.gpu];
+  const used = asked_for(input, visible);
+  for (const option of Object.keys(used)) {
+    const refused = REFUSED_OPTIONS[`${input.algorithm} ${input.pass} ${option}`];
+    if (used[option] && refused) throw new Error(refused);
+  }
   const head_dim = Math.ceil(input.head_dim / 8) * 8;
   const asked = input.block_m === null ? null : [input.block_m, input.block_n];
   let [name, reason] = [input.algorithm, ""];
@@ -83,13 +125,16 @@ function launched(input) {
   if (name === "auto") {
     const picks = PICKS[gpu.architecture];
     [name, reason] = picks[""] || picks[`${input.pass} ${input.dtype} ${head_dim}`];
+    const against = AGAINST_HOPPER.find(([option]) => used[option]);
+    if (name === "flash-sm90" && against) [name, reason] = ["flash", against[1]];
     if (asked && gpu.hopper)
       [name, reason] = ["flash", `tile (${asked[0]}, ${asked[1]}) was asked for`];
   }
   const theory = THEORY[input.gpu] || "";
   if (theory) reason = "";
   if (name === "flash-sm90") return { ...hopper(input, head_dim, asked), reason };
-  return { ...sm80(input, name, head_dim, asked), reason, theory };
+  const changed = Object.values(used).some(Boolean);
+  return { ...sm80(input, name, head_dim, asked, visible), reason, theory, changed };
 }
 
 function ladder_tile(input, gpu) {
@@ -104,7 +149,8 @@ function hopper(input, head_dim, asked) {
   const covered = HOPPER.head_dims[input.pass];
   if (!covered.includes(head_dim))
     throw new Error(`head_dim = ${input.head_dim}: the Hopper ${input.pass} covers ${covered.join(", ")}`);
-  const length = input.seqlen_q <= HOPPER.short ? "short" : "long";
+  const length = input.order === "sawtooth" && input.pass === "forward" ? "sawtooth"
+    : input.seqlen_q <= HOPPER.short ? "short" : "long";
   const mask = input.causal ? "causal" : "dense";
   const name = asked ? HOPPER.of_tile[`${input.pass} ${head_dim} ${asked[0]} ${asked[1]}`]
     : HOPPER.picked[`${input.pass} ${head_dim} ${mask} ${length}`];
@@ -117,7 +163,7 @@ function hopper(input, head_dim, asked) {
     spills: false };
 }
 
-function sm80(input, name, head_dim, asked) {
+function sm80(input, name, head_dim, asked, visible) {
   const gpu = GPUS[input.gpu];
   const columns = HEAD_DIMS.find((d) => d >= head_dim);
   const what = `the flash ${input.pass} at head_dim = ${input.head_dim} in ${input.dtype}`;
@@ -128,12 +174,20 @@ function sm80(input, name, head_dim, asked) {
   const [i, j] = [BLOCKS.indexOf(m), BLOCKS.indexOf(n)];
   if (i < 0 || j < 0)
     throw new Error(`tile ${m} x ${n}: the flash kernels take multiples of 16 up to ${BLOCKS[BLOCKS.length - 1]}`);
-  const both = asked && input.algorithm === "auto" && input.pass === "backward" ? "auto " : "";
-  const digits = BLOCKS_PER_SM[`${both}${input.pass} ${input.dtype} ${columns} ${gpu.kind}`];
-  const digit = digits[i * BLOCKS.length + j];
-  if (digit === "0") throw new Error(`tile ${m} x ${n} does not fit ${what}: ${limit}`);
+  const digit_of = (kernels, windowed) => {
+    const changed = windowed || input.softcap || input.bias !== "none";
+    const features = input.alibi ? "slopes" : changed ? "changed" : "plain";
+    const digits = BLOCKS_PER_SM[`${kernels} ${input.dtype} ${columns} ${gpu.kind} ${features}`];
+    return digits[i * BLOCKS.length + j];
+  };
+  const windowed = input.window_left !== null || input.window_right !== null;
+  const of_both = input.pass === "backward" ? "auto backward" : input.pass;
+  const fits = !asked || input.algorithm !== "auto" || digit_of(of_both, windowed) !== "0";
+  const digit = digit_of(input.pass, visible.hides);
+  if (!fits || digit === "0") throw new Error(`tile ${m} x ${n} does not fit ${what}: ${limit}`);
   const spills = digit >= "a";
-  const clocks = (SHARED_CLOCKS[`${input.pass} ${columns}`] || {})[`${m} ${n}`] || 0;
+  const table = SHARED_CLOCKS[`${input.pass} ${columns}${visible.hides ? " window" : ""}`] || {};
+  const clocks = table[`${m} ${n}`] || 0;
   return { algorithm: name, model: name, form: null, head_dim, columns, block_m: m, block_n: n,
     blocks_per_sm: spills ? digit.charCodeAt(0) - 96 : parseInt(digit, 36), spills,
     shared_per_tensor: input.dtype === "fp32" ? 0 : clocks * (gpu.tensor_flops_per_clock || 0) };
@@ -168,15 +222,15 @@ function wave_efficiency(sms, blocks, blocks_per_sm) {
 }
 
 // analysis.time_model.predict_time: kernels one after another, each as slow as its slowest ceiling.
-function bound(works, gpu) {
+function bound(works, rates) {
   const times = {};
   let seconds = 0;
   for (const w of works) {
     const of_kernel = {
-      "tensor cores": w.flops / gpu.F / w.efficiency,
-      exponentials: w.exponentials / gpu.X / w.efficiency,
-      "SM boundary": gpu.S ? w.sm / gpu.S / w.efficiency : 0,  // a rate that is not published
-      HBM: w.hbm / gpu.W,
+      "tensor cores": w.flops / rates.F / w.efficiency,
+      exponentials: w.exponentials / rates.X / w.efficiency,
+      "SM boundary": rates.S ? w.sm / rates.S / w.efficiency : 0,  // a rate that is not published
+      HBM: w.hbm / rates.W,
     };
     if (w.shared_per_tensor)
       of_kernel["shared memory"] = of_kernel["tensor cores"] * w.shared_per_tensor;
@@ -196,7 +250,7 @@ function predicted(input, run, gpu, mask) {
     return clocks / gpu.clock + (run.model.endsWith("persistent") ? 2 : 1) * LAUNCH_S;
   const e = ITEMSIZE[input.dtype];
   const tensor = input.batch * input.heads * input.seqlen_q * run.head_dim * e;
-  return clocks / gpu.clock + 7 * tensor / (HBM_SUSTAINED * gpu.W) + 3 * LAUNCH_S;
+  return clocks / gpu.clock + 7 * tensor / (HBM_SUSTAINED * gpu.hbm_bandwidth) + 3 * LAUNCH_S;
 }
 
 // The loop over tiles: how many tiles a head has, how many heads, and the rounds of a tile.
@@ -243,6 +297,7 @@ function hopper_clocks(input, run, gpu, mask) {
 
 // kernels.ampere_time.clocks: what runs by default, head after head, the longest tile first.
 function ampere_clocks(input, run, gpu, mask) {
+  if (run.changed) return null;  // another kernel
   const recorded = AMPERE[`${input.pass} ${run.columns} ${mask}`];
   const same = recorded && recorded.block_m === run.block_m && recorded.block_n === run.block_n;
   const ours = input.pass === "forward" ? FLASH.includes(run.algorithm) : run.algorithm === "flash";
@@ -330,15 +385,19 @@ function duration(seconds) {
   return `${Number((seconds / 1e-9).toPrecision(3))} ns`;
 }
 
+// Fields of the form (figures.report.form) that are no plain numbers.
+const WORDS = ["algorithm", "pass", "dtype", "gpu", "bias", "order", "ceilings"];
+const OPTIONAL = ["block_m", "block_n", "window_left", "window_right"];
+const CHECKS = ["causal", "softcap", "alibi"];
+
 function attach(form, output) {
   const read = () => {
     const data = new FormData(form);
-    const input = { causal: data.has("causal") };
+    const input = Object.fromEntries(CHECKS.map((name) => [name, data.has(name)]));
     for (const [name, value] of data) {
-      if (name === "causal") continue;
-      const word = ["algorithm", "pass", "dtype", "gpu"].includes(name);
-      const tile = ["block_m", "block_n"].includes(name);
-      input[name] = word ? value : tile && value === "" ? null : Number(value);
+      if (CHECKS.includes(name)) continue;
+      input[name] = WORDS.includes(name) ? value
+        : OPTIONAL.includes(name) && value === "" ? null : Number(value);
     }
     return input;
   };
@@ -391,7 +450,8 @@ function attach(form, output) {
       row("peak", bytes(r.peak_bytes), r.peak_bytes, r.fits ? "" : "more than the GPU has"));
     for (const [name, seconds] of Object.entries(r.times))
       rows.push(row(`time at ${name}`, duration(seconds), seconds, name === r.binding ? "binds" : ""));
-    rows.push(row("time bound", duration(r.seconds), r.seconds, `at most ${rate(r.seconds)}`));
+    rows.push(row("time bound", duration(r.seconds), r.seconds,
+      `at most ${rate(r.seconds)}; ${r.ceilings}`));
     if (r.predicted)
       rows.push(row("predicted time", duration(r.predicted), r.predicted,
         `${rate(r.predicted)}; from machine code at ${gpu.clock / 1e9} GHz, ${gpu.clock_origin}`));

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import product
 
 import sympy as sp
 from sympy.printing.jscode import JavascriptCodePrinter
 
 from analysis import symbolic_costs as costs
-from analysis import symbolic_kernels
+from analysis import symbolic_kernels, symbolic_loop
 from analysis.algorithms import find
-from analysis.hardware import GPUS
 from analysis.l2.attention import L2_BYTES_FOR_HEADS
 from analysis.loop_model import card
 from analysis.shapes import ITEMSIZE
-from analysis.time_model import datasheet_ceilings
+from analysis.symbolic_kernels import BIASES, PLAIN, Options
+from analysis.symbolic_loop import PAIRS
 from figures.report import launch_tables
 from figures.report.launch_tables import PASSES
 from kernels.attention import FLASH
@@ -46,6 +47,10 @@ class _Printer(JavascriptCodePrinter):
         head = f"let t = 0; for (let {i} = {self._print(first)}; {i} <= {self._print(last)}; {i}++)"
         return f"(() => {{ {head} t += {term}; return t; }})()"
 
+    def _print_choose(self, expr: sp.Expr) -> str:
+        x, then, otherwise = (self._print(each) for each in expr.args)
+        return f"(({x}) > 0 ? {then} : {otherwise})"
+
 
 def function(expression: sp.Expr) -> str:
     """``({B_r, N_q}) => ...``: one expression as a JavaScript function of its symbols."""
@@ -59,44 +64,57 @@ def function(expression: sp.Expr) -> str:
 
 def _unroll(expression: sp.Expr) -> sp.Expr:
     """x**2 and x**3 as products, which keeps whole numbers whole."""
-    return expression.replace(
-        lambda x: x.is_Pow and x.exp.is_Integer and 1 < x.exp <= 3,
-        lambda x: sp.Mul(*[x.base] * int(x.exp), evaluate=False),
-    )
+    powers = [x for x in expression.atoms(sp.Pow) if x.exp.is_Integer and 1 < x.exp <= 3]
+    return expression.xreplace({x: sp.Mul(*[x.base] * int(x.exp), evaluate=False) for x in powers})
+
+
+class Pool:
+    """Functions by their text, each printed once: most kernels share theirs with others."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def use(self, expression: sp.Expr) -> str:
+        """What stands for the function of an expression."""
+        place = self._places.setdefault(function(expression), len(self._places))
+        return f"F[{place}]"
+
+    def script(self) -> str:
+        return "const F = [\n" + "".join(f"{text},\n" for text in self._places) + "];\n"
 
 
 @cache
 def script() -> str:
-    """``const MODEL``: per algorithm and pass the functions; what the drivers launch; the GPUs."""
+    """``const MODEL``: per algorithm, pass and options the functions; what the drivers launch; the
+    GPUs."""
+    pool = Pool()
     models = ",\n".join(
-        f'  "{algorithm} {pass_}": {_model(algorithm, pass_)}'
+        f'  "{" ".join(filter(None, (algorithm, pass_, name)))}": '
+        + _model(algorithm, pass_, options, pool)
         for algorithm in symbolic_kernels.ALGORITHMS
         for pass_ in PASSES
+        for name, options in variants(algorithm, pass_).items()
     )
     around = ",\n".join(
-        f'  "{pass_}": [{_entries(symbolic_kernels.copies(pass_))}]' for pass_ in PASSES
+        f'  "{pass_}": [{_entries(symbolic_kernels.copies(pass_), pool)}]' for pass_ in PASSES
     )
-    totals = ",\n".join(
+    counts = ",\n".join(
         f'  "{name}": {{'
-        + ", ".join(f"{s}: {function(t)}" for s, t in costs.row_totals(causal).items())
+        + ", ".join(f"{s}: {pool.use(t)}" for s, t in symbolic_loop.totals(causal).items())
         + "}"
         for name, causal in (("dense", False), ("causal", True))
     )
-    gpus = launch_tables.gpu_rows()
-    for gpu in GPUS.values():
-        rates = datasheet_ceilings(gpu)
-        gpus[gpu.name] |= {
-            "F": rates.tensor_flops, "X": rates.exp_per_s, "S": rates.sm_boundary_bytes_per_s,
-            "W": rates.hbm_bytes_per_s,
-        }  # fmt: skip
     tables = {
-        "GPUS": gpus,
+        "GPUS": launch_tables.gpu_rows(),
+        "CEILINGS": launch_tables.ceilings(),
         "ITEMSIZE": ITEMSIZE,
         "GROUPED": GROUPED,
         "FLASH": [name for name in costs.ALGORITHMS if name in FLASH],
         "HEAD_DIMS": HEAD_DIMS,
         "BLOCKS": launch_tables.BLOCKS,
         "REFUSED": launch_tables.refusals(),
+        "REFUSED_OPTIONS": launch_tables.refused_options(),
+        "AGAINST_HOPPER": launch_tables.reasons_against_hopper(),
         "PICKS": launch_tables.picks(),
         "THEORY": launch_tables.theories(),
         "DEFAULT_TILES": launch_tables.default_tiles(),
@@ -110,35 +128,47 @@ def script() -> str:
         "L2_BYTES_FOR_HEADS": L2_BYTES_FOR_HEADS,
     }
     return (
-        f"const MODEL = {{\n{models}\n}};\n"
-        f"const COPIES = {{\n{around}\n}};\n"
-        f"const ROWS = {{\n{totals}\n}};\n"
+        pool.script()
+        + f"const MODEL = {{\n{models}\n}};\n"
+        + f"const COPIES = {{\n{around}\n}};\n"
+        + f"const COUNTS = {{\n{counts}\n}};\n"
         + "".join(f"const {name} = {json.dumps(table)};\n" for name, table in tables.items())
     )
 
 
-def _model(algorithm: str, pass_: str) -> str:
+def variants(algorithm: str, pass_: str) -> dict[str, Options]:
+    """What can be done to the scores of an algorithm, by the words that the script asks with."""
+    if algorithm not in FLASH:
+        return {"": PLAIN}
+    found = {}
+    for alibi, bias in product((False, True), ("", *BIASES)):
+        for partial in (False, True) if bias and pass_ == "backward" else (False,):
+            words = ("alibi" if alibi else "", bias, "partial" if partial else "")
+            found[" ".join(filter(None, words))] = Options(alibi, bias, partial)
+    return found
+
+
+def _model(algorithm: str, pass_: str, options: Options, pool: Pool) -> str:
     """The kernels of a pass, and its memory and useful work."""
-    name = algorithm if algorithm in costs.ALGORITHMS else "flash"  # the same saved and useful
+    name = algorithm if algorithm in costs.ALGORITHMS else "flash"  # the same useful work
     kernels = ",\n".join(
-        f"      {{main: {json.dumps(each.main)}, moved: [{_entries(each.moved)}],\n"
-        f"       hbm_read: {function(each.hbm_read)}, hbm_write: {function(each.hbm_write)},\n"
-        f"       flops: {function(each.flops)}, exponentials: {function(each.exponentials)},\n"
-        f"       blocks: {'null' if each.blocks is None else function(each.blocks)}}}"
-        for each in symbolic_kernels.kernels(algorithm, pass_)
+        f"      {{main: {json.dumps(each.main)}, moved: [{_entries(each.moved, pool)}],\n"
+        f"       hbm_read: {pool.use(each.hbm_read)}, hbm_write: {pool.use(each.hbm_write)},\n"
+        f"       flops: {pool.use(each.flops)}, exponentials: {pool.use(each.exponentials)},\n"
+        f"       blocks: {'null' if each.blocks is None else pool.use(each.blocks)}}}"
+        for each in symbolic_kernels.kernels(algorithm, pass_, options)
     )
     return (
         f"{{\n    kernels: [\n{kernels}],\n"
-        f"    saved: {function(costs.saved_bytes(name))},\n"
-        f"    peak: {function(symbolic_kernels.peak_bytes(algorithm, pass_))},\n"
-        f"    given: {function(symbolic_kernels.given_bytes(algorithm, pass_))},\n"
-        f"    flops: {{dense: {function(costs.useful_flops(name, pass_, False))},\n"
-        f"            causal: {function(costs.useful_flops(name, pass_, True))}}}\n  }}"
+        f"    saved: {pool.use(symbolic_kernels.saved_bytes(algorithm, options.bias))},\n"
+        f"    peak: {pool.use(symbolic_kernels.peak_bytes(algorithm, pass_, options.bias))},\n"
+        f"    given: {pool.use(symbolic_kernels.given_bytes(algorithm, pass_))},\n"
+        f"    flops: {pool.use(costs.useful_flops(name, pass_, PAIRS))}\n  }}"
     )
 
 
-def _entries(moved: costs.Entries) -> str:
+def _entries(moved: costs.Entries, pool: Pool) -> str:
     return ", ".join(
-        f'["{tensor}", "{direction}", {function(expression)}]'
+        f'["{tensor}", "{direction}", {pool.use(expression)}]'
         for (tensor, direction), expression in moved.items()
     )

@@ -8,6 +8,8 @@ for. What the lengths of a problem decide, one length does (``PERSISTENT_SEQLEN`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -16,11 +18,13 @@ from analysis.algorithms import Family, find
 from analysis.hardware import GPUS, Gpu
 from analysis.shapes import ITEMSIZE, AttentionShape, Tile
 from analysis.sm_ceilings import backward_round, forward_round
+from analysis.window import Sides
 from kernels import ampere_time, attention, hopper, hopper_time
 from kernels.attention import configure
 from kernels.flash_config import HEAD_DIMS, FlashConfig
 from kernels.hopper_forms import PERSISTENT_SEQLEN
 from kernels.launches import AUTO, Device, launches_of
+from repro.commands.predict import rates_of
 from repro.prediction import clock_of, predict
 from repro.prediction_runs import ladder_tile, shared_per_tensor
 
@@ -31,6 +35,12 @@ LARGEST, LARGEST_OF_LADDER = HEAD_DIMS[-1], 512
 """Head dimensions that the tables go up to; beyond, a textbook algorithm needs a tile."""
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Blocks an SM holds, as one character; of a tile that spills, a small letter from a = 1 on."""
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {}, "changed": {"window": True}, "slopes": {"alibi": True},
+}  # fmt: skip
+"""What costs a block of the sm_80 kernels resources: nothing; a window, a softcap or a bias, which
+leave a warp one group of 16 rows; ALiBi, whose slope lies in shared memory beside that."""
+CEILINGS = ("datasheet", "measured")
 LADDER = tuple(
     name for name in symbolic_costs.ALGORITHMS
     if find(name).family in (Family.STANDARD, Family.FLASH1)
@@ -48,6 +58,60 @@ def refusals() -> dict[str, dict[str, str]]:
                     predict(algorithm, shape, "forward", gpu, once=True)
                 except ValueError as error:
                     found.setdefault(gpu.name, {})[f"{algorithm} {dtype}"] = str(error)
+    return found
+
+
+def refused_options() -> dict[str, str]:
+    """ "algorithm pass option" -> why ``repro.predict`` refuses the option, where it does."""
+    found = {}
+    for algorithm, pass_ in product((*symbolic_costs.ALGORITHMS, hopper.ALGORITHM), PASSES):
+        for option, (shape, asked) in options().items():
+            try:
+                predict(algorithm, shape, pass_, GPUS["H200"], once=True, **asked)
+            except ValueError as error:
+                found[f"{algorithm} {pass_} {option}"] = str(error)
+    return found
+
+
+def options() -> dict[str, tuple[AttentionShape, dict[str, Any]]]:
+    """Option -> a shape and what ``repro.predict`` is asked for to have it."""
+    plain = AttentionShape(1, 1, 64, 64, 64, dtype="fp16")
+    return {
+        "softcap": (plain, {"softcap": True}),
+        "alibi": (plain, {"alibi": True}),
+        "bias": (plain, {"bias": (1, 1), "bias_gradient": True}),
+        "window": (replace(plain, window=(1, 1)), {}),
+        "order": (plain, {"order": "sawtooth"}),
+    }
+
+
+def reasons_against_hopper() -> list[list[str]]:
+    """[option, reason] of the options that leave a Hopper GPU to the sm_80 kernels, the first that
+    dispatch names first."""
+    device = Device("90")
+    found = []
+    for option, (shape, asked) in options().items():
+        launched = launches_of(AUTO, shape, "forward", device, **asked)
+        if find(launched.algorithm).family is not Family.HOPPER:
+            found.append([option, launched.reason or ""])
+    return found
+
+
+def ceilings() -> dict[str, dict[str, Any]]:
+    """GPU -> rates by the name of their origin, or why there are none."""
+    found: dict[str, dict[str, Any]] = {}
+    for gpu in GPUS.values():
+        rates = found[gpu.name] = {}
+        for kind in CEILINGS:
+            try:
+                of = rates_of(gpu, kind)
+            except ValueError as error:
+                rates[kind] = str(error)
+                continue
+            rates[kind] = {
+                "F": of.tensor_flops, "X": of.exp_per_s, "S": of.sm_boundary_bytes_per_s,
+                "W": of.hbm_bytes_per_s, "origin": of.origin,
+            }  # fmt: skip
     return found
 
 
@@ -127,47 +191,59 @@ def kinds_of_sm() -> list[Gpu]:
 
 
 def blocks_per_sm() -> dict[str, str]:
-    """ "pass dtype columns kind" -> one of ``DIGITS`` for each tile of BLOCKS x BLOCKS, block_m
-    outside; 0 where the sm_80 kernels cannot have it. "auto backward": a tile asked of dispatch
-    must do for both kinds of backward."""
+    """ "pass dtype columns kind features" -> one of ``DIGITS`` for each tile of BLOCKS x BLOCKS,
+    block_m outside; 0 where the sm_80 kernels cannot have it. "auto backward": a tile asked of
+    dispatch must do for both kinds of backward. features: of ``FEATURES``."""
     found = {}
     names = {"forward": ("forward",), "backward": ("backward",),
              "auto backward": ("backward", "backward-dq")}  # fmt: skip
     tiles = [Tile(m, n) for m, n in product(BLOCKS, BLOCKS)]
     for number, gpu in enumerate(kinds_of_sm()):
         for (name, kernels), dtype, columns in product(names.items(), ITEMSIZE, HEAD_DIMS):
-            digits = "".join(_digit(kernels, dtype, columns, tile, gpu) for tile in tiles)
-            found[f"{name} {dtype} {columns} {number}"] = digits
+            for features in FEATURES:
+                digits = (_digit(kernels, dtype, columns, tile, gpu, features) for tile in tiles)
+                found[f"{name} {dtype} {columns} {number} {features}"] = "".join(digits)
     return found
 
 
-def _digit(kernels: tuple[str, ...], dtype: str, columns: int, tile: Tile, gpu: Gpu) -> str:
-    configs = []
-    for kernel in kernels:
-        try:
-            configs.append(
-                configure(kernel, dtype, columns, tile=tile, limit=gpu.shared_bytes_per_block)
-            )
-        except ValueError:
-            return "0"
-    config: FlashConfig = configs[0]
+def _digit(
+    kernels: tuple[str, ...], dtype: str, columns: int, tile: Tile, gpu: Gpu, features: str
+) -> str:
+    limit = gpu.shared_bytes_per_block
+    configs = [_config(kernel, dtype, columns, tile, limit, features) for kernel in kernels]
+    config = configs[0]
+    if config is None or None in configs:
+        return "0"
     blocks = config.fit(gpu).blocks_per_sm
     needed = config.registers_per_thread - attention.OTHER_REGISTERS
     spilled = needed > config.most_registers(gpu)
     return chr(ord("a") + blocks - 1) if spilled and blocks else DIGITS[blocks]
 
 
+@cache
+def _config(
+    kernel: str, dtype: str, columns: int, tile: Tile, limit: int, features: str
+) -> FlashConfig | None:
+    """The compiled form, or None where there is none: GPUs of one limit share it."""
+    try:
+        return configure(kernel, dtype, columns, tile=tile, limit=limit, **FEATURES[features])
+    except ValueError:
+        return None
+
+
 def shared_clocks() -> dict[str, dict[str, float]]:
-    """ "pass columns" -> "block_m block_n" -> clocks of shared memory for each clock of tensor
-    cores that do one FLOP a clock, in the sm_80 kernels' main loop; absent where not modelled."""
+    """ "pass columns" and "pass columns window" -> "block_m block_n" -> clocks of shared memory for
+    each clock of tensor cores that do one FLOP a clock, in the sm_80 kernels' main loop; absent
+    where not modelled."""
     gpu = GPUS["H200"]
     flops = gpu.tensor_flops_per_clock_per_sm
     assert flops is not None
     found: dict[str, dict[str, float]] = {}
-    for pass_, columns in product(PASSES, HEAD_DIMS):
-        table = found[f"{pass_} {columns}"] = {}
+    windows: dict[str, Sides] = {"": (None, None), " window": (1, 1)}
+    for pass_, columns, (name, window) in product(PASSES, HEAD_DIMS, windows.items()):
+        table = found[f"{pass_} {columns}{name}"] = {}
+        shape = AttentionShape(1, 1, 64, 64, columns, dtype="fp16", window=window)
         for m, n in product(BLOCKS, BLOCKS):
-            shape = AttentionShape(1, 1, 64, 64, columns, dtype="fp16")
             clocks = shared_per_tensor("flash", shape, Tile(m, n), pass_, gpu)
             if clocks is not None:
                 table[f"{m} {n}"] = clocks / flops
@@ -176,19 +252,21 @@ def shared_clocks() -> dict[str, dict[str, float]]:
 
 def hopper_tables() -> dict[str, Any]:
     """The Hopper kernels: `forms` by "pass name", the rule that picks one (`picked`, by
-    "pass head_dim mask length"), and those of a tile that is asked for (`of_tile`).
+    "pass head_dim mask length", the length "sawtooth" for that order), and those of a tile that is
+    asked for (`of_tile`).
 
     A form has its tile, whether its blocks are persistent, clocks of shared memory for each of the
     tensor cores, and for either mask the recorded clocks of a tile by rounds (None: none).
     """
     forms: dict[str, Any] = {}
     picked, of_tile = {}, {}
-    lengths = {"short": PERSISTENT_SEQLEN, "long": PERSISTENT_SEQLEN + 1}
+    lengths = {"short": (PERSISTENT_SEQLEN, False), "long": (PERSISTENT_SEQLEN + 1, False),
+               "sawtooth": (PERSISTENT_SEQLEN, True)}  # fmt: skip
     for pass_ in PASSES:
         for head_dim in hopper.HEAD_DIMS[pass_]:
-            for (length, rows), causal in product(lengths.items(), (False, True)):
+            for (length, (rows, sawtooth)), causal in product(lengths.items(), (False, True)):
                 if pass_ == "forward":
-                    form: Any = hopper.forward_form(head_dim, causal, rows)
+                    form: Any = hopper.forward_form(head_dim, causal, rows, sawtooth=sawtooth)
                 else:
                     form = hopper.backward_form(head_dim, causal)
                 forms[f"{pass_} {form.name}"] = _form(form, pass_)
@@ -258,6 +336,7 @@ def gpu_rows() -> dict[str, dict[str, Any]]:
     return {
         gpu.name: {
             "sms": gpu.sms, "memory": gpu.memory_bytes, "shared": gpu.shared_bytes_per_block,
+            "hbm_bandwidth": gpu.hbm_bandwidth_bytes_per_s,
             "tensor_flops_per_clock": gpu.tensor_flops_per_clock_per_sm, "clock": clock_of(gpu).hz,
             "clock_origin": clock_of(gpu).origin, "architecture": architecture(gpu),
             "hopper": gpu.compute_capability == (9, 0), "ampere": ampere_time.runs_on(gpu),

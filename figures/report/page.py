@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pandas
 
-from analysis.hardware import GPUS
-from analysis.shapes import ITEMSIZE
 from figures import common, gallery, verdict_table
-from figures.report import calculator, formulas, provenance
+from figures.report import calculator, form, formulas, provenance
 from repro.claims import Claim, Verdict
 from repro.experiments import tidy
 from repro.measuring import machine
@@ -47,7 +45,7 @@ def write(path: Path, *, out: Path = common.OUT, local: bool = True) -> int:
     sections = [
         ("figures", "Figures", figures_section(drawn, gallery.grouped())),
         ("verdicts", "Verdicts", verdict_section(verdict_table.collect(local=local))),
-        ("calculator", "Calculator", calculator_section()),
+        ("calculator", "Calculator", form.section()),
         ("formulas", "Formulas", formula_section(formulas.sections())),
         ("provenance", "Provenance", provenance_section(provenance.files())),
     ]
@@ -220,57 +218,6 @@ def inline(svg: str, name: str, title: str) -> str:
     return (
         f'{head} role="img" aria-label="{html.escape(title)}" '
         f'style="max-width:{points * 4 / 3:.0f}px">{rest}'
-    )
-
-
-def calculator_section() -> str:
-    """The form; its numbers come from functions printed from SymPy."""
-
-    def select(name: str, label: str, values: Iterable[str], chosen: str) -> str:
-        options = "".join(
-            f"<option{' selected' if v == chosen else ''}>{html.escape(v)}</option>" for v in values
-        )
-        return f'<label>{label}<select name="{name}">{options}</select></label>'
-
-    def number(name: str, label: str, value: int) -> str:
-        return (
-            f'<label>{label}<input name="{name}" type="number" min="1" step="1" value="{value}" '
-            'inputmode="numeric" required></label>'
-        )
-
-    def tile(name: str) -> str:
-        return (
-            f'<label>{name}<input name="{name}" type="number" min="1" step="1" '
-            'inputmode="numeric" placeholder="auto"></label>'
-        )
-
-    fields = [
-        select("algorithm", "algorithm", calculator.NAMES, "auto"),
-        select("pass", "pass", ("forward", "backward"), "forward"),
-        select("gpu", "GPU", GPUS, "H200"),
-        select("dtype", "dtype", ITEMSIZE, "bf16"),
-        number("batch", "batch", 1),
-        number("heads", "heads", 16),
-        number("kv_heads", "key/value heads", 16),
-        number("seqlen_q", "seqlen_q", 4096),
-        number("seqlen_k", "seqlen_k", 4096),
-        number("head_dim", "head_dim", 128),
-        tile("block_m"),
-        tile("block_n"),
-        '<label class="check"><input name="causal" type="checkbox" value="1"> causal</label>',
-    ]
-    return (
-        "<p>One pass of attention: the kernel that runs, traffic, memory, a lower bound of its "
-        "time and, where a Hopper kernel's machine code has been followed, the predicted time. "
-        "Exact for ragged tiles; <code>auto</code> is the kernel that dispatch picks. The same as "
-        "<code>python -m repro predict --l2 once</code>, refusals included: each tensor crosses to "
-        "HBM once. Without that option the command also simulates what L2 has to fetch again, and "
-        "it takes causal problems with fewer keys than queries, which this form does not.</p>"
-        f'<form id="calculator-form">{"".join(fields)}</form>'
-        '<p id="calculator-message" role="alert"></p>'
-        '<div class="scroll" role="region" tabindex="0" aria-label="Result">'
-        '<table id="calculator-output"><tbody aria-live="polite"></tbody></table></div>'
-        "<noscript><p>The calculator needs JavaScript; the formulas below do not.</p></noscript>"
     )
 
 

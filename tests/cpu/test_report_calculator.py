@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import inspect
 import json
 import random
 import re
@@ -9,6 +11,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,8 +23,10 @@ from analysis import symbolic_costs
 from analysis.algorithms import Family, find
 from analysis.hardware import GPUS
 from analysis.shapes import AttentionShape, Tile
-from figures.report import calculator, page
+from figures.report import calculator, form, page
 from kernels import ampere_time, hopper, hopper_time
+from kernels.launch import DTYPE_CODE, Kernel
+from repro.commands.predict import NAMES, bias_of, command, rates_of
 from repro.prediction import Prediction, predict
 
 HERE = Path(page.__file__).parent
@@ -29,12 +34,17 @@ CHROMIUM = next((n for n in ("chromium", "chromium-browser", "google-chrome") if
                 None)  # fmt: skip
 
 
+def clocks_on_record(patch: pytest.MonkeyPatch) -> None:
+    """Kernels have the clocks that were recorded for them whatever their source's state."""
+    patch.setattr(hopper_time, "digest_of", recorded_digest)
+    patch.setattr(ampere_time, "digest_of", recorded_digest_of_ampere)
+
+
 @pytest.fixture(scope="module")
 def printed() -> Iterator[str]:
-    """The JavaScript, with the recorded clocks of the Hopper forms whatever their source's
-    state."""
+    """The JavaScript, with the clocks on record."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hopper_time, "digest_of", recorded_digest)
+        clocks_on_record(patch)
         calculator.script.cache_clear()
         yield calculator.script() + (HERE / "calculator.js").read_text(encoding="utf-8")
     calculator.script.cache_clear()
@@ -45,28 +55,63 @@ def recorded_digest(form: hopper_time.Form, causal: bool) -> str:
     return hopper_time._recorded()[pass_, form.name, str(causal)]["digest"]
 
 
+@cache
+def digests_of_ampere() -> dict[tuple[str, tuple[tuple[str, int], ...]], str]:
+    """Entry and macros of a default kernel -> the digest that its row has."""
+    found = {}
+    for digest, row in ampere_time._rows().items():
+        causal = row["causal"] == "True"
+        kernel = ampere_time.config_of(row["pass"], int(row["head_dim"]), causal).kernel()
+        found[kernel.entry, kernel.macros] = digest
+    return found
+
+
+def recorded_digest_of_ampere(kernel: Kernel) -> str:
+    macros = dict(kernel.macros)
+    if macros["DTYPE"] == DTYPE_CODE["bf16"]:
+        macros["DTYPE"] = DTYPE_CODE["fp16"]
+    return digests_of_ampere().get((kernel.entry, tuple(macros.items())), "")
+
+
+#: What a question has where nothing is asked for.
+UNASKED: dict[str, Any] = {
+    "softcap": False, "alibi": False, "bias": "none", "window_left": None, "window_right": None,
+    "sinks": 0, "order": "rows", "ceilings": "datasheet",
+}  # fmt: skip
+
+
 def inputs(count: int) -> list[dict[str, Any]]:
-    """Every algorithm, GPU and type; half with the kernels' own tile; padded head dimensions."""
+    """Every algorithm, GPU, type and option; half with the kernels' own tile; padded head
+    dimensions; fewer keys than queries, causal or not."""
     chance = random.Random(7)
     found = []
     for _ in range(count):
-        algorithm = chance.choice(("auto", "auto", *calculator.NAMES))
+        algorithm = chance.choice(("auto", "auto", "flash", *calculator.NAMES))
         kv_heads = chance.choice((1, 2, 3))
         group = chance.choice((1, 4)) if algorithm in calculator.GROUPED else 1
-        seqlen_q, causal = chance.randint(1, 6000), chance.random() < 0.5
-        seqlen_k = chance.randint(seqlen_q if causal else 1, 7000)
         tile = (None, None)
         if chance.random() < 0.4:
             tile = chance.choice((16, 48, 128, 192, 256)), chance.choice((16, 64, 96, 128))
         known = ("H200", "H100-SXM5-80GB", "H100-PCIe-80GB", "A100-SXM4-80GB", "A100-PCIe-80GB")
+        asked = {
+            "softcap": chance.random() < 0.25, "alibi": chance.random() < 0.25,
+            "bias": chance.choice((*["none"] * 4, "full", "heads", "items", "one")),
+            "window_left": chance.choice((None, None, 0, 1, 100, 5000)),
+            "window_right": chance.choice((None, None, None, 0, 17)),
+            "sinks": chance.choice((0, 0, 4, 300)),
+            "order": chance.choice(("rows", "rows", "sawtooth")),
+            "ceilings": chance.choice(("datasheet", "datasheet", "measured")),
+        }  # fmt: skip
+        keep = chance.choice((0.0, 0.3, 1.0))  # nothing, a few or all of them
         found.append({
+            **{name: asked[name] if chance.random() < keep else UNASKED[name] for name in asked},
             "algorithm": algorithm, "pass": chance.choice(("forward", "backward")),
             "gpu": chance.choice(known if chance.random() < 0.6 else list(GPUS)),
             "dtype": chance.choice(("fp16", "bf16", "bf16", "fp32")),
-            "batch": chance.randint(1, 8), "heads": kv_heads * group, "kv_heads": kv_heads,
-            "seqlen_q": seqlen_q, "seqlen_k": seqlen_k,
+            "batch": chance.choice((1, 1, 2, 5)), "heads": kv_heads * group, "kv_heads": kv_heads,
+            "seqlen_q": chance.randint(1, 6000), "seqlen_k": chance.randint(1, 7000),
             "head_dim": chance.choice((40, 64, 64, 100, 128, 128, 256, 31, 257)),
-            "block_m": tile[0], "block_n": tile[1], "causal": causal,
+            "block_m": tile[0], "block_n": tile[1], "causal": chance.random() < 0.5,
         })  # fmt: skip
     return found
 
@@ -77,9 +122,16 @@ def python(given: dict[str, Any]) -> Prediction | str:
         shape = AttentionShape(
             given["batch"], given["heads"], given["seqlen_q"], given["seqlen_k"],
             given["head_dim"], given["kv_heads"], given["dtype"], given["causal"],
+            (given["window_left"], given["window_right"]), given["sinks"],
         )  # fmt: skip
         tile = Tile(given["block_m"], given["block_n"]) if given["block_m"] else None
-        return predict(given["algorithm"], shape, given["pass"], given["gpu"], tile=tile, once=True)
+        return predict(
+            given["algorithm"], shape, given["pass"], given["gpu"], tile=tile, once=True,
+            ceilings=rates_of(GPUS[given["gpu"]], given["ceilings"]),
+            softcap=given["softcap"], alibi=given["alibi"], order=given["order"],
+            bias=bias_of(given["bias"], shape.batch, shape.heads),
+            bias_gradient=given["bias"] != "none",
+        )  # fmt: skip
     except ValueError as error:
         return str(error)
 
@@ -104,6 +156,7 @@ def check(want: Prediction, found: dict[str, Any]) -> None:
     assert found["flops"] == want.useful_flops
     assert found["times"] == pytest.approx(dict(want.time.by_resource), rel=1e-12)
     assert found["seconds"] == pytest.approx(want.time.seconds, rel=1e-12)
+    assert found["ceilings"] == want.ceilings.origin
     assert found["predicted"] == (want.predicted_s and pytest.approx(want.predicted_s, rel=1e-12))
 
 
@@ -113,8 +166,8 @@ def test_answers_are_those_of_predict_under_node(
 ) -> None:
     """The kernel, its tile and form, every byte, the bound at each ceiling and the predicted time;
     what one refuses the other refuses."""
-    monkeypatch.setattr(hopper_time, "digest_of", recorded_digest)
-    questions = inputs(400)
+    clocks_on_record(monkeypatch)
+    questions = inputs(1000)
     code = (
         printed
         + "\nconst answer = (q) => { try { return calculate(q); } "
@@ -137,11 +190,18 @@ def test_answers_are_those_of_predict_under_node(
         seen[f"predicted {want.pass_} on an A100"] += on_ampere
         seen["padded"] += want.copy_bytes > 0
         seen["shared memory binds"] += want.time.binding == "shared memory"
+        seen["causal, fewer keys"] += given["causal"] and given["seqlen_k"] < given["seqlen_q"]
+        seen["a window hides keys"] += want.shape.windowed
+        for name, unasked in UNASKED.items():
+            seen[name] += given[name] != unasked
+        seen[f"bias {given['bias']} {want.pass_}"] += 1
+    biases = (f"bias {b} {p}" for b in ("full", "one") for p in ("forward", "backward"))
     for what in ("flash", "flash-sm90", "standard", "flash1-released", "padded",
                  "predicted forward", "predicted backward", "predicted forward on an A100",
-                 "predicted backward on an A100"):  # fmt: skip
+                 "predicted backward on an A100", "causal, fewer keys",
+                 "a window hides keys", *UNASKED, *biases):  # fmt: skip
         assert seen[what] >= 8, (what, seen)
-    assert 40 < seen["refused"] < 200
+    assert 150 < seen["refused"] < 600
     assert seen["shared memory binds"] >= 3
 
 
@@ -153,7 +213,14 @@ def test_answers_are_those_of_predict_under_node(
         ({"seqlen_q": 1.5}, "seqlen_q = 1.5"),
         ({"heads": 3, "kv_heads": 2}, "heads = 3 is not a multiple of kv_heads = 2"),
         ({"algorithm": "flash1-skip-first", "heads": 4, "kv_heads": 2}, "as many key/value heads"),
-        ({"causal": True, "seqlen_k": 8}, "seqlen_k = 8 is below seqlen_q = 16"),
+        ({"algorithm": "standard", "softcap": True}, "softcap"),
+        ({"algorithm": "flash-sm90", "alibi": True}, "alibi_slopes"),
+        ({"algorithm": "flash1-released", "bias": "one"}, "bias"),
+        ({"algorithm": "flash1-released", "window_left": 3}, "window"),
+        ({"algorithm": "standard", "order": "sawtooth"}, "no order='sawtooth'"),
+        ({"window_left": -1}, "window_left = -1"),
+        ({"sinks": 0.5}, "sinks = 0.5"),
+        ({"gpu": "L4", "ceilings": "measured"}, "no ceiling of L4"),
         ({"algorithm": "flash1-literal", "seqlen_q": 10**9, "block_m": 1}, "ten million"),
         ({"block_n": None}, "give both, or neither"),
         ({"algorithm": "flash-sm90", "gpu": "L4"}, "flash-sm90 needs compute capability 9.0"),
@@ -175,7 +242,7 @@ def test_what_cannot_be_is_said_in_words(printed, change, message):
     given = {
         "algorithm": "flash", "pass": "forward", "gpu": "H200", "dtype": "bf16", "batch": 1,
         "heads": 2, "kv_heads": 2, "seqlen_q": 16, "seqlen_k": 16, "head_dim": 64,
-        "block_m": 16, "block_n": 16, "causal": False, **change,
+        "block_m": 16, "block_n": 16, "causal": False, **UNASKED, **change,
     }  # fmt: skip
     code = (
         f"{printed}\ntry {{ calculate({json.dumps(given)}); }} "
@@ -183,6 +250,20 @@ def test_what_cannot_be_is_said_in_words(printed, change, message):
     )
     done = subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=True)
     assert message in done.stdout
+
+
+def test_each_option_of_the_command_is_in_the_form_or_named_as_missing() -> None:
+    """A new option of ``predict`` has to be said in one of the two lists."""
+    options = set(inspect.signature(command).parameters)
+    assert options == set(form.COVERED) | set(form.NOT_COVERED)
+    assert not set(form.COVERED) & set(form.NOT_COVERED)
+    shown = form.section()
+    fields = re.findall(r'name="(\w+)"', shown)
+    assert sorted(fields) == sorted({f for each in form.COVERED.values() for f in each})
+    assert {*fields} == {*inputs(1)[0]}
+    for words in (*form.NOT_COVERED.values(), *form.VALUES_NOT_COVERED):
+        assert html.escape(words) in shown
+    assert {*calculator.NAMES, *form.ALGORITHMS_NOT_COVERED} == {*NAMES}
 
 
 #: As much of a page as the calculator touches. FormData gives FIELDS.
@@ -214,13 +295,14 @@ def test_the_form_s_table_names_kernel_bound_and_predicted_time(
     printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty tile is the kernels' own; units and remarks beside the numbers."""
-    monkeypatch.setattr(hopper_time, "digest_of", recorded_digest)
+    clocks_on_record(monkeypatch)
 
     def shown(**change: Any) -> tuple[str, dict[str, list[str]]]:
         fields = {
             "algorithm": "auto", "pass": "backward", "gpu": "H200", "dtype": "bf16", "batch": 1,
             "heads": 2, "kv_heads": 2, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128,
-            "block_m": "", "block_n": "", **change,
+            "block_m": "", "block_n": "", "window_left": "", "window_right": "", "sinks": 0,
+            "bias": "none", "order": "rows", "ceilings": "datasheet", **change,
         }  # fmt: skip
         listed = json.dumps([[name, str(value)] for name, value in fields.items()])
         code = f"{printed}\nconst FIELDS = {listed};\n{STUB}"
@@ -235,7 +317,8 @@ def test_the_form_s_table_names_kernel_bound_and_predicted_time(
     assert rows["kernel"] == [f"flash-sm90, {want.form}", "the Hopper kernels cover it"]
     assert rows["tile"] == ["80 x 128", f"64 blocks, 1 to an SM: {want.idle_sms} of 132 SMs idle"]
     rate = f"{want.row()['tflops_bound']:.3g}"
-    assert rows["time bound"][1] == f"at most {float(rate):g} TFLOP/s"
+    bound = f"at most {float(rate):g} TFLOP/s; datasheet of H200"
+    assert rows["time bound"][1] == bound
     assert "from machine code at 1.7 GHz" in rows["predicted time"][1]
     message, rows = shown(head_dim=100)
     assert rows["kernel"][0] == "flash"
@@ -248,14 +331,14 @@ def test_the_form_s_table_names_kernel_bound_and_predicted_time(
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_the_page_shows_pythons_numbers_in_a_browser(tmp_path: Path) -> None:
     sections = [
+        ("figures", "Figures", page.figures_section({}, {})),
         ("verdicts", "Verdicts", page.verdict_section([])),
-        ("calculator", "Calculator", page.calculator_section()),
+        ("calculator", "Calculator", form.section()),
     ]
     report = tmp_path / "report.html"
     report.write_text(page.page(sections), encoding="utf-8")
     for given in [q for q in inputs(20) if not isinstance(python(q), str)][:2]:
-        query = {n: "" if v is None else v for n, v in given.items() if n != "causal"}
-        query |= {"causal": 1} if given["causal"] else {}
+        query = {n: "" if v is None else v for n, v in given.items() if v is not False}
         assert CHROMIUM is not None
         done = subprocess.run(
             [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu",

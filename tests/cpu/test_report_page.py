@@ -18,7 +18,7 @@ from analysis import symbolic
 from analysis.checkpointing import closed_forms
 from figures import common, gallery
 from figures.common import Drawing
-from figures.report import formulas, page, provenance
+from figures.report import form, formulas, page, provenance
 from repro.claims import Evidence, Part, Verdict, claim
 from repro.experiments import record
 from repro.measuring import records
@@ -82,7 +82,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page.page([
         ("verdicts", "Verdicts", page.verdict_section(judged)),
         ("figures", "Figures", page.figures_section(drawn, gallery.grouped())),
-        ("calculator", "Calculator", page.calculator_section()),
+        ("calculator", "Calculator", form.section()),
         ("formulas", "Formulas", page.formula_section(formulas.sections())),
         ("provenance", "Provenance", page.provenance_section(provenance.files())),
     ])  # fmt: skip
@@ -136,8 +136,8 @@ def test_every_formula_is_typeset_and_well_formed() -> None:
         assert len(list(root.iter())) > 1
         assert formula.source
     shown = {formula.expression for formula in listed}
-    for form in symbolic.FORMS.values():
-        assert set(form.values()) <= shown
+    for each in symbolic.FORMS.values():
+        assert set(each.values()) <= shown
     for closed in closed_forms.ALL:
         assert {closed.peak, closed.forwards} <= shown
     assert set(formulas.SOURCES) == set(symbolic.FORMS)
