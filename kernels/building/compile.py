@@ -13,7 +13,7 @@ from typing import Any
 
 from analysis.arguments import checked
 from analysis.files import cache_dir
-from kernels.building import nvrtc
+from kernels.building import nvrtc, second_nvrtc
 from kernels.building.cache import digest, headers, read_checked, write_checked
 from kernels.launch import INCLUDE_DIR, Kernel
 
@@ -89,9 +89,10 @@ def compile_cubin(kernel: Kernel, arch: str = "sm_80", version: str | None = Non
         return Compiled(cubin=cubin, **parse_ptxas(kept_log.decode(), kernel.entry, arch))
 
     if version == here:
-        cubin, log = _compile(kernel, arch)
+        cubin, log = compile_here(kernel, arch)
     else:
-        cubin, log = nvrtc.process_with(version).submit(_compile, kernel, arch).result()
+        library = nvrtc.second_library(version)
+        cubin, log = second_nvrtc.compiler(library).compile(kernel, arch)
     compiled = Compiled(cubin=cubin, **parse_ptxas(log, kernel.entry, arch))
     write_checked(cubin_path, cubin)
     write_checked(log_path, log.encode())
@@ -102,8 +103,8 @@ def _name(kernel: Kernel) -> str:
     return f"{kernel.entry}.cu" if kernel.path is None else kernel.path.name
 
 
-def _compile(kernel: Kernel, arch: str) -> tuple[bytes, str]:
-    """Cubin and log, by this process's NVRTC."""
+def compile_here(kernel: Kernel, arch: str) -> tuple[bytes, str]:
+    """Cubin and log, by this process's NVRTC, not cached; errors of :func:`compile_cubin`."""
     program, options, _ = _nvrtc()
     log = io.StringIO()
     try:

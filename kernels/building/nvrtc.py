@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from multiprocessing import get_context
-from multiprocessing.util import Finalize
 from pathlib import Path
 
 VARIABLE = "REPRO_NVRTC"
@@ -65,8 +62,8 @@ def versions() -> tuple[str, ...]:
     return tuple(version for version in dict.fromkeys((load(), second_version())) if version)
 
 
-def process_with(version: str) -> ProcessPoolExecutor:
-    """A process that compiles with the second library.
+def second_library(version: str) -> Path:
+    """The second library's file.
 
     Raises:
         ValueError: that is not of this version.
@@ -77,22 +74,7 @@ def process_with(version: str) -> ProcessPoolExecutor:
             f"NVRTC {version} is not at hand, only {' and '.join(versions())}: {SECOND} names a "
             "library"
         )
-    return _process(path)
-
-
-@cache
-def _process(path: Path) -> ProcessPoolExecutor:
-    pool = ProcessPoolExecutor(
-        1, mp_context=get_context("spawn"), initializer=_choose, initargs=(str(path),)
-    )
-    # A process that multiprocessing has started waits for its own ones when it ends, and these wait
-    # for work unless they are told.
-    Finalize(None, pool.shutdown, exitpriority=1)
-    return pool
-
-
-def _choose(path: str) -> None:
-    os.environ[VARIABLE] = path
+    return path
 
 
 def load() -> str:

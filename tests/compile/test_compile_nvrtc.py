@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kernels.building import nvrtc
+from kernels.building import nvrtc, second_nvrtc
 from kernels.building.compile import CompileError, compile_cubin, nvrtc_version, parse_ptxas
 from kernels.launch import Kernel
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
 
-VOCABULARY = (Path(__file__).resolve().parents[1] / "vocabulary.cu").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+VOCABULARY = (ROOT / "tests" / "vocabulary.cu").read_text()
 ENTRIES = ("convert", "multiply", "matrices", "lanes", "functions", "widths")
 
 
@@ -106,7 +107,7 @@ def test_without_nvrtc_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) 
 
 def _version_in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[2],
+        [sys.executable, "-c", code], cwd=ROOT,
         env={**os.environ, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -195,3 +196,56 @@ def test_the_second_library_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # The second time both come from disk, without that process.
     monkeypatch.setattr(nvrtc, "second_version", lambda: None)
     assert compile_cubin(kernel, version=version) == other
+
+
+def test_workers_that_compile_with_a_second_library_come_to_their_end(tmp_path: Path) -> None:
+    """A process that multiprocessing has started must not wait for the one that compiles for it."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    program = tmp_path / "workers.py"
+    program.write_text(
+        """
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from kernels.building import second_nvrtc
+from kernels.building.compile import CompileError
+from kernels.launch import Kernel
+
+
+def work(text):
+    compiler = second_nvrtc.compiler(Path(sys.argv[1]))
+    try:
+        return compiler.compile(Kernel(text, "one", (), 32), "sm_80")[0][:4]
+    except CompileError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    good = 'extern "C" __global__ void one(float* p) { p[0] = 1; }\\n'
+    for _ in range(5):
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            assert list(pool.map(work, [good] * 4)) == [b"\\x7fELF"] * 4
+    print(work(good.replace("1;", "nonsense;")))
+"""
+    )
+    library = load_nvidia_dynamic_lib("nvrtc").abs_path
+    done = subprocess.run(
+        [sys.executable, str(program), str(library)], cwd=tmp_path, capture_output=True, text=True,
+        timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 'identifier "nonsense" is undefined' in done.stdout
+
+
+def test_a_second_compiler_that_has_ended_is_an_error(tmp_path: Path) -> None:
+    """As one that cannot load its library."""
+    (tmp_path / "libnvrtc.so.13").write_bytes(b"not a library")
+    compiler = second_nvrtc.Compiler(tmp_path)
+    with pytest.raises(RuntimeError, match=f"REPRO_NVRTC={tmp_path}.* cannot be loaded"):
+        compiler.compile(Kernel("\n", "nothing", (), 32), "sm_80")
+    compiler.close()
+    with pytest.raises(RuntimeError, match="has ended, status 0"):
+        compiler.compile(Kernel("\n", "nothing", (), 32), "sm_80")

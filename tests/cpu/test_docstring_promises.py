@@ -287,7 +287,7 @@ def test_missing_tools_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv(nvrtc.SECOND, "")
     monkeypatch.setattr(nvrtc, "versions", lambda: ("13.0",))
     with pytest.raises(ValueError, match=r"NVRTC 12.9 is not at hand, only 13\.0"):
-        nvrtc.process_with("12.9")
+        nvrtc.second_library("12.9")
     monkeypatch.setattr(counted, "count_kernels", lambda *_, **__: [])
     with pytest.raises(CounterError, match="no cell launched a kernel"):
         counted.count_cells([{"implementation": "flash"}], timeout_s=1)
