@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -53,6 +53,7 @@ SEEDS = 3
 DTYPE = "fp16"
 """bf16 has the same instructions but for the conversion."""
 LINES = Path(__file__).with_name("ampere_lines.csv")
+COLUMN = "clocks_"
 PICK = Pick.GREEDY
 """What schedulers of this generation do (Huerta et al., arXiv 2503.20481)."""
 
@@ -66,6 +67,38 @@ class Recorded:
     blocks_per_sm: int
     slowdown: float
     tile: Tile
+
+    @classmethod
+    def read(cls, row: Mapping[str, str]) -> Recorded:
+        """A row of a record."""
+        points = [
+            (float(name.removeprefix(COLUMN)), float(value))
+            for name, value in row.items()
+            if name.startswith(COLUMN)
+        ]
+        tile = Tile(int(row["block_m"]), int(row["block_n"]))
+        return cls(card.through(points), int(row["blocks_per_sm"]), float(row["slowdown"]), tile)
+
+    def clocks(self, rounds: Iterable[int], sms: int) -> float:
+        """Of a launch on ``sms`` multiprocessors: rounds of its blocks in the order they start."""
+        blocks = (self.line(max(1, n)) for n in rounds)
+        return card.fill_shared(blocks, sms, self.blocks_per_sm, self.slowdown)
+
+
+def follow(
+    programs: Mapping[int, Program], shared_rounds: int, blocks_per_sm: int
+) -> dict[str, object]:
+    """The columns of a record that come from the model: programs of one block by its rounds.
+
+    shared_rounds: of the blocks that are followed beside each other.
+    """
+    alone = {rounds: _alone(program) for rounds, program in programs.items()}
+    slowdown = _slowdown(programs[shared_rounds], blocks_per_sm, alone[shared_rounds])
+    return {
+        "blocks_per_sm": blocks_per_sm,
+        "slowdown": round(slowdown, 3),
+        **{f"{COLUMN}{rounds}": round(value) for rounds, value in alone.items()},
+    }
 
 
 def config_of(pass_: str, head_dim: int, causal: bool) -> FlashConfig:
@@ -92,19 +125,16 @@ def _program(config: FlashConfig, rounds: int) -> Program:
     return loops.program(code_of(main.kernel, ARCH), launch)
 
 
-def _alone(config: FlashConfig, rounds: int) -> float:
-    found = _program(config, rounds)
+def _alone(found: Program) -> float:
     return mean(
         simulate(found, seed=seed, pick=PICK, parameters=SM80).clocks for seed in range(SEEDS)
     )
 
 
-def _slowdown(config: FlashConfig, alone: float) -> float:
+def _slowdown(found: Program, blocks: int, alone: float) -> float:
     """Blocks of an SM start at any time of each other."""
-    blocks = config.fit(GPU).blocks_per_sm
     if blocks == 1:
         return 1.0
-    found = _program(config, SHARED_ROUNDS)
     warps = len(found.ways)
     ratios = []
     for seed in range(SEEDS):
@@ -120,6 +150,12 @@ def _slowdown(config: FlashConfig, alone: float) -> float:
         )  # fmt: skip
         ratios.append((more - few) / (MORE - FEW) / alone)
     return mean(ratios)
+
+
+def follow_form(config: FlashConfig) -> dict[str, object]:
+    """:func:`follow` of one of our kernels."""
+    programs = {rounds: _program(config, rounds) for rounds in ROUNDS}
+    return follow(programs, SHARED_ROUNDS, config.fit(GPU).blocks_per_sm)
 
 
 @cache
@@ -147,9 +183,7 @@ def recorded(kernel: Kernel) -> Recorded:
             f"no clocks on record for this {kernel.entry}: python -m kernels.ampere_time records "
             "those of the default forms"
         )
-    points = [(float(n), float(row[f"clocks_{n}"])) for n in ROUNDS]
-    tile = Tile(int(row["block_m"]), int(row["block_n"]))
-    return Recorded(card.through(points), int(row["blocks_per_sm"]), float(row["slowdown"]), tile)
+    return Recorded.read(row)
 
 
 def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
@@ -169,8 +203,7 @@ def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
 def clocks(kernel: Kernel, pass_: str, shape: AttentionShape, sms: int) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as ``recorded``."""
     found = recorded(kernel)
-    blocks = (found.line(max(1, n)) for n in _rounds(pass_, found.tile, shape))
-    return card.fill_shared(blocks, sms, found.blocks_per_sm, found.slowdown)
+    return found.clocks(_rounds(pass_, found.tile, shape), sms)
 
 
 @checked
@@ -194,20 +227,18 @@ def seconds(
 def main() -> None:
     """Records the clocks of the forms that run by default. Half a minute."""
     with LINES.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["pass", "head_dim", "causal", "block_m", "block_n", "nvrtc", "digest",
-             "blocks_per_sm", "slowdown", *(f"clocks_{n}" for n in ROUNDS)]
-        )  # fmt: skip
+        columns = ("pass", "head_dim", "causal", "block_m", "block_n", "nvrtc", "digest",
+                   "blocks_per_sm", "slowdown", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
         for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
             config = config_of(pass_, head_dim, causal)
-            alone = {rounds: _alone(config, rounds) for rounds in ROUNDS}
-            writer.writerow(
-                [pass_, head_dim, causal, config.tile.block_m, config.tile.block_n,
-                 nvrtc_version(), digest_of(config.kernel()), config.fit(GPU).blocks_per_sm,
-                 round(_slowdown(config, alone[SHARED_ROUNDS]), 3),
-                 *(round(value) for value in alone.values())]
-            )  # fmt: skip
+            writer.writerow({
+                "pass": pass_, "head_dim": head_dim, "causal": causal,
+                "block_m": config.tile.block_m, "block_n": config.tile.block_n,
+                "nvrtc": nvrtc_version(), "digest": digest_of(config.kernel()),
+                **follow_form(config),
+            })  # fmt: skip
             file.flush()
     _rows.cache_clear()
 

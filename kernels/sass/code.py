@@ -25,6 +25,7 @@ _INSTRUCTION = re.compile(
 )
 _UPPER_HALF = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
+_REMARK = re.compile(r"\s*\(\*.*?\*\)")
 _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 
 
@@ -290,7 +291,7 @@ def parse(text: str, entry: str) -> Code:
             instructions.append(
                 Instruction(
                     int(address, 16), predicate or "", opcode,
-                    tuple(modifiers.split(".")[1:]), operands,
+                    tuple(modifiers.split(".")[1:]), _REMARK.sub("", operands),
                 )
             )  # fmt: skip
     return Code(tuple(instructions), labels)

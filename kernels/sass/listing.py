@@ -15,7 +15,6 @@ from collections.abc import Iterable
 
 from kernels.sass.code import Code, Control, Instruction
 
-_COMMENT = re.compile(r"\s*\(\*.*?\*\)")
 _LISTED = re.compile(
     r"^([0-9a-f])([-y])([-0-5])([-0-5])([0-9a-f]{2})([0-9a-f]) "
     r"(?:(@!?U?P\w+) )?([A-Z][A-Z0-9_]*)((?:\.\w+)*) ?(.*)$"
@@ -37,8 +36,7 @@ def listing(code: Code) -> str:
         lines += at.get(index, [])
         barriers = "".join("-" if n is None else str(n) for n in (c.write_barrier, c.read_barrier))
         waits = sum(1 << barrier for barrier in c.waits)
-        operands = _COMMENT.sub("", i.operands)
-        text = " ".join(filter(None, (i.predicate, ".".join((i.opcode, *i.modifiers)), operands)))
+        text = " ".join(filter(None, (i.predicate, ".".join((i.opcode, *i.modifiers)), i.operands)))
         yields = "y" if c.yields else "-"
         lines.append(f"{c.stall:x}{yields}{barriers}{waits:02x}{c.reuse:x} {text}")
     return "\n".join(lines) + "\n"

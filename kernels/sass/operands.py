@@ -146,9 +146,9 @@ def source(text: str, block: Block) -> Get:
     found = _CONSTANT.match(text)
     if found:
         place = int(found[1], 16)
-        if place not in block.constants:
+        if place & ~3 not in block.constants:
             raise ValueError(f"no argument at c[0x0][{found[1]}]: the launch has fewer")
-        constant = block.constants[place]
+        constant = block.constants[place & ~3] >> 8 * (place & 3)
         return lambda w: constant
     register = _REGISTER.match(text)
     if register:

@@ -321,10 +321,11 @@ def _move(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
             return both
     else:
         put, get = target(operands[0]), source(operands[-1], block)
+    mask = 0xFF if "U8" in i.modifiers else ~0
 
     def do(w: Warp) -> None:
         try:
-            put(w, get(w))
+            put(w, get(w) & mask)
         except TypeError:
             put(w, None)
 
@@ -404,12 +405,12 @@ def _r2p(i: Instruction, operands: list[str], labels: Mapping[str, int], block: 
 
     def do(w: Warp) -> None:
         try:
-            value = get(w)
+            bits = get(w) or 0
         except TypeError:
-            value = 0
+            bits = 0
         for n in range(7):
             if mask >> n & 1:
-                w.p[n] = bool(value >> n & 1)
+                w.p[n] = bool(bits >> n & 1)
 
     return do
 

@@ -1,0 +1,212 @@
+"""The model of time on machine code that is not ours: FlashAttention-2's, as torch ships it.
+
+Its kernels for sm_80 lie in torch's CUDA wheel. They are read from there, not copied: what is kept
+is how many clocks the model says a block takes (``results/flash2/lines.csv``). The published times
+of FlashAttention-2 on an A100 are then a test on which nobody decided anything.
+
+    cuobjdump -xelf sm_80 libtorch_cuda.so        # into an empty folder
+    python -m repro.flash2_time FOLDER VERSION    # of torch
+
+needs nvdisasm and a C compiler; no GPU, and no torch that is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+from analysis.hardware import A100_80GB
+from analysis.loop_model.card import Clock
+from analysis.loop_model.program import Program
+from analysis.shapes import AttentionShape, Tile
+from analysis.tile_loop import tile_loop
+from kernels.ampere_time import ARCH, COLUMN, PASSES, Recorded, follow
+from kernels.building.cache import digest
+from kernels.hopper_time import seconds_around
+from kernels.sass import loops
+from kernels.sass.code import Code, disassemble
+from kernels.sass.operands import Launch
+from repro import cli
+from repro.measuring.records import RESULTS
+
+LINES = RESULTS / "flash2" / "lines.csv"
+ROUNDS = (2, 4, 8)
+HEAD_DIMS = (64, 128)
+GPU = A100_80GB
+
+
+@dataclass(frozen=True)
+class Form:
+    """What FlashAttention-2 launches on an A100 (its ``flash_fwd_launch_template.h`` and
+    ``flash_bwd_launch_template.h``): tile, warps, the template arguments of the name, and the
+    blocks an SM holds: a forward's 4 warps of up to 255 registers twice, a backward's 8 once."""
+
+    tile: Tile
+    warps: int
+    traits: str
+    blocks_per_sm: int
+
+
+_SMALL_BACKWARD = "ILi64ELi128ELi128ELi8ELi4ELi4ELi4ELb0ELb0E"
+_LARGE_BACKWARD = "ILi128ELi64ELi128ELi8ELi2ELi4ELi2ELb0ELb0E"
+FORMS = {
+    ("forward", 64): Form(Tile(128, 128), 4, "ILi64ELi128ELi128ELi4ELb0ELb0E", 2),
+    ("forward", 128): Form(Tile(128, 64), 4, "ILi128ELi128ELi64ELi4ELb0ELb0E", 2),
+    ("backward", 64): Form(Tile(128, 128), 8, _SMALL_BACKWARD, 1),
+    ("backward", 128): Form(Tile(64, 128), 8, _LARGE_BACKWARD, 1),
+}
+#: Beginning of a name, and its switches: dropout, causal, local, ALiBi, whole tiles, whole rows of
+#: head_dim, a softcap, and of the forward whether it returns the softmax.
+_NAMES = {"forward": ("flash_fwd_kernelI23Flash_fwd_kernel_traits", "0c001100"),
+          "backward": ("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernelI23Flash_bwd_kernel_traits",
+                       "0c00110")}  # fmt: skip
+
+#: The struct of arguments: where its fields lie in bytes, 8 bytes each ("q") or 4 ("i"). Those that
+#: are left out are zero: no lengths of a packed batch, no slopes, no dropout.
+_POINTERS = (0, 8, 16, 112, 160)  # q, k, v, out, lse
+_BATCH_STRIDES, _ROW_STRIDES, _HEAD_STRIDES = (
+    (24, 32, 40, 128),
+    (48, 56, 64, 136),
+    (72, 80, 88, 144),
+)
+_HEADS, _BATCH, _LENGTHS, _HEAD_DIM, _ROUNDED = (96, 100, 104), 176, (180, 184), 192, (196, 200)
+_WINDOW = (388, 392)  # keys to the left and to the right, -1 for all
+_GRADIENTS = 464  # of the backward: pointers of dO, dQ, dK, dV and of the sum of dQ, then strides
+_STRUCT_BYTES = 640
+
+
+def arguments(pass_: str, seqlen: int, head_dim: int, causal: bool) -> bytes:
+    """The struct for one head of one item."""
+    found = bytearray(_STRUCT_BYTES)
+
+    def put(letter: str, places: tuple[int, ...], value: int) -> None:
+        for place in places:
+            struct.pack_into(f"<{letter}", found, place, value)
+
+    for number, place in enumerate(_POINTERS):
+        put("q", (place,), number + 1 << 36)
+    for places, stride in ((_BATCH_STRIDES, seqlen * head_dim), (_ROW_STRIDES, head_dim),
+                           (_HEAD_STRIDES, head_dim)):  # fmt: skip
+        put("q", places, stride)
+    put("i", (*_HEADS, _BATCH), 1)
+    put("i", _LENGTHS + _ROUNDED, seqlen)
+    put("i", (_HEAD_DIM, _ROUNDED[1] + 4), head_dim)
+    put("i", _WINDOW, -1)
+    if causal:
+        put("i", _WINDOW[1:], 0)
+    if pass_ == "backward":
+        for number in range(5):
+            put("q", (_GRADIENTS + 8 * number,), number + 8 << 36)
+        strides = [seqlen * head_dim, *[head_dim] * 2, *[seqlen * head_dim] * 3, *[head_dim] * 6]
+        for number, stride in enumerate(strides):
+            put("q", (_GRADIENTS + 56 + 8 * number,), stride)
+    return bytes(found)
+
+
+def program(code: Code, pass_: str, head_dim: int, causal: bool, rounds: int) -> Program:
+    """The block that walks so many tiles: of a causal forward the last one."""
+    form = FORMS[pass_, head_dim]
+    inner, outer = form.tile.block_n, form.tile.block_m
+    if pass_ == "backward":
+        inner, outer = outer, inner
+    seqlen = rounds * inner
+    blocks = -(-seqlen // outer)
+    place = blocks - 1 if pass_ == "forward" and causal else 0
+    data = arguments(pass_, seqlen, head_dim, causal)
+    argument = (len(data), int.from_bytes(data, "little"))
+    launch = Launch(32 * form.warps, (blocks, 1, 1), [argument], (place, 0, 0), architecture=ARCH)
+    return loops.program(code, launch)
+
+
+def entry_in(cubin: bytes, pass_: str, head_dim: int, causal: bool) -> str | None:
+    """The mangled name of the fp16 kernel in a cubin, without masks of lengths; None: not there."""
+    kernel, flags = _NAMES[pass_]
+    switches = "".join(f"ELb{flag}" for flag in flags.replace("c", str(int(causal))))
+    pattern = (
+        rf"\.text\.(_ZN\w*{kernel}{FORMS[pass_, head_dim].traits}N7cutlass6half_t\w*"
+        rf"{switches}EEEvNS_\w+)\0"
+    )
+    found = re.search(pattern.encode(), cubin)
+    return found[1].decode() if found else None
+
+
+def version() -> str:
+    """Of torch whose machine code is on record."""
+    with LINES.open(encoding="utf-8") as file:
+        return next(csv.DictReader(file))["torch"]
+
+
+@cache
+def lines() -> dict[tuple[str, int, bool], Recorded]:
+    """What is on record, by pass, head dimension and causal mask."""
+    with LINES.open(encoding="utf-8") as file:
+        return {
+            (row["pass"], int(row["head_dim"]), row["causal"] == "True"): Recorded.read(row)
+            for row in csv.DictReader(file)
+        }
+
+
+def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
+    """Of every block in the order they start: in a head the first tile first."""
+    visits = tile_loop(shape, tile)
+    of_head = visits.visits_of_query_tile if pass_ == "forward" else visits.visits_of_key_tile
+    for _ in range(shape.batch * shape.heads):
+        yield from of_head.tolist()
+
+
+def seconds(pass_: str, shape: AttentionShape) -> float:
+    """Predicted time of a pass on an A100 at its boost clock. KeyError for another head dimension
+    than is on record."""
+    found = lines()[pass_, shape.head_dim, shape.causal]
+    clock = Clock(GPU.boost_clock_hz, "boost clock of the datasheet")
+    main = found.clocks(_rounds(pass_, found.tile, shape), GPU.sms) / clock.hz
+    return main + seconds_around(pass_, shape, 1, GPU.hbm_bandwidth_bytes_per_s)
+
+
+def record(folder: Path, version: str) -> None:
+    """Writes the record. ValueError names a kernel that is in none of the folder's cubins."""
+    cubins = [path.read_bytes() for path in sorted(folder.glob("*.cubin"))]
+    columns = ("pass", "head_dim", "causal", "block_m", "block_n", "torch", "digest",
+               "blocks_per_sm", "slowdown", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
+    rows = []
+    for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
+        entries = ((cubin, entry_in(cubin, pass_, head_dim, causal)) for cubin in cubins)
+        cubin, entry = next((pair for pair in entries if pair[1]), (b"", None))
+        if entry is None:
+            raise ValueError(
+                f"no {pass_} for head_dim={head_dim}, causal={causal} in the cubins of {folder}"
+            )
+        code = disassemble(cubin, entry)
+        programs = {n: program(code, pass_, head_dim, causal, n) for n in ROUNDS}
+        form = FORMS[pass_, head_dim]
+        rows.append({
+            "pass": pass_, "head_dim": head_dim, "causal": causal,
+            "block_m": form.tile.block_m, "block_n": form.tile.block_n, "torch": version,
+            "digest": digest(cubin)[:16], **follow(programs, ROUNDS[-1], form.blocks_per_sm),
+        })  # fmt: skip
+    LINES.parent.mkdir(exist_ok=True)
+    with LINES.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(asked: list[str] | None = None) -> None:
+    """Records what the model says of torch's kernels. A minute."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path, help="of the extracted cubins")
+    parser.add_argument("version", help="of torch, as 2.8.0")
+    given = parser.parse_args(asked)
+    record(given.folder, given.version)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.program(main))
