@@ -3,23 +3,32 @@
 Of FlashAttention-2's own kernels, from the machine code in torch's wheel (``repro.flash2_time``),
 and of ours (``kernels.ampere_time``). Published are 24 labels of a figure, forward and backward
 together, and 8 end points of two more, read by others (``results/published/throughput.jsonl``).
+
+``python -m repro.ampere_validation`` records our kernels' clocks anew, after a change of their
+source, and writes the table of docs/pages/time.md. A minute.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from analysis.hardware import find_gpu
 from analysis.loop_model.card import Clock
 from analysis.shapes import AttentionShape
 from kernels import ampere_time
-from repro import flash2_time
+from repro import cli, flash2_time
 from repro.measuring.records import Record, load
 
 PUBLISHED = "flash2"
 GPU = flash2_time.GPU
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "pages" / "time.md"
+MARKERS = (
+    "<!-- a100: written by `python -m repro.ampere_validation` -->", "<!-- end of a100 -->",
+)  # fmt: skip
 CLOCK = Clock(GPU.boost_clock_hz, "boost clock of the datasheet")
 
 
@@ -83,3 +92,36 @@ def errors(ratios: Sequence[float]) -> tuple[float, float]:
     """Median and worst of |predicted / published - 1| of rates."""
     found = [abs(ratio - 1) for ratio in ratios]
     return median(found), max(found)
+
+
+def table() -> str:
+    """Median and worst error by head dimension, as a Markdown table."""
+    found = points()
+    lines = [
+        "| | FA-2's code: median | worst | ours: median | worst |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for head_dim in flash2_time.HEAD_DIMS:
+        of = [p for p in found if p.head_dim == head_dim]
+        cells = [
+            f"{100 * error:.1f} %"
+            for rates in ([p.theirs for p in of], [p.ours for p in of])
+            for error in errors([rate / p.published for rate, p in zip(rates, of, strict=True)])
+        ]
+        lines.append(f"| d = {head_dim} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page_with(rows: str, text: str) -> str:
+    """The page's text with this table between its markers."""
+    before, rest = text.split(MARKERS[0])
+    return f"{before}{MARKERS[0]}\n\n{rows}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
+def main() -> None:
+    """Records our kernels' clocks and writes the page's table."""
+    ampere_time.main()
+    PAGE.write_text(page_with(table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.program(main))
