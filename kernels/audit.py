@@ -31,6 +31,7 @@ from kernels.command_line import program
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
 from kernels.prebuild import Problem
 from kernels.sass import code as sass
+from kernels.sass.kept import disassembled
 from kernels.variants import shipped_variants
 
 PAGE = KERNELS_DIR.parent / "docs" / "kernel-audit.md"
@@ -198,7 +199,7 @@ def _facts(subject: Subject, version: str) -> tuple[str, ...]:
     compiled = compile_cubin(subject.kernel, subject.arch, version)
     if compiled.wgmma_remarks:
         raise RuntimeError(f"{subject.name}, NVRTC {version}: {compiled.wgmma_remarks[0]}")
-    code = sass.disassemble(compiled.cubin, subject.kernel.entry)
+    code = disassembled(compiled.cubin, subject.kernel.entry)
     counted = sass.count(code.instructions)
     gpu = find_gpu(CARDS[subject.arch])
     assert gpu is not None

@@ -43,7 +43,8 @@ from kernels.launch import (
 from kernels.launching.plan import Launch as Recorded
 from kernels.launching.plan import Recorder
 from kernels.sass import loops
-from kernels.sass.code import Code, disassemble
+from kernels.sass.code import Code
+from kernels.sass.kept import disassembled
 from kernels.sass.operands import Launch, TensorMapArgument
 
 ARCH = "sm_90a"
@@ -79,7 +80,7 @@ Form = hopper.ForwardForm | hopper.BackwardForm
 @cache
 def code_of(kernel: Kernel, arch: str = ARCH) -> Code:
     """The machine code that the compiler makes of a kernel."""
-    return disassemble(compile_cubin(kernel, arch).cubin, kernel.entry)
+    return disassembled(compile_cubin(kernel, arch).cubin, kernel.entry)
 
 
 def launch_of(recorded: Recorded, taken: Sequence[int] = ()) -> Launch:

@@ -131,7 +131,7 @@ def warp_instructions(cell: Cell) -> int:
     """Instructions a warp executes in a round without masks and repeated waits."""
     from kernels.building.compile import compile_cubin
     from kernels.hopper_forms import ForwardForm
-    from kernels.sass import code as sass
+    from kernels.sass.kept import disassembled
 
     form, dtype = form_of(cell), str(cell["dtype"])
     if isinstance(form, ForwardForm):
@@ -141,7 +141,7 @@ def warp_instructions(cell: Cell) -> int:
         kernel = form.kernel("", dtype, False)
     try:
         compiled = compile_cubin(kernel, "sm_90a")
-        code = sass.disassemble(compiled.cubin, kernel.entry)
+        code = disassembled(compiled.cubin, kernel.entry)
     except (ImportError, RuntimeError) as error:
         raise UnavailableError(str(error)) from None
     return len(code.shortest_round("HGMMA"))

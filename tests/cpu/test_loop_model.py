@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from analysis.loop_model.card import H200_SUSTAINED, copy_bytes_per_clock, fill,
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS, SM90, TensorOrder
 from analysis.loop_model.program import Event, Program, Step, Way
-from kernels.sass import loops
-from kernels.sass.code import Control, Instruction, parse
+from kernels.sass import kept, loops
+from kernels.sass.code import Code, Control, Instruction, parse
 from kernels.sass.listing import listing, parse_listing
 from kernels.sass.operands import Launch
 from kernels.sass.run import ways
@@ -217,6 +218,30 @@ def test_every_parameter_says_unit_and_source() -> None:
 
 
 # Machine code
+
+
+def test_machine_code_is_disassembled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cubin or another entry point is disassembled anew, and what is damaged too."""
+    monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path))
+    asked = []
+
+    def once(cubin: bytes, entry: str) -> Code:
+        asked.append((cubin, entry))
+        return parse(HEX, entry)
+
+    monkeypatch.setattr(kept, "disassemble", once)
+    first = kept.disassembled(b"cubin", "kernel")
+    assert kept.disassembled(b"cubin", "kernel") == first
+    assert first.instructions == parse(HEX, "kernel").instructions
+    assert asked == [(b"cubin", "kernel")]
+    kept.disassembled(b"another", "kernel")
+    assert len(asked) == 2
+    for path in (tmp_path / "sass").iterdir():
+        path.write_bytes(b"damaged")
+    assert kept.disassembled(b"cubin", "kernel") == first
+    assert len(asked) == 3
 
 
 def code_of(*lines: str):
