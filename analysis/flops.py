@@ -37,6 +37,13 @@ def products(pass_: str, *, recompute: bool = True) -> int:
     raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
 
 
+def paper_flops(shape: AttentionShape, pass_: str) -> float:
+    """As FlashAttention-2 counts them (§4.1): 4 Nq Nk d a head forward, 2.5 times that backward,
+    and half for a causal mask, whatever the tiles execute."""
+    pairs = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
+    return 2 * products(pass_) * pairs * shape.head_dim * (0.5 if shape.causal else 1.0)
+
+
 def useful_flops(shape: AttentionShape, pass_: str, *, recompute: bool = True) -> int:
     """FLOPs of the matrix products over visible pairs, all batches and heads."""
     pairs = shape.batch * shape.heads * shape.visible_pairs

@@ -9,12 +9,14 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
+from analysis.flops import paper_flops
 from analysis.hardware import find_gpu
 from analysis.time_model import SHARED_MEMORY
 from figures.common import Drawing, devices, label_ends, note, pick, powers_of_two, series
 from figures.throughput import MEASURED, PANELS, TICKS, of_one_card, tflops
 from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
-from repro.experiments.gpu_throughput import cells, paper_flops, time_bound
+from repro.experiments.gpu_throughput import cells, time_bound
+from repro.experiments.shared.attention import shape_of
 
 EXPERIMENTS = ("throughput", "throughput-peers", "gpu-throughput")
 OURS = "flash-sm90"
@@ -36,9 +38,10 @@ def bounds(card: str) -> pandas.DataFrame:
     for cell in cells():
         bound, _ = time_bound(cell, OURS, gpu)
         without, _ = time_bound(cell, OURS, gpu, without=(SHARED_MEMORY,))
+        flops = paper_flops(shape_of(cell), str(cell["pass"]))
         rows.append({k: cell[k] for k in SHAPE} | {
-            "bound_tflops": paper_flops(cell) / bound.seconds / 1e12,
-            "without_shared_tflops": paper_flops(cell) / without.seconds / 1e12,
+            "bound_tflops": flops / bound.seconds / 1e12,
+            "without_shared_tflops": flops / without.seconds / 1e12,
             "binding": bound.binding,
         })  # fmt: skip
     return pandas.DataFrame(rows)

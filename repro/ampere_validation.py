@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from analysis.flops import paper_flops
 from analysis.hardware import find_gpu
 from analysis.loop_model.card import Clock
 from analysis.shapes import AttentionShape
@@ -71,12 +72,6 @@ def point(
     theirs = sum(flash2_time.seconds(each, shape) for each in passes)
     mine = sum(ours(each, shape) for each in passes)
     return Point(pass_, head_dim, causal, seqlen, published, flops / theirs, flops / mine)
-
-
-def paper_flops(shape: AttentionShape, pass_: str) -> float:
-    """As FlashAttention-2 counts them (§4.1): half of them under a causal mask."""
-    pairs = shape.batch * shape.heads * shape.seqlen_q**2 / (2 if shape.causal else 1)
-    return pairs * shape.head_dim * {"forward": 4, "backward": 10}[pass_]
 
 
 def ours(pass_: str, shape: AttentionShape) -> float:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from analysis.algorithms import PDL
+from analysis.flops import paper_flops
 from analysis.hardware import H100_SXM, H200, Gpu
 from analysis.shapes import Tile
 from analysis.time_model import (
@@ -79,7 +80,7 @@ def predict(one: Cell) -> list[Record]:
 
 
 def _bounds(one: Cell, gpu: Gpu) -> list[Record]:
-    rows = []
+    rows, flops = [], paper_flops(shape_of(one), str(one["pass"]))
     for name in OURS:
         bound, tile = time_bound(one, name, gpu)
         rows.append(
@@ -87,7 +88,7 @@ def _bounds(one: Cell, gpu: Gpu) -> list[Record]:
                 one, experiment=NAME, implementation=name, source="predicted",
                 metric="throughput_tflops", unit="TFLOP/s", device=gpu.name,
                 block_m=tile.block_m, block_n=tile.block_n,
-                value=paper_flops(one) / bound.seconds / 1e12,
+                value=flops / bound.seconds / 1e12,
                 tool=f"ceilings, {datasheet_ceilings(gpu).origin}",
             )
         )  # fmt: skip
@@ -109,13 +110,6 @@ def time_bound(
     shared = shared_per_tensor(name, shape, tile, pass_, gpu)
     work = attention_work(name, shape, tile, pass_, gpu, shared_per_tensor=shared, **options)
     return predict_time(work, datasheet_ceilings(gpu), without=without), tile
-
-
-def paper_flops(one: Cell) -> float:
-    """FLOPs as FlashAttention-2 counts them (§4.1): half for causal, whatever the tiles execute."""
-    shape = shape_of(one)
-    forward = 4 * shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k * shape.head_dim
-    return forward * (0.5 if shape.causal else 1.0) * (2.5 if one["pass"] == "backward" else 1.0)
 
 
 def measure(one: Cell, context: Context) -> list[Record]:
@@ -152,7 +146,7 @@ def measure_in_turn(one: Cell, names: Sequence[str], experiment: str) -> list[Re
         return record(one, experiment=experiment, implementation=name, source="measured", **values)
 
     rows = [row(name, metric="time_ms", error=reason) for name, reason in refused.items()]
-    flops = paper_flops(one)
+    flops = paper_flops(shape, pass_)
     for name, timing in times.items():
         worst = sum(found[name].worst.values())  # a NaN among them stays one
         if math.isfinite(worst):

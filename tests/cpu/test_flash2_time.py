@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
 from kernels.sass.listing import parse_listing
 from repro import ampere_validation, flash2_time
@@ -89,10 +90,10 @@ def test_blocks_start_with_the_first_tile_of_a_head() -> None:
 
 def test_work_is_counted_as_in_the_paper() -> None:
     """§4.1: 4 N² d heads of a forward, 2.5 times that of a backward, half under a causal mask."""
-    forward = ampere_validation.paper_flops(shape_of(1024, 64, batch=16), "forward")
+    forward = paper_flops(shape_of(1024, 64, batch=16), "forward")
     assert forward == 4 * 1024**2 * 64 * 32 * 16
-    assert ampere_validation.paper_flops(shape_of(1024, 64, batch=16), "backward") == 2.5 * forward
-    causal = ampere_validation.paper_flops(shape_of(1024, 64, True, batch=16), "forward")
+    assert paper_flops(shape_of(1024, 64, batch=16), "backward") == 2.5 * forward
+    causal = paper_flops(shape_of(1024, 64, True, batch=16), "forward")
     assert causal == forward / 2
 
 

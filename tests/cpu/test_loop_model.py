@@ -220,9 +220,7 @@ def test_every_parameter_says_unit_and_source() -> None:
 # Machine code
 
 
-def test_machine_code_is_disassembled_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_machine_code_is_disassembled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another cubin or another entry point is disassembled anew, and what is damaged too."""
     monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path))
     asked = []
