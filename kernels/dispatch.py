@@ -87,13 +87,13 @@ def choose(
     capability = getattr(backend, "compute_capability", None)
     if capability is not None and not has_flash(capability):
         raise ValueError(
-            f"the flash kernels need compute capability {OLDEST // 10}.{OLDEST % 10} or newer, "
-            f"this GPU has {capability[:-1]}.{capability[-1]}"
+            f"the flash kernels need compute capability {_dotted(str(OLDEST))} or newer, "
+            f"this GPU has {_dotted(capability)}"
         )
     objection = None
     if capability != HOPPER:
-        has = "the host backend" if capability is None else f"compute capability {capability}"
-        objection = f"the Hopper kernels need compute capability {HOPPER}, this is {has}"
+        has = "is the host backend" if capability is None else f"has {_dotted(capability)}"
+        objection = f"the Hopper kernels need compute capability {_dotted(HOPPER)}, this {has}"
     elif tile is not None:
         objection = f"tile ({tile.block_m}, {tile.block_n}) was asked for"
     else:
@@ -124,6 +124,10 @@ def choose(
     if objection is None:
         return Choice(algorithm, "the Hopper kernels cover it")
     return Choice("flash-split" if deterministic else "flash", objection)
+
+
+def _dotted(capability: str) -> str:
+    return f"{capability[:-1]}.{capability[-1]}"
 
 
 @checked

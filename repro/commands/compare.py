@@ -75,7 +75,8 @@ def files(name: str) -> list[Path]:
     if Path(name).is_dir() and name not in (".", ""):
         return sorted(Path(name).glob("*.jsonl"))
     known = ", ".join(records.machines())
-    raise ValueError(f"no machine and no folder {name!r}; on record: {known}")
+    cure = "; make figures or python -m repro measure makes it" if name == "local" else ""
+    raise ValueError(f"no machine and no folder {name!r}{cure}; on record: {known}")
 
 
 def measured(

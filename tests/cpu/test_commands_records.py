@@ -62,6 +62,15 @@ def test_compare_reads_folders_anywhere_and_names_what_is_on_record(two_machines
     assert "metric 'joules'" in err
 
 
+def test_compare_says_where_this_machine_s_records_come_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "machines", lambda: ("host",))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"'local'; make figures or .* makes it; on record: host"):
+        compare.files("local")
+    with pytest.raises(ValueError, match="'locals'; on record: host"):
+        compare.files("locals")
+
+
 def test_compare_refuses_units_that_differ(two_machines):
     a = compare.measured(compare.files("slow"))
     records.write(two_machines / "other" / "toy.jsonl", [timing(512, 2000.0, unit="us")])

@@ -51,7 +51,7 @@ def test_hopper_takes_what_it_covers() -> None:
     ("backend", "arrays", "settings", "reason"),
     [
         (HostBackend(), [array()], {}, "the host"),
-        (PretendedAmpere(), [array()], {}, "compute capability 80"),
+        (PretendedAmpere(), [array()], {}, "compute capability 9.0, this has 8.0"),
         (PretendedHopper(), [array()], {"tile": Tile(64, 64)}, r"tile \(64, 64\)"),
         (PretendedHopper(), [array(dtype="fp32")], {}, "dtype fp32"),
         (PretendedHopper(), [array(shape=(1, 1, 8, 32))], {}, "head_dim 32"),
@@ -84,9 +84,7 @@ def test_a_deterministic_backward_has_a_form_of_its_own() -> None:
     assert chosen.algorithm == "flash-sm90-deterministic"
     chosen = dispatch.choose(PretendedAmpere(), [array()], **options)
     assert chosen.algorithm == "flash-split"
-    assert chosen.reason == (
-        "the Hopper kernels need compute capability 90, this is compute capability 80"
-    )
+    assert chosen.reason == "the Hopper kernels need compute capability 9.0, this has 8.0"
     chosen = dispatch.choose(
         PretendedHopper(), [array()], pass_="backward", order="sawtooth", **options
     )
