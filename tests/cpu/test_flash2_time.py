@@ -9,8 +9,12 @@ import pytest
 
 from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
+from figures import time_ampere
+from figures.common import pick
 from kernels.sass.listing import parse_listing
 from repro import ampere_validation, flash2_time
+from repro.experiments import Context, UnavailableError, ampere_time, tidy
+from repro.measuring import records
 
 
 def shape_of(seqlen: int, head_dim: int, causal: bool = False, batch: int = 1) -> AttentionShape:
@@ -109,3 +113,33 @@ def test_predictions_of_their_code_are_within_what_the_page_and_the_changelog_sa
     ratios = [p.theirs / p.published for p in ampere_validation.points()]
     assert ampere_validation.errors(ratios)[1] < 0.11
     assert sum(ratio < 1 for ratio in ratios) == 31
+
+
+def test_every_time_is_registered_once_and_is_what_the_model_says() -> None:
+    """A model or a kernel that changes by more registers new cells beside these."""
+    path = records.RESULTS / "registered" / f"{ampere_time.NAME}.jsonl"
+    rows = list(records.read(path))
+    cells = [one.id for one in ampere_time.cells()]
+    assert [row.cell for row in rows] == [cell for cell in cells for _ in range(2)]
+    assert all(row.date and row.commit and row.source == "predicted" for row in rows)
+    for row, now in zip(rows, ampere_time.registered(), strict=True):
+        assert (row.cell, row.implementation) == (now.cell, now.implementation)
+        assert now.value == pytest.approx(row.value, rel=0.05)
+
+
+def test_other_cards_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    with pytest.raises(UnavailableError, match=r"of an A100, compute capability 8\.0"):
+        ampere_time.measure(ampere_time.cells()[0], Context("cuda"))
+
+
+def test_both_passes_together_are_as_fast_as_their_times_add_up() -> None:
+    frame = tidy((ampere_time.NAME, "throughput"))
+    drawn = time_ampere.rates(frame)
+    ours = pick(drawn, source="predicted", implementation="flash", head_dim=64, causal=False)
+    shape = shape_of(2048, 64, batch=8)
+    seconds = sum(ampere_validation.ours(pass_, shape) for pass_ in ("forward", "backward"))
+    flops = sum(paper_flops(shape, pass_) for pass_ in ("forward", "backward"))
+    found = ours[ours["seqlen_q"] == 2048]["tflops"].item()
+    assert found == pytest.approx(flops / seconds / 1e12, rel=0.05)
+    assert len(pick(drawn, source="published")) == 24
