@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -101,9 +101,11 @@ def follow(
     }
 
 
-def config_of(pass_: str, head_dim: int, causal: bool) -> FlashConfig:
-    """What runs on an A100 by default. head_dim: padded, one of ``HEAD_DIMS``."""
-    return configure(pass_, DTYPE, head_dim, causal=causal, limit=GPU.shared_bytes_per_block)
+def config_of(pass_: str, head_dim: int, causal: bool, tile: Tile | None = None) -> FlashConfig:
+    """What runs on an A100, by default or with a tile. head_dim: padded, one of ``HEAD_DIMS``."""
+    return configure(
+        pass_, DTYPE, head_dim, tile=tile, causal=causal, limit=GPU.shared_bytes_per_block
+    )
 
 
 @checked
@@ -120,7 +122,7 @@ def _program(config: FlashConfig, rounds: int) -> Program:
         1, 1, seqlen, seqlen, config.head_dim, dtype=config.dtype, causal=config.causal
     )
     device = Device(ARCH.removeprefix("sm_"), GPU.shared_bytes_per_block, 1)
-    main = launches_of("flash", shape, config.pass_, device).main
+    main = launches_of("flash", shape, config.pass_, device, tile=config.tile).main
     launch = replace(launch_of(main), architecture=ARCH)
     return loops.program(code_of(main.kernel, ARCH), launch)
 
@@ -152,9 +154,9 @@ def _slowdown(found: Program, blocks: int, alone: float) -> float:
     return mean(ratios)
 
 
-def follow_form(config: FlashConfig) -> dict[str, object]:
-    """:func:`follow` of one of our kernels."""
-    programs = {rounds: _program(config, rounds) for rounds in ROUNDS}
+def follow_form(config: FlashConfig, lengths: Sequence[int] = ROUNDS) -> dict[str, object]:
+    """:func:`follow` of one of our kernels. lengths: of the loop, ``SHARED_ROUNDS`` among them."""
+    programs = {rounds: _program(config, rounds) for rounds in lengths}
     return follow(programs, SHARED_ROUNDS, config.fit(GPU).blocks_per_sm)
 
 
@@ -186,7 +188,7 @@ def recorded(kernel: Kernel) -> Recorded:
     return Recorded.read(row)
 
 
-def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
+def rounds_of(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
     """Rounds of every block, in the order they start: head after head, the longest tile first."""
     visits = tile_loop(shape, tile)
     if pass_ == "forward":
@@ -203,7 +205,7 @@ def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
 def clocks(kernel: Kernel, pass_: str, shape: AttentionShape, sms: int) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as ``recorded``."""
     found = recorded(kernel)
-    return found.clocks(_rounds(pass_, found.tile, shape), sms)
+    return found.clocks(rounds_of(pass_, found.tile, shape), sms)
 
 
 @checked

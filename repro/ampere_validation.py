@@ -106,10 +106,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page_with(rows: str, text: str) -> str:
+def page_with(rows: str, text: str, markers: tuple[str, str] = MARKERS) -> str:
     """The page's text with this table between its markers."""
-    before, rest = text.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n\n{rows}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+    before, rest = text.split(markers[0])
+    return f"{before}{markers[0]}\n\n{rows}\n\n{markers[1]}{rest.split(markers[1])[1]}"
 
 
 def main() -> None:

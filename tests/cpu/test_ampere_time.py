@@ -6,6 +6,7 @@ import csv
 
 import pytest
 
+from analysis.flops import paper_flops
 from analysis.hardware import GPUS, gpu_named
 from analysis.loop_model import ampere
 from analysis.loop_model.card import fill, fill_shared
@@ -19,6 +20,7 @@ from kernels.sass.code import Control, Instruction, find_nvdisasm
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch
 from kernels.sass.run import ways
+from repro import ampere_tiles
 from repro.prediction import predict
 
 
@@ -297,7 +299,7 @@ def test_gpus_that_the_model_is_of() -> None:
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
 def test_rounds_are_the_visits_of_the_tile_loop(pass_: str) -> None:
     shape = shape_of(700, 64, True, kv_heads=2, seqlen_k=900)
-    found = list(ampere_time._rounds(pass_, Tile(128, 64), shape))
+    found = list(ampere_time.rounds_of(pass_, Tile(128, 64), shape))
     if pass_ == "forward":
         last = [min((m + 1) * 128, 700) + 200 for m in range(6)]
         of_head = [-(-min(900, keys) // 64) for keys in last][::-1]
@@ -305,3 +307,37 @@ def test_rounds_are_the_visits_of_the_tile_loop(pass_: str) -> None:
     else:
         first = [max(0, n * 64 - 200) // 128 for n in range(15)]
         assert found == [2 * (6 - m) for m in first] * 4
+
+
+# The choice of tile
+
+
+def test_the_first_tile_is_the_default() -> None:
+    for (pass_, head_dim), tiles in ampere_tiles.TILES.items():
+        default = ampere_time.config_of(pass_, head_dim, False).tile
+        assert tiles[0] == (default.block_m, default.block_n)
+
+
+@pytest.mark.parametrize("asked", [("forward", 128, 64, 64), ("backward", 128, 32, 64)])
+def test_the_page_says_what_the_model_says_of_a_tile(asked: tuple[str, int, int, int]) -> None:
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    if next(iter(ampere_time._rows().values()))["nvrtc"] != nvrtc_version():
+        pytest.skip(f"written with another NVRTC than {nvrtc_version()}")
+    page = ampere_tiles.PAGE.read_text(encoding="utf-8")
+    line = ampere_tiles.row(ampere_tiles.choice(*asked))
+    assert line in page, "run `python -m repro.ampere_tiles`"
+
+
+def test_a_default_tile_is_as_fast_as_what_is_on_record() -> None:
+    """The table follows two lengths of the loop, the record four; both without what comes before
+    and after the main kernel."""
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    shape = shape_of(2048, 64, batch=8, heads=32)
+    kernel = ampere_time.config_of("forward", 64, False).kernel()
+    clocks_of = ampere_time.clocks(kernel, "forward", shape, ampere_time.GPU.sms)
+    rate = paper_flops(shape, "forward") * ampere_time.GPU.boost_clock_hz / clocks_of / 1e12
+    found = ampere_tiles.choice("forward", 64, 128, 64)
+    assert found.rates[0] == pytest.approx(rate, rel=0.02)
+    assert found.blocks_per_sm == 2
