@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from itertools import product
+from typing import Any
 
 import sympy as sp
 from sympy.printing.jscode import JavascriptCodePrinter
@@ -128,12 +129,26 @@ def script() -> str:
         "L2_BYTES_FOR_HEADS": L2_BYTES_FOR_HEADS,
     }
     return (
-        pool.script()
+        "const shared = (values, places) => Object.fromEntries(\n"
+        "  Object.entries(places).map(([key, place]) => [key, values[place]]));\n"
+        + pool.script()
         + f"const MODEL = {{\n{models}\n}};\n"
         + f"const COPIES = {{\n{around}\n}};\n"
         + f"const COUNTS = {{\n{counts}\n}};\n"
-        + "".join(f"const {name} = {json.dumps(table)};\n" for name, table in tables.items())
+        + "".join(f"const {name} = {written(table)};\n" for name, table in tables.items())
     )
+
+
+def written(table: Any) -> str:
+    """JSON; where a table says the same of many keys, each value once."""
+    plain = json.dumps(table)
+    if not isinstance(table, dict):
+        return plain
+    texts = [json.dumps(value) for value in table.values()]
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    of_key = json.dumps({key: places[t] for key, t in zip(table, texts, strict=True)})
+    pooled = f"shared([{', '.join(places)}], {of_key})"
+    return min(plain, pooled, key=len)
 
 
 def variants(algorithm: str, pass_: str) -> dict[str, Options]:

@@ -372,6 +372,19 @@ def test_memory_in_the_page_is_that_of_the_prediction() -> None:
             assert symbolic_costs.evaluate(peak, values) == found.peak_bytes
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_a_table_is_the_same_however_it_is_written(printed: str) -> None:
+    """And the script stays small beside the figures, which take most of a page of 4 MB."""
+    assert len(printed) < 350_000
+    table = {f"{i} {j}": [i, 0.1] for i in range(3) for j in range(40)}
+    written = calculator.written(table)
+    assert len(written) < len(json.dumps(table)) / 1.4
+    code = f"{printed}\nconsole.log(JSON.stringify({written}));"
+    done = subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == table
+    assert calculator.written({"a": 1}) == '{"a": 1}'
+
+
 def test_sums_are_printed_as_loops_and_powers_as_products() -> None:
     i, n = sp.symbols("i n")
     assert calculator.function(sp.Sum(i * n, (i, 0, n - 1))) == (
