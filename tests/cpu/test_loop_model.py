@@ -242,6 +242,15 @@ def test_machine_code_is_disassembled_once(tmp_path: Path, monkeypatch: pytest.M
     assert len(asked) == 3
 
 
+def test_machine_code_that_is_not_at_hand_needs_the_disassembler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("kernels.sass.code.find_nvdisasm", lambda: None)
+    with pytest.raises(RuntimeError, match="reading machine code needs nvdisasm"):
+        kept.disassembled(b"cubin", "kernel")
+
+
 def code_of(*lines: str):
     return parse_listing(lines)
 
