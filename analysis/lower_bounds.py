@@ -7,7 +7,10 @@ no constant; they are compared by growth, never by value.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
+from analysis.packed import Lengths, summed
 from analysis.shapes import AttentionShape
 from analysis.sums.flash import BiasShape, bias_elements
 
@@ -41,6 +44,43 @@ def compulsory_bias_bytes(shape: AttentionShape, bias: BiasShape) -> int:
     """
     pairs = bias_elements(shape, bias) // (shape.seqlen_q * shape.seqlen_k) * shape.visible_pairs
     return pairs * shape.itemsize
+
+
+def compulsory_packed_bytes(shape: AttentionShape, lengths: Lengths, pass_: str) -> int:
+    """The least that a pass over packed sequences moves: the sum of their bounds.
+
+    Sequences share no data, so that the rows of each must cross for itself; packing changes no
+    bound, it takes away what padding adds. Each is that of the functions above; a sequence without
+    keys still writes its rows, and one without queries the gradients of its keys. The tables are
+    not in it: lengths could be known to the kernel otherwise.
+
+    shape: heads, head_dim and type; its lengths do not matter. pass_: "forward" or "backward".
+    """
+    rows = replace(shape, batch=1, seqlen_q=1, seqlen_k=1)
+    lone_q = sum(q for q, k in zip(lengths.queries, lengths.keys, strict=True) if not k)
+    lone_k = sum(k for q, k in zip(lengths.queries, lengths.keys, strict=True) if not q)
+    if pass_ == "forward":
+        both = summed(
+            lambda x: compulsory_read_bytes(x) + compulsory_write_bytes(x), shape, lengths
+        )
+        return both + lone_q * compulsory_write_bytes(rows)
+    both = summed(
+        lambda x: compulsory_backward_read_bytes(x) + compulsory_backward_write_bytes(x),
+        shape,
+        lengths,
+    )
+    return both + lone_q * rows.query_bytes + lone_k * 2 * rows.key_bytes
+
+
+def packed_order(lengths: Sequence[int], d: float, m: float) -> float:
+    """Θ(Σ (n d + n² d² / M)): FlashAttention over sequences of n tokens, as Thm 2 has each.
+
+    With n d below M a sequence fits into fast memory and moves its inputs and output alone: that
+    is the order of a batch of short sequences however many they are. Padded to L, each costs as one
+    of L tokens.
+    """
+    _require_positive(d=d, m=m)
+    return sum(n * d + n * n * d * d / m if n * d > m else n * d for n in lengths)
 
 
 def bias_order(n: float, d: float, m: float) -> float:

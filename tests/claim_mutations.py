@@ -176,6 +176,10 @@ OVERTURN: dict[str, tuple[Scale | Mirror, ...]] = {
         Scale({"metric": "traffic_bytes", "tensor": "k", "way": "window"}),
         Scale({"metric": "traffic_bytes", "way": "stored mask"}),
     ),
+    "packed sequences": (
+        Scale({"metric": "traffic_bytes", "tensor": "k", "way": "packed"}),
+        Scale({"metric": "traffic_bytes", "way": "longest", "source": "measured"}),
+    ),
     "fusion by torch.compile": MEASURED,
     "fusion of longer chains": MEASURED,
     "granularity": MEASURED,

@@ -55,6 +55,8 @@ def _unseen(sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile) 
     pairs = list(zip(lengths.queries, lengths.keys, strict=True))
     queries = sum(q for q, k in pairs if not k)
     keys = sum(k for q, k in pairs if not q)
+    if not queries and not keys:
+        return {}
     rows = replace(
         shape, batch=1, seqlen_q=max(queries, 1), seqlen_k=max(keys, 1), causal=False,
         window=(None, None),
