@@ -163,9 +163,11 @@ class Prediction:
         """Time predicted from the machine code, not a bound: of the Hopper forms
         (``kernels.hopper_time``), and of what runs by default on an A100 (``kernels.ampere_time``).
 
-        None for other kernels and GPUs, a backward in a fixed order, and kernels whose clocks are
-        not on record.
+        None for other kernels and GPUs, a backward in a fixed order, packed sequences, and kernels
+        whose clocks are not on record.
         """
+        if self.lengths is not None:
+            return None
         sms, hbm = self.gpu.sms, self.gpu.hbm_bandwidth_bytes_per_s
         if self.main is not None and self._is_of_ampere:
             try:

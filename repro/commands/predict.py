@@ -18,6 +18,7 @@ from repro.measuring import machine
 from repro.measuring.progress import say
 from repro.prediction import AUTO, PASSES, Prediction, predict
 
+BATCH, SEQLEN = "1", "4096"
 MASKS = ("none", "causal")
 KV_DTYPES = ("same", "e4m3")
 BIASES = ("none", "full", "heads", "items", "one")
@@ -50,14 +51,14 @@ def command(
             help="forward, backward or all",
         ),
     ] = "all",
-    batch: Annotated[str, typer.Option(help="batch size")] = "1",
+    batch: Annotated[str, typer.Option(help="batch size")] = BATCH,
     heads: Annotated[str, typer.Option(help="query heads")] = "16",
     kv_heads: Annotated[
         str | None, typer.Option(help="key/value heads (default: as many as query heads)")
     ] = None,
     seqlen: Annotated[
         str, typer.Option("--seqlen", "-n", help="query and key length, e.g. 512:16384:*2")
-    ] = "4096",
+    ] = SEQLEN,
     seqlen_k: Annotated[
         str | None, typer.Option(help="key length (default: the query length)")
     ] = None,
@@ -108,6 +109,13 @@ def command(
         ),
     ] = "none",
     sinks: Annotated[str, typer.Option(help="first keys, seen whatever the window")] = "0",
+    seqlens: Annotated[
+        str | None,
+        typer.Option(
+            help="lengths of packed sequences, as 1,17,300, or a file of numbers; in the place of "
+            "--batch and --seqlen"
+        ),
+    ] = None,
     tile: Annotated[
         str, typer.Option(help="block_m x block_n as 128x64, a list, all, or auto")
     ] = "auto",
@@ -168,6 +176,10 @@ def command(
         raise ValueError(f"--ceilings {ceilings!r}: expected datasheet or measured")
     if l2 not in ("auto", *L2_MODELS):
         raise ValueError(f"--l2 {l2!r}: expected auto, {', '.join(L2_MODELS)}")
+    lengths = None if seqlens is None else sweep.seqlens(seqlens)
+    if lengths is not None:
+        _refuse_beside_seqlens(batch, seqlen, seqlen_k, bias, l2)
+        batch, seqlen = "1", str(lengths.total_q)
     algorithms = sweep.words(algorithm, "--algorithm", NAMES, every=tuple(ALGORITHMS))
     if deterministic and algorithms != [AUTO]:
         raise ValueError("--deterministic chooses with -a auto; other names are definite kernels")
@@ -218,7 +230,8 @@ def command(
                 predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
                         deterministic=deterministic, order=walk, waves=waves,
                         once=l2 == "once", softcap=softcap, alibi=alibi,
-                        bias=bias_of(bias, b, h), bias_gradient=bias != "none")
+                        bias=bias_of(bias, b, h), bias_gradient=bias != "none",
+                        lengths=lengths)
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:
@@ -237,6 +250,21 @@ def command(
         same = len(set(refused)) == 1
         raise ValueError(refused[0] if same else f"no point can be; the first: {refused[0]}")
     _show(points, as_json, as_csv, output.style_of(markdown, latex))
+
+
+def _refuse_beside_seqlens(
+    batch: str, seqlen: str, seqlen_k: str | None, bias: str, l2: str
+) -> None:
+    """ValueError naming an option that --seqlens stands in the place of, or does not go with."""
+    for name, value, unset in (
+        ("--batch", batch, BATCH), ("--seqlen", seqlen, SEQLEN), ("--seqlen-k", seqlen_k, None),
+    ):  # fmt: skip
+        if value != unset:
+            raise ValueError(f"--seqlens stands in the place of {name} {value}")
+    if bias != "none":
+        raise ValueError(f"--bias {bias} does not go with --seqlens")
+    if l2 in ("simulated", "waves"):
+        raise ValueError(f"--l2 {l2} with --seqlens: no L2 is simulated for packed sequences")
 
 
 def bias_of(name: str, batch: int, heads: int) -> tuple[int, int] | None:

@@ -9,8 +9,8 @@ from repro.prediction import Prediction
 
 _FIELDS = (
     "gpu", "algorithm", "pass", "order", "causal", "window_left", "window_right", "sinks", "dtype",
-    "kv_dtype", "scale_block", "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
-    "form", "block_m", "block_n",
+    "kv_dtype", "scale_block", "batch", "sequences", "heads", "kv_heads", "seqlen_q", "seqlen_k",
+    "head_dim", "form", "block_m", "block_n",
 )  # fmt: skip
 _BYTES = (
     "sm_read_bytes", "sm_write_bytes", "hbm_read_bytes", "hbm_write_bytes", "saved_bytes",
@@ -43,6 +43,8 @@ def tables(
         common.pop("kv_dtype", None)
     if common.get("scale_block", 0) is None:
         common.pop("scale_block")
+    if common.get("sequences", 0) is None:
+        common.pop("sequences")
     for bound in ("window_left", "window_right", "sinks"):
         if not common.get(bound, True) and not any(row.get(bound) for row in rows):
             common.pop(bound)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from analysis.hardware import GPUS, Gpu
+from analysis.packed import Lengths
 from analysis.shapes import Tile
 from analysis.window import Sides
 from repro.commands.gpus import find
@@ -71,6 +73,20 @@ def windows(text: str) -> list[Sides]:
         left, right = (None if e == "none" else _number(e, "--window", 0) for e in ends)
         found.append((left, right))
     return list(dict.fromkeys(found))
+
+
+def seqlens(text: str) -> Lengths:
+    """ "1,17,300" as the lengths of packed sequences, or the name of a file with numbers in it.
+
+    Raises ValueError for anything else, and for no tokens at all.
+    """
+    file = Path(text)
+    if file.is_file():
+        text = ",".join(file.read_text(encoding="utf-8").replace(",", " ").split())
+    found = Lengths.equal(_number(part.strip(), "--seqlens", 0) for part in text.split(","))
+    if not found.total_q:
+        raise ValueError(f"--seqlens {text!r} has no tokens")
+    return found
 
 
 def words(

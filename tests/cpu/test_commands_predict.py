@@ -15,6 +15,7 @@ from analysis import algorithms
 from analysis.hardware import A100_40GB, GPUS, H200
 from analysis.hbm import compulsory_hbm
 from analysis.l2 import available
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
 from analysis.traffic import predict_traffic
@@ -192,6 +193,28 @@ def test_an_order_changes_what_comes_from_hbm_and_nothing_else(capsys, algorithm
             assert sawtooth[name] == rows[name]
 
 
+def test_packed_sequences_are_those_of_the_library(capsys, tmp_path):
+    file = tmp_path / "lengths.txt"
+    file.write_text("1 17\n300, 0")
+    for text in ("1,17,300,0", str(file)):
+        arguments = ["predict", "--seqlens", text, "-d", "64", "--gpu", "A100", "--causal"]
+        status, out, _ = run(capsys, *arguments, "--json")
+        assert status == 0
+        rows = json.loads(out)
+        assert [(row["pass"], row["sequences"], row["seqlen_q"]) for row in rows] == [
+            ("forward", 4, 318), ("backward", 4, 318),
+        ]  # fmt: skip
+        lengths = Lengths.equal((1, 17, 300, 0))
+        shape = AttentionShape(1, 16, 318, 318, 64, dtype="bf16", causal=True)
+        for row in rows:
+            found = predict("auto", shape, row["pass"], "A100", lengths=lengths)
+            assert row["sm_read_bytes"] == found.traffic.read_bytes
+            assert row["time_bound_s"] == found.time.seconds
+            assert row["time_predicted_s"] is None
+            assert any(line["tensor"] == "cu_seqlens_q" for line in row["tensors"])
+    assert "sequences=4" in run(capsys, *arguments)[1]
+
+
 def test_windows_are_swept_and_are_those_of_the_library(capsys):
     status, out, _ = run(
         capsys, "predict", "-n", "2k", "-d", "64", "--causal", "--gpu", "H200", "--pass", "forward",
@@ -242,6 +265,14 @@ def test_measured_ceilings_come_from_the_records_or_are_refused(capsys):
         (("--deterministic", "-a", "flash"), 1, "--deterministic chooses with -a auto"),
         (("--markdown", "--latex"), 1, "--markdown and --latex exclude each other"),
         (("--tile", "64"), 1, "--tile '64'"),
+        (("--seqlens", "1,x"), 1, "--seqlens 'x': expected a number"),
+        (("--seqlens", "0,0"), 1, "--seqlens '0,0' has no tokens"),
+        (("--seqlens", "1,5", "--batch", "2"), 1, "stands in the place of --batch 2"),
+        (("--seqlens", "1,5", "-n", "512"), 1, "stands in the place of --seqlen 512"),
+        (("--seqlens", "1,5", "--bias", "one"), 1, "--bias one does not go with --seqlens"),
+        (("--seqlens", "1,5", "--l2", "simulated"), 1, "no L2 is simulated for packed sequences"),
+        (("--seqlens", "1,5", "-a", "standard"), 1, "standard does not take packed"),
+        (("--seqlens", "1,5", "--kv-dtype", "e4m3"), 1, "do not go with k_scale"),
         (("--window", "5"), 1, "--window '5': expected left,right as 1024,0"),
         (("--window", "5,-1"), 1, "--window '-1'"),
         (("--window", "5,0", "-a", "standard"), 1, "standard does not take window"),
