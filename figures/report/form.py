@@ -60,7 +60,7 @@ def section() -> str:
     lacks = ", ".join([*NOT_COVERED.values(), *VALUES_NOT_COVERED])
     return (
         "<p>One pass of attention: the kernel that runs, traffic, memory, a lower bound of its "
-        "time and, where a Hopper kernel's machine code has been followed, the predicted time. "
+        "time and, where the kernel's machine code has been followed, the predicted time. "
         "Exact for ragged tiles; <code>auto</code> is the kernel that dispatch picks. The same as "
         "<code>python -m repro predict --l2 once</code>, refusals included: each tensor crosses to "
         f"HBM once. Only the command has: {html.escape(lacks)}.</p>"
