@@ -39,6 +39,8 @@
 // STAGES     K and V tiles in flight
 // SHARED_BYTES  dynamic shared memory of the launch, kernels/hopper_forms.py
 // PINGPONG   1: warpgroups issue their products in turn. Default 0.
+// LATE_WAIT  1: K is waited for at the start of its round, which leaves the order of the softmax and the
+//            wait for P V to ptxas: to be timed beside the other. Default 0.
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
 // SAWTOOTH   1: every second wave of blocks walks the keys upwards, and finds in L2 what the wave
 //            before it read last. Default 0; not with OPTIMISTIC, which looks at the masked tiles first.
@@ -52,11 +54,19 @@
 #ifndef OPTIMISTIC
 #define OPTIMISTIC 0
 #endif
+#ifndef LATE_WAIT
+#define LATE_WAIT 0
+#endif
 #ifndef PINGPONG
 #define PINGPONG 0
 #endif
 
 #include "forward_sm90.cuh"
+
+template <bool B>
+struct Flag {
+    static constexpr bool value = B;
+};
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int K_AT = CONSUMERS * Q_BYTES;
@@ -268,12 +278,50 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             mask(score, 0);
             softmax_step(score, state, rescale, log2_scale);
             round_weights(p, score);
-            wait_for_k(1);
+            if (!LATE_WAIT) wait_for_k(1);
         }
         warp_scheduler_open(warpgroup);
+#if TRY_TWO_LOOPS
+        auto round = [&](int it, auto masked) {
+            float score[SCORES];
+            const PipelineState slot(earlier + it), before(earlier + it - 1);
+            if (LATE_WAIT) wait_for_k(it);
+            warp_scheduler_wait(warpgroup);
+            wgmma_fence();
+            issue_scores(score, q, k_of(slot));
+            if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
+            mbarrier_wait(&barriers->v_full[before.stage], before.phase);
+            wgmma_fence();  // without it ptxas puts one into a branch, and may serialise
+            issue_output(out_acc, p, v_of(before));
+            warp_scheduler_arrive(warpgroup);
+            wgmma_wait<1>();
+            keep(score);
+            release(&barriers->k_empty[slot.stage]);
+            if (decltype(masked)::value)
+                mask_scores(score, row, key_tile(it, end) * BLOCK_N + lane % 4 * 2, seqlen_q, seqlen_k);
+            const bool looks = !OPTIMISTIC_NOW || it <= range.masked;  // for the maximum
+            bool moved = false;
+            if (looks) {
+                moved = softmax_step(score, state, rescale, log2_scale);
+            } else {
+                optimistic_step(score, state, log2_scale);
+                rescale[0] = rescale[1] = 1.0f;
+            }
+            if (!LATE_WAIT) wait_for_k(it + 1);
+            wgmma_wait<0>();
+            keep(out_acc);
+            release(&barriers->v_empty[before.stage]);
+            if (moved && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
+            round_weights(p, score);
+        };
+        int it = 1;
+        for (; it < range.masked; ++it) round(it, Flag<true>{});
+        for (; it < end; ++it) round(it, Flag<false>{});
+#else
         for (int it = 1; it < end; ++it) {
             float score[SCORES];
             const PipelineState slot(earlier + it), before(earlier + it - 1);
+            if (LATE_WAIT) wait_for_k(it);
             warp_scheduler_wait(warpgroup);
             wgmma_fence();
             issue_scores(score, q, k_of(slot));
@@ -287,19 +335,21 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             release(&barriers->k_empty[slot.stage]);
             mask(score, it);
             const bool looks = !OPTIMISTIC_NOW || it <= range.masked;  // for the maximum
+            bool moved = false;
             if (looks) {
-                softmax_step(score, state, rescale, log2_scale);
+                moved = softmax_step(score, state, rescale, log2_scale);
             } else {
                 optimistic_step(score, state, log2_scale);
                 rescale[0] = rescale[1] = 1.0f;
             }
-            wait_for_k(it + 1);
+            if (!LATE_WAIT) wait_for_k(it + 1);
             wgmma_wait<0>();
             keep(out_acc);
             release(&barriers->v_empty[before.stage]);
-            if (looks && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
+            if (moved && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
             round_weights(p, score);
         }
+#endif
         {
             const PipelineState slot(earlier + end - 1);
             if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);

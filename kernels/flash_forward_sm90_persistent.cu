@@ -194,10 +194,13 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         if (lane == 0) mbarrier_arrive(empty);
     };
     // A round's K is waited for at the end of the round before, as in flash_forward_sm90.cu: between
-    // its softmax and its wait for P V, which ptxas would move above the softmax otherwise.
-    auto wait_for_k = [&](int it) {
+    // its softmax and its wait for P V, which ptxas would move above the softmax otherwise. Where the
+    // sums are wanted much later, it would leave exponentials for after that wait too: so the wait for K
+    // wants them (zero_behind).
+    const int zero = min_int(seqlen_k, 0);
+    auto wait_for_k = [&](int it, int behind = 0) {
         const PipelineState slot(it);
-        mbarrier_wait(&barriers->k_full[slot.stage], slot.phase);
+        mbarrier_wait(&barriers->k_full[slot.stage], slot.phase ^ behind);
     };
     // Waits for the Q of an iteration and returns whose it is, the same number in all lanes.
     auto take = [&](int tile_iter) {
@@ -278,15 +281,16 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             release(&barriers->k_empty[slot.stage]);
             mask(score, work, n);
             const bool looks = !OPTIMISTIC_NOW || n <= work.masked;  // for the maximum
+            bool moved = false;
             if (looks)
-                softmax_step(score, state, rescale, log2_scale);
+                moved = softmax_step(score, state, rescale, log2_scale);
             else
                 optimistic_step(score, state, log2_scale);
-            if (n + 1 < work.tiles) wait_for_k(it + 1);
+            if (n + 1 < work.tiles) wait_for_k(it + 1, zero_behind(state, zero));
             wgmma_wait<0>();
             keep(out_acc);
             release(&barriers->v_empty[before.stage]);
-            if (looks) multiply_rows(out_acc, rescale);
+            if (moved) multiply_rows(out_acc, rescale);
             round_weights(p, score);
         }
         release(&barriers->q_empty[tile_iter % 2]);
@@ -319,7 +323,9 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         release(&barriers->k_empty[slot.stage]);
         mask(score, next, 0);
         softmax_step(score, next_state, rescale, log2_scale);
-        keep(score);
+        // Long past: the next tile may have no second K to wait for.
+        mbarrier_wait(&barriers->v_full[before.stage],
+                      before.phase ^ zero_behind(next_state, zero));
         if (next.tiles > 1) wait_for_k(it + 1);
         wgmma_wait<0>();
         keep(out_acc);

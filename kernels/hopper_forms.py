@@ -10,7 +10,10 @@ persistent
     (``flash_forward_sm90_persistent.cu``); otherwise one block a query tile
     (``flash_forward_sm90.cu``);
 pingpong
-    the warpgroups issue their products in turn (FlashAttention-3, §3.1).
+    the warpgroups issue their products in turn (FlashAttention-3, §3.1);
+late_wait
+    the compiler orders the softmax and the wait for P V as it likes, which undoes their overlap:
+    there to be timed beside the form that holds the order.
 
 Backward. A block has 128 keys and walks tiles of queries; ``dq_from_registers`` says how dq leaves
 it.
@@ -46,10 +49,15 @@ class ForwardForm:
     block_n: int
     persistent: bool = False
     pingpong: bool = False
+    late_wait: bool = False
 
     @property
     def name(self) -> str:
-        extras = {"persistent": self.persistent, "pingpong": self.pingpong}
+        extras = {
+            "persistent": self.persistent,
+            "pingpong": self.pingpong,
+            "late wait": self.late_wait,
+        }
         tile = f"d{self.head_dim} {self.tile.block_m}x{self.block_n}"
         return ", ".join([tile, *(name for name, used in extras.items() if used)])
 
@@ -103,8 +111,11 @@ class ForwardForm:
             ("STAGES", STAGES),
             ("SHARED_BYTES", self.repair_shared_bytes if part == "repair" else self.shared_bytes),
         ]
-        if self.pingpong:
+        # A prototype's optimistic form at 128 lost up to 4 % by turns.
+        if self.pingpong and not (part == "optimistic" and self.head_dim == 128):
             macros.append(("PINGPONG", 1))
+        if self.late_wait:
+            macros.append(("LATE_WAIT", 1))
         if part in ("optimistic", "repair"):
             macros.append(("OPTIMISTIC", {"optimistic": 1, "repair": 2}[part]))
         if sawtooth:
@@ -117,14 +128,17 @@ class ForwardForm:
         return Kernel(source, "_".join(filter(None, words)), tuple(macros), self.threads)
 
 
-#: Those that :func:`forward_form` picks.
+#: Those that :func:`forward_form` picks, and two to be timed beside the third: what turns gain, and
+#: the order of the machine code.
 FORWARD_FORMS = (
     ForwardForm(64, 3, 128, pingpong=True),
-    ForwardForm(64, 3, 128, persistent=True),
-    ForwardForm(128, 2, 128),
-    ForwardForm(128, 2, 128, persistent=True),
-    ForwardForm(128, 2, 176),
+    ForwardForm(64, 3, 128, persistent=True, pingpong=True),
+    ForwardForm(128, 2, 128, pingpong=True),
+    ForwardForm(128, 2, 128, persistent=True, pingpong=True),
+    ForwardForm(128, 2, 176, pingpong=True),
     ForwardForm(256, 2, 80),
+    ForwardForm(128, 2, 128),
+    ForwardForm(128, 2, 128, pingpong=True, late_wait=True),
 )
 
 
@@ -153,8 +167,10 @@ def forward_form(
     A sawtooth always takes one block a query tile: it pays where walks are long, and there the ends
     of a tile are little of it.
 
-    Turns. At head_dim 64 with one block a query tile: there the prototype gained 4 to 7 % by them,
-    at 128 nothing. Together with persistent blocks they were not measured.
+    Turns. At head_dim 64 the prototype gained 4 to 7 % by them. At 128 it gained nothing, but its
+    exponentials did not run under P V; ours do, and the model of time says that without turns two
+    warpgroups in step take a fifth to a half longer a round (``docs/pages/hopper.md``). At 256 they
+    cost vector registers for descriptors. Together with persistent blocks they were not measured.
     """
     if tile is not None:
         return form_of_tile(head_dim, tile)
@@ -163,8 +179,8 @@ def forward_form(
         return ForwardForm(256, 2, 80)
     persistent = seqlen_q <= PERSISTENT_SEQLEN and not sawtooth
     if head_dim == 64:
-        return ForwardForm(64, 3, 128, persistent, pingpong=not persistent)
-    return ForwardForm(128, 2, 128 if causal or persistent else 176, persistent)
+        return ForwardForm(64, 3, 128, persistent, pingpong=True)
+    return ForwardForm(128, 2, 128 if causal or persistent else 176, persistent, pingpong=True)
 
 
 @checked

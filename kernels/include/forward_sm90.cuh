@@ -3,6 +3,20 @@
 // flash_forward_sm90_persistent.cu define the macros and say what they mean.
 #pragma once
 
+// Changes on trial (repro/round_trials.py): 1 is with, 0 without.
+#ifndef TRY_LAZY
+#define TRY_LAZY 1
+#endif
+#ifndef TRY_MASK_BITS
+#define TRY_MASK_BITS 1
+#endif
+#ifndef TRY_SUMS_FIRST
+#define TRY_SUMS_FIRST 1
+#endif
+#ifndef TRY_TWO_LOOPS
+#define TRY_TWO_LOOPS 0
+#endif
+
 #include "device_sm90.cuh"
 #include "tile_order.cuh"
 
@@ -19,6 +33,9 @@ constexpr float LIMIT = 1099511627776.0f;  // 2^40; fp32 and bf16 end at 2^128
 // The output so far takes half of the registers and more: it is rescaled under the scores' products,
 // where the next weights need none.
 constexpr bool RESCALE_EARLY = HEAD_DIM > 128;
+// At 256 the output is rescaled early, where it costs little. A stale reference of its own has OPTIMISTIC.
+constexpr bool LAZY = TRY_LAZY && !RESCALE_EARLY && !OPTIMISTIC_NOW;
+constexpr float LAG = 8.0f;
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "head dimension");
 static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
@@ -41,30 +58,54 @@ struct Softmax {
 // of the forward give equal bits only if no compiler is left to choose.
 
 // Online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores. Out: scores hold
-// exp(score - max), rescale what the output so far must be multiplied by.
-__device__ __forceinline__ void softmax_step(float (&score)[SCORES], Softmax& state,
+// exp(score - max). Returns whether the maximum has moved: then what there is of the output must be
+// multiplied by rescale. LAZY (FlashAttention-4): it moves only when a score of the warp's 16 rows
+// exceeds it by LAG binary orders. exp(score - m) / sum is softmax for any m, and a stale m makes
+// weights of up to 2^LAG, far from overflow in fp16 too. All 16 rows move or none: products want the
+// warp as one.
+__device__ __forceinline__ bool softmax_step(float (&score)[SCORES], Softmax& state,
                                              float (&rescale)[2], float log2_scale) {
+    float top[2], shift[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        float top = state.max[half];
+        top[half] = state.max[half];
 #pragma unroll
-        for (int n = 2 * half; n < SCORES; n += 4) top = fmaxf(top, fmaxf(score[n], score[n + 1]));
-        top = fmaxf(top, shfl_xor(top, 1));
-        top = fmaxf(top, shfl_xor(top, 2));
-        // A row that has seen no key yet has maximum -inf; 0 keeps (-inf) - (-inf) away.
-        const float shift = top == neg_infinity() ? 0.0f : top * log2_scale;
-        rescale[half] = exp2_approx(fmaf(state.max[half], log2_scale, -shift));
-        state.max[half] = top;
-        float sum = 0.0f;
+        for (int n = 2 * half; n < SCORES; n += 4)
+            top[half] = fmaxf(top[half], fmaxf(score[n], score[n + 1]));
+        top[half] = fmaxf(top[half], shfl_xor(top[half], 1));
+        top[half] = fmaxf(top[half], shfl_xor(top[half], 2));
+    }
+    bool moves = true;
+    // (-inf) - (-inf) compares as false: a row that has seen no key yet needs nothing.
+    if constexpr (LAZY)
+        moves = vote_any((top[0] - state.max[0]) * log2_scale > LAG ||
+                         (top[1] - state.max[1]) * log2_scale > LAG);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if (!moves) top[half] = state.max[half];
+        // Its maximum is -inf; 0 keeps (-inf) - (-inf) away.
+        shift[half] = top[half] == neg_infinity() ? 0.0f : top[half] * log2_scale;
+    }
+    if (moves) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            rescale[half] = exp2_approx(fmaf(state.max[half], log2_scale, -shift[half]));
+            state.sum[half] = mul_rn(state.sum[half], rescale[half]);
+            state.max[half] = top[half];
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float sum = state.sum[half];
 #pragma unroll
         for (int n = 2 * half; n < SCORES; n += 4) {
-            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift));
-            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift));
-            const float pair = score[n] + score[n + 1];
-            sum = n == 2 * half ? fmaf(state.sum[half], rescale[half], pair) : sum + pair;
+            score[n] = exp2_approx(fmaf(score[n], log2_scale, -shift[half]));
+            score[n + 1] = exp2_approx(fmaf(score[n + 1], log2_scale, -shift[half]));
+            sum += score[n] + score[n + 1];
         }
         state.sum[half] = sum;
     }
+    return moves;
 }
 
 // The same against a maximum that is not looked for any more: no comparison, no rescaling.
@@ -84,6 +125,37 @@ __device__ __forceinline__ void optimistic_step(float (&score)[SCORES], Softmax&
     }
 }
 
+// 0, which the compiler does not know: whoever needs it comes behind the sums, and so behind the
+// exponentials. zero: an expression that is 0 in every launch.
+__device__ __forceinline__ int zero_behind(const Softmax& state, int zero) {
+    return (float_bits(state.sum[0]) ^ float_bits(state.sum[1])) & zero & -TRY_SUMS_FIRST;
+}
+
+#if TRY_MASK_BITS
+// Sets what rows row, row + 8 may not see to -inf; key is the column of score[0]. A bit for each
+// column of this thread, key + 8 j and key + 8 j + 1: seven of them become predicates at a time (R2P),
+// where a comparison for each would be an instruction for each.
+__device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int key, int seqlen_q,
+                                            int seqlen_k) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        int visible = seqlen_k;
+        if constexpr (CAUSAL)
+            visible = min_int(visible, row + 8 * half + 1 + seqlen_k - seqlen_q);
+        const int left = max_int(visible - key, 0);
+        const int seen = left / 8 * 2 + min_int(left % 8, 2);
+#pragma unroll
+        for (int first = 0; first < SCORES / 2; first += 32) {
+            const int here = seen - first;
+            const uint32 bits = here >= 32 ? ~0u : here <= 0 ? 0u : (1u << here) - 1u;
+#pragma unroll
+            for (int b = 0; b < min_int(32, SCORES / 2 - first); ++b)
+                if (!(bits >> b & 1u)) score[(first + b) / 2 * 4 + 2 * half + b % 2] = neg_infinity();
+        }
+    }
+}
+
+#else
 // Sets what rows row, row + 8 may not see to -inf; key is the column of score[0].
 __device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int key, int seqlen_q,
                                             int seqlen_k) {
@@ -100,6 +172,7 @@ __device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int
     }
 }
 
+#endif
 // score = Q K^T for 64 rows of Q; both K-major: 16 columns further is 32 bytes on in the slab.
 __device__ __forceinline__ void issue_scores(float (&score)[SCORES], const unsigned char* q,
                                              const unsigned char* k) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from itertools import product
 
 from kernels.sass import sharing as sass_sharing
 from kernels.sass.code import Instruction
@@ -250,13 +251,18 @@ def _lop3(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
     table = int(operands[4], 16)
 
     def do(w: Warp) -> None:
-        try:
-            value = lut(table, *[s(w) for s in sources])
-        except TypeError:
+        given = [s(w) for s in sources]
+        # Of what is not known, bits may not matter: x & 0.
+        known = {
+            lut(table, *bits)
+            for bits in product(*[(0, MASK) if g is None else (g,) for g in given])
+        }
+        if len(known) > 1:
             put(w, None)
             if out:
                 out(w, False)
             return
+        (value,) = known
         put(w, value)
         if out:
             out(w, value != 0)
