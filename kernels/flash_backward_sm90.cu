@@ -65,9 +65,6 @@
 //            L2 what the wave before it touched last. Default 0; not with turns, for which a wave
 //            would wait where it meets the one before, and not with DQ_FROM_REGISTERS.
 
-#ifndef TRY_ADDRESS_ONCE
-#define TRY_ADDRESS_ONCE 0
-#endif
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
 #endif
@@ -385,11 +382,6 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     for (int n = 0; n < GRADS; ++n) dk_acc[n] = dv_acc[n] = 0.0f;
     mbarrier_wait(&barriers->kv_full, 0);
 
-#if TRY_ADDRESS_ONCE
-    int ds_offset = half * BLOCK_M * 128 + (lane % 8 + lane / 16 * 8) * 128 +
-                    ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
-    asm("" : "+r"(ds_offset));
-#endif
     int row0 = start * BLOCK_M;
     for (int it = 0; it < count; ++it) {
         const PipelineState slot(it);
@@ -454,12 +446,8 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         round_to_operand(ds_operand, dp);
         // Transposed into this warpgroup's slab of 64 keys: rows are queries. 16 of them further the
         // swizzle is the same: one address, and the rest is in the instruction.
-#if TRY_ADDRESS_ONCE
-        unsigned char* const my_ds = ds + ds_offset;
-#else
         unsigned char* const my_ds = ds + half * BLOCK_M * 128 + (lane % 8 + lane / 16 * 8) * 128 +
                                      ((2 * warp + lane / 8 % 2) ^ lane % 8) * 16;
-#endif
 #pragma unroll
         for (int c = 0; c < BLOCK_M / 16; ++c) stmatrix_x4_trans(my_ds + c * 16 * 128, ds_operand[c]);
         tma_fence();

@@ -63,11 +63,6 @@
 
 #include "forward_sm90.cuh"
 
-template <bool B>
-struct Flag {
-    static constexpr bool value = B;
-};
-
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int K_AT = CONSUMERS * Q_BYTES;
 constexpr int V_AT = K_AT + STAGES * KV_BYTES;
@@ -281,43 +276,6 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             if (!LATE_WAIT) wait_for_k(1);
         }
         warp_scheduler_open(warpgroup);
-#if TRY_TWO_LOOPS
-        auto round = [&](int it, auto masked) {
-            float score[SCORES];
-            const PipelineState slot(earlier + it), before(earlier + it - 1);
-            if (LATE_WAIT) wait_for_k(it);
-            warp_scheduler_wait(warpgroup);
-            wgmma_fence();
-            issue_scores(score, q, k_of(slot));
-            if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);
-            mbarrier_wait(&barriers->v_full[before.stage], before.phase);
-            wgmma_fence();  // without it ptxas puts one into a branch, and may serialise
-            issue_output(out_acc, p, v_of(before));
-            warp_scheduler_arrive(warpgroup);
-            wgmma_wait<1>();
-            keep(score);
-            release(&barriers->k_empty[slot.stage]);
-            if (decltype(masked)::value)
-                mask_scores(score, row, key_tile(it, end) * BLOCK_N + lane % 4 * 2, seqlen_q, seqlen_k);
-            const bool looks = !OPTIMISTIC_NOW || it <= range.masked;  // for the maximum
-            bool moved = false;
-            if (looks) {
-                moved = softmax_step(score, state, rescale, log2_scale);
-            } else {
-                optimistic_step(score, state, log2_scale);
-                rescale[0] = rescale[1] = 1.0f;
-            }
-            if (!LATE_WAIT) wait_for_k(it + 1);
-            wgmma_wait<0>();
-            keep(out_acc);
-            release(&barriers->v_empty[before.stage]);
-            if (moved && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
-            round_weights(p, score);
-        };
-        int it = 1;
-        for (; it < range.masked; ++it) round(it, Flag<true>{});
-        for (; it < end; ++it) round(it, Flag<false>{});
-#else
         for (int it = 1; it < end; ++it) {
             float score[SCORES];
             const PipelineState slot(earlier + it), before(earlier + it - 1);
@@ -349,7 +307,6 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             if (moved && !RESCALE_EARLY) multiply_rows(out_acc, rescale);
             round_weights(p, score);
         }
-#endif
         {
             const PipelineState slot(earlier + end - 1);
             if constexpr (RESCALE_EARLY) multiply_rows(out_acc, rescale);

@@ -111,8 +111,7 @@ class ForwardForm:
             ("STAGES", STAGES),
             ("SHARED_BYTES", self.repair_shared_bytes if part == "repair" else self.shared_bytes),
         ]
-        # A prototype's optimistic form at 128 lost up to 4 % by turns.
-        if self.pingpong and not (part == "optimistic" and self.head_dim == 128):
+        if self.pingpong:
             macros.append(("PINGPONG", 1))
         if self.late_wait:
             macros.append(("LATE_WAIT", 1))
@@ -167,10 +166,11 @@ def forward_form(
     A sawtooth always takes one block a query tile: it pays where walks are long, and there the ends
     of a tile are little of it.
 
-    Turns. At head_dim 64 the prototype gained 4 to 7 % by them. At 128 it gained nothing, but its
-    exponentials did not run under P V; ours do, and the model of time says that without turns two
-    warpgroups in step take a fifth to a half longer a round (``docs/pages/hopper.md``). At 256 they
-    cost vector registers for descriptors. Together with persistent blocks they were not measured.
+    Turns. At head_dim 64 the prototype gained 4 to 7 % by them. At 128 its optimistic softmax lost
+    4 %, once, but few of its exponentials ran under P V; ours do, and the model of time says that
+    without turns two warpgroups in step take a third to a half longer a round
+    (``docs/pages/hopper.md``). At 256 they cost vector registers for descriptors. Together with
+    persistent blocks turns were not measured.
     """
     if tile is not None:
         return form_of_tile(head_dim, tile)

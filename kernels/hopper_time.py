@@ -55,6 +55,7 @@ HEADS = 8
 SEEDS, START = 3, 400
 """Starts that are tried, as for the prototype (``repro.prototype``)."""
 NEVER = 1_000_000
+UNFLAGGED = 0
 DTYPE = "bf16"
 """fp16 has the same instructions but for the conversion."""
 SMS = 132
@@ -83,7 +84,7 @@ def code_of(kernel: Kernel, arch: str = ARCH) -> Code:
     return disassembled(compile_cubin(kernel, arch).cubin, kernel.entry)
 
 
-def launch_of(recorded: Recorded, taken: Sequence[int] = ()) -> Launch:
+def launch_of(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> Launch:
     """A recorded launch as block 0 sees it."""
     return Launch(
         recorded.kernel.threads,
@@ -91,6 +92,7 @@ def launch_of(recorded: Recorded, taken: Sequence[int] = ()) -> Launch:
         [_argument(argument) for argument in recorded.args],
         (0, 0, 0),
         taken,
+        loaded=loaded,
     )
 
 
@@ -113,9 +115,10 @@ def _arrays(seqlen: int, head_dim: int) -> dict[str, Array]:
     return found | {"lse": _array("lse", rows, "fp32", len(names) + 1)}
 
 
-def _clocks(recorded: Recorded, taken: Sequence[int] = ()) -> float:
+def _clocks(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> float:
     """Mean clocks of block 0 over starts."""
-    found = loops.program(code_of(recorded.kernel), launch_of(recorded, taken))
+    launch = launch_of(recorded, taken, loaded)
+    found = loops.program(code_of(recorded.kernel), launch)
     copied = card.copy_bytes_per_clock(SM90["copy_bytes"].value, card.H200_SUSTAINED, SMS)
     found_clocks = []
     for seed in range(SEEDS):
@@ -132,11 +135,10 @@ def _points(
 ) -> tuple[list[tuple[float, float]], float]:
     """Clocks of a tile by its rounds, and those that a block costs once beside its tiles.
 
-    A form with one block a tile has nothing beside; optimistic, it has the block of the repair,
-    which finds that nothing is flagged.
+    A form with one block a tile has nothing beside.
     """
     alone: list[tuple[float, float]] = []
-    beside, repair = [], 0.0
+    beside = []
     for rounds in lengths:
         recorder = Recorder(Single())
         if isinstance(form, hopper.BackwardForm):
@@ -151,7 +153,7 @@ def _points(
                 recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=optimistic
             )
             if optimistic:
-                repair = _clocks(recorder.launches.pop())
+                recorder.launches.pop()  # the repair
         main = max(recorder.launches, key=lambda launch: launch.shared_bytes)
         if isinstance(form, hopper.BackwardForm) or not form.persistent:
             alone.append((rounds, _clocks(main)))
@@ -159,13 +161,28 @@ def _points(
         few, more = (_clocks(main, (*range(tiles - 1), NEVER)) for tiles in (2, 4))
         alone.append((rounds, (more - few) / 2))
         beside.append(few - (more - few))
-    return alone, repair + (max(0.0, mean(beside)) if beside else 0.0)
+    return alone, max(0.0, mean(beside)) if beside else 0.0
 
 
-def digest_of(form: Form, causal: bool) -> str:
+def _repair(form: hopper.ForwardForm, causal: bool) -> tuple[float, float]:
+    """Clocks of a block of the repair that finds one tile unflagged, and of each more."""
+    points = []
+    for rounds in (ROUNDS[0], ROUNDS[-1]):
+        recorder = Recorder(Single())
+        arrays = _arrays(rounds * form.block_n, form.head_dim)
+        operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
+        hopper.forward(recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=True)
+        tiles = HEADS * -(-rounds * form.block_n // form.tile.block_m)
+        points.append((tiles, _clocks(recorder.launches[-1], loaded=UNFLAGGED)))
+    (few, first), (many, last) = points
+    each = (last - first) / (many - few)
+    return first - each * (few - 1), each
+
+
+def digest_of(form: Form, causal: bool, optimistic: bool = False) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
     kernel = form.kernel("", DTYPE, causal) if isinstance(form, hopper.BackwardForm) else (
-        form.kernel(DTYPE, causal)
+        form.kernel(DTYPE, causal, "optimistic" if optimistic else "")
     )  # fmt: skip
     return digest(kernel.text(), headers(kernel.text()), repr(kernel.macros))[:16]
 
@@ -176,26 +193,57 @@ def _recorded() -> dict[tuple[str, str, str], dict[str, str]]:
         return {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
 
 
-def line_of(form: Form, causal: bool) -> tuple[Line, float]:
+def name_of(form: Form, optimistic: bool = False) -> str:
+    """What the form's clocks are recorded under."""
+    return f"{form.name}{', optimistic' * optimistic}"
+
+
+def refusal(form: Form, deterministic: bool = False) -> str | None:
+    """Why the model predicts no time of a form, or None."""
+    if isinstance(form, hopper.ForwardForm):
+        return None
+    if form.dq_from_registers:
+        return "what additions to memory from registers cost on their way nobody has published"
+    if deterministic:
+        return (
+            "blocks wait for the additions of other blocks, and the model follows one block at a "
+            "time"
+        )
+    return None
+
+
+def line_of(form: Form, causal: bool, optimistic: bool = False) -> tuple[Line, float]:
     """Clocks of a tile by its rounds, and what a block costs beside, as recorded.
 
-    Raises LookupError when nothing is recorded for the form, or for another state of its source.
+    Raises LookupError when the model does not cover the form, when nothing is recorded for it, or
+    for another state of its source.
     """
     pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
-    row = _recorded().get((pass_, form.name, str(causal)))
+    name = name_of(form, optimistic)
+    refused = refusal(form)
+    if refused is not None:
+        raise LookupError(f"the {pass_} {name}: {refused}")
+    row = _recorded().get((pass_, name, str(causal)))
     again = "python -m kernels.hopper_time records it"
     if row is None:
-        raise LookupError(f"no clocks on record for the {pass_} {form.name}: {again}")
-    if row["digest"] != digest_of(form, causal):
-        raise LookupError(f"the source of the {pass_} {form.name} has changed: {again}")
+        raise LookupError(f"no clocks on record for the {pass_} {name}: {again}")
+    if row["digest"] != digest_of(form, causal, optimistic):
+        raise LookupError(f"the source of the {pass_} {name} has changed: {again}")
     points = [(float(n), float(row[f"clocks_{n}"])) for n in ROUNDS]
     return card.through(points), float(row["beside"])
 
 
 @checked
-def clocks(form: Form, shape: AttentionShape, sms: int) -> float:
-    """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`line_of`."""
-    line, beside = line_of(form, shape.causal)
+def clocks(form: Form, shape: AttentionShape, sms: int, optimistic: bool = False) -> float:
+    """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`line_of`.
+
+    optimistic: with those of its repair, on data of which it has nothing to do again.
+    """
+    line, beside = line_of(form, shape.causal, optimistic)
+    if optimistic:
+        row = _recorded()["forward", name_of(form, True), str(shape.causal)]
+        tiles = shape.batch * shape.heads * -(-shape.seqlen_q // form.tile.block_m)
+        beside += float(row["repair"]) + (-(-tiles // sms) - 1) * float(row["repair_tile"])
     if isinstance(form, hopper.BackwardForm):
         return card.fill((line(n) for n in _query_tiles(form, shape)), sms)
     return beside + card.fill((line(n) for n in _key_tiles(form, shape)), sms)
@@ -251,14 +299,17 @@ def seconds(
     sms: int,
     hbm_bytes_per_s: float,
     clock: card.Clock = card.H200_SUSTAINED,
+    optimistic: bool = False,
 ) -> float:
     """Time of a pass: its main kernel, and around a backward two that only move bytes.
 
     Raises LookupError when the form's clocks are not on record (:func:`line_of`).
     """
-    main = clocks(form, shape, sms) / clock.hz
+    main = clocks(form, shape, sms, optimistic) / clock.hz
     if isinstance(form, hopper.ForwardForm):
-        return main + seconds_around("forward", shape, 2 if form.persistent else 1, hbm_bytes_per_s)
+        return main + seconds_around(
+            "forward", shape, 1 + form.persistent + optimistic, hbm_bytes_per_s
+        )
     return main + seconds_around("backward", shape, 1, hbm_bytes_per_s)
 
 
@@ -276,16 +327,25 @@ def seconds_around(
 
 
 def predictable() -> list[Form]:
-    """Forms that the model covers: those that add dq directly ask L2 what nobody has measured."""
-    backward = [form for form in hopper.BACKWARD_FORMS if not form.dq_from_registers]
-    return [*hopper.FORWARD_FORMS, *backward]
+    """Forms that the model covers (:func:`refusal`)."""
+    forms: list[Form] = [*hopper.FORWARD_FORMS, *hopper.BACKWARD_FORMS]
+    return [form for form in forms if refusal(form) is None]
+
+
+def kinds() -> list[tuple[Form, bool]]:
+    """What is recorded, form and whether optimistic: exact all, optimistic those that differ."""
+    picked = [
+        form for form in hopper.FORWARD_FORMS
+        if not form.late_wait and (form.pingpong or form.head_dim == 256)
+    ]  # fmt: skip
+    return [*((form, False) for form in predictable()), *((form, True) for form in picked)]
 
 
 def form_table() -> str:
     """What the model says of the choice of forms: TFLOP/s on an H200, bf16, 16,384 tokens, no mask,
     2,048 columns of heads side by side, as a Markdown table."""
     rows = ["| form | N = 2,048 | N = 16,384 |", "|---|---|---|"]
-    for form in predictable():
+    for form, optimistic in kinds():
         backward = isinstance(form, hopper.BackwardForm)
         rates = []
         for seqlen in (2048, 16384):
@@ -294,10 +354,11 @@ def form_table() -> str:
             )
             flops = useful_flops(shape, "backward" if backward else "forward")
             took = seconds(
-                form, shape, sms=H200.sms, hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s
-            )
+                form, shape, sms=H200.sms, hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s,
+                optimistic=optimistic,
+            )  # fmt: skip
             rates.append(f"{flops / took / 1e12:.0f} TFLOP/s")
-        name = f"{'backward' if backward else 'forward'} {form.name}"
+        name = f"{'backward' if backward else 'forward'} {name_of(form, optimistic)}"
         rows.append(f"| {name} | {' | '.join(rates)} |")
     return "\n".join(rows)
 
@@ -309,18 +370,22 @@ def page_with(table: str, text: str) -> str:
 
 
 def main() -> None:
-    """Records the clocks of every form, exact and bf16, and the table of the page. Minutes."""
-    columns = ["pass", "form", "causal", "nvrtc", "digest", "beside"]
+    """Records the clocks of every form, bf16, and the table of the page. Minutes."""
+    columns = ["pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile"]
     with LINES.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*columns, *(f"clocks_{n}" for n in ROUNDS)])
-        for form in predictable():
+        for form, optimistic in kinds():
             for causal in (False, True):
-                points, beside = _points(form, causal)
+                points, beside = _points(form, causal, optimistic)
+                repair = (0.0, 0.0)
+                if optimistic and isinstance(form, hopper.ForwardForm):
+                    repair = _repair(form, causal)
                 pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
                 writer.writerow(
-                    [pass_, form.name, causal, nvrtc_version(), digest_of(form, causal),
-                     round(beside), *(round(value) for _, value in points)]
+                    [pass_, name_of(form, optimistic), causal, nvrtc_version(),
+                     digest_of(form, causal, optimistic), round(beside), *map(round, repair),
+                     *(round(value) for _, value in points)]
                 )  # fmt: skip
                 file.flush()
     _recorded.cache_clear()

@@ -163,9 +163,20 @@ class Prediction:
         """Time predicted from the machine code, not a bound: of the Hopper forms
         (``kernels.hopper_time``), and of what runs by default on an A100 (``kernels.ampere_time``).
 
-        None for other kernels and GPUs, a backward in a fixed order, packed sequences, and kernels
-        whose clocks are not on record.
+        None where :attr:`unpredicted` says why, for packed sequences and for other kernels and
+        GPUs. The optimistic softmax: on data of which its repair has nothing to do again.
         """
+        predicted = self._predicted()
+        return predicted if isinstance(predicted, float) else None
+
+    @property
+    def unpredicted(self) -> str | None:
+        """Why a kernel that the model of time knows has no predicted time, or None."""
+        predicted = self._predicted()
+        return predicted if isinstance(predicted, str) else None
+
+    def _predicted(self) -> float | str | None:
+        """Seconds, or why there are none; None for packed sequences, other kernels and GPUs."""
         if self.lengths is not None:
             return None
         sms, hbm = self.gpu.sms, self.gpu.hbm_bandwidth_bytes_per_s
@@ -175,17 +186,22 @@ class Prediction:
                     self.main, self.pass_, self.padded,
                     sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
                 )  # fmt: skip
-            except LookupError:
-                return None
+            except LookupError as error:
+                return str(error)
         form = hopper.FORMS.get(f"{hopper.ALGORITHM} {self.form}")
-        if form is None or "deterministic" in self.algorithm or "optimistic" in self.algorithm:
+        if form is None:
             return None
+        refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
+        if refused is not None:
+            return refused
+        optimistic = "optimistic" in self.algorithm and self.pass_ == "forward"
         try:
             return hopper_time.seconds(
-                form, self.padded, sms=sms, hbm_bytes_per_s=hbm, clock=self.clock
-            )
-        except LookupError:
-            return None
+                form, self.padded, sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
+                optimistic=optimistic,
+            )  # fmt: skip
+        except LookupError as error:
+            return str(error)
 
     @property
     def _is_of_ampere(self) -> bool:

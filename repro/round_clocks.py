@@ -24,10 +24,10 @@ MARKERS = ("<!-- rounds: written by `python -m repro.round_clocks` -->", "<!-- e
 #: The prototype's variant that the page's table of machine code has beside a form.
 VARIANTS = {
     "d64 192x128, pingpong": "d64",
-    "d64 192x128, persistent": "cross_64",
-    "d128 128x128": "C3",
-    "d128 128x128, persistent": "C3_persistent",
-    "d128 128x176": "C3_176",
+    "d64 192x128, persistent, pingpong": "cross_64",
+    "d128 128x128, pingpong": "C3",
+    "d128 128x128, persistent, pingpong": "C3_persistent",
+    "d128 128x176, pingpong": "C3_176",
     "d64 128x128": "backward_64",
     "d128 64x128": "backward_128_64",
     "d128 80x128": "backward_128_80",

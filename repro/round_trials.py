@@ -1,147 +1,195 @@
-"""What was tried on the Hopper loops: instructions and predicted clocks with and without a change.
+"""What was tried on the Hopper loops: counted, predicted and, on a prototype, measured.
 
-A change is a macro ``TRY_…`` of the Hopper sources, or turns, which are a form's. Everything else
-is as the default forms have it.
+``kernels/hopper_trials.csv`` holds the numbers of machine code and the clocks of the model of an SM
+(``analysis.loop_model``) for each change, with the date and the commit at which both variants can
+be compiled: macros ``TRY_…`` of the sources there, and a ``repro.round_trials`` that wrote the
+file. What was not kept is in no source any more. The measured gains are the prototype's
+(``repro.prototype``): of another kernel of the same design, on an H200.
 
-``python -m repro.round_trials`` writes ``kernels/hopper_trials.csv``. Minutes; needs NVRTC and
-nvdisasm.
+``python -m repro.round_trials`` writes the table of ``docs/pages/hopper.md``.
 """
 
 from __future__ import annotations
 
 import csv
-import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from tabulate import tabulate
+
+from analysis.files import write_whole
 from kernels import hopper_time
-from kernels.building import nvrtc
-from kernels.building.compile import compile_cubin
-from kernels.hopper import BackwardForm, ForwardForm
-from kernels.launch import Kernel
-from kernels.sass.code import count, disassemble
 from repro import cli
+from repro.round_clocks import PAGE
+from repro.time_validation import comparisons
 
 CSV = hopper_time.LINES.with_name("hopper_trials.csv")
-COLUMNS = ("change", "pass", "form", "causal", "metric", "nvrtc", "without", "with", "date",
-           "commit")  # fmt: skip
-LENGTHS = (8, 16)
+MARKERS = ("<!-- trials: written by `python -m repro.round_trials` -->", "<!-- end of trials -->")
+OURS = "d128 128x128, pingpong"
+SHORT = "d128 128x128, persistent, pingpong"
+BACKWARD = "d128 64x128"
+#: What the compiler makes of a round, and what the model says it takes.
+ROUND, CLOCKS = "instructions", "clocks a round"
 
 
 @dataclass(frozen=True)
-class Forward(ForwardForm):
-    """With macros beside the form's own."""
+class Trial:
+    """A change, the forms that stand for it, and what became of it.
 
-    macros: tuple[tuple[str, int], ...] = ()
+    metric: of machine code, beside the instructions of a round; "" for none.
+    clocks: the predicted metric.
+    measured: variants of the prototype without and with it or what comes nearest, length and call.
+    """
 
-    def kernel(self, *args: object, **options: object) -> Kernel:
-        found = super().kernel(*args, **options)
-        return replace(found, macros=(*found.macros, *self.macros))
-
-
-@dataclass(frozen=True)
-class Backward(BackwardForm):
-    """With macros beside the form's own."""
-
-    macros: tuple[tuple[str, int], ...] = ()
-
-    def kernel(self, *args: object, **options: object) -> Kernel:
-        found = super().kernel(*args, **options)
-        return replace(found, macros=(*found.macros, *self.macros))
+    change: str
+    title: str
+    forms: tuple[str, ...]
+    verdict: str
+    metric: str = ""
+    clocks: str = CLOCKS
+    measured: tuple[tuple[str, str, int, int], ...] = ()
 
 
-def f(head_dim: int, consumers: int, block_n: int, **options: object) -> Forward:
-    return Forward(head_dim, consumers, block_n, **options)
+TRIALS = (
+    Trial(
+        "turns", "turns", (OURS, SHORT, "d128 128x176, pingpong"),
+        "kept at d = 128, as in FlashAttention-3: they hold the phase that the model is least sure "
+        "of; a form without them is there to be timed",
+        measured=(
+            ("optimistic_128_no_turns", "optimistic_128", 16384, 5),
+            ("B", "C1", 16384, 1),
+        ),
+    ),
+    Trial(
+        "turns", "turns", ("d64 192x128, persistent, pingpong",), "kept in persistent blocks too",
+        measured=(
+            ("d64_optimistic_no_turns", "d64_optimistic", 16384, 5),
+            ("d64_optimistic_no_turns", "d64_optimistic", 2048, 5),
+        ),
+    ),
+    Trial(
+        "turns", "turns", ("d256 128x80, pingpong",),
+        "not kept: 21 more descriptors by way of vector registers", metric="R2UR",
+    ),
+    Trial(
+        "order", "K awaited between softmax and P V", (OURS,),
+        "kept; the form without it is there to be timed", metric="MUFU under the product",
+    ),
+    Trial(
+        "lazy rescale", "lazy rescale", (OURS, "d128 128x176, pingpong", "d64 192x128, pingpong"),
+        "kept: fewer instructions", metric="FMUL",
+        measured=(
+            ("C3_persistent", "no_rescale", 16384, 3),
+            ("C3_persistent", "lazy_176", 16384, 3),
+        ),
+    ),
+    Trial(
+        "mask by bits", "masks by bits (R2P)", (OURS, SHORT), "kept: masked rounds are shorter",
+        metric="loop", clocks="clocks of 8 rounds",
+    ),
+    Trial(
+        "two loops", "a masked and an unmasked loop", (OURS, "d64 192x128, pingpong"),
+        "not kept: all of the loop twice for 3 to 7 instructions a round",
+        measured=(
+            ("backward_128_causal_branch", "backward_128_causal", 16384, 5),
+            ("backward_128_causal_branch", "backward_128_causal", 2048, 5),
+        ),
+    ),
+    Trial(
+        "sums first", "sums before the wait, from tile to tile", (SHORT,),
+        "kept: the softmax of the step is whole", metric="MUFU under the product, step",
+        clocks="clocks of 8 rounds",
+    ),
+    Trial(
+        "address once", "the address of dS held", (BACKWARD, "d64 128x128"),
+        "not kept: issue slots do not set the pace of the backward, and 80 x 128 spills",
+        metric="uniform",
+    ),
+)  # fmt: skip
 
 
-WIDE, NARROW, TALL = f(128, 2, 176), f(128, 2, 128), f(64, 3, 128)
-SHORT, TALL_SHORT = replace(NARROW, persistent=True), replace(TALL, persistent=True)
-IN_TURN = tuple(replace(form, pingpong=True) for form in (NARROW, SHORT, WIDE, TALL, TALL_SHORT))
-BACKWARD = (Backward(64, 128), Backward(128, 64), Backward(128, 80))
-DEEP = f(256, 2, 80)
+@cache
+def recorded() -> dict[tuple[str, str, str, str], tuple[float, float]]:
+    """Without and with, by change, form, metric and version of NVRTC."""
+    with CSV.open(encoding="utf-8") as file:
+        return {
+            (row["change"], row["form"], row["metric"], row["nvrtc"]): (
+                float(row["without"]), float(row["with"]),
+            )
+            for row in csv.DictReader(file)
+        }  # fmt: skip
 
 
-def trials() -> Iterator[tuple[str, Forward | Backward, Forward | Backward, bool, str]]:
-    """Change, form without, form with, causal, part."""
-    for form in (NARROW, SHORT, WIDE, TALL, TALL_SHORT, DEEP):
-        yield "turns", form, replace(form, pingpong=True), False, ""
-    yield "order", replace(IN_TURN[0], late_wait=True), IN_TURN[0], False, ""
-    for form in IN_TURN:
-        yield "lazy rescale", *toggled(form, "TRY_LAZY"), False, ""
-    for form in (*IN_TURN, DEEP):
-        yield "mask by bits", *toggled(form, "TRY_MASK_BITS"), True, ""
-    for form in IN_TURN:
-        if not form.persistent:
-            yield "two loops", *toggled(form, "TRY_TWO_LOOPS"), True, ""
-    for form in IN_TURN:
-        if form.persistent:
-            for part in ("", "optimistic"):
-                yield "sums first", *toggled(form, "TRY_SUMS_FIRST"), False, part
-    for form in BACKWARD:
-        yield "address once", *toggled(form, "TRY_ADDRESS_ONCE"), False, ""
-
-
-def toggled(form: Forward | Backward, macro: str) -> tuple[Forward | Backward, ...]:
-    return tuple(replace(form, macros=((macro, on),)) for on in (0, 1))
-
-
-def numbers(form: Forward | Backward, causal: bool, part: str) -> dict[tuple[str, str], float]:
-    """By metric and version of NVRTC."""
-    if isinstance(form, Backward):
-        kernel = form.kernel("", "bf16", causal)
-    else:
-        kernel = form.kernel("bf16", causal, part)
-    found: dict[tuple[str, str], float] = {}
-    for version in nvrtc.versions():
-        code = disassemble(compile_cubin(kernel, "sm_90a", version).cubin, kernel.entry)
-        path, loop = code.shortest_round("HGMMA"), code.main_loop("HGMMA")
-        counted, everywhere = count(path), count(code.instructions)
-        ways = [count(way) for way in code.between_waits(1)]
-        found |= {
-            ("instructions", version): len(path),
-            ("loop", version): len(loop),
-            ("FMUL", version): counted["FMUL"],
-            ("uniform", version): sum(n for o, n in counted.items() if o.startswith("U"))
-            + counted["R2UR"],
-            ("R2UR", version): counted["R2UR"],
-            ("local", version): everywhere["LDL"] + everywhere["STL"],
-            ("registers", version): max(used for _, used in code.registers_by_role()),
-            ("MUFU under the product", version): ways[0]["MUFU"],
-        }
-        if isinstance(form, ForwardForm) and form.persistent:
-            found["MUFU under the product, step", version] = ways[1]["MUFU"]
-    version = nvrtc.versions()[0]
-    if not part:
-        try:
-            (eight, sixteen), _ = hopper_time._points(form, causal, lengths=LENGTHS)
-        except ValueError as error:  # a spill that the model cannot follow
-            print(form.name, error, file=sys.stderr)
-            return found
-        found["clocks a round", version] = round((sixteen[1] - eight[1]) / 8)
-        found["clocks of 8 rounds", version] = round(eight[1])
+def commit() -> tuple[str, str]:
+    """Date and commit of the numbers."""
+    with CSV.open(encoding="utf-8") as file:
+        (found,) = {(row["date"], row["commit"]) for row in csv.DictReader(file)}
     return found
 
 
-def main() -> None:
-    """Measures every trial."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    today = f"{datetime.now(UTC):%Y-%m-%d}"
-    with CSV.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for change, without, with_, causal, part in trials():
-            pass_ = "backward" if isinstance(without, Backward) else "forward"
-            before, after = (numbers(form, causal, part) for form in (without, with_))
-            name = f"{with_.name}{part and ', '}{part}"
-            for (metric, version), value in after.items():
-                if (metric, version) in before:
-                    writer.writerow([change, pass_, name, causal, metric, version,
-                                     before[metric, version], value, today, commit])  # fmt: skip
-            file.flush()
+def numbers(trial: Trial, form: str, metric: str) -> str:
+    """ "468 → 410", or of both versions "468 → 410; 452 → 404"."""
+    found = []
+    for version in sorted({key[3] for key in recorded()}):
+        pair = recorded().get((trial.change, form, metric, version))
+        if pair is not None:
+            found.append(f"{pair[0]:.0f} → {pair[1]:.0f}")
+    if not found:
+        raise LookupError(f"nothing is recorded of {trial.change}, {form}, {metric}")
+    return "; ".join(dict.fromkeys(found))
+
+
+def gain(before: str, after: str, seqlen: int, call: int) -> float:
+    """Measured rate of a variant of the prototype over that of another one in the same call."""
+    rates = {c.variant: c.tflops for c in comparisons() if (c.seqlen, c.call) == (seqlen, call)}
+    return rates[after] / rates[before] - 1
+
+
+def measured(trial: Trial) -> str:
+    """The prototype's gains, in the same words as the figure of predicted times."""
+    return "; ".join(
+        f"{100 * gain(a, b, seqlen, call):+.1f} % ({a} to {b}, N = {seqlen:,}, call {call})"
+        for a, b, seqlen, call in trial.measured
+    ) or "not measured"  # fmt: skip
+
+
+def rows() -> Sequence[Sequence[str]]:
+    """A row for every trial and form."""
+    found = []
+    for trial in TRIALS:
+        for n, form in enumerate(trial.forms):
+            counted = numbers(trial, form, ROUND)
+            if trial.metric:
+                counted += f" ({trial.metric} {numbers(trial, form, trial.metric)})"
+            predicted = numbers(trial, form, trial.clocks)
+            if trial.clocks != CLOCKS:
+                predicted += f" ({trial.clocks})"
+            last = (measured(trial), trial.verdict) if n == 0 else ("as above", "as above")
+            found.append((trial.title, form, counted, predicted, *last))
+    return found
+
+
+def table() -> str:
+    """The page's table."""
+    headers = ("tried", "form", "instructions a round", "predicted clocks a round",
+               "measured on the prototype", "kept or not")  # fmt: skip
+    date, at = commit()
+    note = f"Without → with, NVRTC 13.0; 13.5 where it differs. {date}, commit {at}."
+    return f"{note}\n\n{tabulate(rows(), headers, tablefmt='pipe', disable_numparse=True)}"
+
+
+def page_with(text: str, page: str) -> str:
+    """The page with this table between its markers."""
+    before, rest = page.split(MARKERS[0])
+    return f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
+def main(page: Path = PAGE) -> None:
+    """Writes the page's table."""
+    write_whole(page, page_with(table(), page.read_text(encoding="utf-8")).encode())
 
 
 if __name__ == "__main__":

@@ -106,6 +106,10 @@ hopper_vocabulary(const __grid_constant__ TensorMap source, const __grid_constan
         }
         return;
     }
+    if (what == 12) {  // thread `row` says so, and its warp hears it
+        st_global(bytes.data + t, static_cast<uint32>(vote_any(t == row)));
+        return;
+    }
     // Products of operands that lie in shared memory as the caller wants them to.
     fill(shared, words.data, count);
     tma_fence();

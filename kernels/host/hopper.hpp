@@ -123,3 +123,8 @@ inline void stmatrix_x4(void* row, const uint32 (&r)[4], HOST_SITE) {
 inline void stmatrix_x4_trans(void* row, const uint32 (&r)[4], HOST_SITE) {
     host::go(host::host_runtime->hopper->stmatrix_x4(row, r, true, site));
 }
+inline bool vote_any(bool v, HOST_SITE) {
+    int any = v;
+    for (int step = 16; step; step /= 2) any |= shfl_xor(any, step, site);
+    return any != 0;
+}

@@ -264,11 +264,6 @@ template <class T>
 inline T shfl_xor(T v, int lane_mask, HOST_SITE) {
     return shfl(v, static_cast<int>(threadIdx.x & 31u) ^ lane_mask, site);
 }
-inline bool vote_any(bool v, HOST_SITE) {
-    int any = v;
-    for (int step = 16; step; step /= 2) any |= shfl_xor(any, step, site);
-    return any != 0;
-}
 inline void ldmatrix_x4(uint32 (&r)[4], const void* row, HOST_SITE) {
     host::go(host::host_runtime->ldmatrix_x4(r, row, false, site));
 }

@@ -14,7 +14,6 @@
 //   unsigned char* shared_memory()         dynamic shared memory, 16-byte aligned at least
 //   void block_sync(), warp_sync()
 //   T shfl_xor(T v, int lane_mask), T shfl(T v, int lane)        4-byte T, all 32 lanes take part
-//   bool vote_any(bool v)                  whether any of the 32 lanes says so; all take part
 //   void ldmatrix_x4(uint32 (&r)[4], const void* row), ldmatrix_x4_trans
 //                                          lane l names row l % 8 of matrix l / 8 (16 bytes)
 //   void mma_16816(float (&d)[4], const uint32 (&a)[4], const uint32 (&b)[2], fp16{} or bf16{})

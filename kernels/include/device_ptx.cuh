@@ -114,9 +114,6 @@ template <class T>
 __device__ __forceinline__ T shfl(T v, int lane) {
     return __shfl_sync(0xffffffffu, v, lane);
 }
-__device__ __forceinline__ bool vote_any(bool v) {
-    return __any_sync(0xffffffffu, v);
-}
 
 __device__ __forceinline__ void ldmatrix_x4(uint32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

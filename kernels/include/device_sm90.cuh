@@ -25,6 +25,7 @@
 //   smem_descriptor(pointer, leading_bytes, stride_bytes)  128-byte swizzle
 //   hidden(descriptor)            the same, unknown to the compiler
 //   stmatrix_x4(pointer, r), stmatrix_x4_trans(pointer, r)
+//   bool vote_any(bool v)         whether any of the 32 lanes says so; all take part
 #pragma once
 
 #include "device.cuh"
@@ -217,6 +218,10 @@ __device__ __forceinline__ void stmatrix_x4_trans(void* row, const uint32 (&r)[4
                      device_detail::shared_address(row)),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
+}
+
+__device__ __forceinline__ bool vote_any(bool v) {
+    return __any_sync(0xffffffffu, v);
 }
 
 #include "wgmma_ptx.cuh"

@@ -3,20 +3,6 @@
 // flash_forward_sm90_persistent.cu define the macros and say what they mean.
 #pragma once
 
-// Changes on trial (repro/round_trials.py): 1 is with, 0 without.
-#ifndef TRY_LAZY
-#define TRY_LAZY 1
-#endif
-#ifndef TRY_MASK_BITS
-#define TRY_MASK_BITS 1
-#endif
-#ifndef TRY_SUMS_FIRST
-#define TRY_SUMS_FIRST 1
-#endif
-#ifndef TRY_TWO_LOOPS
-#define TRY_TWO_LOOPS 0
-#endif
-
 #include "device_sm90.cuh"
 #include "tile_order.cuh"
 
@@ -34,7 +20,7 @@ constexpr float LIMIT = 1099511627776.0f;  // 2^40; fp32 and bf16 end at 2^128
 // where the next weights need none.
 constexpr bool RESCALE_EARLY = HEAD_DIM > 128;
 // At 256 the output is rescaled early, where it costs little. A stale reference of its own has OPTIMISTIC.
-constexpr bool LAZY = TRY_LAZY && !RESCALE_EARLY && !OPTIMISTIC_NOW;
+constexpr bool LAZY = !RESCALE_EARLY && !OPTIMISTIC_NOW;
 constexpr float LAG = 8.0f;
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "head dimension");
 static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
@@ -128,10 +114,9 @@ __device__ __forceinline__ void optimistic_step(float (&score)[SCORES], Softmax&
 // 0, which the compiler does not know: whoever needs it comes behind the sums, and so behind the
 // exponentials. zero: an expression that is 0 in every launch.
 __device__ __forceinline__ int zero_behind(const Softmax& state, int zero) {
-    return (float_bits(state.sum[0]) ^ float_bits(state.sum[1])) & zero & -TRY_SUMS_FIRST;
+    return (float_bits(state.sum[0]) ^ float_bits(state.sum[1])) & zero;
 }
 
-#if TRY_MASK_BITS
 // Sets what rows row, row + 8 may not see to -inf; key is the column of score[0]. A bit for each
 // column of this thread, key + 8 j and key + 8 j + 1: seven of them become predicates at a time (R2P),
 // where a comparison for each would be an instruction for each.
@@ -155,24 +140,6 @@ __device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int
     }
 }
 
-#else
-// Sets what rows row, row + 8 may not see to -inf; key is the column of score[0].
-__device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int key, int seqlen_q,
-                                            int seqlen_k) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        int visible = seqlen_k;
-        if constexpr (CAUSAL)
-            visible = min_int(visible, row + 8 * half + 1 + seqlen_k - seqlen_q);
-#pragma unroll
-        for (int n = 2 * half; n < SCORES; n += 4) {
-            if (key + 2 * n - 4 * half >= visible) score[n] = neg_infinity();
-            if (key + 2 * n - 4 * half + 1 >= visible) score[n + 1] = neg_infinity();
-        }
-    }
-}
-
-#endif
 // score = Q K^T for 64 rows of Q; both K-major: 16 columns further is 32 bytes on in the slab.
 __device__ __forceinline__ void issue_scores(float (&score)[SCORES], const unsigned char* q,
                                              const unsigned char* k) {

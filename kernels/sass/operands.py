@@ -40,6 +40,8 @@ class Launch:
         bytes.
     taken: what an atomic addition to a counter returns, one after another.
     architecture: "sm_80" or "sm_90a": where arguments lie, and what instructions cost.
+    loaded: what loads of global memory return, and so words of shared memory that threads beside
+        a warp's first have stored; None: not known.
     """
 
     threads: int
@@ -48,6 +50,7 @@ class Launch:
     block: tuple[int, int, int] = (0, 0, 0)
     taken: Sequence[int] = ()
     architecture: str = "sm_90a"
+    loaded: int | None = None
 
 
 @dataclass

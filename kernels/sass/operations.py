@@ -252,11 +252,9 @@ def _lop3(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
 
     def do(w: Warp) -> None:
         given = [s(w) for s in sources]
-        # Of what is not known, bits may not matter: x & 0.
-        known = {
-            lut(table, *bits)
-            for bits in product(*[(0, MASK) if g is None else (g,) for g in given])
-        }
+        # Bits of what is not known may not matter: x & 0.
+        choices = [(0, MASK) if value is None else (value,) for value in given]
+        known = {lut(table, *bits) for bits in product(*choices)}
         if len(known) > 1:
             put(w, None)
             if out:

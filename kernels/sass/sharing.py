@@ -187,8 +187,12 @@ def load(i: Instruction, operands: list[str], labels: Mapping[str, int], block: 
 
     def do(w: Warp) -> None:
         memory = w.local if i.opcode == "LDL" else block.shared
+        # A word that only a thread that is not followed has stored holds what loads return.
+        otherwise = None if i.opcode == "LDL" else block.launch.loaded
         try:
-            known = memory.get(at(w)) if single and i.opcode in ("LDS", "LDL") else None
+            known = memory.get(at(w), otherwise) if single and i.opcode in ("LDS", "LDL") else None
+            if single and i.opcode == "LDG":
+                known = block.launch.loaded
         except TypeError:
             known = None
         put(w, known)

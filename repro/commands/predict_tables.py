@@ -100,6 +100,10 @@ def _remarks(points: list[Prediction]) -> None:
             remarks.append(f"head_dim {given} is {copied}multiplied as {columns} columns a tile")
         if point.warning is not None:
             remarks.append(f"warning: {point.warning}")
+        if point.unpredicted is not None:
+            remarks.append(
+                f"no time ≈ of {point.algorithm} in the {point.pass_}: {point.unpredicted}"
+            )
         if point.predicted_s is not None:
             remarks.append(
                 f"time ≈ is predicted from machine code at {point.clock.hz / 1e9:.2f} GHz, "

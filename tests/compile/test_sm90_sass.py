@@ -33,6 +33,8 @@ PARTS = pytest.mark.parametrize(
     ids=["exact", "optimistic"],
 )
 SLOW = ("R2UR", "LDL", "STL")
+#: One leaves the order to ptxas, so that a card can say what it is worth.
+ORDERED = [form for form in FORWARD_FORMS if not form.late_wait]
 
 
 @cache
@@ -51,18 +53,20 @@ def check_registers(code: sass.Code) -> None:
 
 @CAUSAL
 @PARTS
-@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+@pytest.mark.parametrize("form", ORDERED, ids=lambda f: f.name)
 def test_the_softmax_runs_under_a_product(
     form: ForwardForm, part: str, causal: bool, nvrtc: str
 ) -> None:
     """Between the wait for Q Kᵀ and that for P V lies all of the softmax but P's rounding and O's
-    rescaling, which need P V's end."""
+    rescaling, which need P V's end. One exponential may be late, and in exact forms with one block
+    a tile a third of the sums' additions."""
     code, _ = code_of(form.kernel("bf16", causal, part), nvrtc)
     counted = sass.count(code.between_waits(1)[0])
     scores = form.block_n // 2  # a thread's
-    assert counted["MUFU"] == scores + (0 if part else 2)
+    assert counted["MUFU"] >= scores - 1
     assert counted["FFMA"] >= scores
-    assert counted["FADD"] >= scores - 2
+    whole = part or form.persistent or form.head_dim == 256
+    assert counted["FADD"] >= (scores - 2 if whole else 2 * scores // 3)
     assert counted["FMNMX"] >= (0 if part else scores)
     assert counted["HGMMA"] == 0
 
@@ -73,14 +77,36 @@ def test_the_softmax_runs_under_a_product(
 def test_so_does_that_of_the_next_tile(
     form: ForwardForm, part: str, causal: bool, nvrtc: str
 ) -> None:
-    """Where a block goes on to its next query tile, which looks for its maximum in any case. ptxas
-    leaves some exponentials for later there, in the optimistic form most."""
+    """Where a block goes on to its next query tile, which looks for its maximum in any case: all
+    exponentials, those of two rescalings among them."""
     code, _ = code_of(form.kernel("bf16", causal, part), nvrtc)
     _, step = (sass.count(way) for way in code.between_waits(1))
     scores = form.block_n // 2
     assert step["FMNMX"] >= scores
-    assert step["MUFU"] >= scores * (0.2 if part else 0.8)
+    assert step["MUFU"] == scores + 2
+    assert step["FFMA"] >= scores
     assert step["HGMMA"] == 0
+
+
+def test_ptxas_orders_the_late_wait_otherwise(nvrtc: str) -> None:
+    """What the form is for: nothing of its softmax runs under P V."""
+    (form,) = (form for form in FORWARD_FORMS if form.late_wait)
+    code, _ = code_of(form.kernel("bf16", False), nvrtc)
+    counted = sass.count(code.between_waits(1)[0])
+    assert counted["MUFU"] == 0
+    assert counted["FMNMX"] <= 2
+
+
+@CAUSAL
+@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+def test_a_round_without_a_mask_rescales_nothing(
+    form: ForwardForm, causal: bool, nvrtc: str
+) -> None:
+    """Up to head_dim 128, unless a maximum grows: a multiplication for each row's sum and scale."""
+    code, _ = code_of(form.kernel("bf16", causal), nvrtc)
+    outputs = form.head_dim // 2
+    multiplied = sass.count(code.shortest_round("HGMMA"))["FMUL"]
+    assert multiplied >= outputs if form.head_dim == 256 else multiplied <= 6
 
 
 @CAUSAL
@@ -189,7 +215,7 @@ def test_the_page_s_numbers_are_the_code_s(nvrtc: str) -> None:
         place = VERSIONS.index(nvrtc)
         assert [int(cell[place % len(cell)]) for cell in numbers[:4]] == ours, name
         shares = [f"{under[opcode]} of {counted[opcode]}" for opcode in ("FMNMX", "MUFU")]
-        assert [cell[0] for cell in numbers[4:6]] == shares, name
+        assert [cell[place % len(cell)] for cell in numbers[4:6]] == shares, name
 
 
 def products(code: list[sass.Instruction]) -> tuple[int, int]:

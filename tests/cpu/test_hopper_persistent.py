@@ -132,15 +132,15 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
     [
         (256, False, 1, ForwardForm(256, 2, 80)),
         (256, True, 16384, ForwardForm(256, 2, 80)),
-        (64, False, 1, ForwardForm(64, 3, 128, persistent=True)),
-        (64, True, 4096, ForwardForm(64, 3, 128, persistent=True)),
+        (64, False, 1, ForwardForm(64, 3, 128, persistent=True, pingpong=True)),
+        (64, True, 4096, ForwardForm(64, 3, 128, persistent=True, pingpong=True)),
         (64, False, 8192, ForwardForm(64, 3, 128, pingpong=True)),
         (64, True, 16384, ForwardForm(64, 3, 128, pingpong=True)),
-        (128, False, 512, ForwardForm(128, 2, 128, persistent=True)),
-        (128, True, 2048, ForwardForm(128, 2, 128, persistent=True)),
-        (128, False, 4096, ForwardForm(128, 2, 128, persistent=True)),
-        (128, False, 8192, ForwardForm(128, 2, 176)),
-        (128, True, 8192, ForwardForm(128, 2, 128)),
+        (128, False, 512, ForwardForm(128, 2, 128, persistent=True, pingpong=True)),
+        (128, True, 2048, ForwardForm(128, 2, 128, persistent=True, pingpong=True)),
+        (128, False, 4096, ForwardForm(128, 2, 128, persistent=True, pingpong=True)),
+        (128, False, 8192, ForwardForm(128, 2, 176, pingpong=True)),
+        (128, True, 8192, ForwardForm(128, 2, 128, pingpong=True)),
     ],
 )
 def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm) -> None:

@@ -131,6 +131,12 @@ def test_descriptor_bits() -> None:
     assert base_high >> 30 == 1
 
 
+@pytest.mark.parametrize("thread", [0, 31, 32, 77, 128])
+def test_a_vote_is_a_warp_s(thread: int) -> None:
+    done = launch_vocabulary(12, row=thread)
+    np.testing.assert_array_equal(done.words_out[:128], np.arange(128) // 32 == thread // 32)
+
+
 MODES = [
     # what, A is MN-major, B is MN-major
     pytest.param(6, False, False, id="A K-major, B K-major"),

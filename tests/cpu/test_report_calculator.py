@@ -50,9 +50,10 @@ def printed() -> Iterator[str]:
     calculator.script.cache_clear()
 
 
-def recorded_digest(form: hopper_time.Form, causal: bool) -> str:
+def recorded_digest(form: hopper_time.Form, causal: bool, optimistic: bool = False) -> str:
     pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
-    return hopper_time._recorded()[pass_, form.name, str(causal)]["digest"]
+    name = hopper_time.name_of(form, optimistic)
+    return hopper_time._recorded()[pass_, name, str(causal)]["digest"]
 
 
 @cache

@@ -300,6 +300,11 @@ def test_bulk_copies_and_stmatrix_agree() -> None:
 
 
 @pytest.mark.smoke
+def test_votes_agree() -> None:
+    both(12, row=77)
+
+
+@pytest.mark.smoke
 @pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_products_agree(dtype: str) -> None:
