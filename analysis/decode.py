@@ -33,6 +33,7 @@ class DecodeShape:
         dtype: of q and out: "fp16", "bf16" or "fp32".
         fp8: K and V are e4m3 with fp32 scales.
         scale_block: keys that share a scale, a multiple of 16; None: all of a head.
+        value_dim: columns of a latent, from the first, that are values, and of out; None: all.
         latent: the values are the keys, one tensor is cached (MLA with its projections absorbed).
         page_size: keys of a page, or None where K and V of a sequence are contiguous.
         ragged: the kernels are given the lengths; False: all sequences have as many keys.
@@ -49,6 +50,7 @@ class DecodeShape:
     page_size: int | None = None
     ragged: bool = False
     scale_block: int | None = None
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -65,6 +67,10 @@ class DecodeShape:
         if self.scale_block is not None and not self.fp8:
             raise ValueError(f"scale_block={self.scale_block} with fp8={self.fp8}")
         scale_blocks(0, self.scale_block)
+        if self.value_dim is not None:
+            whole("value_dim", self.value_dim, least=1, most=self.head_dim)
+            if not self.latent:
+                raise ValueError(f"value_dim={self.value_dim} with latent={self.latent}")
         if not self.ragged and len(set(self.seqlens)) > 1:
             raise ValueError(f"seqlens={self.seqlens} differ, but ragged={self.ragged}")
 
@@ -90,10 +96,20 @@ class DecodeShape:
         return tensors * self.kv_heads * self.head_dim * self.cache_itemsize
 
     @property
+    def values(self) -> int:
+        """Columns of out."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
     def query_bytes(self) -> int:
-        """Bytes of q; also of out."""
+        """Bytes of q."""
         elements = self.batch * self.heads * self.seqlen_q * self.head_dim
         return elements * ITEMSIZE[self.dtype]
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of out; as many as of q but for a latent of which only a part is values."""
+        return self.query_bytes // self.head_dim * self.values
 
     @property
     def scale_bytes(self) -> int:
@@ -120,12 +136,13 @@ class DecodeShape:
         """
         stats = self.batch * self.heads * self.seqlen_q * STAT_BYTES
         cache = sum(self.seqlens) * self.token_bytes + self.scale_bytes
-        return cache + 2 * self.query_bytes + stats
+        return cache + self.query_bytes + self.out_bytes + stats
 
     @property
     def flops(self) -> int:
         """Of the two products, 2 a multiply-add; what a causal mask takes out is counted too."""
-        return 4 * self.heads * self.seqlen_q * self.head_dim * sum(self.seqlens)
+        columns = self.head_dim + self.values
+        return 2 * self.heads * self.seqlen_q * columns * sum(self.seqlens)
 
 
 @checked

@@ -43,7 +43,7 @@ SHARING = {
     "gqa-fp8": ("GQA in fp8", "#56B4E9"),
     "mqa": ("MQA, 1 head", "#009E73"),
     "latent-256": ("latent of 256", "#CC79A7"),
-    "latent-576": ("latent of 576, no kernel", "#999999"),
+    "latent-576": ("latent of 576, 512 values", "#999999"),
 }
 FIELDS = ["source", "sharing", "kv_heads", "head_dim", "seqlen_q", "seqlen_k", "splits"]
 
@@ -71,11 +71,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         for ax, rows, x in ((context, one, "seqlen_k"), (width, drafts, "seqlen_q")):
             these = pick(rows, sharing=name)
             line = series(ax, pick(these, source="predicted"), x, f"predicted {name}",
-                          y="megabytes", color=colour,
-                          linestyle="--" if name == "latent-576" else "-")  # fmt: skip
-            if name != "latent-576":
-                series(ax, pick(these, source="measured"), x, f"counted {name}", y="megabytes",
-                       color=colour)  # fmt: skip
+                          y="megabytes", color=colour)  # fmt: skip
+            series(ax, pick(these, source="measured"), x, f"counted {name}", y="megabytes",
+                   color=colour)  # fmt: skip
             if len(line):
                 last = line.iloc[-1]
                 ends[x].append((last[x], last["megabytes"], label, colour))

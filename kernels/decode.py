@@ -4,7 +4,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
 
     q, out        (B, H, Nq, D)
     k, v          (B, Hkv, Nk, D), or with a block table (pages, Hkv, page_size, D); uint8 where
-                  scales are given: e4m3. v is None where the values are the keys.
+                  scales are given: e4m3. v is None where the values are the keys; of keys with
+                  more than 256 columns the first ones, as many as out has, up to 512
     lse           (B, H, Nq) fp32
     seqlens       (B,) int32: keys of each sequence
     block_table   (B, columns) int32, dense: the page of keys page_size · column and on
@@ -22,8 +23,15 @@ from analysis.arguments import checked
 from analysis.decode import best_splits
 from analysis.shapes import scale_blocks
 from kernels.checks import check_alignment, finite, require_int32
-from kernels.decode_config import MERGE_WARPS, PAGE_UNIT, DecodeConfig, configure
-from kernels.flash_config import DTYPE_CODE, SHARED_LIMIT_BYTES, padded_head_dim
+from kernels.decode_config import (
+    MERGE_WARPS,
+    PAGE_UNIT,
+    WIDE_VALUES,
+    DecodeConfig,
+    configure,
+    padded_columns,
+)
+from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Argument, Array, Backend, Count, Size, Word
 
 QUERIES_MAX = 16
@@ -58,7 +66,7 @@ def forward(
     check_arrays(q, k, v, out, lse, seqlens, block_table, k_scale, v_scale, scale_block)
     scale = finite(scale)
     batch, heads, seqlen_q, head_dim = q.shape
-    kv_heads = k.shape[1]
+    kv_heads, value_dim = k.shape[1], out.shape[3]
     group = heads // kv_heads if kv_heads else 1
     seqlen_k = k.shape[2] if block_table is None else block_table.shape[1] * k.shape[2]
     rows = batch * heads * seqlen_q
@@ -89,7 +97,7 @@ def forward(
     if splits > 1:
         # Splits without keys leave their part of these alone.
         partial = [
-            backend.empty("part_out", (batch * splits, heads, seqlen_q, head_dim), "fp32"),
+            backend.empty("part_out", (batch * splits, heads, seqlen_q, value_dim), "fp32"),
             backend.empty("part_lse", (batch, heads, seqlen_q, splits), "fp32"),
         ]
     args: list[Argument] = [q.with_access("r", "q"), k.with_access("r", "k")]
@@ -98,6 +106,8 @@ def forward(
     args += [part.with_access("rw") for part in partial] or results
     args += [np.int32(n) for n in (kv_heads, group, seqlen_q, seqlen_k, head_dim, splits)]
     args.append(np.float32(scale))
+    if config.wide:
+        args.append(np.int32(value_dim))
     lengths: list[Argument] = []
     if seqlens is not None:
         lengths = [seqlens.with_access("r", "seqlens")]
@@ -116,7 +126,7 @@ def forward(
     if splits > 1:
         args = [part.with_access("r") for part in partial]
         args += results
-        args += [np.int32(n) for n in (heads, seqlen_q, seqlen_k, head_dim, splits, rows)]
+        args += [np.int32(n) for n in (heads, seqlen_q, seqlen_k, value_dim, splits, rows)]
         args += lengths
         backend.launch(config.merge_kernel(), (-(-rows // MERGE_WARPS), 1, 1), 0, args, stream)
 
@@ -159,7 +169,8 @@ def check_arrays(
     require_int32("k", k.shape)
     batch, heads, seqlen_q, head_dim = q.shape
     pages, kv_heads, page_size, _ = k.shape
-    padded_head_dim(head_dim)
+    padded_columns(head_dim)
+    values = (*q.shape[:3], _value_columns(head_dim, v, out))
     if q.dtype not in DTYPE_CODE:
         raise TypeError(f"q has dtype {q.dtype}, not one of {list(DTYPE_CODE)}")
     if seqlen_q > QUERIES_MAX:
@@ -197,7 +208,7 @@ def check_arrays(
     if fp8 and head_dim % 16:
         raise ValueError(f"head_dim={head_dim} is not a multiple of 16, as an fp8 cache needs")
     cache = "uint8" if fp8 else q.dtype
-    wanted = {"q": (q, q.dtype, q.shape), "k": (k, cache, k.shape), "out": (out, q.dtype, q.shape)}
+    wanted = {"q": (q, q.dtype, q.shape), "k": (k, cache, k.shape), "out": (out, q.dtype, values)}
     if v is not None:
         wanted["v"] = (v, cache, k.shape)
     for name, (array, dtype, shape) in wanted.items():
@@ -208,6 +219,22 @@ def check_arrays(
         check_alignment(name, array)
     if lse.dtype != "fp32" or lse.shape != q.shape[:3]:
         raise ValueError(f"lse is {lse.dtype} {lse.shape}, not fp32 {q.shape[:3]}")
+
+
+def _value_columns(head_dim: int, v: Array | None, out: Array) -> int:
+    """Columns that out has to have: those of q, or of a wide latent any number up to the limit."""
+    if head_dim <= HEAD_DIMS[-1]:
+        return head_dim
+    if v is not None:
+        raise ValueError(f"head_dim={head_dim} is above {HEAD_DIMS[-1]}: of a latent cache alone")
+    columns = out.shape[-1] if len(out.shape) == 4 else 0
+    most = min(WIDE_VALUES, head_dim)
+    if not 0 < columns <= most or columns % 8:
+        raise ValueError(
+            f"out has {columns} columns, not a multiple of 8 up to {most}, as values of a latent "
+            f"of {head_dim} columns have"
+        )
+    return columns
 
 
 def _check_whole(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> None:

@@ -26,6 +26,21 @@ OPERAND_REGISTERS = 24
 operands of fp32, which come one by one and not by ldmatrix."""
 PAGE_UNIT = 16
 """Page sizes are multiples of this."""
+WIDE, WIDE_VALUES, COLUMN_WARPS = 576, 512, 2
+"""Columns of a tile of a wide latent, of the output's, and warps that share out the latter."""
+WIDE_TILE_BYTES = 36 * 1024
+"""A tile of 32 of its keys."""
+
+
+def padded_columns(head_dim: int) -> int:
+    """Columns of a tile that holds ``head_dim``. ValueError names the limits."""
+    if head_dim > WIDE:
+        raise ValueError(f"head_dim={head_dim} is above {WIDE}")
+    if head_dim <= HEAD_DIMS[-1]:
+        return padded_head_dim(head_dim)
+    if head_dim % 8:
+        raise ValueError(f"head_dim={head_dim} is not a multiple of 8")
+    return WIDE
 
 
 @dataclass(frozen=True)
@@ -51,8 +66,13 @@ class DecodeConfig:
         check_fields(self)
         if self.dtype not in DTYPE_CODE:
             raise TypeError(f"dtype {self.dtype!r} is not one of {list(DTYPE_CODE)}")
-        if self.head_dim not in HEAD_DIMS:
-            raise ValueError(f"padded head_dim={self.head_dim} is not one of {HEAD_DIMS}")
+        if self.head_dim not in (*HEAD_DIMS, WIDE):
+            raise ValueError(f"padded head_dim={self.head_dim} is not one of {(*HEAD_DIMS, WIDE)}")
+        if self.wide and not (self.latent and self.dtype != "fp32"):
+            raise ValueError(
+                f"head_dim={self.head_dim} is of a latent cache with 16-bit q; here "
+                f"latent={self.latent} and q is {self.dtype}"
+            )
         if self.tile.block_m not in ROWS or self.tile.block_n not in KEYS:
             raise ValueError(
                 f"tile ({self.tile.block_m}, {self.tile.block_n}): block_m is one of {ROWS}, "
@@ -64,15 +84,30 @@ class DecodeConfig:
             raise ValueError("an fp8 cache is multiplied in 16 bits, q is fp32")
 
     @property
+    def wide(self) -> bool:
+        """A latent whose output is shared out over warps by columns."""
+        return self.head_dim == WIDE
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of a tile of the output."""
+        return WIDE_VALUES if self.wide else self.head_dim
+
+    @property
+    def column_warps(self) -> int:
+        """Warps that share out those."""
+        return COLUMN_WARPS if self.wide else 1
+
+    @property
     def key_warps(self) -> int:
         """Warps that share out the keys of a tile."""
-        row_warps = self.tile.block_m // 16
-        return max(1, min(WARPS // row_warps, self.tile.block_n // 16))
+        others = self.tile.block_m // 16 * self.column_warps
+        return max(1, min(WARPS // others, self.tile.block_n // 16))
 
     @property
     def threads(self) -> int:
         """Threads a block."""
-        return 32 * self.tile.block_m // 16 * self.key_warps
+        return 32 * self.tile.block_m // 16 * self.key_warps * self.column_warps
 
     @property
     def shared_bytes(self) -> int:
@@ -82,7 +117,7 @@ class DecodeConfig:
         stages = 1 if self.fp8 else 2
         tensors = 1 if self.latent else 2
         tiles = tensors * stages * self.tile.block_n * columns * size
-        sums = warps * 16 * columns * ITEMSIZE["fp32"]
+        sums = warps * 16 * self.value_columns // self.column_warps * ITEMSIZE["fp32"]
         weights = 0
         if self.dtype == "fp32":
             weights = warps * 16 * self.tile.block_n // self.key_warps * size
@@ -97,7 +132,8 @@ class DecodeConfig:
     def registers_per_thread(self) -> int:
         """Estimate: accumulators of the output and the scores, q, fp8 on its way, and the rest."""
         keys = self.tile.block_n // self.key_warps
-        found = self.head_dim // 2 + keys // 2 + OTHER_REGISTERS
+        columns = self.value_columns // self.column_warps
+        found = columns // 2 + keys // 2 + OTHER_REGISTERS
         if self.dtype != "fp32" and self.head_dim <= 128:
             found += self.head_dim // 4
         if self.fp8:
@@ -131,7 +167,7 @@ class DecodeConfig:
 
     def partial_bytes(self, rows: int) -> int:
         """What a block writes of out and lse when it has a split, for ``rows`` of its rows."""
-        return rows * (self.head_dim + 1) * ITEMSIZE["fp32"]
+        return rows * (self.value_columns + 1) * ITEMSIZE["fp32"]
 
     def _macros(self) -> dict[str, int]:
         return {
@@ -147,6 +183,8 @@ class DecodeConfig:
             "FP8": int(self.fp8),
             "SCALE_BLOCKS": int(self.scale_blocks),
             "LATENT": int(self.latent),
+            "VALUE_DIM": self.value_columns,
+            "COLUMN_WARPS": self.column_warps,
             "SPLIT": int(self.split),
         }
 
@@ -159,7 +197,7 @@ class DecodeConfig:
         """``flash_decode_merge``, which adds up the splits."""
         named = ("DTYPE", "HEAD_DIM", "SEQLENS")
         macros = {name: value for name, value in self._macros().items() if name in named}
-        macros["BLOCK_N"] = self.tile.block_n
+        macros |= {"BLOCK_N": self.tile.block_n, "HEAD_DIM": self.value_columns}
         entry = "flash_decode_merge"
         return Kernel(f"{entry}.cu", entry, tuple(macros.items()), 32 * MERGE_WARPS)
 
@@ -176,9 +214,11 @@ def configure(
     """The form for ``rows`` query rows a key/value head.
 
     As many rows a tile as there are, up to 64, so that K and V are read once; keys for tiles of
-    16 KiB. ValueError with both numbers where nothing fits into ``limit`` bytes of shared memory.
+    16 KiB, of a wide latent 36. ValueError with both numbers where nothing fits into ``limit``
+    bytes of shared memory.
     """
-    padded = padded_head_dim(head_dim)
+    padded = padded_columns(head_dim)
+    most = WIDE_TILE_BYTES if padded == WIDE else TILE_BYTES
     if dtype not in DTYPE_CODE:
         raise TypeError(f"dtype {dtype!r} is not one of {list(DTYPE_CODE)}")
     wanted = next((size for size in ROWS if size >= rows), ROWS[-1])
@@ -186,7 +226,7 @@ def configure(
     for block_n in KEYS:
         # A warp that takes all keys of a tile holds its scores: 64 a row is what registers allow.
         too_long = wanted == ROWS[-1] and block_n > 64
-        if too_long or block_n * padded * ITEMSIZE[dtype] > TILE_BYTES:
+        if too_long or block_n * padded * ITEMSIZE[dtype] > most:
             continue
         for block_m in reversed([size for size in ROWS if size <= wanted]):
             found = DecodeConfig(dtype, padded, Tile(block_m, block_n), **features)

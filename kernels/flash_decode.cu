@@ -12,6 +12,10 @@
 // share out the keys of a tile; their sums meet in shared memory at the end. flash_decode_merge.cu adds
 // up the splits; with one split (SPLIT 0) it is not launched.
 //
+// A wide latent (MLA: 576 columns, of which the first 512 are values) has more output than a warp
+// has registers for: COLUMN_WARPS warps make the same scores and own a part of the columns of the
+// output each, so that the cache is read once even so.
+//
 // Reads and writes, in bytes, e = size of an element of q and out, c of an element of the cache;
 // T_b = ceil(seqlen_b / BLOCK_N) key tiles, S splits, of which min(S, T_b) have a tile
 // (analysis/sums/decode.py):
@@ -21,8 +25,8 @@
 //   PAGED        block_table  read  4  per 16 keys of every visit of a block
 //   FP8          k_scale, v_scale read  4 each per block; with SCALE_BLOCKS per 16 keys of every
 //                visit of a block
-//   SPLIT 0      out write rows D e, lse write rows 4
-//   SPLIT 1      part_out write rows D 4, part_lse write rows 4 per split that has a tile; the
+//   SPLIT 0      out write rows Dv e, lse write rows 4; Dv = D but for a wide latent
+//   SPLIT 1      part_out write rows Dv 4, part_lse write rows 4 per split that has a tile; the
 //                merging kernel reads both, and writes out and lse
 //
 // Limits: head_dim <= HEAD_DIM, a multiple of 8 (FP8: of 16); rows start on 16-byte boundaries; page
@@ -39,7 +43,9 @@
 // PAGED      1: k and v are (pages, Hkv, page_size, D), block_table says which page holds a key
 // FP8        1: k and v are e4m3 with an fp32 scale a head; 16-bit DTYPE only
 // SCALE_BLOCKS   1, with FP8: a scale for scale_block keys, of a sequence or of a page
-// LATENT     1: the values are the keys; there is no v
+// LATENT     1: the values are the keys, or of a wide latent their first value_dim columns
+// VALUE_DIM  columns of a tile of the output, HEAD_DIM but for a wide latent
+// COLUMN_WARPS   warps that share them out
 // SPLIT      1: write partial results, fp32
 #include "decode.cuh"
 #include "device.cuh"
@@ -48,11 +54,12 @@
 #include "tile.cuh"
 
 constexpr int ROW_WARPS = BLOCK_M / 16;
-constexpr int NUM_WARPS = ROW_WARPS * WARPS_N;
+constexpr int NUM_WARPS = ROW_WARPS * WARPS_N * COLUMN_WARPS;
 constexpr int THREADS = NUM_WARPS * 32;
 constexpr int WARP_KEYS = BLOCK_N / WARPS_N;  // keys of a tile that a warp takes
 constexpr int S_TILES = WARP_KEYS / 8;        // 8-column tiles of its scores
-constexpr int O_TILES = HEAD_DIM / 8;         // 8-column tiles of its output
+constexpr int O_COLUMNS = VALUE_DIM / COLUMN_WARPS;
+constexpr int O_TILES = O_COLUMNS / 8;        // 8-column tiles of its output
 constexpr int STAGES = FP8 ? 1 : 2;           // fp8 waits for its turn in registers
 constexpr int CHUNK_KEYS = 16;                // a page has a multiple of these
 constexpr int CHUNKS = BLOCK_N / CHUNK_KEYS;
@@ -61,6 +68,7 @@ constexpr bool AHEAD = HEAD_DIM <= 128;       // fp8: registers hold the next ti
 static_assert(WARP_KEYS % 16 == 0 && WARP_KEYS * WARPS_N == BLOCK_N, "16 keys a product");
 static_assert(!FP8 || DTYPE != 2, "fp8 is multiplied in 16 bits");
 static_assert(FP8 || !SCALE_BLOCKS, "fp8 has scales");
+static_assert(VALUE_DIM == HEAD_DIM || (LATENT && DTYPE != 2), "a wide latent, in 16 bits");
 
 #if FP8
 using cache_t = uint8;
@@ -70,7 +78,7 @@ using cache_t = io_t;
 using QTile = Tile<io_t, BLOCK_M, HEAD_DIM>;
 using KTile = Tile<io_t, BLOCK_N, HEAD_DIM>;   // K and V
 using PTile = Tile<io_t, 16, WARP_KEYS>;       // fp32 only: a warp's weights on their way to P V
-using Sums = Tile<float, 16, HEAD_DIM>;        // a warp's output, at the end, in the place of K and V
+using Sums = Tile<float, 16, O_COLUMNS>;       // a warp's output, at the end, in the place of K and V
 
 // Dynamic shared memory, in this order.
 constexpr int K_AT = QTile::BYTES;
@@ -135,6 +143,9 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
 #endif
              , int kv_heads, int group, int seqlen_q, int seqlen_k, int head_dim, int splits,
              float scale
+#if VALUE_DIM != HEAD_DIM
+             , int value_dim
+#endif
 #if SEQLENS
              , Tensor1<const int> seqlens  // (B,)
 #endif
@@ -164,7 +175,12 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     place /= splits;
     const int kv_head = place % kv_heads, batch = place / kv_heads;
     const int rows = min_int(BLOCK_M, all_rows - row0);
-    const int warp_row = warp_id() % ROW_WARPS * 16, warp_key = warp_id() / ROW_WARPS * WARP_KEYS;
+    const int warp_row = warp_id() % ROW_WARPS * 16;
+    const int warp_key = warp_id() / ROW_WARPS % WARPS_N * WARP_KEYS;
+    const int warp_column = warp_id() / ROW_WARPS / WARPS_N * O_COLUMNS;
+#if VALUE_DIM == HEAD_DIM
+    const int value_dim = head_dim;
+#endif
 
     unsigned char* shared = shared_memory();
     // One thread reads what all need to know.
@@ -455,7 +471,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
 #if DTYPE != 2
         uint32 p_fragment[1][S_TILES / 2][4];
         round_to_operand(p_fragment, score);
-        gemm<WARP_KEYS>(acc, Registers{p_fragment}, NMajor{own_values, 0});
+        gemm<WARP_KEYS>(acc, Registers{p_fragment}, NMajor{own_values, warp_column});
 #else
         const PTile p_tile = tile_at<PTile>(shared + P_AT + warp_id() * PTile::BYTES);
         store_accumulator(p_tile, 0, score);
@@ -506,11 +522,12 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
         }
         return row;
     };
-    constexpr int VEC = 16 / int(sizeof(out_t)), PIECES = HEAD_DIM / VEC;
+    constexpr int VEC = 16 / int(sizeof(out_t)), PIECES = VALUE_DIM / VEC;
 #pragma unroll 1
     for (int at = threadIdx.x; at < rows * PIECES; at += THREADS) {
         const int r = at / PIECES, c = at % PIECES;
-        if (c * VEC >= head_dim) continue;
+        if (c * VEC >= value_dim) continue;
+        const int owner = c * VEC / O_COLUMNS;  // of these columns
         const Row row = combined(r);
         // A sum of 0 means that nothing was seen; a NaN must stay one.
         const float inverse = row.sum == 0.0f ? 0.0f : value_unit / row.sum;
@@ -519,12 +536,12 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
         for (int x = 0; x < VEC; ++x) value[x] = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS_N; ++w) {
-            const int warp = w * ROW_WARPS + r / 16;
+            const int warp = (owner * WARPS_N + w) * ROW_WARPS + r / 16;
             const Sums sums = tile_at<Sums>(shared + K_AT + warp * Sums::BYTES);
 #pragma unroll
             for (int x = 0; x < VEC; x += 4) {
                 const auto four = ld_shared(reinterpret_cast<const Vec<float, 4>*>(
-                    sums.chunk(r % 16, (c * VEC + x) / 4)));
+                    sums.chunk(r % 16, (c * VEC + x) % O_COLUMNS / 4)));
 #pragma unroll
                 for (int y = 0; y < 4; ++y)
                     value[x + y] = fmaf(row.weight[w], four[y], value[x + y]);

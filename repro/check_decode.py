@@ -76,7 +76,7 @@ def wrong(subject: DecodeSubject) -> list[str]:
         error = max(operands.error(item, head) for head in range(shape.kv_heads))
         if not error <= BOUNDS[shape.dtype]:
             found.append(f"sequence {item}: out is off by {error:.3g}, {BOUNDS[shape.dtype]:g} may")
-    tile = configure(shape.dtype, shape.head_dim, shape.rows).tile
+    tile = configure(shape.dtype, shape.head_dim, shape.rows, latent=shape.latent).tile
     predicted = Traffic(flash_decode(shape, tile, subject.splits)).kernels
     for kernel in dict.fromkeys((*backend.traffic, *predicted)):
         counted, expected = backend.traffic.get(kernel, {}), predicted.get(kernel, {})

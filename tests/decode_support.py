@@ -37,6 +37,8 @@ class Problem:
     scale_block: int | None = None
     """Keys that share a scale of fp8, drawn from all sizes; None: scales of 1."""
     latent: bool = False
+    value_dim: int | None = None
+    """Columns of a wide latent that are values."""
     causal: bool = True
     ragged: bool = True
     """The lengths are given as a tensor."""
@@ -71,6 +73,8 @@ class Problem:
         """Of ``repro.decode_attention``. Whatever nobody may read holds NaN."""
         q, k, v = self.contiguous()
         options: dict[str, Any] = {"splits": self.splits, "causal": self.causal}
+        if self.value_dim is not None:
+            options["value_dim"] = self.value_dim
         for b, length in enumerate(self.seqlens):
             k[b, :, length:] = v[b, :, length:] = math.nan
         if self.ragged:
@@ -123,7 +127,8 @@ class Problem:
             keys, values = k[rows, :, :length], v[rows, :, :length]
             values = keys if self.latent else values
             parts.append(attention_reference(q[rows], keys, values, causal=self.causal))
-        return torch.cat([p.out for p in parts]), torch.cat([p.lse for p in parts])
+        out = torch.cat([p.out for p in parts])
+        return out[..., : self.value_dim], torch.cat([p.lse for p in parts])
 
     def scaled(self, x: Tensor, scales: Tensor | None) -> Tensor:
         """Numbers (B, Hkv, room, D) times the scale of their key, in float64."""
@@ -144,12 +149,14 @@ class Problem:
         return DecodeShape(
             self.heads, self.kv_heads, self.seqlen_q, self.seqlens, self.head_dim,
             DTYPES[self.dtype], self.fp8, self.latent, self.page_size, self.ragged,
-            self.scale_block,
+            self.scale_block, self.value_dim,
         )  # fmt: skip
 
     def expected(self, splits: int) -> dict[str, dict[tuple[str, str], int]]:
         """Bytes by kernel, tensor and direction, without zeros."""
-        tile = configure(DTYPES[self.dtype], self.head_dim, self.shape().rows).tile
+        tile = configure(
+            DTYPES[self.dtype], self.head_dim, self.shape().rows, latent=self.latent
+        ).tile
         kernels = Traffic(flash_decode(self.shape(), tile, splits)).kernels
         return {name: dict(entries) for name, entries in kernels.items()}
 

@@ -45,12 +45,12 @@ def flash_decode(shape: DecodeShape, tile: Tile, splits: int) -> KernelBytes:
         if not shape.latent:
             main["v_scale", "read"] = scales * SCALE_BYTES
     results = {
-        ("out", "write"): shape.query_bytes,
+        ("out", "write"): shape.out_bytes,
         ("lse", "write"): shape.batch * all_rows * STAT_BYTES,
     }
     if splits == 1:
         return {"flash_decode": main | results}
-    partial_out = sum(parts) * all_rows * shape.head_dim * STAT_BYTES
+    partial_out = sum(parts) * all_rows * shape.values * STAT_BYTES
     partial_lse = sum(parts) * all_rows * STAT_BYTES
     main |= {("part_out", "write"): partial_out, ("part_lse", "write"): partial_lse}
     merge = results | {("part_out", "read"): partial_out, ("part_lse", "read"): partial_lse}

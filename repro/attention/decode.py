@@ -41,6 +41,7 @@ def decode_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     scale_block: int | None = None,
+    value_dim: int | None = None,
     splits: int | None = None,
     scale: float | None = None,
     causal: bool = True,
@@ -61,7 +62,7 @@ def decode_attention(
             page_size a multiple of 16. Type of q, or float8_e4m3fn with 16-bit q. It is read where
             it lies, with any strides between rows; D is a multiple of 8 (fp8: of 16).
         v_cache: like ``k_cache``. None: the values are the keys, as in a latent cache whose
-            projections are absorbed in q and in what follows (MLA).
+            projections are absorbed in q and in what follows (MLA). D is then up to 576 in 16 bits.
         seqlens_k: (B,) int32, keys of each sequence; default: all that there is room for.
         block_table: (B, max_pages) int32: entry (b, j) is the page of keys j·page_size and on of
             sequence b. Sequences may share pages; entries behind a sequence's end are not read.
@@ -70,6 +71,9 @@ def decode_attention(
             (B, Hkv, ceil(Nk / scale_block)), (pages, ceil(page_size / scale_block), Hkv).
         scale_block: keys that share a scale, a multiple of 16; a page's size gives each page and
             head a scale of its own, so that a page can be written once and for all.
+        value_dim: of a latent with more than 256 columns those, from the first, that are values: a
+            multiple of 8 up to 512. DeepSeek-V2 and V3 cache 576 and have 512 values, the other 64
+            carry positions. ``scale`` is theirs, not 1/sqrt(576).
         splits: parts that the keys of a sequence are split into; any number. Default: by the room
             of the cache and the card's multiprocessors (``analysis.decode.best_splits``). Results
             of different numbers of splits differ in their last bits.
@@ -81,8 +85,8 @@ def decode_attention(
             tensors this waits for the GPU; with False a length or page out of range is read.
 
     Returns:
-        ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in
-        float32. A row that sees no key has ``out = 0`` and ``lse = -inf``.
+        ``out`` (B, H, Nq, D), or of ``value_dim`` columns, in the type of q, or ``(out, lse)`` with
+        ``lse`` (B, H, Nq) in float32. A row that sees no key has ``out = 0`` and ``lse = -inf``.
 
     Raises:
         TypeError: wrong type, layout or device of a tensor, wrong type of an option.
@@ -94,7 +98,7 @@ def decode_attention(
     queries), and 8·(D + 1) bytes a row and split for the parts.
     """
     check_decode_arguments(
-        q, k_cache, v_cache, seqlens_k, block_table, k_scale, v_scale, scale_block
+        q, k_cache, v_cache, seqlens_k, block_table, k_scale, v_scale, scale_block, value_dim
     )
     if torch.is_grad_enabled():
         for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
@@ -112,6 +116,7 @@ def decode_attention(
         k_scale,
         v_scale,
         scale_block,
+        value_dim,
         None if splits is None else whole("splits", splits, least=1),
         resolve_scale(scale, q.shape[3]),
         flag("causal", causal),
@@ -129,6 +134,7 @@ def _forward(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
     scale_block: int | None,
+    value_dim: int | None,
     splits: int | None,
     scale: float,
     causal: bool,
@@ -137,7 +143,7 @@ def _forward(
     """The operator."""
     if check:
         check_values(k_cache, seqlens_k, block_table)
-    out, lse = _results(q)
+    out, lse = _results(q, *(None,) * 7, value_dim)
     if q.numel() == 0:
         return out, lse
     if capacity_of(k_cache, block_table) == 0:
@@ -226,17 +232,18 @@ def _by_heads(cache: Tensor, heads: int) -> Tensor:
     return cache.transpose(1, heads) if heads == 2 else cache
 
 
-def _results(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Memory for out and lse."""
+def _results(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """Memory for out and lse. others: the operator's other inputs, ``value_dim`` the eighth."""
+    columns = q.shape[3] if others[7] is None else others[7]
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+    return q.new_empty(*q.shape[:3], columns), lse
 
 
 _LIBRARY = torch.library.Library("repro", "FRAGMENT")
 _LIBRARY.define(
     "decode_attention(Tensor q, Tensor k_cache, Tensor? v_cache, Tensor? seqlens_k, "
-    "Tensor? block_table, Tensor? k_scale, Tensor? v_scale, int? scale_block, int? splits, "
-    "float scale, bool causal, bool check) -> (Tensor, Tensor)",
+    "Tensor? block_table, Tensor? k_scale, Tensor? v_scale, int? scale_block, int? value_dim, "
+    "int? splits, float scale, bool causal, bool check) -> (Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.impl("decode_attention", _forward, "CompositeExplicitAutograd")

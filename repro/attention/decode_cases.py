@@ -23,7 +23,7 @@ from kernels.decode_config import configure
 from repro.attention.cases import beyond_bound
 from repro.attention.decode import decode_attention
 from repro.attention.launcher import backend_of
-from repro.attention.reference import attention_reference, framework_result, visible
+from repro.attention.reference import Reference, attention_reference, framework_result, visible
 from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES
 from repro.plain_case import PlainCase
@@ -36,7 +36,8 @@ NO_PAGE = 2**30
 
 @dataclass(frozen=True)
 class Case(PlainCase):
-    """A step. ``page_size`` 0: contiguous caches; ``scale_block`` 0: a scale a head of fp8.
+    """A step. ``page_size`` 0: contiguous caches; ``scale_block`` 0: a scale a head of fp8;
+    ``value_dim`` 0: all columns of a latent are values.
 
     width: queries of a sequence. seqlens: keys of each, given to the kernel if ``ragged`` (without,
     the first is that of all). transposed: contiguous caches lie as (B, N, Hkv, D).
@@ -51,6 +52,7 @@ class Case(PlainCase):
     fp8: bool = False
     scale_block: int = 0
     latent: bool = False
+    value_dim: int = 0
     page_size: int = 0
     ragged: bool = False
     transposed: bool = False
@@ -87,6 +89,10 @@ def draw(seed: int, form: int) -> Case:
     kv_heads = random.choice((1, 1, 2, 3))
     ragged = paged or shaping.random() < 0.5
     latent = shaping.random() < 0.3
+    value_dim = 0
+    if latent and dtype != "fp32" and shaping.random() < 0.4:
+        head_dim = random.choice((576, 576, 272, 512))
+        value_dim = min(head_dim, random.choice((512, 512, 256, 8)))
     return Case(
         seqlens=tuple(_length(random) for _ in range(random.choice((1, 1, 2, 3)))),
         heads=kv_heads * random.choice((1, 1, 2, 4, 8, 40)),
@@ -97,6 +103,7 @@ def draw(seed: int, form: int) -> Case:
         fp8=fp8,
         scale_block=random.choice((16, 32, 80, 128)) if blocks else 0,
         latent=latent,
+        value_dim=value_dim,
         page_size=page_size,
         ragged=ragged,
         transposed=random.random() < 0.3,
@@ -115,7 +122,11 @@ def _length(random: Random) -> int:
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler neighbours of a failing case, the most drastic simplifications first."""
     plain = Case()
+    if case.value_dim:
+        yield replace(case, value_dim=0, head_dim=256)
     for name in ("large", "transposed", "latent", "scale_block", "causal", "dtype"):
+        if case.value_dim and name in ("latent", "dtype"):
+            continue  # they go with a wide latent
         if getattr(case, name) != getattr(plain, name):
             yield replace(case, **{name: getattr(plain, name)})
     if case.fp8 and not case.scale_block:
@@ -141,7 +152,7 @@ def smaller(case: Case) -> Iterator[Case]:
             if 0 <= less < length:
                 lengths = (*case.seqlens[:i], less, *case.seqlens[i + 1 :])
                 yield replace(case, seqlens=lengths)
-    if case.head_dim > 16:
+    if case.head_dim > 16 and not case.value_dim:
         yield replace(case, head_dim=16)
 
 
@@ -166,6 +177,8 @@ def failure(case: Case, device: str = "cpu") -> str | None:
             return_lse=True, **given,
         )  # fmt: skip
         for b, (exact, theirs, dtype) in enumerate(want):
+            if case.value_dim:
+                exact, theirs = (_cut(x, case.value_dim) for x in (exact, theirs))
             for name, result in (("out", out), ("lse", lse)):
                 complaint = beyond_bound(name, result[b : b + 1].cpu(), exact, theirs, dtype)
                 if complaint:
@@ -176,15 +189,22 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     return None
 
 
+def _cut(found: Reference, columns: int) -> Reference:
+    """With the columns of out that are values; the same bound for their terms."""
+    terms = found.terms and {**found.terms, "out": found.terms["out"][..., :columns]}
+    return replace(found, out=found.out[..., :columns], terms=terms)
+
+
 def _uncounted(case: Case, splits: int, traffic: dict[str, Any]) -> str | None:
     """Where the bytes counted differ from the prediction, or None."""
     shape = DecodeShape(
         case.heads, case.kv_heads, case.width, case.lengths, case.head_dim, case.dtype, case.fp8,
         case.latent, case.page_size or None, case.ragged, case.scale_block or None,
+        case.value_dim or None,
     )  # fmt: skip
     if not case.room:
         return None  # nothing is launched
-    tile = configure(case.dtype, case.head_dim, shape.rows).tile
+    tile = configure(case.dtype, case.head_dim, shape.rows, latent=case.latent).tile
     wanted = {n: dict(x) for n, x in Traffic(flash_decode(shape, tile, splits)).kernels.items()}
     counted = {name: dict(entries) for name, entries in traffic.items() if entries}
     wanted = {name: entries for name, entries in wanted.items() if entries}
@@ -214,6 +234,8 @@ def _arguments(
         options["block_table"] = torch.where(used, table, NO_PAGE).to(torch.int32)
     if case.scale_block:
         options["scale_block"] = case.scale_block
+    if case.value_dim:
+        options["value_dim"] = case.value_dim
     keys = case.page_size or case.room
     caches = []
     for name in ("k_scale",) if case.latent else ("k_scale", "v_scale"):

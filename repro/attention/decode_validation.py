@@ -12,7 +12,7 @@ from torch import Tensor
 from analysis.arguments import whole
 from analysis.shapes import scale_blocks
 from kernels.decode import QUERIES_MAX
-from kernels.decode_config import PAGE_UNIT
+from kernels.decode_config import PAGE_UNIT, WIDE, WIDE_VALUES
 from repro.attention.validation import DTYPES, FP8, HEAD_DIM_MAX, check_dense
 from repro.attention.views import ALIGNMENT_BYTES
 
@@ -35,6 +35,7 @@ def check_decode_arguments(
     k_scale: Tensor | None,
     v_scale: Tensor | None,
     scale_block: int | None = None,
+    value_dim: int | None = None,
 ) -> None:
     """Raise ``TypeError`` or ``ValueError`` for shapes, types, devices and layouts that no kernel
     takes. The values of tensors are the business of :func:`check_values`."""
@@ -49,7 +50,8 @@ def check_decode_arguments(
         raise TypeError(f"q has type {q.dtype}; supported are float16, bfloat16 and float32")
     if q.device.type not in ("cpu", "cuda"):
         raise TypeError(f"q is on {q.device}; kernels exist for cpu and cuda")
-    _check_queries(q)
+    _check_queries(q, latent=v_cache is None)
+    _check_values_of_a_latent(q, v_cache, value_dim)
     for name, cache in caches.items():
         _check_cache(name, cache, q)
     if v_cache is not None and v_cache.shape != k_cache.shape:
@@ -117,15 +119,37 @@ def check_values(k_cache: Tensor, seqlens_k: Tensor | None, block_table: Tensor 
         )
 
 
-def _check_queries(q: Tensor) -> None:
+def _check_queries(q: Tensor, *, latent: bool) -> None:
     seqlen_q, head_dim = q.shape[2:]
     if seqlen_q > QUERIES_MAX:
         raise ValueError(
             f"q has {seqlen_q} queries a sequence, above {QUERIES_MAX}: repro.flash_attention "
             "takes any number"
         )
-    if not 1 <= head_dim <= HEAD_DIM_MAX:
-        raise ValueError(f"head dimension must be 1 to {HEAD_DIM_MAX}, got {head_dim}")
+    most = WIDE if latent and q.dtype != torch.float32 else HEAD_DIM_MAX
+    if not 1 <= head_dim <= most:
+        raise ValueError(f"head dimension must be 1 to {most}, got {head_dim}" + (
+            "" if most == WIDE else f" (to {WIDE} with 16-bit q and v_cache=None)"
+        ))  # fmt: skip
+
+
+def _check_values_of_a_latent(q: Tensor, v_cache: Tensor | None, value_dim: int | None) -> None:
+    head_dim = q.shape[3]
+    if value_dim is not None:
+        whole("value_dim", value_dim, least=1)
+    if head_dim <= HEAD_DIM_MAX:
+        if value_dim is not None:
+            raise ValueError(
+                f"value_dim={value_dim} is for latents of more than {HEAD_DIM_MAX} columns, q has "
+                f"{head_dim}"
+            )
+        return
+    most = min(WIDE_VALUES, head_dim)
+    if value_dim is None or value_dim > most or value_dim % 8:
+        raise ValueError(
+            f"a latent of {head_dim} columns needs value_dim, a multiple of 8 up to {most}, got "
+            f"{value_dim}"
+        )
 
 
 def _check_cache(name: str, cache: Tensor, q: Tensor) -> None:

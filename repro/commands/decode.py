@@ -15,7 +15,7 @@ from analysis.sums.decode import flash_decode
 from analysis.traffic import Traffic
 from kernels import dispatch
 from kernels.decode import QUERIES_MAX, default_splits
-from kernels.decode_config import PAGE_UNIT, configure
+from kernels.decode_config import PAGE_UNIT, WIDE, WIDE_VALUES, configure
 from kernels.flash_config import HEAD_DIMS
 from repro.commands import completion, gpus, output, sweep
 from repro.commands.predict import here
@@ -23,7 +23,7 @@ from repro.commands.predict import here
 CACHES = ("same", "fp8")
 _FIELDS = (
     "gpu", "batch", "heads", "kv_heads", "head_dim", "dtype", "cache", "scale_block", "latent",
-    "page_size", "width", "context", "block_m", "block_n", "splits",
+    "value_dim", "page_size", "width", "context", "block_m", "block_n", "splits",
 )  # fmt: skip
 _HEADERS = ("cache a token", "cache", "SM read", "SM write", "HBM ≥", "step ≥", "bound by",
             "tokens/s ≤")  # fmt: skip
@@ -59,6 +59,10 @@ def command(
     latent: Annotated[
         bool, typer.Option("--latent", help="one tensor is keys and values, as with MLA")
     ] = False,
+    value_dim: Annotated[
+        int | None,
+        typer.Option(help="columns of a latent that are values, e.g. 512 of 576 (default: all)"),
+    ] = None,
     page_size: Annotated[
         int | None, typer.Option(help="keys of a page (default: contiguous)")
     ] = None,
@@ -80,8 +84,8 @@ def command(
 ) -> None:
     """Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one layer.
 
-    Every field takes one value, a list or a range, as for predict. What no kernel of ours runs (a
-    latent of 576 columns, a GPU before Ampere) has its lower bounds alone.
+    Every field takes one value, a list or a range, as for predict. What no kernel of ours runs
+    (1024 columns, a GPU before Ampere) has its lower bounds alone.
     """
     output.require_one_format(as_json, as_csv, markdown, latex)
     if page_size is not None and (page_size < PAGE_UNIT or page_size % PAGE_UNIT):
@@ -109,7 +113,7 @@ def command(
             DecodeShape(
                 h, kv or h, w, (n,) * b, d, kind, kept == "fp8", latent, page_size,
                 ragged=page_size is not None,
-                scale_block=scale_block if kept == "fp8" else None,
+                scale_block=scale_block if kept == "fp8" else None, value_dim=value_dim,
             ),
             g, parts,
         )
@@ -132,8 +136,8 @@ def row_of(shape: DecodeShape, gpu: Gpu, splits: int | None = None) -> dict[str,
         "gpu": gpu.name, "batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "dtype": shape.dtype, "cache": "fp8" if shape.fp8 else "same",
         "scale_block": shape.scale_block, "latent": shape.latent, "page_size": shape.page_size,
-        "width": shape.seqlen_q, "context": context, "block_m": None, "block_n": None,
-        "splits": splits,
+        "value_dim": shape.value_dim, "width": shape.seqlen_q, "context": context,
+        "block_m": None, "block_n": None, "splits": splits,
     }  # fmt: skip
     traffic = None
     why = theory(shape, gpu)
@@ -175,8 +179,14 @@ def theory(shape: DecodeShape, gpu: Gpu) -> str | None:
     capability = gpu.compute_capability
     if capability is None or not dispatch.has_flash("".join(map(str, capability))):
         return f"{gpu.name} runs none of our kernels"
-    if shape.head_dim > HEAD_DIMS[-1]:
-        return f"head_dim={shape.head_dim} is above {HEAD_DIMS[-1]}"
+    if shape.head_dim > HEAD_DIMS[-1] and not (shape.latent and shape.head_dim <= WIDE):
+        return f"head_dim={shape.head_dim} is above {WIDE if shape.latent else HEAD_DIMS[-1]}"
+    if shape.head_dim > HEAD_DIMS[-1] and shape.dtype == "fp32":
+        return f"head_dim={shape.head_dim} is of 16-bit q, which is fp32"
+    if shape.head_dim > HEAD_DIMS[-1] and shape.values > WIDE_VALUES:
+        return f"{shape.values} values of a latent are more than {WIDE_VALUES}: give value_dim"
+    if shape.head_dim <= HEAD_DIMS[-1] and shape.values != shape.head_dim:
+        return f"value_dim={shape.values} of a latent of {shape.head_dim} columns"
     unit = 16 if shape.fp8 else 8
     if shape.head_dim % unit:
         return f"head_dim={shape.head_dim} is not a multiple of {unit}"

@@ -73,6 +73,22 @@ def test_the_estimate_of_registers_tells_how_many_blocks_fit(
     assert config.blocks_per_sm(limit) == config.fit(CARDS[arch]).blocks_per_sm
 
 
+@pytest.mark.parametrize("arch", CARDS)
+@pytest.mark.parametrize("rows", [1, 32, 128])
+@pytest.mark.parametrize(("fp8", "blocks"), CACHES)
+def test_wide_latents_spill_nothing(rows: int, fp8: bool, blocks: bool, arch: str) -> None:
+    limit = CARDS[arch].shared_bytes_per_block
+    config = configure(
+        "bf16", 576, rows, latent=True, seqlens=True, paged=True, split=True, fp8=fp8,
+        scale_blocks=blocks, limit=limit,
+    )  # fmt: skip
+    for kernel in (config.kernel(), config.merge_kernel()):
+        facts = compile_cubin(kernel, arch)
+        assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)
+        assert facts.registers * kernel.threads <= REGISTERS
+    assert config.shared_bytes <= limit
+
+
 def test_contiguous_and_unsplit_forms_compile() -> None:
     for features in ({}, {"causal": False}, {"seqlens": True}, {"paged": True}, {"split": True}):
         config = configure("fp16", 64, 1, **features)

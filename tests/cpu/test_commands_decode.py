@@ -89,8 +89,19 @@ def test_sweeps_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (row,) = found(capsys, "--kv-heads", "1", "-d", "576", "--latent", "--gpu", "H100")
-    assert row["theory"] == "head_dim=576 is above 256"
+    (row,) = found(capsys, "--kv-heads", "1", "-d", "1024", "--latent", "--gpu", "H100")
+    assert row["theory"] == "head_dim=1024 is above 576"
+    whole = ("--kv-heads", "1", "-d", "576", "--latent", "--gpu", "H100")
+    (row,) = found(capsys, *whole)
+    assert row["theory"] == "576 values of a latent are more than 512: give value_dim"
+    (row,) = found(capsys, *whole, "--value-dim", "512")
+    assert row["theory"] is None
+    assert row["by_tensor"]["out write"] == 32 * 512 * 2
+    (row,) = found(capsys, *whole, "--value-dim", "512", "--dtype", "fp32")
+    assert row["theory"] == "head_dim=576 is of 16-bit q, which is fp32"
+    (row,) = found(capsys, "-d", "128", "--latent", "--value-dim", "64", "--gpu", "H100")
+    assert row["theory"] == "value_dim=64 of a latent of 128 columns"
+    (row,) = found(capsys, "--kv-heads", "1", "-d", "1024", "--latent", "--gpu", "H100")
     assert row["sm_read_bytes"] is row["by_tensor"] is row["splits"] is None
     assert row["token_bytes"] == 1152
     status, out, _ = run(capsys, "decode", "-d", "576", "--gpu", "H100")
