@@ -176,10 +176,14 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     const int kv_head = place % kv_heads, batch = place / kv_heads;
     const int rows = min_int(BLOCK_M, all_rows - row0);
     const int warp_row = warp_id() % ROW_WARPS * 16;
-    const int warp_key = warp_id() / ROW_WARPS % WARPS_N * WARP_KEYS;
-    const int warp_column = warp_id() / ROW_WARPS / WARPS_N * O_COLUMNS;
 #if VALUE_DIM == HEAD_DIM
     const int value_dim = head_dim;
+#endif
+#if COLUMN_WARPS == 1  // the compiler cannot know that what follows below is 0
+    const int warp_key = warp_id() / ROW_WARPS * WARP_KEYS, warp_column = 0;
+#else
+    const int warp_key = warp_id() / ROW_WARPS % WARPS_N * WARP_KEYS;
+    const int warp_column = warp_id() / ROW_WARPS / WARPS_N * O_COLUMNS;
 #endif
 
     unsigned char* shared = shared_memory();
@@ -527,7 +531,8 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     for (int at = threadIdx.x; at < rows * PIECES; at += THREADS) {
         const int r = at / PIECES, c = at % PIECES;
         if (c * VEC >= value_dim) continue;
-        const int owner = c * VEC / O_COLUMNS;  // of these columns
+        const int owner = COLUMN_WARPS == 1 ? 0 : c * VEC / O_COLUMNS;  // of these columns
+        const int first = c * VEC - owner * O_COLUMNS;                  // in its sums
         const Row row = combined(r);
         // A sum of 0 means that nothing was seen; a NaN must stay one.
         const float inverse = row.sum == 0.0f ? 0.0f : value_unit / row.sum;
@@ -541,7 +546,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
 #pragma unroll
             for (int x = 0; x < VEC; x += 4) {
                 const auto four = ld_shared(reinterpret_cast<const Vec<float, 4>*>(
-                    sums.chunk(r % 16, (c * VEC + x) % O_COLUMNS / 4)));
+                    sums.chunk(r % 16, (first + x) / 4)));
 #pragma unroll
                 for (int y = 0; y < 4; ++y)
                     value[x + y] = fmaf(row.weight[w], four[y], value[x + y]);

@@ -103,7 +103,7 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
     assert row["theory"] == "value_dim=64 of a latent of 128 columns"
     (row,) = found(capsys, "--kv-heads", "1", "-d", "1024", "--latent", "--gpu", "H100")
     assert row["sm_read_bytes"] is row["by_tensor"] is row["splits"] is None
-    assert row["token_bytes"] == 1152
+    assert row["token_bytes"] == 2048
     status, out, _ = run(capsys, "decode", "-d", "576", "--gpu", "H100")
     assert status == 0
     assert "lower bounds alone: head_dim=576 is above 256" in out
