@@ -51,6 +51,10 @@ class ForwardForm:
     pingpong: bool = False
     late_wait: bool = False
 
+    def __post_init__(self) -> None:
+        if self.late_wait and self.persistent:
+            raise ValueError("late_wait=True is for one block a query tile, not persistent=True")
+
     @property
     def name(self) -> str:
         extras = {

@@ -148,6 +148,11 @@ def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm)
     assert form in FORWARD_FORMS
 
 
+def test_only_one_block_a_tile_leaves_the_order_to_the_compiler() -> None:
+    with pytest.raises(ValueError, match=r"late_wait=True is for one .*, not persistent=True"):
+        ForwardForm(128, 2, 128, persistent=True, late_wait=True)
+
+
 def test_one_block_a_tile_has_no_counter() -> None:
     with pytest.raises(ValueError, match="d64 192x128 has no counter"):
         ForwardForm(64, 3, 128).kernel("bf16", False, "clear_counter")
@@ -234,6 +239,6 @@ def test_a_fault_is_found(name: str) -> None:
     for seed in (None, 1, 2, 3):
         backend = HostBackend(seed=seed, os_threads=1)
         with pytest.raises(KernelError) as caught:
-            execute(p, Broken(64, 3, 128, True, True, tuple(changes)), backend)
+            execute(p, Broken(64, 3, 128, True, True, changes=tuple(changes)), backend)
         assert caught.value.kind in kind.split(", "), (seed, str(caught.value))
         assert re.search(message, str(caught.value))
