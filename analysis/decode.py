@@ -169,11 +169,11 @@ def seconds(shape: DecodeShape, gpu: Gpu) -> float:
 def rows_at_the_ridge(shape: DecodeShape, gpu: Gpu) -> float:
     """Rows a key/value head at which the tensor cores take as long as HBM, for a long cache.
 
-    A key meets 4·rows·D operations for its D·cache_itemsize bytes, of K and of V.
+    A key meets 2·rows·(D + Dv) operations for its bytes, D·cache_itemsize of K and as many of V.
     """
-    tensors = 1 if shape.latent else 2
-    key_bytes = tensors * shape.cache_itemsize
-    return gpu.fp16_tensor_flops / gpu.hbm_bandwidth_bytes_per_s * key_bytes / 4
+    key_bytes = shape.token_bytes / shape.kv_heads
+    operations = 2 * (shape.head_dim + shape.values)
+    return gpu.fp16_tensor_flops / gpu.hbm_bandwidth_bytes_per_s * key_bytes / operations
 
 
 @lru_cache(maxsize=4096)

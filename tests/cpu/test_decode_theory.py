@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import decode
-from analysis.decode import DecodeShape, best_splits, passes, splits_without_end
+from analysis.decode import (
+    DecodeShape,
+    best_splits,
+    hbm_seconds,
+    passes,
+    rows_at_the_ridge,
+    splits_without_end,
+    tensor_seconds,
+)
 from analysis.hardware import H100_SXM, H200
 from analysis.shapes import Tile
 from analysis.sums.decode import flash_decode
@@ -191,3 +200,27 @@ def test_forms_that_do_not_exist_are_refused() -> None:
         configure("fp16", 64, 1, limit=1000)
     # Cards with less shared memory get smaller tiles.
     assert configure("fp32", 256, 64, limit=99 * 1024).shared_bytes <= 99 * 1024
+
+
+def test_what_a_hopper_form_could_gain_is_what_the_page_says() -> None:
+    """docs/pages/decoding.md, "Why there is no Hopper form"."""
+    text = (Path(__file__).parents[2] / "docs/pages/decoding.md").read_text(encoding="utf-8")
+    page = " ".join(text.split("## Why there is no Hopper form")[1].split())
+    gqa = DecodeShape(32, 8, 1, (65536,), 128)
+    ridge = rows_at_the_ridge(gqa, H100_SXM)
+    assert f"the ridge is {ridge:.0f} rows" in page
+    assert (
+        f"{gqa.rows} rows works on tiles of 16 with `mma.sync`: {16 / ridge:.1%}".replace("%", " %")
+        in page
+    )
+    assert f"64 rows, {64 / ridge:.1%}".replace("%", " %") in page
+    for width, said in ((1, "HBM asks for {hbm:.0f} µs and the products for {made:.0f}"),
+                        (2, "any kernel: {made:.0f} µs, and {ours:.0f} for ours")):  # fmt: skip
+        mla = DecodeShape(128, 1, width, (4096,) * 128, 576, latent=True, value_dim=512)
+        made = tensor_seconds(mla, H100_SXM) * 1e6
+        ours = made * (2 * 576 + 512) / (576 + 512)  # both warps make the scores
+        hbm = hbm_seconds(mla, H100_SXM) * 1e6
+        assert said.format(hbm=hbm, made=made, ours=ours) in page
+        if width == 1:
+            assert f"bring that to {ours:.0f} µs" in page
+            assert 1 - hbm / ours == pytest.approx(0.15, abs=0.01)
