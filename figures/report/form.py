@@ -39,6 +39,7 @@ NOT_COVERED: Mapping[str, str] = {
     "kv_dtype": "keys and values in fp8 (--kv-dtype e4m3)",
     "scale_block": "their scales (--scale-block)",
     "deterministic": "a gradient of Q in a fixed order (--deterministic)",
+    "seqlens": "packed sequences of different lengths (--seqlens)",
     "l2": "what L2 has to fetch again (--l2 simulated, --l2 waves)",
     "as_json": "--json",
     "as_csv": "--csv",
