@@ -33,7 +33,8 @@ from kernels.building.cache import digest, headers
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, FlashConfig, configure
-from kernels.hopper_time import Line, code_of, launch_of, seconds_around
+from kernels.followed_blocks import code_of, launch_of
+from kernels.hopper_time import Line, seconds_around
 from kernels.launch import Kernel
 from kernels.launches import Device, launches_of
 from kernels.sass import loops

@@ -15,15 +15,13 @@ from typing import Any
 from tabulate import tabulate
 
 from analysis.algorithms import ALGORITHMS
-from analysis.files import write_whole
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from kernels.command_line import program
-from kernels.launch import KERNELS_DIR
 from kernels.launches import AUTO, Device, launches_of
+from kernels.pages import Block
 
-PAGE = KERNELS_DIR.parent / "docs" / "pages" / "coverage.md"
-MARKERS = ("<!-- coverage: written by `python -m kernels.coverage` -->", "<!-- end of coverage -->")
+BLOCK = Block("coverage.md", "coverage", "kernels.coverage")
 SHAPE = AttentionShape(2, 4, 1024, 1024, 128, dtype="bf16")
 HOPPER = Device("90")
 PASSES = ("forward", "backward")
@@ -106,15 +104,9 @@ def table() -> str:
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
 
-def page_with(text: str, page: str) -> str:
-    """The page with this table between its markers."""
-    before, rest = page.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
-
-
 def main() -> None:
     """Writes the page's table."""
-    write_whole(PAGE, page_with(table(), PAGE.read_text(encoding="utf-8")).encode())
+    BLOCK.write(table())
 
 
 if __name__ == "__main__":

@@ -1,182 +1,38 @@
 """Clocks and seconds of the Hopper kernels, predicted from their machine code.
 
-``python -m kernels.hopper_time`` compiles the main kernels, disassembles them, and follows single
-blocks of small problems through the model of an SM (``analysis.loop_model``); it needs NVRTC,
-nvdisasm and a C compiler, no GPU. What a tile takes is a line in the rounds of its loop, recorded
-in ``hopper_lines.csv`` with a digest of the source. The tiles of a shape then fill the card in the
+``python -m kernels.hopper_time`` follows single blocks of small problems through the model of an SM
+(``kernels.followed_blocks``). What a tile takes is a line in the rounds of its loop, recorded in
+``hopper_lines.csv`` with a digest of the source. The tiles of a shape then fill the card in the
 order in which they start, which takes neither compiler nor time.
 """
 
 from __future__ import annotations
 
 import csv
-import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from statistics import mean
 
 from analysis.arguments import checked
 from analysis.flops import useful_flops
 from analysis.hardware import H200
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.loop_model import card
-from analysis.loop_model.native import simulate
-from analysis.loop_model.parameters import SM90
 from analysis.shapes import AttentionShape
 from kernels import hopper
 from kernels.building.cache import digest, headers
-from kernels.building.compile import compile_cubin, nvrtc_version
+from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
-from kernels.launch import (
-    ITEMSIZE,
-    KERNELS_DIR,
-    Argument,
-    Array,
-    Kernel,
-    TensorMap,
-    contiguous_strides,
-    encode,
-)
-from kernels.launching.plan import Launch as Recorded
-from kernels.launching.plan import Recorder
-from kernels.sass import loops
-from kernels.sass.code import Code
-from kernels.sass.kept import disassembled
-from kernels.sass.operands import Launch, TensorMapArgument
+from kernels.followed_blocks import DTYPE, ROUNDS, Form, points_of, repair_of
+from kernels.launch import ITEMSIZE
+from kernels.pages import Block
 
-ARCH = "sm_90a"
-ROUNDS = (2, 4, 8, 16)
-"""Lengths of the loop that blocks are followed through."""
-HEADS = 8
-"""Of the small problems: as many tiles of one length lie side by side."""
-SEEDS, START = 3, 400
-"""Starts that are tried, as for the prototype (``repro.prototype``)."""
-NEVER = 1_000_000
-UNFLAGGED = 0
-DTYPE = "bf16"
-"""fp16 has the same instructions but for the conversion."""
-SMS = 132
-"""That share L2."""
 LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
-PAGE = KERNELS_DIR.parent / "docs" / "pages" / "time.md"
-MARKERS = ("<!-- forms: written by `python -m kernels.hopper_time` -->", "<!-- end of forms -->")
-
-
-@dataclass(frozen=True)
-class Single:
-    """Device that a recorder is told of: one multiprocessor, so that block 0 takes all tiles."""
-
-    multiprocessors: int = 1
-    compute_capability: str = "90"
-
+BLOCK = Block("time.md", "forms", "kernels.hopper_time")
 
 Line = Callable[[float], float]
-Form = hopper.ForwardForm | hopper.BackwardForm
-
-
-@cache
-def code_of(kernel: Kernel, arch: str = ARCH) -> Code:
-    """The machine code that the compiler makes of a kernel."""
-    return disassembled(compile_cubin(kernel, arch).cubin, kernel.entry)
-
-
-def launch_of(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> Launch:
-    """A recorded launch as block 0 sees it."""
-    return Launch(
-        recorded.kernel.threads,
-        recorded.grid,
-        [_argument(argument) for argument in recorded.args],
-        (0, 0, 0),
-        taken,
-        loaded=loaded,
-    )
-
-
-def _argument(argument: Argument) -> tuple[int, int | TensorMapArgument]:
-    if isinstance(argument, TensorMap):
-        row = argument.array.shape[-1] * argument.array.itemsize
-        return 128, TensorMapArgument(argument.box_rows * row)
-    data = encode(argument)
-    return len(data), int.from_bytes(data, "little")
-
-
-def _array(name: str, shape: tuple[int, ...], dtype: str, number: int) -> Array:
-    return Array(name, number << 36, shape, contiguous_strides(shape), dtype, "rw")
-
-
-def _arrays(seqlen: int, head_dim: int) -> dict[str, Array]:
-    full, rows = (1, HEADS, seqlen, head_dim), (1, HEADS, seqlen)
-    names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-    found = {name: _array(name, full, DTYPE, n + 1) for n, name in enumerate(names)}
-    return found | {"lse": _array("lse", rows, "fp32", len(names) + 1)}
-
-
-def _clocks(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> float:
-    """Mean clocks of block 0 over starts."""
-    launch = launch_of(recorded, taken, loaded)
-    found = loops.program(code_of(recorded.kernel), launch)
-    copied = card.copy_bytes_per_clock(SM90["copy_bytes"].value, card.H200_SUSTAINED, SMS)
-    found_clocks = []
-    for seed in range(SEEDS):
-        draw = random.Random(seed)
-        groups = [draw.randrange(START) if seed else 0 for _ in range(len(found.ways) // 4 + 1)]
-        starts = [groups[warp // 4] for warp in range(len(found.ways))]
-        of = simulate(found, seed=seed, start=starts, copy_bytes=copied)
-        found_clocks.append(of.clocks)
-    return mean(found_clocks)
-
-
-def _points(
-    form: Form, causal: bool, optimistic: bool = False, lengths: Sequence[int] = ROUNDS
-) -> tuple[list[tuple[float, float]], float]:
-    """Clocks of a tile by its rounds, and those that a block costs once beside its tiles.
-
-    A form with one block a tile has nothing beside.
-    """
-    alone: list[tuple[float, float]] = []
-    beside = []
-    for rounds in lengths:
-        recorder = Recorder(Single())
-        if isinstance(form, hopper.BackwardForm):
-            arrays = _arrays(rounds * form.block_m, form.head_dim)
-            names = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
-            operands = [arrays[n] for n in names]
-            hopper.backward(recorder, *operands, scale=1.0, causal=causal, form=form)
-        else:
-            arrays = _arrays(rounds * form.block_n, form.head_dim)
-            operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
-            hopper.forward(
-                recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=optimistic
-            )
-            if optimistic:
-                recorder.launches.pop()  # the repair
-        main = max(recorder.launches, key=lambda launch: launch.shared_bytes)
-        if isinstance(form, hopper.BackwardForm) or not form.persistent:
-            alone.append((rounds, _clocks(main)))
-            continue
-        few, more = (_clocks(main, (*range(tiles - 1), NEVER)) for tiles in (2, 4))
-        alone.append((rounds, (more - few) / 2))
-        beside.append(few - (more - few))
-    return alone, max(0.0, mean(beside)) if beside else 0.0
-
-
-def _repair(form: hopper.ForwardForm, causal: bool) -> tuple[float, float]:
-    """Clocks of a block of the repair that finds one tile unflagged, and of each more."""
-    points = []
-    for rounds in (ROUNDS[0], ROUNDS[-1]):
-        recorder = Recorder(Single())
-        arrays = _arrays(rounds * form.block_n, form.head_dim)
-        operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
-        hopper.forward(recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=True)
-        tiles = HEADS * -(-rounds * form.block_n // form.tile.block_m)
-        points.append((tiles, _clocks(recorder.launches[-1], loaded=UNFLAGGED)))
-    (few, first), (many, last) = points
-    each = (last - first) / (many - few)
-    return first - each * (few - 1), each
 
 
 def digest_of(form: Form, causal: bool, optimistic: bool = False) -> str:
@@ -363,12 +219,6 @@ def form_table() -> str:
     return "\n".join(rows)
 
 
-def page_with(table: str, text: str) -> str:
-    """The page's text with this table between its markers."""
-    before, rest = text.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n\n{table}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
-
-
 def main() -> None:
     """Records the clocks of every form, bf16, and the table of the page. Minutes."""
     columns = ["pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile"]
@@ -377,10 +227,10 @@ def main() -> None:
         writer.writerow([*columns, *(f"clocks_{n}" for n in ROUNDS)])
         for form, optimistic in kinds():
             for causal in (False, True):
-                points, beside = _points(form, causal, optimistic)
+                points, beside = points_of(form, causal, optimistic)
                 repair = (0.0, 0.0)
                 if optimistic and isinstance(form, hopper.ForwardForm):
-                    repair = _repair(form, causal)
+                    repair = repair_of(form, causal)
                 pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
                 writer.writerow(
                     [pass_, name_of(form, optimistic), causal, nvrtc_version(),
@@ -389,7 +239,7 @@ def main() -> None:
                 )  # fmt: skip
                 file.flush()
     _recorded.cache_clear()
-    PAGE.write_text(page_with(form_table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    BLOCK.write(form_table())
 
 
 if __name__ == "__main__":

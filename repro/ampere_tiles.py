@@ -14,12 +14,11 @@ from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
 from kernels import ampere_time
 from kernels.ampere_time import Recorded
+from kernels.pages import Block
 from repro import cli
-from repro.ampere_validation import CLOCK, GPU, PAGE, page_with
+from repro.ampere_validation import CLOCK, GPU
 
-MARKERS = (
-    "<!-- tiles: written by `python -m repro.ampere_tiles` -->", "<!-- end of tiles -->",
-)  # fmt: skip
+BLOCK = Block("time.md", "tiles", "repro.ampere_tiles")
 #: Tiles of a pass and head dimension, the default first.
 TILES = {
     ("forward", 64): ((128, 64), (128, 128), (64, 128), (64, 64)),
@@ -84,8 +83,7 @@ def table() -> str:
 
 def main() -> None:
     """Writes the page's table."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page_with(table(), text, MARKERS), encoding="utf-8")
+    BLOCK.write(table())
 
 
 if __name__ == "__main__":

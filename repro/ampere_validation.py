@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from analysis.flops import paper_flops
@@ -21,15 +20,13 @@ from analysis.hardware import find_gpu
 from analysis.loop_model.card import Clock
 from analysis.shapes import AttentionShape
 from kernels import ampere_time
+from kernels.pages import Block
 from repro import cli, flash2_time
 from repro.measuring.records import Record, load
 
 PUBLISHED = "flash2"
 GPU = flash2_time.GPU
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "pages" / "time.md"
-MARKERS = (
-    "<!-- a100: written by `python -m repro.ampere_validation` -->", "<!-- end of a100 -->",
-)  # fmt: skip
+BLOCK = Block("time.md", "a100", "repro.ampere_validation")
 CLOCK = Clock(GPU.boost_clock_hz, "boost clock of the datasheet")
 
 
@@ -106,16 +103,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page_with(rows: str, text: str, markers: tuple[str, str] = MARKERS) -> str:
-    """The page's text with this table between its markers."""
-    before, rest = text.split(markers[0])
-    return f"{before}{markers[0]}\n\n{rows}\n\n{markers[1]}{rest.split(markers[1])[1]}"
-
-
 def main() -> None:
     """Records our kernels' clocks and writes the page's table."""
     ampere_time.main()
-    PAGE.write_text(page_with(table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    BLOCK.write(table())
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from analysis.files import write_whole
 from kernels import hopper, hopper_time
+from kernels.pages import Block
 from repro import cli, prototype
-from repro.measuring.machine import ROOT
 
-PAGE = ROOT / "docs" / "pages" / "hopper.md"
-MARKERS = ("<!-- rounds: written by `python -m repro.round_clocks` -->", "<!-- end of rounds -->")
+BLOCK = Block("hopper.md", "rounds", "repro.round_clocks")
 #: The prototype's variant that the page's table of machine code has beside a form.
 VARIANTS = {
     "d64 192x128, pingpong": "d64",
@@ -74,15 +72,9 @@ def table() -> str:
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 
 
-def page_with(text: str, page: str) -> str:
-    """The page with this table between its markers."""
-    before, rest = page.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
-
-
-def main(page: Path = PAGE) -> None:
+def main(page: Path | None = None) -> None:
     """Writes the page's table."""
-    write_whole(page, page_with(table(), page.read_text(encoding="utf-8")).encode())
+    BLOCK.write(table(), page)
 
 
 if __name__ == "__main__":

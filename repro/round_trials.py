@@ -20,14 +20,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from analysis.files import write_whole
 from kernels import hopper_time
+from kernels.pages import Block
 from repro import cli
-from repro.round_clocks import PAGE
 from repro.time_validation import comparisons
 
 CSV = hopper_time.LINES.with_name("hopper_trials.csv")
-MARKERS = ("<!-- trials: written by `python -m repro.round_trials` -->", "<!-- end of trials -->")
+BLOCK = Block("hopper.md", "trials", "repro.round_trials")
 OURS = "d128 128x128, pingpong"
 SHORT = "d128 128x128, persistent, pingpong"
 BACKWARD = "d128 64x128"
@@ -181,15 +180,9 @@ def table() -> str:
     return f"{note}\n\n{tabulate(rows(), headers, tablefmt='pipe', disable_numparse=True)}"
 
 
-def page_with(text: str, page: str) -> str:
-    """The page with this table between its markers."""
-    before, rest = page.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
-
-
-def main(page: Path = PAGE) -> None:
+def main(page: Path | None = None) -> None:
     """Writes the page's table."""
-    write_whole(page, page_with(table(), page.read_text(encoding="utf-8")).encode())
+    BLOCK.write(table(), page)
 
 
 if __name__ == "__main__":

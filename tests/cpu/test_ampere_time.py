@@ -324,7 +324,7 @@ def test_the_page_says_what_the_model_says_of_a_tile(asked: tuple[str, int, int,
         pytest.skip("needs nvdisasm")
     if next(iter(ampere_time._rows().values()))["nvrtc"] != nvrtc_version():
         pytest.skip(f"written with another NVRTC than {nvrtc_version()}")
-    page = ampere_tiles.PAGE.read_text(encoding="utf-8")
+    page = ampere_tiles.BLOCK.path.read_text(encoding="utf-8")
     line = ampere_tiles.row(ampere_tiles.choice(*asked))
     assert line in page, "run `python -m repro.ampere_tiles`"
 

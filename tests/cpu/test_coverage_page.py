@@ -9,8 +9,8 @@ from kernels import coverage
 
 
 def test_the_table_is_what_the_drivers_say() -> None:
-    page = coverage.PAGE.read_text()
-    assert page == coverage.page_with(coverage.table(), page)
+    page = coverage.BLOCK.path.read_text()
+    assert page == coverage.BLOCK.put(coverage.table(), page)
 
 
 def test_every_option_of_the_operator_has_a_line() -> None:

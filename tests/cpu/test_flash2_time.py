@@ -103,8 +103,8 @@ def test_work_is_counted_as_in_the_paper() -> None:
 
 def test_the_table_of_the_page_is_what_the_records_say() -> None:
     assert len(ampere_validation.points()) == 32
-    page = ampere_validation.PAGE.read_text(encoding="utf-8")
-    again = ampere_validation.page_with(ampere_validation.table(), page)
+    page = ampere_validation.BLOCK.path.read_text(encoding="utf-8")
+    again = ampere_validation.BLOCK.put(ampere_validation.table(), page)
     assert again == page, "run `python -m repro.ampere_validation`"
 
 

@@ -9,10 +9,10 @@ import pytest
 from analysis.hardware import gpu_named
 from analysis.loop_model import card
 from analysis.shapes import AttentionShape
-from kernels import hopper, hopper_time
+from kernels import followed_blocks, hopper, hopper_time
 from kernels.building.compile import nvrtc_version
 from kernels.sass.code import find_nvdisasm
-from repro import round_clocks
+from repro import flash3_comparison, round_clocks
 from repro.prediction import PASSES, predict
 
 
@@ -164,7 +164,7 @@ def test_recorded_clocks_are_what_the_model_says() -> None:
     row = rows["backward", form.name, "False"]
     if row["nvrtc"] != nvrtc_version():
         pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
-    points, beside = hopper_time._points(form, causal=False)
+    points, beside = followed_blocks.points_of(form, causal=False)
     assert [round(value) for _, value in points] == [
         int(row[f"clocks_{n}"]) for n in hopper_time.ROUNDS
     ]
@@ -176,24 +176,24 @@ def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:
     if find_nvdisasm() is None:
         pytest.skip("needs nvdisasm")
     with pytest.raises(ValueError, match=r"no unit is known for instruction REDG"):
-        hopper_time._points(direct, causal=False)
+        followed_blocks.points_of(direct, causal=False)
     with pytest.raises(LookupError, match=r"64x128, direct: what additions to memory from regis"):
         hopper_time.line_of(direct, False)
 
 
 def test_the_table_of_the_page_is_what_the_recorded_clocks_say() -> None:
-    page = hopper_time.PAGE.read_text(encoding="utf-8")
+    page = hopper_time.BLOCK.path.read_text(encoding="utf-8")
     table = hopper_time.form_table()
-    assert hopper_time.page_with(table, page) == page, "run `python -m kernels.hopper_time`"
+    assert hopper_time.BLOCK.put(table, page) == page, "run `python -m kernels.hopper_time`"
     assert len(table.splitlines()) == 2 + len(hopper_time.kinds())
 
 
 def test_the_page_has_the_clocks_of_a_round() -> None:
     """All of ours, from the recorded clocks; of the prototype's one forward and one backward."""
-    shown = round_clocks.PAGE.read_text().split(round_clocks.MARKERS[0])[1]
+    shown = round_clocks.BLOCK.path.read_text().split(round_clocks.BLOCK.markers[0])[1]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in shown.split(round_clocks.MARKERS[1])[0].splitlines()
+        for line in shown.split(round_clocks.BLOCK.markers[1])[0].splitlines()
         if line.startswith("| d")
     ]
     forms = {form.name: form for form in hopper_time.predictable()}
@@ -205,3 +205,14 @@ def test_the_page_has_the_clocks_of_a_round() -> None:
         if name in ("d128 128x128, pingpong", "d128 64x128"):
             again = round_clocks.of_prototype(theirs)
             assert (beside, ratio) == (f"{again:.0f}", f"{found / again:.2f}")
+
+
+def test_the_page_has_the_comparison_with_flash_attention_3() -> None:
+    page = flash3_comparison.BLOCK.path.read_text(encoding="utf-8")
+    again = flash3_comparison.BLOCK.put(flash3_comparison.table(), page)
+    assert again == page, "run `python -m repro.flash3_comparison`"
+    found = flash3_comparison.pairs()
+    assert len(found) == 24
+    long = [pair.default / pair.published for pair in found if pair.seqlen >= 2048]
+    assert len(long) == 12
+    assert 0.945 < min(long) < max(long) < 1.085, "the page says 0.95 to 1.08"

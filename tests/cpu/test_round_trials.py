@@ -14,8 +14,8 @@ from repro.round_trials import TRIALS, Trial
 
 
 def test_the_page_has_the_command_s_table() -> None:
-    page = round_trials.PAGE.read_text(encoding="utf-8")
-    assert round_trials.page_with(round_trials.table(), page) == page, (
+    page = round_trials.BLOCK.path.read_text(encoding="utf-8")
+    assert round_trials.BLOCK.put(round_trials.table(), page) == page, (
         "run `python -m repro.round_trials`"
     )
 
