@@ -173,7 +173,9 @@ def attention_reference(
 
     dbias_sizes = weights * (dout.abs() @ v_rows.abs().mT * drop + row_sum.abs())
     dbias_through_out = weights * (dout * out).abs().sum(-1, keepdim=True)
-    sizes, through_out = (abs(scale) * x * passed for x in (dbias_sizes, dbias_through_out))
+    # 1 - tanh² is a difference of numbers near 1 where a cap holds: known to the rounding of 1.
+    known = torch.as_tensor(passed).clamp_min(torch.finfo(torch.float32).eps)
+    sizes, through_out = (abs(scale) * x * known for x in (dbias_sizes, dbias_through_out))
     terms = {
         "out": dropped @ v_rows.abs(),
         "dq": sizes @ k_rows.abs(),
@@ -202,8 +204,9 @@ def changed(
     """
     passed: Tensor | float = 1.0
     if softcap is not None:
-        tanh = torch.tanh(scores / softcap)
-        passed, scores = 1.0 - tanh * tanh, softcap * tanh
+        share = scores / softcap
+        # 1 - tanh², which cancels where tanh is 1: even float64 has 0 left there, the kernels more.
+        passed, scores = torch.cosh(share).pow(-2), softcap * torch.tanh(share)
     if alibi_slopes is not None:
         rows, keys = scores.shape[-2:]
         distance = (torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)).abs()

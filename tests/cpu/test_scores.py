@@ -22,6 +22,7 @@ from kernels.host import HostBackend
 from kernels.launch import Kernel, from_numpy
 from kernels.scores import capped
 from repro.attention import engine
+from repro.attention.cases import Case, failure
 from repro.attention.reference import attention_reference, changed, max_error
 from repro.prediction import predict
 
@@ -286,3 +287,12 @@ def test_their_forms_have_shared_memory_and_warps_of_their_own() -> None:
         assert form.shared_bytes == plain.shared_bytes + more
         assert form.threads == 2 * plain.threads  # a warp has 16 rows, to leave registers
         assert dict(form.kernel().macros)[feature.upper()] == 1
+
+
+def test_a_cap_that_holds_every_score_leaves_a_bound_above_zero() -> None:
+    """Found by the fuzzer: the derivative 1 - tanh² is 0 in float64 itself there."""
+    case = Case(
+        seqlen_q=32, seqlen_k=32, head_dim=124, block_keep=0.2, softcap=0.5, tile=(16, 16),
+        window=(1, None), values="large", needed=(False, True, True), seed=1180278626,
+    )  # fmt: skip
+    assert failure(case) is None
