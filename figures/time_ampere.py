@@ -14,7 +14,7 @@ from figures.common import FILLED, HOLLOW, Drawing, label_ends, note, pick, powe
 from repro import ampere_validation, flash2_time
 from repro.experiments.ampere_time import NAME, OURS, PEER
 
-EXPERIMENTS = ("throughput", NAME)
+EXPERIMENTS = ("throughput", "ampere-time")
 PANELS = ((64, False), (64, True), (128, False), (128, True))
 TICKS = (512, 1024, 2048, 4096, 8192, 16384)
 BOTH = "forward+backward"

@@ -252,11 +252,12 @@ def test_no_gradient(device: str) -> None:
 def test_opcheck(changes: dict[str, Any]) -> None:
     (q, k, v), options = Problem(**changes).arguments()
     arguments = (
-        q, k, v, options.get("seqlens_k"), options.get("block_table"), None, None, None,
+        q, k, v, options.get("seqlens_k"), options.get("block_table"), None, None, None, None,
         options["splits"], 0.125, True, True,
     )  # fmt: skip
     # fp8 has no "isclose" that opcheck could compare inputs with.
     tests = ("test_schema", "test_faketensor") if not changes.get("fp8") else ("test_faketensor",)
+    assert callable(repro.decode_attention)  # registers the operator
     torch.library.opcheck(torch.ops.repro.decode_attention, arguments, test_utils=tests)
 
 
