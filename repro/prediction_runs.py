@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from analysis import memory
@@ -171,10 +172,19 @@ def ladder_tile(algorithm: str, head_dim: int, dtype: str, pass_: str, gpu: Gpu)
     """The tile of a textbook algorithm ("standard" and the forms of flash1) where none is asked
     for: our kernels', or the paper's where none of ours fits."""
     columns = -(-head_dim // 8) * 8
+    own = _own_ladder_tile(algorithm, columns, dtype, pass_, gpu.shared_bytes_per_block)
+    return own or paper_tile(head_dim, gpu.on_chip_elements)
+
+
+@cache
+def _own_ladder_tile(
+    algorithm: str, columns: int, dtype: str, pass_: str, limit: int
+) -> Tile | None:
+    """Our kernels' tile, None where none fits."""
     try:
-        return ladder.default_tile(algorithm, columns, dtype, pass_, gpu.shared_bytes_per_block)
+        return ladder.default_tile(algorithm, columns, dtype, pass_, limit)
     except ValueError:
-        return paper_tile(head_dim, gpu.on_chip_elements)
+        return None
 
 
 def form_of(

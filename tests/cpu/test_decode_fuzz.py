@@ -25,7 +25,9 @@ def with_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launcher.CHECKS_VARIABLE, "1")
 
 
-@pytest.mark.parametrize("form", [1, 2, 5])
+@pytest.mark.parametrize(
+    "form", [1, *(pytest.param(form, marks=pytest.mark.thorough) for form in (2, 5))]
+)
 def test_drawn_steps_pass(form: int) -> None:
     for seed in range(8):
         case = draw(seed, form)

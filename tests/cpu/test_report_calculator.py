@@ -161,6 +161,10 @@ def check(want: Prediction, found: dict[str, Any]) -> None:
     assert found["predicted"] == (want.predicted_s and pytest.approx(want.predicted_s, rel=1e-12))
 
 
+def test_the_script_asks_for_nothing_from_outside(printed: str) -> None:
+    assert not re.search(r"https?://|@import|fetch\(|XMLHttpRequest|import\(", printed)
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_answers_are_those_of_predict_under_node(
     printed: str, monkeypatch: pytest.MonkeyPatch
