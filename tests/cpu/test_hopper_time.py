@@ -216,3 +216,6 @@ def test_the_page_has_the_comparison_with_flash_attention_3() -> None:
     long = [pair.default / pair.published for pair in found if pair.seqlen >= 2048]
     assert len(long) == 12
     assert 0.945 < min(long) < max(long) < 1.085, "the page says 0.95 to 1.08"
+    short = [pair.default / pair.published for pair in found if pair.seqlen == 512]
+    assert len(short) == 8
+    assert 0.735 < min(short) < max(short) < 0.995, "the page says 0.74 to 0.99"
