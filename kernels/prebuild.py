@@ -143,13 +143,14 @@ def kernels() -> list[Kernel]:
 
 def _decoding() -> Iterator[Kernel]:
     """What ``gpu-decode`` and the GPU tests of decoding launch: paged, ragged, split or not."""
-    forms = [(128, rows, fp8, False) for rows in (1, 32) for fp8 in (False, True)]
-    for head_dim, rows, fp8, latent in [*forms, (256, 32, False, True)]:
+    found: list[dict[str, Any]] = [
+        {"head_dim": 128, "rows": rows, "fp8": fp8} for rows in (1, 32) for fp8 in (False, True)
+    ]
+    found.append({"head_dim": 128, "rows": 1, "fp8": True, "scale_blocks": True})
+    found += [{"head_dim": columns, "rows": 32, "latent": True} for columns in (256, 576)]
+    for options in found:
         for split in (True, False):
-            form = decode_config.configure(
-                "bf16", head_dim, rows, seqlens=True, paged=True, split=split, fp8=fp8,
-                latent=latent,
-            )  # fmt: skip
+            form = decode_config.configure("bf16", seqlens=True, paged=True, split=split, **options)
             yield form.kernel()
             if split:
                 yield form.merge_kernel()

@@ -10,6 +10,7 @@ float64 beside it, so that what is counted is right. Caches lie in pages.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from analysis.decode import DecodeShape
 from analysis.shapes import Tile
@@ -21,17 +22,35 @@ from repro.measuring.records import Record, record
 
 NAME = "decode-bytes"
 HEADS, PAGE_SIZE, DTYPE = 32, 64, "bf16"
-#: Way to share -> (key/value heads, head dimension, latent, fp8)
-SHARING: dict[str, tuple[int, int, bool, bool]] = {
-    "mha": (32, 128, False, False),
-    "gqa": (8, 128, False, False),
-    "gqa-fp8": (8, 128, False, True),
-    "mqa": (1, 128, False, False),
-    "latent-256": (1, 256, True, False),
-    "latent-576": (1, 576, True, False),
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the query heads share K and V; ``latent``, ``fp8`` and the rest as in DecodeShape."""
+
+    kv_heads: int
+    head_dim: int
+    latent: bool = False
+    fp8: bool = False
+    value_dim: int | None = None
+    scale_block: int | None = None
+
+    def step(self, seqlen_q: int, seqlens: tuple[int, ...]) -> DecodeShape:
+        """The step of these queries and keys, caches in pages."""
+        return DecodeShape(
+            HEADS, self.kv_heads, seqlen_q, seqlens, self.head_dim, DTYPE, self.fp8, self.latent,
+            PAGE_SIZE, ragged=True, scale_block=self.scale_block, value_dim=self.value_dim,
+        )  # fmt: skip
+
+
+SHARING = {
+    "mha": Sharing(32, 128),
+    "gqa": Sharing(8, 128),
+    "gqa-fp8": Sharing(8, 128, fp8=True),
+    "mqa": Sharing(1, 128),
+    "latent-256": Sharing(1, 256, latent=True),
+    "latent-576": Sharing(1, 576, latent=True, value_dim=512),
 }
-#: Of a latent, columns that are values, where not all are.
-VALUES = {"latent-576": 512}
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 LONGER = (32768, 65536, 131072)
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -40,10 +59,10 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 
 
 def _cell(sharing: str, context: int, width: int = 1, splits: int = 1) -> Cell:
-    kv_heads, head_dim, *_ = SHARING[sharing]
+    way = SHARING[sharing]
     return Cell(
         implementation="flash-decode", pass_="forward", sharing=sharing, batch=1, heads=HEADS,
-        kv_heads=kv_heads, seqlen_q=width, seqlen_k=context, head_dim=head_dim, dtype=DTYPE,
+        kv_heads=way.kv_heads, seqlen_q=width, seqlen_k=context, head_dim=way.head_dim, dtype=DTYPE,
         causal=True, splits=splits, page_size=PAGE_SIZE,
     )  # fmt: skip
 
@@ -58,12 +77,8 @@ def cells() -> list[Cell]:
 
 def shape_of(cell: Cell) -> DecodeShape:
     """The step that a cell names."""
-    _, _, latent, fp8 = SHARING[str(cell["sharing"])]
-    return DecodeShape(
-        int(cell["heads"]), int(cell["kv_heads"]), int(cell["seqlen_q"]),
-        (int(cell["seqlen_k"]),), int(cell["head_dim"]), str(cell["dtype"]), fp8, latent,
-        int(cell["page_size"]), ragged=True, value_dim=VALUES.get(str(cell["sharing"])),
-    )  # fmt: skip
+    way = SHARING[str(cell["sharing"])]
+    return way.step(int(cell["seqlen_q"]), (int(cell["seqlen_k"]),))
 
 
 def tile_of(cell: Cell) -> Tile:

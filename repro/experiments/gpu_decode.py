@@ -1,8 +1,9 @@
 """Time of one step of decoding on a card, beside the cache at the bandwidth of HBM.
 
-The ways to share K and V of ``decode-bytes``, at three loads from one long sequence to many short
-ones; GQA also with drafts. Nothing is used twice, so the roofline is the cache over HBM's bandwidth
-and should hold within a few percent: if it does not, the kernel leaves something lying. The rule's
+The ways to share K and V of ``decode-bytes``, and fp8 with a scale for every page, at three loads
+from one long sequence to many short ones; GQA also with drafts. Nothing is used twice, so the
+roofline is the cache over HBM's bandwidth and should hold within a few percent: if it does not,
+the kernel leaves something lying (but for the wide latent, whose scores are made twice). The rule's
 number of splits and other numbers take turns, L2 is flushed before each step, and results are held
 to float64 first.
 """
@@ -14,8 +15,8 @@ from typing import Any
 from analysis import decode
 from analysis.decode import DecodeShape
 from analysis.hardware import H100_SXM, H200
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.decode_bytes import DTYPE, HEADS, PAGE_SIZE, SHARING
+from repro.experiments import Cell, Context, Experiment, decode_bytes
+from repro.experiments.decode_bytes import DTYPE, HEADS, PAGE_SIZE, Sharing
 from repro.measuring.records import Record, record
 
 NAME = "gpu-decode"
@@ -23,6 +24,11 @@ CARDS = (H100_SXM, H200)
 #: (sequences, keys of each)
 LOADS = ((16, 16384), (1, 65536), (64, 2048))
 WIDTHS = (2, 4, 8)
+#: GQA first, then how the others share.
+SHARING = {
+    name: decode_bytes.SHARING[name]
+    for name in ("gqa", "mha", "gqa-fp8", "mqa", "latent-256", "latent-576")
+} | {"gqa-fp8-pages": Sharing(8, 128, fp8=True, scale_block=PAGE_SIZE)}
 #: Numbers of splits that take turns with the rule's (None).
 SPLITS = (1, 4, 16, 64)
 RULE = "rule"
@@ -32,29 +38,24 @@ BOUND = 2e-2
 
 
 def _cell(sharing: str, batch: int, context: int, width: int = 1) -> Cell:
-    kv_heads, head_dim, *_ = SHARING[sharing]
+    way = SHARING[sharing]
     return Cell(
         implementation="flash-decode", pass_="forward", sharing=sharing, batch=batch, heads=HEADS,
-        kv_heads=kv_heads, seqlen_q=width, seqlen_k=context, head_dim=head_dim, dtype=DTYPE,
+        kv_heads=way.kv_heads, seqlen_q=width, seqlen_k=context, head_dim=way.head_dim, dtype=DTYPE,
         causal=True, page_size=PAGE_SIZE,
     )  # fmt: skip
 
 
 def cells() -> list[Cell]:
-    """GQA first, then how the others share; drafts last."""
-    order = ("gqa", "mha", "gqa-fp8", "mqa", "latent-256")
-    found = [_cell(sharing, *load) for load in LOADS for sharing in order]
+    """Every way at every load; drafts last."""
+    found = [_cell(sharing, *load) for load in LOADS for sharing in SHARING]
     return found + [_cell("gqa", *LOADS[0], width) for width in WIDTHS]
 
 
 def shape_of(cell: Cell) -> DecodeShape:
     """The step that a cell names: all sequences as long, though the kernels are told each."""
-    _, _, latent, fp8 = SHARING[str(cell["sharing"])]
-    return DecodeShape(
-        int(cell["heads"]), int(cell["kv_heads"]), int(cell["seqlen_q"]),
-        (int(cell["seqlen_k"]),) * int(cell["batch"]), int(cell["head_dim"]), str(cell["dtype"]),
-        fp8, latent, int(cell["page_size"]), ragged=True,
-    )  # fmt: skip
+    way = SHARING[str(cell["sharing"])]
+    return way.step(int(cell["seqlen_q"]), (int(cell["seqlen_k"]),) * int(cell["batch"]))
 
 
 def predict(cell: Cell) -> list[Record]:
