@@ -142,6 +142,12 @@ def sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes]
     return flash_backward, {"deterministic": algorithm.dq is DqSum.WORKSPACE}
 
 
+def _takes_window(algorithm: Algorithm, pass_: str) -> bool:
+    if algorithm.family is Family.HOPPER:
+        return pass_ == "forward" and not algorithm.optimistic
+    return algorithm.family is Family.FLASH
+
+
 #: Options that packed sequences do not go with (``kernels.packed``).
 _NOT_PACKED = ("key_mask", "block_mask", "mask_block", "bias", "bias_gradient")
 
@@ -162,9 +168,10 @@ def predict_traffic(
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     bytes_of, variant = sum_of(algorithms.find(algorithm), pass_)
-    if shape.windowed and algorithms.find(algorithm).family is not Family.FLASH:
+    if shape.windowed and not _takes_window(algorithms.find(algorithm), pass_):
         raise ValueError(
-            f"{algorithm} takes no window={shape.window}, sinks={shape.sinks}: flash does"
+            f"the {pass_} of {algorithm} takes no window={shape.window}, sinks={shape.sinks}: "
+            "flash does"
         )
     if shape.fp8 and (algorithms.find(algorithm).family is not Family.FLASH or pass_ != "forward"):
         raise ValueError(

@@ -15,7 +15,8 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     bias, dbias        (1 or B, 1 or H, Nq, Nk)
     k, v               uint8 where scales are given: e4m3; the sm_80 forward alone
     k_scale, v_scale   (B, Hkv, 1), or (B, Hkv, ceil(Nk / scale_block)), fp32 (``kernels.fp8``)
-    window, sinks      which keys a query sees, ``analysis.window``; the sm_80 flash kernels alone
+    window, sinks      which keys a query sees, ``analysis.window``; the sm_80 flash kernels, and
+                       Hopper's forward
     packed             sequences of different lengths one after another along N, B = 1; alibi_slopes
                        are then (sequences, H, 1); the sm_80 flash kernels alone
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
@@ -28,6 +29,7 @@ sm_80 flash kernels are in ``kernels.flash``, the others in ``kernels.hopper`` a
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from analysis import algorithms
@@ -116,7 +118,8 @@ def forward(
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
-        softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…" but Hopper's.
+        softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…", of Hopper's
+            the exact forward without a bias.
         k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
         packed: :class:`kernels.packed.Packed`; refused with key_mask, block_mask, bias, scales
             of e4m3, a sawtooth, progress and "flash-deterministic".
@@ -151,11 +154,11 @@ def forward(
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
     if chosen.family is Family.HOPPER:
-        _refuse(algorithm, options)
+        _refuse(algorithm, options, but=() if chosen.optimistic else HOPPER_FORWARD)
         _with_lse(backend, q, stats)
         hopper.forward(
-            backend, q, k, v, out, stats["lse"],
-            scale=scale, causal=causal, tile=tile, order=order, wave=wave,
+            backend, q, k, v, out, stats["lse"], scale=scale, causal=causal,
+            window=options.window, changes=options.changes, tile=tile, order=order, wave=wave,
             optimistic=chosen.optimistic, pdl=pdl, stream=stream,
         )  # fmt: skip
         return
@@ -291,14 +294,19 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
     return stats["lse"]
 
 
-def _refuse(algorithm: str, options: flash.Options, **more: Any) -> None:
-    """All but the sm_80 flash kernels have causal masks and nothing else."""
+#: What the exact forward of the Hopper kernels takes beside a causal mask.
+HOPPER_FORWARD = ("window", "softcap", "alibi_slopes")
+
+
+def _refuse(algorithm: str, options: flash.Options, but: Collection[str] = (), **more: Any) -> None:
+    """All but the sm_80 flash kernels have causal masks and nothing else, ``but`` what is named."""
     features = {
         "key_mask": options.key_mask, "dropout_p": options.dropout_p,
         "block_mask": options.block_mask, "window": options.window,
         "softcap": options.changes.softcap, "alibi_slopes": options.changes.alibi_slopes,
         "bias": options.changes.bias, "k_scale": options.key_scales, "packed": options.packed,
     }  # fmt: skip
-    asked = [name for name, value in (features | more).items() if value not in (None, 0.0)]
+    given = {name: x for name, x in (features | more).items() if name not in but}
+    asked = [name for name, value in given.items() if value not in (None, 0.0)]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")

@@ -6,7 +6,7 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
    dq in a fixed order;
 3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, masks,
-   dropout, softcap, ALiBi, bias, window, fp8, packed sequences;
+   dropout, bias, fp8, packed sequences, and of the backward softcap, ALiBi and window;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.
@@ -118,7 +118,10 @@ def choose(
     if objection is None and deterministic and pass_ == "backward" and order == "sawtooth":
         objection = "dq in a fixed order and a sawtooth (the turns of two waves would cross)"
     if objection is None:
-        form = form_name(q.shape[3], pass_, causal=causal, seqlen_q=q.shape[2], order=order)
+        form = form_name(
+            q.shape[3], pass_, causal=causal, seqlen_q=q.shape[2], order=order,
+            featured=softcap or alibi or window,
+        )  # fmt: skip
         named = (name for name in (algorithm, form) if name in left_out())
         objection = next((f"{name} is left out: {left_out()[name]}" for name in named), None)
     if objection is None:
@@ -154,12 +157,23 @@ def left_out() -> Mapping[str, str]:
 
 @checked
 def form_name(
-    head_dim: int, pass_: Pass, *, causal: bool, seqlen_q: Size, order: Order = "rows"
+    head_dim: int,
+    pass_: Pass,
+    *,
+    causal: bool,
+    seqlen_q: Size,
+    order: Order = "rows",
+    featured: bool = False,
 ) -> str:
-    """The name in ``hopper.FORMS`` of the form that the rule picks for a pass."""
+    """The name in ``hopper.FORMS`` of the form that the rule picks for a pass.
+
+    featured: with a window, a softcap or ALiBi.
+    """
     form: hopper.ForwardForm | hopper.BackwardForm
     if pass_ == "forward":
-        form = hopper.forward_form(head_dim, causal, seqlen_q, sawtooth=order == "sawtooth")
+        form = hopper.forward_form(
+            head_dim, causal, seqlen_q, sawtooth=order == "sawtooth", featured=featured
+        )
     else:
         form = hopper.backward_form(head_dim, causal)
     return f"{hopper.ALGORITHM} {form.name}"

@@ -16,6 +16,11 @@
 //   k, v  read   rows_j D e    each, per visited (i, j)
 //   out   write  Nq D e        per head
 //   lse   write  Nq 4          per head; natural logarithm, -inf for a row that sees no key
+//   ALIBI  alibi_slopes  read  4  once per query tile that visits a key tile
+//
+// WINDOW: the producer and the consumers walk the same list of key tiles (window.cuh), sinks last;
+// what lies outside is never loaded. All warpgroups of a block walk all of it, so that turns stay
+// balanced.
 //
 // OPTIMISTIC softmax (bf16, whose exponents reach as far as fp32's): the maximum is looked for in the
 // masked tiles and the first one without a mask, and stays the reference afterwards. exp(s - m) / sum
@@ -27,8 +32,8 @@
 //   flags write 16 CONSUMERS per query tile (a word a warp); the repair reads them, and moves what
 //   the exact kernel moves for the flagged tiles
 //
-// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64, 128 or 256; no key mask, dropout or block mask (the
-// sm_80 form has them); strides are multiples of 16 bytes.
+// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64, 128 or 256; no key mask, dropout, block mask or bias
+// (the sm_80 form has them); strides are multiples of 16 bytes.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE      0 fp16, 1 bf16
@@ -44,6 +49,8 @@
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
 // SAWTOOTH   1: every second wave of blocks walks the keys upwards, and finds in L2 what the wave
 //            before it read last. Default 0; not with OPTIMISTIC, which looks at the masked tiles first.
+// WINDOW     1: a query sees few keys around its diagonal, and sinks; window.cuh. Default 0
+// SOFTCAP, ALIBI   scores.cuh. Default 0; like WINDOW not with OPTIMISTIC
 
 #ifndef SAWTOOTH
 #define SAWTOOTH 0
@@ -75,7 +82,9 @@ struct Barriers {
 
 constexpr int REPAIR_TILES = 256;  // of a block
 constexpr int FLAGGED_AT = BARRIERS_AT + static_cast<int>(sizeof(Barriers));  // a word for each
-static_assert(FLAGGED_AT + (OPTIMISTIC == 2 ? 4 * REPAIR_TILES : 0) + 1023 == SHARED_BYTES,
+constexpr int SLOPE_AT = FLAGGED_AT;
+static_assert(FLAGGED_AT + (OPTIMISTIC == 2 ? 4 * REPAIR_TILES : 0) + (ALIBI ? 4 : 0) + 1023 ==
+                  SHARED_BYTES,
               "hopper_forms.py counts others");
 static_assert(REPAIR_TILES <= THREADS, "a thread reads the flags of one tile");
 
@@ -93,11 +102,20 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                    const __grid_constant__ TensorMap out_map, Tensor3<float> lse, int batch,
                    int heads, int group, int seqlen_q, int seqlen_k, float scale,
                    int heads_per_group
+#if SOFTCAP
+                   , float softcap, float per_softcap  // the cap and its reciprocal
+#endif
+#if ALIBI
+                   , Tensor3<const float> alibi_slopes  // (B, H, 1)
+#endif
 #if OPTIMISTIC
                    , Tensor1<int> flags  // a word a consumer warp, in the order of the blocks
 #endif
 #if SAWTOOTH
                    , int wave  // blocks that run at a time
+#endif
+#if WINDOW
+                   , int window_left, int window_right, int sinks
 #endif
 ) {
     unsigned char* const shared = shared_memory_1024();
@@ -107,12 +125,21 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     auto coord_of_tile = [&](int number) {
         return tile_coord(number, query_tiles, heads, batch, heads_per_group);
     };
-    // Key tile of round `it` of a walk over `end`.
+#if WINDOW
+    const Window window{window_left, window_right, sinks};
+#else
+    const Window window{};
+#endif
+    // Key tile of round `it` of a walk.
 #if SAWTOOTH
     const bool up = blockIdx.x / wave % 2;
-    auto key_tile = [=](int it, int end) { return up ? it : end - 1 - it; };
+    auto key_tile = [=](int it, const KeyRange& range) {
+        return range.list.at(up ? it : range.tiles - 1 - it);
+    };
 #else
-    auto key_tile = [](int it, int end) { return end - 1 - it; };
+    auto key_tile = [](int it, const KeyRange& range) {
+        return range.list.at(range.tiles - 1 - it);
+    };
 #endif
 
 #if OPTIMISTIC == 2
@@ -138,7 +165,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
 
     const TileCoord my_tile = coord_of_tile(blockIdx.x);
     const int my_row0 = my_tile.tile * BLOCK_M;
-    if (KeyRange(my_tile.tile, seqlen_q, seqlen_k).tiles == 0) {  // these rows see nothing
+    if (KeyRange(my_tile.tile, seqlen_q, seqlen_k, window).tiles == 0) {  // these rows see nothing
         for (int x = threadIdx.x; x < CONSUMERS * Q_BYTES / 16; x += THREADS)
             st_shared(reinterpret_cast<Vec16*>(shared) + x, Vec16{});
         for (int r = threadIdx.x; r < min_int(BLOCK_M, seqlen_q - my_row0); r += THREADS)
@@ -183,8 +210,14 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             if (!to_do(i)) continue;
             const TileCoord coord = coord_of_tile(tile_number(i));
             const int row0 = coord.tile * BLOCK_M, kv_head = coord.head / group;
-            const int end = KeyRange(coord.tile, seqlen_q, seqlen_k).tiles;
+            const KeyRange range(coord.tile, seqlen_q, seqlen_k, window);
+            const int end = range.tiles;
             if (OPTIMISTIC == 2) mbarrier_wait(&barriers->q_empty, tile_iter & 1 ^ 1);
+#if ALIBI
+            // Before the arrival on q_full, which it goes out with.
+            st_shared(reinterpret_cast<float*>(shared + SLOPE_AT),
+                      ld_global(alibi_slopes.at(coord.batch, coord.head, 0)));
+#endif
             mbarrier_expect(&barriers->q_full, CONSUMERS * Q_BYTES);
             for (int w = 0; w < CONSUMERS; ++w)
                 tma_load(shared + w * Q_BYTES, &q_map, &barriers->q_full, 0, row0 + 64 * w, 0,
@@ -194,7 +227,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 mbarrier_wait(&barriers->k_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
-                         &barriers->k_full[slot.stage], 0, key_tile(it, end) * BLOCK_N, 0, kv_head,
+                         &barriers->k_full[slot.stage], 0, key_tile(it, range) * BLOCK_N, 0, kv_head,
                          coord.batch);
             };
             auto load_v = [&](int it) {
@@ -202,7 +235,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 mbarrier_wait(&barriers->v_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->v_full[slot.stage], KV_BYTES);
                 tma_load(shared + V_AT + slot.stage * KV_BYTES, &v_map,
-                         &barriers->v_full[slot.stage], 0, key_tile(it, end) * BLOCK_N, 0, kv_head,
+                         &barriers->v_full[slot.stage], 0, key_tile(it, range) * BLOCK_N, 0, kv_head,
                          coord.batch);
             };
             // In the order of use: the scores of the next tile come before P V of this one.
@@ -222,7 +255,13 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     registers_grow<CONSUMERS == 2 ? 240 : 160>();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     unsigned char* const q = shared + (warpgroup - 1) * Q_BYTES;
-    const float log2_scale = scale * LOG2E;
+    // Scores that are changed come with their scale.
+    const float log2_scale = CHANGED ? LOG2E : scale * LOG2E;
+#if SOFTCAP
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+#else
+    const ScoreChange change{scale, seqlen_k - seqlen_q};
+#endif
 
     auto k_of = [&](const PipelineState& s) { return shared + K_AT + s.stage * KV_BYTES; };
     auto v_of = [&](const PipelineState& s) { return shared + V_AT + s.stage * KV_BYTES; };
@@ -236,7 +275,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         const TileCoord coord = coord_of_tile(tile_number(i));
         const int row0 = coord.tile * BLOCK_M;
         const int row = row0 + (warpgroup - 1) * 64 + 16 * warp + lane / 4;
-        const KeyRange range(coord.tile, seqlen_q, seqlen_k);
+        const KeyRange range(coord.tile, seqlen_q, seqlen_k, window);
         const int end = range.tiles;
         float out_acc[OUTPUTS];
 #pragma unroll
@@ -245,11 +284,20 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         float rescale[2];
 
         mbarrier_wait(&barriers->q_full, tile_iter & 1);
+        const float slope = slope_of(shared + SLOPE_AT);
 
-        auto mask = [&](float(&score)[SCORES], int it) {
-            if (SAWTOOTH ? key_tile(it, end) >= end - range.masked : it < range.masked)
-                mask_scores(score, row, key_tile(it, end) * BLOCK_N + lane % 4 * 2, seqlen_q,
-                            seqlen_k);
+        auto change_and_mask = [&](float(&score)[SCORES], int it) {
+            if constexpr (CHANGED)
+                change_scores(score, change, slope, row,
+                              key_tile(it, range) * BLOCK_N + lane % 4 * 2);
+#if WINDOW
+            if (needs_mask(window, row0 + (warpgroup - 1) * 64, key_tile(it, range) * BLOCK_N,
+                           seqlen_q, seqlen_k))
+#else
+            if (SAWTOOTH ? key_tile(it, range) >= end - range.masked : it < range.masked)
+#endif
+                mask_scores(score, row, key_tile(it, range) * BLOCK_N + lane % 4 * 2, seqlen_q,
+                            seqlen_k, window);
         };
 
         // For the K of a round at the end of the round before, between its softmax and its wait for
@@ -270,7 +318,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             wgmma_wait<0>();
             keep(score);
             release(&barriers->k_empty[slot.stage]);
-            mask(score, 0);
+            change_and_mask(score, 0);
             softmax_step(score, state, rescale, log2_scale);
             round_weights(p, score);
             if (!LATE_WAIT) wait_for_k(1);
@@ -291,7 +339,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             wgmma_wait<1>();
             keep(score);
             release(&barriers->k_empty[slot.stage]);
-            mask(score, it);
+            change_and_mask(score, it);
             const bool looks = !OPTIMISTIC_NOW || it <= range.masked;  // for the maximum
             bool moved = false;
             if (looks) {
@@ -325,7 +373,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                           warp,
                       overflowed);
 #endif
-        normalise(out_acc, state, lse, coord, row, seqlen_q, scale);
+        normalise(out_acc, state, lse, coord, row, seqlen_q, CHANGED ? 1.0f : scale);
         // Through this warpgroup's part of Q, which nobody reads any more.
         outputs_to_shared(q, out_acc);
         tma_fence();

@@ -34,7 +34,8 @@
 // want it, Q, then K and the V before it in turn, and waits only for places that they gave back before
 // they wanted the last thing that it brought.
 //
-// Limits: those of flash_forward_sm90.cu.
+// Limits: those of flash_forward_sm90.cu; no window, softcap or ALiBi. A block would keep the walks
+// of two query tiles, each of two intervals, in the few registers that its roles leave.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_N, CONSUMERS, CAUSAL, STAGES, SHARED_BYTES, PINGPONG   as in flash_forward_sm90.cu
@@ -62,6 +63,7 @@ struct Barriers {
     int tile[2];  // whose Q it is
 };
 static_assert(BARRIERS_AT + sizeof(Barriers) + 1023 == SHARED_BYTES, "hopper_forms.py counts others");
+static_assert(!WINDOW && !CHANGED, "those have a block a query tile");
 
 // A query tile, its coordinates, and its walk over the key tiles first, first - 1, …
 struct TileWork {
@@ -72,7 +74,7 @@ struct TileWork {
                                     int heads_per_group, int seqlen_q, int seqlen_k)
         : coord(tile_coord(number, query_tiles, heads, batch, heads_per_group)),
           row0(coord.tile * BLOCK_M) {
-        const KeyRange range(coord.tile, seqlen_q, seqlen_k);
+        const KeyRange range(coord.tile, seqlen_q, seqlen_k, Window{});
         empty = range.tiles == 0;
         tiles = empty ? 1 : range.tiles;
         masked = empty ? 1 : range.masked;
@@ -210,7 +212,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     auto mask = [&](float(&score)[SCORES], const TileWork& work, int n) {
         if (n < work.masked)
             mask_scores(score, work.row0 + row_in_tile, (work.first - n) * BLOCK_N + lane % 4 * 2,
-                        seqlen_q, seqlen_k);
+                        seqlen_q, seqlen_k, Window{});
     };
     // O = acc / sum through this warpgroup's O buffer, once the store before has read it.
     auto finish = [&](float(&out_acc)[OUTPUTS], const Softmax& state, const TileWork& work,

@@ -1,9 +1,10 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
 They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
-grouped heads, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order. Key
-masks, dropout, block masks, other head dimensions and a scale that is not positive stay with the
-sm_80 kernels: ``unsupported_reason`` says which of them it was.
+grouped heads, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order; the
+forward also sliding windows with sinks, a softcap and ALiBi. Key masks, dropout, block masks, a
+bias, other head dimensions and a scale that is not positive stay with the sm_80 kernels:
+``unsupported_reason`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -12,12 +13,14 @@ for in the first key tiles alone, and what overflows for that is done again by t
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from analysis.arguments import checked
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.shapes import AttentionShape, Tile
+from analysis.window import Window
 from kernels.checks import check_shapes, finite
 from kernels.hopper_forms import (
     BACKWARD_FORMS,
@@ -43,6 +46,8 @@ from kernels.launch import (
     TensorMap,
     Word,
 )
+from kernels.scores import UNCHANGED, ScoreChanges
+from kernels.window import window_arguments
 
 __all__ = [
     "BACKWARD_FORMS",
@@ -107,26 +112,31 @@ def unsupported_reason(
         "a key mask": key_mask,
         "dropout": dropout,
         "a block mask": block_mask,
-        "a softcap": softcap,
-        "ALiBi": alibi,
         "a bias": bias,
-        "a window": window,
         "K and V of e4m3": fp8,
         "packed sequences": packed,
     }
+    if pass_ == "backward":
+        features |= {
+            "a softcap": softcap,
+            "ALiBi": alibi,
+            "a window": window,
+        }
     return next((name for name, used in features.items() if used), None)
 
 
 @checked
-def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: Size) -> Tile:
-    """The tile that a pass runs with when none is asked for."""
+def default_tile(
+    head_dim: int, pass_: str, causal: bool, seqlen_q: Size, *, featured: bool = False
+) -> Tile:
+    """The tile that a pass runs with when none is asked for; ``featured``: :func:`forward_form`."""
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     if head_dim not in HEAD_DIMS[pass_]:
         raise ValueError(f"the Hopper {pass_} covers head_dim {HEAD_DIMS[pass_]}, not {head_dim}")
     if pass_ == "backward":
         return backward_form(head_dim, causal).tile
-    return forward_form(head_dim, causal, seqlen_q).tile
+    return forward_form(head_dim, causal, seqlen_q, featured=featured).tile
 
 
 @checked
@@ -140,6 +150,8 @@ def forward(
     *,
     scale: float,
     causal: bool = False,
+    window: Window | None = None,
+    changes: ScoreChanges = UNCHANGED,
     tile: Tile | None = None,
     form: ForwardForm | None = None,
     order: Order = "rows",
@@ -150,6 +162,8 @@ def forward(
 ) -> None:
     """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
 
+    window: one that hides something (``kernels.window``), or None.
+    changes: a softcap and ALiBi. With these or a window: one block a query tile, not optimistic.
     tile, form: of the caller's choice; default :func:`forward_form`.
     order: "sawtooth" walks the keys upwards in every second ``wave`` of blocks, by default as many
         as there are multiprocessors; with one block a query tile, and not optimistic.
@@ -163,15 +177,21 @@ def forward(
     """
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, None)
     scale = finite(scale)
-    _check(unsupported_reason(q.dtype, q.shape[3], scale=scale, keys=k.shape[2]))
+    changes.check(q, k)
+    features: dict[str, Any] = changes.features | {"window": window is not None}
+    _check(unsupported_reason(q.dtype, q.shape[3], scale=scale, keys=k.shape[2], **features))
+    del features["bias"]
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     sawtooth = order == "sawtooth"
     if form is None or tile is not None:
-        form = forward_form(head_dim, causal, seqlen_q, tile, sawtooth=sawtooth)
+        form = forward_form(
+            head_dim, causal, seqlen_q, tile, sawtooth=sawtooth, featured=any(features.values())
+        )
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
-    main = form.kernel(q.dtype, causal, "optimistic" if optimistic else "", sawtooth=sawtooth)
+    part = "optimistic" if optimistic else ""
+    main = form.kernel(q.dtype, causal, part, sawtooth=sawtooth, **features)
     if q.size == 0:
         return
     if optimistic and q.dtype != "bf16":
@@ -190,6 +210,7 @@ def forward(
         np.int32(seqlen_k),
         np.float32(scale),
         np.int32(hopper_heads_per_group(_shape(q, k, causal), "forward")),
+        *changes.arguments(),
     ]
     tile_counter: list[Array] = []
     grid = (query_tiles, 1, 1)
@@ -201,9 +222,10 @@ def forward(
         grid = (min(query_tiles, backend.multiprocessors), 1, 1)
     if not optimistic:
         waves = [np.int32(wave or backend.multiprocessors)] if sawtooth else []
+        shared_bytes = form.bytes_of(alibi=features["alibi"])
         backend.launch(
-            main, grid, form.shared_bytes, [*args, *tile_counter, *waves], stream,
-            pdl=pdl and form.persistent,
+            main, grid, shared_bytes, [*args, *tile_counter, *waves, *window_arguments(window)],
+            stream, pdl=pdl and form.persistent,
         )  # fmt: skip
         return
     flags = backend.empty("flags", (query_tiles * 4 * form.consumers,), "int32")

@@ -81,6 +81,11 @@ class ForwardForm:
         """
         return self._shared_bytes(self.persistent)
 
+    def bytes_of(self, *, repair: bool = False, alibi: bool = False) -> int:
+        """Shared memory of a kernel of the form; alibi: with a word for the head's slope."""
+        own = self.repair_shared_bytes if repair else self.shared_bytes
+        return own + (4 if alibi else 0)
+
     @property
     def repair_shared_bytes(self) -> int:
         """Those of one block a tile, and a word for each tile that a block looks after."""
@@ -93,18 +98,34 @@ class ForwardForm:
         barriers = (4 + 4 * STAGES + 1 if persistent else 2 + 4 * STAGES) * BARRIER_BYTES
         return tiles + barriers + ALIGNMENT_SLACK
 
-    def kernel(self, dtype: str, causal: bool, part: str = "", *, sawtooth: bool = False) -> Kernel:
+    def kernel(
+        self,
+        dtype: str,
+        causal: bool,
+        part: str = "",
+        *,
+        sawtooth: bool = False,
+        window: bool = False,
+        softcap: bool = False,
+        alibi: bool = False,
+    ) -> Kernel:
         """The exact kernel; of the optimistic pair "optimistic" or "repair"; or "clear_counter".
 
         The repair is that of one block a tile whichever form flagged it. "clear_counter" sets the
         counter of the persistent form to 0. sawtooth: every second wave walks the keys upwards;
-        ValueError for what has no such walk.
+        ValueError for what has no such walk. window, softcap, alibi: of the exact kernel with one
+        block a tile; ValueError for others.
         """
         if part == "clear_counter" and not self.persistent:
             raise ValueError(f"{self.name} has no counter to set to 0")
         if sawtooth and (self.persistent or part):
             raise ValueError(f"{self.name}{part and ', '}{part} has no sawtooth: that is for the "
                              "exact kernel with one block a tile")  # fmt: skip
+        features = {"window": window, "softcap": softcap, "alibi": alibi}
+        asked = [name for name, used in features.items() if used]
+        if asked and (self.persistent or part):
+            raise ValueError(f"{self.name}{part and ', '}{part} has no {', '.join(asked)}: that is "
+                             "for the exact kernel with one block a tile")  # fmt: skip
         persistent = self.persistent and part != "repair"
         macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
@@ -113,7 +134,7 @@ class ForwardForm:
             ("CONSUMERS", self.consumers),
             ("CAUSAL", int(causal)),
             ("STAGES", STAGES),
-            ("SHARED_BYTES", self.repair_shared_bytes if part == "repair" else self.shared_bytes),
+            ("SHARED_BYTES", self.bytes_of(repair=part == "repair", alibi=alibi)),
         ]
         if self.pingpong:
             macros.append(("PINGPONG", 1))
@@ -123,6 +144,7 @@ class ForwardForm:
             macros.append(("OPTIMISTIC", {"optimistic": 1, "repair": 2}[part]))
         if sawtooth:
             macros.append(("SAWTOOTH", 1))
+        macros += [(name.upper(), 1) for name in asked]
         stem = "flash_forward_sm90"
         source = f"{stem}_persistent.cu" if persistent else f"{stem}.cu"
         if part == "clear_counter":
@@ -153,8 +175,13 @@ def forward_form(
     tile: Tile | None = None,
     *,
     sawtooth: bool = False,
+    featured: bool = False,
 ) -> ForwardForm:
     """The form for a shape; where a tile is asked for, :func:`form_of_tile`.
+
+    featured: with a window, a softcap or ALiBi, which take one block a query tile whatever the
+    length, and key tiles of 128: a window's edges are tiles that are partly used, and changed
+    scores want registers beside themselves.
 
     head_dim 256 has one: two consumers, and the 80 keys that registers and shared memory leave.
 
@@ -181,10 +208,11 @@ def forward_form(
     one_of("head_dim", head_dim, HEAD_DIMS["forward"])
     if head_dim == 256:
         return ForwardForm(256, 2, 80)
-    persistent = seqlen_q <= PERSISTENT_SEQLEN and not sawtooth
+    persistent = seqlen_q <= PERSISTENT_SEQLEN and not (sawtooth or featured)
     if head_dim == 64:
         return ForwardForm(64, 3, 128, persistent, pingpong=True)
-    return ForwardForm(128, 2, 128 if causal or persistent else 176, persistent, pingpong=True)
+    short = causal or persistent or featured
+    return ForwardForm(128, 2, 128 if short else 176, persistent, pingpong=True)
 
 
 @checked

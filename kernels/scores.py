@@ -1,4 +1,4 @@
-"""What the sm_80 flash kernels do to scores before the softmax: arguments of ``scores.cuh``."""
+"""What the flash kernels do to scores before the softmax: arguments of ``scores.cuh``."""
 
 from __future__ import annotations
 
@@ -77,6 +77,9 @@ class ScoreChanges:
         if self.bias is not None:
             args.append(shared(self.bias).with_access("r", "bias"))
         return args
+
+
+UNCHANGED = ScoreChanges()
 
 
 def check_bias(name: str, bias: Array, q: Array, k: Array) -> None:

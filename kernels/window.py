@@ -1,4 +1,4 @@
-"""The sliding window as the sm_80 flash kernels get it (``include/window.cuh``)."""
+"""The sliding window as the flash kernels get it (``include/window.cuh``)."""
 
 from __future__ import annotations
 

@@ -57,6 +57,8 @@ CLOSED = (
     "flash-deterministic",
 )
 ALGORITHMS = attention.ALGORITHMS
+FEATURES = {"WINDOW", "SOFTCAP", "ALIBI"}
+"""Macros of the Hopper forward whose clocks are not on record."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,8 @@ class Prediction:
         form = hopper.FORMS.get(f"{hopper.ALGORITHM} {self.form}")
         if form is None:
             return None
+        if self.main is not None and FEATURES & {name for name, _ in self.main.macros}:
+            return "no clocks on record for the Hopper forward with a window, a softcap or ALiBi"
         refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
         if refused is not None:
             return refused

@@ -119,7 +119,9 @@ def find_run(
         if ours or dropout or options or shape.windowed or shape.fp8 or order != "rows":
             raise
         return _theory(algorithm, shape, pass_, gpu, tile, str(error))
-    form = form_of(launched.algorithm, shape, pass_, tile, order)
+    form = form_of(
+        launched.algorithm, shape, pass_, tile, order, featured=softcap or alibi or shape.windowed
+    )
     main = launched.main
     blocks_per_sm, warning = _blocks_per_sm(launched, shape, gpu)
     run = Run(
@@ -193,11 +195,13 @@ def form_of(
     pass_: str,
     tile: Tile | None = None,
     order: str = "rows",
+    featured: bool = False,
 ) -> hopper.ForwardForm | hopper.BackwardForm | None:
     """The compiled form that runs under a name: an algorithm of ``kernels.attention`` or a form of
     ``kernels.hopper.FORMS``. None for kernels that are no Hopper kernels.
 
-    tile: asked for by the caller; by default the Hopper kernels' rule decides.
+    tile: asked for by the caller; by default the Hopper kernels' rule decides. featured: with a
+    window, a softcap or ALiBi.
     """
     if implementation in hopper.FORMS:
         return hopper.FORMS[implementation]
@@ -205,8 +209,9 @@ def form_of(
         return None
     if pass_ == "forward":
         return hopper.forward_form(
-            shape.head_dim, shape.causal, shape.seqlen_q, tile, sawtooth=order == "sawtooth"
-        )
+            shape.head_dim, shape.causal, shape.seqlen_q, tile, sawtooth=order == "sawtooth",
+            featured=featured,
+        )  # fmt: skip
     return hopper.backward_form(shape.head_dim, shape.causal, tile)
 
 

@@ -289,7 +289,7 @@ def expected_traffic(
         p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal,
         p.window, p.sinks,
     )  # fmt: skip
-    options: dict[str, Any] = {"key_mask": p.key_mask is not None}
+    options: dict[str, Any] = {} if p.key_mask is None else {"key_mask": True}
     if p.softcap is not None:
         options["softcap"] = True
     if p.alibi_slopes is not None:

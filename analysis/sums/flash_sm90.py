@@ -19,13 +19,19 @@ TURN_BYTES = 4
 
 
 def flash_forward_sm90(
-    shape: AttentionShape, tile: Tile, *, persistent: bool = False
+    shape: AttentionShape,
+    tile: Tile,
+    *,
+    persistent: bool = False,
+    softcap: bool = False,
+    alibi: bool = False,
 ) -> KernelBytes:
     """O = softmax(QKᵀ)V, one thread block per query tile.
 
     persistent: one per multiprocessor, which takes its query tiles from a counter.
     """
-    return _first_launches(shape, tile, flash_forward(shape, tile)["flash_forward"], "", persistent)
+    one_tile = flash_forward(shape, tile, softcap=softcap, alibi=alibi)["flash_forward"]
+    return _first_launches(shape, tile, one_tile, "", persistent)
 
 
 def _first_launches(

@@ -125,15 +125,17 @@ function launched(input, visible) {
   if (name === "auto") {
     const picks = PICKS[gpu.architecture];
     [name, reason] = picks[""] || picks[`${input.pass} ${input.dtype} ${head_dim}`];
-    const against = AGAINST_HOPPER.find(([option]) => used[option]);
+    const against = AGAINST_HOPPER[input.pass].find(([option]) => used[option]);
     if (name === "flash-sm90" && against) [name, reason] = ["flash", against[1]];
     if (asked && gpu.hopper)
       [name, reason] = ["flash", `tile (${asked[0]}, ${asked[1]}) was asked for`];
   }
   const theory = THEORY[input.gpu] || "";
   if (theory) reason = "";
-  if (name === "flash-sm90") return { ...hopper(input, head_dim, asked), reason };
   const changed = Object.values(used).some(Boolean);
+  const featured = used.softcap || used.alibi || used.window;
+  if (name === "flash-sm90")
+    return { ...hopper(input, head_dim, asked, featured), reason, featured };
   return { ...sm80(input, name, head_dim, asked, visible), reason, theory, changed };
 }
 
@@ -145,11 +147,12 @@ function ladder_tile(input, gpu) {
   return found.slice(1);
 }
 
-function hopper(input, head_dim, asked) {
+function hopper(input, head_dim, asked, featured) {
   const covered = HOPPER.head_dims[input.pass];
   if (!covered.includes(head_dim))
     throw new Error(`head_dim = ${input.head_dim}: the Hopper ${input.pass} covers ${covered.join(", ")}`);
-  const length = input.order === "sawtooth" && input.pass === "forward" ? "sawtooth"
+  const length = featured ? "featured"
+    : input.order === "sawtooth" && input.pass === "forward" ? "sawtooth"
     : input.seqlen_q <= HOPPER.short ? "short" : "long";
   const mask = input.causal ? "causal" : "dense";
   const name = asked ? HOPPER.of_tile[`${input.pass} ${head_dim} ${asked[0]} ${asked[1]}`]
@@ -275,6 +278,7 @@ function tile_loop(input, run) {
 
 // kernels.hopper_time.clocks: tiles fill the SMs in the order in which they start.
 function hopper_clocks(input, run, gpu, mask) {
+  if (run.featured) return null;  // another kernel
   const recorded = HOPPER.forms[`${input.pass} ${run.form}`].clocks[mask];
   if (!recorded) return null;
   const forward = input.pass === "forward";

@@ -85,15 +85,15 @@ def options() -> dict[str, tuple[AttentionShape, dict[str, Any]]]:
     }
 
 
-def reasons_against_hopper() -> list[list[str]]:
-    """[option, reason] of the options that leave a Hopper GPU to the sm_80 kernels, the first that
-    dispatch names first."""
+def reasons_against_hopper() -> dict[str, list[list[str]]]:
+    """Pass -> [option, reason] of the options that leave a Hopper GPU to the sm_80 kernels, the
+    first that dispatch names first."""
     device = Device("90")
-    found = []
-    for option, (shape, asked) in options().items():
-        launched = launches_of(AUTO, shape, "forward", device, **asked)
+    found: dict[str, list[list[str]]] = {pass_: [] for pass_ in PASSES}
+    for pass_, (option, (shape, asked)) in product(PASSES, options().items()):
+        launched = launches_of(AUTO, shape, pass_, device, **asked)
         if find(launched.algorithm).family is not Family.HOPPER:
-            found.append([option, launched.reason or ""])
+            found[pass_].append([option, launched.reason or ""])
     return found
 
 
@@ -252,21 +252,24 @@ def shared_clocks() -> dict[str, dict[str, float]]:
 
 def hopper_tables() -> dict[str, Any]:
     """The Hopper kernels: `forms` by "pass name", the rule that picks one (`picked`, by
-    "pass head_dim mask length", the length "sawtooth" for that order), and those of a tile that is
-    asked for (`of_tile`).
+    "pass head_dim mask length", the length "sawtooth" for that order and "featured" for a window, a
+    softcap or ALiBi), and those of a tile that is asked for (`of_tile`).
 
     A form has its tile, whether its blocks are persistent, clocks of shared memory for each of the
     tensor cores, and for either mask the recorded clocks of a tile by rounds (None: none).
     """
     forms: dict[str, Any] = {}
     picked, of_tile = {}, {}
-    lengths = {"short": (PERSISTENT_SEQLEN, False), "long": (PERSISTENT_SEQLEN + 1, False),
-               "sawtooth": (PERSISTENT_SEQLEN, True)}  # fmt: skip
+    lengths: dict[str, tuple[int, dict[str, Any]]] = {
+        "short": (PERSISTENT_SEQLEN, {}), "long": (PERSISTENT_SEQLEN + 1, {}),
+        "sawtooth": (PERSISTENT_SEQLEN, {"sawtooth": True}),
+        "featured": (PERSISTENT_SEQLEN, {"featured": True}),
+    }  # fmt: skip
     for pass_ in PASSES:
         for head_dim in hopper.HEAD_DIMS[pass_]:
-            for (length, (rows, sawtooth)), causal in product(lengths.items(), (False, True)):
+            for (length, (rows, asked)), causal in product(lengths.items(), (False, True)):
                 if pass_ == "forward":
-                    form: Any = hopper.forward_form(head_dim, causal, rows, sawtooth=sawtooth)
+                    form: Any = hopper.forward_form(head_dim, causal, rows, **asked)
                 else:
                     form = hopper.backward_form(head_dim, causal)
                 forms[f"{pass_} {form.name}"] = _form(form, pass_)

@@ -4,7 +4,9 @@
 #pragma once
 
 #include "device_sm90.cuh"
+#include "scores.cuh"
 #include "tile_order.cuh"
+#include "window.cuh"
 
 constexpr int BLOCK_M = 64 * CONSUMERS;
 constexpr int WARPGROUP = 128;
@@ -24,6 +26,8 @@ constexpr bool LAZY = !RESCALE_EARLY && !OPTIMISTIC_NOW;
 constexpr float LAG = 8.0f;
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128 || HEAD_DIM == 256, "head dimension");
 static_assert(!OPTIMISTIC || DTYPE == 1, "a stale reference needs the exponents of bf16");
+static_assert(!OPTIMISTIC || !(WINDOW || CHANGED), "the repair knows neither");
+static_assert(!BIAS, "a stored bias is the sm_80 form's");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "consumer warpgroups");
 
 // Iteration `it` of a ring of STAGES buffers: which one, and the parity of its barriers' phase.
@@ -117,22 +121,52 @@ __device__ __forceinline__ int zero_behind(const Softmax& state, int zero) {
     return (float_bits(state.sum[0]) ^ float_bits(state.sum[1])) & zero;
 }
 
+// Products -> scores, of rows row, row + 8; key is the column of score[0].
+__device__ __forceinline__ void change_scores(float (&score)[SCORES], const ScoreChange& change,
+                                              float slope, int row, int key) {
+    float passed;  // only the backward pass has a use for it
+#pragma unroll
+    for (int n = 0; n < SCORES; ++n)
+        score[n] =
+            change(score[n], row + n / 2 % 2 * 8, key + n / 4 * 8 + n % 2, slope, passed);
+}
+
+// How many of this thread's columns, key + 8 j and key + 8 j + 1 in their order, lie before `bound`.
+__device__ __forceinline__ int columns_before(int bound, int key) {
+    const int left = max_int(bound - key, 0);
+    return left / 8 * 2 + min_int(left % 8, 2);
+}
+
+// The lowest `count` bits, none and all where it lies beyond.
+__device__ __forceinline__ uint32 low_bits(int count) {
+    return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1u;
+}
+
 // Sets what rows row, row + 8 may not see to -inf; key is the column of score[0]. A bit for each
-// column of this thread, key + 8 j and key + 8 j + 1: seven of them become predicates at a time (R2P),
-// where a comparison for each would be an instruction for each.
+// column of this thread: seven of them become predicates at a time (R2P), where a comparison for
+// each would be an instruction for each.
 __device__ __forceinline__ void mask_scores(float (&score)[SCORES], int row, int key, int seqlen_q,
-                                            int seqlen_k) {
+                                            int seqlen_k, const Window& window) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int visible = seqlen_k;
         if constexpr (CAUSAL)
             visible = min_int(visible, row + 8 * half + 1 + seqlen_k - seqlen_q);
-        const int left = max_int(visible - key, 0);
-        const int seen = left / 8 * 2 + min_int(left % 8, 2);
+#if WINDOW
+        const int diagonal = row + 8 * half + seqlen_k - seqlen_q;
+        const int sinks = columns_before(min_int(window.sinks, visible), key);
+        const int hidden = columns_before(window.first(diagonal), key);
+        visible = min_int(visible, window.end(diagonal));
+#endif
+        const int seen = columns_before(visible, key);
 #pragma unroll
         for (int first = 0; first < SCORES / 2; first += 32) {
-            const int here = seen - first;
-            const uint32 bits = here >= 32 ? ~0u : here <= 0 ? 0u : (1u << here) - 1u;
+#if WINDOW
+            const uint32 bits = (low_bits(seen - first) & ~low_bits(hidden - first)) |
+                                low_bits(sinks - first);
+#else
+            const uint32 bits = low_bits(seen - first);
+#endif
 #pragma unroll
             for (int b = 0; b < min_int(32, SCORES / 2 - first); ++b)
                 if (!(bits >> b & 1u)) score[(first + b) / 2 * 4 + 2 * half + b % 2] = neg_infinity();
@@ -197,11 +231,15 @@ __device__ __forceinline__ TileCoord tile_coord(int block, int tiles, int heads,
     return {CAUSAL ? tiles - 1 - tile : tile, bh % heads, bh / heads};
 }
 
-// How many key tiles a query tile meets, and how many of them, the first ones walked, need a mask.
+// Which key tiles a query tile meets, how many, and, without a window, how many of them, the first
+// ones walked from the end, need a mask.
 struct KeyRange {
+    KeyTiles list;
     int tiles, masked;
-    __device__ __forceinline__ KeyRange(int tile, int seqlen_q, int seqlen_k)
-        : tiles(key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(tile, seqlen_q, seqlen_k)) {
+    __device__ __forceinline__ KeyRange(int tile, int seqlen_q, int seqlen_k,
+                                        const Window& window)
+        : list(key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(tile, seqlen_q, seqlen_k, window)),
+          tiles(list.count) {
         // Keys that even the first row of the tile sees: key tiles within them need no mask.
         int seen_by_all = seqlen_k;
         if constexpr (CAUSAL)
@@ -210,6 +248,14 @@ struct KeyRange {
         masked = tiles - min_int(tiles, seen_by_all / BLOCK_N);
     }
 };
+
+// With a window: whether the keys from key0 on need a mask for the 64 rows from row0 on.
+__device__ __forceinline__ bool needs_mask(const Window& window, int row0, int key0, int seqlen_q,
+                                           int seqlen_k) {
+    const int diagonal = row0 + seqlen_k - seqlen_q;
+    return key0 + BLOCK_N > seqlen_k || (CAUSAL && key0 + BLOCK_N - 1 > diagonal) ||
+           window.hides_any(diagonal, 64, key0, BLOCK_N);
+}
 
 // ---- ping-pong -----------------------------------------------------------------------------------
 

@@ -27,6 +27,9 @@ struct KeyTiles {
 struct Window {
     int left, right, sinks;
 
+    // The keys that it leaves beside the sinks: first(diagonal) … end(diagonal) - 1.
+    __device__ __forceinline__ int first(int diagonal) const { return diagonal - left; }
+    __device__ __forceinline__ int end(int diagonal) const { return diagonal + right + 1; }
     // Whether the window takes the key out. What lies to the right of a causal one the causal mask
     // has taken out already.
     __device__ __forceinline__ bool hides(int diagonal, int key) const {

@@ -24,8 +24,9 @@ def test_every_option_of_the_operator_has_a_line() -> None:
 def test_a_refused_option_is_seen() -> None:
     window = next(option for option in coverage.OPTIONS if option.name == "`window`")
     assert coverage.mark("flash", window) == "yes"
-    assert coverage.mark("flash-sm90", window) == "–"
-    assert coverage.takes(coverage.AUTO, window, "forward") == "flash"
+    assert coverage.mark("flash-sm90", window) == "forward only"
+    assert coverage.mark("flash-sm90-optimistic", window) == "–"
+    assert coverage.takes(coverage.AUTO, window, "backward") == "flash"
     sawtooth = next(option for option in coverage.OPTIONS if "sawtooth" in option.name)
     assert coverage.mark("flash-sm90-deterministic", sawtooth) == "forward only"
 

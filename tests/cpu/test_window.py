@@ -153,14 +153,19 @@ def test_a_window_that_hides_nothing_is_the_same_kernel() -> None:
 
 def test_what_has_no_window_says_so() -> None:
     shape = AttentionShape(1, 1, 256, 256, 64, causal=True, window=(16, 0))
-    for name in ("standard", "flash1-literal", "flash-sm90"):
-        with pytest.raises(ValueError, match=rf"{name} takes no window=\(16, 0\), sinks=0"):
-            predict_traffic(name, shape, Tile(64, 64), "forward")
+    for name, pass_ in (
+        ("standard", "forward"), ("flash1-literal", "forward"), ("flash-sm90", "backward"),
+        ("flash-sm90-optimistic", "forward"),
+    ):  # fmt: skip
+        with pytest.raises(
+            ValueError, match=rf"the {pass_} of {name} takes no window=\(16, 0\), sinks=0"
+        ):
+            predict_traffic(name, shape, Tile(64, 64), pass_)
     for name in ("standard", "flash1-literal"):
         with pytest.raises(ValueError, match=f"{name} does not take window"):
             launches_of(name, shape, "forward")
     hopper = Device("90")
-    assert launches_of("auto", shape, "forward", hopper).reason == "a window"
+    assert launches_of("auto", shape, "backward", hopper).reason == "a window"
     wide = AttentionShape(1, 1, 256, 256, 64, causal=True, window=(255, 0))
     assert launches_of("auto", wide, "forward", hopper).algorithm == "flash-sm90"
 
