@@ -23,9 +23,9 @@ from statistics import mean
 from analysis.arguments import checked
 from analysis.hardware import A100_80GB, Gpu
 from analysis.loop_model import card
-from analysis.loop_model.ampere import SM80
+from analysis.loop_model.ampere import MACHINE
 from analysis.loop_model.native import simulate
-from analysis.loop_model.parameters import Pick
+from analysis.loop_model.parameters import Machine
 from analysis.loop_model.program import Program, side_by_side
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
@@ -55,8 +55,6 @@ DTYPE = "fp16"
 """bf16 has the same instructions but for the conversion."""
 LINES = Path(__file__).with_name("ampere_lines.csv")
 COLUMN = "clocks_"
-PICK = Pick.GREEDY
-"""What schedulers of this generation do (Huerta et al., arXiv 2503.20481)."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +85,17 @@ class Recorded:
 
 
 def follow(
-    programs: Mapping[int, Program], shared_rounds: int, blocks_per_sm: int
+    programs: Mapping[int, Program],
+    shared_rounds: int,
+    blocks_per_sm: int,
+    machine: Machine = MACHINE,
 ) -> dict[str, object]:
     """The columns of a record that come from the model: programs of one block by its rounds.
 
     shared_rounds: of the blocks that are followed beside each other.
     """
-    alone = {rounds: _alone(program) for rounds, program in programs.items()}
-    slowdown = _slowdown(programs[shared_rounds], blocks_per_sm, alone[shared_rounds])
+    alone = {rounds: _alone(program, machine) for rounds, program in programs.items()}
+    slowdown = _slowdown(programs[shared_rounds], blocks_per_sm, alone[shared_rounds], machine)
     return {
         "blocks_per_sm": blocks_per_sm,
         "slowdown": round(slowdown, 3),
@@ -128,13 +129,14 @@ def _program(config: FlashConfig, rounds: int) -> Program:
     return loops.program(code_of(main.kernel, ARCH), launch)
 
 
-def _alone(found: Program) -> float:
+def _alone(found: Program, machine: Machine) -> float:
     return mean(
-        simulate(found, seed=seed, pick=PICK, parameters=SM80).clocks for seed in range(SEEDS)
+        simulate(found, seed=seed, pick=machine.pick, parameters=machine.parameters).clocks
+        for seed in range(SEEDS)
     )
 
 
-def _slowdown(found: Program, blocks: int, alone: float) -> float:
+def _slowdown(found: Program, blocks: int, alone: float, machine: Machine) -> float:
     """Blocks of an SM start at any time of each other."""
     if blocks == 1:
         return 1.0
@@ -147,7 +149,7 @@ def _slowdown(found: Program, blocks: int, alone: float) -> float:
         few, more = (
             simulate(
                 side_by_side(found, blocks, times),
-                seed=seed, start=starts, pick=PICK, parameters=SM80,
+                seed=seed, start=starts, pick=machine.pick, parameters=machine.parameters,
             ).clocks
             for times in (FEW, MORE)
         )  # fmt: skip

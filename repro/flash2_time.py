@@ -1,11 +1,12 @@
 """The model of time on machine code that is not ours: FlashAttention-2's, as torch ships it.
 
-Its kernels for sm_80 lie in torch's CUDA wheel. They are read from there, not copied: what is kept
-is how many clocks the model says a block takes (``results/flash2/lines.csv``). The published times
-of FlashAttention-2 on an A100 are then a test on which nobody decided anything.
+Its kernels lie in torch's CUDA wheel, for sm_80 and for sm_90, which an H200 takes. They are read
+from there, not copied: what is kept is how many clocks the model says a block takes, and what it
+executes in a round of its loop, counted (``results/flash2``). Times of FlashAttention-2 on an A100
+and an H200 are then a test on which nobody decided anything.
 
-    cuobjdump -xelf sm_80 libtorch_cuda.so        # into an empty folder
-    python -m repro.flash2_time FOLDER VERSION    # of torch
+    cuobjdump -xelf sm_90 libtorch_cuda.so                  # into an empty folder
+    python -m repro.flash2_time FOLDER VERSION --arch sm_90 # version of torch
 
 needs nvdisasm and a C compiler; no GPU, and no torch that is installed.
 """
@@ -23,12 +24,14 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from analysis.hardware import A100_80GB
-from analysis.loop_model.card import Clock
+from analysis.hardware import A100_80GB, H200, Gpu
+from analysis.loop_model import ampere, hopper_warps
+from analysis.loop_model.card import H200_SUSTAINED, Clock
+from analysis.loop_model.parameters import Machine
 from analysis.loop_model.program import Program
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
-from kernels.ampere_time import ARCH, COLUMN, PASSES, Recorded, follow
+from kernels.ampere_time import COLUMN, PASSES, Recorded, follow
 from kernels.building.cache import digest
 from kernels.hopper_time import seconds_around
 from kernels.sass import loops
@@ -36,17 +39,48 @@ from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch
 from repro import cli
 from repro.measuring.records import RESULTS
+from repro.round_counts import write_counts
 
-LINES = RESULTS / "flash2" / "lines.csv"
+FOLDER = RESULTS / "flash2"
 ROUNDS = (2, 4, 8)
 HEAD_DIMS = (64, 128)
-GPU = A100_80GB
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A card, the code in the wheel that it takes, and the model of its SM.
+
+    dtype: of the kernels that are read; the other half precision has the same instructions but for
+        the conversion.
+    """
+
+    arch: str
+    dtype: str
+    gpu: Gpu
+    clock: Clock
+    machine: Machine
+
+    @property
+    def lines(self) -> Path:
+        return FOLDER / ("lines.csv" if self.arch == "sm_80" else f"{self.arch}_lines.csv")
+
+    @property
+    def counts(self) -> Path:
+        return FOLDER / f"{self.arch}_counts.csv"
+
+
+_BOOST = Clock(A100_80GB.boost_clock_hz, "boost clock of the datasheet")
+ON_A100 = Target("sm_80", "fp16", A100_80GB, _BOOST, ampere.MACHINE)
+ON_H200 = Target("sm_90", "bf16", H200, H200_SUSTAINED, hopper_warps.MACHINE)
+TARGETS = {target.arch: target for target in (ON_A100, ON_H200)}
+GPU = ON_A100.gpu
+_TYPES = {"fp16": "6half_t", "bf16": "10bfloat16_t"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """What FlashAttention-2 launches on an A100 (its ``flash_fwd_launch_template.h`` and
-    ``flash_bwd_launch_template.h``): tile, warps, the template arguments of the name, and the
+    """What FlashAttention-2 launches on an A100 and on an H200 (its ``flash_fwd_launch_template.h``
+    and ``flash_bwd_launch_template.h``): tile, warps, the template arguments of the name, and the
     blocks an SM holds: a forward's 4 warps of up to 255 registers twice, a backward's 8 once."""
 
     tile: Tile
@@ -80,7 +114,7 @@ _BATCH_STRIDES, _ROW_STRIDES, _HEAD_STRIDES = (
 _HEADS, _BATCH, _LENGTHS, _HEAD_DIM, _ROUNDED = (96, 100, 104), 176, (180, 184), 192, (196, 200)
 _WINDOW = (388, 392)  # keys to the left and to the right, -1 for all
 _GRADIENTS = 464  # of the backward: pointers of dO, dQ, dK, dV and of the sum of dQ, then strides
-_STRUCT_BYTES = 640
+_STRUCT_BYTES = 648
 
 
 def arguments(pass_: str, seqlen: int, head_dim: int, causal: bool) -> bytes:
@@ -111,7 +145,9 @@ def arguments(pass_: str, seqlen: int, head_dim: int, causal: bool) -> bytes:
     return bytes(found)
 
 
-def program(code: Code, pass_: str, head_dim: int, causal: bool, rounds: int) -> Program:
+def program(
+    code: Code, pass_: str, head_dim: int, causal: bool, rounds: int, arch: str = ON_A100.arch
+) -> Program:
     """The block that walks so many tiles: of a causal forward the last one."""
     form = FORMS[pass_, head_dim]
     inner, outer = form.tile.block_n, form.tile.block_m
@@ -122,32 +158,34 @@ def program(code: Code, pass_: str, head_dim: int, causal: bool, rounds: int) ->
     place = blocks - 1 if pass_ == "forward" and causal else 0
     data = arguments(pass_, seqlen, head_dim, causal)
     argument = (len(data), int.from_bytes(data, "little"))
-    launch = Launch(32 * form.warps, (blocks, 1, 1), [argument], (place, 0, 0), architecture=ARCH)
+    launch = Launch(32 * form.warps, (blocks, 1, 1), [argument], (place, 0, 0), architecture=arch)
     return loops.program(code, launch)
 
 
-def entry_in(cubin: bytes, pass_: str, head_dim: int, causal: bool) -> str | None:
-    """The mangled name of the fp16 kernel in a cubin, without masks of lengths; None: not there."""
+def entry_in(
+    cubin: bytes, pass_: str, head_dim: int, causal: bool, dtype: str = ON_A100.dtype
+) -> str | None:
+    """The mangled name of a kernel in a cubin, without masks of lengths; None: not there."""
     kernel, flags = _NAMES[pass_]
     switches = "".join(f"ELb{flag}" for flag in flags.replace("c", str(int(causal))))
     pattern = (
-        rf"\.text\.(_ZN\w*{kernel}{FORMS[pass_, head_dim].traits}N7cutlass6half_t\w*"
+        rf"\.text\.(_ZN\w*{kernel}{FORMS[pass_, head_dim].traits}N7cutlass{_TYPES[dtype]}\w*"
         rf"{switches}EEEvNS_\w+)\0"
     )
     found = re.search(pattern.encode(), cubin)
     return found[1].decode() if found else None
 
 
-def version() -> str:
+def version(target: Target = ON_A100) -> str:
     """Of torch whose machine code is on record."""
-    with LINES.open(encoding="utf-8") as file:
+    with target.lines.open(encoding="utf-8") as file:
         return next(csv.DictReader(file))["torch"]
 
 
 @cache
-def lines() -> dict[tuple[str, int, bool], Recorded]:
+def lines(target: Target = ON_A100) -> dict[tuple[str, int, bool], Recorded]:
     """What is on record, by pass, head dimension and causal mask."""
-    with LINES.open(encoding="utf-8") as file:
+    with target.lines.open(encoding="utf-8") as file:
         return {
             (row["pass"], int(row["head_dim"]), row["causal"] == "True"): Recorded.read(row)
             for row in csv.DictReader(file)
@@ -162,41 +200,49 @@ def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
         yield from of_head.tolist()
 
 
-def seconds(pass_: str, shape: AttentionShape) -> float:
-    """Predicted time of a pass on an A100 at its boost clock. KeyError for another head dimension
-    than is on record."""
-    found = lines()[pass_, shape.head_dim, shape.causal]
-    clock = Clock(GPU.boost_clock_hz, "boost clock of the datasheet")
-    main = found.clocks(_rounds(pass_, found.tile, shape), GPU.sms) / clock.hz
-    return main + seconds_around(pass_, shape, 1, GPU.hbm_bandwidth_bytes_per_s)
+def seconds(
+    pass_: str, shape: AttentionShape, target: Target = ON_A100, clock: Clock | None = None
+) -> float:
+    """Predicted time of a pass, at another clock than the target's where one is given. KeyError for
+    another head dimension than is on record."""
+    found, gpu = lines(target)[pass_, shape.head_dim, shape.causal], target.gpu
+    clocks = found.clocks(_rounds(pass_, found.tile, shape), gpu.sms)
+    around = seconds_around(pass_, shape, 1, gpu.hbm_bandwidth_bytes_per_s)
+    return clocks / (clock or target.clock).hz + around
 
 
-def record(folder: Path, version: str) -> None:
-    """Writes the record. ValueError names a kernel that is in none of the folder's cubins."""
+def record(folder: Path, version: str, target: Target = ON_A100) -> None:
+    """Writes the record: clocks, and what a round executes. ValueError names a kernel that is in
+    none of the folder's cubins."""
     cubins = [path.read_bytes() for path in sorted(folder.glob("*.cubin"))]
     columns = ("pass", "head_dim", "causal", "block_m", "block_n", "torch", "digest",
                "blocks_per_sm", "slowdown", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
-    rows = []
+    rows, rounds = [], {}
     for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
-        entries = ((cubin, entry_in(cubin, pass_, head_dim, causal)) for cubin in cubins)
+        entries = (
+            (cubin, entry_in(cubin, pass_, head_dim, causal, target.dtype)) for cubin in cubins
+        )
         cubin, entry = next((pair for pair in entries if pair[1]), (b"", None))
         if entry is None:
             raise ValueError(
                 f"no {pass_} for head_dim={head_dim}, causal={causal} in the cubins of {folder}"
             )
         code = disassemble(cubin, entry)
-        programs = {n: program(code, pass_, head_dim, causal, n) for n in ROUNDS}
+        programs = {n: program(code, pass_, head_dim, causal, n, target.arch) for n in ROUNDS}
+        rounds[pass_, head_dim, causal] = (programs[ROUNDS[-2]], programs[ROUNDS[-1]])
         form = FORMS[pass_, head_dim]
         rows.append({
             "pass": pass_, "head_dim": head_dim, "causal": causal,
             "block_m": form.tile.block_m, "block_n": form.tile.block_n, "torch": version,
-            "digest": digest(cubin)[:16], **follow(programs, ROUNDS[-1], form.blocks_per_sm),
+            "digest": digest(cubin)[:16],
+            **follow(programs, ROUNDS[-1], form.blocks_per_sm, target.machine),
         })  # fmt: skip
-    LINES.parent.mkdir(exist_ok=True)
-    with LINES.open("w", newline="", encoding="utf-8") as file:
+    target.lines.parent.mkdir(exist_ok=True)
+    with target.lines.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    write_counts(target.counts, rounds, ROUNDS[-1] - ROUNDS[-2])
 
 
 def main(asked: list[str] | None = None) -> None:
@@ -204,8 +250,9 @@ def main(asked: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path, help="of the extracted cubins")
     parser.add_argument("version", help="of torch, as 2.8.0")
+    parser.add_argument("--arch", choices=TARGETS, default=ON_A100.arch, help="of the cubins")
     given = parser.parse_args(asked)
-    record(given.folder, given.version)
+    record(given.folder, given.version, TARGETS[given.arch])
 
 
 if __name__ == "__main__":

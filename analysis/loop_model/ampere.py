@@ -13,7 +13,7 @@ assumed  published by nobody; what follows from it is said where it matters
 
 from __future__ import annotations
 
-from analysis.loop_model.parameters import Operation, Parameter, Unit
+from analysis.loop_model.parameters import Machine, Operation, Parameter, Pick, Unit
 
 SM80: dict[str, Parameter] = {
     "bank_ports": Parameter(
@@ -35,9 +35,8 @@ SM80: dict[str, Parameter] = {
     ),
 }  # fmt: skip
 
-#: Clocks between products of a scheduler, by shape: 2,048 or 1,024 multiply-adds at 256 a clock of
-#: a quarter SM (spec: 1,024 an SM); the compiler spaces them alike (code).
-PRODUCTS = {"16816": 8, "1688": 4}
+MACHINE = Machine(SM80, Pick.GREEDY)
+"""Schedulers of this generation issue the warp that issued last, and else the youngest (huerta)."""
 
 _FMA = Operation(Unit.FMA, 2)
 _ALU = Operation(Unit.ALU, 2)
@@ -51,6 +50,8 @@ _NONE = Operation(Unit.ISSUE_ONLY)
 #: Latencies: MUFU 23, shared memory 29, L1 37 (accelsim); LDC 29, SHFL 26, sources of STS held 12,
 #: of STG 14 (huerta); L2 203 (luo). Taken as those of their like: S2R, S2UR and R2UR, whose results
 #: have counters here, as LDC; RED and LDGSTS hold their sources as STG does.
+#: HMMA is that of shape 16816: 2,048 multiply-adds at 256 a clock of a quarter SM (spec: 1,024 an
+#: SM); the compiler spaces them alike (code).
 OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("FFMA", "FMUL", "FADD", "IMAD"), _FMA),
     **dict.fromkeys(
@@ -87,6 +88,6 @@ OPERATIONS: dict[str, Operation] = {
     "RED": Operation(Unit.MEMORY, 4, 14),
     "LDL": Operation(Unit.MEMORY, 4, 37),
     "STL": Operation(Unit.MEMORY, 4, 14),
-    "HMMA": Operation(Unit.WARP_TENSOR, PRODUCTS["16816"]),
+    "HMMA": Operation(Unit.WARP_TENSOR, 8),
     "DEPBAR": Operation(Unit.COUNTER_WAIT),
 }  # fmt: skip

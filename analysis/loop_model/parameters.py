@@ -17,6 +17,7 @@ structure  a mechanism whose size nobody published; which of its sizes is used w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -76,6 +77,14 @@ class Pick(IntEnum):
     OLDEST = 0
     GREEDY = 1
     IN_TURN = 2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An SM that takes code of warps: its parameters, and the warp its schedulers pick."""
+
+    parameters: Mapping[str, Parameter]
+    pick: Pick
 
 
 SM90: dict[str, Parameter] = {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from analysis.loop_model import ampere
+from analysis.loop_model import ampere, hopper_warps
 from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS, Operation
 from analysis.loop_model.program import Program, Step
 from kernels.sass.code import Code, Instruction
@@ -20,7 +20,11 @@ ROW_STATISTICS = 128
 _REGISTERS = re.compile(r"(?<![U\w])R(\d+)(\.reuse)?")
 #: Bytes a lane moves by the modifier of an access to shared memory.
 _WIDTH = {"64": 8, "128": 16, "U8": 1, "U16": 2, "S8": 1, "S16": 2}
-_OPERATIONS = {"sm_80": ampere.OPERATIONS, "sm_90a": OPERATIONS}
+_OPERATIONS = {
+    "sm_80": ampere.OPERATIONS, "sm_90": hopper_warps.OPERATIONS, "sm_90a": OPERATIONS,
+}  # fmt: skip
+#: Depth of a warp's product over that of HMMA.16816, whose interval is that of the operation.
+_DEPTHS = {"16816": 1.0, "1688": 0.5}
 #: Registers of A, B and the accumulator of HMMA.16816.
 _FRAGMENTS = (4, 2, 4)
 
@@ -68,10 +72,10 @@ def step(
         last = "gsb0" in i.operands
         accumulates = not re.search(r"RZ, !UPT", i.operands)
     elif i.opcode == "HMMA":
-        interval = ampere.PRODUCTS.get(i.modifiers[0])
-        if interval is None:
+        depth = _DEPTHS.get(i.modifiers[0])
+        if depth is None:
             raise ValueError(f"no rate is known for products of shape {text} {i.operands}")
-        operation = replace(operation, interval=interval)
+        operation = replace(operation, interval=int(operation.interval * depth))
     elif i.opcode == "LDGDEPBAR" and control.write_barrier is None:
         raise ValueError(f"no counter for {text} at 0x{i.address:x}: nothing could wait for it")
     elif i.opcode == "LDS" and "64" in i.modifiers:
@@ -128,7 +132,7 @@ def _reads(i: Instruction, before: Instruction | None) -> tuple[int, int]:
 
 def _sources(i: Instruction) -> list[tuple[int, int, bool]]:
     """Operand, register and whether it is marked for reuse; of 32-bit sources."""
-    stores = ("STS", "STSM", "STG", "STL", "SYNCS", "BAR", "RED", "LDGSTS")
+    stores = ("STS", "STSM", "STG", "STL", "SYNCS", "BAR", "RED", "REDG", "LDGSTS")
     operands = i.operands.split(",")[0 if i.opcode in stores else 1 :]
     return [
         (slot, int(number), bool(reused))

@@ -39,7 +39,7 @@ class Launch:
     arguments: (bytes, value), a struct of words as one little-endian number; a tensor map has 128
         bytes.
     taken: what an atomic addition to a counter returns, one after another.
-    architecture: "sm_80" or "sm_90a": where arguments lie, and what instructions cost.
+    architecture: "sm_80", "sm_90" or "sm_90a": where arguments lie, and what instructions cost.
     loaded: what loads of global memory return, and so words of shared memory that threads beside
         a warp's first have stored; None: not known.
     """

@@ -37,7 +37,7 @@ WITHOUT_EFFECT = frozenset(
         "FFMA", "FADD", "FMUL", "FMNMX", "FSEL", "F2FP", "F2F", "HGMMA", "HMMA", "HADD2",
         "HMUL2", "HFMA2", "LDSM", "STSM", "DEPBAR", "MEMBAR", "FENCE",
         "CCTL", "NOP", "YIELD", "BSSY", "BSYNC", "WARPSYNC", "WARPGROUP", "WARPGROUPSET",
-        "ERRBAR", "ENDCOLLECTIVE", "BREAK", "STG", "STGM", "REDG",
+        "ERRBAR", "ENDCOLLECTIVE", "BREAK", "STG", "STGM",
         "UTMACMDFLUSH", "UTMAPF", "KILL", "NANOSLEEP", "ACQBULK", "PREEXIT",
     ]
 )  # fmt: skip
@@ -489,7 +489,7 @@ _MAKERS: dict[str, Maker] = {
     "R2UR": _to_uniform, "P2R": _p2r, "R2P": _r2p, "ELECT": _elect, "SHFL": _shuffle,
     "MUFU": _reciprocal, "BRA": _branch, "CALL": _call, "EXIT": _exit,
     "BAR": sass_sharing.named_barrier, "SYNCS": sass_sharing.syncs,
-    "LDC": _constant, "RED": sass_sharing.add,
+    "LDC": _constant, **dict.fromkeys(("RED", "REDG"), sass_sharing.add),
     "LDGSTS": sass_sharing.copy_by_warp, "LDGDEPBAR": sass_sharing.end_of_copies,
     "ATOMG": sass_sharing.atomic, "USETMAXREG": sass_sharing.granted, "RET": _exit,
     "PRMT": _simple(_permute, 3),

@@ -28,7 +28,7 @@ from kernels.sass.operands import (
 from kernels.sass.operations import compile_
 
 WARP = 32
-PARAMETERS = {"sm_80": 0x160, "sm_90a": 0x210}
+PARAMETERS = {"sm_80": 0x160, "sm_90": 0x210, "sm_90a": 0x210}
 """Where arguments begin in the constant bank, by architecture (code)."""
 MAP_BYTES = 128
 BANK_ADDRESS = 0x10000000  # of the constant bank, as a generic address
@@ -105,7 +105,8 @@ def _constant_bank(launch: Launch) -> tuple[dict[int, int], dict[int, int]]:
     first = at = PARAMETERS[launch.architecture]
     bank[0x28] = 0xFFF000  # the stack
     # What describes global memory; on Hopper also the bank's own address.
-    descriptors = {"sm_80": {0x118: 0}, "sm_90a": {0x198: BANK_ADDRESS, 0x208: 0}}
+    hopper = {0x198: BANK_ADDRESS, 0x208: 0}
+    descriptors = {"sm_80": {0x118: 0}, "sm_90": hopper, "sm_90a": hopper}
     for place, address in descriptors[launch.architecture].items():
         bank |= {place: address, place + 4: 0}
     for size, value in launch.arguments:

@@ -1,0 +1,175 @@
+"""Kernels of others on an H200: times predicted from their machine code, beside measured ones.
+
+Predicted is what torch's ``sdpa-flash2`` runs (``repro.flash2_time``). The rules were fixed before
+any prediction was compared:
+
+- Judged are the times of one pass, without dropout, whose head dimension is on record.
+- No clock was recorded. Predicted are two ends of a range: at 1.70 GHz, where attention at the
+  power limit was seen, and at 1.98 GHz, the highest. Errors are at 1.70 GHz; beside them is how
+  many times lie in the range widened by 10 % on both sides. The order and the ratios of rates need
+  no clock.
+- Times below 100 us at 1.70 GHz hold the host's part of a launch: they are listed, not judged.
+- Cells are in two halves: sorted by the SHA-256 of their names, every second one belongs to the
+  first. Whatever would have to be decided may be decided on the first half; the second is looked
+  at once.
+
+``python -m repro.peers`` writes the predictions, ``results/flash2/h200_predicted.csv``.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from analysis.flops import paper_flops
+from analysis.hardware import H200, find_gpu
+from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED
+from analysis.shapes import AttentionShape
+from repro import cli, flash2_time
+from repro.flash2_time import ON_H200
+from repro.measuring.records import Record, load
+from repro.time_validation import halves
+
+EXPERIMENTS = ("throughput", "fig3-runtime")
+FLASH2 = "sdpa-flash2"
+LEAST_S = 100e-6
+WIDENED = 0.10
+PREDICTED = flash2_time.FOLDER / "h200_predicted.csv"
+COLUMNS = ("peer", "pass", "batch", "heads", "seqlen", "head_dim", "dtype", "causal",
+           "sustained_s", "nominal_s")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One time that was measured: whose, and of which pass and shape."""
+
+    peer: str
+    pass_: str
+    shape: AttentionShape
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """As in the record of predictions."""
+        s = self.shape
+        return tuple(
+            map(str, (self.peer, self.pass_, s.batch, s.heads, s.seqlen_q, s.head_dim, s.dtype,
+                      s.causal))
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.fields)
+
+    def seconds(self) -> tuple[float, float]:
+        """Predicted at the sustained and at the highest clock."""
+        slow, fast = (
+            flash2_time.seconds(self.pass_, self.shape, ON_H200, clock)
+            for clock in (H200_SUSTAINED, H200_NOMINAL)
+        )
+        return slow, fast
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A measured time between the predicted ones."""
+
+    cell: Cell
+    measured_s: float
+    sustained_s: float
+    nominal_s: float
+    first_half: bool
+
+    @property
+    def ratio(self) -> float:
+        """Predicted at the sustained clock over measured."""
+        return self.sustained_s / self.measured_s
+
+    @property
+    def within(self) -> bool:
+        """Whether the measured time lies in the widened range."""
+        low, high = self.nominal_s * (1 - WIDENED), self.sustained_s * (1 + WIDENED)
+        return low <= self.measured_s <= high
+
+    def tflops(self, seconds: float) -> float:
+        return paper_flops(self.cell.shape, self.cell.pass_) / seconds / 1e12
+
+
+def cell_of(row: Record) -> Cell:
+    """The cell of a measured row."""
+    shape = AttentionShape(
+        row.batch or 0, row.heads or 0, row.seqlen_q or 0, row.seqlen_k or 0, row.head_dim or 0,
+        dtype=str(row.dtype), causal=bool(row.causal),
+    )  # fmt: skip
+    return Cell(row.implementation, str(row.pass_), shape)
+
+
+def rows() -> list[Record]:
+    """Measured times of one pass of the peers."""
+    return [
+        row
+        for row in load(EXPERIMENTS, local=False)
+        if row.source == "measured"
+        and row.implementation == FLASH2
+        and row.pass_ in ("forward", "backward")
+        and row.metric == "time_ms"
+        and row.value is not None
+        and not row.dropout
+        and row.head_dim in flash2_time.HEAD_DIMS
+        and find_gpu(str(row.device)) == H200
+    ]
+
+
+def cells() -> list[Cell]:
+    """All that have a time, each once."""
+    return list({cell.name: cell for cell in map(cell_of, rows())}.values())
+
+
+def first_half(names: Iterable[str]) -> frozenset[str]:
+    """By the rule above."""
+    return halves(names)[0]
+
+
+@cache
+def predicted() -> dict[tuple[str, ...], tuple[float, float]]:
+    """The recorded predictions in seconds, at the sustained and at the highest clock."""
+    with PREDICTED.open(encoding="utf-8") as file:
+        return {
+            tuple(row[name] for name in COLUMNS[:-2]): (
+                float(row["sustained_s"]), float(row["nominal_s"]),
+            )
+            for row in csv.DictReader(file)
+        }  # fmt: skip
+
+
+def comparisons(measured: Iterable[Record] | None = None) -> list[Comparison]:
+    """Measured times beside recorded predictions; by default all that are on record."""
+    measured = rows() if measured is None else measured
+    first = first_half(cell.name for cell in cells())
+    found = []
+    for row in measured:
+        cell = cell_of(row)
+        slow, fast = predicted()[cell.fields]
+        assert row.value is not None
+        found.append(Comparison(cell, row.value / 1e3, slow, fast, cell.name in first))
+    return found
+
+
+def judged(found: Sequence[Comparison]) -> list[Comparison]:
+    """Those that a launch does not decide."""
+    return [one for one in found if one.sustained_s >= LEAST_S]
+
+
+def main() -> None:
+    """Predicts every cell that has a time. Seconds."""
+    with PREDICTED.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for cell in cells():
+            writer.writerow((*cell.fields, *(f"{value:.4e}" for value in cell.seconds())))
+
+
+if __name__ == "__main__":
+    sys.exit(cli.program(main))
