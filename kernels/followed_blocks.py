@@ -15,6 +15,7 @@ from statistics import mean
 from analysis.loop_model import card
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
+from analysis.loop_model.program import Program
 from kernels import hopper
 from kernels.building.compile import compile_cubin
 from kernels.launch import Argument, Array, Kernel, TensorMap, contiguous_strides, encode
@@ -88,9 +89,12 @@ def _arrays(seqlen: int, head_dim: int) -> dict[str, Array]:
 
 
 def _clocks(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> float:
-    """Mean clocks of block 0 over starts."""
     launch = launch_of(recorded, taken, loaded)
-    found = loops.program(code_of(recorded.kernel), launch)
+    return clocks_of(loops.program(code_of(recorded.kernel), launch))
+
+
+def clocks_of(found: Program) -> float:
+    """Mean clocks of a block of warpgroups over starts, on one of an H200's SMs under load."""
     copied = card.copy_bytes_per_clock(SM90["copy_bytes"].value, card.H200_SUSTAINED, SMS)
     found_clocks = []
     for seed in range(SEEDS):

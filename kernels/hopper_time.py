@@ -119,7 +119,7 @@ def _key_tiles(form: hopper.ForwardForm, shape: AttentionShape) -> Iterator[int]
 
     group = hopper_heads_per_group(shape, "forward")
     tiles = range(-(-shape.seqlen_q // block_m))
-    return (rounds(m) for m in _longest_first(reversed(tiles), heads, group))
+    return (rounds(m) for m in longest_first(reversed(tiles), heads, group))
 
 
 def _query_tiles(form: hopper.BackwardForm, shape: AttentionShape) -> Iterator[int]:
@@ -136,11 +136,11 @@ def _query_tiles(form: hopper.BackwardForm, shape: AttentionShape) -> Iterator[i
 
     group = hopper_heads_per_group(shape, "backward")
     tiles = range(-(-shape.seqlen_k // block_n))
-    return (rounds(n) for n in _longest_first(tiles, heads, group))
+    return (rounds(n) for n in longest_first(tiles, heads, group))
 
 
-def _longest_first(tiles: Iterable[int], heads: int, group: int) -> Iterator[int]:
-    """``group`` heads side by side."""
+def longest_first(tiles: Iterable[int], heads: int, group: int) -> Iterator[int]:
+    """Of tiles of ``heads`` heads, ``group`` of them side by side."""
     order = list(tiles)
     for start in range(0, heads, group):
         for tile in order:

@@ -1,7 +1,7 @@
 """Kernels of others on an H200: times predicted from their machine code, beside measured ones.
 
-Predicted is what torch's ``sdpa-flash2`` runs (``repro.flash2_time``). The rules were fixed before
-any prediction was compared:
+FlashAttention-2 as torch runs it (``repro.flash2_time``) and FlashAttention-4's Hopper kernels
+(``repro.flash4_time``). The rules were fixed before any prediction was compared:
 
 - Judged are the times of one pass, without dropout, whose head dimension is on record.
 - No clock was recorded. Predicted are two ends of a range: at 1.70 GHz, where attention at the
@@ -13,7 +13,7 @@ any prediction was compared:
   first. Whatever would have to be decided may be decided on the first half; the second is looked
   at once.
 
-``python -m repro.peers`` writes the predictions, ``results/flash2/h200_predicted.csv``.
+``python -m repro.peers`` writes the predictions, ``h200_predicted.csv`` in the folder of each.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from functools import cache
 
 from analysis.flops import paper_flops
 from analysis.hardware import H200, find_gpu
-from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED
+from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED, Clock
 from analysis.shapes import AttentionShape
-from repro import cli, flash2_time
+from repro import cli, flash2_time, flash4_time
 from repro.flash2_time import ON_H200
 from repro.measuring.records import Record, load
 from repro.time_validation import halves
 
-EXPERIMENTS = ("throughput", "fig3-runtime")
-FLASH2 = "sdpa-flash2"
+EXPERIMENTS = ("throughput", "fig3-runtime", "throughput-peers")
 LEAST_S = 100e-6
 WIDENED = 0.10
-PREDICTED = flash2_time.FOLDER / "h200_predicted.csv"
+FLASH2 = "sdpa-flash2"
+FLASH4 = "flash-attn-4 4.0.0b36 (Hopper path)"
+FOLDERS = {FLASH2: flash2_time.FOLDER, FLASH4: flash4_time.FOLDER}
+PREDICTED = "h200_predicted.csv"
 COLUMNS = ("peer", "pass", "batch", "heads", "seqlen", "head_dim", "dtype", "causal",
            "sustained_s", "nominal_s")  # fmt: skip
 
@@ -65,11 +67,13 @@ class Cell:
 
     def seconds(self) -> tuple[float, float]:
         """Predicted at the sustained and at the highest clock."""
-        slow, fast = (
-            flash2_time.seconds(self.pass_, self.shape, ON_H200, clock)
-            for clock in (H200_SUSTAINED, H200_NOMINAL)
-        )
-        return slow, fast
+
+        def at(clock: Clock) -> float:
+            if self.peer == FLASH4:
+                return flash4_time.seconds(self.pass_, self.shape, clock)
+            return flash2_time.seconds(self.pass_, self.shape, ON_H200, clock)
+
+        return at(H200_SUSTAINED), at(H200_NOMINAL)
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,8 @@ def rows() -> list[Record]:
         row
         for row in load(EXPERIMENTS, local=False)
         if row.source == "measured"
-        and row.implementation == FLASH2
+        and row.implementation in FOLDERS
         and row.pass_ in ("forward", "backward")
-        and row.metric == "time_ms"
         and row.value is not None
         and not row.dropout
         and row.head_dim in flash2_time.HEAD_DIMS
@@ -122,38 +125,41 @@ def rows() -> list[Record]:
     ]
 
 
+def measured_s(row: Record) -> float:
+    """Seconds of a row, which is a time or a rate."""
+    assert row.value is not None
+    if row.metric == "time_ms":
+        return row.value / 1e3
+    cell = cell_of(row)
+    return paper_flops(cell.shape, cell.pass_) / row.value / 1e12
+
+
 def cells() -> list[Cell]:
     """All that have a time, each once."""
     return list({cell.name: cell for cell in map(cell_of, rows())}.values())
 
 
-def first_half(names: Iterable[str]) -> frozenset[str]:
-    """By the rule above."""
-    return halves(names)[0]
-
-
 @cache
 def predicted() -> dict[tuple[str, ...], tuple[float, float]]:
     """The recorded predictions in seconds, at the sustained and at the highest clock."""
-    with PREDICTED.open(encoding="utf-8") as file:
-        return {
-            tuple(row[name] for name in COLUMNS[:-2]): (
-                float(row["sustained_s"]), float(row["nominal_s"]),
-            )
-            for row in csv.DictReader(file)
-        }  # fmt: skip
+    found = {}
+    for folder in FOLDERS.values():
+        with (folder / PREDICTED).open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                values = float(row["sustained_s"]), float(row["nominal_s"])
+                found[tuple(row[name] for name in COLUMNS[:-2])] = values
+    return found
 
 
 def comparisons(measured: Iterable[Record] | None = None) -> list[Comparison]:
     """Measured times beside recorded predictions; by default all that are on record."""
     measured = rows() if measured is None else measured
-    first = first_half(cell.name for cell in cells())
+    first, _ = halves(cell.name for cell in cells())
     found = []
     for row in measured:
         cell = cell_of(row)
         slow, fast = predicted()[cell.fields]
-        assert row.value is not None
-        found.append(Comparison(cell, row.value / 1e3, slow, fast, cell.name in first))
+        found.append(Comparison(cell, measured_s(row), slow, fast, cell.name in first))
     return found
 
 
@@ -164,11 +170,13 @@ def judged(found: Sequence[Comparison]) -> list[Comparison]:
 
 def main() -> None:
     """Predicts every cell that has a time. Seconds."""
-    with PREDICTED.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for cell in cells():
-            writer.writerow((*cell.fields, *(f"{value:.4e}" for value in cell.seconds())))
+    for peer, folder in FOLDERS.items():
+        with (folder / PREDICTED).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            for cell in cells():
+                if cell.peer == peer:
+                    writer.writerow((*cell.fields, *(f"{value:.4e}" for value in cell.seconds())))
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
         [
             "UIADD3", "UMOV", "ULOP3", "ULEA", "USHF", "UISETP", "USEL", "UIMAD", "UPLOP3",
-            "ULDC", "UFLO", "UPOPC", "VOTEU",
+            "ULDC", "UFLO", "UPOPC", "VOTEU", "UPRMT",
         ],
         _UNIFORM,
     ),
@@ -168,6 +168,7 @@ OPERATIONS: dict[str, Operation] = {
         [
             "NOP", "BRA", "EXIT", "RET", "CALL", "BSSY", "BSYNC", "YIELD", "WARPSYNC",
             "ENDCOLLECTIVE", "BREAK", "BAR", "CCTL", "ERRBAR", "USETMAXREG", "NANOSLEEP",
+            "UTMACCTL",
         ],
         _NONE,
     ),

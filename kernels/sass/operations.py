@@ -38,7 +38,7 @@ WITHOUT_EFFECT = frozenset(
         "HMUL2", "HFMA2", "LDSM", "STSM", "DEPBAR", "MEMBAR", "FENCE",
         "CCTL", "NOP", "YIELD", "BSSY", "BSYNC", "WARPSYNC", "WARPGROUP", "WARPGROUPSET",
         "ERRBAR", "ENDCOLLECTIVE", "BREAK", "STG", "STGM",
-        "UTMACMDFLUSH", "UTMAPF", "KILL", "NANOSLEEP", "ACQBULK", "PREEXIT",
+        "UTMACMDFLUSH", "UTMACCTL", "UTMAPF", "KILL", "NANOSLEEP", "ACQBULK", "PREEXIT",
     ]
 )  # fmt: skip
 
@@ -492,7 +492,7 @@ _MAKERS: dict[str, Maker] = {
     "LDC": _constant, **dict.fromkeys(("RED", "REDG"), sass_sharing.add),
     "LDGSTS": sass_sharing.copy_by_warp, "LDGDEPBAR": sass_sharing.end_of_copies,
     "ATOMG": sass_sharing.atomic, "USETMAXREG": sass_sharing.granted, "RET": _exit,
-    "PRMT": _simple(_permute, 3),
+    **dict.fromkeys(("PRMT", "UPRMT"), _simple(_permute, 3)),
     "IABS": _simple(lambda x: abs(signed(x)), 1),
     "POPC": _simple(lambda x: bin(x).count("1"), 1),
     "UPOPC": _simple(lambda x: bin(x).count("1"), 1),

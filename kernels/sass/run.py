@@ -110,7 +110,8 @@ def _constant_bank(launch: Launch) -> tuple[dict[int, int], dict[int, int]]:
     for place, address in descriptors[launch.architecture].items():
         bank |= {place: address, place + 4: 0}
     for size, value in launch.arguments:
-        alignment = 64 if isinstance(value, TensorMapArgument) else min(size, 8)
+        # A struct of words has a size that its words' alignment divides.
+        alignment = 64 if isinstance(value, TensorMapArgument) else min(size & -size, 8)
         at = -(-at // alignment) * alignment
         if isinstance(value, TensorMapArgument):
             maps[BANK_ADDRESS + at - first] = value.box_bytes

@@ -55,7 +55,7 @@ def test_rounds_are_the_tiles_that_a_mask_leaves(
 
 
 def test_longest_tiles_start_first_within_a_group_of_heads() -> None:
-    order = list(hopper_time._longest_first([3, 2, 1], heads=3, group=2))
+    order = list(hopper_time.longest_first([3, 2, 1], heads=3, group=2))
     assert order == [3, 3, 2, 2, 1, 1, 3, 2, 1]
 
 
