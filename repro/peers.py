@@ -13,7 +13,8 @@ FlashAttention-2 as torch runs it (``repro.flash2_time``) and FlashAttention-4's
   first. Whatever would have to be decided may be decided on the first half; the second is looked
   at once.
 
-``python -m repro.peers`` writes the predictions, ``h200_predicted.csv`` in the folder of each.
+``python -m repro.peers`` adds what is new to the predictions, ``h200_predicted.csv`` in the folder
+of each, and writes the table of docs/pages/time.md. A cell that is recorded keeps its prediction.
 """
 
 from __future__ import annotations
@@ -23,21 +24,25 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import median
 
+from analysis.files import write_whole
 from analysis.flops import paper_flops
 from analysis.hardware import H200, find_gpu
 from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED, Clock
 from analysis.shapes import AttentionShape
+from kernels.pages import Block
 from repro import cli, flash2_time, flash4_time
 from repro.flash2_time import ON_H200
 from repro.measuring.records import Record, load
-from repro.time_validation import halves
+from repro.time_validation import halves, kendall_tau
 
 EXPERIMENTS = ("throughput", "fig3-runtime", "throughput-peers")
 LEAST_S = 100e-6
 WIDENED = 0.10
 FLASH2 = "sdpa-flash2"
 FLASH4 = "flash-attn-4 4.0.0b36 (Hopper path)"
+BLOCK = Block("time.md", "peers", "repro.peers")
 FOLDERS = {FLASH2: flash2_time.FOLDER, FLASH4: flash4_time.FOLDER}
 PREDICTED = "h200_predicted.csv"
 COLUMNS = ("peer", "pass", "batch", "heads", "seqlen", "head_dim", "dtype", "causal",
@@ -168,15 +173,66 @@ def judged(found: Sequence[Comparison]) -> list[Comparison]:
     return [one for one in found if one.sustained_s >= LEAST_S]
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Of judged times: how many, the median and the worst error at 1.70 GHz, how many lie in the
+    widened range, and Kendall's tau of the rates."""
+
+    times: int
+    median: float
+    worst: float
+    within: int
+    tau: float
+
+
+def summary(of: Sequence[Comparison]) -> Summary:
+    """Of judged times. ValueError where there is one measured rate and not several."""
+    errors = [abs(one.ratio - 1) for one in of]
+    measured = [one.tflops(one.measured_s) for one in of]
+    expected = [one.tflops(one.sustained_s) for one in of]
+    within = sum(one.within for one in of)
+    return Summary(len(of), median(errors), max(errors), within, kendall_tau(measured, expected))
+
+
+def table() -> str:
+    """A row for each peer, pass and head dimension, as Markdown."""
+    found = judged(comparisons())
+    lines = ["| | times | median | worst | first half: median | second half: median | worst |"
+             " in the range | tau |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for peer, label in ((FLASH2, "FlashAttention-2"), (FLASH4, "FlashAttention-4")):
+        for pass_ in ("forward", "backward"):
+            for head_dim in flash2_time.HEAD_DIMS:
+                of = [
+                    one for one in found
+                    if (one.cell.peer, one.cell.pass_, one.cell.shape.head_dim)
+                    == (peer, pass_, head_dim)
+                ]  # fmt: skip
+                every, (first, second) = summary(of), (
+                    summary([one for one in of if one.first_half == half])
+                    for half in (True, False)
+                )  # fmt: skip
+                errors = (every.median, every.worst, first.median, second.median, second.worst)
+                shown = " | ".join(f"{100 * error:.1f} %" for error in errors)
+                lines.append(
+                    f"| {label}, {pass_}, d = {head_dim} | {every.times} | {shown} "
+                    f"| {every.within} | {every.tau:.2f} |"
+                )
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Predicts every cell that has a time. Seconds."""
+    """Predicts what is new of the cells that have a time, and writes the table. Seconds."""
     for peer, folder in FOLDERS.items():
-        with (folder / PREDICTED).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(COLUMNS)
-            for cell in cells():
-                if cell.peer == peer:
-                    writer.writerow((*cell.fields, *(f"{value:.4e}" for value in cell.seconds())))
+        path = folder / PREDICTED
+        text = path.read_text(encoding="utf-8") if path.exists() else ",".join(COLUMNS) + "\n"
+        known = {tuple(line.split(",")[:-2]) for line in text.splitlines()}
+        for cell in cells():
+            if cell.peer == peer and cell.fields not in known:
+                values = [f"{value:.4e}" for value in cell.seconds()]
+                text += ",".join((*cell.fields, *values)) + "\n"
+        write_whole(path, text.encode())
+    predicted.cache_clear()
+    BLOCK.write(table())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a thread block executes in a round of its loop, counted from machine code that is not kept.
 
-A record has a row an opcode: warp instructions of a block and round, with those whose predicate was
-false left out.
+A record has a row an opcode, products with their shape: warp instructions of a block and round,
+without those whose predicate was false.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ Key = tuple[str, int, bool]
 
 
 def executed(program: Program) -> Counter[str]:
-    """Instructions of all warps by opcode."""
-    opcodes = [step.text.split(" ")[0].split(".")[0] for step in program.table]
+    """Instructions of all warps by opcode, ``HMMA.16816`` and the like by shape."""
+    names = [_name(step.text.split(" ")[0].split(".")) for step in program.table]
     return Counter(
-        opcodes[step]
+        names[step]
         for way in program.ways
         for step, kind in zip(way.steps, way.kinds, strict=True)
         if kind != Event.OFF
     )
+
+
+def _name(parts: list[str]) -> str:
+    return ".".join(parts[: 2 if parts[0] in ("HMMA", "HGMMA") else 1])
 
 
 def write_counts(path: Path, programs: Mapping[Key, tuple[Program, Program]], between: int) -> None:
