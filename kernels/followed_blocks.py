@@ -16,6 +16,7 @@ from analysis.loop_model import card
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
 from analysis.loop_model.program import Program
+from analysis.window import Window
 from kernels import hopper
 from kernels.building.compile import compile_cubin
 from kernels.launch import Argument, Array, Kernel, TensorMap, contiguous_strides, encode
@@ -25,8 +26,11 @@ from kernels.sass import loops
 from kernels.sass.code import Code
 from kernels.sass.kept import disassembled
 from kernels.sass.operands import Launch, TensorMapArgument
+from kernels.scores import ScoreChanges
 
 Form = hopper.ForwardForm | hopper.BackwardForm
+Features = tuple[str, ...]
+"""Of a forward, in the order "window", "softcap", "alibi"."""
 
 ARCH = "sm_90a"
 ROUNDS = (2, 4, 8, 16)
@@ -39,6 +43,8 @@ NEVER = 1_000_000
 UNFLAGGED = 0
 DTYPE = "bf16"
 """fp16 has the same instructions but for the conversion."""
+BEFORE = 4
+"""Key tiles in front of the window of a followed block."""
 SMS = 132
 """That share L2."""
 
@@ -81,11 +87,28 @@ def _array(name: str, shape: tuple[int, ...], dtype: str, number: int) -> Array:
     return Array(name, number << 36, shape, contiguous_strides(shape), dtype, "rw")
 
 
-def _arrays(seqlen: int, head_dim: int) -> dict[str, Array]:
-    full, rows = (1, HEADS, seqlen, head_dim), (1, HEADS, seqlen)
+def _arrays(seqlen: int, head_dim: int, keys: int | None = None) -> dict[str, Array]:
     names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-    found = {name: _array(name, full, DTYPE, n + 1) for n, name in enumerate(names)}
-    return found | {"lse": _array("lse", rows, "fp32", len(names) + 1)}
+    found = {}
+    for n, name in enumerate(names):
+        rows = keys if keys is not None and name[-1] in "kv" else seqlen
+        found[name] = _array(name, (1, HEADS, rows, head_dim), DTYPE, n + 1)
+    return found | {
+        "lse": _array("lse", (1, HEADS, seqlen), "fp32", len(names) + 1),
+        "alibi_slopes": _array("alibi_slopes", (1, HEADS, 1), "fp32", len(names) + 2),
+    }
+
+
+def _windowed(
+    form: hopper.ForwardForm, rounds: int, causal: bool
+) -> tuple[dict[str, Array], Window]:
+    """One query tile in the middle of a long sequence, whose window ends on its diagonal and begins
+    in the middle of a key tile, ``rounds`` tiles before the last one's end."""
+    total = rounds + BEFORE
+    keys, rows = total * form.block_n, form.tile.block_m
+    first = BEFORE * form.block_n + form.block_n // 2
+    window = Window.of(rows, keys, causal=causal, window=(max(0, keys - rows - first), 0), sinks=0)
+    return _arrays(rows, form.head_dim, keys), window
 
 
 def _clocks(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> float:
@@ -107,11 +130,15 @@ def clocks_of(found: Program) -> float:
 
 
 def points_of(
-    form: Form, causal: bool, optimistic: bool = False, lengths: Sequence[int] = ROUNDS
+    form: Form,
+    causal: bool,
+    optimistic: bool = False,
+    lengths: Sequence[int] = ROUNDS,
+    features: Features = (),
 ) -> tuple[list[tuple[float, float]], float]:
     """Clocks of a tile by its rounds, and those that a block costs once beside its tiles.
 
-    A form with one block a tile has nothing beside.
+    A form with one block a tile has nothing beside. features: of a forward.
     """
     alone: list[tuple[float, float]] = []
     beside = []
@@ -123,11 +150,19 @@ def points_of(
             operands = [arrays[n] for n in names]
             hopper.backward(recorder, *operands, scale=1.0, causal=causal, form=form)
         else:
+            window = None
             arrays = _arrays(rounds * form.block_n, form.head_dim)
+            if "window" in features:
+                arrays, window = _windowed(form, rounds, causal)
+            changes = ScoreChanges(
+                1.0 if "softcap" in features else None,
+                arrays["alibi_slopes"] if "alibi" in features else None,
+            )
             operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
             hopper.forward(
-                recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=optimistic
-            )
+                recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=optimistic,
+                window=window, changes=changes,
+            )  # fmt: skip
             if optimistic:
                 recorder.launches.pop()  # the repair
         main = max(recorder.launches, key=lambda launch: launch.shared_bytes)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from analysis.arguments import checked
 from analysis.flops import useful_flops
@@ -20,25 +21,34 @@ from analysis.hardware import H200
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.loop_model import card
 from analysis.shapes import AttentionShape
+from analysis.tile_loop import tile_loop
 from kernels import hopper
 from kernels.building.cache import digest, headers
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
-from kernels.followed_blocks import DTYPE, ROUNDS, Form, points_of, repair_of
+from kernels.followed_blocks import DTYPE, ROUNDS, Features, Form, points_of, repair_of
 from kernels.launch import ITEMSIZE
 from kernels.pages import Block
 
 LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
 BLOCK = Block("time.md", "forms", "kernels.hopper_time")
+FEATURES_BLOCK = Block("hopper.md", "features", "kernels.hopper_time")
 
 Line = Callable[[float], float]
 
+FEATURES_ON_RECORD: tuple[Features, ...] = (
+    ("window",), ("softcap",), ("alibi",), ("window", "softcap"),
+)  # fmt: skip
+"""What a forward may have for there to be clocks: the others would take as long again to record."""
 
-def digest_of(form: Form, causal: bool, optimistic: bool = False) -> str:
+
+def digest_of(form: Form, causal: bool, optimistic: bool = False, features: Features = ()) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
     kernel = form.kernel("", DTYPE, causal) if isinstance(form, hopper.BackwardForm) else (
-        form.kernel(DTYPE, causal, "optimistic" if optimistic else "")
+        form.kernel(
+            DTYPE, causal, "optimistic" if optimistic else "", **dict.fromkeys(features, True)
+        )
     )  # fmt: skip
     return digest(kernel.text(), headers(kernel.text()), repr(kernel.macros))[:16]
 
@@ -49,9 +59,9 @@ def _recorded() -> dict[tuple[str, str, str], dict[str, str]]:
         return {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
 
 
-def name_of(form: Form, optimistic: bool = False) -> str:
+def name_of(form: Form, optimistic: bool = False, features: Features = ()) -> str:
     """What the form's clocks are recorded under."""
-    return f"{form.name}{', optimistic' * optimistic}"
+    return ", ".join((form.name, *["optimistic"] * optimistic, *features))
 
 
 def refusal(form: Form, deterministic: bool = False) -> str | None:
@@ -68,14 +78,18 @@ def refusal(form: Form, deterministic: bool = False) -> str | None:
     return None
 
 
-def line_of(form: Form, causal: bool, optimistic: bool = False) -> tuple[Line, float]:
+def line_of(
+    form: Form, causal: bool, optimistic: bool = False, features: Features = ()
+) -> tuple[Line, float]:
     """Clocks of a tile by its rounds, and what a block costs beside, as recorded.
+
+    features: of the forward, in the order of ``kernels.followed_blocks.Features``.
 
     Raises LookupError when the model does not cover the form, when nothing is recorded for it, or
     for another state of its source.
     """
     pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
-    name = name_of(form, optimistic)
+    name = name_of(form, optimistic, features)
     refused = refusal(form)
     if refused is not None:
         raise LookupError(f"the {pass_} {name}: {refused}")
@@ -83,19 +97,27 @@ def line_of(form: Form, causal: bool, optimistic: bool = False) -> tuple[Line, f
     again = "python -m kernels.hopper_time records it"
     if row is None:
         raise LookupError(f"no clocks on record for the {pass_} {name}: {again}")
-    if row["digest"] != digest_of(form, causal, optimistic):
+    if row["digest"] != digest_of(form, causal, optimistic, features):
         raise LookupError(f"the source of the {pass_} {name} has changed: {again}")
     points = [(float(n), float(row[f"clocks_{n}"])) for n in ROUNDS]
     return card.through(points), float(row["beside"])
 
 
 @checked
-def clocks(form: Form, shape: AttentionShape, sms: int, optimistic: bool = False) -> float:
+def clocks(
+    form: Form,
+    shape: AttentionShape,
+    sms: int,
+    optimistic: bool = False,
+    features: Features = (),
+) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`line_of`.
 
     optimistic: with those of its repair, on data of which it has nothing to do again.
+    features: of the forward. A window leaves each query tile the rounds that it has; of these as
+    many are masked as in the middle of a sequence, and sinks are taken for keys like others.
     """
-    line, beside = line_of(form, shape.causal, optimistic)
+    line, beside = line_of(form, shape.causal, optimistic, features)
     if optimistic:
         row = _recorded()["forward", name_of(form, True), str(shape.causal)]
         tiles = shape.batch * shape.heads * -(-shape.seqlen_q // form.tile.block_m)
@@ -107,19 +129,11 @@ def clocks(form: Form, shape: AttentionShape, sms: int, optimistic: bool = False
 
 def _key_tiles(form: hopper.ForwardForm, shape: AttentionShape) -> Iterator[int]:
     """Per query tile, in the order they start, the key tiles it walks."""
-    block_m, block_n = form.tile.block_m, form.block_n
-    heads = shape.batch * shape.heads
-
-    def rounds(m: int) -> int:
-        keys = shape.seqlen_k
-        if shape.causal:
-            last = min((m + 1) * block_m, shape.seqlen_q)
-            keys = min(keys, last + shape.seqlen_k - shape.seqlen_q)
-        return max(1, -(-keys // block_n))
-
+    visits = tile_loop(shape, form.tile).visits_of_query_tile
     group = hopper_heads_per_group(shape, "forward")
-    tiles = range(-(-shape.seqlen_q // block_m))
-    return (rounds(m) for m in longest_first(reversed(tiles), heads, group))
+    tiles = reversed(range(len(visits)))
+    heads = shape.batch * shape.heads
+    return (max(1, int(visits[m])) for m in longest_first(tiles, heads, group))
 
 
 def _query_tiles(form: hopper.BackwardForm, shape: AttentionShape) -> Iterator[int]:
@@ -156,12 +170,13 @@ def seconds(
     hbm_bytes_per_s: float,
     clock: card.Clock = card.H200_SUSTAINED,
     optimistic: bool = False,
+    features: Features = (),
 ) -> float:
     """Time of a pass: its main kernel, and around a backward two that only move bytes.
 
     Raises LookupError when the form's clocks are not on record (:func:`line_of`).
     """
-    main = clocks(form, shape, sms, optimistic) / clock.hz
+    main = clocks(form, shape, sms, optimistic, features) / clock.hz
     if isinstance(form, hopper.ForwardForm):
         return main + seconds_around(
             "forward", shape, 1 + form.persistent + optimistic, hbm_bytes_per_s
@@ -189,12 +204,22 @@ def predictable() -> list[Form]:
 
 
 def kinds() -> list[tuple[Form, bool]]:
-    """What is recorded, form and whether optimistic: exact all, optimistic those that differ."""
+    """What is recorded, form and whether optimistic: exact all, optimistic those that differ. And
+    :func:`featured`."""
     picked = [
         form for form in hopper.FORWARD_FORMS
         if not form.late_wait and (form.pingpong or form.head_dim == 256)
     ]  # fmt: skip
     return [*((form, False) for form in predictable()), *((form, True) for form in picked)]
+
+
+def featured() -> list[tuple[hopper.ForwardForm, Features]]:
+    """What is recorded beside :func:`kinds`: forwards with a window, a softcap or ALiBi."""
+    forms = [
+        hopper.forward_form(head_dim, False, 1, featured=True)
+        for head_dim in hopper.HEAD_DIMS["forward"]
+    ]
+    return [(form, features) for form in forms for features in FEATURES_ON_RECORD]
 
 
 def form_table() -> str:
@@ -219,27 +244,51 @@ def form_table() -> str:
     return "\n".join(rows)
 
 
+def feature_table() -> str:
+    """Clocks that one more round costs a tile of 8 rounds, dense and causal, plain and with each of
+    :data:`FEATURES_ON_RECORD`, as a Markdown table."""
+    kinds = ((), *FEATURES_ON_RECORD)
+    names = (" and ".join(features) or "plain" for features in kinds)
+    rows = [f"| form | {' | '.join(names)} |", "|---" * (len(kinds) + 1) + "|"]
+    for form in dict.fromkeys(form for form, _ in featured()):
+        cells = []
+        for features in kinds:
+            lines = [line_of(form, causal, features=features)[0] for causal in (False, True)]
+            cells.append(" / ".join(f"{(line(16) - line(8)) / 8:.0f}" for line in lines))
+        rows.append(f"| {form.name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _row(form: Form, optimistic: bool, features: Features, causal: bool) -> list[Any]:
+    points, beside = points_of(form, causal, optimistic, features=features)
+    repair = (0.0, 0.0)
+    if optimistic and isinstance(form, hopper.ForwardForm):
+        repair = repair_of(form, causal)
+    return [
+        "backward" if isinstance(form, hopper.BackwardForm) else "forward",
+        name_of(form, optimistic, features), causal, nvrtc_version(),
+        digest_of(form, causal, optimistic, features), round(beside), *map(round, repair),
+        *(round(value) for _, value in points),
+    ]  # fmt: skip
+
+
 def main() -> None:
-    """Records the clocks of every form, bf16, and the table of the page. Minutes."""
+    """Records the clocks of every form, bf16, and the tables of the pages. Minutes."""
     columns = ["pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile"]
     with LINES.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*columns, *(f"clocks_{n}" for n in ROUNDS)])
-        for form, optimistic in kinds():
+        recorded: list[tuple[Form, bool, Features]] = [
+            *((form, optimistic, ()) for form, optimistic in kinds()),
+            *((form, False, features) for form, features in featured()),
+        ]
+        for of in recorded:
             for causal in (False, True):
-                points, beside = points_of(form, causal, optimistic)
-                repair = (0.0, 0.0)
-                if optimistic and isinstance(form, hopper.ForwardForm):
-                    repair = repair_of(form, causal)
-                pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
-                writer.writerow(
-                    [pass_, name_of(form, optimistic), causal, nvrtc_version(),
-                     digest_of(form, causal, optimistic), round(beside), *map(round, repair),
-                     *(round(value) for _, value in points)]
-                )  # fmt: skip
+                writer.writerow(_row(*of, causal))
                 file.flush()
     _recorded.cache_clear()
     BLOCK.write(form_table())
+    FEATURES_BLOCK.write(feature_table())
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ CLOSED = (
     "flash-deterministic",
 )
 ALGORITHMS = attention.ALGORITHMS
-FEATURES = {"WINDOW", "SOFTCAP", "ALIBI"}
-"""Macros of the Hopper forward whose clocks are not on record."""
+FEATURES = ("window", "softcap", "alibi")
+"""Of the Hopper kernels; macros, in the order that ``kernels.followed_blocks`` names them in."""
 
 
 @dataclass(frozen=True)
@@ -193,16 +193,16 @@ class Prediction:
         form = hopper.FORMS.get(f"{hopper.ALGORITHM} {self.form}")
         if form is None:
             return None
-        if self.main is not None and FEATURES & {name for name, _ in self.main.macros}:
-            return "no clocks on record for the Hopper forward with a window, a softcap or ALiBi"
         refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
         if refused is not None:
             return refused
         optimistic = "optimistic" in self.algorithm and self.pass_ == "forward"
+        macros = {} if self.main is None else dict(self.main.macros)
+        features = tuple(name for name in FEATURES if name.upper() in macros)
         try:
             return hopper_time.seconds(
                 form, self.padded, sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
-                optimistic=optimistic,
+                optimistic=optimistic, features=features,
             )  # fmt: skip
         except LookupError as error:
             return str(error)

@@ -138,8 +138,8 @@ _NONE = Operation(Unit.ISSUE_ONLY)
 
 #: Clocks between instructions of a warp and scheduler: 32 lanes over the lanes a quarter SM has.
 #: FP32 128 lanes an SM, integer, compare, minimum and conversion to 16 bits 64, special functions
-#: 16 (spec). F2FP never carries a counter in compiled code, so it runs at a fixed latency, unlike
-#: the conversions of the special-function unit (code).
+#: 16 (spec). F2FP and I2FP never carry a counter in compiled code, so they run at a fixed latency,
+#: unlike the conversions of the special-function unit (code).
 #: Latencies: MUFU 18.91, LDSM every 4 clocks, a copy's issue 33, fence 8 to 13 (flashgpu); LDS 29,
 #: L1 41 (accelsim); LDC 29, SHFL 26, sources of STS held 12, of STG 14 (huerta, of Ampere);
 #: LDG and ATOMG one L2 hit, 264 (luo). SHFL takes 32 lanes a clock and SM (spec). Taken as those of
@@ -150,8 +150,8 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
         [
             "FMNMX", "FSEL", "FSETP", "F2FP", "ISETP", "IADD3", "VIADD", "LOP3", "PLOP3", "SHF",
-            "LEA", "SEL", "MOV", "IABS", "VIMNMX", "VIADDMNMX", "PRMT", "P2R", "R2P", "CS2R",
-            "HADD2", "HMUL2", "HFMA2",
+            "LEA", "SEL", "MOV", "IABS", "VIMNMX", "VIMNMX3", "VIADDMNMX", "PRMT", "P2R", "R2P",
+            "CS2R", "HADD2", "HMUL2", "HFMA2", "I2FP",
         ],
         _ALU,
     ),

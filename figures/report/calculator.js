@@ -32,7 +32,7 @@ function calculate(input) {
     hbm_write_bytes: sum(model.kernels.map((k) => k.hbm_write(values))) + copies("write"),
     saved_bytes: model.saved(given), peak_bytes: peak, fits: peak <= gpu.memory,
     flops: model.flops(given), ...bound(works, rates),
-    predicted: predicted(input, run, gpu, visible.mask),
+    predicted: predicted(input, run, gpu, visible),
   };
   return result;
 
@@ -133,9 +133,9 @@ function launched(input, visible) {
   const theory = THEORY[input.gpu] || "";
   if (theory) reason = "";
   const changed = Object.values(used).some(Boolean);
-  const featured = used.softcap || used.alibi || used.window;
+  const features = ["window", "softcap", "alibi"].filter((option) => used[option]);
   if (name === "flash-sm90")
-    return { ...hopper(input, head_dim, asked, featured), reason, featured };
+    return { ...hopper(input, head_dim, asked, features.length > 0), reason, features };
   return { ...sm80(input, name, head_dim, asked, visible), reason, theory, changed };
 }
 
@@ -245,9 +245,9 @@ function bound(works, rates) {
 }
 
 // Seconds that the kernels' machine code takes; null where no clocks are on record.
-function predicted(input, run, gpu, mask) {
-  const clocks = run.form ? hopper_clocks(input, run, gpu, mask)
-    : gpu.ampere ? ampere_clocks(input, run, gpu, mask) : null;
+function predicted(input, run, gpu, visible) {
+  const clocks = run.form ? hopper_clocks(input, run, gpu, visible)
+    : gpu.ampere ? ampere_clocks(input, run, gpu, visible.mask) : null;
   if (clocks === null) return null;
   if (input.pass === "forward")
     return clocks / gpu.clock + (run.model.endsWith("persistent") ? 2 : 1) * LAUNCH_S;
@@ -257,7 +257,8 @@ function predicted(input, run, gpu, mask) {
 }
 
 // The loop over tiles: how many tiles a head has, how many heads, and the rounds of a tile.
-function tile_loop(input, run) {
+// visible: of a forward that may have a window.
+function tile_loop(input, run, visible) {
   const forward = input.pass === "forward";
   const [inner, outer] = forward ? [run.block_n, run.block_m] : [run.block_m, run.block_n];
   const [outside, inside] = forward ? [input.seqlen_q, input.seqlen_k]
@@ -267,6 +268,8 @@ function tile_loop(input, run) {
   const rounds = (tile) => {
     if (forward) {
       const last = Math.min((tile + 1) * outer, outside) + extra;
+      if (visible && visible.hides)
+        return Math.max(1, tiles_of_window(input, visible.bounds, tile * outer + extra, last, inner));
       return Math.max(1, Math.ceil((input.causal ? Math.min(inside, last) : inside) / inner));
     }
     const first = input.causal ? Math.floor(Math.max(0, tile * outer - extra) / inner) : 0;
@@ -276,13 +279,26 @@ function tile_loop(input, run) {
   return { tiles: Math.ceil(outside / outer), heads, group, rounds };
 }
 
+// key_tiles_of in kernels/include/window.cuh: tiles of n keys that the rows with the diagonals
+// first … last - 1 meet.
+function tiles_of_window(input, { left, right, sinks }, first, last, n) {
+  const end = input.causal ? 0 : right;
+  const reach = Math.min(sinks, input.seqlen_k, input.causal ? Math.max(last, 0) : Infinity);
+  const sink_tiles = Math.ceil(reach / n);
+  const start = Math.max(first - left, 0);
+  const keys = Math.min(last + end, input.seqlen_k);
+  if (keys <= start) return sink_tiles;
+  const skipped = Math.max(Math.floor(start / n) - sink_tiles, 0);
+  return Math.max(Math.ceil(keys / n) - skipped, sink_tiles);
+}
+
 // kernels.hopper_time.clocks: tiles fill the SMs in the order in which they start.
-function hopper_clocks(input, run, gpu, mask) {
-  if (run.featured) return null;  // another kernel
-  const recorded = HOPPER.forms[`${input.pass} ${run.form}`].clocks[mask];
+function hopper_clocks(input, run, gpu, visible) {
+  const kind = [visible.mask, ...run.features].join(", ");
+  const recorded = HOPPER.forms[`${input.pass} ${run.form}`].clocks[kind];
   if (!recorded) return null;
   const forward = input.pass === "forward";
-  const { tiles, heads, group, rounds } = tile_loop(input, run);
+  const { tiles, heads, group, rounds } = tile_loop(input, run, visible);
   if (heads * tiles > 2e7) return null;
   const e = ITEMSIZE[input.dtype];
   const a_head = forward ? 2 * input.seqlen_k * run.head_dim * e

@@ -256,7 +256,8 @@ def hopper_tables() -> dict[str, Any]:
     softcap or ALiBi), and those of a tile that is asked for (`of_tile`).
 
     A form has its tile, whether its blocks are persistent, clocks of shared memory for each of the
-    tensor cores, and for either mask the recorded clocks of a tile by rounds (None: none).
+    tensor cores, and by "mask" or "mask, window, softcap", where on record, the clocks of a tile by
+    rounds.
     """
     forms: dict[str, Any] = {}
     picked, of_tile = {}, {}
@@ -301,13 +302,15 @@ def _form(form: Any, pass_: str) -> dict[str, Any]:
         backward_round(form.head_dim, m)
     )  # fmt: skip
     clocks = {}
-    for causal in (False, True):
+    kinds = ((), *hopper_time.FEATURES_ON_RECORD) if pass_ == "forward" else ((),)
+    for causal, features in product((False, True), kinds):
         try:
-            line, beside = hopper_time.line_of(form, causal)
+            line, beside = hopper_time.line_of(form, causal, features=features)
         except LookupError:
             continue
         points = [[n, line(n)] for n in hopper_time.ROUNDS]
-        clocks["causal" if causal else "dense"] = {"points": points, "beside": beside}
+        name = ", ".join(("causal" if causal else "dense", *features))
+        clocks[name] = {"points": points, "beside": beside}
     return {
         "block_m": m, "block_n": n, "persistent": getattr(form, "persistent", False),
         "shared_per_tensor": of_round.shared_per_tensor(), "clocks": clocks,

@@ -297,7 +297,7 @@ def _select(i: Instruction, operands: list[str], labels: Mapping[str, int], bloc
 def _minmax(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     put, smallest = target(operands[0]), predicate(operands[-1])
     adds = i.opcode == "VIADDMNMX"
-    sources = [source(o, block) for o in operands[1 : 4 if adds else 3]]
+    sources = [source(o, block) for o in operands[1:-1]]
 
     def do(w: Warp) -> None:
         try:
@@ -305,8 +305,8 @@ def _minmax(i: Instruction, operands: list[str], labels: Mapping[str, int], bloc
         except TypeError:
             put(w, None)
             return
-        pair = (x[0] + x[1], x[2]) if adds else (x[0], x[1])
-        put(w, min(pair) if smallest(w) else max(pair))
+        compared = (x[0] + x[1], x[2]) if adds else x
+        put(w, min(compared) if smallest(w) else max(compared))
 
     return do
 
@@ -478,7 +478,7 @@ _MAKERS: dict[str, Maker] = {
     **dict.fromkeys(("LOP3", "ULOP3"), _lop3),
     **dict.fromkeys(("PLOP3", "UPLOP3"), _plop3),
     **dict.fromkeys(("SEL", "USEL"), _select),
-    **dict.fromkeys(("VIMNMX", "VIADDMNMX", "IMNMX", "UIMNMX"), _minmax),
+    **dict.fromkeys(("VIMNMX", "VIMNMX3", "VIADDMNMX", "IMNMX", "UIMNMX"), _minmax),
     **dict.fromkeys(("MOV", "UMOV", "CS2R", "ULDC"), _move),
     **dict.fromkeys(("S2R", "S2UR"), _special),
     **dict.fromkeys(("VOTE", "VOTEU"), _vote),
@@ -498,6 +498,6 @@ _MAKERS: dict[str, Maker] = {
     "UPOPC": _simple(lambda x: bin(x).count("1"), 1),
     "FLO": _simple(lambda x: x.bit_length() - 1, 1),
     "UFLO": _simple(lambda x: x.bit_length() - 1, 1),
-    "I2F": _simple(lambda x: as_bits(float(x)), 1),
+    **dict.fromkeys(("I2F", "I2FP"), _simple(lambda x: as_bits(float(signed(x))), 1)),
     "F2I": _simple(lambda x: max(0, min(MASK, int(as_float(x)))), 1),
 }  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from analysis.hardware import gpu_named
@@ -52,6 +54,58 @@ def test_rounds_are_the_tiles_that_a_mask_leaves(
         keys = min(seqlen_k, last + 1) if causal else seqlen_k
         expected.append(max(1, -(-keys // 128)))
     assert walked == sorted(expected * 8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sinks", [0, 300])
+def test_rounds_are_the_tiles_that_a_window_leaves(causal: bool, sinks: int) -> None:
+    shape = replace(shape_of(700, 128, causal, seqlen_k=900), window=(200, 50), sinks=sinks)
+    form = hopper.ForwardForm(128, 2, 128)
+    walked = sorted(hopper_time._key_tiles(form, shape))
+    diagonal, key = np.arange(700)[:, None] + 200, np.arange(900)
+    seen = (key >= diagonal - 200) & (key <= diagonal + 50) | (key < sinks)
+    seen = seen & (key <= diagonal) if causal else seen
+    met = [
+        sum(seen[m : m + 128, n : n + 128].any() for n in range(0, 900, 128))
+        for m in range(0, 700, 128)
+    ]
+    assert walked == sorted(met * 8)
+
+
+def test_a_window_is_predicted_by_its_own_clocks() -> None:
+    shape = shape_of(16384, 128, True)
+    narrow = replace(shape, window=(1024, 0))
+    whole, found, capped = (
+        predict("flash-sm90", *asked, "forward", "H200", waves=True, softcap=cap)
+        for asked, cap in (((shape,), False), ((narrow,), False), ((narrow,), True))
+    )
+    if None in (whole.predicted_s, found.predicted_s, capped.predicted_s):
+        pytest.skip("the source has changed since clocks were recorded")
+    assert found.time.seconds < found.predicted_s < 0.2 * whole.predicted_s
+    assert found.predicted_s < capped.predicted_s
+    form = hopper.forward_form(128, True, 16384, featured=True)
+    line, _ = hopper_time.line_of(form, True, features=("window",))
+    rounds = 2 * 4 * [*hopper_time._key_tiles(form, replace(narrow, batch=1, heads=1, kv_heads=1))]
+    main = card.fill((line(n) for n in rounds), 132) / card.H200_SUSTAINED.hz
+    assert found.predicted_s == pytest.approx(main + card.LAUNCH_S, rel=0.01)
+
+
+def test_features_without_a_record_are_named() -> None:
+    point = predict("flash-sm90", shape_of(512, 64, True), "forward", "H200", waves=True,
+                    softcap=True, alibi=True)  # fmt: skip
+    assert point.predicted_s is None
+    assert point.unpredicted is not None
+    assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (
+        point.unpredicted
+    )
+
+
+def test_the_table_of_features_is_what_the_recorded_clocks_say() -> None:
+    block = hopper_time.FEATURES_BLOCK
+    page = block.path.read_text(encoding="utf-8")
+    table = hopper_time.feature_table()
+    assert block.put(table, page) == page, "run `python -m kernels.hopper_time`"
+    assert len(table.splitlines()) == 2 + len(hopper.HEAD_DIMS["forward"])
 
 
 def test_longest_tiles_start_first_within_a_group_of_heads() -> None:
@@ -169,6 +223,19 @@ def test_recorded_clocks_are_what_the_model_says() -> None:
         int(row[f"clocks_{n}"]) for n in hopper_time.ROUNDS
     ]
     assert beside == 0
+
+
+def test_recorded_clocks_of_a_window_are_what_the_model_says() -> None:
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    form, features = hopper_time.featured()[0]
+    row = hopper_time._recorded()["forward", hopper_time.name_of(form, features=features), "True"]
+    if row["nvrtc"] != nvrtc_version():
+        pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
+    if row["digest"] != hopper_time.digest_of(form, True, features=features):
+        pytest.skip("the source has changed since clocks were recorded")
+    points, _ = followed_blocks.points_of(form, True, lengths=(2, 4), features=features)
+    assert [round(value) for _, value in points] == [int(row[f"clocks_{n}"]) for n in (2, 4)]
 
 
 def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:

@@ -50,9 +50,11 @@ def printed() -> Iterator[str]:
     calculator.script.cache_clear()
 
 
-def recorded_digest(form: hopper_time.Form, causal: bool, optimistic: bool = False) -> str:
+def recorded_digest(
+    form: hopper_time.Form, causal: bool, optimistic: bool = False, features: tuple[str, ...] = ()
+) -> str:
     pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
-    name = hopper_time.name_of(form, optimistic)
+    name = hopper_time.name_of(form, optimistic, features)
     return hopper_time._recorded()[pass_, name, str(causal)]["digest"]
 
 
@@ -117,6 +119,23 @@ def inputs(count: int) -> list[dict[str, Any]]:
     return found
 
 
+def on_hopper(count: int) -> list[dict[str, Any]]:
+    """Forwards of the Hopper kernels with windows and sinks, some of them capped."""
+    chance = random.Random(8)
+    return [
+        {
+            **UNASKED, "algorithm": chance.choice(("auto", "flash-sm90")), "pass": "forward",
+            "gpu": "H200", "dtype": "bf16", "batch": 1, "heads": 4, "kv_heads": 2,
+            "seqlen_q": chance.randint(1, 3000), "seqlen_k": chance.randint(1, 3000),
+            "head_dim": chance.choice((64, 128, 256)), "block_m": None, "block_n": None,
+            "causal": chance.random() < 0.5, "softcap": chance.random() < 0.5,
+            "window_left": chance.choice((None, 0, 100, 1000)),
+            "window_right": chance.choice((None, 0, 50, 700)), "sinks": chance.choice((0, 4, 300)),
+        }
+        for _ in range(count)
+    ]  # fmt: skip
+
+
 def python(given: dict[str, Any]) -> Prediction | str:
     """What ``predict`` says, or why it refuses."""
     try:
@@ -172,7 +191,7 @@ def test_answers_are_those_of_predict_under_node(
     """The kernel, its tile and form, every byte, the bound at each ceiling and the predicted time;
     what one refuses the other refuses."""
     clocks_on_record(monkeypatch)
-    questions = inputs(1000)
+    questions = [*inputs(1000), *on_hopper(60)]
     code = (
         printed
         + "\nconst answer = (q) => { try { return calculate(q); } "
@@ -197,6 +216,9 @@ def test_answers_are_those_of_predict_under_node(
         seen["shared memory binds"] += want.time.binding == "shared memory"
         seen["causal, fewer keys"] += given["causal"] and given["seqlen_k"] < given["seqlen_q"]
         seen["a window hides keys"] += want.shape.windowed
+        timed = want.predicted_s is not None and want.algorithm == "flash-sm90"
+        seen["predicted with a window on Hopper"] += timed and want.shape.windowed
+        seen["predicted with a softcap on Hopper"] += timed and given["softcap"]
         for name, unasked in UNASKED.items():
             seen[name] += given[name] != unasked
         seen[f"bias {given['bias']} {want.pass_}"] += 1
@@ -204,7 +226,8 @@ def test_answers_are_those_of_predict_under_node(
     for what in ("flash", "flash-sm90", "standard", "flash1-released", "padded",
                  "predicted forward", "predicted backward", "predicted forward on an A100",
                  "predicted backward on an A100", "causal, fewer keys",
-                 "a window hides keys", *UNASKED, *biases):  # fmt: skip
+                 "a window hides keys", "predicted with a window on Hopper",
+                 "predicted with a softcap on Hopper", *UNASKED, *biases):  # fmt: skip
         assert seen[what] >= 8, (what, seen)
     assert 150 < seen["refused"] < 600
     assert seen["shared memory binds"] >= 3
