@@ -150,11 +150,11 @@ def compulsory_packed(
     """Each kernel of ``traffic``, the pass over packed sequences, touches each tensor once.
 
     Of a sequence that is what :func:`compulsory_hbm` says, and sequences share slopes alone; the
-    tables are read once, and the rows of sequences without keys or queries are moved once.
+    tables and the counter are touched once, and the rows of sequences without keys or queries are
+    moved once.
     """
-    shared = {"alibi_slopes": shape.heads * SLOPE_BYTES} | dict.fromkeys(
-        TABLES, table_bytes(lengths)
-    )
+    shared = {"alibi_slopes": shape.heads * SLOPE_BYTES, "tile_counter": COUNTER_BYTES}
+    shared |= dict.fromkeys(TABLES, table_bytes(lengths))
     seen = [(each, predict_traffic(algorithm, each, tile, pass_, **options))
             for each in lengths.shapes(shape)]  # fmt: skip
     parts = [(part, compulsory_hbm(part, each)) for each, part in seen]

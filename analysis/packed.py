@@ -79,6 +79,11 @@ class Lengths:
             tuple(accumulate(self.keys, initial=0)),
         )
 
+    def numbered_tiles(self, block_m: int) -> int:
+        """How many numbers the Hopper forward gives to tiles of ``block_m`` queries: of each
+        sequence as many as it has tiles, and at most one more (``include/packed_sm90.cuh``)."""
+        return self.total_q // block_m + self.sequences
+
     @property
     def pairs(self) -> set[tuple[int, int]]:
         """(queries, keys) of the sequences, equal ones once."""

@@ -51,7 +51,7 @@ from analysis.sums.flash_sm90 import (
     flash_forward_sm90,
     flash_forward_sm90_optimistic,
 )
-from analysis.sums.packed import packed
+from analysis.sums.packed import packed, packed_sm90
 from analysis.sums.standard import standard_backward, standard_forward
 
 DIRECTIONS = ("read", "write", "atomic")
@@ -198,13 +198,21 @@ def _packed(
     lengths.check(shape)
     chosen = algorithms.find(algorithm)
     ordered = pass_ == "backward" and chosen.dq is DqSum.WORKSPACE
-    if chosen.family is not Family.FLASH or ordered:
+    hopper = chosen.family is Family.HOPPER and pass_ == "forward" and not chosen.optimistic
+    if not hopper and (chosen.family is not Family.FLASH or ordered):
         raise ValueError(f"{algorithm} {pass_} takes no packed sequences: flash, flash-split do")
     if shape.fp8:
         raise ValueError("packed sequences do not go with k and v of e4m3")
     refused = [name for name in _NOT_PACKED if options.get(name) not in (None, False)]
     if refused:
         raise ValueError(f"packed sequences do not go with {', '.join(refused)}")
+    if hopper:
+        windowed = any(each.windowed for each in lengths.shapes(shape))
+        asked = {**options, "window": windowed}
+        refused = [name for name in ("softcap", "alibi", "window") if asked.get(name)]
+        if refused:
+            raise ValueError(f"{algorithm}: packed sequences do not go with {', '.join(refused)}")
+        return packed_sm90(shape, lengths, tile)
     split = pass_ == "backward" and chosen.dq is DqSum.SEPARATE_PASS
     dq_tile = options.get("dq_tile", tile) if split else None
     of_equals = partial(sum_of(chosen, pass_)[0], **options)

@@ -18,7 +18,7 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     window, sinks      which keys a query sees, ``analysis.window``; the sm_80 flash kernels, and
                        Hopper's forward
     packed             sequences of different lengths one after another along N, B = 1; alibi_slopes
-                       are then (sequences, H, 1); the sm_80 flash kernels alone
+                       are then (sequences, H, 1); the sm_80 flash kernels, Hopper's exact forward
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels, are those of ``analysis.algorithms``: the
@@ -122,7 +122,8 @@ def forward(
             the exact forward without a bias.
         k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
         packed: :class:`kernels.packed.Packed`; refused with key_mask, block_mask, bias, scales
-            of e4m3, a sawtooth, progress and "flash-deterministic".
+            of e4m3, a sawtooth, progress, the backward of "flash-deterministic" and of Hopper's
+            kernels, and their optimistic forward.
         order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
             "sawtooth": the other way round in every second wave of blocks, for the same bytes at
             the SM boundary and fewer from HBM where what blocks share outgrows L2
@@ -154,12 +155,13 @@ def forward(
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
     if chosen.family is Family.HOPPER:
-        _refuse(algorithm, options, but=() if chosen.optimistic else HOPPER_FORWARD)
+        allowed = () if chosen.optimistic else HOPPER_FORWARD
+        _refuse(algorithm, options, but=(*allowed, "packed"))
         _with_lse(backend, q, stats)
         hopper.forward(
             backend, q, k, v, out, stats["lse"], scale=scale, causal=causal,
             window=options.window, changes=options.changes, tile=tile, order=order, wave=wave,
-            optimistic=chosen.optimistic, pdl=pdl, stream=stream,
+            optimistic=chosen.optimistic, packed=packed, pdl=pdl, stream=stream,
         )  # fmt: skip
         return
     if pdl:

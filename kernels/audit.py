@@ -82,7 +82,7 @@ def subjects() -> list[Subject]:
     with masks and dropout are held to their registers by the compile tests.
     """
     listed: list[Subject] = []
-    for form in hopper.FORWARD_FORMS:
+    for form in (*hopper.FORWARD_FORMS, *hopper.PACKED_FORMS):
         for causal in (False, True):
             name = f"flash-sm90 forward bf16 {form.name} {_mask(causal)}"
             listed.append(Subject(name, form.kernel("bf16", causal), form.shared_bytes, "sm_90a"))

@@ -6,7 +6,8 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
    dq in a fixed order;
 3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, masks,
-   dropout, bias, fp8, packed sequences, and of the backward softcap, ALiBi and window;
+   dropout, bias, fp8; of the backward softcap, ALiBi, window and packed sequences, of which the
+   forward takes none together with one of the three;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.
@@ -120,7 +121,7 @@ def choose(
     if objection is None:
         form = form_name(
             q.shape[3], pass_, causal=causal, seqlen_q=q.shape[2], order=order,
-            featured=softcap or alibi or window,
+            featured=softcap or alibi or window, packed=packed,
         )  # fmt: skip
         named = (name for name in (algorithm, form) if name in left_out())
         objection = next((f"{name} is left out: {left_out()[name]}" for name in named), None)
@@ -164,13 +165,16 @@ def form_name(
     seqlen_q: Size,
     order: Order = "rows",
     featured: bool = False,
+    packed: bool = False,
 ) -> str:
     """The name in ``hopper.FORMS`` of the form that the rule picks for a pass.
 
     featured: with a window, a softcap or ALiBi.
     """
     form: hopper.ForwardForm | hopper.BackwardForm
-    if pass_ == "forward":
+    if packed:
+        form = hopper.packed_form(head_dim)
+    elif pass_ == "forward":
         form = hopper.forward_form(
             head_dim, causal, seqlen_q, sawtooth=order == "sawtooth", featured=featured
         )

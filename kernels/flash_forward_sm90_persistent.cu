@@ -30,6 +30,14 @@
 //
 // OPTIMISTIC softmax as there; its repair is that file's, which knows tiles by the same numbers.
 //
+// PACKED (packed_sm90.cuh): sequences of different lengths, all tokens one after another. The counter
+// gives out numbers of tiles of all of them. The producer searches the table for a number's sequence
+// while the products of the tile before it run, asks for the next number where there are no rows, and
+// passes on what the consumers need to know. Boxes of TMA end where the sequence does, so that a tile
+// loads and stores what it would if the sequence were alone, and its bits are those.
+//   cu_seqlens_q  read  12  at most per step of a number's search, and 8
+//   cu_seqlens_k  read  8   per number
+//
 // Deadlock is avoided by order: the producer brings everything in the order in which the consumers
 // want it, Q, then K and the V before it in turn, and waits only for places that they gave back before
 // they wanted the last thing that it brought.
@@ -40,6 +48,8 @@
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_N, CONSUMERS, CAUSAL, STAGES, SHARED_BYTES, PINGPONG   as in flash_forward_sm90.cu
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging. Default 0.
+// PACKED     1: the arguments cu_seqlens_q, cu_seqlens_k and numbers, of a head; `batch` sequences;
+//            seqlen_q and seqlen_k are the longest. Default 0; not with OPTIMISTIC.
 
 #ifndef OPTIMISTIC
 #define OPTIMISTIC 0
@@ -49,6 +59,23 @@
 #endif
 
 #include "forward_sm90.cuh"
+#include "packed_sm90.cuh"
+
+#if PACKED && OPTIMISTIC
+#error packed sequences go with the exact softmax
+#endif
+
+// What the producer passes on: the number of a query tile, and of packed sequences what it found.
+#if PACKED
+struct alignas(32) Taken {
+    int number, head;
+    SequenceTile at;
+};
+#else
+struct Taken {
+    int number;
+};
+#endif
 
 // Dynamic shared memory, in this order, from a 1024-byte boundary.
 constexpr int K_AT = 2 * CONSUMERS * Q_BYTES;
@@ -60,25 +87,30 @@ struct Barriers {
     Mbarrier q_full[2], q_empty[2];
     Mbarrier k_full[STAGES], k_empty[STAGES];
     Mbarrier v_full[STAGES], v_empty[STAGES];
-    int tile[2];  // whose Q it is
+    Taken taken[2];  // whose Q it is
 };
 static_assert(BARRIERS_AT + sizeof(Barriers) + 1023 == SHARED_BYTES, "hopper_forms.py counts others");
 static_assert(!WINDOW && !CHANGED, "those have a block a query tile");
 
 // A query tile, its coordinates, and its walk over the key tiles first, first - 1, …
 struct TileWork {
-    TileCoord coord;
+    TileCoord coord;  // of packed sequences `batch` is the sequence's first row: lse has rows as items
     int row0, tiles, masked, first;
     bool empty;
-    __device__ __forceinline__ TileWork(int number, int query_tiles, int heads, int batch,
-                                    int heads_per_group, int seqlen_q, int seqlen_k)
-        : coord(tile_coord(number, query_tiles, heads, batch, heads_per_group)),
+#if PACKED
+    int seqlen_q, seqlen_k;
+#endif
+    __device__ __forceinline__ TileWork(const TileCoord& coord, int seqlen_q, int seqlen_k)
+        : coord(coord),
           row0(coord.tile * BLOCK_M) {
         const KeyRange range(coord.tile, seqlen_q, seqlen_k, Window{});
         empty = range.tiles == 0;
         tiles = empty ? 1 : range.tiles;
         masked = empty ? 1 : range.masked;
         first = empty ? ceil_div(seqlen_k, BLOCK_N) : range.tiles - 1;
+#if PACKED
+        this->seqlen_q = seqlen_q, this->seqlen_k = seqlen_k;
+#endif
     }
 };
 
@@ -103,15 +135,39 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
 #if OPTIMISTIC
       , Tensor1<int> flags  // a word a consumer warp, in the order of the tiles
 #endif
+#if PACKED
+      , Tensor1<const int> cu_seqlens_q, Tensor1<const int> cu_seqlens_k, int numbers
+#endif
 ) {
     unsigned char* const shared = shared_memory_1024();
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
+#if PACKED
+    const int all = numbers * heads;
+    auto work_of = [&](const Taken& taken) {
+        return TileWork({taken.at.tile, taken.head, taken.at.own0}, taken.at.own, taken.at.other);
+    };
+    auto queries_of = [&](const TileWork& work) { return work.seqlen_q; };
+    auto keys_of = [&](const TileWork& work) { return work.seqlen_k; };
+    // Where the sequence's first row and item are in a tensor map.
+    auto query0_of = [&](const TileWork& work) { return seqlen_q - work.seqlen_q; };
+    auto query_item_of = [&](const TileWork& work) { return work.coord.batch + work.seqlen_q; };
+    auto key0_of = [&](const TileWork& work) { return seqlen_k - work.seqlen_k; };
+#else
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
     const int all = query_tiles * heads * batch;
-    const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
-    auto work_of = [&](int number) {
-        return TileWork(number, query_tiles, heads, batch, heads_per_group, seqlen_q, seqlen_k);
+    auto coord_of = [&](const Taken& taken) {
+        return tile_coord(taken.number, query_tiles, heads, batch, heads_per_group);
     };
+    auto work_of = [&](const Taken& taken) {
+        return TileWork(coord_of(taken), seqlen_q, seqlen_k);
+    };
+    auto queries_of = [&](const TileWork&) { return seqlen_q; };
+    auto keys_of = [&](const TileWork&) { return seqlen_k; };
+    auto query0_of = [](const TileWork&) { return 0; };
+    auto query_item_of = [](const TileWork& work) { return work.coord.batch; };
+    auto key0_of = query0_of;
+#endif
+    const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2; ++s) {
@@ -134,6 +190,17 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         // Coordinates and key range of a tile need more registers than the 24 of the one-tile form.
         registers_shrink<CONSUMERS == 2 ? 40 : 32>();
         if (threadIdx.x != 0) return;
+        auto pass_on = [&](const Taken& taken, int buffer) {
+            Taken* const to = &barriers->taken[buffer];
+            st_shared(&to->number, taken.number);
+#if PACKED
+            st_shared(&to->head, taken.head);
+            st_shared(&to->at.tile, taken.at.tile);
+            st_shared(&to->at.own0, taken.at.own0);
+            st_shared(&to->at.own, taken.at.own);
+            st_shared(&to->at.other, taken.at.other);
+#endif
+        };
         int number = blockIdx.x, it = 0;  // key tiles so far, over all query tiles
         // Of the key tile whose V comes next.
         int v_key0 = 0, v_head = 0, v_batch = 0;
@@ -146,25 +213,44 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         };
         for (int tile_iter = 0;; ++tile_iter) {
             const int buffer = tile_iter % 2;
+#if PACKED
+            Taken taken{number, 0, {}};
+            for (; number < all; number = gridDim.x + atomic_increment_global(tile_counter.data)) {
+                const TileCoord coord = tile_coord(number, numbers, heads, 1, heads_per_group);
+                taken = {number, coord.head,
+                         sequence_tile<BLOCK_M>(cu_seqlens_q.data, cu_seqlens_k.data, batch,
+                                                coord.tile)};
+                if (taken.at.tile * BLOCK_M < taken.at.own) break;
+                previous_kernel_wait();
+            }
+            taken.number = number;
+#else
+            const Taken taken{number};
+#endif
             mbarrier_wait(&barriers->q_empty[buffer], tile_iter / 2 % 2 ^ 1);
-            st_shared(&barriers->tile[buffer], number);
+            pass_on(taken, buffer);
             if (number >= all) {
                 mbarrier_arrive(&barriers->q_full[buffer]);
-                load_v();
+                if (!PACKED || it > 0) load_v();
                 return;
             }
-            const TileWork work = work_of(number);
+            const TileWork work = work_of(taken);
             const int kv_head = work.coord.head / group;
             mbarrier_expect(&barriers->q_full[buffer], CONSUMERS * Q_BYTES);
             for (int w = 0; w < CONSUMERS; ++w)
                 tma_load(shared + (buffer * CONSUMERS + w) * Q_BYTES, &q_map,
                          &barriers->q_full[buffer], 0,
-                         work.empty ? seqlen_q : work.row0 + 64 * w, 0, work.coord.head,
-                         work.coord.batch);
+                         query0_of(work) + (work.empty ? queries_of(work) : work.row0 + 64 * w), 0,
+                         work.coord.head, query_item_of(work));
+#if PACKED
+            const int key_item = taken.at.other0 + taken.at.other;
+#else
+            const int key_item = work.coord.batch;
+#endif
             // In the order of use: each K, also a query tile's first, before the V before it.
             for (int n = 0; n < work.tiles; ++n) {
                 const PipelineState slot(it);
-                const int key0 = (work.first - n) * BLOCK_N;
+                const int key0 = key0_of(work) + (work.first - n) * BLOCK_N;
                 // Asked for now, needed after the copies: the answer is slow.
                 if (n + 1 == work.tiles) {
                     if (tile_iter == 0) previous_kernel_wait();  // for the zero that it begins with
@@ -173,9 +259,9 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 mbarrier_wait(&barriers->k_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->k_full[slot.stage], KV_BYTES);
                 tma_load(shared + K_AT + slot.stage * KV_BYTES, &k_map,
-                         &barriers->k_full[slot.stage], 0, key0, 0, kv_head, work.coord.batch);
+                         &barriers->k_full[slot.stage], 0, key0, 0, kv_head, key_item);
                 if (it > 0) load_v();
-                v_key0 = key0, v_head = kv_head, v_batch = work.coord.batch;
+                v_key0 = key0, v_head = kv_head, v_batch = key_item;
                 ++it;
             }
         }
@@ -204,15 +290,23 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         const PipelineState slot(it);
         mbarrier_wait(&barriers->k_full[slot.stage], slot.phase ^ behind);
     };
-    // Waits for the Q of an iteration and returns whose it is, the same number in all lanes.
+    // Waits for the Q of an iteration and returns whose it is, the same in all lanes.
     auto take = [&](int tile_iter) {
         mbarrier_wait(&barriers->q_full[tile_iter % 2], tile_iter / 2 % 2);
-        return shfl(ld_shared(&barriers->tile[tile_iter % 2]), 0);
+        const Taken* const from = &barriers->taken[tile_iter % 2];
+        auto same = [](const int* word) { return shfl(ld_shared(word), 0); };
+#if PACKED
+        return Taken{same(&from->number), same(&from->head),
+                     {same(&from->at.tile), same(&from->at.own0), same(&from->at.own), 0,
+                      same(&from->at.other)}};
+#else
+        return Taken{same(&from->number)};
+#endif
     };
     auto mask = [&](float(&score)[SCORES], const TileWork& work, int n) {
         if (n < work.masked)
             mask_scores(score, work.row0 + row_in_tile, (work.first - n) * BLOCK_N + lane % 4 * 2,
-                        seqlen_q, seqlen_k, Window{});
+                        queries_of(work), keys_of(work), Window{});
     };
     // O = acc / sum through this warpgroup's O buffer, once the store before has read it.
     auto finish = [&](float(&out_acc)[OUTPUTS], const Softmax& state, const TileWork& work,
@@ -224,7 +318,8 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                           warp,
                       overflowed);
 #endif
-        normalise(out_acc, state, lse, work.coord, work.row0 + row_in_tile, seqlen_q, scale);
+        normalise(out_acc, state, lse, work.coord, work.row0 + row_in_tile,
+                  queries_of(work), scale);
         unsigned char* const o = shared + OUT_AT + (warpgroup - 1) * Q_BYTES;
         if (threadIdx.x % WARPGROUP == 0) bulk_wait_read<0>();
         warp_sync();  // a named barrier wants the whole warp at once, as a product does
@@ -233,15 +328,16 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         tma_fence();
         named_sync(warpgroup, WARPGROUP);
         if (threadIdx.x % WARPGROUP == 0) {
-            tma_store(&out_map, o, 0, work.row0 + 64 * (warpgroup - 1), 0, work.coord.head,
-                      work.coord.batch);
+            tma_store(&out_map, o, 0, query0_of(work) + work.row0 + 64 * (warpgroup - 1), 0,
+                      work.coord.head, query_item_of(work));
             bulk_commit();
         }
         warp_sync();
     };
 
-    int number = take(0);
-    TileWork work = work_of(number);
+    Taken taken = take(0);
+    if (PACKED && taken.number >= all) return;  // every number that the block was given had no rows
+    TileWork work = work_of(taken);
     float out_acc[OUTPUTS];
     uint32 p[BLOCK_N / 16][4];
     Softmax state;
@@ -266,9 +362,11 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     warp_scheduler_open(warpgroup);
     for (int tile_iter = 0; tile_iter < all; ++tile_iter) {
         unsigned char* const q = q_of(tile_iter);
+        // Without the shuffle ptxas does not know that all lanes have the same, to the same effect.
+        const int tiles = PACKED ? shfl(work.tiles, 0) : work.tiles;
 #pragma unroll
         for (int n = 0; n < OUTPUTS; ++n) out_acc[n] = 0.0f;
-        for (int n = 1; n < work.tiles; ++n) {
+        for (int n = 1; n < tiles; ++n) {
             float score[SCORES];
             const PipelineState before(it), slot(++it);
             warp_scheduler_wait(warpgroup);
@@ -288,7 +386,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 moved = softmax_step(score, state, rescale, log2_scale);
             else
                 optimistic_step(score, state, log2_scale);
-            if (n + 1 < work.tiles) wait_for_k(it + 1, zero_behind(state, zero));
+            if (n + 1 < tiles) wait_for_k(it + 1, zero_behind(state, zero));
             wgmma_wait<0>();
             keep(out_acc);
             release(&barriers->v_empty[before.stage]);
@@ -299,17 +397,17 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
 
         // From tile to tile: the first scores of the next one, the last product of this one.
         const PipelineState before(it), slot(++it);
-        const int next_number = take(tile_iter + 1);
-        if (next_number >= all) {
+        const Taken next_taken = take(tile_iter + 1);
+        if (next_taken.number >= all) {
             mbarrier_wait(&barriers->v_full[before.stage], before.phase);
             wgmma_fence();
             issue_output(out_acc, p, v_of(before));
             wgmma_wait<0>();
             keep(out_acc);
-            finish(out_acc, state, work, number);
+            finish(out_acc, state, work, taken.number);
             break;
         }
-        const TileWork next = work_of(next_number);
+        const TileWork next = work_of(next_taken);
         Softmax next_state;
         float score[SCORES];
         wait_for_k(it);
@@ -333,8 +431,8 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
         keep(out_acc);
         release(&barriers->v_empty[before.stage]);
         round_weights(p, score);
-        finish(out_acc, state, work, number);
-        number = next_number;
+        finish(out_acc, state, work, taken.number);
+        taken = next_taken;
         work = next;
         state = next_state;
     }

@@ -83,7 +83,8 @@ def _argument(argument: Argument) -> tuple[int, int | TensorMapArgument]:
     return len(data), int.from_bytes(data, "little")
 
 
-def _array(name: str, shape: tuple[int, ...], dtype: str, number: int) -> Array:
+def stand_in(name: str, shape: tuple[int, ...], dtype: str, number: int) -> Array:
+    """A dense array without memory, far from those of other numbers."""
     return Array(name, number << 36, shape, contiguous_strides(shape), dtype, "rw")
 
 
@@ -92,10 +93,10 @@ def _arrays(seqlen: int, head_dim: int, keys: int | None = None) -> dict[str, Ar
     found = {}
     for n, name in enumerate(names):
         rows = keys if keys is not None and name[-1] in "kv" else seqlen
-        found[name] = _array(name, (1, HEADS, rows, head_dim), DTYPE, n + 1)
+        found[name] = stand_in(name, (1, HEADS, rows, head_dim), DTYPE, n + 1)
     return found | {
-        "lse": _array("lse", (1, HEADS, seqlen), "fp32", len(names) + 1),
-        "alibi_slopes": _array("alibi_slopes", (1, HEADS, 1), "fp32", len(names) + 2),
+        "lse": stand_in("lse", (1, HEADS, seqlen), "fp32", len(names) + 1),
+        "alibi_slopes": stand_in("alibi_slopes", (1, HEADS, 1), "fp32", len(names) + 2),
     }
 
 

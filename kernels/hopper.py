@@ -2,8 +2,9 @@
 
 They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
 grouped heads, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order; the
-forward also sliding windows with sinks, a softcap and ALiBi. Key masks, dropout, block masks, a
-bias, other head dimensions and a scale that is not positive stay with the sm_80 kernels:
+forward also sliding windows with sinks, a softcap and ALiBi, or sequences of different lengths
+packed one after another. Key masks, dropout, block masks, a bias, other head dimensions and a scale
+that is not positive stay with the sm_80 kernels:
 ``unsupported_reason`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
@@ -21,11 +22,13 @@ from analysis.arguments import checked
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.shapes import AttentionShape, Tile
 from analysis.window import Window
+from kernels import hopper_packed
 from kernels.checks import check_shapes, finite
 from kernels.hopper_forms import (
     BACKWARD_FORMS,
     FORWARD_FORMS,
     HEAD_DIMS,
+    PACKED_FORMS,
     REPAIR_TILES,
     WARPGROUP,
     BackwardForm,
@@ -33,6 +36,7 @@ from kernels.hopper_forms import (
     backward_form,
     form_of_tile,
     forward_form,
+    packed_form,
 )
 from kernels.launch import (
     Argument,
@@ -46,6 +50,7 @@ from kernels.launch import (
     TensorMap,
     Word,
 )
+from kernels.packed import Packed
 from kernels.scores import UNCHANGED, ScoreChanges
 from kernels.window import window_arguments
 
@@ -54,6 +59,7 @@ __all__ = [
     "FORMS",
     "FORWARD_FORMS",
     "HEAD_DIMS",
+    "PACKED_FORMS",
     "BackwardForm",
     "ForwardForm",
     "backward",
@@ -62,6 +68,7 @@ __all__ = [
     "form_of_tile",
     "forward",
     "forward_form",
+    "packed_form",
     "unsupported_reason",
 ]
 
@@ -114,7 +121,10 @@ def unsupported_reason(
         "a block mask": block_mask,
         "a bias": bias,
         "K and V of e4m3": fp8,
-        "packed sequences": packed,
+        "packed sequences": packed and pass_ == "backward",
+        "packed sequences of head_dim 256 (no persistent form)": packed and head_dim == 256,
+        "packed sequences with a window, a softcap or ALiBi": packed
+        and (window or softcap or alibi),
     }
     if pass_ == "backward":
         features |= {
@@ -157,6 +167,7 @@ def forward(
     order: Order = "rows",
     wave: Size | None = None,
     optimistic: bool = False,
+    packed: Packed | None = None,
     pdl: bool = False,
     stream: Word | None = None,
 ) -> None:
@@ -169,6 +180,8 @@ def forward(
         as there are multiprocessors; with one block a query tile, and not optimistic.
     optimistic: look for the row maximum in the first tiles only, and do again, exactly, the tiles
         where that was not enough; bf16.
+    packed: sequences one after another, by a form of :func:`packed_form`; not optimistic, not in a
+        sawtooth, without window and changes. TMA sees them as ``launch.TensorMap`` says.
     pdl: launch a persistent form so that it starts while the kernel that clears its counter is
         still running, and waits inside for that (programmatic dependent launch).
 
@@ -177,6 +190,11 @@ def forward(
     """
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, None)
     scale = finite(scale)
+    if packed is not None:
+        packed.refuse(
+            order=order, optimistic=optimistic, window=window, softcap=changes.softcap,
+            alibi_slopes=changes.alibi_slopes,
+        )  # fmt: skip
     changes.check(q, k)
     features: dict[str, Any] = changes.features | {"window": window is not None}
     _check(unsupported_reason(q.dtype, q.shape[3], scale=scale, keys=k.shape[2], **features))
@@ -184,6 +202,10 @@ def forward(
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     sawtooth = order == "sawtooth"
+    if packed is not None:
+        form = form or packed_form(head_dim, tile)
+        hopper_packed.forward(backend, q, k, v, out, lse, packed, form, scale, causal, stream, pdl)
+        return
     if form is None or tile is not None:
         form = forward_form(
             head_dim, causal, seqlen_q, tile, sawtooth=sawtooth, featured=any(features.values())

@@ -11,6 +11,8 @@ persistent
     (``flash_forward_sm90.cu``);
 pingpong
     the warpgroups issue their products in turn (FlashAttention-3, §3.1);
+packed
+    sequences of different lengths one after another (``include/packed_sm90.cuh``), persistent;
 late_wait
     the compiler orders the softmax and the wait for P V as it likes, which undoes their overlap:
     there to be timed beside the form that holds the order.
@@ -32,6 +34,8 @@ WARPGROUP = 128
 STAGES = 2
 ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
 BARRIER_BYTES = 8
+#: By which what a producer passes on of two tiles of packed sequences exceeds their numbers.
+PACKED_BYTES = 56
 #: At 256 dk and dv together would take every register of a thread.
 HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 #: Query tiles that a block of the repair looks after at most (``flash_forward_sm90.cu``).
@@ -50,10 +54,13 @@ class ForwardForm:
     persistent: bool = False
     pingpong: bool = False
     late_wait: bool = False
+    packed: bool = False
 
     def __post_init__(self) -> None:
         if self.late_wait and self.persistent:
             raise ValueError("late_wait=True is for one block a query tile, not persistent=True")
+        if self.packed and not self.persistent:
+            raise ValueError("packed=True is for blocks that stay, not persistent=False")
 
     @property
     def name(self) -> str:
@@ -61,6 +68,7 @@ class ForwardForm:
             "persistent": self.persistent,
             "pingpong": self.pingpong,
             "late wait": self.late_wait,
+            "packed": self.packed,
         }
         tile = f"d{self.head_dim} {self.tile.block_m}x{self.block_n}"
         return ", ".join([tile, *(name for name, used in extras.items() if used)])
@@ -96,7 +104,7 @@ class ForwardForm:
         tiles = (3 if persistent else 1) * self.tile.block_m * row
         tiles += 2 * STAGES * self.block_n * row
         barriers = (4 + 4 * STAGES + 1 if persistent else 2 + 4 * STAGES) * BARRIER_BYTES
-        return tiles + barriers + ALIGNMENT_SLACK
+        return tiles + barriers + PACKED_BYTES * self.packed + ALIGNMENT_SLACK
 
     def kernel(
         self,
@@ -118,6 +126,8 @@ class ForwardForm:
         """
         if part == "clear_counter" and not self.persistent:
             raise ValueError(f"{self.name} has no counter to set to 0")
+        if self.packed and part in ("optimistic", "repair"):
+            raise ValueError(f"{self.name} is exact, not {part}")
         if sawtooth and (self.persistent or part):
             raise ValueError(f"{self.name}{part and ', '}{part} has no sawtooth: that is for the "
                              "exact kernel with one block a tile")  # fmt: skip
@@ -140,6 +150,8 @@ class ForwardForm:
             macros.append(("PINGPONG", 1))
         if self.late_wait:
             macros.append(("LATE_WAIT", 1))
+        if self.packed:
+            macros.append(("PACKED", 1))
         if part in ("optimistic", "repair"):
             macros.append(("OPTIMISTIC", {"optimistic": 1, "repair": 2}[part]))
         if sawtooth:
@@ -164,6 +176,11 @@ FORWARD_FORMS = (
     ForwardForm(256, 2, 80),
     ForwardForm(128, 2, 128),
     ForwardForm(128, 2, 128, pingpong=True, late_wait=True),
+)
+#: Those of packed sequences, one a head dimension.
+PACKED_FORMS = (
+    ForwardForm(64, 3, 128, persistent=True, pingpong=True, packed=True),
+    ForwardForm(128, 2, 128, persistent=True, pingpong=True, packed=True),
 )
 
 
@@ -216,15 +233,38 @@ def forward_form(
 
 
 @checked
+def packed_form(head_dim: int, tile: Tile | None = None) -> ForwardForm:
+    """The form for packed sequences; a tile may be asked for, but there is one a head dimension.
+
+    Persistent at every length. Sequences that are packed are short as a rule, and there the ends of
+    a tile are much of it; and the search for a number's sequence, reads that wait for each other,
+    runs under the products of the tile before. head_dim 256 has no persistent form, so none.
+
+    ValueError lists the head dimensions, or the tiles, that there are.
+    """
+    forms = {form.head_dim: form for form in PACKED_FORMS}
+    one_of("head_dim", head_dim, tuple(forms))
+    form = forms[head_dim]
+    if tile not in (None, form.tile):
+        raise _no_tile("forward of packed sequences", head_dim, tile, [form.tile])
+    return form
+
+
+@checked
 def form_of_tile(head_dim: int, tile: Tile) -> ForwardForm:
     """The forward form with a tile and one block for each. ValueError lists the tiles there are."""
     forms = [form for form in FORWARD_FORMS if form.head_dim == head_dim and not form.persistent]
     for form in forms:
         if form.tile == tile:
             return form
-    known = [(form.tile.block_m, form.tile.block_n) for form in forms]
-    raise ValueError(
-        f"the Hopper forward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
+    raise _no_tile("forward", head_dim, tile, [form.tile for form in forms])
+
+
+def _no_tile(pass_: str, head_dim: int, tile: Tile | None, tiles: list[Tile]) -> ValueError:
+    assert tile is not None
+    known = [(each.block_m, each.block_n) for each in tiles]
+    return ValueError(
+        f"the Hopper {pass_} has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
         f"known: {known}"
     )
 
@@ -349,8 +389,4 @@ def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
     for form in forms:
         if form.tile == tile:
             return form
-    known = [(form.block_m, form.tile.block_n) for form in forms]
-    raise ValueError(
-        f"the Hopper backward has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
-        f"known: {known}"
-    )
+    raise _no_tile("backward", head_dim, tile, [form.tile for form in forms])

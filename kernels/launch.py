@@ -186,12 +186,20 @@ class TensorMap:
 
     array: Array
     box_rows: int
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         array = self.array
         if len(array.shape) != 4:
             raise ValueError(f"{array.name}: a tensor map needs 4 dimensions, not {array.shape}")
+        if self.longest is not None and (
+            array.shape[0] != 1 or not 1 <= self.longest <= array.shape[2]
+        ):
+            raise ValueError(
+                f"{array.name}: longest={self.longest} of sequences in {array.shape[0]} items of "
+                f"{array.shape[2]} rows; it is 1 at least, and they lie in one item"
+            )
         if not 1 <= self.box_rows <= 256:
             raise ValueError(f"{array.name}: box_rows={self.box_rows} is outside 1..256")
         row_bytes = array.shape[-1] * array.itemsize
@@ -290,13 +298,18 @@ def encode_array(array: Array, pointer: int | None = None) -> bytes:
 def encode_tensor_map(tensor_map: TensorMap, pointer: int | None = None) -> bytes:
     """A tensor map as the host backend reads it (``host/hopper.hpp``): pointer, sizes, strides.
 
-    Sixteen 64-bit words: address, itemsize, D, N, H, B, strides of N, H, B in bytes, box rows, 0…
+    Sixteen 64-bit words: address, itemsize, D, N, H, B, strides of N, H, B in bytes, box rows,
+    bytes from where the map begins to the address, 0…
     """
-    array = tensor_map.array
+    array, before = tensor_map.array, 0
     batch, heads, rows, columns = array.shape
     stride_b, stride_h, stride_n = (s * array.itemsize for s in array.strides[:3])
+    if tensor_map.longest is not None:
+        batch, rows, stride_b = rows + 1, tensor_map.longest, stride_n
+        before = rows * stride_n
     words = [array.pointer if pointer is None else pointer, array.itemsize]
     words += [columns, rows, heads, batch, stride_n, stride_h, stride_b, tensor_map.box_rows]
+    words.append(before)
     words += [0] * (TENSOR_MAP_BYTES // 8 - len(words))
     return np.array(words, dtype=np.uint64).tobytes()
 

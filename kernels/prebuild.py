@@ -119,7 +119,7 @@ def kernels() -> list[Kernel]:
     listed = [kernel for problem in problems() for kernel in problem.kernels()]
     listed += [
         form.kernel(dtype, causal)
-        for form in hopper.FORWARD_FORMS
+        for form in (*hopper.FORWARD_FORMS, *hopper.PACKED_FORMS)
         for dtype in ("bf16", "fp16")
         for causal in (False, True)
     ]

@@ -31,7 +31,7 @@ from analysis.sums.copies import copies
 from analysis.tile_loop import BlockMask
 from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
 from analysis.traffic import Traffic, predict_traffic
-from kernels import ampere_time, attention, hopper, hopper_time
+from kernels import ampere_time, attention, hopper, hopper_packed_time, hopper_time
 from kernels.launch import Kernel
 from kernels.launches import AUTO, GRADIENTS, tile_of
 from repro.prediction_packed import packed_works, share_of_sms
@@ -165,8 +165,9 @@ class Prediction:
         """Time predicted from the machine code, not a bound: of the Hopper forms
         (``kernels.hopper_time``), and of what runs by default on an A100 (``kernels.ampere_time``).
 
-        None where :attr:`unpredicted` says why, for packed sequences and for other kernels and
-        GPUs. The optimistic softmax: on data of which its repair has nothing to do again.
+        None where :attr:`unpredicted` says why, for packed sequences but in Hopper's forward, and
+        for other kernels and GPUs. The optimistic softmax: on data of which its repair has nothing
+        to do again.
         """
         predicted = self._predicted()
         return predicted if isinstance(predicted, float) else None
@@ -178,10 +179,11 @@ class Prediction:
         return predicted if isinstance(predicted, str) else None
 
     def _predicted(self) -> float | str | None:
-        """Seconds, or why there are none; None for packed sequences, other kernels and GPUs."""
-        if self.lengths is not None:
-            return None
+        """Seconds, or why there are none; None for packed sequences but in Hopper's forward, and
+        for other kernels and GPUs."""
         sms, hbm = self.gpu.sms, self.gpu.hbm_bandwidth_bytes_per_s
+        if self.lengths is not None:
+            return self._predicted_packed()
         if self.main is not None and self._is_of_ampere:
             try:
                 return ampere_time.seconds(
@@ -203,6 +205,19 @@ class Prediction:
             return hopper_time.seconds(
                 form, self.padded, sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
                 optimistic=optimistic, features=features,
+            )  # fmt: skip
+        except LookupError as error:
+            return str(error)
+
+    def _predicted_packed(self) -> float | str | None:
+        if find(self.algorithm).family is not Family.HOPPER:
+            return None
+        assert self.lengths is not None
+        try:
+            return hopper_packed_time.seconds(
+                hopper.packed_form(self.shape.head_dim, self.tile), self.padded, self.lengths,
+                sms=self.gpu.sms, hbm_bytes_per_s=self.gpu.hbm_bandwidth_bytes_per_s,
+                clock=self.clock,
             )  # fmt: skip
         except LookupError as error:
             return str(error)

@@ -120,8 +120,9 @@ def find_run(
             raise
         return _theory(algorithm, shape, pass_, gpu, tile, str(error))
     form = form_of(
-        launched.algorithm, shape, pass_, tile, order, featured=softcap or alibi or shape.windowed
-    )
+        launched.algorithm, shape, pass_, tile, order,
+        featured=softcap or alibi or shape.windowed, packed=lengths is not None,
+    )  # fmt: skip
     main = launched.main
     blocks_per_sm, warning = _blocks_per_sm(launched, shape, gpu)
     run = Run(
@@ -196,6 +197,7 @@ def form_of(
     tile: Tile | None = None,
     order: str = "rows",
     featured: bool = False,
+    packed: bool = False,
 ) -> hopper.ForwardForm | hopper.BackwardForm | None:
     """The compiled form that runs under a name: an algorithm of ``kernels.attention`` or a form of
     ``kernels.hopper.FORMS``. None for kernels that are no Hopper kernels.
@@ -207,6 +209,8 @@ def form_of(
         return hopper.FORMS[implementation]
     if find(implementation).family is not Family.HOPPER:
         return None
+    if packed:
+        return hopper.packed_form(shape.head_dim, tile)
     if pass_ == "forward":
         return hopper.forward_form(
             shape.head_dim, shape.causal, shape.seqlen_q, tile, sawtooth=order == "sawtooth",

@@ -7,12 +7,14 @@ tensor's bytes are those of ``analysis.sums.flash``, added up. Two things come b
   kernels that go row by row touch them like others;
 * the tables: a block reads the two entries of ``cu_seqlens`` on the side that it has a tile of,
   and if the tile has rows, two on the other side. The grid is one of sequences of the longest
-  length, so that blocks without rows read 8 bytes each.
+  length, so that blocks without rows read 8 bytes each. On Hopper tiles of all sequences are
+  numbered, and whoever has a number searches for its sequence, three entries a step at most,
+  and reads the two of either table, with rows or without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +22,8 @@ import numpy as np
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
+from analysis.sums.flash import flash_forward
+from analysis.sums.flash_sm90 import COUNTER_BYTES
 
 ENTRY_BYTES = 4
 """Bytes of an entry of ``cu_seqlens_q`` or ``cu_seqlens_k``."""
@@ -32,14 +36,56 @@ def packed(
     sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile, pass_: str,
     dq_tile: Tile | None = None,
 ) -> KernelBytes:  # fmt: skip
-    """Bytes of a pass over packed sequences.
+    """Bytes of a pass of the sm_80 kernels over packed sequences.
 
     sum_of: (shape, tile, block_mask=None) → bytes of the pass for a batch of equal sequences.
     shape: (1, H, total, D). dq_tile: of the second pass of the split backward.
     """
-    parts = [sum_of(each, tile) for each in lengths.shapes(shape)]
-    parts.append(_unseen(sum_of, shape, lengths, tile))
-    parts.append(_tables(shape, lengths, tile, pass_, dq_tile))
+    return _added([
+        *(sum_of(each, tile) for each in lengths.shapes(shape)),
+        _unseen(sum_of, shape, lengths, tile),
+        _tables(shape, lengths, tile, pass_, dq_tile),
+    ])  # fmt: skip
+
+
+def packed_sm90(shape: AttentionShape, lengths: Lengths, tile: Tile) -> KernelBytes:
+    """Bytes of the Hopper forward over packed sequences: what each moves alone is what the sm_80
+    form does (``analysis.sums.flash_sm90``), boxes of TMA ending where the sequence does."""
+    parts = [flash_forward(each, tile) for each in lengths.shapes(shape)]
+    parts.append(_unseen(flash_forward, shape, lengths, tile))
+    entries, numbers = _searched(lengths.queries, tile.block_m)
+    once = 2 * ENTRY_BYTES * numbers
+    tables = zip(TABLES, (entries * ENTRY_BYTES + once, once), strict=True)
+    parts.append({"flash_forward": {(name, "read"): shape.heads * n for name, n in tables}})
+    return {
+        "flash_forward_sm90_clear_counter": {("tile_counter", "write"): COUNTER_BYTES},
+        "flash_forward_sm90_persistent": {
+            **_added(parts)["flash_forward"],
+            ("tile_counter", "atomic"): shape.heads * numbers * COUNTER_BYTES,
+        },
+    }
+
+
+def _searched(own: Sequence[int], block: int) -> tuple[int, int]:
+    """Entries that the numbers of a head read together to find their sequences, and how many
+    numbers there are (``sequence_tile`` of ``include/packed_sm90.cuh``)."""
+    starts = np.concatenate(([0], np.cumsum(own, dtype=np.int64)))
+    first = starts // block + np.arange(len(starts))
+    number = np.arange(first[-1])
+    at, end = np.zeros_like(number), np.full_like(number, len(own))
+    read = 0
+    while (searching := end - at > 1).any():
+        quarter, lowest = -(-(end - at) // 4), at
+        for i in (1, 2, 3):
+            begin = lowest + i * quarter
+            looked_at = searching & (begin < end)
+            read += int(looked_at.sum())
+            at = np.where(looked_at & (first[np.minimum(begin, len(own))] <= number), begin, at)
+        end = np.minimum(at + quarter, end)
+    return read, len(number)
+
+
+def _added(parts: Iterable[KernelBytes]) -> dict[str, dict[tuple[str, str], int]]:
     total: dict[str, dict[tuple[str, str], int]] = {}
     for part in parts:
         for kernel, entries in part.items():

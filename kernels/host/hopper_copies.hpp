@@ -14,7 +14,7 @@ namespace host {
 // The layout of encode_tensor_map in launch.py.
 struct HostTensorMap {
     std::uint64_t pointer, itemsize, columns, rows, heads, batch;
-    std::uint64_t stride_n, stride_h, stride_b, box_rows, unused[6];
+    std::uint64_t stride_n, stride_h, stride_b, box_rows, before, unused[5];
 };
 
 constexpr unsigned SWIZZLED_ROW = 128;
@@ -93,7 +93,7 @@ void each_chunk(Worker& w, const HostTensorMap& map, std::size_t base, const int
             const std::int64_t row = at[1] + static_cast<std::int64_t>(r);
             const bool exists =
                 inside && row >= 0 && row < static_cast<std::int64_t>(map.rows);
-            const auto from = map.pointer + row * map.stride_n + at[3] * map.stride_h +
+            const auto from = map.pointer - map.before + row * map.stride_n + at[3] * map.stride_h +
                               at[4] * map.stride_b + slab * SWIZZLED_ROW;
             const std::size_t to = base + (slab * map.box_rows + r) * SWIZZLED_ROW;
             for (unsigned c = 0; c < SWIZZLED_ROW; c += 16)

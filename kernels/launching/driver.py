@@ -42,19 +42,26 @@ def bindings() -> Any:
 
 
 def tensor_map_geometry(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, box_rows: int
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    box_rows: int,
+    longest: int | None = None,
 ) -> tuple[list[int], list[int], list[int]]:
     """Sizes, byte strides of all but the innermost, and box of a (B, H, N, D) array's tensor map.
 
     Innermost first: 128 bytes of a row, rows, the row's next 128 bytes, heads, batches. N is a
     dimension of its own, so that rows past it read as zero in every head. The stride of a dimension
-    of size 1 means nothing, but the driver wants a multiple of 16.
+    of size 1 means nothing, but the driver wants a multiple of 16. longest: of packed sequences,
+    whose rows are those of the longest, and whose batches are the rows of the array and its end.
     """
     batch, heads, rows, columns = shape
     chunk = TENSOR_MAP_ROW_BYTES // itemsize
     row_bytes = strides[2] * itemsize if rows > 1 else columns * itemsize
     head_bytes = strides[1] * itemsize if heads > 1 else row_bytes * rows
     batch_bytes = strides[0] * itemsize if batch > 1 else head_bytes * heads
+    if longest is not None:
+        batch, rows, batch_bytes = rows + 1, longest, row_bytes
     return (
         [chunk, rows, columns // chunk, heads, batch],
         [row_bytes, TENSOR_MAP_ROW_BYTES, head_bytes, batch_bytes],
@@ -65,13 +72,26 @@ def tensor_map_geometry(
 # Making a map costs more than launching a kernel; a training loop asks for the same ones again.
 @lru_cache(maxsize=4096)
 def tensor_map(
-    pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, box_rows: int
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    box_rows: int,
+    longest: int | None = None,
 ) -> np.ndarray:
     """The driver's 128 bytes for :class:`kernels.launch.TensorMap`, as 16 words.
 
-    ValueError when the driver refuses.
+    ValueError when the driver refuses, and where a map of packed sequences, which begins
+    ``longest`` rows before the array, would begin below address 0.
     """
-    sizes, steps, box = tensor_map_geometry(shape, strides, ITEMSIZE[dtype], box_rows)
+    sizes, steps, box = tensor_map_geometry(shape, strides, ITEMSIZE[dtype], box_rows, longest)
+    if longest is not None:
+        if pointer < longest * steps[0]:
+            raise ValueError(
+                f"an array at {pointer:#x} has no {longest} rows of {steps[0]} bytes before it, "
+                "where a tensor map of packed sequences begins"
+            )
+        pointer -= longest * steps[0]
     encode_tiled = libcuda.encode_tiled if bindings() is None else _encode_tiled
     try:
         encoded = encode_tiled(pointer, dtype, sizes, steps, box)
@@ -112,10 +132,12 @@ def _encode_tiled(
     return np.array([int(word) for word in encoded.opaque], dtype=np.uint64).tobytes()
 
 
-def layout_of(argument: TensorMap) -> tuple[tuple[int, ...], tuple[int, ...], str, int]:
+def layout_of(
+    argument: TensorMap,
+) -> tuple[tuple[int, ...], tuple[int, ...], str, int, int | None]:
     """All but the address: the other arguments of :func:`tensor_map`."""
     array = argument.array
-    return array.shape, array.strides, array.dtype, argument.box_rows
+    return array.shape, array.strides, array.dtype, argument.box_rows, argument.longest
 
 
 class PackedLaunch:

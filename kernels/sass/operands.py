@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from analysis.loop_model.program import Event, Way
@@ -42,6 +42,7 @@ class Launch:
     architecture: "sm_80", "sm_90" or "sm_90a": where arguments lie, and what instructions cost.
     loaded: what loads of global memory return, and so words of shared memory that threads beside
         a warp's first have stored; None: not known.
+    memory: known words of global memory, by the lower 32 bits of their address.
     """
 
     threads: int
@@ -51,6 +52,7 @@ class Launch:
     taken: Sequence[int] = ()
     architecture: str = "sm_90a"
     loaded: int | None = None
+    memory: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -234,11 +236,11 @@ def lut(table: int, a: int, b: int, c: int) -> int:
 
 
 def address(text: str, block: Block) -> Get:
-    """The address in brackets: registers and offsets added."""
-    inside = _MEMORY.search(text)
-    if inside is None:
+    """The address in brackets, the last ones: registers and offsets added."""
+    inside = _MEMORY.findall(text)
+    if not inside:
         return source("?", block)
-    parts = [p for p in inside[1].replace("+-", "+~").split("+") if p]
+    parts = [p for p in inside[-1].replace("+-", "+~").split("+") if p]
     offset = -sum(int(p[1:], 16) for p in parts if p.startswith("~"))
     terms = [source(p.split(".")[0], block) for p in parts if not p.startswith("~")]
     return lambda w: (sum(term(w) for term in terms) + offset) & MASK

@@ -24,6 +24,7 @@ from kernels.sass.operands import (
     target_predicate,
 )
 
+WORD_BYTES = 4
 SECTOR = 32
 """Bytes that L2 handles at a time."""
 ROWS_OF_ACCUMULATOR = 8
@@ -181,29 +182,27 @@ def _arrives(block: Block, place: int, bytes_: int) -> None:
 
 
 def load(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    put = target(operands[0])
+    puts = [target(name) for name in _registers(i, operands[0])]
     at = address(operands[1], block)
-    single = not {"64", "128"} & set(i.modifiers)
+    # A word that only a thread that is not followed has stored holds what loads return.
+    otherwise = None if i.opcode == "LDL" else block.launch.loaded
 
     def do(w: Warp) -> None:
-        memory = w.local if i.opcode == "LDL" else block.shared
-        # A word that only a thread that is not followed has stored holds what loads return.
-        otherwise = None if i.opcode == "LDL" else block.launch.loaded
-        try:
-            known = memory.get(at(w), otherwise) if single and i.opcode in ("LDS", "LDL") else None
-            if single and i.opcode == "LDG":
-                known = block.launch.loaded
-        except TypeError:
-            known = None
-        put(w, known)
+        memory: Mapping[int, int | None] = block.shared
+        if i.opcode != "LDS":
+            memory = w.local if i.opcode == "LDL" else block.launch.memory
+        for word, put in enumerate(puts):
+            try:
+                put(w, memory.get(at(w) + WORD_BYTES * word, otherwise))
+            except TypeError:
+                put(w, None)
 
     return do
 
 
 def store(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
-    at, value = address(operands[0], block), source(operands[1], block)
-    if {"64", "128"} & set(i.modifiers):
-        return nothing
+    at = address(operands[0], block)
+    values = [source(name, block) for name in _registers(i, operands[1])]
 
     def do(w: Warp) -> None:
         memory = w.local if i.opcode == "STL" else block.shared
@@ -211,12 +210,22 @@ def store(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
             place = at(w)
         except TypeError:
             return
-        try:
-            memory[place] = value(w)
-        except TypeError:
-            memory[place] = None
+        for word, value in enumerate(values):
+            try:
+                memory[place + WORD_BYTES * word] = value(w)
+            except TypeError:
+                memory[place + WORD_BYTES * word] = None
 
     return do
+
+
+def _registers(i: Instruction, first: str) -> list[str]:
+    """The registers of a load's or store's words; RZ is its own next."""
+    words = next((n for name, n in (("64", 2), ("128", 4)) if name in i.modifiers), 1)
+    name = first.strip().removesuffix(".reuse")
+    if words == 1 or not name[1:].isdigit():
+        return [first] * words
+    return [f"{name[0]}{int(name[1:]) + word}" for word in range(words)]
 
 
 def atomic(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:

@@ -10,14 +10,14 @@ import pytest
 
 from kernels.building.compile import compile_cubin
 from kernels.hopper import BACKWARD_FORMS, BackwardForm
-from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
+from kernels.hopper_forms import FORWARD_FORMS, PACKED_FORMS, ForwardForm, forward_form
 from kernels.launch import Kernel
 
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 
 
 @CAUSAL
-@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [*FORWARD_FORMS, *PACKED_FORMS], ids=lambda f: f.name)
 def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
     # fp16 differs in one word of PTX.
     for dtype in ("bf16", "fp16") if causal else ("bf16",):

@@ -11,13 +11,20 @@ waits, and differently from version to version: every version of NVRTC at hand i
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from kernels.building.compile import compile_cubin
-from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
+from kernels.hopper import (
+    BACKWARD_FORMS,
+    FORWARD_FORMS,
+    PACKED_FORMS,
+    BackwardForm,
+    ForwardForm,
+)
 from kernels.launch import Kernel
 from kernels.sass import code as sass
 from repro.experiments import Cell
@@ -27,14 +34,10 @@ pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSIN
 CAUSAL = pytest.mark.parametrize(
     "causal", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["dense", "causal"]
 )
-PARTS = pytest.mark.parametrize(
-    "part",
-    ["", pytest.param("optimistic", marks=pytest.mark.thorough)],
-    ids=["exact", "optimistic"],
-)
 SLOW = ("R2UR", "LDL", "STL")
 #: One leaves the order to ptxas, so that a card can say what it is worth.
 ORDERED = [form for form in FORWARD_FORMS if not form.late_wait]
+EXACT = (*FORWARD_FORMS, *PACKED_FORMS)
 
 
 @cache
@@ -42,6 +45,16 @@ def code_of(kernel: Kernel, nvrtc: str | None = None) -> tuple[sass.Code, list[s
     compiled = compile_cubin(kernel, "sm_90a", nvrtc)
     code = sass.disassemble(compiled.cubin, kernel.entry)
     return code, code.main_loop("HGMMA")
+
+
+def forms_and_parts(forms: Sequence[ForwardForm]) -> pytest.MarkDecorator:
+    """Each form exact and, thorough and where it has that, optimistic."""
+    exact = [pytest.param(form, "", id=f"{form.name}, exact") for form in forms]
+    optimistic = [
+        pytest.param(form, part, id=f"{form.name}, {part}", marks=pytest.mark.thorough)
+        for part in ("optimistic",) for form in forms if not form.packed
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("form", "part"), exact + optimistic)
 
 
 def check_registers(code: sass.Code) -> None:
@@ -52,8 +65,7 @@ def check_registers(code: sass.Code) -> None:
 
 
 @CAUSAL
-@PARTS
-@pytest.mark.parametrize("form", ORDERED, ids=lambda f: f.name)
+@forms_and_parts([*ORDERED, *PACKED_FORMS])
 def test_the_softmax_runs_under_a_product(
     form: ForwardForm, part: str, causal: bool, nvrtc: str
 ) -> None:
@@ -72,8 +84,7 @@ def test_the_softmax_runs_under_a_product(
 
 
 @CAUSAL
-@PARTS
-@pytest.mark.parametrize("form", [f for f in FORWARD_FORMS if f.persistent], ids=lambda f: f.name)
+@forms_and_parts([f for f in EXACT if f.persistent])
 def test_so_does_that_of_the_next_tile(
     form: ForwardForm, part: str, causal: bool, nvrtc: str
 ) -> None:
@@ -98,7 +109,7 @@ def test_ptxas_orders_the_late_wait_otherwise(nvrtc: str) -> None:
 
 
 @CAUSAL
-@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+@pytest.mark.parametrize("form", EXACT, ids=lambda f: f.name)
 def test_a_round_without_a_mask_rescales_nothing(
     form: ForwardForm, causal: bool, nvrtc: str
 ) -> None:
@@ -110,7 +121,7 @@ def test_a_round_without_a_mask_rescales_nothing(
 
 
 @CAUSAL
-@pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
+@pytest.mark.parametrize("form", EXACT, ids=lambda f: f.name)
 def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
     code, loop = code_of(form.kernel("bf16", causal), nvrtc)
     check_registers(code)

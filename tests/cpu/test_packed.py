@@ -323,11 +323,15 @@ def test_packed_sequences_lie_in_one_item() -> None:
 def test_what_has_no_packed_sequences_says_so() -> None:
     lengths = Lengths.equal([100, 28])
     shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, 64))
-    for name in ("standard", "flash1-literal", "flash-sm90"):
+    for name, pass_ in (
+        ("standard", "forward"),
+        ("flash1-literal", "forward"),
+        ("flash-sm90", "backward"),
+    ):
         with pytest.raises(ValueError, match=f"{name} does not take packed"):
-            launches_of(name, shape, "forward", lengths=lengths)
-        with pytest.raises(ValueError, match=f"{name} forward takes no packed sequences"):
-            predict_traffic(name, shape, Tile(64, 64), "forward", lengths=lengths)
+            launches_of(name, shape, pass_, lengths=lengths)
+        with pytest.raises(ValueError, match=f"{name} {pass_} takes no packed sequences"):
+            predict_traffic(name, shape, Tile(64, 64), pass_, lengths=lengths)
     with pytest.raises(ValueError, match="do not go with workspace"):
         launches_of("flash-deterministic", shape, "backward", lengths=lengths)
     with pytest.raises(ValueError, match="do not go with key_mask, order"):
@@ -339,7 +343,7 @@ def test_what_has_no_packed_sequences_says_so() -> None:
         launches_of("flash", codes, "forward", lengths=lengths)
     with pytest.raises(ValueError, match="do not go with k and v of e4m3"):
         predict_traffic("flash", codes, Tile(64, 64), "forward", lengths=lengths)
-    found = launches_of("auto", shape, "forward", Device("90"), lengths=lengths)
+    found = launches_of("auto", shape, "backward", Device("90"), lengths=lengths)
     assert (found.algorithm, found.reason) == ("flash", "packed sequences")
 
 

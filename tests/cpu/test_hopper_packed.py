@@ -1,0 +1,371 @@
+"""The Hopper forward on packed sequences: each is bit for bit what it is alone, whatever lies
+beside it, and every byte is as predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+from flash_support import Problem, aligned, check, to_bits, to_float, view
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.hardware import H200
+from analysis.packed import Lengths
+from analysis.shapes import AttentionShape, Tile
+from analysis.traffic import Traffic, predict_traffic
+from analysis.window import Window
+from kernels import hopper, hopper_packed_time
+from kernels.hopper import PACKED_FORMS, ForwardForm, packed_form
+from kernels.host import HostBackend
+from kernels.launch import Array, TensorMap
+from kernels.launches import Device, launches_of
+from kernels.launching import driver
+from kernels.packed import Packed
+from kernels.scores import ScoreChanges
+from repro import packed_time
+from repro.experiments.packed_sequences import drawn
+from repro.prediction import predict
+
+#: (queries, keys): nothing of either, one token, below, at and beyond tiles of 128 and 192 rows.
+MIXED = Lengths((193, 0, 1, 70, 16, 0, 128), (50, 20, 1, 300, 0, 0, 129))
+HOPPER = Device("90")
+
+
+def problems(
+    lengths: Lengths, form: ForwardForm, dtype: str, causal: bool, heads: int = 2,
+    kv_heads: int = 1, seed: int = 0,
+) -> list[Problem]:  # fmt: skip
+    """One for each sequence."""
+    return [
+        Problem(
+            heads=heads, kv_heads=kv_heads, seqlen_q=queries, seqlen_k=keys,
+            head_dim=form.head_dim, dtype=dtype, causal=causal, scale=0.125, seed=seed + number,
+        )
+        for number, (queries, keys) in enumerate(zip(lengths.queries, lengths.keys, strict=True))
+    ]  # fmt: skip
+
+
+def lengths_of(sequences: Sequence[Problem]) -> Lengths:
+    return Lengths(tuple(p.seqlen_q for p in sequences), tuple(p.seqlen_k for p in sequences))
+
+
+def packed_of(lengths: Lengths) -> Packed:
+    q, k = (
+        view(f"cu_seqlens_{side}", np.array(table, np.int32), "int32")
+        for side, table in zip("qk", lengths.tables, strict=True)
+    )
+    return Packed(q, k, lengths)
+
+
+def run(
+    sequences: Sequence[Problem], form: ForwardForm, packed: Packed | None, **how: Any
+) -> tuple[dict[str, np.ndarray], Traffic]:
+    """Bits of out and lse of the sequences side by side, and what was counted. What the kernel
+    leaves unwritten stays not a number."""
+    first, dtype = sequences[0], sequences[0].dtype
+    given = {}
+    for name in ("q", "k", "v"):
+        rows = np.concatenate([to_bits(p.data[name], dtype) for p in sequences], axis=2)
+        given[name] = aligned(rows.shape, dtype)
+        given[name][...] = rows
+    out, lse = aligned(given["q"].shape, dtype), aligned(given["q"].shape[:3], "fp32")
+    out[...], lse[...] = to_bits(np.full(out.shape, np.nan), dtype), np.nan
+    backend = HostBackend(**how)
+    hopper.forward(
+        backend, *(view(name, given[name], dtype) for name in "qkv"),
+        view("out", out, dtype), view("lse", lse, "fp32"), scale=first.scale or 1.0,
+        causal=first.causal, form=form, packed=packed,
+    )  # fmt: skip
+    return {"out": out, "lse": lse}, Traffic(backend.traffic)
+
+
+def hold(sequences: Sequence[Problem], form: ForwardForm, **how: Any) -> None:
+    """Bits to those of separate calls, these to float64 where all is finite, and bytes to the
+    prediction."""
+    first, lengths = sequences[0], lengths_of(sequences)
+    got, counted = run(sequences, form, packed_of(lengths), **how)
+    some = AttentionShape(
+        1, first.heads, 1, 1, first.head_dim, first.kv_heads, first.dtype, first.causal
+    )
+    predicted = predict_traffic(
+        "flash-sm90", lengths.packed_shape(some), form.tile, "forward", lengths=lengths
+    )
+    assert counted.kernels == predicted.kernels
+    for p, end in zip(sequences, accumulate(lengths.queries), strict=True):
+        mine = {name: bits[:, :, end - p.seqlen_q : end] for name, bits in got.items()}
+        if not p.seqlen_k:
+            assert not mine["out"].any()
+            assert np.isneginf(mine["lse"]).all()
+        elif p.seqlen_q:
+            want, _ = run([p], replace(form, packed=False), None)
+            finite = all(np.isfinite(p.data[name]).all() for name in ("q", "k", "v"))
+            for name in mine:
+                # Which of the bits of not a number come out is no promise.
+                assert np.array_equal(mine[name], want[name]) or not finite
+            if finite:
+                results = {"out": to_float(mine["out"], p.dtype)}
+                check(p, results | {"lse": mine["lse"].astype(np.float64)})
+
+
+FORM_DTYPE_CAUSAL = [
+    pytest.param(
+        form, dtype, causal, id=f"{form.name} {dtype} {'causal' if causal else 'dense'}",
+        marks=() if (form.head_dim, dtype, causal) in quick else pytest.mark.thorough,
+    )
+    for quick in [{(64, "fp16", True), (128, "fp16", False)}]
+    for form in PACKED_FORMS for dtype in ("fp16", "bf16") for causal in (False, True)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "dtype", "causal"), FORM_DTYPE_CAUSAL)
+def test_packed_is_separate_bit_for_bit_and_counted_is_predicted(
+    form: ForwardForm, dtype: str, causal: bool
+) -> None:
+    hold(problems(MIXED, form, dtype, causal), form, seed=3)
+
+
+@pytest.mark.parametrize(("form", "dtype", "causal"), FORM_DTYPE_CAUSAL)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_lies_in_the_neighbours_changes_nothing(
+    bad: float, form: ForwardForm, dtype: str, causal: bool
+) -> None:
+    """Rows of other sequences that a box would reach past the end of its own, of every operand:
+    0 times infinity is no number."""
+    lengths = Lengths((70, 30, 1, 90), (40, 30, 33, 90))
+    sequences = problems(lengths, form, dtype, causal)
+    for p in sequences[1::2]:
+        for name in ("q", "k", "v"):
+            p.data[name][...] = bad
+    hold(sequences, form)
+
+
+length = st.sampled_from([0, 0, 1, 1, 15, 64, 65, 128, 191, 192, 193, 260])
+
+
+@given(st.lists(st.tuples(length, length), min_size=1, max_size=7), st.integers(0, 9))
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_drawn_lengths(pairs: list[tuple[int, int]], seed: int) -> None:
+    if not sum(q for q, _ in pairs) or not sum(k for _, k in pairs):
+        pairs.append((1, 1))
+    lengths = Lengths(tuple(q for q, _ in pairs), tuple(k for _, k in pairs))
+    form = packed_form(64)
+    heads = 1 + seed % 2
+    hold(problems(lengths, form, "fp16", True, heads=heads, seed=seed), form, seed=seed or None)
+
+
+def test_more_sequences_than_a_step_of_the_search_looks_at() -> None:
+    """Ones and nothing, which leave numbers without rows, and whole blocks without work: more SMs
+    than tiles."""
+    form = packed_form(64)
+    lengths = Lengths.equal([1, 0, 0, 3, 1] * 14 + [0] * 5)
+    hold(problems(lengths, form, "fp16", True, heads=1), form)
+
+
+def test_one_sequence_costs_the_plain_call_and_the_tables() -> None:
+    """And one number without rows for each head where the last tile is whole."""
+    for queries, extra in ((300, 0), (384, 1)):
+        shape = AttentionShape(1, 4, queries, 400, 64, kv_heads=2, causal=True, dtype="bf16")
+        plain = predict("flash-sm90", shape, "forward", H200)
+        packed = predict(
+            "flash-sm90", shape, "forward", H200, lengths=Lengths((queries,), (400,))
+        )  # fmt: skip
+        moved, tables = packed.traffic.by_tensor(), 2 * 4 * 4 * (2 + extra)
+        assert [moved.pop((f"cu_seqlens_{side}", "read")) for side in "qk"] == [tables] * 2
+        moved["tile_counter", "atomic"] -= 4 * 4 * extra
+        assert moved == plain.traffic.by_tensor()
+        assert packed.useful_flops == plain.useful_flops
+        assert packed.blocks == plain.blocks
+
+
+def test_dispatch_takes_the_hopper_kernels_for_a_forward_alone() -> None:
+    lengths = Lengths.equal([1000, 0, 24])
+    for head_dim, dtype, pass_, reason in (
+        (64, "fp16", "forward", None),
+        (128, "bf16", "forward", None),
+        (256, "bf16", "forward", "packed sequences of head_dim 256 (no persistent form)"),
+        (128, "bf16", "backward", "packed sequences"),
+    ):
+        shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, head_dim, dtype=dtype))
+        found = launches_of("auto", shape, pass_, HOPPER, lengths=lengths)
+        assert found.algorithm == ("flash" if reason else "flash-sm90")
+        assert found.reason == (reason or "the Hopper kernels cover it")
+    changed = "packed sequences with a window, a softcap or ALiBi"
+    for more, reason in (
+        ({"softcap": True}, changed), ({"alibi": True}, changed), ({"dropout": True}, "dropout"),
+    ):  # fmt: skip
+        found = launches_of("auto", shape, "forward", HOPPER, lengths=lengths, **more)
+        assert (found.algorithm, found.reason) == ("flash", reason)
+    windowed = replace(shape, window=(70, 0))
+    found = launches_of("auto", windowed, "forward", HOPPER, lengths=lengths)
+    assert (found.algorithm, found.reason) == ("flash", changed)
+    # One that hides nothing in any sequence is none.
+    hides_nothing = replace(shape, window=(999, 999))
+    found = launches_of("auto", hides_nothing, "forward", HOPPER, lengths=lengths)
+    assert found.algorithm == "flash-sm90"
+
+
+def test_sums_refuse_what_the_kernels_do() -> None:
+    lengths = Lengths.equal([100, 28])
+    shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, 64))
+    for some, options, name in (
+        (shape, {"softcap": True}, "softcap"),
+        (shape, {"alibi": True}, "alibi"),
+        (replace(shape, window=(30, 30)), {}, "window"),
+    ):
+        with pytest.raises(ValueError, match=f"flash-sm90: packed sequences do not go with {name}"):
+            predict_traffic(
+                "flash-sm90", some, Tile(192, 128), "forward", lengths=lengths, **options
+            )
+        with pytest.raises(ValueError, match="flash-sm90-optimistic forward takes no packed"):
+            predict_traffic("flash-sm90-optimistic", shape, Tile(192, 128), "forward",
+                            lengths=lengths)  # fmt: skip
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    p = problems(Lengths.equal([20]), packed_form(64), "bf16", False)
+    arrays = {name: view(name, to_bits(p[0].data[name], "bf16"), "bf16") for name in "qkv"}
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    lse = view("lse", np.zeros(q.shape[:3], np.float32), "fp32")
+    packed = packed_of(Lengths.equal([20]))
+
+    def forward(**options: Any) -> None:
+        hopper.forward(
+            HostBackend(), q, k, v, q, lse, scale=1.0, **{"packed": packed, **options}
+        )  # fmt: skip
+
+    for options, message in (
+        ({"optimistic": True}, r"packed sequences \(cu_seqlens_q\) do not go with optimistic"),
+        ({"order": "sawtooth"}, "do not go with order"),
+        ({"changes": ScoreChanges(softcap=2.0)}, "do not go with softcap"),
+        ({"window": Window(20, 20, 3, 3, 0, False)}, "do not go with window"),
+        (
+            {"tile": Tile(128, 128)},
+            r"forward of packed sequences has no tile \(128, 128\)",
+        ),
+        (
+            {"form": hopper.forward_form(64, False, 20)},
+            "pingpong for packed sequences with",
+        ),
+        ({"form": packed_form(128)}, "packed for packed sequences with head_dim 64"),
+        ({"packed": packed_of(Lengths.equal([19]))}, "q has 20 rows, its sequences 19 together"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            forward(**options)
+    with pytest.raises(ValueError, match=r"head_dim=256 is not one of 64, 128"):
+        packed_form(256)
+    with pytest.raises(ValueError, match="packed=True is for blocks that stay"):
+        ForwardForm(64, 3, 128, packed=True)
+    with pytest.raises(ValueError, match="is exact, not optimistic"):
+        packed_form(64).kernel("bf16", False, "optimistic")
+    for longest in (0, 21):
+        with pytest.raises(ValueError, match=f"q: longest={longest} of sequences in 1 items of 20"):
+            TensorMap(q, 64, longest)
+    two = replace(q, shape=(2, *q.shape[1:]))
+    with pytest.raises(ValueError, match="longest=3 of sequences in 2 items"):
+        TensorMap(two, 64, 3)
+
+
+def test_the_driver_s_map_begins_before_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(1, 2, 1000, 128) in bf16, rows first in memory, sequences of up to 300 rows: by hand. Row
+    300 - n of item e is row e - n of the tensor."""
+    seen: list[Any] = []
+
+    def encode(pointer: int, *rest: Any) -> bytes:
+        seen.append((pointer, *rest))
+        return bytes(128)
+
+    monkeypatch.setattr(driver, "bindings", lambda: None)
+    monkeypatch.setattr(driver.libcuda, "encode_tiled", encode)
+    start, row = 1 << 30, 2 * 2 * 128
+    q = Array("q", start, (1, 2, 1000, 128), (256000, 128, 256, 1), "bf16", "r")
+    driver.tensor_map.cache_clear()
+    driver.tensor_map(q.pointer, *driver.layout_of(TensorMap(q, 64, 300)))
+    [(pointer, _, sizes, steps, box)] = seen
+    assert pointer == start - 300 * row
+    assert sizes == [64, 300, 2, 2, 1001]
+    assert steps == [row, 128, 2 * 128, row]
+    assert box == [64, 64, 2, 1, 1]
+    n, end = 77, 500
+    assert pointer + (300 - n) * steps[0] + end * steps[3] == start + (end - n) * row
+    with pytest.raises(ValueError, match="an array at 0x100 has no 300 rows of 512 bytes bef"):
+        driver.tensor_map(0x100, *driver.layout_of(TensorMap(q, 64, 300)))
+
+
+def batch(head_dim: int, causal: bool, sequences: int = 64) -> tuple[AttentionShape, Lengths]:
+    lengths = Lengths.equal(drawn("wikipedia", sequences))
+    some = AttentionShape(1, 16, 1, 1, head_dim, dtype="fp16", causal=causal)
+    return lengths.packed_shape(some), lengths
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@pytest.mark.parametrize("form", PACKED_FORMS, ids=lambda f: f.name)
+def test_numbers_in_the_model_of_time_are_those_of_the_tiles(
+    form: ForwardForm, causal: bool
+) -> None:
+    shape, lengths = batch(form.head_dim, causal)
+    walked = hopper_packed_time.rounds(form, shape, lengths)
+    assert len(walked) == 16 * lengths.numbered_tiles(form.tile.block_m)
+    tiles = [n for n in walked if n != hopper_packed_time.EMPTY]
+    alone = [
+        n for each in lengths.shapes(shape) for n in hopper_packed_time.rounds(
+            form, replace(each, batch=1), Lengths((each.seqlen_q,), (each.seqlen_k,))
+        ) * each.batch if n != hopper_packed_time.EMPTY
+    ]  # fmt: skip
+    assert sorted(tiles) == sorted(alone)
+    assert len(walked) - len(tiles) <= 16 * lengths.sequences
+
+
+def test_clocks_fill_the_card() -> None:
+    """On so many SMs that each has a number, the longest tile; on one, the sum of all; a mask or
+    more SMs never cost more."""
+    form = packed_form(128)
+    shape, lengths = batch(128, False, sequences=16)
+    numbers = 16 * lengths.numbered_tiles(form.tile.block_m)
+    one, few, each = (
+        hopper_packed_time.clocks(form, shape, lengths, sms) for sms in (1, 132, numbers)
+    )
+    assert each < few < one
+    longest = max(lengths.queries)
+    alone = hopper_packed_time.clocks(
+        form, Lengths.equal([longest]).packed_shape(shape), Lengths.equal([longest]), numbers
+    )
+    assert each == alone
+    assert one < 132 * few
+
+
+def test_it_pays_for_real_lengths() -> None:
+    """Wikipedia's lengths at head_dim 128: what the model expects of the Hopper form is below what
+    the sm_80 form cannot go below on the same card."""
+    shape, lengths = batch(128, False)
+    hopper_s = predict("auto", shape, "forward", H200, lengths=lengths).predicted_s
+    assert hopper_s is not None
+    assert hopper_s < predict("flash", shape, "forward", H200, lengths=lengths).time.seconds
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@pytest.mark.parametrize("form", PACKED_FORMS, ids=lambda f: f.name)
+def test_the_recorded_clocks_are_of_this_source(form: ForwardForm, causal: bool) -> None:
+    shape, lengths = batch(form.head_dim, causal, sequences=4)
+    assert hopper_packed_time.clocks(form, shape, lengths, 132) > 0
+
+
+def test_clocks_of_another_source_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, lengths = batch(64, False, sequences=4)
+    monkeypatch.setattr(hopper_packed_time, "digest_of", lambda *_: "another")
+    told = predict("flash-sm90", shape, "forward", H200, lengths=lengths).unpredicted
+    assert told is not None
+    assert "has changed: python -m kernels.hopper_packed_time records it" in told
+    monkeypatch.setattr(hopper_packed_time, "_recorded", dict)
+    told = predict("flash-sm90", shape, "forward", H200, lengths=lengths).unpredicted
+    assert told is not None
+    assert "no clocks on record" in told
+
+
+def test_the_page_s_times_are_the_model_s() -> None:
+    page = packed_time.BLOCK.path.read_text(encoding="utf-8")
+    assert packed_time.BLOCK.put(packed_time.table(), page) == page, "python -m repro.packed_time"
