@@ -117,17 +117,30 @@ def cell_of(row: Record) -> Cell:
 
 def rows() -> list[Record]:
     """Measured times of one pass of the peers."""
-    return [
-        row
-        for row in load(EXPERIMENTS, local=False)
-        if row.source == "measured"
+    return [row for row in load(EXPERIMENTS, local=False) if is_predicted(row)]
+
+
+def is_predicted(row: Record) -> bool:
+    """Whether a row has a time of code that was read, of a problem that it was followed on: self-
+    attention whose keys have as many heads, without dropout and other masks than a causal one."""
+    return (
+        row.source == "measured"
         and row.implementation in FOLDERS
         and row.pass_ in ("forward", "backward")
         and row.value is not None
         and not row.dropout
+        and not row.key_mask
+        and row.kv_heads in (None, row.heads)
+        and row.seqlen_k == row.seqlen_q
         and row.head_dim in flash2_time.HEAD_DIMS
         and find_gpu(str(row.device)) == H200
-    ]
+        and (row.implementation == FLASH4 or _of_torch(row) == flash2_time.version(ON_H200))
+    )
+
+
+def _of_torch(row: Record) -> str:
+    """The release of torch that was timed, without its build."""
+    return str(row.torch).partition("+")[0]
 
 
 def measured_s(row: Record) -> float:
@@ -157,13 +170,14 @@ def predicted() -> dict[tuple[str, ...], tuple[float, float]]:
 
 
 def comparisons(measured: Iterable[Record] | None = None) -> list[Comparison]:
-    """Measured times beside recorded predictions; by default all that are on record."""
+    """Measured times beside recorded predictions, or those of today where none is on record; by
+    default all times that are."""
     measured = rows() if measured is None else measured
     first, _ = halves(cell.name for cell in cells())
     found = []
     for row in measured:
         cell = cell_of(row)
-        slow, fast = predicted()[cell.fields]
+        slow, fast = predicted().get(cell.fields) or cell.seconds()
         found.append(Comparison(cell, measured_s(row), slow, fast, cell.name in first))
     return found
 

@@ -225,6 +225,32 @@ def test_rates_and_times_are_the_same_measurement() -> None:
     assert peers.measured_s(Record.from_json(fields | rate)) == pytest.approx(2e-3)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"torch": "2.12.0+cu130"}, {"kv_heads": 1}, {"seqlen_k": 1024}, {"dropout": 0.1},
+        {"key_mask": True}, {"head_dim": 256}, {"device": "NVIDIA H100 80GB HBM3"},
+        {"source": "predicted"}, {"pass": "forward+backward"}, {"implementation": "sdpa-cudnn"},
+        {"value": None, "error": "out of memory"},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_times_of_other_code_and_other_problems_are_left_out(other: dict[str, object]) -> None:
+    row = next(row for row in peers.rows() if row.implementation == peers.FLASH2)
+    assert peers.is_predicted(row)
+    assert not peers.is_predicted(Record.from_json(row.to_json() | other))
+
+
+def test_a_shape_that_is_timed_later_has_the_prediction_of_today() -> None:
+    row = next(row for row in peers.rows() if row.implementation == peers.FLASH2)
+    new = Record.from_json(row.to_json() | {"batch": 3})
+    assert peers.cell_of(new).fields not in peers.predicted()
+    # Its name is in no half of those that were recorded.
+    (found,) = peers.comparisons([new])
+    assert (found.sustained_s, found.nominal_s) == found.cell.seconds()
+    assert not found.first_half
+
+
 def test_halves_follow_from_names_and_short_times_are_not_judged() -> None:
     found = peers.comparisons()
     assert sum(one.first_half for one in found) == len(found) / 2
