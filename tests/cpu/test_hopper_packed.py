@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from analysis.hardware import H200
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
+from analysis.sums.packed import working_blocks
+from analysis.tile_loop import tile_loop
 from analysis.traffic import Traffic, predict_traffic
 from analysis.window import Window
 from kernels import hopper, hopper_packed_time
+from kernels.ampere_time import Recorded
 from kernels.hopper import PACKED_FORMS, ForwardForm, packed_form
 from kernels.host import HostBackend
 from kernels.launch import Array, TensorMap
@@ -339,12 +342,32 @@ def test_clocks_fill_the_card() -> None:
 
 
 def test_it_pays_for_real_lengths() -> None:
-    """Wikipedia's lengths at head_dim 128: what the model expects of the Hopper form is below what
-    the sm_80 form cannot go below on the same card."""
-    shape, lengths = batch(128, False)
-    hopper_s = predict("auto", shape, "forward", H200, lengths=lengths).predicted_s
-    assert hopper_s is not None
-    assert hopper_s < predict("flash", shape, "forward", H200, lengths=lengths).time.seconds
+    """For either dataset, head dimension and mask, by the model of time on both forms' code."""
+    times = list(packed_time.times())
+    assert len(times) == 8
+    for dataset, head_dim, causal, hopper_s, sm80_s in times:
+        assert hopper_s < sm80_s, (dataset, head_dim, causal)
+
+
+def test_clocks_of_another_sm80_source_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_time, "digest_of", lambda _: "another")
+    with pytest.raises(LookupError, match="another source than in packed_sm80_lines"):
+        packed_time.of_sm80(*packed_time.batch("squad-1.1", 64, False))
+
+
+def test_the_sm80_form_s_blocks_are_those_with_rows() -> None:
+    shape, lengths = packed_time.batch("squad-1.1", 64, True)
+    (found,) = {
+        Recorded.read(row) for row in packed_time._rows().values()
+        if (row["head_dim"], row["causal"]) == ("64", "True")
+    }  # fmt: skip
+    walked = list(packed_time.rounds(found, shape, lengths))
+    assert len(walked) == working_blocks(lengths, shape, found.tile, keys_outside=False)
+    visited = sum(
+        each.batch * each.heads * int(tile_loop(each, found.tile).visits_of_query_tile.sum())
+        for each in lengths.shapes(shape)
+    )
+    assert sum(walked) == visited
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
