@@ -200,15 +200,20 @@ def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
         yield from of_head.tolist()
 
 
+def clocks(pass_: str, shape: AttentionShape, target: Target = ON_A100) -> float:
+    """Of the main kernel of a pass on all SMs of the target's card. KeyError for another head
+    dimension than is on record."""
+    found = lines(target)[pass_, shape.head_dim, shape.causal]
+    return found.clocks(_rounds(pass_, found.tile, shape), target.gpu.sms)
+
+
 def seconds(
     pass_: str, shape: AttentionShape, target: Target = ON_A100, clock: Clock | None = None
 ) -> float:
-    """Predicted time of a pass, at another clock than the target's where one is given. KeyError for
-    another head dimension than is on record."""
-    found, gpu = lines(target)[pass_, shape.head_dim, shape.causal], target.gpu
-    clocks = found.clocks(_rounds(pass_, found.tile, shape), gpu.sms)
-    around = seconds_around(pass_, shape, 1, gpu.hbm_bandwidth_bytes_per_s)
-    return clocks / (clock or target.clock).hz + around
+    """Predicted time of a pass, at another clock than the target's where one is given. Errors as
+    :func:`clocks`."""
+    around = seconds_around(pass_, shape, 1, target.gpu.hbm_bandwidth_bytes_per_s)
+    return clocks(pass_, shape, target) / (clock or target.clock).hz + around
 
 
 def record(folder: Path, version: str, target: Target = ON_A100) -> None:

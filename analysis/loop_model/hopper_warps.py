@@ -5,6 +5,7 @@ Numbers and sources are those of ``analysis.loop_model.parameters``, but for
 
 luo      pointers that loads chase through L2, without the 104.6 clocks that a tensor map adds; and
          for the rate of HMMA "on average 62.9 % of the peak" (arXiv 2501.12084, section 6.2)
+flashgpu FlashGPU-Sim, docs/reproduce_fa2_fa3_cases.md: mma.sync starts every 6 clocks on an H100
 code     FlashAttention-2's cubins for sm_90 in torch 2.11's wheel
 assumed  published by nobody
 """
@@ -33,7 +34,7 @@ SM90_WARPS: dict[str, Parameter] = {
 }  # fmt: skip
 
 #: HMMA, shape 16816: the compiler puts 6 clocks between products of a warp that follow each other,
-#: always (code). That is two thirds of what HGMMA reaches; measured were 62.9 % (luo).
+#: always (code, flashgpu). That is two thirds of what HGMMA reaches; measured were 62.9 % (luo).
 #: LDGSTS and REDG hold their sources as STG does.
 OPERATIONS: dict[str, Operation] = {
     **{name: of for name, of in parameters.OPERATIONS.items() if name != "HGMMA"},
