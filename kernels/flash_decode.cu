@@ -95,6 +95,9 @@ constexpr int SCALES_AT = WORDS_AT + 16;  // SCALE_BLOCKS: of three tiles, CHUNK
 // row hold the same maximum; the sum is split among them.
 struct Softmax {
     float max[2], sum[2];
+#if SCALE_BLOCKS
+    float unit[1][2];  // of the row's output (scale_weights)
+#endif
 };
 
 // One step of the online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores times
@@ -122,11 +125,15 @@ __device__ __forceinline__ void softmax_step(float (&score)[1][S_TILES][4],
                 sum += score[0][n][e];
             }
         state.sum[half] = sum;
+#if SCALE_BLOCKS
+        state.unit[0][half] *= rescale;  // scale_weights multiplies the output
+#else
 #pragma unroll
         for (int n = 0; n < O_TILES; ++n) {
             out[0][n][2 * half] *= rescale;
             out[0][n][2 * half + 1] *= rescale;
         }
+#endif
     }
 }
 
@@ -400,7 +407,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     clear(acc);
     Softmax state{{neg_infinity(), neg_infinity()}, {0.0f, 0.0f}};
 #if SCALE_BLOCKS
-    float unit = 0.0f;  // of acc: the largest scale of V met so far
+    state.unit[0][0] = state.unit[0][1] = 0.0f;
 #endif
 #if DTYPE != 2
     uint32 q_fragment[1][HEAD_DIM / 16][4];
@@ -470,7 +477,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
         }
         softmax_step(score, acc, state);
 #if SCALE_BLOCKS
-        scale_weights(score, acc, unit, scales + CHUNKS);
+        scale_weights(score, acc, state.unit, scales + CHUNKS);
 #endif
 #if DTYPE != 2
         uint32 p_fragment[1][S_TILES / 2][4];
@@ -489,7 +496,7 @@ flash_decode(Tensor4<const io_t> q, Tensor4<const cache_t> k
     block_sync();  // K and V are not needed any more
     float* const stats = reinterpret_cast<float*>(shared + STATS_AT);
 #if SCALE_BLOCKS
-    multiply(acc, unit);
+    multiply_rows(acc, state.unit);
 #endif
     store_accumulator(tile_at<Sums>(shared + K_AT + warp_id() * Sums::BYTES), 0, acc);
 #pragma unroll

@@ -116,6 +116,9 @@ constexpr bool SCALED = ANY_SCALE || CHANGED || FP8;
 struct Softmax {
     float max[GROUPS][2];
     float sum[GROUPS][2];
+#if FP8
+    float unit[GROUPS][2];  // of the row's output (scale_weights)
+#endif
 };
 
 // One step of the online softmax (FlashAttention 2022, Algorithm 1, lines 10 to 12). In: scores.
@@ -151,11 +154,15 @@ __device__ __forceinline__ void softmax_step(float (&score)[GROUPS][S_TILES][4],
                     sum += score[g][n][e];
                 }
             state.sum[g][half] = sum;
+#if FP8
+            state.unit[g][half] *= rescale;  // scale_weights multiplies the output
+#else
 #pragma unroll
             for (int n = 0; n < O_TILES; ++n) {
                 out[g][n][2 * half] *= rescale;
                 out[g][n][2 * half + 1] *= rescale;
             }
+#endif
         }
 }
 
@@ -390,13 +397,13 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
         for (int half = 0; half < 2; ++half) {
             state.max[g][half] = neg_infinity();
             state.sum[g][half] = 0.0f;
+#if FP8
+            state.unit[g][half] = 0.0f;
+#endif
         }
 #if DTYPE != 2
     uint32 q_fragment[GROUPS][HEAD_DIM / 16][4];
     bool first = true;
-#endif
-#if FP8
-    float value_unit = 0.0f;  // of acc: the largest scale of V met so far
 #endif
 #if DROPOUT
     const Dropout dropout{seed, drop_threshold, keep_scale, uint32(batch), uint32(head)};
@@ -473,7 +480,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
             drop_weights(score, warp_row0, key0, dropout);
 #endif
 #if FP8
-            scale_weights(score, acc, value_unit, scales_here + Scales::COUNT);
+            scale_weights(score, acc, state.unit, scales_here + Scales::COUNT);
 #endif
 #if DTYPE != 2
             uint32 p_fragment[GROUPS][S_TILES / 2][4];
@@ -518,7 +525,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
             inverse *= keep_scale;
 #endif
 #if FP8
-            inverse *= value_unit;
+            inverse *= state.unit[g][half];
 #endif
 #pragma unroll
             for (int n = 0; n < O_TILES; ++n) {

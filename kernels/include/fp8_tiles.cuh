@@ -56,30 +56,51 @@ __device__ __forceinline__ void scale_scores(float (&score)[GROUPS][TILES][4], c
     }
 }
 
-// Columns of P times the scale of their value, in units of the largest scale met so far: P stays
-// at most 1, so that it is rounded to 16 bits as it ever is. `out`, in the same unit, follows.
+// Rows g (half 0) and g + 8 (half 1) of each group of an accumulator, each times its factor.
+template <int GROUPS, int TILES>
+__device__ __forceinline__ void multiply_rows(float (&acc)[GROUPS][TILES][4],
+                                              const float (&factor)[GROUPS][2]) {
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[g][n][e] *= factor[g][e / 2];
+}
+
+// Columns of P times the scale of their value, in units of the row's largest such product so far:
+// at most 1, it is rounded to 16 bits as P ever is, whatever the scales of keys that the row does
+// not see or hardly weighs. `out` is in the same unit. The caller has multiplied `unit`, and not
+// `out`, by what the softmax rescales the output with.
 template <int GROUPS, int TILES, int COLUMNS>
 __device__ __forceinline__ void scale_weights(float (&p)[GROUPS][TILES][4],
-                                              float (&out)[GROUPS][COLUMNS][4], float& unit,
-                                              const float* scales) {
-    constexpr int COUNT = 8 * TILES / SCALE_KEYS;
-    float scale[COUNT], largest = unit;
-#pragma unroll
-    for (int s = 0; s < COUNT; ++s) {
-        scale[s] = ld_shared(scales + s);
-        largest = fmaxf(largest, fabsf(scale[s]));
-    }
-    if (largest > unit) {
-        multiply(out, unit / largest);
-        unit = largest;
-    }
+                                              float (&out)[GROUPS][COLUMNS][4],
+                                              float (&unit)[GROUPS][2], const float* scales) {
+    constexpr float SMALLEST = 1.17549435e-38f;  // whose reciprocal is finite
+    float factor[GROUPS][2], inverse[GROUPS][2];
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
-        const float own = scale[8 * n / SCALE_KEYS];
-        const float share = own == 0.0f ? 0.0f : own / unit;
+        const float scale = ld_shared(scales + 8 * n / SCALE_KEYS);
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) p[g][n][e] *= share;
+            for (int e = 0; e < 4; ++e) p[g][n][e] *= scale;
     }
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float largest = fmaxf(unit[g][half], SMALLEST);
+#pragma unroll
+            for (int n = 0; n < TILES; ++n)
+                largest = fmaxf(largest, fmaxf(fabsf(p[g][n][2 * half]),
+                                               fabsf(p[g][n][2 * half + 1])));
+            largest = fmaxf(largest, shfl_xor(largest, 1));
+            largest = fmaxf(largest, shfl_xor(largest, 2));
+            inverse[g][half] = 1.0f / largest;
+            factor[g][half] = unit[g][half] * inverse[g][half];
+            unit[g][half] = largest;
+        }
+    multiply_rows(p, inverse);
+    multiply_rows(out, factor);
 }

@@ -16,7 +16,8 @@ E4M3_MAX = 448.0
 def quantize_e4m3(
     cache: Tensor, heads: int = 1, *, block: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``cache`` ≈ numbers · scale, the largest number under each scale at 448.
+    """``cache`` ≈ numbers · scale, the largest number under each scale at 448 (or, where it is so
+    small that fp32 has no full precision for its scale, below 5·10⁻³⁶, under a scale of 2⁻¹²⁶).
 
     Relative error of a number at most 2⁻⁴ (3 bits of mantissa, rounded to nearest), absolute at
     most 2⁻¹⁰ · scale where it is below 2⁻⁶ · scale. An outlier sets the scale of all numbers of its
@@ -34,12 +35,15 @@ def quantize_e4m3(
         keys in blocks: (B, Hkv, ceil(N / block)), (pages, ceil(page_size / block), Hkv).
 
     Raises:
-        ValueError: a dimension that is not there, or a number that is not finite.
+        TypeError: a cache that is not of a floating type.
+        ValueError: a dimension that is not there, or a number that is not finite in float32.
     """
+    if not cache.is_floating_point():
+        raise TypeError(f"cache has type {cache.dtype}, not a floating type")
     heads = whole("heads", heads, least=0, most=cache.dim() - 1)
     if block is None:
         others = [d for d in range(cache.dim()) if d != heads]
-        scale = _scale_of(cache.float().abs().amax(dim=others))
+        scale = _scale_of(_largest(cache, others))
         wide = scale.view([-1 if d == heads else 1 for d in range(cache.dim())])
     else:
         if cache.dim() != 4 or heads not in (1, 2):
@@ -48,9 +52,9 @@ def quantize_e4m3(
                 "(B, Hkv, N, D) or (pages, page_size, Hkv, D)"
             )
         keys = 3 - heads
-        parts = cache.split(block, keys) if scale_blocks(cache.shape[keys], block) else ()
-        largest = [part.float().abs().amax(dim=(keys, 3)) for part in parts]
-        scale = _scale_of(torch.stack(largest, keys))
+        count = scale_blocks(cache.shape[keys], block)
+        largest = [_largest(part, [keys, 3]) for part in cache.split(block, keys)]
+        scale = _scale_of(torch.stack(largest, keys).narrow(keys, 0, count))
         wide = scale.repeat_interleave(block, keys)
         wide = wide.narrow(keys, 0, cache.shape[keys])[..., None]
     # A quotient may round to just above the limit, which the conversion would make NaN.
@@ -58,7 +62,15 @@ def quantize_e4m3(
     return numbers.to(torch.float8_e4m3fn), scale
 
 
+def _largest(cache: Tensor, over: list[int]) -> Tensor:
+    """The largest magnitude over these dimensions; 0 where there is nothing."""
+    if not cache.numel():
+        return torch.zeros_like(cache, dtype=torch.float32).sum(over)
+    return cache.float().abs().amax(over)
+
+
 def _scale_of(largest: Tensor) -> Tensor:
     if not bool(torch.isfinite(largest).all()):
         raise ValueError(f"cache has a number that is not finite: the largest are {largest}")
-    return torch.where(largest > 0, largest / E4M3_MAX, 1.0)
+    scale = (largest / E4M3_MAX).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.where(largest > 0, scale, 1.0)

@@ -170,8 +170,49 @@ def test_quantising() -> None:
     assert torch.equal(zeros.float(), torch.zeros(1, 2, 3, 16))
     with pytest.raises(ValueError, match="not finite"):
         quantize_e4m3(torch.full((1, 1, 1, 16), torch.inf))
+    with pytest.raises(ValueError, match="not finite"):
+        quantize_e4m3(torch.full((1, 1, 1, 16), 1e300, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"cache has type torch.int32, not a floating type"):
+        quantize_e4m3(torch.ones(1, 1, 1, 16, dtype=torch.int32))
     with pytest.raises(ValueError, match="heads=4 is above 3"):
         quantize_e4m3(x, 4)
+
+
+@pytest.mark.parametrize("block", [None, 16])
+@pytest.mark.parametrize("size", [1e-43, 1e-40, 1e-37, 1e-30])
+def test_quantising_numbers_that_fp32_hardly_holds(size: float, block: int | None) -> None:
+    """A scale below the normal numbers of fp32 would be rounded by more than a number may move."""
+    x = size * normal(1, 1, 20, 16, seed=6)
+    numbers, scale = quantize_e4m3(x, block=block)
+    wide = scale.double() if block is None else scale.double().repeat_interleave(16, 2)[..., :20]
+    error = (numbers.double() * wide.view(1, 1, -1, 1) - x.double()).abs()
+    allowed = torch.maximum(x.double().abs() / 16, wide.view(1, 1, -1, 1) / 1024)
+    assert bool((error <= allowed * (1 + 1e-6)).all())
+
+
+def test_quantising_nothing() -> None:
+    """A cache without keys has its scale a head, and no block of keys that could have one."""
+    for empty in (torch.zeros(2, 3, 0, 16), torch.zeros(0, 3, 5, 16)):
+        numbers, scale = quantize_e4m3(empty)
+        assert (numbers.dtype, numbers.shape) == (FP8, empty.shape)
+        assert torch.equal(scale, torch.ones(3))
+    numbers, scale = quantize_e4m3(torch.zeros(2, 3, 0, 16), block=16)
+    assert (numbers.shape, scale.shape) == ((2, 3, 0, 16), (2, 3, 0))
+    numbers, scale = quantize_e4m3(torch.zeros(0, 32, 3, 16), 2, block=16)
+    assert (numbers.shape, scale.shape) == ((0, 32, 3, 16), (0, 2, 3))
+
+
+def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(device: str) -> None:
+    """Of a draft of three, the first query sees the first 16 keys alone."""
+    q = normal(1, 2, 3, 64, dtype=torch.float16, seed=1).to(device)
+    k, v = (normal(1, 2, 18, 64, seed=seed).to(FP8).to(device) for seed in (2, 3))
+    ones, large = torch.ones(1, 2, 2, device=device), torch.ones(1, 2, 2, device=device)
+    large[..., 1] = 1e30
+    first = [
+        repro.decode_attention(q, k, v, k_scale=ones, v_scale=scale, scale_block=16)[:, :, 0]
+        for scale in (ones, large)
+    ]
+    assert torch.equal(*first)
 
 
 @pytest.mark.parametrize("changes", [{}, {"latent": True}, {"page_size": 32}], ids=str)

@@ -145,6 +145,52 @@ def test_a_value_scale_far_below_others_is_not_lost() -> None:
         assert float(out[0, 0, 0, 0]) == pytest.approx(float(sizes.mean()), rel=2e-3)
 
 
+@pytest.mark.parametrize("tile", [(16, 16), (64, 64)])
+@pytest.mark.parametrize(
+    "mask", [{"causal": True}, {"window": (0, 0)}, {"key_mask": torch.arange(64)[None] < 16}],
+    ids=["causal", "window", "key_mask"],
+)  # fmt: skip
+def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(
+    mask: dict[str, Tensor], tile: tuple[int, int]
+) -> None:
+    """To the bit, though the keys are of one tile and fp16 ends 30 orders below the others' scale."""
+    q, k, v, _ = inputs(1, 2, 64, 64, 64, dtype=torch.float16)
+    k8, v8 = k.to(FP8), v.to(FP8)
+    ones, large = torch.ones(1, 2, 4), torch.ones(1, 2, 4)
+    large[..., 1:] = 1e30
+    outs = [
+        repro.flash_attention(
+            q, k8, v8, k_scale=ones, v_scale=scale, scale_block=16, tile=tile, **mask
+        )
+        for scale in (ones, large)
+    ]
+    alone = 64 if "key_mask" in mask else 16
+    assert torch.equal(*(out[:, :, :alone] for out in outs))
+
+
+@pytest.mark.parametrize("tile", [(16, 16), (16, 64)])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_large_scale_that_is_hardly_weighed_takes_no_precision(
+    first: bool, tile: tuple[int, int]
+) -> None:
+    """16 keys of weight e⁻³⁰ whose values are as large as e³⁰ beside 48 ordinary ones, whichever
+    come first: all are half of the result, and both are kept to the rounding of P."""
+    q = torch.ones(1, 1, 1, 16, dtype=torch.float16)
+    k, v = torch.zeros(1, 1, 64, 16), normal(1, 1, 64, 16, seed=5)
+    light = slice(0, 16) if first else slice(48, 64)
+    k[:, :, light] = -7.5  # times 16 columns, over the root of them: -30
+    sizes = torch.ones(1, 1, 4)
+    sizes[..., 0 if first else 3] = 3 * torch.e**30
+    k8, v8 = k.to(FP8), v.to(FP8)
+    scales = {"k_scale": torch.ones(1, 1, 4), "v_scale": sizes, "scale_block": 16}
+    out = repro.flash_attention(q, k8, v8, tile=tile, **scales)
+    want, _, v_exact = exact(q, k8, v8, scales)
+    weights = torch.softmax((q.double() @ k8.double().mT) / 4, -1)
+    # P and the result are rounded once each: half a unit of fp16, of all that is added up.
+    limit = torch.finfo(torch.float16).eps * float((weights @ v_exact.abs()).max())
+    assert max_error(out, want.out) <= limit
+
+
 def test_beside_every_other_option() -> None:
     q, k, v, _ = inputs(2, 4, 100, 140, 32, kv_heads=2, dtype=torch.float16)
     k[:, :, 50:60] = v[:, :, 50:60] = torch.nan  # taken out by the key mask
