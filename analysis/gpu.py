@@ -94,6 +94,13 @@ class Gpu:
         """Tensor cores multiply bf16 from compute capability 8.0 on (programming guide)."""
         return self.compute_capability is None or self.compute_capability >= (8, 0)
 
+    def require_dtype(self, dtype: str) -> None:
+        """ValueError for a type that the card does not compute in."""
+        if dtype == "bf16" and not self.has_bf16:
+            raise ValueError(
+                f"{self.name} does not compute in bf16: use fp16 or fp32 (--dtype fp16)"
+            )
+
     @property
     def tensor_flops_per_clock_per_sm(self) -> int | None:
         """Dense 16-bit products of an SM a clock, None where they are not known."""

@@ -79,8 +79,7 @@ def find_run(
     lengths: Lengths | None = None,
 ) -> Run:
     """What runs, or what would if there were a kernel for it. Errors as of ``predict``."""
-    if shape.dtype == "bf16" and not gpu.has_bf16:
-        raise ValueError(f"{gpu.name} does not compute in bf16: use fp16 or fp32 (--dtype fp16)")
+    gpu.require_dtype(shape.dtype)
     family = None if algorithm == AUTO else find(algorithm).family
     if family is Family.HOPPER and gpu.compute_capability != (9, 0):
         raise ValueError(f"{algorithm} needs compute capability 9.0, {gpu.name} has "

@@ -67,10 +67,12 @@ def decode_attention(
         block_table: (B, max_pages) int32: entry (b, j) is the page of keys j·page_size and on of
             sequence b. Sequences may share pages; entries behind a sequence's end are not read.
         k_scale, v_scale: (Hkv,) float32, what the fp8 numbers of a head are multiplied with;
-            default 1. With ``scale_block`` as the cache without D, its keys in blocks:
-            (B, Hkv, ceil(Nk / scale_block)), (pages, ceil(page_size / scale_block), Hkv).
+            default 1; of a latent k_scale is of the values too. With ``scale_block`` as the cache
+            without D, its keys in blocks: (B, Hkv, ceil(Nk / scale_block)), (pages,
+            ceil(page_size / scale_block), Hkv).
         scale_block: keys that share a scale, a multiple of 16; a page's size gives each page and
-            head a scale of its own, so that a page can be written once and for all.
+            head a scale of its own, so that a page can be written once and for all. No scale has a
+            default then.
         value_dim: of a latent with more than 256 columns those, from the first, that are values: a
             multiple of 8 up to 512. DeepSeek-V2 and V3 cache 576 and have 512 values, the other 64
             carry positions. ``scale`` is theirs, not 1/sqrt(576).

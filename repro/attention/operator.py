@@ -106,10 +106,11 @@ def flash_attention(
             with ``causal`` by those that they do not lie ahead of). Without a window no change.
         k_scale, v_scale: float32, what the e4m3 numbers of k and v are multiplied with: (Hkv,), one
             a head, or with ``scale_block`` (B, Hkv, ceil(Nk / scale_block)); any finite numbers,
-            default 1. Scales multiply scores and weights in float32, so that nothing else is
-            rounded (``repro.attention.quantize`` makes numbers and scales).
+            default 1 where there is no ``scale_block``. Scales multiply scores and weights in
+            float32, so that nothing else is rounded (``repro.attention.quantize`` makes numbers
+            and scales).
         scale_block: keys that share a scale, a multiple of 16, whatever the tile: an outlier then
-            coarsens the numbers of its block alone.
+            coarsens the numbers of its block alone. Both scales are needed then.
         cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32 on the device of q, both or neither:
             sequences of different lengths packed without padding. All tokens then lie one after
             another along N with B = 1, (1, H, total, D) (``x.transpose(0, 1)[None]`` of a tensor
@@ -139,8 +140,12 @@ def flash_attention(
             e4m3 keys and values; none is implemented.
 
     Complexity: 4·B·H·Nq·Nk·D operations forward, 10·B·H·Nq·Nk·D backward (half of each when
-    causal), O(B·H·Nq) memory beyond inputs and outputs. A head dimension that is no multiple of
-    8 is padded by a copy. Under autocast floating inputs are cast to its type, as torch's own
+    causal). Memory beyond inputs and outputs: O(B·H·Nq), and in a backward in 16 bits dq in
+    float32, 4·B·H·Nq·D bytes. A head dimension that is no multiple of 8 is padded by a copy.
+    Scores and lse are float32: in a backward a weight errs by 10⁻⁷ of its score, 10⁻³ of itself
+    at a score of 10⁴. A forward in 16 bits is for scores below 10⁸: from there on the rounding of
+    the largest one in the exponents makes weights that fp16 does not hold.
+    Under autocast floating inputs are cast to its type, as torch's own
     ``scaled_dot_product_attention`` does. It goes through torch.compile as one node a pass, and
     through torch.func's grad, vjp, jacrev and vmap (a loop over calls).
     """

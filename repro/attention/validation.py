@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,8 +67,9 @@ def check_arguments(
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         _check_tables(
             q, cu_seqlens_q, cu_seqlens_k,
-            key_mask=key_mask, block_mask=block_mask, bias=bias, order=order,
-            k_and_v_of_e4m3=True if k.dtype == FP8 else None,
+            key_mask=key_mask is not None, block_mask=block_mask is not None,
+            bias=bias is not None,
+            **{f"order='{order}'": order != "rows", "k and v of e4m3": k.dtype == FP8},
         )  # fmt: skip
     if key_mask is not None:
         _check_key_mask(key_mask, q, k)
@@ -254,20 +254,20 @@ def _check_bias(bias: Tensor, q: Tensor, k: Tensor) -> None:
 
 
 def _check_tables(
-    q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, **others: Any
+    q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, **others: bool
 ) -> None:
     """Raise ``TypeError`` or ``ValueError`` for tables of a wrong kind or shape, and for other
     options that packed sequences do not go with. Their values are checked where they are read
     (``repro.attention.packed``).
 
-    others: options by name, None (or "rows") where they are not asked for.
+    others: options by what a message calls them, and whether they are asked for.
     """
     tables = dict(zip(TABLES, (cu_seqlens_q, cu_seqlens_k), strict=True))
     missing = [name for name, table in tables.items() if table is None]
     if missing:
         given = next(name for name in TABLES if name not in missing)
         raise ValueError(f"{given} without {missing[0]}: both say where the sequences start")
-    asked = [name for name, value in others.items() if value is not None and value != "rows"]
+    asked = [name for name, there in others.items() if there]
     if asked:
         raise ValueError(f"cu_seqlens_q and {', '.join(asked)} exclude each other")
     for name, table in tables.items():

@@ -90,6 +90,8 @@ def command(
     output.require_one_format(as_json, as_csv, markdown, latex)
     if page_size is not None and (page_size < PAGE_UNIT or page_size % PAGE_UNIT):
         raise ValueError(f"--page-size {page_size}: expected a multiple of {PAGE_UNIT}")
+    if value_dim is not None and not latent:
+        raise ValueError(f"--value-dim {value_dim} without --latent: the values are a tensor")
     if scale_block is not None and cache == "same":
         raise ValueError(f"--scale-block {scale_block} with --cache {cache}: fp8 has scales")
     chosen: list[tuple[Any, ...]] = list(
@@ -129,8 +131,9 @@ def command(
 
 def row_of(shape: DecodeShape, gpu: Gpu, splits: int | None = None) -> dict[str, Any]:
     """One point: what is read and written, and the roofline. Without a kernel, its ``theory`` says
-    why, and the columns of the kernel are None.
+    why, and the columns of the kernel are None. ValueError for a type that the card has not.
     """
+    gpu.require_dtype(shape.dtype)
     context, tokens = shape.seqlens[0], shape.batch * shape.seqlen_q
     row: dict[str, Any] = {
         "gpu": gpu.name, "batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads,
@@ -183,10 +186,16 @@ def theory(shape: DecodeShape, gpu: Gpu) -> str | None:
         return f"head_dim={shape.head_dim} is above {WIDE if shape.latent else HEAD_DIMS[-1]}"
     if shape.head_dim > HEAD_DIMS[-1] and shape.dtype == "fp32":
         return f"head_dim={shape.head_dim} is of 16-bit q, which is fp32"
-    if shape.head_dim > HEAD_DIMS[-1] and shape.values > WIDE_VALUES:
-        return f"{shape.values} values of a latent are more than {WIDE_VALUES}: give value_dim"
-    if shape.head_dim <= HEAD_DIMS[-1] and shape.values != shape.head_dim:
-        return f"value_dim={shape.values} of a latent of {shape.head_dim} columns"
+    if shape.head_dim > HEAD_DIMS[-1] and (shape.values > WIDE_VALUES or shape.values % 8):
+        return (
+            f"a latent of {shape.head_dim} columns needs --value-dim, a multiple of 8 up to "
+            f"{min(shape.head_dim, WIDE_VALUES)}, got {shape.value_dim}"
+        )
+    if shape.head_dim <= HEAD_DIMS[-1] and shape.value_dim is not None:
+        return (
+            f"--value-dim {shape.value_dim} is for latents of more than {HEAD_DIMS[-1]} columns, "
+            f"not {shape.head_dim}"
+        )
     unit = 16 if shape.fp8 else 8
     if shape.head_dim % unit:
         return f"head_dim={shape.head_dim} is not a multiple of {unit}"

@@ -93,14 +93,17 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
     assert row["theory"] == "head_dim=1024 is above 576"
     whole = ("--kv-heads", "1", "-d", "576", "--latent", "--gpu", "H100")
     (row,) = found(capsys, *whole)
-    assert row["theory"] == "576 values of a latent are more than 512: give value_dim"
+    needs = "a latent of 576 columns needs --value-dim, a multiple of 8 up to 512, got "
+    assert row["theory"] == needs + "None"
+    odd = DecodeShape(32, 1, 1, (4096,), 576, latent=True, value_dim=12)
+    assert theory(odd, H200) == needs + "12"  # as the operator refuses it
     (row,) = found(capsys, *whole, "--value-dim", "512")
     assert row["theory"] is None
     assert row["by_tensor"]["out write"] == 32 * 512 * 2
     (row,) = found(capsys, *whole, "--value-dim", "512", "--dtype", "fp32")
     assert row["theory"] == "head_dim=576 is of 16-bit q, which is fp32"
     (row,) = found(capsys, "-d", "128", "--latent", "--value-dim", "64", "--gpu", "H100")
-    assert row["theory"] == "value_dim=64 of a latent of 128 columns"
+    assert row["theory"] == "--value-dim 64 is for latents of more than 256 columns, not 128"
     (row,) = found(capsys, "--kv-heads", "1", "-d", "1024", "--latent", "--gpu", "H100")
     assert row["sm_read_bytes"] is row["by_tensor"] is row["splits"] is None
     assert row["token_bytes"] == 2048
@@ -119,7 +122,12 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
         - row_of(DecodeShape(32, 8, 1, (4096,), 128, fp8=True), H200)["compulsory_bytes"]
         == 2 * 8 * 4096 // 64 * 4
     )
-    assert theory(DecodeShape(32, 8, 1, (4096,), 128), GPUS["T4"]) == "T4 runs none of our kernels"
+    with pytest.raises(ValueError, match="T4 does not compute in bf16"):
+        row_of(DecodeShape(32, 8, 1, (4096,), 128), GPUS["T4"])
+    with pytest.raises(ValueError, match="T4 does not compute in bf16"):
+        GPUS["T4"].require_dtype("bf16")
+    half = DecodeShape(32, 8, 1, (4096,), 128, "fp16")
+    assert row_of(half, GPUS["T4"])["theory"] == "T4 runs none of our kernels"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +138,8 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
         (["--width", "0"], "--width '0': 0 is below 1"),
         (["--cache", "int4"], "--cache 'int4': expected same, fp8 or all"),
         (["--gpu", "H2"], "no GPU 'H2'"),
+        (["--gpu", "T4"], "T4 does not compute in bf16: use fp16 or fp32 (--dtype fp16)"),
+        (["--value-dim", "64"], "--value-dim 64 without --latent"),
         (["--json", "--csv"], "exclude each other"),
         (["--context", "1:20001:1"], "more than 20000 values"),
         (["--context", "1:2000:1", "--width", "1:16:1"], "32000 points are more than 20000"),

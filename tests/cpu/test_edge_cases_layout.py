@@ -226,3 +226,24 @@ def test_ec12_offsets_beyond_32_bits() -> None:
     dout = torch.ones_like(small)
     for got, want in zip(run(q, q, q, dout), run(small, small, small, dout), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_up_to_the_size_that_the_docstring_states(dtype: torch.dtype) -> None:
+    """Near 10⁸ neighbouring fp32 numbers lie 8 apart: a row sees one key."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 70, 16, generator=random) for _ in range(3))
+    largest = float((q @ k.mT).abs().max())
+    q, k = ((x * (0.99e8 / largest) ** 0.5).to(dtype) for x in (q, k))
+    v = v.to(dtype)
+    out, lse = repro.flash_attention(q, k, v, scale=1.0, return_lse=True)
+    scores = q.double() @ k.double().mT
+    assert float(scores.abs().max()) > 0.98e8
+    best = scores.topk(2, -1)
+    # Of rows whose two largest scores rounding may exchange, nothing is claimed.
+    clear = best.values[..., 0] - best.values[..., 1] > 64
+    assert int(clear.sum()) > 130
+    chosen = v.gather(2, best.indices[..., :1].expand_as(v))
+    eps = torch.finfo(dtype).eps
+    assert float((out - chosen)[clear].abs().max()) <= 2 * eps * float(v.abs().max())
+    assert float((lse - best.values[..., 0]).abs().max()) <= 4 * 2.0**-24 * 1e8

@@ -295,8 +295,8 @@ CU = torch.tensor([0, 4, 10], dtype=torch.int32)
             ValueError,
             "and block_mask exclude each other",
         ),
-        (CU, CU, {"fp8": True}, ValueError, "and k_and_v_of_e4m3 exclude each other"),
-        (CU, CU, {"order": "sawtooth"}, ValueError, "cu_seqlens_q and order exclude each other"),
+        (CU, CU, {"fp8": True}, ValueError, "and k and v of e4m3 exclude each other"),
+        (CU, CU, {"order": "sawtooth"}, ValueError, "and order='sawtooth' exclude each other"),
         (
             CU,
             CU,
