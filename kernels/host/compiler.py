@@ -24,12 +24,19 @@ KERNEL_HEADERS = ("vocabulary.hpp", "hopper.hpp", "interface.hpp", "fiber.hpp")
 CANDIDATES = ("c++", "g++", "clang++")
 CURE = f"set {CACHE_VARIABLE} to a folder of your own"
 FLAGS = (
-    *("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden"),
     *("-fno-strict-aliasing", "-fno-math-errno", "-fno-trapping-math"),
 )
-RUNTIME_FLAGS = (*FLAGS, "-pthread", "-Wall", "-Wextra")
+RUNTIME_FLAGS = (*FLAGS, "-O3", "-pthread", "-Wall", "-Wextra")
+# A kernel runs for less time than its compilation takes, and most of that in the runtime. Of -O3,
+# small loops unrolled keep fp32 products as fast, and fused multiply-adds (part of "expensive
+# optimizations" in GCC) keep the same bits; the rest of it is more than a third of a compilation.
+KERNEL_OPTIMIZATION = ("-O1", "-fpeel-loops", "-fexpensive-optimizations")
 # A fiber's stack has 64 KiB; a thread with 24 KiB of locals would be absurd on a GPU too.
-KERNEL_FLAGS = (*FLAGS, "-Werror=frame-larger-than=24576", "-DKERNELS_HOST")
+KERNEL_FLAGS = (
+    *(*FLAGS, *KERNEL_OPTIMIZATION),
+    *("-Werror=frame-larger-than=24576", "-DKERNELS_HOST"),
+)
 #: Where the files that a text includes lie, seen from the folder in which it is compiled: a link
 #: named "kernels" is put there. So no path is part of what is compiled (some characters in one
 #: break the assembler's input), and checkouts share compiled kernels.
