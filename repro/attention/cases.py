@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analysis.hardware import A100_80GB
+from analysis.hardware import A100_80GB, H200, Gpu
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
+from kernels import dispatch
 from kernels.attention import SHARED_LIMIT_BYTES, configure
 from kernels.launches import AUTO, GRADIENTS
 from kernels.philox import kept_weights
 from repro.attention.bounds import beyond_bound, references
 from repro.attention.by_sequence import separate_calls
-from repro.attention.launcher import backend_of
+from repro.attention.launcher import backend_of, host_as
 from repro.attention.operator import flash_attention
 from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES, fits
@@ -51,6 +52,7 @@ class Case(PlainCase):
     alibi: "heads" for slopes (H,), "items" for (B, H), "" for none.
     bias: (items, heads) of a bias, 0 for one and 1 for as many as there are; None for no bias.
     bias_layout: one of ``BIAS_LAYOUTS``. bias_gradient: whether it has a gradient.
+    card: compute capability of the card whose kernels the host backend runs; "" for its own.
     fp8: k and v are e4m3, forward alone. scale_block: keys that share a scale.
     queries, keys: of packed sequences, in the place of batch, seqlen_q, seqlen_k; () for none.
     """
@@ -85,6 +87,7 @@ class Case(PlainCase):
     needed: tuple[bool, bool, bool] = (True, True, True)
     fp8: bool = False
     scale_block: int | None = None
+    card: str = ""
     seed: int = 0
 
     @property
@@ -159,12 +162,25 @@ def draw(seed: int, form: int, max_pairs: int = 40_000) -> Case:
     )
     if shaping.random() < 0.25:
         return _packed(case, random, most)
-    if dtype == "fp32" or shaping.random() >= 0.2:
+    if dtype == "fp32":
         return case
+    if shaping.random() >= 0.2:
+        fits_hopper = low > 32 and not negative and shaping.random() < 0.4
+        return _on_hopper(case, high) if fits_hopper else case
     return replace(
         case, fp8=True, head_dim=-(-head_dim // 16) * 16, needed=(False,) * 3, bias_gradient=False,
         scale_block=random.choice((None, 16, 48, 64, 128)),
     )  # fmt: skip
+
+
+def _on_hopper(case: Case, head_dim: int) -> Case:
+    """The case with a head dimension that the Hopper kernels have, in memory that TMA reaches."""
+    layout, dout_layout = (
+        "bhnd" if each == "expanded" else each for each in (case.layout, case.dout_layout)
+    )
+    return replace(
+        case, card=dispatch.HOPPER, head_dim=head_dim, layout=layout, dout_layout=dout_layout
+    )
 
 
 def _packed(case: Case, random: Random, most: int) -> Case:
@@ -203,7 +219,7 @@ def _side(random: Random) -> int | None:
 def smaller(case: Case) -> Iterator[Case]:
     """Simpler neighbours of a failing case, the most drastic simplifications first."""
     plain = Case()
-    for name in ("values", "layout", "dout_layout", "needed", "scale", "softcap", "alibi",
+    for name in ("card", "values", "layout", "dout_layout", "needed", "scale", "softcap", "alibi",
                  "bias_layout", "bias_gradient", "deterministic", "order", "causal", "window",
                  "sinks", "dropout_p", "key_keep", "scale_block", "dtype"):  # fmt: skip
         if getattr(case, name) != getattr(plain, name):
@@ -284,6 +300,12 @@ def arranged(tensor: Tensor, layout: str) -> Tensor:
 
 
 def failure(case: Case, device: str = "cpu") -> str | None:
+    """:func:`_failure`, with the kernels of the case's card."""
+    with host_as(case.card or None):
+        return _failure(case, device)
+
+
+def _failure(case: Case, device: str) -> str | None:
     """Run a case, forward and backward; what is wrong with the result, or None.
 
     Every result must be within twice the framework's own error in the same type, plus one
@@ -349,7 +371,7 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     }
     if bias is not None:
         moved["bias"] = moved["bias"].detach().requires_grad_(case.bias_gradient)
-    counter = _Counter(device)
+    counter = _Counter(device, H200 if case.card == dispatch.HOPPER else HOST_GPU)
     out, lse = flash_attention(
         *leaves, **moved, scale=case.scale, dropout_p=case.dropout_p, seed=case.seed,
         deterministic=case.deterministic, tile=case.tile, order=case.order, return_lse=True,
@@ -424,7 +446,8 @@ def _values_of(codes: Tensor, scales: Tensor, case: Case) -> Tensor:
 class _Counter:
     """Holds the bytes of each pass to their prediction, where the backend counts them."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, gpu: Gpu) -> None:
+        self._gpu = gpu
         self._backend: Any = backend_of(torch.device(device)) if device == "cpu" else None
         self._reset()
 
@@ -444,7 +467,7 @@ class _Counter:
         if self._backend is None:
             return None
         copied = copied + [name for name, tensor in tensors.items() if not fits(tensor)]
-        found = predict(AUTO, shape, pass_, HOST_GPU, copied=copied, **features).traffic
+        found = predict(AUTO, shape, pass_, self._gpu, copied=copied, **features).traffic
         counted = {kernel: entries for kernel, entries in self._backend.traffic.items() if entries}
         self._reset()
         wanted = {kernel: dict(entries) for kernel, entries in found.kernels.items() if entries}

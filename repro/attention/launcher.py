@@ -119,8 +119,36 @@ def note_copies(device: torch.device, copied: Mapping[tuple[str, str], int]) -> 
 def backend_of(device: torch.device) -> Backend:
     """The backend that runs tensors of a device."""
     if device.type == "cpu":
-        return _host(os.environ.get(CHECKS_VARIABLE, "0") == "1")
+        checks = os.environ.get(CHECKS_VARIABLE, "0") == "1"
+        return _host(checks) if _host_is is None else _host_as(checks, _host_is)
     return _cuda(device.index)
+
+
+_host_is: str | None = None
+
+
+@contextmanager
+def host_as(compute_capability: str | None) -> Iterator[None]:
+    """CPU tensors run the kernels that a card of a compute capability ("90") would get, on a host
+    backend of their own; None: as they do anyway."""
+    global _host_is
+    before, _host_is = _host_is, compute_capability
+    try:
+        yield
+    finally:
+        _host_is = before
+
+
+@cache
+def _host_as(checks: bool, compute_capability: str) -> Backend:
+    from kernels.host import HostBackend
+
+    class Card(HostBackend):
+        """Executes on the host."""
+
+    backend = Card(checks=checks)
+    backend.compute_capability = compute_capability  # type: ignore[attr-defined]
+    return backend
 
 
 @cache

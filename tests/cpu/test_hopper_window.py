@@ -28,6 +28,7 @@ from kernels.launch import INCLUDE_DIR, Kernel, from_numpy
 from kernels.launches import Device, launches_of
 from repro.attention import launcher
 from repro.attention.bounds import beyond_bound, references
+from repro.attention.cases import Case, draw, failure
 from repro.prediction import predict
 
 FORWARD = "flash-sm90"
@@ -211,6 +212,24 @@ def test_the_operator_compiles_with_a_window(monkeypatch: pytest.MonkeyPatch) ->
     compiled = torch.compile(attend, fullgraph=True, backend="eager")
     assert torch.equal(compiled(q, k, v), attend(q, k, v))
     assert set(backend.traffic) == {"flash_forward_sm90"}
+
+
+def test_a_case_of_the_fuzzer() -> None:
+    """Its cards: the kernels are those of the card, their bytes those predicted for it."""
+    case = Case(
+        card="90", heads=2, kv_heads=1, seqlen_q=100, seqlen_k=150, head_dim=64, dtype="bf16",
+        causal=True, window=(30, 0), sinks=4, softcap=5.0, alibi="items",
+    )  # fmt: skip
+    assert failure(case) is None
+    backend = PretendedHopper()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "_host_as", lambda checks, capability: backend)
+        patch.setattr(backend, "reset", lambda: None)
+        assert failure(case) is not None  # bytes of both passes are more than each pass's
+    assert "flash_forward_sm90" in backend.traffic
+    drawn = [draw(seed, seed) for seed in range(60)]
+    assert 3 < sum(case.card == "90" for case in drawn) < 30
+    assert any(case.card and case.window for case in drawn)
 
 
 def test_what_dispatch_picks() -> None:
