@@ -1,7 +1,8 @@
 """Our Hopper forwards, predicted at a locked clock, beside FlashAttention-3's published times.
 
-24 times of an H100 at 1,500 MHz (``results/published/fa3-locked-clock.jsonl``). FlashAttention-3's
-machine code is not at hand, so this compares two kernels of like design and validates nothing.
+24 times of an H100 at 1,500 MHz (``results/published/fa3-locked-clock.jsonl``). This compares two
+kernels of like design and validates nothing; the model on FlashAttention-3's own code is
+``repro.flash3_time``.
 
 ``python -m repro.flash3_comparison`` writes the table of docs/pages/time.md.
 """

@@ -192,6 +192,7 @@ OPERATIONS: dict[str, Operation] = {
     "MEMBAR": Operation(Unit.MEMORY, 2, 13),
     "UTMALDG": Operation(Unit.MEMORY, 2, 33),
     "UTMASTG": Operation(Unit.MEMORY, 2, 33),
+    "UTMAPF": Operation(Unit.MEMORY, 2, 33),
     "UBLKCP": Operation(Unit.MEMORY, 2, 33),
     "UBLKRED": Operation(Unit.MEMORY, 2, 33),
     "UTMACMDFLUSH": Operation(Unit.FLUSH, 1, 0),

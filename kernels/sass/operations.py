@@ -357,7 +357,7 @@ def _special(i: Instruction, operands: list[str], labels: Mapping[str, int], blo
     x, y, z = block.launch.block
     fixed = {
         "SR_CTAID.X": x, "SR_CTAID.Y": y, "SR_CTAID.Z": z, "SR_CgaCtaId": 0, "SR_LANEID": 0,
-        "SR_LTMASK": 0, "SR_TID.Y": 0, "SR_TID.Z": 0, "SR_CgaSize": 1,
+        "SR_LTMASK": 0, "SR_TID.Y": 0, "SR_TID.Z": 0, "SR_CgaSize": 1, "SR_SWINHI": 0,
     }  # fmt: skip
 
     def do(w: Warp) -> None:
