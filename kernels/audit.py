@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from analysis.hardware import find_gpu
 from analysis.occupancy import occupancy
@@ -86,6 +87,7 @@ def subjects() -> list[Subject]:
         for causal in (False, True):
             name = f"flash-sm90 forward bf16 {form.name} {_mask(causal)}"
             listed.append(Subject(name, form.kernel("bf16", causal), form.shared_bytes, "sm_90a"))
+    listed += _featured_forward()
     listed += _optimistic_forward()
     listed += _hopper_backward()
     listed += _hopper_sawtooth()
@@ -127,6 +129,20 @@ def _decoding() -> list[Subject]:
                 if rows == 1 and not fp8:
                     merging = f"flash-decode merging bf16 {head_dim}"
                     listed.append(Subject(merging, form.merge_kernel(), 0, arch))
+    return listed
+
+
+def _featured_forward() -> list[Subject]:
+    """With a window, a softcap, ALiBi, and all of them, under a causal mask."""
+    listed = []
+    for head_dim in hopper.HEAD_DIMS["forward"]:
+        form = hopper.forward_form(head_dim, True, 1, featured=True)
+        for names in (("window",), ("softcap",), ("alibi",), ("window", "softcap", "alibi")):
+            features: dict[str, Any] = dict.fromkeys(names, True)
+            kernel = form.kernel("bf16", True, **features)
+            name = f"flash-sm90 forward bf16 {form.name}, {', '.join(names)} {_mask(True)}"
+            shared_bytes = form.bytes_of(alibi="alibi" in names)
+            listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed
 
 

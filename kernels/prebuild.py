@@ -123,7 +123,17 @@ def kernels() -> list[Kernel]:
         for dtype in ("bf16", "fp16")
         for causal in (False, True)
     ]
-    # The GPU tests' gradient of lse.
+    # The GPU tests' windows, caps and slopes.
+    asked: list[dict[str, Any]] = [
+        {"window": True}, {"window": True, "softcap": True, "alibi": True},
+    ]  # fmt: skip
+    listed += [
+        hopper.forward_form(head_dim, causal, 1, featured=True).kernel("bf16", causal, **features)
+        for head_dim in (64, 128)
+        for causal in (False, True)
+        for features in asked
+    ]
+    # Their gradient of lse.
     listed += [
         hopper.backward_form(head_dim, causal).kernel("preprocess", "bf16", causal, dlse=True)
         for head_dim in (64, 128)

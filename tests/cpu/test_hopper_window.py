@@ -55,7 +55,7 @@ def hold(p: Problem, tile: Tile = TILE, seed: int | None = None) -> None:
     assert counted == expected_traffic(p, tile, FORWARD, backward=False)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     changes=st.sampled_from(list(CHANGES)),
     seqlen_q=st.integers(1, 420),

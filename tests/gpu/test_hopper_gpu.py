@@ -22,6 +22,8 @@ from kernels import dispatch, hopper
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Argument, Array, Kernel, TensorMap
 from kernels.launching.cupy_backend import CupyBackend
+from kernels.scores import ScoreChanges
+from kernels.window import window_of
 from repro.instruments import hopper_cases, hopper_guard
 
 
@@ -70,11 +72,18 @@ def forward(
     q, k, v = (upload(n, to_bits(p.data[n], p.dtype), p.dtype) for n in ("q", "k", "v"))
     blank = np.full(p.data["q"].shape, np.nan)
     lse = upload("lse", np.full(blank.shape[:3], np.nan, np.float32), "fp32")
+    slopes = None
+    if p.alibi_slopes is not None:
+        slopes = upload("alibi_slopes", np.ascontiguousarray(p.slopes()), "fp32")
+    changes = ScoreChanges(p.softcap, slopes)
     raw = []
     for _ in range(repeats):
         out = upload("out", to_bits(blank, p.dtype), p.dtype)
         assert p.scale is not None
-        hopper.forward(backend, q, k, v, out, lse, scale=p.scale, causal=p.causal, form=form)
+        hopper.forward(
+            backend, q, k, v, out, lse, scale=p.scale, causal=p.causal, form=form,
+            window=window_of(q, k, p.causal, p.window, p.sinks), changes=changes,
+        )  # fmt: skip
         raw.append(download(out))
     values = {"out": to_float(raw[0], p.dtype), "lse": download(lse).astype(np.float64)}
     return values, raw
@@ -97,6 +106,21 @@ def test_a_small_case(head_dim: int) -> None:
 def test_a_small_case_of_the_form_for_long_sequences(head_dim: int) -> None:
     p = Problem(heads=2, seqlen_q=130, seqlen_k=200, head_dim=head_dim, dtype="bf16", causal=True)
     check(p, forward(p, hopper.forward_form(head_dim, True, 16384))[0])
+
+
+@CAUSAL
+@pytest.mark.parametrize("changed", [False, True], ids=["window", "window, softcap, alibi"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_windows_caps_and_slopes(head_dim: int, changed: bool, causal: bool) -> None:
+    """Tiles in the middle and at both ends of a window, sinks, rows that see nothing."""
+    for seqlen_q, seqlen_k in ((130, 900), (1500, 1500), (700, 90)):
+        p = Problem(
+            heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, dtype="bf16",
+            causal=causal, window=(500, 30), sinks=5,
+        )  # fmt: skip
+        if changed:
+            p = dataclasses.replace(p, softcap=3.0, alibi_slopes=np.float32([0.25, 0.0625]))
+        check(p, forward(p, hopper.forward_form(head_dim, causal, seqlen_q, featured=True))[0])
 
 
 @CAUSAL
