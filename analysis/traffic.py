@@ -144,7 +144,7 @@ def sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes]
 
 def _takes_window(algorithm: Algorithm, pass_: str) -> bool:
     if algorithm.family is Family.HOPPER:
-        return pass_ == "forward" and not algorithm.optimistic
+        return pass_ == "backward" or not algorithm.optimistic
     return algorithm.family is Family.FLASH
 
 

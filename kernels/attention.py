@@ -15,8 +15,7 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     bias, dbias        (1 or B, 1 or H, Nq, Nk)
     k, v               uint8 where scales are given: e4m3; the sm_80 forward alone
     k_scale, v_scale   (B, Hkv, 1), or (B, Hkv, ceil(Nk / scale_block)), fp32 (``kernels.fp8``)
-    window, sinks      which keys a query sees, ``analysis.window``; the sm_80 flash kernels, and
-                       Hopper's forward
+    window, sinks      which keys a query sees, ``analysis.window``; the flash kernels
     packed             sequences of different lengths one after another along N, B = 1; alibi_slopes
                        are then (sequences, H, 1); the sm_80 flash kernels, Hopper's exact forward
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
@@ -118,8 +117,8 @@ def forward(
         dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
-        softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…", of Hopper's
-            the exact forward without a bias.
+        softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…"; without a
+            bias Hopper's exact forward, and backward at head_dim 128.
         k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
         packed: :class:`kernels.packed.Packed`; refused with key_mask, block_mask, bias, scales
             of e4m3, a sawtooth, progress, the backward of "flash-deterministic" and of Hopper's
@@ -155,7 +154,7 @@ def forward(
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
     if chosen.family is Family.HOPPER:
-        allowed = () if chosen.optimistic else HOPPER_FORWARD
+        allowed = () if chosen.optimistic else HOPPER_FEATURES
         _refuse(algorithm, options, but=(*allowed, "packed"))
         _with_lse(backend, q, stats)
         hopper.forward(
@@ -263,11 +262,12 @@ def backward(
         assert dq is not None
         assert dk is not None
         assert dv is not None
-        _refuse(algorithm, options)
         if chosen.family is Family.HOPPER:
+            _refuse(algorithm, options, but=HOPPER_FEATURES)
             hopper.backward(
                 backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
-                scale=scale, causal=causal, tile=tile, dlse=dlse, order=order, wave=wave,
+                scale=scale, causal=causal, window=options.window, changes=options.changes,
+                tile=tile, dlse=dlse, order=order, wave=wave,
                 deterministic=chosen.dq is DqSum.ORDERED, pdl=pdl, stream=stream,
             )  # fmt: skip
             return
@@ -296,8 +296,8 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
     return stats["lse"]
 
 
-#: What the exact forward of the Hopper kernels takes beside a causal mask.
-HOPPER_FORWARD = ("window", "softcap", "alibi_slopes")
+#: What the Hopper kernels take beside a causal mask, but for the optimistic forward.
+HOPPER_FEATURES = ("window", "softcap", "alibi_slopes")
 
 
 def _refuse(algorithm: str, options: flash.Options, but: Collection[str] = (), **more: Any) -> None:

@@ -29,8 +29,12 @@
 //   L2, while it waits: that is not counted)
 // What comes before and after is in flash_backward_sm90_rows.cu.
 //
-// DETERMINISTIC: the key tiles of a query tile take turns, from the last one to the first, and add
-// their dQ when the counter of the query tile says so. A turn is passed on when the addition has
+// WINDOW: the loader, the warp that adds dQ and the consumers walk the same query tiles
+// (window.cuh); what lies outside is never loaded, and a key tile that no query sees loads nothing
+// and writes zeros. Tiles that the window does not cut are not masked.
+//
+// DETERMINISTIC: the key tiles that visit a query tile take turns, from the last one to the first, and
+// add their dQ when the counter of the query tile says so. A turn is passed on when the addition has
 // been carried out. Blocks start in the order of the turns, so that whoever is waited for has
 // started: no number of resident blocks can deadlock. From the last key tile on, because under the
 // causal mask it starts at the last query tiles, where it is the first: nobody waits to start.
@@ -48,8 +52,8 @@
 // DETERMINISTIC rests on however it is launched: cards start blocks by index, CUDA does not promise
 // it.
 //
-// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask;
-// strides are multiples of 16 bytes; without DETERMINISTIC dQ is added in no fixed order.
+// Limits: fp16 and bf16; head_dim == HEAD_DIM, 64 or 128; no key mask, dropout or block mask (the
+// sm_80 form has them); strides are multiples of 16 bytes; without DETERMINISTIC dQ is added in no fixed order.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE      0 fp16, 1 bf16
@@ -58,6 +62,7 @@
 //            shared memory; they are no multiple of the 64 rows that a product has, so dQ is
 //            multiplied transposed
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
+// WINDOW     1: queries see few keys around their diagonal, and sinks; window.cuh. Default 0.
 // SHARED_BYTES  dynamic shared memory of the launch, kernels/hopper_forms.py
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
 // DQ_FROM_REGISTERS  1: dQ is added from registers. Default 0; not with DETERMINISTIC.
@@ -82,7 +87,9 @@
 #endif
 
 #include "backward_sm90.cuh"
+#include "scores.cuh"
 #include "tile_order.cuh"
+#include "window.cuh"
 
 constexpr int BLOCK_N = 128;
 constexpr int STAGES = 2;
@@ -101,11 +108,12 @@ constexpr int DS_AT = DO_AT + STAGES * Q_BYTES;  // two buffers, in turn
 constexpr int DQ_AT = DS_AT + 2 * DS_BYTES;
 constexpr int LSE_AT = DQ_AT + (DQ_FROM_REGISTERS ? 0 : CONSUMERS * DQ_FLOATS * 4);
 constexpr int DELTA_AT = LSE_AT + STAGES * BLOCK_M * 4;
-constexpr int BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
+constexpr int SLOPE_AT = DELTA_AT + STAGES * BLOCK_M * 4;
+constexpr int BARRIERS_AT = SLOPE_AT + (ALIBI ? STAGES * 4 : 0);
 
 struct Barriers {
     Mbarrier kv_full;
-    Mbarrier q_full[STAGES], q_empty[STAGES];    // Q and lse
+    Mbarrier q_full[STAGES], q_empty[STAGES];    // Q, lse and the head's slope
     Mbarrier do_full[STAGES], do_empty[STAGES];  // dO and delta
 };
 static_assert(BARRIERS_AT + sizeof(Barriers) + 1023 == SHARED_BYTES, "hopper_forms.py counts others");
@@ -220,11 +228,20 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     int group, int seqlen_q, int seqlen_k, float scale,
                     float log2_scale,  // scale * LOG2E: as a parameter it costs no register
                     int heads_per_group
+#if SOFTCAP
+                    , float softcap, float per_softcap  // the cap and its reciprocal
+#endif
+#if ALIBI
+                    , Tensor3<const float> alibi_slopes  // (B, H, 1)
+#endif
 #if DETERMINISTIC
                     , Tensor1<int> turns  // of the query tiles: which key tile's it is to add
 #endif
 #if SAWTOOTH
                     , int wave  // blocks that run at a time
+#endif
+#if WINDOW
+                    , int window_left, int window_right, int sinks
 #endif
 ) {
     next_kernel_start();
@@ -243,25 +260,34 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     const int j = DETERMINISTIC ? key_tiles - 1 - place : place;
     const int kv_head = bh % kv_heads, b = bh / kv_heads;
     const int key0 = j * BLOCK_N;
-    const int i0 = first_query_tile_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k);
-    const int visits = query_tiles - i0;  // at least one: the last query sees every key
-    const int count = group * visits;
+#if WINDOW
+    const Window window{window_left, window_right, sinks};
+#else
+    const Window window{};
+#endif
+    // The query tiles of a head that see the key tile. Without a window that is at least one: the
+    // last query sees every key.
+    const QueryTiles tiles =
+        query_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k, window);
+    const int i0 = tiles.first, count = group * (tiles.end - i0);
+    const int skipped = i0 + query_tiles - tiles.end;  // from a head's last visit to the next's first
+    const int end_row = WINDOW ? tiles.end * BLOCK_M : seqlen_q;
     // Visits go up, from the first head's tile i0, or down, from the last head's last tile.
 #if SAWTOOTH
     const bool down = blockIdx.x / wave % 2;
-    const int step = down ? -1 : 1, start = down ? query_tiles - 1 : i0;
+    const int step = down ? -1 : 1, start = down ? tiles.end - 1 : i0;
     const int first_of_group = down ? group - 1 : 0;
 #else
     constexpr int step = 1, first_of_group = 0;
     const int start = i0;
 #endif
-    auto past_head = [=](int row0) { return row0 >= seqlen_q || (SAWTOOTH && row0 < i0 * BLOCK_M); };
+    auto past_head = [=](int row0) { return row0 >= end_row || (SAWTOOTH && row0 < i0 * BLOCK_M); };
     const int warpgroup = shfl(static_cast<int>(threadIdx.x) / WARPGROUP, 0);
 
     if (threadIdx.x == 0) {
         mbarrier_init(&barriers->kv_full, 1);
         for (int s = 0; s < STAGES; ++s) {
-            mbarrier_init(&barriers->q_full[s], 1);
+            mbarrier_init(&barriers->q_full[s], ALIBI ? 2 : 1);
             mbarrier_init(&barriers->do_full[s], 1);
             mbarrier_init(&barriers->q_empty[s], 4 * CONSUMERS);
             mbarrier_init(&barriers->do_empty[s], 4 * CONSUMERS);
@@ -273,6 +299,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 
     if (warpgroup == 0) {
         registers_shrink<24>();
+        if (WINDOW && count == 0) return;  // nobody looks at these keys: dK and dV are zeros
         const int warp = shfl(static_cast<int>(threadIdx.x) / 32, 0);
         if (warp == 0 && lane == 0) {
             // ---- loader --------------------------------------------------------------------------
@@ -303,10 +330,24 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                 if (past_head(row0)) {  // on to the next head of the group
                     head += step;
                     row0 = start * BLOCK_M;
-                    at += step * i0 * BLOCK_M;
+                    at += step * skipped * BLOCK_M;
                 }
             }
         }
+#if ALIBI
+        if (warp == 2 && lane == 0) {
+            // ---- the head's slope, with its Q: by another warp, for want of registers in the loader ----
+#pragma unroll 1
+            for (int it = 0; it < count; ++it) {
+                const PipelineState slot(it);
+                const int head = kv_head * group + first_of_group + step * (it / (tiles.end - i0));
+                mbarrier_wait(&barriers->q_empty[slot.stage], slot.phase ^ 1);
+                st_shared(reinterpret_cast<float*>(shared + SLOPE_AT) + slot.stage,
+                          ld_global(alibi_slopes.at(b, head, 0)));
+                mbarrier_arrive(&barriers->q_full[slot.stage]);
+            }
+        }
+#endif
 #if !DQ_FROM_REGISTERS
         if (warp == 1) {
             // ---- dQ to memory --------------------------------------------------------------------
@@ -319,8 +360,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 #pragma unroll 1
             for (int it = 0; it < count; ++it) {
 #if DETERMINISTIC
-                const int turn =
-                    key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(tile, seqlen_q, seqlen_k) - 1 - j;
+                const KeyTiles others =
+                    key_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(tile, seqlen_q, seqlen_k, window);
+                const int turn = others.count - 1 - others.place(j);
                 if (lane == 0) turn_wait(turns.data + at, turn);
                 warp_sync();
 #endif
@@ -349,9 +391,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 #endif
                 at += step;
                 tile += step;
-                if (tile == query_tiles || (SAWTOOTH && tile < i0)) {
+                if (tile == tiles.end || (SAWTOOTH && tile < i0)) {
                     tile = start;
-                    at += step * i0;
+                    at += step * skipped;
                 }
             }
             if (lane == 0) bulk_wait<0>();
@@ -377,10 +419,16 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     float* const dq_buffer = reinterpret_cast<float*>(shared + DQ_AT) + half * DQ_FLOATS;
 #endif
 
+#if SOFTCAP
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+#else
+    const ScoreChange change{scale, seqlen_k - seqlen_q};
+#endif
+
     float dk_acc[GRADS], dv_acc[GRADS];
 #pragma unroll
     for (int n = 0; n < GRADS; ++n) dk_acc[n] = dv_acc[n] = 0.0f;
-    mbarrier_wait(&barriers->kv_full, 0);
+    if (!WINDOW || count > 0) mbarrier_wait(&barriers->kv_full, 0);
 
     int row0 = start * BLOCK_M;
     for (int it = 0; it < count; ++it) {
@@ -406,28 +454,76 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         // Only tiles on the mask's edge and the last keys need comparisons; a row past the end of Q
         // and a row that sees nothing have lse = +inf, which makes P zero by itself.
         const bool masked = key0 + BLOCK_N > seqlen_k ||
-                            (CAUSAL && key0 + BLOCK_N - 1 > row0 + seqlen_k - seqlen_q);
+                            (CAUSAL && key0 + BLOCK_N - 1 > row0 + seqlen_k - seqlen_q) ||
+                            window.hides_any(row0 + seqlen_k - seqlen_q, BLOCK_M, key0, BLOCK_N);
+        // Whether a query sees a key of this thread, if the tile is masked.
+        auto hidden = [&](int n) {
+            const int query = row0 + n / 4 * 8 + column + n % 2, its = key + n / 2 % 2 * 8;
+            const int visible =
+                CAUSAL ? min_int(seqlen_k, query + 1 + seqlen_k - seqlen_q) : seqlen_k;
+            return its >= visible || window.hides_query(its - (seqlen_k - seqlen_q), query, its);
+        };
+        auto lse_pair_of = [&](int n) {
+            return ld_shared(reinterpret_cast<const Vec<float, 2>*>(lse_of + 2 * n));
+        };
+        const float slope = slope_of(shared + SLOPE_AT + slot.stage * 4);  // 0 without ALIBI
+        // How far the first pair's query is from its key.
+        const float distance = ALIBI ? float(row0 + column + seqlen_k - seqlen_q - key) : 0.0f;
+        auto changed = [&](int n, float& passed) {
+            const int further = n / 4 * 8 + n % 2 - n / 2 % 2 * 8;
+            return change.at(score[n], fabsf(distance + float(further)), slope, passed);
+        };
+        uint32 operand[BLOCK_M / 16][4];
+#if SOFTCAP
+        // P goes to dV at once and stays as P times the derivative of the cap, in the same registers.
+#pragma unroll
+        for (int n = 0; n < SCORES; n += 4) {
+            const auto lse_pair = lse_pair_of(n);
+            float p[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float passed;
+                p[e] = exp2_approx(fmaf(changed(n + e, passed), LOG2E, -lse_pair[e % 2]));
+                score[n + e] = p[e] * passed;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                operand[n / 8][n % 8 / 2 + half] = pack2<io_t>(p[2 * half], p[2 * half + 1]);
+        }
         if (masked) {
 #pragma unroll
-            for (int n = 0; n < SCORES; ++n) {
-                const int query = row0 + n / 4 * 8 + column + n % 2;
-                const int visible =
-                    CAUSAL ? min_int(seqlen_k, query + 1 + seqlen_k - seqlen_q) : seqlen_k;
-                if (key + n / 2 % 2 * 8 >= visible) score[n] = neg_infinity();
-            }
+            for (int n = 0; n < SCORES; ++n)
+                if (hidden(n)) {
+                    score[n] = 0.0f;
+                    operand[n / 8][n % 8 / 2] &= n % 2 ? 0x0000ffffu : 0xffff0000u;
+                }
+        }
+#else
+#if ALIBI
+#pragma unroll
+        for (int n = 0; n < SCORES; ++n) {
+            float passed;
+            score[n] = changed(n, passed);
+        }
+#endif
+        if (masked) {
+#pragma unroll
+            for (int n = 0; n < SCORES; ++n)
+                if (hidden(n)) score[n] = neg_infinity();
         }
 #pragma unroll
         for (int n = 0; n < SCORES; n += 4) {
-            const auto lse_pair = ld_shared(reinterpret_cast<const Vec<float, 2>*>(lse_of + 2 * n));
+            const auto lse_pair = lse_pair_of(n);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                score[n + e] = exp2_approx(fmaf(score[n + e], log2_scale, -lse_pair[e % 2]));
+                score[n + e] = exp2_approx(
+                    fmaf(score[n + e], CHANGED ? LOG2E : log2_scale, -lse_pair[e % 2]));
         }
+#endif
         // Long past. ptxas would move the wait for dP above the exponentials, which dP is to run under;
         // it moves nothing over the loop of a barrier's wait.
         mbarrier_wait(&barriers->kv_full, 0);
-        uint32 operand[BLOCK_M / 16][4];
-        round_to_operand(operand, score);
+        if constexpr (!SOFTCAP) round_to_operand(operand, score);
 
         wgmma_wait<0>();
         keep(dp);
@@ -490,7 +586,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         if (past_head(row0)) {  // on to the next head of the group
             row0 = start * BLOCK_M;
 #if DQ_FROM_REGISTERS
-            dq_tile += i0 * TILE_FLOATS;
+            dq_tile += skipped * TILE_FLOATS;
 #endif
         }
     }

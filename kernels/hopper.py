@@ -1,10 +1,10 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
 They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
-grouped heads, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order; the
-forward also sliding windows with sinks, a softcap and ALiBi, or sequences of different lengths
-packed one after another. Key masks, dropout, block masks, a bias, other head dimensions and a scale
-that is not positive stay with the sm_80 kernels:
+grouped heads, sliding windows with sinks, a softcap, ALiBi, the log-sum-exp and its gradient, a
+backward that adds dq in a fixed order, and in the forward sequences of different lengths packed one
+after another. Key masks, dropout, block masks, a bias, other head dimensions, a scale that is not
+positive and, in the backward at head_dim 64, a softcap and ALiBi stay with the sm_80 kernels:
 ``unsupported_reason`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
@@ -127,11 +127,10 @@ def unsupported_reason(
         and (window or softcap or alibi),
     }
     if pass_ == "backward":
-        features |= {
-            "a softcap": softcap,
-            "ALiBi": alibi,
-            "a window": window,
-        }
+        has = backward_form(head_dim, causal=True, featured=True).features
+        spilling = f"at head_dim {head_dim} (the backward would spill registers)"
+        features[f"a softcap {spilling}"] = softcap and "softcap" not in has
+        features[f"ALiBi {spilling}"] = alibi and "alibi" not in has
     return next((name for name, used in features.items() if used), None)
 
 
@@ -145,7 +144,7 @@ def default_tile(
     if head_dim not in HEAD_DIMS[pass_]:
         raise ValueError(f"the Hopper {pass_} covers head_dim {HEAD_DIMS[pass_]}, not {head_dim}")
     if pass_ == "backward":
-        return backward_form(head_dim, causal).tile
+        return backward_form(head_dim, causal, featured=featured).tile
     return forward_form(head_dim, causal, seqlen_q, featured=featured).tile
 
 
@@ -278,6 +277,8 @@ def backward(
     *,
     scale: float,
     causal: bool = False,
+    window: Window | None = None,
+    changes: ScoreChanges = UNCHANGED,
     tile: Tile | None = None,
     form: BackwardForm | None = None,
     dlse: Array | None = None,
@@ -289,6 +290,8 @@ def backward(
 ) -> None:
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 
+    window: one that hides something (``kernels.window``), or None.
+    changes: a softcap and ALiBi, at head_dim 128.
     tile, form: of the caller's choice; default :func:`backward_form`.
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
     order: "sawtooth" walks the queries downwards in every second ``wave`` of blocks, as in the
@@ -303,11 +306,18 @@ def backward(
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
     scale = finite(scale)
-    keys = min(k.shape[2], q.shape[2])
-    _check(unsupported_reason(q.dtype, q.shape[3], scale=scale, pass_="backward", keys=keys))
+    changes.check(q, k)
+    features: dict[str, Any] = changes.features | {"window": window is not None}
+    _check(
+        unsupported_reason(
+            q.dtype, q.shape[3], scale=scale, pass_="backward", keys=min(k.shape[2], q.shape[2]),
+            **features,
+        )
+    )  # fmt: skip
+    del features["bias"]
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    form = form or backward_form(head_dim, causal, tile)
+    form = form or backward_form(head_dim, causal, tile, featured=any(features.values()))
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
     if q.size == 0:
@@ -320,7 +330,7 @@ def backward(
     def kernel(part: str) -> Kernel:
         return form.kernel(
             part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None,
-            sawtooth=sawtooth,
+            sawtooth=sawtooth, **features,
         )  # fmt: skip
 
     lse2 = backend.empty("lse2", (padded_rows,), "fp32")
@@ -351,7 +361,7 @@ def backward(
     backend.launch(
         kernel(""),
         (batch * kv_heads * -(-seqlen_k // block_n), 1, 1),
-        form.shared_bytes,
+        form.bytes_of(alibi=features["alibi"]),
         [
             TensorMap(q.with_access("r", "q"), block_m),
             TensorMap(k.with_access("r", "k"), block_n),
@@ -370,8 +380,10 @@ def backward(
             np.float32(scale),
             np.float32(scale) * np.float32(math.log2(math.e)),
             np.int32(hopper_heads_per_group(_shape(q, k, causal), "backward")),
+            *changes.arguments(),
             *(array.with_access("atomic") for array in turns),
             *([np.int32(wave or backend.multiprocessors)] if sawtooth else []),
+            *window_arguments(window),
         ],
         stream,
         pdl=pdl,

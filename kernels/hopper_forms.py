@@ -301,10 +301,26 @@ class BackwardForm:
         rest = 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
         return tiles + dq + rest + ALIGNMENT_SLACK
 
+    @property
+    def features(self) -> frozenset[str]:
+        """Of window, softcap and alibi those that leave it enough registers.
+
+        With others threads would spill a round, by the compiler's own count: with 80 queries 16 to
+        236 bytes; at head_dim 64, whose scores take twice the registers, 16 to 32 with ALiBi and 24
+        to 752 with a softcap.
+        """
+        if self.block_m == 80:
+            return frozenset()
+        return frozenset(("window",) if self.block_m == 128 else ("window", "softcap", "alibi"))
+
+    def bytes_of(self, *, alibi: bool = False) -> int:
+        """Shared memory of the main kernel; alibi: with the head's slope beside each stage."""
+        return self.shared_bytes + (4 * STAGES if alibi else 0)
+
     def spill_bytes(self, causal: bool) -> int:
         """Bytes that a thread stores to and loads from local memory a round, for want of registers.
 
-        One register with 80 queries and a mask, which :func:`backward_form` does not pick.
+        One register with 80 queries and a causal mask, which :func:`backward_form` does not pick.
         """
         return 8 if self.block_m == 80 and causal else 0
 
@@ -322,12 +338,21 @@ class BackwardForm:
         deterministic: bool = False,
         dlse: bool = False,
         sawtooth: bool = False,
+        window: bool = False,
+        softcap: bool = False,
+        alibi: bool = False,
     ) -> Kernel:
-        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess".
+        """The main kernel (part "") or what runs around it, "preprocess" or "postprocess", which
+        knows nothing of window, softcap and alibi.
 
-        ValueError for a fixed order of additions in the form that has none, and for a sawtooth in
-        one that adds dq directly or in a fixed order.
+        ValueError for a fixed order of additions in the form that has none, for a sawtooth in one
+        that adds dq directly or in a fixed order, and for what is none of its :attr:`features`.
         """
+        features = {"window": window, "softcap": softcap, "alibi": alibi}
+        asked = [name for name, used in features.items() if used]
+        beyond = [name for name in asked if name not in self.features]
+        if beyond:
+            raise ValueError(f"{self.name} has no {', '.join(beyond)}: it would spill registers")
         if deterministic and self.dq_from_registers:
             raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
         if sawtooth and (deterministic or self.dq_from_registers):
@@ -342,7 +367,8 @@ class BackwardForm:
             ("BLOCK_M", self.block_m),
         ]
         if not part:
-            macros += [("CAUSAL", int(causal)), ("SHARED_BYTES", self.shared_bytes)]
+            macros += [("CAUSAL", int(causal)), ("SHARED_BYTES", self.bytes_of(alibi=alibi))]
+            macros += [(name.upper(), 1) for name in asked]
         if deterministic and part != "postprocess":
             macros.append(("DETERMINISTIC", 1))
         if self.dq_from_registers and not part:
@@ -366,12 +392,17 @@ BACKWARD_FORMS = (
 
 
 @checked
-def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> BackwardForm:
+def backward_form(
+    head_dim: int, causal: bool, tile: Tile | None = None, *, featured: bool = False
+) -> BackwardForm:
     """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
+
+    featured: with a window, a softcap or ALiBi.
 
     head_dim 128: without a mask 80 queries a tile, which ask 5 % less of shared memory than 64
     (``analysis.sm_ceilings``); a prototype on an H200 had both level at 2048 keys (the records of
-    prototype-time). With a mask, 64 waste less on its edge. No form is picked that adds dq
+    prototype-time). With a mask, 64 waste less on its edge, and with a feature 80 leave it too few
+    registers. No form is picked that adds dq
     directly: none has been timed.
     """
     if tile is not None:
@@ -379,7 +410,7 @@ def backward_form(head_dim: int, causal: bool, tile: Tile | None = None) -> Back
     one_of("head_dim", head_dim, HEAD_DIMS["backward"])
     if head_dim == 64:
         return BackwardForm(64, 128)
-    return BackwardForm(128, 64 if causal else 80)
+    return BackwardForm(128, 64 if causal or featured else 80)
 
 
 def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:

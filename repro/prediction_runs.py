@@ -215,7 +215,7 @@ def form_of(
             shape.head_dim, shape.causal, shape.seqlen_q, tile, sawtooth=order == "sawtooth",
             featured=featured,
         )  # fmt: skip
-    return hopper.backward_form(shape.head_dim, shape.causal, tile)
+    return hopper.backward_form(shape.head_dim, shape.causal, tile, featured=featured)
 
 
 def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.sums import KernelBytes
-from analysis.sums.flash import flash_forward
+from analysis.sums.flash import SLOPE_BYTES, flash_forward
 from analysis.tile_loop import tile_loop
 
 FLAG_BYTES = 4
@@ -92,10 +92,17 @@ def flash_forward_sm90_optimistic(
 
 
 def flash_backward_sm90(
-    shape: AttentionShape, tile: Tile, *, deterministic: bool = False, lse_gradient: bool = False
+    shape: AttentionShape,
+    tile: Tile,
+    *,
+    deterministic: bool = False,
+    lse_gradient: bool = False,
+    softcap: bool = False,
+    alibi: bool = False,
 ) -> KernelBytes:
     """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O).
 
+    softcap, alibi: the cap moves nothing, and every visit reads the slope of its head.
     deterministic: key tiles take turns at a query tile, whose counter every visit reads once (a
     block that has to wait looks again, which no loop nest predicts) and writes once.
     lse_gradient: lse has an incoming gradient, which joins delta.
@@ -133,6 +140,8 @@ def flash_backward_sm90(
     }
     if lse_gradient:
         sums["flash_backward_sm90_preprocess"]["dlse", "read"] = shape.row_bytes
+    if alibi:
+        sums["flash_backward_sm90"]["alibi_slopes", "read"] = tiles_visited * SLOPE_BYTES
     if deterministic:
         turns = shape.batch * shape.heads * loop.query_tiles
         sums["flash_backward_sm90_preprocess"]["turns", "write"] = turns * TURN_BYTES

@@ -105,11 +105,12 @@ function asked_for(input, visible) {
 function launched(input, visible) {
   const gpu = GPUS[input.gpu];
   const used = asked_for(input, visible);
+  const head_dim = Math.ceil(input.head_dim / 8) * 8;
   for (const option of Object.keys(used)) {
-    const refused = REFUSED_OPTIONS[`${input.algorithm} ${input.pass} ${option}`];
+    const name = `${input.algorithm} ${input.pass} ${option}`;
+    const refused = REFUSED_OPTIONS[name] || REFUSED_OPTIONS[`${name} ${head_dim}`];
     if (used[option] && refused) throw new Error(refused);
   }
-  const head_dim = Math.ceil(input.head_dim / 8) * 8;
   const asked = input.block_m === null ? null : [input.block_m, input.block_n];
   let [name, reason] = [input.algorithm, ""];
   const ladder = !["auto", "flash-sm90", ...FLASH].includes(name);
@@ -125,7 +126,8 @@ function launched(input, visible) {
   if (name === "auto") {
     const picks = PICKS[gpu.architecture];
     [name, reason] = picks[""] || picks[`${input.pass} ${input.dtype} ${head_dim}`];
-    const against = AGAINST_HOPPER[input.pass].find(([option]) => used[option]);
+    const reasons = AGAINST_HOPPER[`${input.pass} ${head_dim}`] || [];
+    const against = reasons.find(([option]) => used[option]);
     if (name === "flash-sm90" && against) [name, reason] = ["flash", against[1]];
     if (asked && gpu.hopper)
       [name, reason] = ["flash", `tile (${asked[0]}, ${asked[1]}) was asked for`];

@@ -153,7 +153,7 @@ def written(table: Any) -> str:
 
 def variants(algorithm: str, pass_: str) -> dict[str, Options]:
     """What can be done to the scores of an algorithm, by the words that the script asks with."""
-    if (algorithm, pass_) == (symbolic_kernels.HOPPER, "forward"):
+    if algorithm == symbolic_kernels.HOPPER:
         return {"": PLAIN, "alibi": Options(alibi=True)}
     if algorithm not in FLASH:
         return {"": PLAIN}

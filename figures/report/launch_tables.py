@@ -62,20 +62,24 @@ def refusals() -> dict[str, dict[str, str]]:
 
 
 def refused_options() -> dict[str, str]:
-    """ "algorithm pass option" -> why ``repro.predict`` refuses the option, where it does."""
+    """ "algorithm pass option", of Hopper's kernels with the head dimension, -> why
+    ``repro.predict`` refuses the option, where it does."""
     found = {}
     for algorithm, pass_ in product((*symbolic_costs.ALGORITHMS, hopper.ALGORITHM), PASSES):
-        for option, (shape, asked) in options().items():
-            try:
-                predict(algorithm, shape, pass_, GPUS["H200"], once=True, **asked)
-            except ValueError as error:
-                found[f"{algorithm} {pass_} {option}"] = str(error)
+        of_hopper = algorithm == hopper.ALGORITHM
+        for head_dim in hopper.HEAD_DIMS[pass_] if of_hopper else (64,):
+            for option, (shape, asked) in options(head_dim).items():
+                try:
+                    predict(algorithm, shape, pass_, GPUS["H200"], once=True, **asked)
+                except ValueError as error:
+                    place = f" {head_dim}" if of_hopper else ""
+                    found[f"{algorithm} {pass_} {option}{place}"] = str(error)
     return found
 
 
-def options() -> dict[str, tuple[AttentionShape, dict[str, Any]]]:
+def options(head_dim: int) -> dict[str, tuple[AttentionShape, dict[str, Any]]]:
     """Option -> a shape and what ``repro.predict`` is asked for to have it."""
-    plain = AttentionShape(1, 1, 64, 64, 64, dtype="fp16")
+    plain = AttentionShape(1, 1, 64, 64, head_dim, dtype="fp16")
     return {
         "softcap": (plain, {"softcap": True}),
         "alibi": (plain, {"alibi": True}),
@@ -86,14 +90,17 @@ def options() -> dict[str, tuple[AttentionShape, dict[str, Any]]]:
 
 
 def reasons_against_hopper() -> dict[str, list[list[str]]]:
-    """Pass -> [option, reason] of the options that leave a Hopper GPU to the sm_80 kernels, the
-    first that dispatch names first."""
+    """ "pass head_dim" -> [option, reason] of the options that leave a Hopper GPU to the sm_80
+    kernels, the first that dispatch names first."""
     device = Device("90")
-    found: dict[str, list[list[str]]] = {pass_: [] for pass_ in PASSES}
-    for pass_, (option, (shape, asked)) in product(PASSES, options().items()):
-        launched = launches_of(AUTO, shape, pass_, device, **asked)
-        if find(launched.algorithm).family is not Family.HOPPER:
-            found[pass_].append([option, launched.reason or ""])
+    found: dict[str, list[list[str]]] = {}
+    for pass_ in PASSES:
+        for head_dim in hopper.HEAD_DIMS[pass_]:
+            reasons = found[f"{pass_} {head_dim}"] = []
+            for option, (shape, asked) in options(head_dim).items():
+                launched = launches_of(AUTO, shape, pass_, device, **asked)
+                if find(launched.algorithm).family is not Family.HOPPER:
+                    reasons.append([option, launched.reason or ""])
     return found
 
 
@@ -272,7 +279,8 @@ def hopper_tables() -> dict[str, Any]:
                 if pass_ == "forward":
                     form: Any = hopper.forward_form(head_dim, causal, rows, **asked)
                 else:
-                    form = hopper.backward_form(head_dim, causal)
+                    featured = asked.get("featured", False)
+                    form = hopper.backward_form(head_dim, causal, featured=featured)
                 forms[f"{pass_} {form.name}"] = _form(form, pass_)
                 mask = "causal" if causal else "dense"
                 picked[f"{pass_} {head_dim} {mask} {length}"] = form.name

@@ -57,14 +57,16 @@ struct ScoreChange {
     // The score that the softmax takes; `passed` is its derivative after s = scale x.
     __device__ __forceinline__ float operator()(float x, int query, int key, float slope,
                                                 float& passed) const {
+        const int distance = query + offset - key;
+        return at(x, float(distance < 0 ? -distance : distance), slope, passed);
+    }
+    // The same of a distance that the caller keeps as a number, exact up to 2^24.
+    __device__ __forceinline__ float at(float x, float distance, float slope, float& passed) const {
         float s = mul_rn(x, scale);
         if constexpr (SOFTCAP) {
             s = mul_rn(softcap, tanh_of(mul_rn(s, per_softcap), passed));
         }
-        if constexpr (ALIBI) {
-            const int distance = query + offset - key;
-            s = fmaf(-slope, float(distance < 0 ? -distance : distance), s);
-        }
+        if constexpr (ALIBI) s = fmaf(-slope, distance, s);
         return s;
     }
 };

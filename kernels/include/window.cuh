@@ -12,6 +12,8 @@
 #define WINDOW 0  // 1: the arguments window_left, window_right, sinks; all three at least 0
 #endif
 
+constexpr int NO_LIMIT = 0x7fffffff;
+
 // Query tiles first ... end - 1.
 struct QueryTiles {
     int first, end;
@@ -22,6 +24,8 @@ struct QueryTiles {
 struct KeyTiles {
     int sink_tiles, skipped, count;
     __device__ __forceinline__ int at(int t) const { return t < sink_tiles ? t : t + skipped; }
+    // The number of a tile that is among them.
+    __device__ __forceinline__ int place(int j) const { return j < sink_tiles ? j : j - skipped; }
 };
 
 struct Window {
@@ -37,7 +41,9 @@ struct Window {
     }
     // The same from the key's side: whether it takes out the query. `diagonal` is the key's, a query.
     __device__ __forceinline__ bool hides_query(int diagonal, int query, int key) const {
-        return key >= sinks && (query > diagonal + left || (!CAUSAL && query < diagonal - right));
+        const int last = key < sinks ? NO_LIMIT : diagonal + left;
+        if constexpr (CAUSAL) return query > last;
+        return query > last || query < (key < sinks ? 0 : diagonal - right);
     }
     // Whether it takes out the whole tile of `keys` keys from key0, for `rows` rows that have their
     // diagonals from `first` on.
@@ -80,6 +86,7 @@ __device__ __forceinline__ QueryTiles query_tiles_of(int j, int seqlen_q, int se
 struct KeyTiles {
     int count;
     __device__ __forceinline__ int at(int t) const { return t; }
+    __device__ __forceinline__ int place(int j) const { return j; }
 };
 
 struct Window {

@@ -53,6 +53,25 @@ def test_backward(form: BackwardForm, causal: bool, nvrtc: str) -> None:
             assert compiled.registers == 168
 
 
+@pytest.mark.thorough
+@CAUSAL
+@pytest.mark.parametrize("feature", ["window", "softcap", "alibi", "all"])
+@pytest.mark.parametrize("form", [f for f in BACKWARD_FORMS if f.features], ids=lambda f: f.name)
+def test_features_of_the_backward_spill_nothing(
+    form: BackwardForm, feature: str, causal: bool, nvrtc: str
+) -> None:
+    asked = form.features if feature == "all" else form.features & {feature}
+    for options in ({}, {"deterministic": True}, {"sawtooth": True}):
+        if not asked or (options and form.dq_from_registers):
+            continue
+        features = dict.fromkeys(asked, True)
+        kernel = form.kernel("", "bf16", causal, **features, **options)
+        compiled = compile_cubin(kernel, "sm_90a", nvrtc)
+        assert compiled.wgmma_remarks == ()
+        assert compiled.spill_bytes == 0
+        assert compiled.registers == 168
+
+
 @pytest.mark.parametrize("part", ["preprocess", "postprocess"])
 @pytest.mark.parametrize(
     "form", [f for f in BACKWARD_FORMS if not f.dq_from_registers], ids=lambda f: f.name

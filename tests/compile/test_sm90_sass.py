@@ -24,6 +24,7 @@ from kernels.hopper import (
     PACKED_FORMS,
     BackwardForm,
     ForwardForm,
+    backward_form,
 )
 from kernels.launch import Kernel
 from kernels.sass import code as sass
@@ -181,6 +182,25 @@ def test_backward(form: BackwardForm, deterministic: bool, causal: bool, nvrtc: 
     )
     # Who touches what the preprocess writes waits for it: the loader, and who adds dQ.
     assert (everywhere["ACQBULK"], everywhere["PREEXIT"]) == (2, 1)
+
+
+@CAUSAL
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_window_costs_a_round_that_it_does_not_cut_little(
+    head_dim: int, causal: bool, nvrtc: str
+) -> None:
+    """A few instructions say that the tile is whole; the exponentials stay under dP."""
+    form = backward_form(head_dim, causal=True)
+    plain, _ = code_of(form.kernel("", "bf16", causal), nvrtc)
+    code, _ = code_of(form.kernel("", "bf16", causal, window=True), nvrtc)
+    check_registers(code)
+    whole = code.shortest_round("HGMMA")
+    assert len(whole) <= 1.06 * len(plain.shortest_round("HGMMA"))
+    counted = sass.count(whole)
+    assert not any(counted[opcode] for opcode in SLOW)
+    under_dp, under_dk = (sass.count(way) for way in code.between_waits(1))
+    assert under_dp["MUFU"] == under_dp["FFMA"] == form.block_m // 2
+    assert under_dk["MUFU"] == 0
 
 
 def test_what_surrounds_the_backward_waits_and_lets_go() -> None:

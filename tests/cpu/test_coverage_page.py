@@ -24,9 +24,11 @@ def test_every_option_of_the_operator_has_a_line() -> None:
 def test_a_refused_option_is_seen() -> None:
     window = next(option for option in coverage.OPTIONS if option.name == "`window`")
     assert coverage.mark("flash", window) == "yes"
-    assert coverage.mark("flash-sm90", window) == "forward only"
-    assert coverage.mark("flash-sm90-optimistic", window) == "–"
-    assert coverage.takes(coverage.AUTO, window, "backward") == "flash"
+    assert coverage.mark("flash-sm90", window) == "yes"
+    assert coverage.mark("flash-sm90-optimistic", window) == "backward only"
+    bias = next(option for option in coverage.OPTIONS if "`bias`" in option.name)
+    assert coverage.mark("flash-sm90", bias) == "–"
+    assert coverage.takes(coverage.AUTO, bias, "backward") == "flash"
     sawtooth = next(option for option in coverage.OPTIONS if "sawtooth" in option.name)
     assert coverage.mark("flash-sm90-deterministic", sawtooth) == "forward only"
 

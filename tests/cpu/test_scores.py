@@ -128,7 +128,7 @@ def test_a_cap_has_a_reciprocal(softcap: float) -> None:
 
 def test_the_kernels_without_them_refuse_them() -> None:
     p = Problem(1, 2, 8, 8, 64, softcap=1.0)
-    for algorithm in ("standard", "flash1-released", "flash-sm90"):
+    for algorithm in ("standard", "flash1-released", "flash-sm90-optimistic"):
         with pytest.raises(ValueError, match=f"{algorithm} does not take softcap"):
             execute(p, algorithm=algorithm)
     with pytest.raises(ValueError, match=r"softcap=-1.0 is outside"):
