@@ -30,7 +30,7 @@ from kernels.scores import ScoreChanges
 
 Form = hopper.ForwardForm | hopper.BackwardForm
 Features = tuple[str, ...]
-"""Of a forward, in the order "window", "softcap", "alibi"."""
+"""Of a form, in the order "window", "softcap", "alibi"."""
 
 ARCH = "sm_90a"
 ROUNDS = (2, 4, 8, 16)
@@ -112,6 +112,16 @@ def _windowed(
     return _arrays(rows, form.head_dim, keys), window
 
 
+def _windowed_backward(form: hopper.BackwardForm, rounds: int) -> tuple[dict[str, Array], Window]:
+    """The first of several key tiles, which ``rounds`` query tiles visit: its window begins on the
+    diagonal and ends in the middle of a query tile."""
+    block_m, block_n = form.tile.block_m, form.tile.block_n
+    rows = rounds * block_m + BEFORE * block_n
+    left = max(0, rounds * block_m - block_m // 2 - block_n)
+    window = Window.of(rows, rows, causal=False, window=(left, 0), sinks=0)
+    return _arrays(rows, form.head_dim), window
+
+
 def _clocks(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> float:
     launch = launch_of(recorded, taken, loaded)
     return clocks_of(loops.program(code_of(recorded.kernel), launch))
@@ -130,6 +140,13 @@ def clocks_of(found: Program) -> float:
     return mean(found_clocks)
 
 
+def _changes(arrays: dict[str, Array], features: Features) -> ScoreChanges:
+    return ScoreChanges(
+        1.0 if "softcap" in features else None,
+        arrays["alibi_slopes"] if "alibi" in features else None,
+    )
+
+
 def points_of(
     form: Form,
     causal: bool,
@@ -139,30 +156,31 @@ def points_of(
 ) -> tuple[list[tuple[float, float]], float]:
     """Clocks of a tile by its rounds, and those that a block costs once beside its tiles.
 
-    A form with one block a tile has nothing beside. features: of a forward.
+    A form with one block a tile has nothing beside.
     """
     alone: list[tuple[float, float]] = []
     beside = []
     for rounds in lengths:
         recorder = Recorder(Single())
         if isinstance(form, hopper.BackwardForm):
+            window = None
             arrays = _arrays(rounds * form.block_m, form.head_dim)
+            if "window" in features:
+                arrays, window = _windowed_backward(form, rounds)
             names = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
-            operands = [arrays[n] for n in names]
-            hopper.backward(recorder, *operands, scale=1.0, causal=causal, form=form)
+            hopper.backward(
+                recorder, *(arrays[n] for n in names), scale=1.0, causal=causal, form=form,
+                window=window, changes=_changes(arrays, features),
+            )  # fmt: skip
         else:
             window = None
             arrays = _arrays(rounds * form.block_n, form.head_dim)
             if "window" in features:
                 arrays, window = _windowed(form, rounds, causal)
-            changes = ScoreChanges(
-                1.0 if "softcap" in features else None,
-                arrays["alibi_slopes"] if "alibi" in features else None,
-            )
             operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
             hopper.forward(
                 recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=optimistic,
-                window=window, changes=changes,
+                window=window, changes=_changes(arrays, features),
             )  # fmt: skip
             if optimistic:
                 recorder.launches.pop()  # the repair

@@ -40,15 +40,14 @@ Line = Callable[[float], float]
 FEATURES_ON_RECORD: tuple[Features, ...] = (
     ("window",), ("softcap",), ("alibi",), ("window", "softcap"),
 )  # fmt: skip
-"""What a forward may have for there to be clocks: the others would take as long again to record."""
+"""What a form may have for there to be clocks: the others would take as long again to record."""
 
 
 def digest_of(form: Form, causal: bool, optimistic: bool = False, features: Features = ()) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
-    kernel = form.kernel("", DTYPE, causal) if isinstance(form, hopper.BackwardForm) else (
-        form.kernel(
-            DTYPE, causal, "optimistic" if optimistic else "", **dict.fromkeys(features, True)
-        )
+    asked = dict.fromkeys(features, True)
+    kernel = form.kernel("", DTYPE, causal, **asked) if isinstance(form, hopper.BackwardForm) else (
+        form.kernel(DTYPE, causal, "optimistic" if optimistic else "", **asked)
     )  # fmt: skip
     return digest(kernel.text(), headers(kernel.text()), repr(kernel.macros))[:16]
 
@@ -83,7 +82,7 @@ def line_of(
 ) -> tuple[Line, float]:
     """Clocks of a tile by its rounds, and what a block costs beside, as recorded.
 
-    features: of the forward, in the order of ``kernels.followed_blocks.Features``.
+    features: in the order of ``kernels.followed_blocks.Features``.
 
     Raises LookupError when the model does not cover the form, when nothing is recorded for it, or
     for another state of its source.
@@ -114,8 +113,8 @@ def clocks(
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`line_of`.
 
     optimistic: with those of its repair, on data of which it has nothing to do again.
-    features: of the forward. A window leaves each query tile the rounds that it has; of these as
-    many are masked as in the middle of a sequence, and sinks are taken for keys like others.
+    features: a window leaves each tile the rounds that it has; of these as many are masked as in
+    the middle of a sequence, and sinks are taken for keys like others.
     """
     line, beside = line_of(form, shape.causal, optimistic, features)
     if optimistic:
@@ -138,19 +137,13 @@ def _key_tiles(form: hopper.ForwardForm, shape: AttentionShape) -> Iterator[int]
 
 def _query_tiles(form: hopper.BackwardForm, shape: AttentionShape) -> Iterator[int]:
     """Per key tile, in the order they start, the query tiles it walks."""
-    block_m, block_n = form.tile.block_m, form.tile.block_n
-    query_tiles, per_head = -(-shape.seqlen_q // block_m), shape.heads // shape.kv_heads
-    heads = shape.batch * shape.kv_heads
-
-    def rounds(n: int) -> int:
-        first = 0
-        if shape.causal:
-            first = max(0, n * block_n - (shape.seqlen_k - shape.seqlen_q)) // block_m
-        return max(1, per_head * (query_tiles - first))
-
+    visits = tile_loop(shape, form.tile).visits_of_key_tile
     group = hopper_heads_per_group(shape, "backward")
-    tiles = range(-(-shape.seqlen_k // block_n))
-    return (rounds(n) for n in longest_first(tiles, heads, group))
+    heads = shape.batch * shape.kv_heads
+    return (
+        max(1, shape.group * int(visits[n]))
+        for n in longest_first(range(len(visits)), heads, group)
+    )
 
 
 def longest_first(tiles: Iterable[int], heads: int, group: int) -> Iterator[int]:
@@ -213,13 +206,22 @@ def kinds() -> list[tuple[Form, bool]]:
     return [*((form, False) for form in predictable()), *((form, True) for form in picked)]
 
 
-def featured() -> list[tuple[hopper.ForwardForm, Features]]:
-    """What is recorded beside :func:`kinds`: forwards with a window, a softcap or ALiBi."""
-    forms = [
+def featured() -> list[tuple[Form, Features]]:
+    """What is recorded beside :func:`kinds`: the forms with a window, a softcap or ALiBi."""
+    forms: list[Form] = [
         hopper.forward_form(head_dim, False, 1, featured=True)
         for head_dim in hopper.HEAD_DIMS["forward"]
     ]
-    return [(form, features) for form in forms for features in FEATURES_ON_RECORD]
+    forms += [
+        hopper.backward_form(head_dim, False, featured=True)
+        for head_dim in hopper.HEAD_DIMS["backward"]
+    ]
+    return [
+        (form, features)
+        for form in forms
+        for features in FEATURES_ON_RECORD
+        if isinstance(form, hopper.ForwardForm) or form.features.issuperset(features)
+    ]
 
 
 def form_table() -> str:
@@ -246,16 +248,20 @@ def form_table() -> str:
 
 def feature_table() -> str:
     """Clocks that one more round costs a tile of 8 rounds, dense and causal, plain and with each of
-    :data:`FEATURES_ON_RECORD`, as a Markdown table."""
+    :data:`FEATURES_ON_RECORD` that it has, as a Markdown table."""
     kinds = ((), *FEATURES_ON_RECORD)
     names = (" and ".join(features) or "plain" for features in kinds)
     rows = [f"| form | {' | '.join(names)} |", "|---" * (len(kinds) + 1) + "|"]
     for form in dict.fromkeys(form for form, _ in featured()):
         cells = []
         for features in kinds:
+            if features and (form, features) not in featured():
+                cells.append("–")
+                continue
             lines = [line_of(form, causal, features=features)[0] for causal in (False, True)]
             cells.append(" / ".join(f"{(line(16) - line(8)) / 8:.0f}" for line in lines))
-        rows.append(f"| {form.name} | {' | '.join(cells)} |")
+        pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
+        rows.append(f"| {pass_} {form.name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

@@ -259,7 +259,7 @@ function predicted(input, run, gpu, visible) {
 }
 
 // The loop over tiles: how many tiles a head has, how many heads, and the rounds of a tile.
-// visible: of a forward that may have a window.
+// visible: of Hopper's kernels, which may have a window.
 function tile_loop(input, run, visible) {
   const forward = input.pass === "forward";
   const [inner, outer] = forward ? [run.block_n, run.block_m] : [run.block_m, run.block_n];
@@ -274,6 +274,8 @@ function tile_loop(input, run, visible) {
         return Math.max(1, tiles_of_window(input, visible.bounds, tile * outer + extra, last, inner));
       return Math.max(1, Math.ceil((input.causal ? Math.min(inside, last) : inside) / inner));
     }
+    if (visible && visible.hides)
+      return Math.max(1, group * queries_of_window(input, visible.bounds, tile * outer, inner, outer));
     const first = input.causal ? Math.floor(Math.max(0, tile * outer - extra) / inner) : 0;
     return Math.max(1, group * (Math.ceil(inside / inner) - first));
   };
@@ -292,6 +294,17 @@ function tiles_of_window(input, { left, right, sinks }, first, last, n) {
   if (keys <= start) return sink_tiles;
   const skipped = Math.max(Math.floor(start / n) - sink_tiles, 0);
   return Math.max(Math.ceil(keys / n) - skipped, sink_tiles);
+}
+
+// query_tiles_of there: tiles of m queries that see any of the n keys from key0 on.
+function queries_of_window(input, { left, right, sinks }, key0, m, n) {
+  const extra = input.seqlen_k - input.seqlen_q;
+  const sink = key0 < sinks;
+  const start = sink && !input.causal ? 0
+    : Math.max(key0 - extra - (input.causal ? 0 : right), 0);
+  const last = Math.min(key0 + n, input.seqlen_k) - 1 - extra + left + 1;
+  const rows = sink ? input.seqlen_q : Math.min(last, input.seqlen_q);
+  return rows > start ? Math.ceil(rows / m) - Math.floor(start / m) : 0;
 }
 
 // kernels.hopper_time.clocks: tiles fill the SMs in the order in which they start.

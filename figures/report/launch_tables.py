@@ -310,8 +310,7 @@ def _form(form: Any, pass_: str) -> dict[str, Any]:
         backward_round(form.head_dim, m)
     )  # fmt: skip
     clocks = {}
-    kinds = ((), *hopper_time.FEATURES_ON_RECORD) if pass_ == "forward" else ((),)
-    for causal, features in product((False, True), kinds):
+    for causal, features in product((False, True), ((), *hopper_time.FEATURES_ON_RECORD)):
         try:
             line, beside = hopper_time.line_of(form, causal, features=features)
         except LookupError:

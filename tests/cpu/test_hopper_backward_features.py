@@ -249,7 +249,6 @@ def test_dispatch_takes_them_in_tiles_of_64_queries(
         assert dict(found.main.kernel.macros).items() >= (macros | {"BLOCK_M": 64}).items()
     told = predict("auto", shape, "backward", H200, **asked)
     assert (told.form, told.tile.block_m) == ("d128 64x128", 64)
-    assert told.predicted_s is None
 
 
 def test_the_operator_takes_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +256,8 @@ def test_the_operator_takes_them_forward_and_backward(monkeypatch: pytest.Monkey
     monkeypatch.setattr(launcher, "_host", lambda checks: backend)
     p = problem({**CHANGED, "window": (100, 0), "causal": True, "sinks": 2}, head_dim=128)
     leaves = [
-        torch.from_numpy(p.data[name]).to(torch.float16).requires_grad_() for name in ("q", "k", "v")
+        torch.from_numpy(p.data[name]).to(torch.float16).requires_grad_()
+        for name in ("q", "k", "v")
     ]
     out = repro.flash_attention(
         *leaves, causal=True, window=p.window, sinks=p.sinks, softcap=p.softcap,
@@ -291,7 +291,7 @@ def test_other_options_are_still_refused_by_name() -> None:
               for name in ("q", "k", "v", "out", "dout", *GRADIENTS)}  # fmt: skip
     lse = view("lse", aligned((1, 1, 40), "fp32"), "fp32")
     backend = HostBackend()
-    with pytest.raises(ValueError, match="flash-sm90 does not take dropout_p$"):
+    with pytest.raises(ValueError, match=r"flash-sm90 does not take dropout_p$"):
         attention.backward(
             backend, "flash-sm90", *(arrays[n] for n in ("q", "k", "v", "out", "dout")),
             {"lse": lse}, *(arrays[n] for n in GRADIENTS), scale=0.1, window=(3, 0), dropout_p=0.5,

@@ -72,6 +72,21 @@ def test_rounds_are_the_tiles_that_a_window_leaves(causal: bool, sinks: int) -> 
     assert walked == sorted(met * 8)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_rounds_of_the_backward_are_those_of_each_head_of_a_group(causal: bool) -> None:
+    shape = replace(shape_of(300, 128, causal, seqlen_k=500), kv_heads=2, window=(70, 20), sinks=9)
+    form = hopper.BackwardForm(128, 64)
+    diagonal, key = np.arange(300)[:, None] + 200, np.arange(500)
+    seen = (key >= diagonal - 70) & (key <= diagonal + 20) | (key < 9)
+    seen = seen & (key <= diagonal) if causal else seen
+    met = [
+        sum(seen[m : m + 64, n : n + 128].any() for m in range(0, 300, 64))
+        for n in range(0, 500, 128)
+    ]
+    walked = sorted(hopper_time._query_tiles(form, shape))
+    assert walked == sorted(max(1, 2 * n) for n in met * 2 * shape.batch)
+
+
 def test_a_window_is_predicted_by_its_own_clocks() -> None:
     shape = shape_of(16384, 128, True)
     narrow = replace(shape, window=(1024, 0))
@@ -105,7 +120,7 @@ def test_the_table_of_features_is_what_the_recorded_clocks_say() -> None:
     page = block.path.read_text(encoding="utf-8")
     table = hopper_time.feature_table()
     assert block.put(table, page) == page, "run `python -m kernels.hopper_time`"
-    assert len(table.splitlines()) == 2 + len(hopper.HEAD_DIMS["forward"])
+    assert len(table.splitlines()) == 2 + sum(map(len, hopper.HEAD_DIMS.values()))
 
 
 def test_longest_tiles_start_first_within_a_group_of_heads() -> None:

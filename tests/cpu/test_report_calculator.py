@@ -120,11 +120,12 @@ def inputs(count: int) -> list[dict[str, Any]]:
 
 
 def on_hopper(count: int) -> list[dict[str, Any]]:
-    """Forwards of the Hopper kernels with windows and sinks, some of them capped."""
+    """Passes of the Hopper kernels with windows and sinks, some of them capped."""
     chance = random.Random(8)
     return [
         {
-            **UNASKED, "algorithm": chance.choice(("auto", "flash-sm90")), "pass": "forward",
+            **UNASKED, "algorithm": chance.choice(("auto", "flash-sm90")),
+            "pass": chance.choice(("forward", "backward")),
             "gpu": "H200", "dtype": "bf16", "batch": 1, "heads": 4, "kv_heads": 2,
             "seqlen_q": chance.randint(1, 3000), "seqlen_k": chance.randint(1, 3000),
             "head_dim": chance.choice((64, 128, 256)), "block_m": None, "block_n": None,
