@@ -101,7 +101,7 @@ def flash_attention(
             ``i + Nk - Nq - left <= j <= i + Nk - Nq + right``; None on a side is unlimited. With
             ``causal``, right counts as 0 however large. Tiles outside are neither loaded nor
             multiplied. A window that hides nothing changes nothing, the choice of kernels
-            included; one that does runs the sm_80 kernels, as Hopper's have none.
+            included; one that does has compiled forms of its own.
         sinks: the first keys, as many as this, are seen whatever the window (by all queries, or
             with ``causal`` by those that they do not lie ahead of). Without a window no change.
         k_scale, v_scale: float32, what the e4m3 numbers of k and v are multiplied with: (Hkv,), one
@@ -120,9 +120,10 @@ def flash_attention(
             ALiBi count from its own ends, slopes may be (sequences, H), and dropout draws the mask
             of item s of a batch. out, lse, dk and dv equal those of separate calls bit for bit,
             and so does dq where ``deterministic`` or where no sequence has more keys than a tile;
-            elsewhere its atomic additions come in any order. Each pass reads the tables on the
-            host once, which waits for a GPU. Not with key_mask, block_mask, bias, a sawtooth or
-            e4m3.
+            elsewhere its atomic additions come in any order. (On Hopper where both run kernels of
+            one kind: of packed sequences those with a window, a softcap, ALiBi or head_dim 256,
+            and every backward, run the sm_80 kernels.) Each pass reads the tables on the host
+            once, which waits for a GPU. Not with key_mask, block_mask, bias, a sawtooth or e4m3.
 
     Returns:
         ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in
