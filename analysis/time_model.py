@@ -4,7 +4,9 @@ A kernel cannot be faster than the slowest of: its FLOPs at the tensor cores' ra
 at the special-function units' rate, its SM-boundary bytes at L2's rate, its HBM bytes at HBM's
 rate. The prediction is that maximum, as if the four overlapped perfectly, so it is a lower bound:
 how far a measured time stands above it says what is left to gain, and which ceiling binds says
-where. Kernels of one pass run one after another and their times add.
+where. Kernels of one pass run one after another and their times add. Blocks of a launch count as
+equal; under a mask they are not, and the bound may be a few percent too high
+(:func:`~analysis.occupancy.wave_efficiency`).
 
 The Hopper kernels have a fifth, since what a round of their loop asks of an SM is known
 (``analysis.sm_ceilings``): shared memory, at the tensor cores' clock.
@@ -175,7 +177,7 @@ def attention_work(
                 executed_exponentials(shape, tile, pass_, softcap=options.get("softcap", False)),
                 bytes_,
                 hbm_bytes,
-                wave_efficiency(gpu, blocks, blocks_per_sm),
+                wave_efficiency(gpu, blocks),
                 shared,
             )
         else:

@@ -126,7 +126,7 @@ class Prediction:
         sequences, whose blocks are unequal, the share of the SMs that get one."""
         if self.lengths is not None:
             return share_of_sms(self.gpu, self.blocks)
-        return wave_efficiency(self.gpu, self.blocks, self.blocks_per_sm)
+        return wave_efficiency(self.gpu, self.blocks)
 
     def why(self) -> str:
         """One sentence: what binds, by how much, and which SMs have nothing to do."""

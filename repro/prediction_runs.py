@@ -327,7 +327,7 @@ def _with_columns(
             exponentials=share * executed_exponentials(
                 padded, run.dq_tile, pass_, softcap="softcap" in run.options
             ),
-            efficiency=wave_efficiency(gpu, run.dq_blocks, 1),
+            efficiency=wave_efficiency(gpu, run.dq_blocks),
         )  # fmt: skip
     return works
 
@@ -369,7 +369,7 @@ def _standard_work(
             exponentials=pairs if kernel == "standard_softmax" else 0,
             sm_bytes=sum(entries.values()),
             hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values()),
-            efficiency=wave_efficiency(gpu, heads * blocks, 1) if is_product else 1.0,
+            efficiency=wave_efficiency(gpu, heads * blocks) if is_product else 1.0,
         )
     return works
 

@@ -215,15 +215,14 @@ function work(kernel, values, run, gpu) {
     flops: kernel.flops(values), exponentials: kernel.exponentials(values),
     sm: sum(kernel.moved.map(([, , f]) => f(values))),
     hbm: kernel.hbm_read(values) + kernel.hbm_write(values),
-    efficiency: blocks ? wave_efficiency(gpu.sms, blocks, kernel.main ? run.blocks_per_sm : 1) : 1,
+    efficiency: blocks ? wave_efficiency(gpu.sms, blocks) : 1,
     shared_per_tensor: kernel.main ? run.shared_per_tensor : 0,
   };
 }
 
 // analysis.occupancy.wave_efficiency
-function wave_efficiency(sms, blocks, blocks_per_sm) {
-  const at_once = sms * blocks_per_sm;
-  return blocks / at_once / Math.ceil(blocks / at_once);
+function wave_efficiency(sms, blocks) {
+  return blocks / sms / Math.ceil(blocks / sms);
 }
 
 // analysis.time_model.predict_time: kernels one after another, each as slow as its slowest ceiling.

@@ -226,7 +226,7 @@ def test_windows_are_swept_and_are_those_of_the_library(capsys):
         ("", "", "0"), ("", "", "4"), ("1024", "0", "0"), ("1024", "0", "4"),
         ("128", "", "0"), ("128", "", "4"),
     ]  # fmt: skip
-    assert [r["algorithm"] for r in rows] == ["flash-sm90"] * 2 + ["flash"] * 4
+    assert {r["algorithm"] for r in rows} == {"flash-sm90"}
     for row in rows[2:]:
         left, sinks = int(row["window_left"]), int(row["sinks"])
         shape = AttentionShape(
