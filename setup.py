@@ -11,6 +11,8 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 RESULTS = Path(__file__).resolve().parent / "results"
+#: Rows of records, and what was read of machine code.
+KEPT = (".jsonl", ".csv", ".xz")
 
 
 class WithRecords(build_py):
@@ -20,8 +22,8 @@ class WithRecords(build_py):
         super().run()
         if self.editable_mode:
             return
-        for source in sorted(RESULTS.glob("*/*.jsonl")):
-            if source.parent.name != "local":
+        for source in sorted(RESULTS.glob("*/*")):
+            if source.suffix in KEPT and source.parent.name != "local":
                 target = Path(self.build_lib, "repro", "results", source.parent.name, source.name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, target)

@@ -38,10 +38,10 @@ from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch
 from repro import cli
-from repro.measuring.records import RESULTS
+from repro.measuring.records import COMMITTED
 from repro.round_counts import write_counts
 
-FOLDER = RESULTS / "flash2"
+FOLDER = COMMITTED / "flash2"
 ROUNDS = (2, 4, 8)
 HEAD_DIMS = (64, 128)
 

@@ -40,10 +40,10 @@ from kernels.sass.operands import Launch, TensorMapArgument
 from kernels.sass.run import PARAMETERS
 from repro import cli
 from repro.flash3_comparison import CLOCK
-from repro.measuring.records import RESULTS, Record, load
+from repro.measuring.records import COMMITTED, Record, load
 from repro.round_counts import Key, write_counts
 
-FOLDER = RESULTS / "flash3"
+FOLDER = COMMITTED / "flash3"
 LINES = FOLDER / "lines.csv"
 COUNTS = FOLDER / "counts.csv"
 BLOCK = Block("time.md", "fa3-code", "repro.flash3_time")

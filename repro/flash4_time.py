@@ -32,10 +32,10 @@ from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch, TensorMapArgument
 from repro import cli
-from repro.measuring.records import RESULTS
+from repro.measuring.records import COMMITTED
 from repro.round_counts import Key, write_counts
 
-FOLDER = RESULTS / "flash4"
+FOLDER = COMMITTED / "flash4"
 LINES = FOLDER / "lines.csv"
 COUNTS = FOLDER / "counts.csv"
 COLUMN = "clocks_"

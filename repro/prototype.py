@@ -30,9 +30,9 @@ from kernels.sass import loops
 from kernels.sass.code import Code
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch, TensorMapArgument
-from repro.measuring.records import RESULTS
+from repro.measuring.records import COMMITTED
 
-FOLDER = RESULTS / "prototype"
+FOLDER = COMMITTED / "prototype"
 TOKENS, HIDDEN = 16384, 2048
 MULTIPROCESSORS = 132
 HBM_BYTES_PER_S = 4.8e12

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
-    "DELIVERED", "ENVELOPE", "FOLDER", "LEVELS", "MIGRATIONS", "PASSES", "RESERVED", "RESULTS",
-    "SCHEMA", "SOURCES", "Record", "Scalar", "append", "discard", "exclusive", "files", "frame",
-    "load", "machines", "numbered", "read", "record", "recorded", "replace", "require_folder",
-    "write",
+    "COMMITTED", "DELIVERED", "ENVELOPE", "FOLDER", "LEVELS", "MIGRATIONS", "PASSES", "RESERVED",
+    "RESULTS", "SCHEMA", "SOURCES", "Record", "Scalar", "append", "discard", "exclusive", "files",
+    "frame", "load", "machines", "numbered", "read", "record", "recorded", "replace",
+    "require_folder", "write",
 ]  # fmt: skip
 
 #: Folder with one sub-folder per machine, and one named ``published``. ``REPRO_RESULTS`` moves it,
@@ -64,6 +64,8 @@ def _delivered() -> Path | None:
 #: The records that the project comes with, where they do not lie in RESULTS: only read. An
 #: installed package has them inside.
 DELIVERED = _delivered()
+#: Where the project's own records lie, and beside them what was read of machine code.
+COMMITTED = DELIVERED or RESULTS
 
 #: What a folder under results/ may be called: it becomes a path and a heading.
 FOLDER = re.compile(r"[a-z0-9_-][a-z0-9._-]*")

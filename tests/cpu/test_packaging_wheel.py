@@ -30,9 +30,10 @@ def project_files() -> list[Path]:
 
 
 def record_files() -> list[Path]:
-    """The committed records."""
-    found = (path.relative_to(ROOT) for path in sorted((ROOT / "results").glob("*/*.jsonl")))
-    return [path for path in found if path.parent.name != "local"]
+    """The committed records, and what was read of machine code."""
+    found = (path.relative_to(ROOT) for path in sorted((ROOT / "results").glob("*/*")))
+    kept = (".jsonl", ".csv", ".xz")
+    return [path for path in found if path.parent.name != "local" and path.suffix in kept]
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,18 @@ def test_the_records_come_with_it_and_nothing_is_left_behind(
     done = away(installed, here, "-c", code)
     assert done.returncode == 0, done.stderr
     assert Path(here / "results").is_dir()
+
+
+def test_what_was_read_of_machine_code_comes_with_it(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "from repro import flash2_time, flash3_time, peers, prototype\n"
+        "assert len(peers.comparisons()) == len(peers.predicted())\n"
+        "assert flash2_time.lines() and flash3_time.points() and prototype.variants()\n"
+    )
+    done = away(installed, tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr
+    moved = away(installed, tmp_path, "-c", code, REPRO_RESULTS=str(tmp_path / "elsewhere"))
+    assert moved.returncode == 0, moved.stderr
 
 
 def test_it_runs_from_elsewhere(installed: Path, tmp_path: Path) -> None:
