@@ -25,19 +25,23 @@ R = TypeVar("R")
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """A whole number within bounds, as int."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
-        raise TypeError(f"{name}={value!r} is a bool, not a whole number")
-    try:
-        found = operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}, not a whole number"
-        ) from None
+    found = value if type(value) is int else _index(name, value)  # the usual kind at once
     if least is not None and found < least:
         raise ValueError(f"{name}={found} is below {least}")
     if most is not None and found > most:
         raise ValueError(f"{name}={found} is above {most}")
     return found
+
+
+def _index(name: str, value: Any) -> int:
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+        raise TypeError(f"{name}={value!r} is a bool, not a whole number")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name}={value!r} is a {type(value).__name__}, not a whole number"
+        ) from None
 
 
 def _as_float(value: Any) -> float:

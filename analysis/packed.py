@@ -13,8 +13,9 @@ equal sequences are counted together, as a batch of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from analysis.arguments import whole
@@ -89,12 +90,9 @@ class Lengths:
         """(queries, keys) of the sequences, equal ones once."""
         return set(zip(self.queries, self.keys, strict=True))
 
-    def shapes(self, shape: AttentionShape) -> Iterator[AttentionShape]:
+    def shapes(self, shape: AttentionShape) -> tuple[AttentionShape, ...]:
         """Batches of equal sequences that have both queries and keys; ``shape`` gives the rest."""
-        counted = Counter(zip(self.queries, self.keys, strict=True))
-        for (queries, keys), times in sorted(counted.items()):
-            if queries and keys:
-                yield replace(shape, batch=times, seqlen_q=queries, seqlen_k=keys)
+        return _shapes(self, shape)
 
     def check(self, shape: AttentionShape) -> None:
         """ValueError unless ``shape`` is that of the packed arrays: (1, H, total, D)."""
@@ -115,6 +113,16 @@ class Lengths:
         return replace(
             shape, batch=self.sequences, seqlen_q=self.longest_q, seqlen_k=self.longest_k
         )
+
+
+@lru_cache(maxsize=256)  # bytes, operations and bounds of a batch ask for them one after another
+def _shapes(lengths: Lengths, shape: AttentionShape) -> tuple[AttentionShape, ...]:
+    counted = Counter(zip(lengths.queries, lengths.keys, strict=True))
+    return tuple(
+        replace(shape, batch=times, seqlen_q=queries, seqlen_k=keys)
+        for (queries, keys), times in sorted(counted.items())
+        if queries and keys
+    )
 
 
 def summed(count: Callable[[AttentionShape], int], shape: AttentionShape, lengths: Lengths) -> int:

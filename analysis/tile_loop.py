@@ -12,13 +12,14 @@ keeps a prediction for a million tokens as cheap as one for a thousand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import singledispatch
+from dataclasses import dataclass, replace
+from functools import lru_cache, singledispatch
 
 import numpy as np
 import numpy.typing as npt
 
 from analysis.shapes import AttentionShape, Tile
+from analysis.window import Window
 
 Counts = npt.NDArray[np.int64]
 BlockMask = npt.NDArray[np.bool_]
@@ -113,24 +114,34 @@ def tile_loop(
 
     For the shape of ``analysis.symbolic_loop``, the totals are symbols.
     """
-    query_rows = _rows_per_tile(shape.seqlen_q, tile.block_m)
-    key_rows = _rows_per_tile(shape.seqlen_k, tile.block_n)
-    visible = shape.visible
+    head = _of_a_head(shape.visible, shape.seqlen_q, shape.seqlen_k, tile)
+    if block_mask is None:
+        batch = shape.batch
+        return replace(head, copies=batch * shape.heads, kv_copies=batch * shape.kv_heads)
+    tiles = tiles_met(shape, tile, block_mask, mask_block)
+    of_key = tiles.sum(axis=2)
+    by_group = of_key.reshape(shape.batch, shape.kv_heads, shape.group, head.key_tiles)
+    return replace(
+        head, visits_of_query_tile=tiles.sum(axis=3), visits_of_key_tile=of_key,
+        key_tile_met=by_group.any(axis=2),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)  # a prediction asks for one loop many times: bytes, operations, L2
+def _of_a_head(visible: Window, seqlen_q: int, seqlen_k: int, tile: Tile) -> TileLoop:
+    """The loop of one head without a block mask; its arrays cannot be written."""
+    query_rows = _rows_per_tile(seqlen_q, tile.block_m)
+    key_rows = _rows_per_tile(seqlen_k, tile.block_n)
     sinks, first, end = visible.key_tiles(tile.block_m, tile.block_n)
     first_query, end_query = visible.query_tiles(tile.block_m, tile.block_n)
     of_query, of_key = sinks + end - first, end_query - first_query
-    pairs = int(of_query.sum())
-    row_at = np.minimum(np.arange(len(query_rows) + 1) * tile.block_m, shape.seqlen_q)
+    row_at = np.minimum(np.arange(len(query_rows) + 1) * tile.block_m, seqlen_q)
     elements = int(key_rows @ (row_at[end_query] - row_at[first_query]))
-    copies, kv_copies = shape.batch * shape.heads, shape.batch * shape.kv_heads
     met = of_key > 0
-    if block_mask is not None:
-        tiles = tiles_met(shape, tile, block_mask, mask_block)
-        of_query, of_key = tiles.sum(axis=3), tiles.sum(axis=2)
-        by_group = of_key.reshape(shape.batch, shape.kv_heads, shape.group, len(key_rows))
-        met = by_group.any(axis=2)
-        copies = kv_copies = 1
-    return TileLoop(query_rows, key_rows, of_query, of_key, met, pairs, elements, copies, kv_copies)
+    for shared in (query_rows, key_rows, of_query, of_key, met):
+        shared.flags.writeable = False
+    pairs = int(of_query.sum())
+    return TileLoop(query_rows, key_rows, of_query, of_key, met, pairs, elements, 1, 1)
 
 
 def tiles_met(
