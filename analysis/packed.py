@@ -53,6 +53,11 @@ class Lengths:
         return len(self.queries)
 
     @property
+    def alike(self) -> bool:
+        """All sequences have as many queries and as many keys."""
+        return len(set(zip(self.queries, self.keys, strict=True))) == 1
+
+    @property
     def total_q(self) -> int:
         """Queries of all sequences."""
         return sum(self.queries)

@@ -123,9 +123,9 @@ class Prediction:
     @property
     def busy(self) -> float:
         """Share of the SMs' time that the main kernel's blocks keep busy, (0, 1]; of packed
-        sequences, whose blocks are unequal, the share of the SMs that get one."""
+        sequences of several lengths, whose blocks are unequal, the share of SMs that get one."""
         if self.lengths is not None:
-            return share_of_sms(self.gpu, self.blocks)
+            return share_of_sms(self.gpu, self.blocks, self.lengths)
         return wave_efficiency(self.gpu, self.blocks)
 
     def why(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic, compulsory_hbm
+from analysis.occupancy import wave_efficiency
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.time_model import Work
@@ -13,9 +14,12 @@ from analysis.traffic import Traffic, predict_traffic
 from repro.prediction_runs import Run, works_of
 
 
-def share_of_sms(gpu: Gpu, blocks: int) -> float:
-    """SMs that get a block at all, over all. Blocks of unequal length have no whole waves: which
-    SM is idle at the end depends on the order of lengths, so that more is no bound."""
+def share_of_sms(gpu: Gpu, blocks: int, lengths: Lengths) -> float:
+    """SMs that get a block at all, over all: which SM is idle at the end depends on the order of
+    lengths, so that more is no bound. Sequences that are all alike are a batch, and bound as one.
+    """
+    if lengths.alike and blocks:
+        return wave_efficiency(gpu, blocks)
     return min(blocks / gpu.sms, 1.0)
 
 
@@ -51,5 +55,5 @@ def packed_works(
     for kernel, work in works.items():
         if work.flops:
             blocks = run.dq_blocks if kernel == "flash_backward_dq" else run.blocks
-            works[kernel] = replace(work, efficiency=share_of_sms(gpu, blocks))
+            works[kernel] = replace(work, efficiency=share_of_sms(gpu, blocks, lengths))
     return works, sum(int(work.flops) for work in works.values())

@@ -215,6 +215,30 @@ def test_packed_sequences_are_those_of_the_library(capsys, tmp_path):
     assert "sequences=4" in run(capsys, *arguments)[1]
 
 
+@pytest.mark.parametrize(("batch", "seqlen"), [(1, 128), (1, 4096), (3, 700)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_packed_sequences_of_one_length_are_bound_as_a_batch(batch, seqlen, head_dim, pass_):
+    """The same work on the same SMs, but for the bytes of the tables."""
+    packed, apart = (
+        predict(
+            "flash", AttentionShape(*size, head_dim, dtype="bf16", causal=batch > 1), pass_, "A100",
+            once=True, **options,
+        )
+        for size, options in (
+            ((1, 16, batch * seqlen, batch * seqlen),
+             {"lengths": Lengths.equal((seqlen,) * batch)}),
+            ((batch, 16, seqlen, seqlen), {}),
+        )
+    )  # fmt: skip
+    assert packed.busy == apart.busy
+    for name, seconds in apart.time.by_resource.items():
+        tables = 1.01 if name in ("SM boundary", "HBM") else 1
+        assert (
+            seconds * (1 - 1e-9) <= packed.time.by_resource[name] <= seconds * tables * (1 + 1e-9)
+        )
+
+
 def test_windows_are_swept_and_are_those_of_the_library(capsys):
     status, out, _ = run(
         capsys, "predict", "-n", "2k", "-d", "64", "--causal", "--gpu", "H200", "--pass", "forward",
