@@ -125,10 +125,12 @@ __device__ __forceinline__ int zero_behind(const Softmax& state, int zero) {
 __device__ __forceinline__ void change_scores(float (&score)[SCORES], const ScoreChange& change,
                                               float slope, int row, int key) {
     float passed;  // only the backward pass has a use for it
+    const float first = float(row + change.offset - key);  // whole numbers, exact up to 2^24
 #pragma unroll
-    for (int n = 0; n < SCORES; ++n)
-        score[n] =
-            change(score[n], row + n / 2 % 2 * 8, key + n / 4 * 8 + n % 2, slope, passed);
+    for (int n = 0; n < SCORES; ++n) {
+        const float distance = fabsf(first + float(n / 2 % 2 * 8 - n / 4 * 8 - n % 2));
+        score[n] = change.at(score[n], distance, slope, passed);
+    }
 }
 
 // How many of this thread's columns, key + 8 j and key + 8 j + 1 in their order, lie before `bound`.
