@@ -186,10 +186,11 @@ def theory(shape: DecodeShape, gpu: Gpu) -> str | None:
         return f"head_dim={shape.head_dim} is above {WIDE if shape.latent else HEAD_DIMS[-1]}"
     if shape.head_dim > HEAD_DIMS[-1] and shape.dtype == "fp32":
         return f"head_dim={shape.head_dim} is of 16-bit q, which is fp32"
-    if shape.head_dim > HEAD_DIMS[-1] and (shape.values > WIDE_VALUES or shape.values % 8):
+    said = shape.value_dim
+    if shape.head_dim > HEAD_DIMS[-1] and (said is None or said > WIDE_VALUES or said % 8):
         return (
             f"a latent of {shape.head_dim} columns needs --value-dim, a multiple of 8 up to "
-            f"{min(shape.head_dim, WIDE_VALUES)}, got {shape.value_dim}"
+            f"{min(shape.head_dim, WIDE_VALUES)}, got {said}"
         )
     if shape.head_dim <= HEAD_DIMS[-1] and shape.value_dim is not None:
         return (

@@ -95,6 +95,8 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
     (row,) = found(capsys, *whole)
     needs = "a latent of 576 columns needs --value-dim, a multiple of 8 up to 512, got "
     assert row["theory"] == needs + "None"
+    narrow = DecodeShape(32, 1, 1, (4096,), 320, latent=True)
+    assert theory(narrow, H200) == needs.replace("576", "320").replace("512", "320") + "None"
     odd = DecodeShape(32, 1, 1, (4096,), 576, latent=True, value_dim=12)
     assert theory(odd, H200) == needs + "12"  # as the operator refuses it
     (row,) = found(capsys, *whole, "--value-dim", "512")
