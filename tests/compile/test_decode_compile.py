@@ -16,6 +16,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the N
 
 REGISTERS = 65536  # of a multiprocessor
 CARDS = {"sm_80": A100_80GB, "sm_90": H100_SXM}
+ARCH = pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
 
 
 #: (fp8, a scale a block of keys)
@@ -44,7 +45,7 @@ MAIN = forms((1, 64), ("bf16",))
 REST = [form for form in forms((1, 32, 64), ("fp16", "bf16", "fp32")) if form not in MAIN]
 
 
-@pytest.mark.parametrize("arch", CARDS)
+@ARCH
 @pytest.mark.parametrize(
     "config", [*MAIN, *(pytest.param(c, marks=pytest.mark.thorough) for c in REST)], ids=name
 )
@@ -57,7 +58,7 @@ def test_no_spills(config: DecodeConfig, arch: str) -> None:
     assert config.shared_bytes <= SHARED_LIMIT_BYTES
 
 
-@pytest.mark.parametrize("arch", CARDS)
+@ARCH
 @pytest.mark.parametrize("config", MAIN, ids=name)
 def test_the_estimate_of_registers_tells_how_many_blocks_fit(
     config: DecodeConfig, arch: str
@@ -73,7 +74,7 @@ def test_the_estimate_of_registers_tells_how_many_blocks_fit(
     assert config.blocks_per_sm(limit) == config.fit(CARDS[arch]).blocks_per_sm
 
 
-@pytest.mark.parametrize("arch", CARDS)
+@ARCH
 @pytest.mark.parametrize("rows", [1, 32, 128])
 @pytest.mark.parametrize(("fp8", "blocks"), CACHES)
 def test_wide_latents_spill_nothing(rows: int, fp8: bool, blocks: bool, arch: str) -> None:

@@ -21,6 +21,7 @@ from kernels.variants import Variant, shipped_variants, table
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
 
 REGISTERS = 65536  # of a multiprocessor
+ARCH = pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
 
 
 def core(v: Variant) -> bool:
@@ -37,7 +38,7 @@ VARIANTS = shipped_variants()
 CHOSEN = VARIANTS if os.environ.get("REPRO_COMPILE_ALL") else tuple(filter(core, VARIANTS))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
+@ARCH
 @pytest.mark.parametrize("variant", CHOSEN, ids=lambda v: v.name.replace(" ", "-"))
 def test_no_spills(variant: Variant, arch: str) -> None:
     facts = compile_cubin(variant.kernel, arch)
@@ -66,7 +67,7 @@ def test_orders_and_notes_spill_nothing(pass_: str, option: dict[str, Any]) -> N
         assert blocks == as_before
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@ARCH
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("pass_", ["forward", "backward", "backward-dq"])
@@ -80,7 +81,7 @@ def test_windows_and_packed_sequences_spill_nothing(
     assert facts.registers * config.threads <= REGISTERS
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@ARCH
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_keys_and_values_of_e4m3_spill_nothing(head_dim: int, arch: str) -> None:
     for dtype, features in (("fp16", {}), ("bf16", {"causal": True, "key_mask": True})):
