@@ -118,7 +118,7 @@ def forward(
         block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
             tile.
         softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…"; without a
-            bias Hopper's exact forward, and backward at head_dim 128.
+            bias Hopper's but the optimistic forward and, at head_dim 64, a softcap's backward.
         k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
         packed: :class:`kernels.packed.Packed`; refused with key_mask, block_mask, bias, scales
             of e4m3, a sawtooth, progress, the backward of "flash-deterministic" and of Hopper's

@@ -88,6 +88,7 @@ def subjects() -> list[Subject]:
             name = f"flash-sm90 forward bf16 {form.name} {_mask(causal)}"
             listed.append(Subject(name, form.kernel("bf16", causal), form.shared_bytes, "sm_90a"))
     listed += _featured_forward()
+    listed += _featured_backward()
     listed += _optimistic_forward()
     listed += _hopper_backward()
     listed += _hopper_sawtooth()
@@ -132,15 +133,34 @@ def _decoding() -> list[Subject]:
     return listed
 
 
+_FEATURES = (("window",), ("softcap",), ("alibi",), ("window", "softcap", "alibi"))
+
+
 def _featured_forward() -> list[Subject]:
     """With a window, a softcap, ALiBi, and all of them, under a causal mask."""
     listed = []
     for head_dim in hopper.HEAD_DIMS["forward"]:
         form = hopper.forward_form(head_dim, True, 1, featured=True)
-        for names in (("window",), ("softcap",), ("alibi",), ("window", "softcap", "alibi")):
+        for names in _FEATURES:
             features: dict[str, Any] = dict.fromkeys(names, True)
             kernel = form.kernel("bf16", True, **features)
             name = f"flash-sm90 forward bf16 {form.name}, {', '.join(names)} {_mask(True)}"
+            shared_bytes = form.bytes_of(alibi="alibi" in names)
+            listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
+    return listed
+
+
+def _featured_backward() -> list[Subject]:
+    """The same of the backward, as far as a form has them."""
+    listed = []
+    for head_dim in hopper.HEAD_DIMS["backward"]:
+        form = hopper.backward_form(head_dim, True, featured=True)
+        for names in _FEATURES:
+            if not form.features.issuperset(names):
+                continue
+            features: dict[str, Any] = dict.fromkeys(names, True)
+            kernel = form.kernel("", "bf16", True, **features)
+            name = f"flash-sm90 backward bf16 {form.name}, {', '.join(names)} {_mask(True)}"
             shared_bytes = form.bytes_of(alibi="alibi" in names)
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed

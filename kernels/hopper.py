@@ -4,7 +4,7 @@ They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths
 grouped heads, sliding windows with sinks, a softcap, ALiBi, the log-sum-exp and its gradient, a
 backward that adds dq in a fixed order, and in the forward sequences of different lengths packed one
 after another. Key masks, dropout, block masks, a bias, other head dimensions, a scale that is not
-positive and, in the backward at head_dim 64, a softcap and ALiBi stay with the sm_80 kernels:
+positive and, in the backward at head_dim 64, a softcap stay with the sm_80 kernels:
 ``unsupported_reason`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
@@ -128,9 +128,8 @@ def unsupported_reason(
     }
     if pass_ == "backward":
         has = backward_form(head_dim, causal=True, featured=True).features
-        spilling = f"at head_dim {head_dim} (the backward would spill registers)"
-        features[f"a softcap {spilling}"] = softcap and "softcap" not in has
-        features[f"ALiBi {spilling}"] = alibi and "alibi" not in has
+        spilling = f"a softcap at head_dim {head_dim} (the backward would spill registers)"
+        features[spilling] = softcap and "softcap" not in has
     return next((name for name, used in features.items() if used), None)
 
 
@@ -291,7 +290,7 @@ def backward(
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 
     window: one that hides something (``kernels.window``), or None.
-    changes: a softcap and ALiBi, at head_dim 128.
+    changes: a softcap, at head_dim 128, and ALiBi.
     tile, form: of the caller's choice; default :func:`backward_form`.
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
     order: "sawtooth" walks the queries downwards in every second ``wave`` of blocks, as in the

@@ -305,13 +305,13 @@ class BackwardForm:
     def features(self) -> frozenset[str]:
         """Of window, softcap and alibi those that leave it enough registers.
 
-        With others threads would spill a round, by the compiler's own count: with 80 queries 16 to
-        236 bytes; at head_dim 64, whose scores take twice the registers, 16 to 32 with ALiBi and 24
-        to 752 with a softcap.
+        With a softcap threads would spill 24 to 296 bytes at head_dim 64, whose scores take twice
+        the registers, and 80 to 208 with 80 queries, by the compiler's own count. With 80 queries a
+        causal window would too, 24 bytes, and the rule picks that form for none of the three.
         """
         if self.block_m == 80:
             return frozenset()
-        return frozenset(("window",) if self.block_m == 128 else ("window", "softcap", "alibi"))
+        return frozenset(("window", "alibi", *(["softcap"] if self.head_dim == 128 else [])))
 
     def bytes_of(self, *, alibi: bool = False) -> int:
         """Shared memory of the main kernel; alibi: with the head's slope beside each stage."""
@@ -352,7 +352,7 @@ class BackwardForm:
         asked = [name for name, used in features.items() if used]
         beyond = [name for name in asked if name not in self.features]
         if beyond:
-            raise ValueError(f"{self.name} has no {', '.join(beyond)}: it would spill registers")
+            raise ValueError(f"{self.name} has no {', '.join(beyond)}, for want of registers")
         if deterministic and self.dq_from_registers:
             raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
         if sawtooth and (deterministic or self.dq_from_registers):

@@ -133,6 +133,14 @@ def kernels() -> list[Kernel]:
         for causal in (False, True)
         for features in asked
     ]
+    listed += [
+        hopper.backward_form(128, causal, featured=True).kernel(
+            "", "bf16", causal, deterministic=deterministic, **features
+        )
+        for causal in (False, True)
+        for deterministic in (False, True)
+        for features in asked
+    ]
     # Their gradient of lse.
     listed += [
         hopper.backward_form(head_dim, causal).kernel("preprocess", "bf16", causal, dlse=True)

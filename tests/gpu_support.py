@@ -66,6 +66,11 @@ def execute(
     if p.block_mask is not None:
         mask = p.block_mask.astype(np.uint8, order="C")
         options |= {"block_mask": upload("block_mask", mask, "uint8"), "block_size": p.block_size}
+    if p.softcap is not None:
+        options["softcap"] = p.softcap
+    if p.alibi_slopes is not None:
+        slopes = np.ascontiguousarray(p.slopes())
+        options["alibi_slopes"] = upload("alibi_slopes", slopes, "fp32")
     inputs = [arrays[name] for name in ("q", "k", "v", "out")]
     gradients = [arrays[name] for name in ("dq", "dk", "dv")]
     attention.forward(backend, algorithm, *inputs, stats, **options)

@@ -60,7 +60,6 @@ def test_hopper_takes_what_it_covers() -> None:
         (PretendedHopper(), [array()], {"dropout": True}, "dropout"),
         (PretendedHopper(), [array()], {"block_mask": True}, "a block mask"),
         (PretendedHopper(), [array()], {"softcap": True, "pass_": "backward"}, "a softcap"),
-        (PretendedHopper(), [array()], {"alibi": True, "pass_": "backward"}, "ALiBi"),
         (PretendedHopper(), [array()], {"bias": True}, "a bias"),
         (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {},
          "a sequence without rows"),

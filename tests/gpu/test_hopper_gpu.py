@@ -176,6 +176,27 @@ def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, cau
 
 
 @CAUSAL
+@pytest.mark.parametrize("changed", [False, True], ids=["window", "window, softcap, alibi"])
+def test_windows_caps_and_slopes_in_the_backward(changed: bool, causal: bool) -> None:
+    """Key tiles that nobody sees and query tiles that see nothing; in turns the same bits."""
+    for seqlen_q, seqlen_k in ((130, 900), (1500, 1500), (700, 90)):
+        p = Problem(
+            heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=128, dtype="bf16",
+            causal=causal, window=(500, 30), sinks=5,
+        )  # fmt: skip
+        if changed:
+            slopes = np.float32([0.25, 0.0625, 0.25, 0.0625])
+            p = dataclasses.replace(p, softcap=3.0, alibi_slopes=slopes)
+        check(p, execute(p, "flash-sm90", None))
+        first = execute(p, hopper.DETERMINISTIC, None)
+        check(p, first)
+        for _ in range(5):
+            again = execute(p, hopper.DETERMINISTIC, None, pdl=True)
+            for name in ("dq", "dk", "dv"):
+                np.testing.assert_array_equal(again[name], first[name])
+
+
+@CAUSAL
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_gradient_of_lse(head_dim: int, causal: bool) -> None:
     for seqlen_q, seqlen_k in ((65, 129), (461, 333)):
