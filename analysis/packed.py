@@ -85,10 +85,10 @@ class Lengths:
             tuple(accumulate(self.keys, initial=0)),
         )
 
-    def numbered_tiles(self, block_m: int) -> int:
-        """How many numbers the Hopper forward gives to tiles of ``block_m`` queries: of each
+    def numbered_tiles(self, block: int, *, keys: bool = False) -> int:
+        """How many numbers the Hopper kernels give to tiles of ``block`` queries, or keys: of each
         sequence as many as it has tiles, and at most one more (``include/packed_sm90.cuh``)."""
-        return self.total_q // block_m + self.sequences
+        return (self.total_k if keys else self.total_q) // block + self.sequences
 
     @property
     def pairs(self) -> set[tuple[int, int]]:

@@ -51,7 +51,7 @@ from analysis.sums.flash_sm90 import (
     flash_forward_sm90,
     flash_forward_sm90_optimistic,
 )
-from analysis.sums.packed import packed, packed_sm90
+from analysis.sums.packed import packed, packed_backward_sm90, packed_sm90
 from analysis.sums.standard import standard_backward, standard_forward
 
 DIRECTIONS = ("read", "write", "atomic")
@@ -198,7 +198,7 @@ def _packed(
     lengths.check(shape)
     chosen = algorithms.find(algorithm)
     ordered = pass_ == "backward" and chosen.dq is DqSum.WORKSPACE
-    hopper = chosen.family is Family.HOPPER and pass_ == "forward" and not chosen.optimistic
+    hopper = chosen.family is Family.HOPPER and (pass_ == "backward" or not chosen.optimistic)
     if not hopper and (chosen.family is not Family.FLASH or ordered):
         raise ValueError(f"{algorithm} {pass_} takes no packed sequences: flash, flash-split do")
     if shape.fp8:
@@ -212,7 +212,12 @@ def _packed(
         refused = [name for name in ("softcap", "alibi", "window") if asked.get(name)]
         if refused:
             raise ValueError(f"{algorithm}: packed sequences do not go with {', '.join(refused)}")
-        return packed_sm90(shape, lengths, tile)
+        if pass_ == "forward":
+            return packed_sm90(shape, lengths, tile)
+        return packed_backward_sm90(
+            shape, lengths, tile, deterministic=options["deterministic"],
+            lse_gradient=options.get("lse_gradient", False),
+        )  # fmt: skip
     split = pass_ == "backward" and chosen.dq is DqSum.SEPARATE_PASS
     dq_tile = options.get("dq_tile", tile) if split else None
     of_equals = partial(sum_of(chosen, pass_)[0], **options)

@@ -17,7 +17,7 @@ Arrays, in the io dtype unless said otherwise; the last dimension is contiguous:
     k_scale, v_scale   (B, Hkv, 1), or (B, Hkv, ceil(Nk / scale_block)), fp32 (``kernels.fp8``)
     window, sinks      which keys a query sees, ``analysis.window``; the flash kernels
     packed             sequences of different lengths one after another along N, B = 1; alibi_slopes
-                       are then (sequences, H, 1); the sm_80 flash kernels, Hopper's exact forward
+                       are then (sequences, H, 1); the flash kernels
     block_mask         (B, H, ceil(Nq / rows), ceil(Nk / keys)) uint8; stride 0 shares it
 
 Algorithms, each of them the name of definite kernels, are those of ``analysis.algorithms``: the
@@ -121,8 +121,8 @@ def forward(
             bias Hopper's but the optimistic forward and, at head_dim 64, a softcap's backward.
         k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
         packed: :class:`kernels.packed.Packed`; refused with key_mask, block_mask, bias, scales
-            of e4m3, a sawtooth, progress, the backward of "flash-deterministic" and of Hopper's
-            kernels, and their optimistic forward.
+            of e4m3, a sawtooth, progress, the backward of "flash-deterministic", and by Hopper's
+            kernels with a window, softcap or alibi_slopes, and in their optimistic forward.
         order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
             "sawtooth": the other way round in every second wave of blocks, for the same bytes at
             the SM boundary and fewer from HBM where what blocks share outgrows L2
@@ -154,8 +154,7 @@ def forward(
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
     if chosen.family is Family.HOPPER:
-        allowed = () if chosen.optimistic else HOPPER_FEATURES
-        _refuse(algorithm, options, but=(*allowed, "packed"))
+        _refuse(algorithm, options, but=() if chosen.optimistic else HOPPER_FEATURES)
         _with_lse(backend, q, stats)
         hopper.forward(
             backend, q, k, v, out, stats["lse"], scale=scale, causal=causal,
@@ -267,7 +266,7 @@ def backward(
             hopper.backward(
                 backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
                 scale=scale, causal=causal, window=options.window, changes=options.changes,
-                tile=tile, dlse=dlse, order=order, wave=wave,
+                tile=tile, dlse=dlse, order=order, wave=wave, packed=packed,
                 deterministic=chosen.dq is DqSum.ORDERED, pdl=pdl, stream=stream,
             )  # fmt: skip
             return
@@ -297,7 +296,7 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
 
 
 #: What the Hopper kernels take beside a causal mask, but for the optimistic forward.
-HOPPER_FEATURES = ("window", "softcap", "alibi_slopes")
+HOPPER_FEATURES = ("window", "softcap", "alibi_slopes", "packed")
 
 
 def _refuse(algorithm: str, options: flash.Options, but: Collection[str] = (), **more: Any) -> None:

@@ -6,8 +6,8 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
    dq in a fixed order;
 3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, masks,
-   dropout, bias, fp8; of the backward packed sequences, of which the forward takes none together
-   with a softcap, ALiBi or a window; of the backward at head_dim 64 a softcap;
+   dropout, bias, fp8; packed sequences together with a softcap, ALiBi or a window; of the backward
+   at head_dim 64 a softcap;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.
@@ -172,14 +172,14 @@ def form_name(
     featured: with a window, a softcap or ALiBi.
     """
     form: hopper.ForwardForm | hopper.BackwardForm
-    if packed:
+    if packed and pass_ == "forward":
         form = hopper.packed_form(head_dim)
     elif pass_ == "forward":
         form = hopper.forward_form(
             head_dim, causal, seqlen_q, sawtooth=order == "sawtooth", featured=featured
         )
     else:
-        form = hopper.backward_form(head_dim, causal, featured=featured)
+        form = hopper.backward_form(head_dim, causal, featured=featured or packed)
     return f"{hopper.ALGORITHM} {form.name}"
 
 

@@ -33,6 +33,12 @@
 // (window.cuh); what lies outside is never loaded, and a key tile that no query sees loads nothing
 // and writes zeros. Tiles that the window does not cut are not masked.
 //
+// PACKED (packed_sm90.cuh): sequences of different lengths, all tokens one after another. Blocks have
+// numbers among the key tiles of all sequences, and query tiles are numbered too: statistics and dQ
+// lie in the order of their numbers. A key tile of a sequence without queries loads nothing and writes
+// zeros. Boxes of TMA end where the sequence does.
+//   cu_seqlens_k  read  12  at most per step of a block's search, and 8; cu_seqlens_q  read  8
+//
 // DETERMINISTIC: the key tiles that visit a query tile take turns, from the last one to the first, and
 // add their dQ when the counter of the query tile says so. A turn is passed on when the addition has
 // been carried out. Blocks start in the order of the turns, so that whoever is waited for has
@@ -62,6 +68,9 @@
 //            shared memory; they are no multiple of the 64 rows that a product has, so dQ is
 //            multiplied transposed
 // CAUSAL     1: query r sees key c when c <= r + seqlen_k - seqlen_q
+// PACKED     1: the arguments cu_seqlens_q, cu_seqlens_k and query_numbers, of a head; `batch`
+//            sequences; seqlen_q and seqlen_k are the longest. Default 0; not with DQ_FROM_REGISTERS,
+//            SAWTOOTH, WINDOW, SOFTCAP, ALIBI.
 // WINDOW     1: queries see few keys around their diagonal, and sinks; window.cuh. Default 0.
 // SHARED_BYTES  dynamic shared memory of the launch, kernels/hopper_forms.py
 // DETERMINISTIC  1: dQ is added in a fixed order. Default 0.
@@ -87,6 +96,7 @@
 #endif
 
 #include "backward_sm90.cuh"
+#include "packed_sm90.cuh"
 #include "scores.cuh"
 #include "tile_order.cuh"
 #include "window.cuh"
@@ -116,7 +126,11 @@ struct Barriers {
     Mbarrier q_full[STAGES], q_empty[STAGES];    // Q, lse and the head's slope
     Mbarrier do_full[STAGES], do_empty[STAGES];  // dO and delta
 };
-static_assert(BARRIERS_AT + sizeof(Barriers) + 1023 == SHARED_BYTES, "hopper_forms.py counts others");
+constexpr int PACKED_AT = BARRIERS_AT + static_cast<int>(sizeof(Barriers));
+static_assert(PACKED_AT + (PACKED ? SEQUENCE_BYTES : 0) + 1023 == SHARED_BYTES, "hopper_forms.py counts others");
+#if PACKED && (DQ_FROM_REGISTERS || SAWTOOTH || WINDOW || SOFTCAP || ALIBI)
+#error packed sequences go with nothing but a causal mask and turns
+#endif
 
 // Named barriers; 0 is the block's.
 constexpr int DS_READY = 1;   // both warpgroups have written their part of dS
@@ -243,22 +257,53 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 #if WINDOW
                     , int window_left, int window_right, int sinks
 #endif
+#if PACKED
+                    , Tensor1<const int> cu_seqlens_q, Tensor1<const int> cu_seqlens_k,
+                    int query_numbers
+#endif
 ) {
     next_kernel_start();
     unsigned char* const shared = shared_memory_1024();
     Barriers* const barriers = reinterpret_cast<Barriers*>(shared + BARRIERS_AT);
+#if PACKED
+    const int key_tiles = gridDim.x / kv_heads;  // numbers of all sequences, as if of one
+    constexpr int items = 1;
+#else
     const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
     const int key_tiles = ceil_div(seqlen_k, BLOCK_N);
+    const int items = batch;
+#endif
     // Heads go in groups whose Q, dO and dQ fit in L2 together. Within a group the heads of a key
     // tile are neighbours, and tile 0, which the most queries see, starts first; where turns are
     // taken, the last tile, whose turn is the first.
     const int in_group = key_tiles * heads_per_group;
     const int first_head = static_cast<int>(blockIdx.x) / in_group * heads_per_group;
-    const int heads_here = min_int(heads_per_group, kv_heads * batch - first_head);
+    const int heads_here = min_int(heads_per_group, kv_heads * items - first_head);
     const int rest = static_cast<int>(blockIdx.x) % in_group;
     const int place = rest / heads_here, bh = first_head + rest % heads_here;
+    const int kv_head = bh % kv_heads;
+#if PACKED
+    const int number = DETERMINISTIC ? key_tiles - 1 - place : place;
+    const SequenceTile mine = block_sequence_tile<BLOCK_N>(cu_seqlens_k.data, cu_seqlens_q.data,
+                                                           batch, number, shared + PACKED_AT);
+    const int j = mine.tile;
+    if (j * BLOCK_N >= mine.own) return;
+    // Where the sequence's first rows and its items are in tensor maps.
+    const int query_base = seqlen_q - mine.other, query_item = mine.other0 + mine.other;
+    const int key_base = seqlen_k - mine.own, key_item = mine.own0 + mine.own;
+    const int longest_k = seqlen_k;
+    seqlen_q = mine.other, seqlen_k = mine.own;
+    const int query_tiles = ceil_div(seqlen_q, BLOCK_M);
+    // Tiles of a head in the statistics and in dQ, and which of them is the sequence's first.
+    const int head_tiles = query_numbers;
+    const int first_tile = mine.other0 / BLOCK_M + number - j - mine.own0 / BLOCK_N;
+    constexpr int b = 0;
+#else
     const int j = DETERMINISTIC ? key_tiles - 1 - place : place;
-    const int kv_head = bh % kv_heads, b = bh / kv_heads;
+    const int b = bh / kv_heads;
+    const int query_item = b, key_item = b, head_tiles = query_tiles;
+    constexpr int query_base = 0, key_base = 0, first_tile = 0;
+#endif
     const int key0 = j * BLOCK_N;
 #if WINDOW
     const Window window{window_left, window_right, sinks};
@@ -269,8 +314,16 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     // last query sees every key.
     const QueryTiles tiles =
         query_tiles_of<BLOCK_M, BLOCK_N, CAUSAL>(j, seqlen_q, seqlen_k, window);
-    const int i0 = tiles.first, count = group * (tiles.end - i0);
-    const int skipped = i0 + query_tiles - tiles.end;  // from a head's last visit to the next's first
+    const int i0 = tiles.first;
+#if PACKED
+    // Added up, as a product would lie in vector registers, of which the consumers have none left.
+    int count = 0;
+#pragma unroll 1
+    for (int h = 0; h < group; ++h) count += tiles.end - i0;
+#else
+    const int count = group * (tiles.end - i0);
+#endif
+    const int skipped = i0 + head_tiles - tiles.end;  // from a head's last visit to the next's first
     const int end_row = WINDOW ? tiles.end * BLOCK_M : seqlen_q;
     // Visits go up, from the first head's tile i0, or down, from the last head's last tile.
 #if SAWTOOTH
@@ -299,16 +352,18 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 
     if (warpgroup == 0) {
         registers_shrink<24>();
-        if (WINDOW && count == 0) return;  // nobody looks at these keys: dK and dV are zeros
+        if ((WINDOW || PACKED) && count == 0) return;  // nobody looks at these keys: dK and dV are zeros
         const int warp = shfl(static_cast<int>(threadIdx.x) / 32, 0);
         if (warp == 0 && lane == 0) {
             // ---- loader --------------------------------------------------------------------------
             mbarrier_expect(&barriers->kv_full, 2 * KV_BYTES);
-            tma_load(shared, &k_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
-            tma_load(shared + V_AT, &v_map, &barriers->kv_full, 0, key0, 0, kv_head, b);
+            tma_load(shared, &k_map, &barriers->kv_full, 0, key_base + key0, 0, kv_head, key_item);
+            tma_load(shared + V_AT, &v_map, &barriers->kv_full, 0, key_base + key0, 0, kv_head,
+                     key_item);
             previous_kernel_wait();  // for lse2 and delta
             int head = kv_head * group + first_of_group, row0 = start * BLOCK_M;
-            int64 at = (static_cast<int64>(b) * kv_heads * group + head) * query_tiles * BLOCK_M +
+            int64 at = ((static_cast<int64>(b) * kv_heads * group + head) * head_tiles + first_tile) *
+                           BLOCK_M +
                        row0;  // of the tile's first row in the statistics
 #pragma unroll 1
             for (int it = 0; it < count; ++it) {
@@ -316,13 +371,13 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                 mbarrier_wait(&barriers->q_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->q_full[slot.stage], Q_BYTES + BLOCK_M * 4);
                 tma_load(shared + Q_AT + slot.stage * Q_BYTES, &q_map,
-                         &barriers->q_full[slot.stage], 0, row0, 0, head, b);
+                         &barriers->q_full[slot.stage], 0, query_base + row0, 0, head, query_item);
                 bulk_load(shared + LSE_AT + slot.stage * BLOCK_M * 4, lse2.data + at, BLOCK_M * 4,
                           &barriers->q_full[slot.stage]);
                 mbarrier_wait(&barriers->do_empty[slot.stage], slot.phase ^ 1);
                 mbarrier_expect(&barriers->do_full[slot.stage], Q_BYTES + BLOCK_M * 4);
                 tma_load(shared + DO_AT + slot.stage * Q_BYTES, &dout_map,
-                         &barriers->do_full[slot.stage], 0, row0, 0, head, b);
+                         &barriers->do_full[slot.stage], 0, query_base + row0, 0, head, query_item);
                 bulk_load(shared + DELTA_AT + slot.stage * BLOCK_M * 4, delta.data + at,
                           BLOCK_M * 4, &barriers->do_full[slot.stage]);
                 row0 += step * BLOCK_M;
@@ -349,13 +404,14 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
         }
 #endif
 #if !DQ_FROM_REGISTERS
-        if (warp == 1) {
+        // Packed, the loader has no register left for the number of its warp.
+        if (PACKED ? threadIdx.x / 32 == 1 : warp == 1) {
             // ---- dQ to memory --------------------------------------------------------------------
             previous_kernel_wait();  // for the zeros that dQ and the turns begin with
             const float* const buffers = reinterpret_cast<const float*>(shared + DQ_AT);
             int tile = start;
             int64 at = ((static_cast<int64>(b) * kv_heads + kv_head) * group + first_of_group) *
-                           query_tiles + tile;
+                           head_tiles + first_tile + tile;
             for (int w = 0; w < CONSUMERS; ++w) named_arrive(DQ_EMPTY + w, WARPGROUP + 32);
 #pragma unroll 1
             for (int it = 0; it < count; ++it) {
@@ -411,9 +467,9 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     const unsigned char* const v = shared + V_AT + half * 64 * 128;
 #if DQ_FROM_REGISTERS
     previous_kernel_wait();  // for the zeros that dQ begins with
-    const int64 first_tile = (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles + i0;
+    const int64 first_visit = (static_cast<int64>(b) * kv_heads + kv_head) * group * query_tiles + i0;
     // This thread's first four floats of its part of dQ.
-    float* dq_tile = dq_accum.data + first_tile * TILE_FLOATS + half * DQ_FLOATS +
+    float* dq_tile = dq_accum.data + first_visit * TILE_FLOATS + half * DQ_FLOATS +
                      static_cast<int>(threadIdx.x) % WARPGROUP * 4;
 #else
     float* const dq_buffer = reinterpret_cast<float*>(shared + DQ_AT) + half * DQ_FLOATS;
@@ -428,7 +484,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     float dk_acc[GRADS], dv_acc[GRADS];
 #pragma unroll
     for (int n = 0; n < GRADS; ++n) dk_acc[n] = dv_acc[n] = 0.0f;
-    if (!WINDOW || count > 0) mbarrier_wait(&barriers->kv_full, 0);
+    if (!(WINDOW || PACKED) || count > 0) mbarrier_wait(&barriers->kv_full, 0);
 
     int row0 = start * BLOCK_M;
     for (int it = 0; it < count; ++it) {
@@ -599,8 +655,15 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
     tma_fence();
     named_sync(GRADS_READY + half, WARPGROUP);
     if (threadIdx.x % WARPGROUP == 0) {
-        tma_store(&dk_map, shared + half * PART, 0, key0 + 64 * half, 0, kv_head, b);
-        tma_store(&dv_map, shared + V_AT + half * PART, 0, key0 + 64 * half, 0, kv_head, b);
+#if PACKED
+        const SequenceTile again = sequence_tile_again(shared + PACKED_AT);
+        const int row = longest_k - again.own + again.tile * BLOCK_N + 64 * half;
+        const int item = again.own0 + again.own;
+#else
+        const int row = key0 + 64 * half, item = b;
+#endif
+        tma_store(&dk_map, shared + half * PART, 0, row, 0, kv_head, item);
+        tma_store(&dv_map, shared + V_AT + half * PART, 0, row, 0, kv_head, item);
         bulk_commit();
         bulk_wait<0>();
     }

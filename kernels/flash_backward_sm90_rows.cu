@@ -12,11 +12,16 @@
 //                rows 4 each; dq_accum write padded rows D 4; DETERMINISTIC: turns write 4 a tile
 //   postprocess  dq_accum read padded rows D 4; dq write Nq D e
 //
+// PACKED (packed_sm90.cuh): blocks have numbers of query tiles of all sequences; those without rows
+// leave. out, dout, lse, dlse and dq have rows one apart along their items.
+//   cu_seqlens_q  read  12  at most per step of a block's search, and 8; cu_seqlens_k  read  8
+//
 // Both kernels may be part of a chain in which each starts before the one before it has ended.
 
 // ---- constants that shape the code (-D) ----------------------------------------------------------
 // DTYPE, HEAD_DIM, BLOCK_M, DETERMINISTIC  as in flash_backward_sm90.cu
 // DLSE       1: lse has a gradient of its own. Default 0.
+// PACKED     1: the arguments cu_seqlens_q, cu_seqlens_k and sequences. Default 0.
 
 #ifndef DETERMINISTIC
 #define DETERMINISTIC 0
@@ -26,6 +31,7 @@
 #endif
 
 #include "backward_sm90.cuh"
+#include "packed_sm90.cuh"
 #include "tile.cuh"
 
 // ---- before: delta = rowsum(O o dO), lse in base 2, dQ = 0 ---------------------------------------
@@ -42,12 +48,27 @@ flash_backward_sm90_preprocess(Tensor4<const io_t> out, Tensor4<const io_t> dout
 #if DETERMINISTIC
                                , Tensor1<int> turns
 #endif
+#if PACKED
+                               , Tensor1<const int> cu_seqlens_q, Tensor1<const int> cu_seqlens_k,
+                               int sequences
+#endif
 ) {
     next_kernel_start();
     constexpr int ROWS = PRE_THREADS / ROW_THREADS;
+#if PACKED
+    constexpr int BLOCKS = BLOCK_M / ROWS;  // of a tile
+    const int blocks = gridDim.x / heads, head = blockIdx.x / blocks, place = blockIdx.x % blocks;
+    const SequenceTile mine = block_sequence_tile<BLOCK_M>(
+        cu_seqlens_q.data, cu_seqlens_k.data, sequences, place / BLOCKS, shared_memory());
+    if (mine.tile * BLOCK_M >= mine.own) return;
+    const int b = mine.own0;
+    const int row = mine.tile * BLOCK_M + place % BLOCKS * ROWS + threadIdx.x / ROW_THREADS;
+    seqlen_q = mine.own;
+#else
     const int blocks = ceil_div(seqlen_q, BLOCK_M) * BLOCK_M / ROWS;
     const int head = blockIdx.x / blocks % heads, b = blockIdx.x / blocks / heads;
     const int row = blockIdx.x % blocks * ROWS + threadIdx.x / ROW_THREADS;
+#endif
     const int chunk = threadIdx.x % ROW_THREADS;
     const int64 at = static_cast<int64>(blockIdx.x) * ROWS + threadIdx.x / ROW_THREADS;
 
@@ -97,10 +118,25 @@ constexpr int POST_STRIDE = HEAD_DIM + 8;  // elements; keeps the rows of a colu
 
 extern "C" __global__ void __launch_bounds__(POST_THREADS)
 flash_backward_sm90_postprocess(Tensor1<const float> dq_accum, Tensor4<io_t> dq, int heads,
-                                int seqlen_q, float scale) {
+                                int seqlen_q, float scale
+#if PACKED
+                                , Tensor1<const int> cu_seqlens_q, Tensor1<const int> cu_seqlens_k,
+                                int sequences
+#endif
+) {
     io_t* const staged = reinterpret_cast<io_t*>(shared_memory());
+#if PACKED
+    const int tiles = gridDim.x / heads, head = blockIdx.x / tiles;
+    const SequenceTile mine = block_sequence_tile<BLOCK_M>(
+        cu_seqlens_q.data, cu_seqlens_k.data, sequences, blockIdx.x % tiles,
+        shared_memory() + BLOCK_M * POST_STRIDE * sizeof(io_t));
+    const int tile = mine.tile, b = mine.own0;
+    if (tile * BLOCK_M >= mine.own) return;
+    seqlen_q = mine.own;
+#else
     const int tiles = ceil_div(seqlen_q, BLOCK_M), tile = blockIdx.x % tiles;
     const int head = blockIdx.x / tiles % heads, b = blockIdx.x / tiles / heads;
+#endif
     const int half = threadIdx.x / WARPGROUP, lane = threadIdx.x % 32;
     // Of the accumulator: in dQ, or in dQ^T.
     const int row = threadIdx.x / 32 % 4 * 16 + lane / 4 + (BLOCK_M != 64 ? 64 * half : 0);

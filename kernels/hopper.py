@@ -121,7 +121,6 @@ def unsupported_reason(
         "a block mask": block_mask,
         "a bias": bias,
         "K and V of e4m3": fp8,
-        "packed sequences": packed and pass_ == "backward",
         "packed sequences of head_dim 256 (no persistent form)": packed and head_dim == 256,
         "packed sequences with a window, a softcap or ALiBi": packed
         and (window or softcap or alibi),
@@ -284,6 +283,7 @@ def backward(
     deterministic: bool = False,
     order: Order = "rows",
     wave: Size | None = None,
+    packed: Packed | None = None,
     pdl: bool = False,
     stream: Word | None = None,
 ) -> None:
@@ -295,6 +295,7 @@ def backward(
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
     order: "sawtooth" walks the queries downwards in every second ``wave`` of blocks, as in the
         forward; not with ``deterministic``, for which a wave would wait for the one before.
+    packed: sequences one after another, as in the forward.
     pdl: launch the second and the third kernel so that they start while the one before is still
         running, and wait inside for what it writes (programmatic dependent launch).
 
@@ -305,6 +306,10 @@ def backward(
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
     scale = finite(scale)
+    if packed is not None:
+        packed.refuse(
+            order=order, window=window, softcap=changes.softcap, alibi_slopes=changes.alibi_slopes
+        )
     changes.check(q, k)
     features: dict[str, Any] = changes.features | {"window": window is not None}
     _check(
@@ -316,7 +321,14 @@ def backward(
     del features["bias"]
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    form = form or backward_form(head_dim, causal, tile, featured=any(features.values()))
+    featured = any(features.values()) or packed is not None
+    form = form or backward_form(head_dim, causal, tile, featured=featured)
+    if packed is not None:
+        hopper_packed.backward(
+            backend, q, k, v, out, dout, lse, dq, dk, dv, packed, form, scale=scale, causal=causal,
+            dlse=dlse, deterministic=deterministic, stream=stream, pdl=pdl,
+        )  # fmt: skip
+        return
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
     if q.size == 0:

@@ -36,6 +36,8 @@ ALIGNMENT_SLACK = 1023  # swizzled tiles start on a multiple of 1024 bytes
 BARRIER_BYTES = 8
 #: By which what a producer passes on of two tiles of packed sequences exceeds their numbers.
 PACKED_BYTES = 56
+#: In which a block of the backward keeps where its packed sequence lies.
+SEQUENCE_BYTES = 32
 #: At 256 dk and dv together would take every register of a thread.
 HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
 #: Query tiles that a block of the repair looks after at most (``flash_forward_sm90.cu``).
@@ -313,9 +315,10 @@ class BackwardForm:
             return frozenset()
         return frozenset(("window", "alibi", *(["softcap"] if self.head_dim == 128 else [])))
 
-    def bytes_of(self, *, alibi: bool = False) -> int:
-        """Shared memory of the main kernel; alibi: with the head's slope beside each stage."""
-        return self.shared_bytes + (4 * STAGES if alibi else 0)
+    def bytes_of(self, *, alibi: bool = False, packed: bool = False) -> int:
+        """Shared memory of the main kernel; alibi: with the head's slope beside each stage; packed:
+        with where the block's sequence lies."""
+        return self.shared_bytes + (4 * STAGES if alibi else 0) + SEQUENCE_BYTES * packed
 
     def spill_bytes(self, causal: bool) -> int:
         """Bytes that a thread stores to and loads from local memory a round, for want of registers.
@@ -341,13 +344,17 @@ class BackwardForm:
         window: bool = False,
         softcap: bool = False,
         alibi: bool = False,
+        packed: bool = False,
     ) -> Kernel:
         """The main kernel (part "") or what runs around it, "preprocess" or "postprocess", which
         knows nothing of window, softcap and alibi.
 
         ValueError for a fixed order of additions in the form that has none, for a sawtooth in one
-        that adds dq directly or in a fixed order, and for what is none of its :attr:`features`.
+        that adds dq directly or in a fixed order, for what is none of its :attr:`features`, and for
+        packed sequences beside any of them, in a sawtooth or in the form that adds dq directly.
         """
+        if packed and (window or softcap or alibi or sawtooth or self.dq_from_registers):
+            raise ValueError(f"{self.name}: packed sequences go with a causal mask and turns alone")
         features = {"window": window, "softcap": softcap, "alibi": alibi}
         asked = [name for name, used in features.items() if used]
         beyond = [name for name in asked if name not in self.features]
@@ -367,7 +374,10 @@ class BackwardForm:
             ("BLOCK_M", self.block_m),
         ]
         if not part:
-            macros += [("CAUSAL", int(causal)), ("SHARED_BYTES", self.bytes_of(alibi=alibi))]
+            macros += [
+                ("CAUSAL", int(causal)),
+                ("SHARED_BYTES", self.bytes_of(alibi=alibi, packed=packed)),
+            ]
             macros += [(name.upper(), 1) for name in asked]
         if deterministic and part != "postprocess":
             macros.append(("DETERMINISTIC", 1))
@@ -377,6 +387,8 @@ class BackwardForm:
             macros.append(("SAWTOOTH", 1))
         if dlse and part == "preprocess":
             macros.append(("DLSE", 1))
+        if packed:
+            macros.append(("PACKED", 1))
         stem = "flash_backward_sm90"
         source = f"{stem}_rows.cu" if part else f"{stem}.cu"
         return Kernel(source, f"{stem}_{part}" if part else stem, tuple(macros), threads)

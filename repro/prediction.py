@@ -210,7 +210,7 @@ class Prediction:
             return str(error)
 
     def _predicted_packed(self) -> float | str | None:
-        if find(self.algorithm).family is not Family.HOPPER:
+        if find(self.algorithm).family is not Family.HOPPER or self.pass_ == "backward":
             return None
         assert self.lengths is not None
         try:

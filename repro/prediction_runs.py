@@ -147,7 +147,7 @@ def find_run(
         tiles = -(-shape.seqlen_q // run.tile.block_m)
         run = replace(run, blocks=shape.batch * shape.heads * tiles)
     if lengths is not None:  # the others leave at once
-        keys_outside = main.kernel.entry == "flash_backward"
+        keys_outside = main.kernel.entry in ("flash_backward", "flash_backward_sm90")
         blocks = working_blocks(lengths, shape, run.tile, keys_outside=keys_outside)
         run = replace(run, blocks=blocks)
     if launched.dq is not None:
@@ -208,14 +208,14 @@ def form_of(
         return hopper.FORMS[implementation]
     if find(implementation).family is not Family.HOPPER:
         return None
-    if packed:
+    if packed and pass_ == "forward":
         return hopper.packed_form(shape.head_dim, tile)
     if pass_ == "forward":
         return hopper.forward_form(
             shape.head_dim, shape.causal, shape.seqlen_q, tile, sawtooth=order == "sawtooth",
             featured=featured,
         )  # fmt: skip
-    return hopper.backward_form(shape.head_dim, shape.causal, tile, featured=featured)
+    return hopper.backward_form(shape.head_dim, shape.causal, tile, featured=featured or packed)
 
 
 def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, Any]:

@@ -23,11 +23,12 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_forward
-from analysis.sums.flash_sm90 import COUNTER_BYTES
+from analysis.sums.flash_sm90 import COUNTER_BYTES, flash_backward_sm90
 
 ENTRY_BYTES = 4
 """Bytes of an entry of ``cu_seqlens_q`` or ``cu_seqlens_k``."""
 _KEYS = frozenset({"k", "v", "dk", "dv"})
+MAIN_BACKWARD_SM90 = "flash_backward_sm90"
 TABLES = ("cu_seqlens_q", "cu_seqlens_k")
 SumOf = Callable[..., KernelBytes]
 
@@ -53,10 +54,8 @@ def packed_sm90(shape: AttentionShape, lengths: Lengths, tile: Tile) -> KernelBy
     form does (``analysis.sums.flash_sm90``), boxes of TMA ending where the sequence does."""
     parts = [flash_forward(each, tile) for each in lengths.shapes(shape)]
     parts.append(_unseen(flash_forward, shape, lengths, tile))
-    entries, numbers = _searched(lengths.queries, tile.block_m)
-    once = 2 * ENTRY_BYTES * numbers
-    tables = zip(TABLES, (entries * ENTRY_BYTES + once, once), strict=True)
-    parts.append({"flash_forward": {(name, "read"): shape.heads * n for name, n in tables}})
+    parts.append({"flash_forward": _found(lengths.queries, tile.block_m, TABLES, shape.heads)})
+    numbers = lengths.numbered_tiles(tile.block_m)
     return {
         "flash_forward_sm90_clear_counter": {("tile_counter", "write"): COUNTER_BYTES},
         "flash_forward_sm90_persistent": {
@@ -64,6 +63,48 @@ def packed_sm90(shape: AttentionShape, lengths: Lengths, tile: Tile) -> KernelBy
             ("tile_counter", "atomic"): shape.heads * numbers * COUNTER_BYTES,
         },
     }
+
+
+def packed_backward_sm90(
+    shape: AttentionShape, lengths: Lengths, tile: Tile, *, deterministic: bool, lse_gradient: bool
+) -> KernelBytes:
+    """Bytes of the Hopper backward over packed sequences.
+
+    The kernels before and after it move rows of sequences without keys too; keys of those without
+    queries are written. Blocks of all three look for their sequence.
+    """
+    options = {"deterministic": deterministic, "lse_gradient": lse_gradient}
+    parts = [flash_backward_sm90(each, tile, **options) for each in lengths.shapes(shape)]
+    pairs = list(zip(lengths.queries, lengths.keys, strict=True))
+    for queries, keys in pairs:
+        if queries and not keys:
+            rows = replace(shape, seqlen_q=queries, seqlen_k=1, causal=False)
+            moved = flash_backward_sm90(rows, tile, **options)
+            parts.append({name: of for name, of in moved.items() if name != MAIN_BACKWARD_SM90})
+    unseen = sum(keys for queries, keys in pairs if not queries)
+    gradient = shape.kv_heads * unseen * shape.head_dim * shape.itemsize
+    main = {("dk", "write"): gradient, ("dv", "write"): gradient}
+    parts.append({MAIN_BACKWARD_SM90: main})
+    # A block of the preprocess has 128 threads, of which a row takes one for 8 elements.
+    a_tile = tile.block_m * shape.head_dim // (8 * 128)
+    for kernel, own, block, tables, blocks in (
+        ("_preprocess", lengths.queries, tile.block_m, TABLES, shape.heads * a_tile),
+        ("", lengths.keys, tile.block_n, TABLES[::-1], shape.kv_heads),
+        ("_postprocess", lengths.queries, tile.block_m, TABLES, shape.heads),
+    ):
+        parts.append({MAIN_BACKWARD_SM90 + kernel: _found(own, block, tables, blocks)})
+    return _added(parts)
+
+
+def _found(
+    own: Sequence[int], block: int, tables: tuple[str, str], times: int
+) -> dict[tuple[str, str], int]:
+    """Bytes of the tables where each number is searched ``times`` times. tables: of the side that
+    the numbers are of, and of the other."""
+    entries, numbers = _searched(own, block)
+    once = 2 * ENTRY_BYTES * numbers
+    found = zip(tables, (entries * ENTRY_BYTES + once, once), strict=True)
+    return {(name, "read"): times * n for name, n in found}
 
 
 def _searched(own: Sequence[int], block: int) -> tuple[int, int]:

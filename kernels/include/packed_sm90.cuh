@@ -15,11 +15,13 @@
 // lies `end` rows further (kernels.launch.TensorMap).
 #pragma once
 
-#include "device.cuh"
+#include "tile.cuh"
 
 #ifndef PACKED
 #define PACKED 0  // 1: the arguments cu_seqlens_q, cu_seqlens_k; seqlen_q, seqlen_k are the longest
 #endif
+
+constexpr int SEQUENCE_BYTES = 32;  // of shared memory, by which a block's threads share a tile
 
 #if PACKED
 // A tile of a sequence: which one of it; first row and rows of the sequence, on the side that has the
@@ -46,5 +48,31 @@ __device__ __forceinline__ SequenceTile sequence_tile(const int* own_table, cons
     const int own0 = ld_global(own_table + at), other0 = ld_global(other_table + at);
     return {number - own0 / BLOCK - at, own0, ld_global(own_table + at + 1) - own0, other0,
             ld_global(other_table + at + 1) - other0};
+}
+
+// What block_sequence_tile found, once more.
+__device__ __forceinline__ SequenceTile sequence_tile_again(const unsigned char* memory) {
+    const int* const words = reinterpret_cast<const int*>(memory);
+    return {ld_shared(words), ld_shared(words + 1), ld_shared(words + 2), ld_shared(words + 3),
+            ld_shared(words + 4)};
+}
+
+// The same for all threads of a block, who call it together; `memory` is shared memory that holds
+// nothing else.
+template <int BLOCK>
+__device__ __forceinline__ SequenceTile block_sequence_tile(const int* own_table,
+                                                            const int* other_table, int sequences,
+                                                            int number, unsigned char* memory) {
+    int* const words = reinterpret_cast<int*>(memory);
+    if (threadIdx.x == 0) {
+        const SequenceTile found = sequence_tile<BLOCK>(own_table, other_table, sequences, number);
+        st_shared(words, found.tile);
+        st_shared(words + 1, found.own0);
+        st_shared(words + 2, found.own);
+        st_shared(words + 3, found.other0);
+        st_shared(words + 4, found.other);
+    }
+    block_sync();
+    return sequence_tile_again(memory);
 }
 #endif

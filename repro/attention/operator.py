@@ -120,10 +120,11 @@ def flash_attention(
             ALiBi count from its own ends, slopes may be (sequences, H), and dropout draws the mask
             of item s of a batch. out, lse, dk and dv equal those of separate calls bit for bit,
             and so does dq where ``deterministic`` or where no sequence has more keys than a tile;
-            elsewhere its atomic additions come in any order. (On Hopper where both run kernels of
-            one kind: of packed sequences those with a window, a softcap, ALiBi or head_dim 256,
-            and every backward, run the sm_80 kernels.) Each pass reads the tables on the host
-            once, which waits for a GPU. Not with key_mask, block_mask, bias, a sawtooth or e4m3.
+            elsewhere its atomic additions come in any order. (On Hopper where both take the same
+            tiles: those with a window, a softcap or ALiBi, and forwards with head_dim 256, run the
+            sm_80 kernels, and ``docs/pages/packed.md`` names two more cases.) Each pass reads the
+            tables on the host once, which waits for a GPU. Not with key_mask, block_mask, bias, a
+            sawtooth or e4m3.
 
     Returns:
         ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in

@@ -72,6 +72,24 @@ def test_features_of_the_backward_spill_nothing(
         assert compiled.registers == 168
 
 
+@pytest.mark.thorough
+@CAUSAL
+@pytest.mark.parametrize(
+    "form", [BackwardForm(64, 128), BackwardForm(128, 64)], ids=lambda f: f.name
+)
+def test_packed_sequences_of_the_backward_spill_nothing(
+    form: BackwardForm, causal: bool, nvrtc: str
+) -> None:
+    for dtype in ("bf16", "fp16"):
+        for deterministic in (False, True):
+            for part in ("", "preprocess", "postprocess"):
+                kernel = form.kernel(part, dtype, causal, deterministic=deterministic, packed=True)
+                compiled = compile_cubin(kernel, "sm_90a", nvrtc)
+                assert compiled.wgmma_remarks == ()
+                assert compiled.spill_bytes == 0
+                assert part or compiled.registers == 168
+
+
 @pytest.mark.parametrize("part", ["preprocess", "postprocess"])
 @pytest.mark.parametrize(
     "form", [f for f in BACKWARD_FORMS if not f.dq_from_registers], ids=lambda f: f.name

@@ -149,6 +149,28 @@ def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
         assert sass.count(sass.disassemble(cubin, clearing.entry).instructions)["PREEXIT"] == 1
 
 
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    "form", [BackwardForm(64, 128), BackwardForm(128, 64)], ids=lambda f: f.name
+)
+def test_a_round_of_packed_sequences_is_that_of_others(
+    form: BackwardForm, deterministic: bool, causal: bool, nvrtc: str
+) -> None:
+    """The same products and exponentials, and neither a spill nor a descriptor in a register."""
+    counts = []
+    for packed in (False, True):
+        kernel = form.kernel("", "bf16", causal, deterministic=deterministic, packed=packed)
+        code, loop = code_of(kernel, nvrtc)
+        check_registers(code)
+        counts.append(sass.count(loop))
+        everywhere = sass.count(code.instructions)
+        assert everywhere["LDL"] == everywhere["STL"] == 0
+    plain, ours = counts
+    for opcode in ("HGMMA", "MUFU", "R2UR"):
+        assert ours[opcode] == plain[opcode]
+
+
 @CAUSAL
 @pytest.mark.parametrize(
     ("form", "deterministic"),

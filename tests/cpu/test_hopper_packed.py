@@ -13,6 +13,7 @@ import pytest
 from flash_support import Problem, aligned, check, to_bits, to_float, view
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_support import lengths_of, packed_of, problems
 
 from analysis.hardware import H200
 from analysis.packed import Lengths
@@ -37,32 +38,6 @@ from repro.prediction import predict
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 128 and 192 rows.
 MIXED = Lengths((193, 0, 1, 70, 16, 0, 128), (50, 20, 1, 300, 0, 0, 129))
 HOPPER = Device("90")
-
-
-def problems(
-    lengths: Lengths, form: ForwardForm, dtype: str, causal: bool, heads: int = 2,
-    kv_heads: int = 1, seed: int = 0,
-) -> list[Problem]:  # fmt: skip
-    """One for each sequence."""
-    return [
-        Problem(
-            heads=heads, kv_heads=kv_heads, seqlen_q=queries, seqlen_k=keys,
-            head_dim=form.head_dim, dtype=dtype, causal=causal, scale=0.125, seed=seed + number,
-        )
-        for number, (queries, keys) in enumerate(zip(lengths.queries, lengths.keys, strict=True))
-    ]  # fmt: skip
-
-
-def lengths_of(sequences: Sequence[Problem]) -> Lengths:
-    return Lengths(tuple(p.seqlen_q for p in sequences), tuple(p.seqlen_k for p in sequences))
-
-
-def packed_of(lengths: Lengths) -> Packed:
-    q, k = (
-        view(f"cu_seqlens_{side}", np.array(table, np.int32), "int32")
-        for side, table in zip("qk", lengths.tables, strict=True)
-    )
-    return Packed(q, k, lengths)
 
 
 def run(
@@ -129,7 +104,7 @@ FORM_DTYPE_CAUSAL = [
 def test_packed_is_separate_bit_for_bit_and_counted_is_predicted(
     form: ForwardForm, dtype: str, causal: bool
 ) -> None:
-    hold(problems(MIXED, form, dtype, causal), form, seed=3)
+    hold(problems(MIXED, form.head_dim, dtype, causal), form, seed=3)
 
 
 @pytest.mark.parametrize(("form", "dtype", "causal"), FORM_DTYPE_CAUSAL)
@@ -140,7 +115,7 @@ def test_what_lies_in_the_neighbours_changes_nothing(
     """Rows of other sequences that a box would reach past the end of its own, of every operand:
     0 times infinity is no number."""
     lengths = Lengths((70, 30, 1, 90), (40, 30, 33, 90))
-    sequences = problems(lengths, form, dtype, causal)
+    sequences = problems(lengths, form.head_dim, dtype, causal)
     for p in sequences[1::2]:
         for name in ("q", "k", "v"):
             p.data[name][...] = bad
@@ -158,7 +133,11 @@ def test_drawn_lengths(pairs: list[tuple[int, int]], seed: int) -> None:
     lengths = Lengths(tuple(q for q, _ in pairs), tuple(k for _, k in pairs))
     form = packed_form(64)
     heads = 1 + seed % 2
-    hold(problems(lengths, form, "fp16", True, heads=heads, seed=seed), form, seed=seed or None)
+    hold(
+        problems(lengths, form.head_dim, "fp16", True, heads=heads, seed=seed),
+        form,
+        seed=seed or None,
+    )
 
 
 def test_more_sequences_than_a_step_of_the_search_looks_at() -> None:
@@ -166,7 +145,7 @@ def test_more_sequences_than_a_step_of_the_search_looks_at() -> None:
     than tiles."""
     form = packed_form(64)
     lengths = Lengths.equal([1, 0, 0, 3, 1] * 14 + [0] * 5)
-    hold(problems(lengths, form, "fp16", True, heads=1), form)
+    hold(problems(lengths, form.head_dim, "fp16", True, heads=1), form)
 
 
 def test_one_sequence_costs_the_plain_call_and_the_tables() -> None:
@@ -185,13 +164,14 @@ def test_one_sequence_costs_the_plain_call_and_the_tables() -> None:
         assert packed.blocks == plain.blocks
 
 
-def test_dispatch_takes_the_hopper_kernels_for_a_forward_alone() -> None:
+def test_dispatch_takes_the_hopper_kernels() -> None:
     lengths = Lengths.equal([1000, 0, 24])
     for head_dim, dtype, pass_, reason in (
         (64, "fp16", "forward", None),
         (128, "bf16", "forward", None),
         (256, "bf16", "forward", "packed sequences of head_dim 256 (no persistent form)"),
-        (128, "bf16", "backward", "packed sequences"),
+        (64, "fp16", "backward", None),
+        (128, "bf16", "backward", None),
     ):
         shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, head_dim, dtype=dtype))
         found = launches_of("auto", shape, pass_, HOPPER, lengths=lengths)
@@ -230,7 +210,7 @@ def test_sums_refuse_what_the_kernels_do() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    p = problems(Lengths.equal([20]), packed_form(64), "bf16", False)
+    p = problems(Lengths.equal([20]), 64, "bf16", False)
     arrays = {name: view(name, to_bits(p[0].data[name], "bf16"), "bf16") for name in "qkv"}
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     lse = view("lse", np.zeros(q.shape[:3], np.float32), "fp32")

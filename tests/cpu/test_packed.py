@@ -326,10 +326,10 @@ def test_what_has_no_packed_sequences_says_so() -> None:
     for name, pass_ in (
         ("standard", "forward"),
         ("flash1-literal", "forward"),
-        ("flash-sm90", "backward"),
+        ("flash-sm90-optimistic", "forward"),
     ):
         with pytest.raises(ValueError, match=f"{name} does not take packed"):
-            launches_of(name, shape, pass_, lengths=lengths)
+            launches_of(name, replace(shape, dtype="bf16"), pass_, lengths=lengths)
         with pytest.raises(ValueError, match=f"{name} {pass_} takes no packed sequences"):
             predict_traffic(name, shape, Tile(64, 64), pass_, lengths=lengths)
     with pytest.raises(ValueError, match="do not go with workspace"):
@@ -343,8 +343,9 @@ def test_what_has_no_packed_sequences_says_so() -> None:
         launches_of("flash", codes, "forward", lengths=lengths)
     with pytest.raises(ValueError, match="do not go with k and v of e4m3"):
         predict_traffic("flash", codes, Tile(64, 64), "forward", lengths=lengths)
-    found = launches_of("auto", shape, "backward", Device("90"), lengths=lengths)
-    assert (found.algorithm, found.reason) == ("flash", "packed sequences")
+    found = launches_of("auto", shape, "forward", Device("90"), lengths=lengths, softcap=True)
+    reason = "packed sequences with a window, a softcap or ALiBi"
+    assert (found.algorithm, found.reason) == ("flash", reason)
 
 
 def test_lengths_that_do_not_fit_are_named() -> None:
