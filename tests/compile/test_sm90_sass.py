@@ -219,7 +219,8 @@ def test_a_window_costs_a_round_that_it_does_not_cut_little(
     whole = code.shortest_round("HGMMA")
     assert len(whole) <= 1.06 * len(plain.shortest_round("HGMMA"))
     counted = sass.count(whole)
-    assert not any(counted[opcode] for opcode in SLOW)
+    assert counted["LDL"] == counted["STL"] == 0
+    assert counted["R2UR"] <= 1  # the edge of the window; a descriptor would be many
     under_dp, under_dk = (sass.count(way) for way in code.between_waits(1))
     assert under_dp["MUFU"] == under_dp["FFMA"] == form.block_m // 2
     assert under_dk["MUFU"] == 0
