@@ -167,8 +167,8 @@ class Broken(ForwardForm):
 
     changes: tuple[tuple[str, str], ...] = ()
 
-    def kernel(self, dtype: str, causal: bool, part: str = "", *, sawtooth: bool = False) -> Kernel:
-        right = super().kernel(dtype, causal, part, sawtooth=sawtooth)
+    def kernel(self, dtype: str, causal: bool, part: str = "", **options: bool) -> Kernel:
+        right = super().kernel(dtype, causal, part, **options)
         text = SOURCE.read_text()
         for before, after in self.changes:
             assert text.count(before) == 1
@@ -177,7 +177,7 @@ class Broken(ForwardForm):
 
 
 RELEASE_OF_Q = "release(&barriers->q_empty[tile_iter % 2]);"
-TAKEN = "return shfl(ld_shared(&barriers->tile[tile_iter % 2]), 0);"
+TAKEN = "return Taken{same(&from->number)};"
 FAULTS = {
     "no release of Q": ("deadlock", "mbarrier_wait", (RELEASE_OF_Q, "")),
     "no word of the end": (
@@ -191,7 +191,7 @@ FAULTS = {
     "Q overwritten before its readers are done": (
         "race", "",
         (RELEASE_OF_Q, ""),
-        (TAKEN, f"const int whose = {TAKEN[7:]} {RELEASE_OF_Q} return whose;"),
+        (TAKEN, f"const Taken whose = {TAKEN[7:]} {RELEASE_OF_Q} return whose;"),
     ),
     # The race, or before it phases that nobody saw.
     "a Q buffer not waited for": (
