@@ -140,7 +140,8 @@ def settle(figure: Figure) -> None:
     The layout's solver visits its variables in the order of their addresses, so two runs may differ
     in the last bit of a position, and with it in every id that the SVG derives from one.
     """
-    figure.draw_without_rendering()
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)  # without drawing anything: that comes once, at the end
     figure.set_layout_engine("none")
     for ax in figure.axes:
         left, bottom, width, height = ax.get_position(original=True).bounds
