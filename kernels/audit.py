@@ -29,6 +29,7 @@ from kernels.building import nvrtc
 from kernels.building.cache import digest
 from kernels.building.compile import compile_cubin
 from kernels.command_line import program
+from kernels.hopper_forms import SEQUENCE_BYTES
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
 from kernels.prebuild import Problem
 from kernels.sass import code as sass
@@ -91,6 +92,7 @@ def subjects() -> list[Subject]:
     listed += _featured_backward()
     listed += _optimistic_forward()
     listed += _hopper_backward()
+    listed += _packed_backward()
     listed += _hopper_sawtooth()
     for variant in shipped_variants():
         if variant.features or variant.dtype != "bf16":
@@ -202,6 +204,26 @@ def _hopper_backward() -> list[Subject]:
         for part, shared_bytes in (("preprocess", 0), ("postprocess", form.post_shared_bytes)):
             name = f"{hopper.ALGORITHM} {part} bf16 {form.name} full"
             kernel = form.kernel(part, "bf16", False)
+            listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
+    return listed
+
+
+def _packed_backward() -> list[Subject]:
+    """The kernels of packed sequences: one form a head dimension."""
+    listed = []
+    for form in (hopper.backward_form(d, True) for d in hopper.HEAD_DIMS["backward"]):
+        for causal, turns in product((False, True), repeat=2):
+            algorithm = hopper.DETERMINISTIC if turns else hopper.ALGORITHM
+            name = f"{algorithm} backward packed bf16 {form.name} {_mask(causal)}"
+            kernel = form.kernel("", "bf16", causal, deterministic=turns, packed=True)
+            listed.append(Subject(name, kernel, form.bytes_of(packed=True), "sm_90a"))
+        around = (
+            ("preprocess", SEQUENCE_BYTES),
+            ("postprocess", form.post_shared_bytes + SEQUENCE_BYTES),
+        )
+        for part, shared_bytes in around:
+            name = f"{hopper.ALGORITHM} {part} packed bf16 {form.name} full"
+            kernel = form.kernel(part, "bf16", False, packed=True)
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed
 

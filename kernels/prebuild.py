@@ -153,6 +153,16 @@ def kernels() -> list[Kernel]:
         for causal in (False, True)
         for part in ("preprocess", "", "postprocess")
     ]
+    # The GPU tests' packed sequences.
+    listed += [
+        hopper.backward_form(head_dim, True).kernel(
+            part, dtype, True, deterministic=deterministic, packed=True
+        )
+        for head_dim in hopper.HEAD_DIMS["backward"]
+        for dtype in ("bf16", "fp16")
+        for deterministic in (False, True)
+        for part in ("preprocess", "", "postprocess")
+    ]
     listed += _decoding()
     for kernel in listed:
         found.setdefault((kernel.source, kernel.entry, kernel.macros), kernel)
