@@ -20,12 +20,13 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from analysis.window import Window
-from kernels import hopper
+from kernels import dispatch, hopper
 from kernels.hopper import BackwardForm, backward_form
 from kernels.host import HostBackend
 from kernels.launch import Array
 from kernels.packed import Packed
 from kernels.scores import ScoreChanges
+from repro.attention.cases import Case, failure
 from repro.prediction import predict
 
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 64 and 128 rows.
@@ -130,6 +131,20 @@ def test_what_lies_in_the_neighbours_changes_nothing(
             for values in p.data.values():
                 values[...] = bad
         hold(sequences, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "deterministic"), [(64, True, True), (128, False, False)]
+)
+def test_the_operator_on_a_hopper_card(head_dim: int, causal: bool, deterministic: bool) -> None:
+    """Executed on the host, both passes: ``failure`` holds results to float64, bytes to
+    ``predict``, and bits to separate calls."""
+    case = Case(
+        card=dispatch.HOPPER, heads=4, kv_heads=2, head_dim=head_dim, dtype="fp16", causal=causal,
+        deterministic=deterministic, queries=(33, 0, 1, 140, 16, 0), keys=(50, 20, 1, 200, 0, 0),
+        layout="bnhd", dout_layout="bnhd", seed=3,
+    )  # fmt: skip
+    assert failure(case) is None
 
 
 length = st.sampled_from([0, 0, 1, 1, 15, 64, 65, 128, 129, 200])
