@@ -1,11 +1,11 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
 They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
-grouped heads, sliding windows with sinks, a softcap, ALiBi, the log-sum-exp and its gradient, a
-backward that adds dq in a fixed order, and in the forward sequences of different lengths packed one
-after another. Key masks, dropout, block masks, a bias, other head dimensions, a scale that is not
-positive and, in the backward at head_dim 64, a softcap stay with the sm_80 kernels:
-``unsupported_reason`` says which of them it was.
+grouped heads, sliding windows with sinks, a softcap, ALiBi, sequences of different lengths packed
+one after another, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order.
+Key masks, dropout, block masks, a bias, other head dimensions, a scale that is not positive and, in
+the backward at head_dim 64, a softcap stay with the sm_80 kernels: ``unsupported_reason`` says
+which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
