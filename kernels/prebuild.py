@@ -22,13 +22,17 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from analysis.packed import Lengths
 from analysis.shapes import Tile
 from kernels import attention, decode_config, dispatch, hopper, ladder
 from kernels.command_line import program
 from kernels.launch import Array, Kernel
 from kernels.launching.plan import Launch, Recorder
+from kernels.packed import Packed
 
 PASSES = ("forward", "backward")
+#: That ``gpu-features`` times.
+FEATURES = ("window", "softcap", "alibi", "packed")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Problem:
     tile: Tile | None = None
     passes: tuple[str, ...] = PASSES
     seqlen: int = 1024
+    #: One of ``FEATURES``, or none.
+    feature: str = ""
 
     def kernels(self) -> list[Kernel]:
         """The kernels of the passes, as far as the driver accepts them."""
@@ -55,7 +61,7 @@ class Problem:
             recorder.empty(name, shape, self.dtype)
             for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
         )
-        options: dict[str, Any] = {"scale": 1.0, "causal": self.causal}
+        options: dict[str, Any] = {"scale": 1.0, "causal": self.causal, **self._asked(recorder)}
         stats: dict[str, Array] = {}
         # A backward pass runs behind the forward of the default tile.
         forward_tile = self.tile if "forward" in self.passes else None
@@ -72,9 +78,21 @@ class Problem:
             pass  # a tile too large for the device, refused there in the same words
         return recorder.launches
 
+    def _asked(self, recorder: Recorder) -> dict[str, Any]:
+        """The driver's options for the feature; kernels know that it is there, not its values."""
+        if self.feature == "packed":
+            q, k = (recorder.empty(f"cu_seqlens_{x}", (2,), "int32") for x in "qk")
+            return {"packed": Packed(q, k, Lengths.equal([self.seqlen]))}
+        if self.feature == "alibi":
+            return {"alibi_slopes": recorder.empty("alibi_slopes", (1, 1, 1), "fp32")}
+        asked: dict[str, dict[str, Any]] = {
+            "": {}, "window": {"window": (self.seqlen // 2, None)}, "softcap": {"softcap": 1.0},
+        }  # fmt: skip
+        return asked[self.feature]
+
 
 def problems() -> Iterator[Problem]:
-    """The problems of repro's GPU experiments and of tests/gpu, the most valuable first."""
+    """The problems of plain attention, of all steps of the ladder, the most valuable first."""
     both = (False, True)
     # Throughput and the Hopper kernels' own checks.
     for head_dim in (128, 64):
@@ -102,7 +120,15 @@ def problems() -> Iterator[Problem]:
         yield Problem("flash-deterministic", 64, "bf16", causal)
         yield Problem("flash-split", 64, "bf16", causal)
     yield Problem("flash", 128, "bf16", tile=Tile(128, 64), passes=("forward",))
-    # The GPU tests' small cases.
+
+
+def later_problems() -> Iterator[Problem]:
+    """Those of the features, in the order of their turns, and the small cases of tests/gpu."""
+    for algorithm in (hopper.ALGORITHM, "flash"):
+        for head_dim in (128, 64):
+            for feature in FEATURES:
+                yield Problem(algorithm, head_dim, "bf16", True, feature=feature)
+    both = (False, True)
     for dtype in ("fp16", "bf16", "fp32"):
         for causal in both:
             for algorithm in ("flash", *ladder.ALGORITHMS):
@@ -113,13 +139,32 @@ def problems() -> Iterator[Problem]:
                 yield Problem(hopper.ALGORITHM, head_dim, dtype, causal, seqlen=128)
 
 
-def kernels() -> list[Kernel]:
-    """Every kernel to compile, once, in the order of :func:`problems`."""
-    found: dict[tuple[str, str, tuple[tuple[str, int], ...]], Kernel] = {}
+def plain() -> list[Kernel]:
+    """What the stages before ``gpu-features`` launch, the guard's included, most valuable first."""
     listed = [kernel for problem in problems() for kernel in problem.kernels()]
     listed += [
         form.kernel(dtype, causal)
-        for form in (*hopper.FORWARD_FORMS, *hopper.PACKED_FORMS)
+        for form in hopper.FORWARD_FORMS
+        for dtype in ("bf16", "fp16")
+        for causal in (False, True)
+    ]
+    listed += [
+        form.kernel(part, "bf16", causal)
+        for form in hopper.BACKWARD_FORMS
+        for causal in (False, True)
+        for part in ("preprocess", "", "postprocess")
+    ]
+    return listed
+
+
+def kernels() -> list[Kernel]:
+    """Every kernel to compile, once, those of plain attention first."""
+    found: dict[tuple[str, str, tuple[tuple[str, int], ...]], Kernel] = {}
+    listed = plain()
+    listed += [kernel for problem in later_problems() for kernel in problem.kernels()]
+    listed += [
+        form.kernel(dtype, causal)
+        for form in hopper.PACKED_FORMS
         for dtype in ("bf16", "fp16")
         for causal in (False, True)
     ]
@@ -146,12 +191,6 @@ def kernels() -> list[Kernel]:
         hopper.backward_form(head_dim, causal).kernel("preprocess", "bf16", causal, dlse=True)
         for head_dim in (64, 128)
         for causal in (False, True)
-    ]
-    listed += [
-        form.kernel(part, "bf16", causal)
-        for form in hopper.BACKWARD_FORMS
-        for causal in (False, True)
-        for part in ("preprocess", "", "postprocess")
     ]
     # The GPU tests' packed sequences.
     listed += [
@@ -215,8 +254,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="compile every kernel of the GPU run")
     parser.add_argument("--list", action="store_true", help="print what would be compiled")
     parser.add_argument("--only", default="", help="only sources whose name holds this")
+    parser.add_argument("--plain", action="store_true", help="only those of plain attention")
     arguments = parser.parse_args()
-    chosen = [kernel for kernel in modules(kernels()) if arguments.only in kernel.source]
+    listed = plain() if arguments.plain else kernels()
+    chosen = [kernel for kernel in modules(listed) if arguments.only in kernel.source]
     if not chosen:
         raise ValueError(f"--only {arguments.only!r}: no source has this in its name")
     if arguments.list:

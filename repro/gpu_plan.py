@@ -24,7 +24,12 @@ GUARDED_S = 1.5
 #: Experiments of the run in order of value; ``gpu-l2-`` stands for all whose names begin so.
 VALUE = ("gpu-throughput", "gpu-traffic", "gpu-l2-", "gpu-sm-units")
 #: Then these, and every other one.
-REST = ("gpu-optimistic", "gpu-ceilings", "gpu-forms", "gpu-ladder", "gpu-memory", "gpu-")
+REST = (
+    "gpu-optimistic", "gpu-ceilings", "gpu-forms", "gpu-features", "gpu-ladder", "gpu-memory",
+    "gpu-",
+)  # fmt: skip
+#: The first whose kernels are not those of plain attention (``kernels.prebuild``).
+FIRST_OF_OTHER_KERNELS = "gpu-features"
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Stage:
 
 def stages(python: str = sys.executable, cores: int | None = None) -> list[Stage]:
     """The stages in order of value. ``cores``: of the machine it will run on."""
+    ahead, rest = _compile_s(cores or machine.cores())
     listed = [
         Stage(
             "warm-up", [python, "-m", "repro.instruments.warm_up"],
@@ -50,9 +56,9 @@ def stages(python: str = sys.executable, cores: int | None = None) -> list[Stage
             share=0.5, predicted_s=COLD_START_S,
         ),
         Stage(
-            "compile", [python, "-m", "kernels.prebuild"],
-            "every kernel at once on all cores, so that no later stage waits for a compiler",
-            share=0.35, predicted_s=_compile_s(cores or machine.cores()),
+            "compile", [python, "-m", "kernels.prebuild", "--plain"],
+            "plain attention's kernels at once on all cores, so that no stage waits for a compiler",
+            share=0.35, predicted_s=ahead,
         ),
         Stage(
             "guard", [python, "-m", "repro.instruments.hopper_guard"],
@@ -60,8 +66,14 @@ def stages(python: str = sys.executable, cores: int | None = None) -> list[Stage
             share=0.3, predicted_s=_guard_s(),
         ),
     ]  # fmt: skip
+    compile_rest = Stage(
+        "compile-rest", [python, "-m", "kernels.prebuild"], "the kernels of what follows",
+        share=0.35, predicted_s=rest,
+    )  # fmt: skip
     measured: list[str] = []
     for prefix in (*VALUE, *REST):
+        if prefix == FIRST_OF_OTHER_KERNELS:
+            listed.append(compile_rest)
         names = [n for n in experiments.names() if n.startswith(prefix) and n not in measured]
         measured += names
         listed += [_measure(python, name, prefix in VALUE) for name in names]
@@ -84,10 +96,14 @@ def _measure(python: str, name: str, decisive: bool) -> Stage:
     )  # fmt: skip
 
 
-def _compile_s(cores: int) -> float:
+def _compile_s(cores: int) -> tuple[float, float]:
+    """Seconds for the kernels of plain attention, and for all others."""
     from kernels import prebuild
 
-    return START_S + MODULE_S * len(prebuild.modules(prebuild.kernels())) / max(cores, 1)
+    first = len(prebuild.modules(prebuild.plain()))
+    others = len(prebuild.modules(prebuild.kernels())) - first
+    each = MODULE_S / max(cores, 1)
+    return START_S + each * first, START_S + each * others
 
 
 def _guard_s() -> float:

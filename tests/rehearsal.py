@@ -82,9 +82,8 @@ def small(cell: Any) -> Any:
 
     values = {("pass_" if k == "pass" else k): v for k, v in cell.items()}
     rows = min(int(cell["seqlen_q"]), 70)  # decoding has few
-    return Cell(
-        **values | {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": rows, "seqlen_k": 70}
-    )
+    values |= {"batch": 1, "heads": 2, "kv_heads": 2, "seqlen_q": rows, "seqlen_k": 70}
+    return Cell(**values | ({"window_left": 16} if "window_left" in cell else {}))
 
 
 def unwritten(module: Any) -> dict[str, Any]:
@@ -114,6 +113,7 @@ def report() -> list[dict[str, Any]]:
         Context,
         gpu_ceilings,
         gpu_decode,
+        gpu_features,
         gpu_forms,
         gpu_ladder,
         gpu_optimistic,
@@ -125,12 +125,14 @@ def report() -> list[dict[str, Any]]:
     TorchDevice.FLUSH_BYTES = 1 << 20
     found = [unwritten(gpu_throughput)]
     found.append(undecoded(gpu_decode))
+    found.append(unwritten(gpu_features) | {"experiment": "wrong features"})
     exact.Errors.beyond = lambda *_: None  # type: ignore[method-assign, assignment]
     decode_work.DecodeOperands.error = lambda *_: 0.0  # type: ignore[method-assign, assignment]
-    for module in (gpu_throughput, gpu_forms, gpu_optimistic, gpu_ladder, gpu_decode):
+    modules = (gpu_throughput, gpu_forms, gpu_features, gpu_optimistic, gpu_ladder, gpu_decode)
+    for module in modules:
         alike: dict[Any, Any] = {}
         for cell in module.cells():
-            names = ("implementation", "pass", "head_dim", "forms", "sharing")
+            names = ("implementation", "pass", "head_dim", "forms", "sharing", "feature")
             kind = [cell.get(name) for name in names]
             alike.setdefault(tuple(kind), cell)
         for cell in alike.values():

@@ -64,12 +64,22 @@ CHUNK = 1 << 25
 
 
 def exact_attention(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal: bool, backward: bool = True
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    *,
+    causal: bool,
+    backward: bool = True,
+    left: int | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """out and, with ``backward``, dq, dk, dv of q, dout (H, Nq, D) and k, v (Hkv, Nk, D).
 
     In the type of the arguments, some rows at a time. Causal is bottom-right; every row sees a key.
-    The scale is 1 / sqrt(D).
+    The scale is 1 / sqrt(D). left: keys before its diagonal that a query sees. softcap, and slopes
+    (H,) of ALiBi, change scores as ``kernels.scores.ScoreChanges`` says.
     """
     heads, rows, head_dim = q.shape
     group, scale = heads // k.shape[0], 1 / math.sqrt(head_dim)
@@ -80,16 +90,24 @@ def exact_attention(
     for start in range(0, rows, step):
         at = slice(start, min(start + step, rows))
         s = scale * (q[:, at] @ keys.transpose(-1, -2))
+        passed: Tensor | float = 1.0
+        if softcap is not None:
+            share = torch.tanh(s / softcap)
+            passed, s = 1 - share.square(), softcap * share
+        diagonal = torch.arange(at.start, at.stop, device=q.device) + keys.shape[1] - rows
+        distance = diagonal[:, None] - torch.arange(keys.shape[1], device=q.device)[None]
+        if slopes is not None:
+            s -= slopes.to(s.dtype)[:, None, None] * distance.abs()
         if causal:
-            last = torch.arange(at.start, at.stop, device=q.device) + keys.shape[1] - rows
-            hidden = torch.arange(keys.shape[1], device=q.device)[None] > last[:, None]
-            s.masked_fill_(hidden, -math.inf)
+            s.masked_fill_(distance < 0, -math.inf)
+        if left is not None:
+            s.masked_fill_(distance > left, -math.inf)
         p = torch.softmax(s, -1)
         found["out"][:, at] = p @ values
         if not backward:
             continue
         dp = dout[:, at] @ values.transpose(-1, -2)
-        ds = scale * p * (dp - (dp * p).sum(-1, keepdim=True))
+        ds = scale * passed * p * (dp - (dp * p).sum(-1, keepdim=True))
         found["dq"][:, at] = ds @ keys
         found["dk"] += ds.transpose(-1, -2) @ q[:, at]
         found["dv"] += p.transpose(-1, -2) @ dout[:, at]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kernels import attention, hopper
-from repro.experiments import gpu_decode, gpu_throughput
+from repro.experiments import gpu_decode, gpu_features, gpu_throughput
 from tests.command_support import program
 
 TORCH_S = {"sdpa-flash", "sdpa-cudnn"}  # a CPU has them or not
@@ -33,11 +33,18 @@ def test_a_decoding_kernel_that_writes_nothing_has_no_time(report: Any) -> None:
     assert all(why.startswith("wrong: out is off by nan") for why in found["refused"].values())
 
 
+def test_a_feature_that_is_not_computed_has_no_time(report: Any) -> None:
+    (found,) = (each for each in report["measured"] if each["experiment"] == "wrong features")
+    assert not found["timed"]
+    assert set(found["refused"]) == set(gpu_features.IMPLEMENTATIONS)
+    assert all(why.startswith("wrong: out is off by nan") for why in found["refused"].values())
+
+
 def test_every_kind_of_cell_is_timed(report: Any) -> None:
     measured = [f for f in report["measured"] if not f["experiment"].startswith("wrong")]
     assert {found["experiment"] for found in measured} == {
         "gpu-throughput", "gpu-forms", "gpu-optimistic", "gpu-ladder", "gpu-ceilings",
-        "gpu-decode",
+        "gpu-decode", "gpu-features",
     }  # fmt: skip
     for found in measured:
         assert found["timed"], found["cell"]

@@ -164,6 +164,8 @@ def test_the_real_stages_stand_in_order_of_value(monkeypatch: pytest.MonkeyPatch
     decisive = [n for n in names if n in ("gpu-throughput", "gpu-traffic", "gpu-sm-units")]
     assert decisive == ["gpu-throughput", "gpu-traffic", "gpu-sm-units"]
     assert names[3] == "gpu-throughput"
+    at = names.index("gpu-forms")
+    assert names[at : at + 3] == ["gpu-forms", "compile-rest", "gpu-features"]
     assert len(set(names)) == len(names)
     assert {n for n in experiments.names() if n.startswith("gpu-")} <= set(names)
     # An experiment on L2 and HBM is picked up by its name, and comes fourth.

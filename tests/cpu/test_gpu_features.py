@@ -1,0 +1,99 @@
+"""The experiment on the Hopper kernels' features: right on the host, compiled ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.hardware import H200
+from analysis.packed import Lengths
+from analysis.shapes import AttentionShape
+from kernels import dispatch, prebuild
+from kernels.launching.plan import Recorder
+from repro.attention.reference import attention_reference
+from repro.attention.views import array_of
+from repro.experiments import gpu_features
+from repro.instruments.exact import exact_attention
+from repro.instruments.feature_work import FeatureOperands
+
+#: What a small problem has in the place of a cell's, by the feature.
+SMALL: dict[str, dict[str, Any]] = {
+    "window": {}, "softcap": {"softcap": gpu_features.SOFTCAP}, "alibi": {"alibi": True},
+    "packed": {"lengths": Lengths.equal([40, 1, 0, 70])},
+}  # fmt: skip
+COVERED = sorted({(str(c["feature"]), str(c["pass"]), int(c["head_dim"]))
+                  for c in gpu_features.cells()})  # fmt: skip
+
+
+def operands(feature: str, head_dim: int) -> FeatureOperands:
+    """One item, two heads, causal, with the feature; 90 rows, or 111 of four sequences."""
+    rows = 111 if feature == "packed" else 90
+    window = (16, None) if feature == "window" else (None, None)
+    shape = AttentionShape(1, 2, rows, rows, head_dim, dtype="bf16", causal=True, window=window)
+    return FeatureOperands(shape, **SMALL[feature], device="cpu")
+
+
+def test_cells_are_what_the_hopper_kernels_cover() -> None:
+    missing = {(f, p, d) for f in SMALL for p in ("forward", "backward") for d in (64, 128)}
+    assert missing - set(COVERED) == {("softcap", "backward", 64)}
+
+
+@pytest.mark.parametrize(("feature", "pass_", "head_dim"), COVERED)
+def test_both_are_right_and_leaving_the_feature_out_is_noticed(
+    feature: str, pass_: str, head_dim: int
+) -> None:
+    given = operands(feature, head_dim)
+    for name in gpu_features.IMPLEMENTATIONS:
+        given.call(name, pass_)
+        ours, stored = given.errors(pass_)
+        assert ours.beyond([stored]) is None, name
+    if feature == "window":
+        given.shape = AttentionShape(1, 2, 90, 90, head_dim, dtype="bf16", causal=True)
+    given.softcap = given.slopes = given.lengths = None  # the answer now asked for is another
+    ours, stored = given.errors(pass_)
+    assert ours.beyond([stored]) is not None
+
+
+@pytest.mark.parametrize(
+    "changes", [{"left": 3}, {"softcap": 1.5}, {"slopes": torch.tensor([0.5, 0.1])}]
+)
+def test_exact_results_are_those_of_the_reference(changes: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v, dout = (
+        torch.randn(2, n, 8, generator=generator, dtype=torch.float64) for n in (9, 12, 12, 9)
+    )
+    named = {"softcap": changes.get("softcap"), "alibi_slopes": changes.get("slopes")}
+    window = (changes["left"], None) if "left" in changes else None
+    want = attention_reference(
+        q[None], k[None], v[None], dout[None], causal=True, window=window, **named
+    )
+    for name, values in exact_attention(q, k, v, dout, causal=True, **changes).items():
+        torch.testing.assert_close(values, getattr(want, name)[0])
+
+
+class Card:
+    """An H200, for whom launches are only written down."""
+
+    multiprocessors, compute_capability = H200.sms, "90"
+
+
+@pytest.mark.parametrize(("feature", "pass_", "head_dim"), COVERED)
+def test_dispatch_picks_hopper_and_all_is_compiled_ahead(
+    feature: str, pass_: str, head_dim: int
+) -> None:
+    given = operands(feature, head_dim)
+    arrays = {name: array_of(name, tensor) for name, tensor in given.tensors.items()}
+    chosen = dispatch.choose(
+        Card(), [arrays[name] for name in ("q", "k", "v", "out")], scale=1.0, pass_=pass_,
+        causal=True, **{feature: True},
+    )  # fmt: skip
+    assert chosen.algorithm == gpu_features.HOPPER
+    ready = {(kernel.source, kernel.macros) for kernel in prebuild.kernels()}
+    for name in gpu_features.IMPLEMENTATIONS:
+        recorder = Recorder(Card())
+        for each in ("forward", pass_):  # statistics come from the forward
+            given.launch(recorder, arrays, name, each)
+        launched = {(x.kernel.source, x.kernel.macros) for x in recorder.launches}
+        assert launched <= ready
