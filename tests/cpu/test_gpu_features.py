@@ -1,4 +1,4 @@
-"""The experiment on the Hopper kernels' features: right on the host, compiled ahead."""
+"""The experiment on the Hopper kernels' features: right on the host, compiled ahead, registered."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from repro.attention.views import array_of
 from repro.experiments import gpu_features
 from repro.instruments.exact import exact_attention
 from repro.instruments.feature_work import FeatureOperands
+from repro.measuring import records
 
 #: What a small problem has in the place of a cell's, by the feature.
 SMALL: dict[str, dict[str, Any]] = {
@@ -97,3 +98,18 @@ def test_dispatch_picks_hopper_and_all_is_compiled_ahead(
             given.launch(recorder, arrays, name, each)
         launched = {(x.kernel.source, x.kernel.macros) for x in recorder.launches}
         assert launched <= ready
+
+
+def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() -> None:
+    """A model or a kernel that changes by more registers new cells beside these."""
+    rows = list(records.read(records.RESULTS / "registered" / f"{gpu_features.NAME}.jsonl"))
+    assert all(row.date and row.commit and row.source == "predicted" for row in rows)
+    for row, now in zip(rows, gpu_features.registered(), strict=True):
+        assert (row.cell, row.device) == (now.cell, now.device)
+        assert now.value == pytest.approx(row.value, rel=0.05)
+    cells = gpu_features.cells()
+    without = {c.id for c in cells if c["feature"] == "packed" and c["pass"] == "backward"}
+    assert {row.cell for row in rows} == {c.id for c in cells} - without
+    bounds = [row for cell in cells for row in gpu_features.predict(cell)]
+    assert {row.implementation for row in bounds} == {gpu_features.SM80}
+    assert all(row.value for row in bounds)
