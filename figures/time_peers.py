@@ -20,7 +20,7 @@ from repro import flash2_time, flash3_time, flash4_time, peers
 from repro.flash3_comparison import CLOCK
 from repro.peers import FLASH2, FLASH4, WIDENED, Comparison
 
-EXPERIMENTS = peers.EXPERIMENTS
+EXPERIMENTS = ("throughput", "fig3-runtime", "throughput-peers")
 FLASH3 = "flash-attention-3"
 KINDS = {
     (FLASH2, "forward"): ("FA-2 forward", "#56B4E9"),

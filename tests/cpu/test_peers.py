@@ -295,6 +295,7 @@ def test_counted_clocks_of_small_problems_are_within_what_the_page_says() -> Non
 
 
 def test_the_figure_shows_what_has_a_value() -> None:
+    assert time_peers.EXPERIMENTS == peers.EXPERIMENTS
     frame = tidy(time_peers.EXPERIMENTS, local=False)
     assert len(time_peers.rows_of(frame)) == len(peers.judged(peers.comparisons()))
     none = frame.assign(value=float("nan"))
