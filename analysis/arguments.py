@@ -146,22 +146,36 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     an annotation that is none of these kinds (a callable, an array-like) is left to the function.
     Annotated[str, ("a", "b")] is one of these texts, Annotated[int, range(4)] a number from 0 to 3.
     """
-    signature = inspect.signature(function)
-    hints: dict[str, Any] = {}
+    parameters = inspect.signature(function).parameters.values()
+    positional = [
+        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    checks: dict[str, Check] = {}
+    others: list[Check] = []  # of the names that **kwargs takes
+
+    def prepare() -> None:
+        hints = typing.get_type_hints(function, include_extras=True)
+        for p in parameters:
+            check = check_of(hints[p.name]) if p.name in hints else _anything
+            if p.kind is p.VAR_KEYWORD:
+                others.append(check)
+            elif p.kind is not p.VAR_POSITIONAL:
+                checks[p.name] = check
+        if not others:
+            others.append(_anything)  # Python refuses the name
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not hints:  # its module is complete now
-            hints.update(typing.get_type_hints(function, include_extras=True))
-        given = signature.bind(*args, **kwargs)
-        for name, value in given.arguments.items():
-            kind = signature.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                value = {each: of_kind(each, found, hints[name]) for each, found in value.items()}
-            elif kind is not inspect.Parameter.VAR_POSITIONAL and name in hints:
-                value = of_kind(name, value, hints[name])
-            given.arguments[name] = value
-        return function(*given.args, **given.kwargs)
+        if not others:
+            prepare()  # its module is complete now
+        given: list[Any] = list(args)
+        for i, (name, value) in enumerate(zip(positional, args, strict=False)):
+            given[i] = checks[name](name, value)
+        rest = others[0]
+        named: dict[str, Any] = {
+            name: checks.get(name, rest)(name, value) for name, value in kwargs.items()
+        }
+        return function(*given, **named)
 
     return call
 
@@ -171,51 +185,99 @@ def check_fields(thing: Any) -> None:
     kind = type(thing)
     if kind not in _FIELDS:
         hints = typing.get_type_hints(kind, include_extras=True)
-        _FIELDS[kind] = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-    for name, hint in _FIELDS[kind].items():
+        _FIELDS[kind] = [(f.name, check_of(hints[f.name])) for f in dataclasses.fields(kind)]
+    for name, check in _FIELDS[kind]:
         value = getattr(thing, name)
-        found = of_kind(name, value, hint)
+        found = check(name, value)
         if found is not value:
             object.__setattr__(thing, name, found)
 
 
-_FIELDS: dict[type, dict[str, Any]] = {}
+Check = Callable[[str, Any], Any]
+"""Of a name and a value: the value as another type, or TypeError or ValueError."""
+
+_FIELDS: dict[type, list[tuple[str, Check]]] = {}
 
 
-def of_kind(name: str, value: Any, hint: Any) -> Any:
-    """The value, as the type that an annotation names; TypeError or ValueError if it cannot be."""
+@functools.cache
+def check_of(hint: Any) -> Check:
+    """What gives a value as the type that an annotation names, or raises if it cannot be."""
     if hint in _SIMPLE:
-        return _SIMPLE[hint](name, value)
+        return _SIMPLE[hint]
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in inside:
-            return None
         wanted = [each for each in inside if each is not type(None)]
-        return of_kind(name, value, wanted[0]) if len(wanted) == 1 else value
+        return _or_none(check_of(wanted[0])) if len(wanted) == 1 else _anything
     if origin is typing.Annotated:  # with the choices there are
-        return one_of(name, of_kind(name, value, inside[0]), inside[1])
+        check, choices = check_of(inside[0]), inside[1]
+        return lambda name, value: one_of(name, check(name, value), choices)
     if origin is typing.Literal:
-        return one_of(name, value, inside)
+        return lambda name, value: one_of(name, value, inside)
     if origin is tuple:
+        return _each_of(inside)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(origin, check_of(inside[1]))
+    if isinstance(hint, type) and getattr(hint, "_is_protocol", False):
+        return _protocol(hint)
+    if isinstance(hint, type) and hint not in (object, Any):
+        return _instance(hint)
+    return _anything
+
+
+def _anything(name: str, value: Any) -> Any:
+    return value
+
+
+def _or_none(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _each_of(kinds: tuple[Any, ...]) -> Check:
+    """A tuple of these kinds, or of the first one where the second is an ellipsis."""
+    of_any_length = kinds[-1] is ...
+    checks = [check_of(kind) for kind in kinds if kind is not ...]
+
+    def check(name: str, value: Any) -> Any:
         instance(name, value, tuple, list)
-        rest = inside[:1] * len(value) if inside[-1] is ... else inside
+        rest = checks * len(value) if of_any_length else checks
         if len(rest) != len(value):
             raise ValueError(f"{name}={value!r} has {len(value)} entries, not {len(rest)}")
         pairs = enumerate(zip(value, rest, strict=True))
-        return tuple(of_kind(f"{name}[{i}]", each, kind) for i, (each, kind) in pairs)
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
-        instance(name, value, origin)
+        return tuple(of(f"{name}[{i}]", each) for i, (each, of) in pairs)
+
+    return check
+
+
+def _mapping(kind: type, of_value: Check) -> Check:
+    def check(name: str, value: Any) -> Any:
+        instance(name, value, kind)
         for key, each in value.items():
-            of_kind(f"{name}[{key!r}]", each, inside[1])
-    elif isinstance(hint, type) and getattr(hint, "_is_protocol", False):
-        wanted = [m for m in {**hint.__annotations__, **vars(hint)} if not m.startswith("_")]
+            of_value(f"{name}[{key!r}]", each)
+        return value
+
+    return check
+
+
+def _protocol(kind: type) -> Check:
+    wanted = [m for m in {**kind.__annotations__, **vars(kind)} if not m.startswith("_")]
+
+    def check(name: str, value: Any) -> Any:
         missing = [each for each in wanted if not hasattr(value, each)]
         if missing:
             found = type(value).__name__
             raise TypeError(f"{name}={reprlib.repr(value)} is a {found}, without {missing[0]}")
-    elif isinstance(hint, type) and hint not in (object, Any):
-        instance(name, value, hint)
-    return value
+        return value
+
+    return check
+
+
+def _instance(kind: type) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            instance(name, value, kind)
+        return value
+
+    return check
 
 
 def _text(name: str, value: Any) -> str:
@@ -223,4 +285,4 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-_SIMPLE: dict[Any, Callable[[str, Any], Any]] = {int: whole, float: real, bool: flag, str: _text}
+_SIMPLE: dict[Any, Check] = {int: whole, float: real, bool: flag, str: _text}

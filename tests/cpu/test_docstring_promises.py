@@ -158,7 +158,7 @@ SHOWN_BY = {
     "require": "test_shadowed_packages::test_the_file_is_named_in_one_line",
     "workshop": "test_kept_files::test_a_folder_that_everybody_can_write_is_refused",
     "write_checked": "test_kept_files::test_a_full_disk_names_the_file",
-    "of_kind": "test_edge_cases_arguments_kernels::test_every_argument_is_refused_by_name",
+    "check_of": "test_edge_cases_arguments_kernels::test_every_argument_is_refused_by_name",
     "check_shapes": "test_edge_cases_arguments_kernels::test_arrays_that_disagree_are_refused",
     "check_arrays": "test_decode_arrays::test_arrays_that_disagree_are_refused",
     "check_decode_arguments": "test_decode_attention::test_refused_before_any_launch",
