@@ -17,6 +17,8 @@ from kernels.sass.code import find_nvdisasm
 from repro import flash3_comparison, round_clocks
 from repro.prediction import PASSES, predict
 
+AGAIN = "the source has changed since clocks were recorded: run `python -m kernels.hopper_time`"
+
 
 def shape_of(seqlen: int, head_dim: int, causal: bool, **options: int) -> AttentionShape:
     values = {"batch": 2, "heads": 4, "seqlen_q": seqlen, "seqlen_k": seqlen, **options}
@@ -87,6 +89,16 @@ def test_rounds_of_the_backward_are_those_of_each_head_of_a_group(causal: bool) 
     assert walked == sorted(max(1, 2 * n) for n in met * 2 * shape.batch)
 
 
+def test_every_clock_on_record_is_of_the_source_as_it_is() -> None:
+    """A form with a record of an older source has no predicted time: `predict` would say less."""
+    for causal in (False, True):
+        for form, optimistic in hopper_time.kinds():
+            hopper_time.line_of(form, causal, optimistic)
+        for form, features in hopper_time.featured():
+            hopper_time.line_of(form, causal, features=features)
+    assert len(hopper_time._recorded()) == 2 * len([*hopper_time.kinds(), *hopper_time.featured()])
+
+
 def test_a_window_is_predicted_by_its_own_clocks() -> None:
     shape = shape_of(16384, 128, True)
     narrow = replace(shape, window=(1024, 0))
@@ -94,8 +106,9 @@ def test_a_window_is_predicted_by_its_own_clocks() -> None:
         predict("flash-sm90", *asked, "forward", "H200", waves=True, softcap=cap)
         for asked, cap in (((shape,), False), ((narrow,), False), ((narrow,), True))
     )
-    if None in (whole.predicted_s, found.predicted_s, capped.predicted_s):
-        pytest.skip("the source has changed since clocks were recorded")
+    assert whole.predicted_s is not None, AGAIN
+    assert found.predicted_s is not None, AGAIN
+    assert capped.predicted_s is not None, AGAIN
     assert found.time.seconds < found.predicted_s < 0.2 * whole.predicted_s
     assert found.predicted_s < capped.predicted_s
     form = hopper.forward_form(128, True, 16384, featured=True)
@@ -134,8 +147,7 @@ def test_a_predicted_time_is_no_shorter_than_the_bound(pass_: str, head_dim: int
     """The bound takes the highest clock, the prediction that under load."""
     for seqlen in (1024, 8192):
         point = predict("flash-sm90", shape_of(seqlen, head_dim, False), pass_, "H200", waves=True)
-        if point.predicted_s is None:
-            pytest.skip("the source has changed since clocks were recorded")
+        assert point.predicted_s is not None, AGAIN
         assert point.predicted_s > point.time.seconds
         row = point.row()
         assert row["time_predicted_s"] == point.predicted_s
@@ -188,8 +200,7 @@ def test_passes_that_algorithms_share_have_one_time() -> None:
         [predict(a, shape, pass_, "H200", waves=True).predicted_s for pass_ in PASSES]
         for a in ("flash-sm90", "flash-sm90-deterministic", "flash-sm90-optimistic")
     )
-    if None in exact:
-        pytest.skip("the source has changed since clocks were recorded")
+    assert None not in exact, AGAIN
     assert fixed == [exact[0], None]
     assert hopeful[1] == exact[1]
 
@@ -200,11 +211,8 @@ def test_the_optimistic_time_has_the_repair_s_in_it(causal: bool) -> None:
     form = hopper.forward_form(128, causal, 16384)
     shape = shape_of(16384, 128, causal)
     options = {"sms": 132, "hbm_bytes_per_s": 4.8e12, "clock": card.H200_SUSTAINED}
-    try:
-        took = hopper_time.seconds(form, shape, optimistic=True, **options)
-        line, beside = hopper_time.line_of(form, causal, optimistic=True)
-    except LookupError:
-        pytest.skip("the source has changed since clocks were recorded")
+    took = hopper_time.seconds(form, shape, optimistic=True, **options)
+    line, beside = hopper_time.line_of(form, causal, optimistic=True)
     main = card.fill((line(n) for n in hopper_time._key_tiles(form, shape)), 132)
     rest = took - 2 * card.LAUNCH_S - (main + beside) / card.H200_SUSTAINED.hz
     row = hopper_time._recorded()["forward", f"{form.name}, optimistic", str(causal)]
@@ -227,9 +235,8 @@ def test_recorded_clocks_are_what_the_model_says() -> None:
         pytest.skip("needs nvdisasm")
     with hopper_time.LINES.open() as file:
         rows = {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
-    form = next((f for f, _ in current() if isinstance(f, hopper.BackwardForm)), None)
-    if form is None:
-        pytest.skip("no backward is recorded for the source as it is")
+    form = next(f for f in hopper_time.predictable() if isinstance(f, hopper.BackwardForm))
+    hopper_time.line_of(form, False)  # it is recorded for the source as it is
     row = rows["backward", form.name, "False"]
     if row["nvrtc"] != nvrtc_version():
         pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
@@ -247,8 +254,7 @@ def test_recorded_clocks_of_a_window_are_what_the_model_says() -> None:
     row = hopper_time._recorded()["forward", hopper_time.name_of(form, features=features), "True"]
     if row["nvrtc"] != nvrtc_version():
         pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
-    if row["digest"] != hopper_time.digest_of(form, True, features=features):
-        pytest.skip("the source has changed since clocks were recorded")
+    assert row["digest"] == hopper_time.digest_of(form, True, features=features), AGAIN
     points, _ = followed_blocks.points_of(form, True, lengths=(2, 4), features=features)
     assert [round(value) for _, value in points] == [int(row[f"clocks_{n}"]) for n in (2, 4)]
 
