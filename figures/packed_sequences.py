@@ -28,12 +28,10 @@ from repro.experiments.packed_sequences import (
     EXECUTED,
     HEAD_DIM,
     HEADS,
-    LIMITS,
-    SEED,
-    SUMMED,
     TIMED,
     TIMED_SIZES,
 )
+from repro.measuring.lengths import DRAWN, LIMITS, SEED
 
 EXPERIMENTS = ("packed-sequences",)
 KEYS = ["dataset", "way", "batch", "sequences"]
@@ -73,14 +71,14 @@ def _bytes(ax: Axes, table: pandas.DataFrame, dataset: str) -> None:
     ends = []
     rows = pick(table, dataset=dataset)
     for way, (label, colour) in WAYS.items():
-        summed = pick(rows, way=way, source="predicted", sequences=SUMMED)
+        summed = pick(rows, way=way, source="predicted", sequences=DRAWN)
         counted, what = pick(rows, way=way, source="measured"), f"bytes, {dataset}, {label}"
         line = series(ax, summed, "batch", f"predicted {what}", y="per_token", color=colour)
         if len(counted):
             series(ax, counted, "batch", f"counted {what}", y="per_token", color=colour)
         if len(line):
             ends.append((ALL_SIZES[-1], line.iloc[-1]["per_token"], label, colour))
-    least = pick(rows, way="packed", source="predicted", sequences=SUMMED)
+    least = pick(rows, way="packed", source="predicted", sequences=DRAWN)
     if len(least):
         value = least.iloc[0]["lowest"] / least.iloc[0]["tokens"] / 1e3
         ax.plot(ALL_SIZES, [value] * len(ALL_SIZES), color=COLOURS["bound"], linewidth=0.9,
@@ -126,7 +124,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "Lengths drawn (seed "
         f"{SEED}) from the histograms that Krell et al. 2021 published: Wikipedia as BERT is "
         "trained on it, and SQuAD 1.1. Forward + backward,\n"
-        f"d = {HEAD_DIM}, fp16, no causal mask; a key mask hides padding. Lines: {SUMMED} "
+        f"d = {HEAD_DIM}, fp16, no causal mask; a key mask hides padding. Lines: {DRAWN} "
         f"sequences; counted points: the first {EXECUTED}, with the bytes predicted for them; "
         f"times: the first {TIMED}, each tensor once in HBM. {devices(frame)}.",
     )

@@ -12,7 +12,7 @@ from analysis.loop_model.native import Simulated, simulate
 from analysis.loop_model.parameters import Unit
 from analysis.loop_model.program import Program
 from figures.common import Drawing, note
-from repro import prototype
+from repro.timing import prototype
 
 EXPERIMENTS = ()
 #: Variant, what it is; the same tile, 128 x 128 at head_dim 128, two consumer warpgroups in turn.

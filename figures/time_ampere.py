@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 
 from analysis.hardware import find_gpu
 from figures.common import FILLED, HOLLOW, Drawing, label_ends, note, pick, powers_of_two
-from repro import ampere_validation, flash2_time
 from repro.experiments.ampere_time import NAME, OURS, PEER
+from repro.timing import ampere_validation, flash2_time
 
 EXPERIMENTS = ("throughput", "ampere-time")
 PANELS = ((64, False), (64, True), (128, False), (128, True))

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 
 from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED
 from figures.common import FILLED, Drawing, label_end, note, pick
-from repro import prototype
-from repro.time_validation import FIRST_CALL, Comparison, comparisons
+from repro.timing import prototype
+from repro.timing.time_validation import FIRST_CALL, Comparison, comparisons
 
 EXPERIMENTS = ("prototype-time",)
 KINDS = {"forward, d = 128": "#0072B2", "forward, d = 64": "#D55E00", "backward": "#009E73"}

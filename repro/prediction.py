@@ -31,9 +31,10 @@ from analysis.sums.copies import copies
 from analysis.tile_loop import BlockMask
 from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
 from analysis.traffic import Traffic, predict_traffic
-from kernels import ampere_time, attention, hopper, hopper_packed_time, hopper_time
+from kernels import attention, hopper
 from kernels.launch import Kernel
 from kernels.launches import AUTO, GRADIENTS, tile_of
+from kernels.timing import ampere_time, hopper_packed_time, hopper_time
 from repro.prediction_packed import packed_works, share_of_sms
 from repro.prediction_runs import (
     Run,
@@ -58,7 +59,7 @@ CLOSED = (
 )
 ALGORITHMS = attention.ALGORITHMS
 FEATURES = ("window", "softcap", "alibi")
-"""Of the Hopper kernels; macros, in the order that ``kernels.followed_blocks`` names them in."""
+"""Of the Hopper kernels; macros, in the order of ``kernels.timing.followed_blocks``."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ class Prediction:
     @property
     def predicted_s(self) -> float | None:
         """Time predicted from the machine code, not a bound: of the Hopper forms
-        (``kernels.hopper_time``), and of what runs by default on an A100 (``kernels.ampere_time``).
+        (``kernels.timing.hopper_time``), and of what runs by default on an A100
+        (``kernels.timing.ampere_time``).
 
         None where :attr:`unpredicted` says why, for packed sequences but in Hopper's forward, and
         for other kernels and GPUs. The optimistic softmax: on data of which its repair has nothing

@@ -12,7 +12,7 @@ flashgpu FlashGPU-Sim, configuration and notes of SM90_H100 and an H200 job: pro
          those cards; no attention kernel is in the probes used here
 accelsim Accel-Sim 2.0, configuration SM90_H100
 structure  a mechanism whose size nobody published; which of its sizes is used was decided on the
-         first half of the prototype's variants (``repro.time_validation``)
+         first half of the prototype's variants (``repro.timing.time_validation``)
 """
 
 from __future__ import annotations

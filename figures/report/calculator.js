@@ -306,7 +306,7 @@ function queries_of_window(input, { left, right, sinks }, key0, m, n) {
   return rows > start ? Math.ceil(rows / m) - Math.floor(start / m) : 0;
 }
 
-// kernels.hopper_time.clocks: tiles fill the SMs in the order in which they start.
+// kernels.timing.hopper_time.clocks: tiles fill the SMs in the order in which they start.
 function hopper_clocks(input, run, gpu, visible) {
   const kind = [visible.mask, ...run.features].join(", ");
   const recorded = HOPPER.forms[`${input.pass} ${run.form}`].clocks[kind];
@@ -329,7 +329,7 @@ function hopper_clocks(input, run, gpu, visible) {
   return free.reduce((a, b) => Math.max(a, b)) + (forward ? recorded.beside : 0);
 }
 
-// kernels.ampere_time.clocks: what runs by default, head after head, the longest tile first.
+// kernels.timing.ampere_time.clocks: what runs by default, head after head, the longest tile first.
 function ampere_clocks(input, run, gpu, mask) {
   if (run.changed) return null;  // another kernel
   const recorded = AMPERE[`${input.pass} ${run.columns} ${mask}`];

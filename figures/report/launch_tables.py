@@ -19,11 +19,12 @@ from analysis.hardware import GPUS, Gpu
 from analysis.shapes import ITEMSIZE, AttentionShape, Tile
 from analysis.sm_ceilings import backward_round, forward_round
 from analysis.window import Sides
-from kernels import ampere_time, attention, hopper, hopper_time
+from kernels import attention, hopper
 from kernels.attention import configure
 from kernels.flash_config import HEAD_DIMS, FlashConfig
 from kernels.hopper_forms import PERSISTENT_SEQLEN
 from kernels.launches import AUTO, Device, launches_of
+from kernels.timing import ampere_time, hopper_time
 from repro.commands.predict import rates_of
 from repro.prediction import clock_of, predict
 from repro.prediction_runs import ladder_tile, shared_per_tensor

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.flops import paper_flops
-from repro import ampere_validation, flash2_time
 from repro.experiments import Cell, Context, Experiment, UnavailableError
 from repro.experiments.gpu_throughput import HIDDEN, TOKENS, measure_in_turn, seconds_of
 from repro.experiments.shared.attention import shape_of
 from repro.measuring.records import Record, record
+from repro.timing import ampere_validation, flash2_time
 
 NAME = "ampere-time"
 OURS, PEER = "flash", "sdpa-flash"

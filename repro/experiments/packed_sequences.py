@@ -1,15 +1,14 @@
 """What padding costs for the lengths of two datasets, and what packing them without it moves.
 
-Lengths are drawn, with a seed, from the histograms that Krell et al. (2021, "Efficient sequence
-packing without cross-contamination") published with their code: Wikipedia as BERT is trained on it,
-cut at 512 tokens, and SQuAD 1.1 at 384. They are put together in batches of B:
+Lengths are drawn from published histograms (``repro.measuring.lengths``) and put together in
+batches of B:
 
 packed   the sequences one after another, with tables of where each starts
 longest  each padded to the longest of its batch, a key mask over the padding
 limit    each padded to the dataset's limit, a key mask over the padding
 
 All three run the kernels of step 3 in their own tiles. Bytes at the SM boundary of one head, both
-passes, are summed over all batches of SUMMED sequences; of EXECUTED sequences they are counted too,
+passes, are summed over all batches of DRAWN sequences; of EXECUTED sequences they are counted too,
 with the same numbers in the real rows. Times are rooflines of an A100, 16 heads, each tensor once
 in HBM.
 """
@@ -23,38 +22,25 @@ from functools import cache
 from analysis.hardware import A100_80GB
 from analysis.lower_bounds import compulsory_packed_bytes
 from analysis.packed import Lengths
-from analysis.padding import batches, draw, padded_share
+from analysis.padding import batches, padded_share
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels.attention import default_tile
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments.shared.attention import TRAFFIC
 from repro.experiments.shared.packed_run import run_packed, run_padded
-from repro.measuring.records import Record, load, record
+from repro.measuring.lengths import DRAWN, LIMITS, drawn, histogram
+from repro.measuring.records import Record, record
 
 NAME = "packed-sequences"
-LIMITS = {"wikipedia": 512, "squad-1.1": 384}
 WAYS = ("packed", "longest", "limit")
 PASSES = ("forward", "backward")
-HEAD_DIM, DTYPE, HEADS, SEED = 64, "fp16", 16, 2021
-EXECUTED, SUMMED = 16, 1024
+HEAD_DIM, DTYPE, HEADS = 64, "fp16", 16
+EXECUTED = 16
 SIZES = (1, 4, 16)
 ALL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 TIMED, TIMED_SIZES = 256, (4, 16, 64)
 TILES = {pass_: default_tile(HEAD_DIM, DTYPE, pass_) for pass_ in PASSES}
-
-
-@cache
-def histogram(dataset: str) -> dict[int, int]:
-    """Length -> sequences, as published."""
-    rows = [r for r in load([NAME]) if r.source == "published" and r.implementation == dataset]
-    return {r.seqlen_q: int(r.value) for r in rows if r.seqlen_q and r.value}
-
-
-@cache
-def drawn(dataset: str, sequences: int) -> tuple[int, ...]:
-    """The first of the sequences that are drawn."""
-    return draw(histogram(dataset), SUMMED, SEED)[:sequences]
 
 
 def point(dataset: str, way: str, pass_: str, size: int, sequences: int) -> Cell:
@@ -134,7 +120,7 @@ def also() -> Iterator[Record]:
         for size in ALL_SIZES:
             for pass_ in PASSES:
                 for way in WAYS:
-                    one = point(dataset, way, pass_, size, SUMMED)
+                    one = point(dataset, way, pass_, size, DRAWN)
                     yield from predict(one)
         for size in TIMED_SIZES:
             for way in WAYS:

@@ -13,15 +13,15 @@ from analysis.loop_model.card import fill, fill_shared
 from analysis.loop_model.native import simulate
 from analysis.loop_model.program import Event, Program, Step, Way, side_by_side
 from analysis.shapes import AttentionShape, Tile
-from kernels import ampere_time
 from kernels.building.compile import nvrtc_version
 from kernels.sass import loops
 from kernels.sass.code import Control, Instruction, find_nvdisasm
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch
 from kernels.sass.run import ways
-from repro import ampere_tiles
+from kernels.timing import ampere_time
 from repro.prediction import predict
+from repro.timing import ampere_tiles
 
 
 def plain(opcode: str, stall: int = 1, **fields: object) -> Step:
@@ -221,7 +221,7 @@ def shape_of(seqlen: int, head_dim: int, causal: bool = False, **options: object
 
 
 def test_all_that_runs_by_default_is_on_record() -> None:
-    """Not so after a change of a source: ``python -m kernels.ampere_time`` records it, a minute."""
+    """A change of a source needs ``python -m kernels.timing.ampere_time``, a minute."""
     for row in ampere_time._rows().values():
         config = ampere_time.config_of(row["pass"], int(row["head_dim"]), row["causal"] == "True")
         found = ampere_time.recorded(config.kernel())
@@ -326,7 +326,7 @@ def test_the_page_says_what_the_model_says_of_a_tile(asked: tuple[str, int, int,
         pytest.skip(f"written with another NVRTC than {nvrtc_version()}")
     page = ampere_tiles.BLOCK.path.read_text(encoding="utf-8")
     line = ampere_tiles.row(ampere_tiles.choice(*asked))
-    assert line in page, "run `python -m repro.ampere_tiles`"
+    assert line in page, "run `python -m repro.timing.ampere_tiles`"
 
 
 def test_a_default_tile_is_as_fast_as_what_is_on_record() -> None:

@@ -12,9 +12,9 @@ from analysis.shapes import AttentionShape, Tile
 from figures import time_ampere
 from figures.common import pick
 from kernels.sass.listing import parse_listing
-from repro import ampere_validation, flash2_time
 from repro.experiments import Context, UnavailableError, ampere_time, tidy
 from repro.measuring import records
+from repro.timing import ampere_validation, flash2_time
 
 
 def shape_of(seqlen: int, head_dim: int, causal: bool = False, batch: int = 1) -> AttentionShape:
@@ -105,7 +105,7 @@ def test_the_table_of_the_page_is_what_the_records_say() -> None:
     assert len(ampere_validation.points()) == 32
     page = ampere_validation.BLOCK.path.read_text(encoding="utf-8")
     again = ampere_validation.BLOCK.put(ampere_validation.table(), page)
-    assert again == page, "run `python -m repro.ampere_validation`"
+    assert again == page, "run `python -m repro.timing.ampere_validation`"
 
 
 def test_predictions_of_their_code_are_within_what_the_page_and_the_changelog_say() -> None:

@@ -11,8 +11,8 @@ import pytest
 from analysis.shapes import AttentionShape
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import TensorMapArgument
-from repro import flash3_time
-from repro.round_counts import Key, read_counts
+from repro.timing import flash3_time
+from repro.timing.round_counts import Key, read_counts
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 KEYS = list(flash3_time.FORMS)
@@ -114,7 +114,7 @@ def test_a_head_dimension_that_is_not_on_record_is_refused() -> None:
 def test_the_page_says_what_the_record_says() -> None:
     page = flash3_time.BLOCK.path.read_text(encoding="utf-8")
     again = flash3_time.BLOCK.put(flash3_time.table(), page)
-    assert again == page, "run `python -m repro.flash3_time`"
+    assert again == page, "run `python -m repro.timing.flash3_time`"
     found = flash3_time.points()
     assert len(found) == 24
     errors = [abs(point.ratio - 1) for point in found]

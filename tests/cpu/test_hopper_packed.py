@@ -22,8 +22,7 @@ from analysis.sums.packed import working_blocks
 from analysis.tile_loop import tile_loop
 from analysis.traffic import Traffic, predict_traffic
 from analysis.window import Window
-from kernels import hopper, hopper_packed_time
-from kernels.ampere_time import Recorded
+from kernels import hopper
 from kernels.hopper import PACKED_FORMS, ForwardForm, packed_form
 from kernels.host import HostBackend
 from kernels.launch import Array, TensorMap
@@ -31,9 +30,11 @@ from kernels.launches import Device, launches_of
 from kernels.launching import driver
 from kernels.packed import Packed
 from kernels.scores import ScoreChanges
-from repro import packed_time
+from kernels.timing import hopper_packed_time
+from kernels.timing.ampere_time import Recorded
 from repro.experiments.packed_sequences import drawn
 from repro.prediction import predict
+from repro.timing import packed_time
 
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 128 and 192 rows.
 MIXED = Lengths((193, 0, 1, 70, 16, 0, 128), (50, 20, 1, 300, 0, 0, 129))
@@ -362,7 +363,7 @@ def test_clocks_of_another_source_are_none(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(hopper_packed_time, "digest_of", lambda *_: "another")
     told = predict("flash-sm90", shape, "forward", H200, lengths=lengths).unpredicted
     assert told is not None
-    assert "has changed: python -m kernels.hopper_packed_time records it" in told
+    assert "has changed: python -m kernels.timing.hopper_packed_time records it" in told
     monkeypatch.setattr(hopper_packed_time, "_recorded", dict)
     told = predict("flash-sm90", shape, "forward", H200, lengths=lengths).unpredicted
     assert told is not None
@@ -371,4 +372,6 @@ def test_clocks_of_another_source_are_none(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_page_s_times_are_the_model_s() -> None:
     page = packed_time.BLOCK.path.read_text(encoding="utf-8")
-    assert packed_time.BLOCK.put(packed_time.table(), page) == page, "python -m repro.packed_time"
+    assert packed_time.BLOCK.put(packed_time.table(), page) == page, (
+        "python -m repro.timing.packed_time"
+    )

@@ -11,13 +11,14 @@ import pytest
 from analysis.hardware import gpu_named
 from analysis.loop_model import card
 from analysis.shapes import AttentionShape
-from kernels import followed_blocks, hopper, hopper_time
+from kernels import hopper
 from kernels.building.compile import nvrtc_version
 from kernels.sass.code import find_nvdisasm
-from repro import flash3_comparison, round_clocks
+from kernels.timing import followed_blocks, hopper_time
 from repro.prediction import PASSES, predict
+from repro.timing import flash3_comparison, round_clocks
 
-AGAIN = "the source has changed since clocks were recorded: run `python -m kernels.hopper_time`"
+AGAIN = "the source is not the recorded one: run `python -m kernels.timing.hopper_time`"
 
 
 def shape_of(seqlen: int, head_dim: int, causal: bool, **options: int) -> AttentionShape:
@@ -132,7 +133,7 @@ def test_the_table_of_features_is_what_the_recorded_clocks_say() -> None:
     block = hopper_time.FEATURES_BLOCK
     page = block.path.read_text(encoding="utf-8")
     table = hopper_time.feature_table()
-    assert block.put(table, page) == page, "run `python -m kernels.hopper_time`"
+    assert block.put(table, page) == page, "run `python -m kernels.timing.hopper_time`"
     assert len(table.splitlines()) == 2 + sum(map(len, hopper.HEAD_DIMS.values()))
 
 
@@ -272,7 +273,7 @@ def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:
 def test_the_table_of_the_page_is_what_the_recorded_clocks_say() -> None:
     page = hopper_time.BLOCK.path.read_text(encoding="utf-8")
     table = hopper_time.form_table()
-    assert hopper_time.BLOCK.put(table, page) == page, "run `python -m kernels.hopper_time`"
+    assert hopper_time.BLOCK.put(table, page) == page, "run `python -m kernels.timing.hopper_time`"
     assert len(table.splitlines()) == 2 + len(hopper_time.kinds())
 
 
@@ -298,7 +299,7 @@ def test_the_page_has_the_clocks_of_a_round() -> None:
 def test_the_page_has_the_comparison_with_flash_attention_3() -> None:
     page = flash3_comparison.BLOCK.path.read_text(encoding="utf-8")
     again = flash3_comparison.BLOCK.put(flash3_comparison.table(), page)
-    assert again == page, "run `python -m repro.flash3_comparison`"
+    assert again == page, "run `python -m repro.timing.flash3_comparison`"
     found = flash3_comparison.pairs()
     assert len(found) == 24
     long = [pair.default / pair.published for pair in found if pair.seqlen >= 2048]

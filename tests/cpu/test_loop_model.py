@@ -17,7 +17,7 @@ from kernels.sass.code import Code, Control, Instruction, parse
 from kernels.sass.listing import listing, parse_listing
 from kernels.sass.operands import Launch
 from kernels.sass.run import ways
-from repro import prototype, time_validation
+from repro.timing import prototype, time_validation
 
 HEX = """
 .text.kernel:

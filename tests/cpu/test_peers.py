@@ -19,11 +19,11 @@ from kernels.sass import loops
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch
 from kernels.sass.run import ways
-from repro import flash2_clocks, flash2_time, flash4_time, peers
 from repro.experiments import tidy
-from repro.flash2_time import ON_A100, ON_H200
 from repro.measuring.records import Record
-from repro.round_counts import executed, read_counts
+from repro.timing import flash2_clocks, flash2_time, flash4_time, peers
+from repro.timing.flash2_time import ON_A100, ON_H200
+from repro.timing.round_counts import executed, read_counts
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 A100, H200, FLASH4 = "FlashAttention-2, sm_80", "FlashAttention-2, sm_90", "FlashAttention-4"
@@ -262,7 +262,7 @@ def test_halves_follow_from_names_and_short_times_are_not_judged() -> None:
 
 def test_the_page_says_what_the_records_say() -> None:
     page = peers.BLOCK.path.read_text(encoding="utf-8")
-    assert peers.BLOCK.put(peers.table(), page) == page, "run `python -m repro.peers`"
+    assert peers.BLOCK.put(peers.table(), page) == page, "run `python -m repro.timing.peers`"
     found = peers.judged(peers.comparisons())
     errors = [abs(one.ratio - 1) for one in found]
     said = f"Over all {len(found)} the median is {100 * median(errors):.1f} % and "
@@ -288,7 +288,7 @@ def test_counted_clocks_of_small_problems_are_within_what_the_page_says() -> Non
     """No clock rate is involved; all are too fast, the first touches of HBM not being modelled."""
     page = flash2_clocks.BLOCK.path.read_text(encoding="utf-8")
     again = flash2_clocks.BLOCK.put(flash2_clocks.table(), page)
-    assert again == page, "run `python -m repro.flash2_clocks`"
+    assert again == page, "run `python -m repro.timing.flash2_clocks`"
     ratios = [point.ratio for point in flash2_clocks.points()]
     assert len(ratios) == 4
     assert 0.92 < min(ratios) < max(ratios) < 1

@@ -24,8 +24,9 @@ from analysis.algorithms import Family, find
 from analysis.hardware import GPUS
 from analysis.shapes import AttentionShape, Tile
 from figures.report import calculator, form, page
-from kernels import ampere_time, hopper, hopper_time
+from kernels import hopper
 from kernels.launch import DTYPE_CODE, Kernel
+from kernels.timing import ampere_time, hopper_time
 from repro.commands.predict import NAMES, bias_of, command, rates_of
 from repro.prediction import Prediction, predict
 

@@ -8,15 +8,15 @@ import re
 import pytest
 
 from kernels.hopper_forms import BACKWARD_FORMS, FORWARD_FORMS
-from repro import round_trials
 from repro.measuring.records import load
-from repro.round_trials import TRIALS, Trial
+from repro.timing import round_trials
+from repro.timing.round_trials import TRIALS, Trial
 
 
 def test_the_page_has_the_command_s_table() -> None:
     page = round_trials.BLOCK.path.read_text(encoding="utf-8")
     assert round_trials.BLOCK.put(round_trials.table(), page) == page, (
-        "run `python -m repro.round_trials`"
+        "run `python -m repro.timing.round_trials`"
     )
 
 

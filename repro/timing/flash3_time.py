@@ -6,8 +6,8 @@ is how many clocks the model says a tile takes, and what a round of its loop exe
 FlashGPU-Sim, so that here no clock is open.
 
     cuobjdump -xelf sm_90a fa3_fwd/_C.abi3.so     # into an empty folder
-    python -m repro.flash3_time FOLDER VERSION    # of fa3-fwd; writes the record
-    python -m repro.flash3_time                   # writes the table of docs/pages/time.md
+    python -m repro.timing.flash3_time FOLDER VERSION    # of fa3-fwd; writes the record
+    python -m repro.timing.flash3_time                   # writes the table of docs/pages/time.md
 
 The record needs nvdisasm and a C compiler; no GPU, and no FlashAttention that is installed.
 """
@@ -30,23 +30,23 @@ from analysis.loop_model.program import Program
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from kernels.building.cache import digest
-from kernels.followed_blocks import NEVER, ROUNDS, clocks_of
-from kernels.hopper_time import longest_first
 from kernels.launch import ITEMSIZE
 from kernels.pages import Block
 from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch, TensorMapArgument
 from kernels.sass.run import PARAMETERS
+from kernels.timing.followed_blocks import NEVER, ROUNDS, clocks_of
+from kernels.timing.hopper_time import longest_first
 from repro import cli
-from repro.flash3_comparison import CLOCK
 from repro.measuring.records import COMMITTED, Record, load
-from repro.round_counts import Key, write_counts
+from repro.timing.flash3_comparison import CLOCK
+from repro.timing.round_counts import Key, write_counts
 
 FOLDER = COMMITTED / "flash3"
 LINES = FOLDER / "lines.csv"
 COUNTS = FOLDER / "counts.csv"
-BLOCK = Block("time.md", "fa3-code", "repro.flash3_time")
+BLOCK = Block("time.md", "fa3-code", "repro.timing.flash3_time")
 COLUMN = "clocks_"
 HEADS = 8
 """Of the small problems: tiles of one length lie side by side."""

@@ -38,7 +38,7 @@ ROUNDS = (2, 4, 8, 16)
 HEADS = 8
 """Of the small problems: as many tiles of one length lie side by side."""
 SEEDS, START = 3, 400
-"""Starts that are tried, as for the prototype (``repro.prototype``)."""
+"""Starts that are tried, as for the prototype (``repro.timing.prototype``)."""
 NEVER = 1_000_000
 UNFLAGGED = 0
 DTYPE = "bf16"

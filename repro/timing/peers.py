@@ -1,7 +1,7 @@
 """Kernels of others on an H200: times predicted from their machine code, beside measured ones.
 
-FlashAttention-2 as torch runs it (``repro.flash2_time``) and FlashAttention-4's Hopper kernels
-(``repro.flash4_time``). The rules were fixed before any prediction was compared:
+FlashAttention-2 as torch runs it (``repro.timing.flash2_time``) and FlashAttention-4's Hopper
+kernels (``repro.timing.flash4_time``). The rules were fixed before any prediction was compared:
 
 - Judged are the times of one pass, without dropout, whose head dimension is on record.
 - No clock was recorded. Predicted are two ends of a range: at 1.70 GHz, where attention at the
@@ -13,8 +13,9 @@ FlashAttention-2 as torch runs it (``repro.flash2_time``) and FlashAttention-4's
   first. Whatever would have to be decided may be decided on the first half; the second is looked
   at once.
 
-``python -m repro.peers`` adds what is new to the predictions, ``h200_predicted.csv`` in the folder
-of each, and writes the table of docs/pages/time.md. A cell that is recorded keeps its prediction.
+``python -m repro.timing.peers`` adds what is new to the predictions, ``h200_predicted.csv`` in the
+folder of each, and writes the table of docs/pages/time.md. A cell that is recorded keeps its
+prediction.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from analysis.hardware import H200, find_gpu
 from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED, Clock
 from analysis.shapes import AttentionShape
 from kernels.pages import Block
-from repro import cli, flash2_time, flash4_time
-from repro.flash2_time import ON_H200
+from repro import cli
 from repro.measuring.records import Record, load
-from repro.time_validation import halves, kendall_tau
+from repro.timing import flash2_time, flash4_time
+from repro.timing.flash2_time import ON_H200
+from repro.timing.time_validation import halves, kendall_tau
 
 EXPERIMENTS = ("throughput", "fig3-runtime", "throughput-peers")
 LEAST_S = 100e-6
 WIDENED = 0.10
 FLASH2 = "sdpa-flash2"
 FLASH4 = "flash-attn-4 4.0.0b36 (Hopper path)"
-BLOCK = Block("time.md", "peers", "repro.peers")
+BLOCK = Block("time.md", "peers", "repro.timing.peers")
 FOLDERS = {FLASH2: flash2_time.FOLDER, FLASH4: flash4_time.FOLDER}
 PREDICTED = "h200_predicted.csv"
 COLUMNS = ("peer", "pass", "batch", "heads", "seqlen", "head_dim", "dtype", "causal",

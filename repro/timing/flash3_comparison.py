@@ -2,9 +2,9 @@
 
 24 times of an H100 at 1,500 MHz (``results/published/fa3-locked-clock.jsonl``). This compares two
 kernels of like design and validates nothing; the model on FlashAttention-3's own code is
-``repro.flash3_time``.
+``repro.timing.flash3_time``.
 
-``python -m repro.flash3_comparison`` writes the table of docs/pages/time.md.
+``python -m repro.timing.flash3_comparison`` writes the table of docs/pages/time.md.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from statistics import median
 from analysis.hardware import gpu_named
 from analysis.loop_model.card import Clock
 from analysis.shapes import AttentionShape, Tile
-from kernels import hopper, hopper_time
+from kernels import hopper
 from kernels.pages import Block
+from kernels.timing import hopper_time
 from repro import cli
 from repro.measuring.records import Record, load
 
-BLOCK = Block("time.md", "fa3", "repro.flash3_comparison")
+BLOCK = Block("time.md", "fa3", "repro.timing.flash3_comparison")
 CLOCK = Clock(1.5e9, "locked for the published measurement")
 #: FlashAttention-3's tiles, by head dimension and whether a causal mask is there. At d = 64 without
-#: one the package that ``repro.flash3_time`` reads has 192 x 192, which no form of ours has.
+#: one the package that ``repro.timing.flash3_time`` reads has 192 x 192, which no form of ours has.
 TILES = {
     (64, False): Tile(192, 128), (64, True): Tile(192, 128),
     (128, False): Tile(128, 176), (128, True): Tile(128, 128),

@@ -1,11 +1,11 @@
 """Clocks and seconds of the sm_80 flash kernels on an A100, predicted from their machine code.
 
-``python -m kernels.ampere_time`` compiles the kernels that run there by default, disassembles them,
-and follows one block of small problems through the model of an SM (``analysis.loop_model``); it
-needs NVRTC, nvdisasm and a C compiler, no GPU. What a block takes alone is a line in the rounds of
-its loop; how much longer it takes beside as many others as an SM holds is one number. Both are
-recorded in ``ampere_lines.csv`` with a digest of the source, so that a prediction needs neither
-compiler nor time.
+``python -m kernels.timing.ampere_time`` compiles the kernels that run there by default,
+disassembles them, and follows one block of small problems through the model of an SM
+(``analysis.loop_model``); it needs NVRTC, nvdisasm and a C compiler, no GPU. What a block takes
+alone is a line in the rounds of its loop; how much longer it takes beside as many others as an SM
+holds is one number. Both are recorded in ``ampere_lines.csv`` with a digest of the source, so that
+a prediction needs neither compiler nor time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from kernels.building.cache import digest, headers
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, FlashConfig, configure
-from kernels.followed_blocks import code_of, launch_of
-from kernels.hopper_time import Line, seconds_around
 from kernels.launch import Kernel
 from kernels.launches import Device, launches_of
 from kernels.sass import loops
+from kernels.timing.followed_blocks import code_of, launch_of
+from kernels.timing.hopper_time import Line, seconds_around
 
 ARCH = "sm_80"
 CAPABILITY = (8, 0)
@@ -185,8 +185,8 @@ def recorded(kernel: Kernel) -> Recorded:
     row = _rows().get(digest_of(kernel))
     if row is None:
         raise LookupError(
-            f"no clocks on record for this {kernel.entry}: python -m kernels.ampere_time records "
-            "those of the default forms"
+            f"no clocks on record for this {kernel.entry}: python -m kernels.timing.ampere_time "
+            "records those of the default forms"
         )
     return Recorded.read(row)
 

@@ -1,10 +1,10 @@
 """Where Hopper's forward pays for packed sequences: predicted times for published lengths.
 
-``python -m repro.packed_time`` writes the table of ``docs/pages/packed.md`` for an H200, a batch of
-each dataset of ``packed_sequences``. Both forms are predicted from their machine code: Hopper's by
-``kernels.hopper_packed_time``, the sm_80 form, compiled for sm_90, by the model of an SM that runs
-products of warps (``analysis.loop_model.hopper_warps``). Its clocks are kept in
-``kernels/packed_sm80_lines.csv`` with a digest of the source. Under a minute.
+``python -m repro.timing.packed_time`` writes the table of ``docs/pages/packed.md`` for an H200, a
+batch of each dataset of ``repro.measuring.lengths``. Both forms are predicted from their machine
+code: Hopper's by ``kernels.timing.hopper_packed_time``, the sm_80 form, compiled for sm_90, by the
+model of an SM that runs products of warps (``analysis.loop_model.hopper_warps``). Its clocks are
+kept in ``kernels/timing/packed_sm80_lines.csv`` with a digest of the source. Under a minute.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from analysis.loop_model.program import Program
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.sums.packed import ENTRY_BYTES
-from kernels.ampere_time import COLUMN, ROUNDS, SHARED_ROUNDS, Recorded, digest_of, follow
 from kernels.building.compile import nvrtc_version
 from kernels.flash_config import FlashConfig, configure
-from kernels.followed_blocks import code_of, launch_of
-from kernels.hopper_packed_time import LINES as HOPPER_LINES
-from kernels.hopper_time import seconds_around
 from kernels.launches import Device, launches_of
 from kernels.launching.plan import Launch
 from kernels.pages import Block
 from kernels.sass import loops
+from kernels.timing.ampere_time import COLUMN, ROUNDS, SHARED_ROUNDS, Recorded, digest_of, follow
+from kernels.timing.followed_blocks import code_of, launch_of
+from kernels.timing.hopper_packed_time import LINES as HOPPER_LINES
+from kernels.timing.hopper_time import seconds_around
 from repro import cli
-from repro.experiments.packed_sequences import LIMITS, drawn
+from repro.measuring.lengths import LIMITS, drawn
 from repro.prediction import predict
 
-BLOCK = Block("packed.md", "hopper", "repro.packed_time")
+BLOCK = Block("packed.md", "hopper", "repro.timing.packed_time")
 LINES = HOPPER_LINES.with_name("packed_sm80_lines.csv")
 SEQUENCES, HEADS, DTYPE, HEAD_DIMS, ARCH = 64, 16, "fp16", (64, 128), "sm_90"
 DEVICE = Device("90", H200.shared_bytes_per_block, H200.sms)
@@ -88,7 +88,9 @@ def of_sm80(shape: AttentionShape, lengths: Lengths) -> float:
     """
     row = _rows().get(digest_of(main_launch(shape, lengths).kernel))
     if row is None:
-        raise LookupError(f"another source than in {LINES.name}: python -m repro.packed_time")
+        raise LookupError(
+            f"another source than in {LINES.name}: python -m repro.timing.packed_time"
+        )
     found = Recorded.read(row)
     clocks = found.clocks(rounds(found, shape, lengths), H200.sms)
     around = seconds_around("forward", shape, 1, H200.hbm_bandwidth_bytes_per_s)
@@ -116,7 +118,7 @@ def times() -> Iterator[tuple[str, int, bool, float, float]]:
     for dataset, head_dim, causal in product(LIMITS, HEAD_DIMS, (False, True)):
         shape, lengths = batch(dataset, head_dim, causal)
         hopper = predict("flash-sm90", shape, "forward", H200, lengths=lengths).predicted_s
-        assert hopper is not None, "python -m kernels.hopper_packed_time first"
+        assert hopper is not None, "python -m kernels.timing.hopper_packed_time first"
         yield dataset, head_dim, causal, hopper, of_sm80(shape, lengths)
 
 

@@ -1,11 +1,11 @@
 """Clocks and seconds of the Hopper forward on packed sequences, predicted from its machine code.
 
-``python -m kernels.hopper_packed_time`` follows a block of a small batch through the model of an
-SM, as ``kernels.hopper_time`` does for plain ones: clocks of a tile by the rounds of its loop, what
-a block costs beside its tiles, and what a number without rows adds between two tiles, whose search
-runs under the products of the one before. ``hopper_packed_lines.csv`` keeps them with a digest of
-the source. The tiles of a batch, each with its own number of rounds, then fill the card in the
-order of their numbers.
+``python -m kernels.timing.hopper_packed_time`` follows a block of a small batch through the model
+of an SM, as ``kernels.timing.hopper_time`` does for plain ones: clocks of a tile by the rounds of
+its loop, what a block costs beside its tiles, and what a number without rows adds between two
+tiles, whose search runs under the products of the one before. ``hopper_packed_lines.csv`` keeps
+them with a digest of the source. The tiles of a batch, each with its own number of rounds, then
+fill the card in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from analysis.sums.packed import ENTRY_BYTES
 from kernels import hopper
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
-from kernels.followed_blocks import (
+from kernels.hopper_packed import side_by_side
+from kernels.launching.plan import Launch as Recorded
+from kernels.launching.plan import Recorder
+from kernels.packed import Packed
+from kernels.sass import loops
+from kernels.timing.followed_blocks import (
     DTYPE,
     HEADS,
     NEVER,
@@ -40,12 +45,7 @@ from kernels.followed_blocks import (
     launch_of,
     stand_in,
 )
-from kernels.hopper_packed import side_by_side
-from kernels.hopper_time import digest_of, seconds_around
-from kernels.launching.plan import Launch as Recorded
-from kernels.launching.plan import Recorder
-from kernels.packed import Packed
-from kernels.sass import loops
+from kernels.timing.hopper_time import digest_of, seconds_around
 
 LINES = Path(__file__).with_name("hopper_packed_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
@@ -68,7 +68,7 @@ def _recorded() -> dict[tuple[str, str], dict[str, str]]:
 def _row(form: hopper.ForwardForm, causal: bool) -> dict[str, str]:
     """LookupError when nothing is recorded for the form, or for another state of its source."""
     row = _recorded().get((form.name, str(causal)))
-    again = "python -m kernels.hopper_packed_time records it"
+    again = "python -m kernels.timing.hopper_packed_time records it"
     if row is None:
         raise LookupError(f"no clocks on record for the forward {form.name}: {again}")
     if row["digest"] != digest_of(form, causal):

@@ -6,7 +6,7 @@ executes in a round of its loop, counted (``results/flash2``). Times of FlashAtt
 and an H200 are then a test on which nobody decided anything.
 
     cuobjdump -xelf sm_90 libtorch_cuda.so                  # into an empty folder
-    python -m repro.flash2_time FOLDER VERSION --arch sm_90 # version of torch
+    python -m repro.timing.flash2_time FOLDER VERSION --arch sm_90 # version of torch
 
 needs nvdisasm and a C compiler; no GPU, and no torch that is installed.
 """
@@ -31,15 +31,15 @@ from analysis.loop_model.parameters import Machine
 from analysis.loop_model.program import Program
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
-from kernels.ampere_time import COLUMN, PASSES, Recorded, follow
 from kernels.building.cache import digest
-from kernels.hopper_time import seconds_around
 from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch
+from kernels.timing.ampere_time import COLUMN, PASSES, Recorded, follow
+from kernels.timing.hopper_time import seconds_around
 from repro import cli
 from repro.measuring.records import COMMITTED
-from repro.round_counts import write_counts
+from repro.timing.round_counts import write_counts
 
 FOLDER = COMMITTED / "flash2"
 ROUNDS = (2, 4, 8)

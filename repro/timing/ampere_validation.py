@@ -1,11 +1,12 @@
 """What the model of time says of an A100 beside what FlashAttention-2 published for one.
 
-Of FlashAttention-2's own kernels, from the machine code in torch's wheel (``repro.flash2_time``),
-and of ours (``kernels.ampere_time``). Published are 24 labels of a figure, forward and backward
-together, and 8 end points of two more, read by others (``results/published/throughput.jsonl``).
+Of FlashAttention-2's own kernels, from the machine code in torch's wheel
+(``repro.timing.flash2_time``), and of ours (``kernels.timing.ampere_time``). Published are 24
+labels of a figure, forward and backward together, and 8 end points of two more, read by others
+(``results/published/throughput.jsonl``).
 
-``python -m repro.ampere_validation`` records our kernels' clocks anew, after a change of their
-source, and writes the table of docs/pages/time.md. A minute.
+``python -m repro.timing.ampere_validation`` records our kernels' clocks anew, after a change of
+their source, and writes the table of docs/pages/time.md. A minute.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from analysis.flops import paper_flops
 from analysis.hardware import find_gpu
 from analysis.loop_model.card import Clock
 from analysis.shapes import AttentionShape
-from kernels import ampere_time
 from kernels.pages import Block
-from repro import cli, flash2_time
+from kernels.timing import ampere_time
+from repro import cli
 from repro.measuring.records import Record, load
+from repro.timing import flash2_time
 
 PUBLISHED = "flash2"
 GPU = flash2_time.GPU
-BLOCK = Block("time.md", "a100", "repro.ampere_validation")
+BLOCK = Block("time.md", "a100", "repro.timing.ampere_validation")
 CLOCK = Clock(GPU.boost_clock_hz, "boost clock of the datasheet")
 
 

@@ -4,7 +4,8 @@ The prototype was timed on an H200 and ours have not been, so its loops are the 
 is one more key tile of the forward (query tile of the backward) in a block alone on its SM. Both
 come from machine code of NVRTC 13.0 by the same model of an SM (``analysis.loop_model``).
 
-``python -m repro.round_clocks`` writes the table of ``docs/pages/hopper.md``. Under a minute.
+``python -m repro.timing.round_clocks`` writes the table of ``docs/pages/hopper.md``. Under a
+minute.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from kernels import hopper, hopper_time
+from kernels import hopper
 from kernels.pages import Block
-from repro import cli, prototype
+from kernels.timing import hopper_time
+from repro import cli
+from repro.timing import prototype
 
-BLOCK = Block("hopper.md", "rounds", "repro.round_clocks")
+BLOCK = Block("hopper.md", "rounds", "repro.timing.round_clocks")
 #: The prototype's variant that the page's table of machine code has beside a form.
 VARIANTS = {
     "d64 192x128, pingpong": "d64",

@@ -3,7 +3,7 @@
 They are compiled without a GPU (``results/flash4/README.md`` says how), read and not kept: what is
 kept is how many clocks the model says a block takes, and what it executes in a round of its loop.
 
-    python -m repro.flash4_time FOLDER VERSION DSL_VERSION
+    python -m repro.timing.flash4_time FOLDER VERSION DSL_VERSION
 
 needs nvdisasm and a C compiler; no GPU, and no FlashAttention that is installed.
 """
@@ -25,15 +25,15 @@ from analysis.loop_model.program import Program
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from kernels.building.cache import digest
-from kernels.followed_blocks import ROUNDS, clocks_of
-from kernels.hopper_time import Line, longest_first, seconds_around
 from kernels.launch import ITEMSIZE
 from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch, TensorMapArgument
+from kernels.timing.followed_blocks import ROUNDS, clocks_of
+from kernels.timing.hopper_time import Line, longest_first, seconds_around
 from repro import cli
 from repro.measuring.records import COMMITTED
-from repro.round_counts import Key, write_counts
+from repro.timing.round_counts import Key, write_counts
 
 FOLDER = COMMITTED / "flash4"
 LINES = FOLDER / "lines.csv"

@@ -2,9 +2,9 @@
 
 Four small problems, counted with Nsight Compute on an H100 and published with FlashGPU-Sim
 (``results/published/fa2-clocks.jsonl``), beside the model on the machine code in torch's wheel
-(``repro.flash2_time``). FlashGPU-Sim timed a build of its own of the same kernels.
+(``repro.timing.flash2_time``). FlashGPU-Sim timed a build of its own of the same kernels.
 
-``python -m repro.flash2_clocks`` writes the table of docs/pages/time.md.
+``python -m repro.timing.flash2_clocks`` writes the table of docs/pages/time.md.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from analysis.shapes import AttentionShape
 from kernels.pages import Block
-from repro import cli, flash2_time
+from repro import cli
 from repro.measuring.records import load
+from repro.timing import flash2_time
 
 EXPERIMENT = "fa2-clocks"
-BLOCK = Block("time.md", "fa2-clocks", "repro.flash2_clocks")
+BLOCK = Block("time.md", "fa2-clocks", "repro.timing.flash2_clocks")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """What was tried on the Hopper loops: counted, predicted and, on a prototype, measured.
 
-``kernels/hopper_trials.csv`` holds the numbers of machine code and the clocks of the model of an SM
-(``analysis.loop_model``) for each change, with the date and the commit at which both variants can
-be compiled: macros ``TRY_…`` of the sources there, and a ``repro.round_trials`` that wrote the
-file. What was not kept is in no source any more. The measured gains are the prototype's
-(``repro.prototype``): of another kernel of the same design, on an H200.
+``kernels/timing/hopper_trials.csv`` holds the numbers of machine code and the clocks of the model
+of an SM (``analysis.loop_model``) for each change, with the date and the commit at which both
+variants can be compiled: macros ``TRY_…`` of the sources there, and a ``round_trials`` that wrote
+the file. What was not kept is in no source any more. The measured gains are the prototype's
+(``repro.timing.prototype``): of another kernel of the same design, on an H200.
 
-``python -m repro.round_trials`` writes the table of ``docs/pages/hopper.md``.
+``python -m repro.timing.round_trials`` writes the table of ``docs/pages/hopper.md``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from kernels import hopper_time
 from kernels.pages import Block
+from kernels.timing import hopper_time
 from repro import cli
-from repro.time_validation import comparisons
+from repro.timing.time_validation import comparisons
 
 CSV = hopper_time.LINES.with_name("hopper_trials.csv")
-BLOCK = Block("hopper.md", "trials", "repro.round_trials")
+BLOCK = Block("hopper.md", "trials", "repro.timing.round_trials")
 OURS = "d128 128x128, pingpong"
 SHORT = "d128 128x128, persistent, pingpong"
 BACKWARD = "d128 64x128"

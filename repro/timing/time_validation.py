@@ -16,7 +16,7 @@ decided on the first half:
 
 The second half was looked at once, after that.
 
-``python -m repro.time_validation`` writes ``results/prototype/predicted.csv``.
+``python -m repro.timing.time_validation`` writes ``results/prototype/predicted.csv``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from repro import cli, prototype
+from repro import cli
 from repro.measuring.records import Record, load
-from repro.prototype import FOLDER
+from repro.timing import prototype
+from repro.timing.prototype import FOLDER
 
 EXPERIMENT = "prototype-time"
 PREDICTED = FOLDER / "predicted.csv"

@@ -1,9 +1,9 @@
 """Clocks and seconds of the Hopper kernels, predicted from their machine code.
 
-``python -m kernels.hopper_time`` follows single blocks of small problems through the model of an SM
-(``kernels.followed_blocks``). What a tile takes is a line in the rounds of its loop, recorded in
-``hopper_lines.csv`` with a digest of the source. The tiles of a shape then fill the card in the
-order in which they start, which takes neither compiler nor time.
+``python -m kernels.timing.hopper_time`` follows single blocks of small problems through the model
+of an SM (``kernels.timing.followed_blocks``). What a tile takes is a line in the rounds of its
+loop, recorded in ``hopper_lines.csv`` with a digest of the source. The tiles of a shape then fill
+the card in the order in which they start, which takes neither compiler nor time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kernels import hopper
 from kernels.building.cache import digest, headers
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
-from kernels.followed_blocks import DTYPE, ROUNDS, Features, Form, points_of, repair_of
 from kernels.launch import ITEMSIZE
 from kernels.pages import Block
+from kernels.timing.followed_blocks import DTYPE, ROUNDS, Features, Form, points_of, repair_of
 
 LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
-BLOCK = Block("time.md", "forms", "kernels.hopper_time")
-FEATURES_BLOCK = Block("hopper.md", "features", "kernels.hopper_time")
+BLOCK = Block("time.md", "forms", "kernels.timing.hopper_time")
+FEATURES_BLOCK = Block("hopper.md", "features", "kernels.timing.hopper_time")
 
 Line = Callable[[float], float]
 
@@ -82,7 +82,7 @@ def line_of(
 ) -> tuple[Line, float]:
     """Clocks of a tile by its rounds, and what a block costs beside, as recorded.
 
-    features: in the order of ``kernels.followed_blocks.Features``.
+    features: in the order of ``kernels.timing.followed_blocks.Features``.
 
     Raises LookupError when the model does not cover the form, when nothing is recorded for it, or
     for another state of its source.
@@ -93,7 +93,7 @@ def line_of(
     if refused is not None:
         raise LookupError(f"the {pass_} {name}: {refused}")
     row = _recorded().get((pass_, name, str(causal)))
-    again = "python -m kernels.hopper_time records it"
+    again = "python -m kernels.timing.hopper_time records it"
     if row is None:
         raise LookupError(f"no clocks on record for the {pass_} {name}: {again}")
     if row["digest"] != digest_of(form, causal, optimistic, features):

@@ -1,7 +1,7 @@
 """The choice of tile on an A100, as the model of time sees it: each tile compiled and followed.
 
-``python -m repro.ampere_tiles`` writes the table of docs/pages/time.md. A minute; needs NVRTC,
-nvdisasm and a C compiler, no GPU.
+``python -m repro.timing.ampere_tiles`` writes the table of docs/pages/time.md. A minute; needs
+NVRTC, nvdisasm and a C compiler, no GPU.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import cache
 
 from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
-from kernels import ampere_time
-from kernels.ampere_time import Recorded
 from kernels.pages import Block
+from kernels.timing import ampere_time
+from kernels.timing.ampere_time import Recorded
 from repro import cli
-from repro.ampere_validation import CLOCK, GPU
+from repro.timing.ampere_validation import CLOCK, GPU
 
-BLOCK = Block("time.md", "tiles", "repro.ampere_tiles")
+BLOCK = Block("time.md", "tiles", "repro.timing.ampere_tiles")
 #: Tiles of a pass and head dimension, the default first.
 TILES = {
     ("forward", 64): ((128, 64), (128, 128), (64, 128), (64, 64)),
