@@ -63,19 +63,24 @@ def occupancy(gpu: Gpu, *, threads: int, registers_per_thread: int, shared_bytes
     return Occupancy(blocks, blocks * warps, limits)
 
 
-def wave_efficiency(gpu: Gpu, blocks: int) -> float:
-    """Share of the SMs' time that equal blocks keep busy at best: blocks a SM over those of the SM
-    that has most.
+def wave_efficiency(gpu: Gpu, blocks: int, *, alike: bool = True) -> float:
+    """Share of the SMs' time that blocks keep busy at best, (0, 1].
+
+    alike: every block does the same. Then it is blocks a SM over those of the SM that has most.
+        Blocks that differ, as under a mask, may make up for each other (five blocks of 5, 4, 3, 2
+        and 1 take four SMs 5, not twice the mean of 3), so that only SMs without any block are
+        sure to idle: no block ends before the mean of all.
 
     How many run on an SM at a time does not matter to a bound: they share what the SM does, and
-    one that is alone may have all of it. Under a mask blocks are unequal, and this is no longer
-    the least: a causal forward's, longest first, can end 3 % sooner.
+    one that is alone may have all of it.
 
     FlashAttention 2022 launches batch · heads blocks, which leaves SMs idle below about the SM
     count (FlashAttention-2 §3.2); 1.1 blocks an SM take as long as 2.
     """
     if blocks < 1:
         raise ValueError(f"blocks={blocks} is below 1")
+    if not alike:
+        return min(blocks / gpu.sms, 1.0)
     return blocks / gpu.sms / -(-blocks // gpu.sms)
 
 

@@ -27,6 +27,7 @@ from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.symbolic import STATISTIC, Br, Nk, Nq, d, e
 from analysis.symbolic_costs import KEY, KEY_TILES, QUERY, QUERY_TILES, B, Entries, H, Hk
 from analysis.symbolic_loop import Symbols
+from analysis.time_model import blocks_alike
 from analysis.traffic import Traffic, sum_of
 
 C, D = sp.symbols("C D", positive=True)
@@ -51,6 +52,7 @@ class Kernel:
     """What one kernel does, whole batch.
 
     blocks: thread blocks of a kernel whose time depends on how they fill the SMs; None of others.
+    alike: whether these do the same under a mask too (``analysis.time_model.blocks_alike``).
     """
 
     name: str
@@ -60,6 +62,7 @@ class Kernel:
     flops: sp.Expr = sp.S.Zero
     exponentials: sp.Expr = sp.S.Zero
     blocks: sp.Expr | None = None
+    alike: bool = False
     main: bool = False
 
 
@@ -93,7 +96,10 @@ def kernels(algorithm: str, pass_: str, options: Options = PLAIN) -> list[Kernel
     for name, entries in moved.items():
         flops, exponentials, blocks = _work(algorithm, pass_, name, entries)
         read, write = (sp.Add(*side[name].values()) for side in (once.reads, once.writes))
-        found.append(Kernel(name, entries, read, write, flops, exponentials, blocks, name == main))
+        alike = blocks_alike(algorithm.split()[0])
+        found.append(
+            Kernel(name, entries, read, write, flops, exponentials, blocks, alike, name == main)
+        )
     return found
 
 

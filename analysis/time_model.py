@@ -4,9 +4,9 @@ A kernel cannot be faster than the slowest of: its FLOPs at the tensor cores' ra
 at the special-function units' rate, its SM-boundary bytes at L2's rate, its HBM bytes at HBM's
 rate. The prediction is that maximum, as if the four overlapped perfectly, so it is a lower bound:
 how far a measured time stands above it says what is left to gain, and which ceiling binds says
-where. Kernels of one pass run one after another and their times add. Blocks of a launch count as
-equal; under a mask they are not, and the bound may be a few percent too high
-(:func:`~analysis.occupancy.wave_efficiency`).
+where. Kernels of one pass run one after another and their times add. Blocks that do the same leave
+SMs idle in their last wave; under a mask blocks differ, and only SMs without a block are sure to
+idle (:func:`~analysis.occupancy.wave_efficiency`).
 
 The Hopper kernels have a fifth, since what a round of their loop asks of an SM is known
 (``analysis.sm_ceilings``): shared memory, at the tensor cores' clock.
@@ -166,6 +166,7 @@ def attention_work(
         blocks = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
     else:
         blocks = shape.batch * shape.kv_heads * -(-shape.seqlen_k // tile.block_n)
+    alike = blocks_alike(algorithm, shape) and options.get("block_mask") is None
     shared = shared_per_tensor or _hopper_shared_per_tensor(algorithm, shape, tile, pass_)
     works = {}
     for kernel, entries in traffic.kernels.items():
@@ -177,12 +178,23 @@ def attention_work(
                 executed_exponentials(shape, tile, pass_, softcap=options.get("softcap", False)),
                 bytes_,
                 hbm_bytes,
-                wave_efficiency(gpu, blocks),
+                wave_efficiency(gpu, blocks, alike=alike),
                 shared,
             )
         else:
             works[kernel] = Work(sm_bytes=bytes_, hbm_bytes=hbm_bytes)
     return works
+
+
+def blocks_alike(algorithm: str, shape: AttentionShape | None = None) -> bool:
+    """Whether the blocks of a launch all do the same, but for the rows of a last tile.
+
+    They do unless the shape's masks take pairs out; FlashAttention 2022, with a head a block, and
+    standard attention, which computes all pairs, do under any mask (shape None).
+    """
+    if algorithms.find(algorithm).family in (Family.FLASH1, Family.STANDARD):
+        return True
+    return shape is not None and shape.visible_pairs == shape.seqlen_q * shape.seqlen_k
 
 
 def _hopper_shared_per_tensor(

@@ -23,7 +23,6 @@ from analysis.flops import (
 from analysis.hardware import Gpu, gpu_named
 from analysis.hbm import HbmTraffic, compulsory_hbm, compulsory_packed, predict_hbm
 from analysis.loop_model.card import H200_SUSTAINED, Clock
-from analysis.occupancy import wave_efficiency
 from analysis.packed import Lengths, summed
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.copies import KERNEL as COPY
@@ -35,13 +34,14 @@ from kernels import attention, hopper
 from kernels.launch import Kernel
 from kernels.launches import AUTO, GRADIENTS, tile_of
 from kernels.timing import ampere_time, hopper_packed_time, hopper_time
-from repro.prediction_packed import packed_works, share_of_sms
+from repro.prediction_packed import packed_works
 from repro.prediction_runs import (
     Run,
     find_run,
     form_of,
     peak_tensors,
     saved_tensors,
+    share_of_sms,
     shared_per_tensor,
     sum_options,
     works_of,
@@ -73,6 +73,8 @@ class Prediction:
     tile, dq_tile: of the kernel that walks the tile loop, and of the second pass of "flash-split".
     columns: of a tile; the kernels multiply all of them, those beyond head_dim are zeros.
     blocks: thread blocks of the main kernel (a persistent one: the query tiles its blocks share).
+    busy: share of the SMs' time that these keep busy at best, (0, 1]; of blocks that differ, under
+        a mask or of sequences of several lengths, the share of SMs that get one.
     traffic: the copies that padding takes are in it as kernel "copy".
     saved: lies between forward and backward, nothing where there is no backward; ``peak`` is alive
         at the pass's worst moment.
@@ -93,6 +95,7 @@ class Prediction:
     order: str
     gpu: Gpu
     blocks: int
+    busy: float
     blocks_per_sm: int
     useful_flops: int
     executed_flops: int
@@ -120,14 +123,6 @@ class Prediction:
     def idle_sms(self) -> int:
         """SMs that get no block of the main kernel at all."""
         return max(0, self.gpu.sms - self.blocks)
-
-    @property
-    def busy(self) -> float:
-        """Share of the SMs' time that the main kernel's blocks keep busy, (0, 1]; of packed
-        sequences of several lengths, whose blocks are unequal, the share of SMs that get one."""
-        if self.lengths is not None:
-            return share_of_sms(self.gpu, self.blocks, self.lengths)
-        return wave_efficiency(self.gpu, self.blocks)
 
     def why(self) -> str:
         """One sentence: what binds, by how much, and which SMs have nothing to do."""
@@ -425,6 +420,7 @@ def predict(
         order=order,
         gpu=gpu,
         blocks=run.blocks,
+        busy=share_of_sms(run, padded, gpu, run.blocks),
         blocks_per_sm=run.blocks_per_sm,
         useful_flops=useful(shape) if lengths is None else summed(useful, shape, lengths),
         executed_flops=executed,

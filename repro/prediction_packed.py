@@ -6,21 +6,11 @@ from dataclasses import replace
 
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic, compulsory_hbm
-from analysis.occupancy import wave_efficiency
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.time_model import Work
 from analysis.traffic import Traffic, predict_traffic
-from repro.prediction_runs import Run, works_of
-
-
-def share_of_sms(gpu: Gpu, blocks: int, lengths: Lengths) -> float:
-    """SMs that get a block at all, over all: which SM is idle at the end depends on the order of
-    lengths, so that more is no bound. Sequences that are all alike are a batch, and bound as one.
-    """
-    if lengths.alike and blocks:
-        return wave_efficiency(gpu, blocks)
-    return min(blocks / gpu.sms, 1.0)
+from repro.prediction_runs import Run, share_of_sms, works_of
 
 
 def packed_works(
@@ -55,5 +45,5 @@ def packed_works(
     for kernel, work in works.items():
         if work.flops:
             blocks = run.dq_blocks if kernel == "flash_backward_dq" else run.blocks
-            works[kernel] = replace(work, efficiency=share_of_sms(gpu, blocks, lengths))
+            works[kernel] = replace(work, efficiency=share_of_sms(run, shape, gpu, blocks))
     return works, sum(int(work.flops) for work in works.values())

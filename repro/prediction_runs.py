@@ -27,7 +27,7 @@ from analysis.sums.flash import bias_elements
 from analysis.sums.packed import working_blocks
 from analysis.tile_loop import BlockMask, tile_loop
 from analysis.tiles import paper_tile
-from analysis.time_model import Work, attention_work
+from analysis.time_model import Work, attention_work, blocks_alike
 from analysis.traffic import Traffic
 from kernels import attention, dispatch, hopper, ladder
 from kernels.launch import Kernel
@@ -327,9 +327,21 @@ def _with_columns(
             exponentials=share * executed_exponentials(
                 padded, run.dq_tile, pass_, softcap="softcap" in run.options
             ),
-            efficiency=wave_efficiency(gpu, run.dq_blocks),
+            efficiency=share_of_sms(run, padded, gpu, run.dq_blocks),
         )  # fmt: skip
     return works
+
+
+def share_of_sms(run: Run, shape: AttentionShape, gpu: Gpu, blocks: int) -> float:
+    """Share of the SMs' time that so many blocks of a kernel of the run keep busy at best; 0 of
+    none. Sequences that are all of one length are a batch, and bound as one."""
+    if not blocks:
+        return 0.0
+    lengths = run.options.get("lengths")
+    shapes = [shape] if lengths is None else lengths.shapes(shape)
+    alike = "block_mask" not in run.options and (lengths is None or lengths.alike)
+    alike = alike and all(blocks_alike(run.algorithm, each) for each in shapes)
+    return wave_efficiency(gpu, blocks, alike=alike)
 
 
 def _share_of_tiles(shape: AttentionShape, run: Run) -> float:

@@ -18,7 +18,7 @@ function calculate(input) {
   const model = MODEL[[run.model, input.pass, ...options(input, visible)].join(" ")];
   const copied = padded === input.head_dim ? 0
     : sum(COPIES[input.pass].map(([, , f]) => f(values)));
-  const works = model.kernels.map((kernel) => work(kernel, values, run, gpu));
+  const works = model.kernels.map((kernel) => work(kernel, values, run, gpu, visible));
   if (copied) works.push({ flops: 0, exponentials: 0, sm: copied, hbm: copied, efficiency: 1 });
   const given = { ...values, d: input.head_dim };
   const peak = model.peak(values) + (copied ? model.given(values) : 0);
@@ -81,7 +81,9 @@ function window_of(input) {
   });
   const pairs = (found) => COUNTS[mask].n({ N_q, N_k, ...found });
   const found = bounds(input.window_left, input.window_right, input.sinks);
-  return { mask, bounds: found, hides: pairs(found) !== pairs(bounds(null, null, 0)) };
+  const visible = pairs(found);
+  return { mask, bounds: found, masked: visible !== N_q * N_k,
+    hides: visible !== pairs(bounds(null, null, 0)) };
 }
 
 // The words of a variant of MODEL (figures.report.calculator.variants).
@@ -209,20 +211,20 @@ function traffic(model, pass, values, copied) {
   return [...found.values()].filter(([, , bytes]) => bytes);
 }
 
-function work(kernel, values, run, gpu) {
+function work(kernel, values, run, gpu, visible) {
   const blocks = kernel.blocks && kernel.blocks(values);
   return {
     flops: kernel.flops(values), exponentials: kernel.exponentials(values),
     sm: sum(kernel.moved.map(([, , f]) => f(values))),
     hbm: kernel.hbm_read(values) + kernel.hbm_write(values),
-    efficiency: blocks ? wave_efficiency(gpu.sms, blocks) : 1,
+    efficiency: blocks ? wave_efficiency(gpu.sms, blocks, kernel.alike || !visible.masked) : 1,
     shared_per_tensor: kernel.main ? run.shared_per_tensor : 0,
   };
 }
 
 // analysis.occupancy.wave_efficiency
-function wave_efficiency(sms, blocks) {
-  return blocks / sms / Math.ceil(blocks / sms);
+function wave_efficiency(sms, blocks, alike) {
+  return alike ? blocks / sms / Math.ceil(blocks / sms) : Math.min(blocks / sms, 1);
 }
 
 // analysis.time_model.predict_time: kernels one after another, each as slow as its slowest ceiling.

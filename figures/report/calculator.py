@@ -172,7 +172,8 @@ def _model(algorithm: str, pass_: str, options: Options, pool: Pool) -> str:
         f"      {{main: {json.dumps(each.main)}, moved: [{_entries(each.moved, pool)}],\n"
         f"       hbm_read: {pool.use(each.hbm_read)}, hbm_write: {pool.use(each.hbm_write)},\n"
         f"       flops: {pool.use(each.flops)}, exponentials: {pool.use(each.exponentials)},\n"
-        f"       blocks: {'null' if each.blocks is None else pool.use(each.blocks)}}}"
+        f"       alike: {json.dumps(each.alike)},"
+        f" blocks: {'null' if each.blocks is None else pool.use(each.blocks)}}}"
         for each in symbolic_kernels.kernels(algorithm, pass_, options)
     )
     return (

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis import elementwise, memory
 from analysis.flops import executed_exponentials, executed_flops, useful_flops, visited_pairs
-from analysis.hardware import A100_40GB, GPUS, H100_SXM, H200, RTX_3090, T4
+from analysis.hardware import A100_40GB, GPUS, H100_SXM, H200, RTX_3090, T4, Gpu
 from analysis.occupancy import occupancy, wave_efficiency
 from analysis.parallel_activations import LayerShape
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import EAGER, PAPER_MASKED_DROPOUT, Passes, total_bytes
+from analysis.tile_loop import tile_loop
 from analysis.tiles import (
     backward_resources,
     best_tile,
@@ -30,6 +32,7 @@ from analysis.time_model import (
     Ceilings,
     Work,
     attention_work,
+    blocks_alike,
     datasheet_ceilings,
     predict_time,
     standard_work,
@@ -158,19 +161,52 @@ def test_wave_efficiency() -> None:
     assert wave_efficiency(A100_40GB, 324) == 1  # three an SM, however many run at a time
 
 
-def test_how_much_too_high_the_bound_is_under_a_mask() -> None:
-    """Causal blocks, longest first within a head, each to the SM that is free first: sooner than
-    blocks of equal length by the 3 % that the docstring states, and by no more."""
-    shares = []
-    for query_tiles in (8, 16, 32, 64, 128):
-        for heads in (1, 2, 4, 8, 12, 16, 32, 64, 80):
-            blocks = [*range(query_tiles, 0, -1)] * heads
-            ends = [0] * H200.sms
-            for length in blocks:
-                heapq.heapreplace(ends, ends[0] + length)
-            equal = sum(blocks) / H200.sms / wave_efficiency(H200, len(blocks))
-            shares.append(max(ends) / equal)
-    assert 0.97 < min(shares) < 0.98
+def ends(blocks: list[int], sms: int) -> int:
+    """When the last block ends, each going to the SM that is free first."""
+    free = [0] * sms
+    for length in blocks:
+        heapq.heapreplace(free, free[0] + length)
+    return max(free)
+
+
+@given(
+    shape=st.builds(
+        AttentionShape, st.just(1), st.integers(1, 60), st.integers(1, 900), st.integers(1, 900),
+        st.just(64), causal=st.booleans(), sinks=st.integers(0, 80),
+        window=st.tuples(*[st.none() | st.integers(0, 500)] * 2),
+    ),
+    gpu=st.sampled_from(list(GPUS.values())),
+    pass_=st.sampled_from(["forward", "backward"]),
+)  # fmt: skip
+@example(AttentionShape(1, 27, 5 * 64, 5 * 64, 64, causal=True), H200, "forward")
+def test_no_schedule_beats_the_bound(shape: AttentionShape, gpu: Gpu, pass_: str) -> None:
+    """Blocks as long as the tiles that they visit, in the order of the launch and longest first.
+
+    The example: 135 blocks of 1 to 5 tiles on 132 SMs end after 5, where blocks of equal length
+    would take twice 3.
+    """
+    tile = Tile(64, 64)
+    loop = tile_loop(shape, tile)
+    visits = loop.visits_of_query_tile if pass_ == "forward" else loop.visits_of_key_tile
+    blocks = [int(n) for n in visits] * shape.heads
+    alike = blocks_alike("flash", shape)
+    bound = sum(blocks) / gpu.sms / wave_efficiency(gpu, len(blocks), alike=alike)
+    soonest = min(ends(blocks, gpu.sms), ends(sorted(blocks, reverse=True), gpu.sms))
+    assert bound <= soonest * (1 + 1e-12)
+    if alike:
+        assert bound == pytest.approx(soonest)
+
+
+def test_blocks_that_differ_make_up_for_each_other() -> None:
+    """Only SMs without a block are sure to idle: 135 causal blocks fill 132 SMs, 100 do not."""
+    assert wave_efficiency(H200, 135, alike=False) == 1.0
+    assert wave_efficiency(H200, 100, alike=False) == 100 / 132
+    causal = AttentionShape(1, 1, 128, 128, 64, causal=True)
+    assert not blocks_alike("flash", causal)
+    assert not blocks_alike("flash", replace(causal, causal=False, window=(5, 5)))
+    assert blocks_alike("flash", replace(causal, seqlen_q=1))  # it sees all keys
+    assert blocks_alike("flash1-literal", causal)  # a head a block
+    assert blocks_alike("standard", causal)  # computes all pairs
 
 
 # ---- FLOPs ---------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_what_shared_memory_does_to_the_backward_s_bound(recorded: pandas.DataFr
     distance, without = best["distance"].min(), best["distance_without_shared"].min()
     assert len(distance) == 16
     said = [f"{column.min():.2f} to {column.max():.2f}" for column in (distance, without)]
-    assert said == ["1.30 to 1.55", "1.55 to 1.84"]
+    assert said == ["1.34 to 1.59", "1.55 to 1.87"]
     text = (ROOT / "docs/pages/hopper.md").read_text()
     assert all(numbers in text for numbers in said)
     one = rows.query("`pass` == 'forward' and head_dim == 128")  # tensor cores bind all of it
