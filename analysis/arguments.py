@@ -56,7 +56,7 @@ def real(name: str, value: Any, least: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a real number")
     found = _as_float(value)
-    if not math.isfinite(found):
+    if not -math.inf < found < math.inf:  # math.isfinite cannot be compiled where it is symbolic
         raise ValueError(f"{name}={found} is not finite")
     if least is not None and found < least:
         raise ValueError(f"{name}={found} is below {least}")

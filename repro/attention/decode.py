@@ -96,6 +96,8 @@ def decode_attention(
             kernels do not take, a length or a page that the cache does not have. Before any launch.
         RuntimeError: an input requires a gradient.
 
+    Meta and fake tensors give the shapes of results, and their values are not looked at.
+
     Complexity: the bytes of the cache up to each length, once per 64 rows (heads of a group times
     queries), and 8·(D + 1) bytes a row and split for the parts.
     """
@@ -109,6 +111,7 @@ def decode_attention(
                     f"repro.decode_attention has no gradient, and {name} requires one: use "
                     "repro.flash_attention to train, torch.no_grad() to decode"
                 )
+    return_lse = flag("return_lse", return_lse)
     out, lse = torch.ops.repro.decode_attention(
         q,
         k_cache,
@@ -124,7 +127,7 @@ def decode_attention(
         flag("causal", causal),
         flag("check", check),
     )
-    return (out, lse) if flag("return_lse", return_lse) else out
+    return (out, lse) if return_lse else out
 
 
 def _forward(

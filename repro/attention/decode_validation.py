@@ -13,7 +13,7 @@ from analysis.arguments import whole
 from analysis.shapes import scale_blocks
 from kernels.decode import QUERIES_MAX
 from kernels.decode_config import PAGE_UNIT, WIDE, WIDE_VALUES
-from repro.attention.validation import DTYPES, FP8, HEAD_DIM_MAX, check_dense
+from repro.attention.validation import DEVICES, DTYPES, FP8, HEAD_DIM_MAX, check_dense
 from repro.attention.views import ALIGNMENT_BYTES
 
 __all__ = ["FP8", "capacity_of", "check_decode_arguments", "check_values"]
@@ -48,7 +48,7 @@ def check_decode_arguments(
             raise ValueError(f"{name} must have 4 dimensions, got shape {tuple(tensor.shape)}")
     if q.dtype not in DTYPES:
         raise TypeError(f"q has type {q.dtype}; supported are float16, bfloat16 and float32")
-    if q.device.type not in ("cpu", "cuda"):
+    if q.device.type not in DEVICES:
         raise TypeError(f"q is on {q.device}; kernels exist for cpu and cuda")
     _check_queries(q, latent=v_cache is None)
     _check_values_of_a_latent(q, v_cache, value_dim)

@@ -147,6 +147,7 @@ def flash_attention(
     Scores and lse are float32: in a backward a weight errs by 10⁻⁷ of its score, 10⁻³ of itself
     at a score of 10⁴. A forward in 16 bits is for scores below 10⁸: from there on the rounding of
     the largest one in the exponents makes weights that fp16 does not hold.
+    Meta and fake tensors give the shapes of results and gradients.
     Under autocast floating inputs are cast to its type, as torch's own
     ``scaled_dot_product_attention`` does. It goes through torch.compile as one node a pass, and
     through torch.func's grad, vjp, jacrev and vmap (a loop over calls).
@@ -156,6 +157,8 @@ def flash_attention(
     plain = plain and order == "rows" and softcap is None and alibi_slopes is None
     plain = plain and bias is None and window is None and k_scale is None and v_scale is None
     plain = plain and cu_seqlens_q is None and cu_seqlens_k is None
+    plain = plain and seed is None and scale_block is None and type(sinks) is int and sinks >= 0
+    plain = plain and type(return_lse) is bool and type(dropout_p) is not bool
     if plain and type(causal) is bool and type(deterministic) is bool:
         found = _again(q, k, v, causal, scale, deterministic)
         if found is not None:
@@ -183,13 +186,14 @@ def flash_attention(
         k_scale = ones if k_scale is None else k_scale
         v_scale = ones if v_scale is None else v_scale
     _refuse_forward_mode(q, k, v, *(() if bias is None else (bias,)))
+    return_lse = flag("return_lse", return_lse)
     out, lse = registered.attention(
         q,
         k,
         v,
         key_mask,
         block_mask,
-        _seed_tensor(seed) if dropout_p > 0.0 else None,
+        _seed_tensor(seed, dropout_p),
         flag("causal", causal),
         resolve_scale(scale, q.shape[3]),
         float(dropout_p),
@@ -206,7 +210,7 @@ def flash_attention(
         cu_seqlens_q,
         cu_seqlens_k,
     )
-    return (out, lse) if flag("return_lse", return_lse) else out
+    return (out, lse) if return_lse else out
 
 
 def _again(
@@ -254,10 +258,19 @@ def _autocast(*tensors: Any) -> tuple[Any, ...]:
     )
 
 
-def _seed_tensor(seed: int | Tensor | None) -> Tensor:
-    """The seed as a 0-d tensor: drawn here, outside the operator, it is replayed by checkpoints."""
+def _seed_tensor(seed: int | Tensor | None, dropout_p: float) -> Tensor | None:
+    """The seed as a 0-d tensor: drawn here, outside the operator, it is replayed by checkpoints.
+    None without dropout; a seed that cannot be one is an error there too."""
+    if dropout_p == 0.0:
+        if seed is not None:
+            _given_seed(seed)
+        return None
     if seed is None:
         return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu")
+    return _given_seed(seed)
+
+
+def _given_seed(seed: int | Tensor) -> Tensor:
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device.type != "cpu":
             raise TypeError(

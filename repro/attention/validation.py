@@ -19,6 +19,7 @@ from analysis.window import sides
 from kernels.scores import capped
 
 __all__ = [
+    "DEVICES",
     "DTYPES",
     "FP8",
     "HEAD_DIM_MAX",
@@ -32,6 +33,8 @@ __all__ = [
 
 #: torch type -> the name the kernels and the records use.
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+#: Where tensors may be: on "meta" shapes and types alone are worked out, as for fake tensors.
+DEVICES = ("cpu", "cuda", "meta")
 #: What k and v may be beside the type of q.
 FP8 = torch.float8_e4m3fn
 HEAD_DIM_MAX = 256
@@ -103,7 +106,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise TypeError(f"q and {name} are on different devices: {q.device}, {tensor.device}")
     if k.dtype != v.dtype:
         raise TypeError(f"k and v differ in type: {k.dtype} and {v.dtype}")
-    if q.device.type not in ("cpu", "cuda"):
+    if q.device.type not in DEVICES:
         raise TypeError(f"q is on {q.device}; kernels exist for cpu and cuda")
     if k.shape != v.shape:
         raise ValueError(f"k and v differ in shape: {tuple(k.shape)} and {tuple(v.shape)}")

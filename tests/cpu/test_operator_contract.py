@@ -12,8 +12,10 @@ import pytest
 import torch
 from attention_support import BOUNDS, inputs, run
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import repro
+from repro.attention import decode, registered
 from repro.attention.reference import attention_reference, max_error
 
 
@@ -115,6 +117,17 @@ def test_compiled_for_any_length() -> None:
         assert torch.equal(
             compiled(q, k, v, causal=True), repro.flash_attention(q, k, v, causal=True)
         )
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap", "dropout_p"])
+def test_compiled_with_a_number_that_changes(name: str) -> None:
+    """From its second value on torch traces a float as a symbol."""
+    torch._dynamo.reset()
+    compiled = torch.compile(repro.flash_attention, backend="aot_eager", fullgraph=True)
+    q, k, v, _ = inputs(1, 2, 20, 20, 16)
+    for number in (0.5, 0.75, 0.25):
+        options: dict[str, Any] = {name: number, "seed": 1}
+        assert torch.equal(compiled(q, k, v, **options), repro.flash_attention(q, k, v, **options))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -221,7 +234,6 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
         ((Q, Q[:, :3], Q[:, :3]), {}, ValueError, "4 heads, not a multiple of the 3 heads"),
         ((Q, Q[:, :0], Q[:, :0]), {}, ValueError, "4 heads, not a multiple of the 0 heads"),
         ((Q.to("meta"), Q, Q), {}, TypeError, "different devices: meta, cpu"),
-        ((Q.to("meta"),) * 3, {}, TypeError, "q is on meta"),
         ((Q, Q, Q), {"key_mask": MASK.int()}, TypeError, "boolean .* got torch.int32"),
         ((Q, Q, Q), {"key_mask": MASK[:, :5]}, ValueError, r"\(2, 6\), got \(2, 5\)"),
         ((Q, Q, Q), {"scale": "1"}, TypeError, "scale='1' is a str, not a real number"),
@@ -244,6 +256,7 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
         ((Q, Q, Q), {"sinks": True}, TypeError, "sinks=True is a bool, not a whole number"),
         ((Q, Q, Q), {"dropout_p": 0.5, "seed": 2**63}, ValueError, "got 9223372036854775808"),
         ((Q, Q, Q), {"dropout_p": 0.5, "seed": 1.5}, TypeError, "seed=1.5 is a float, not a whole"),
+        ((Q, Q, Q), {"seed": -1}, ValueError, r"seed must lie in \[0, 2\*\*63\), got -1"),
     ],
 )
 def test_wrong_arguments_are_named(
@@ -251,6 +264,69 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         repro.flash_attention(*arguments, **options)
+
+
+def test_what_is_wrong_is_said_before_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what decides about the results alone."""
+
+    def launched(*_: Any) -> None:
+        raise AssertionError("launched")
+
+    monkeypatch.setattr(registered, "attention", launched)
+    monkeypatch.setattr(decode, "_results", launched)
+    for call in (repro.flash_attention, repro.decode_attention):
+        with pytest.raises(AssertionError, match="launched"):
+            call(Q, Q, Q)
+        with pytest.raises(TypeError, match="return_lse=1 is a int, not True or False"):
+            call(Q, Q, Q, return_lse=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_a_device_without_kernels_is_named(device: str) -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 2, 8, device=device)
+        with pytest.raises(TypeError, match=f"q is on {device}.*cpu and cuda"):
+            repro.flash_attention(q, q, q)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key_mask": torch.ones(2, 5, dtype=torch.bool), "dropout_p": 0.1},
+        {"causal": True, "window": (3, 0), "alibi_slopes": torch.ones(4), "tile": (16, 16)},
+        {"bias": torch.ones(1, 4, 6, 5, requires_grad=True)},
+    ],
+    ids=["mask", "window", "bias"],
+)
+def test_shapes_on_meta_are_those_on_the_cpu(options: dict[str, Any]) -> None:
+    """As other operators of torch do, out and gradients of meta tensors come as meta tensors."""
+
+    def shapes(device: str) -> list[tuple[Any, ...]]:
+        q, k, v = (torch.ones(2, heads, rows, 8, device=device, requires_grad=True)
+                   for heads, rows in ((4, 6), (2, 5), (2, 5)))  # fmt: skip
+        there = {
+            name: value.detach().to(device).requires_grad_(value.requires_grad)
+            if isinstance(value, Tensor) else value for name, value in options.items()
+        }  # fmt: skip
+        out, lse = repro.flash_attention(q, k, v, return_lse=True, **there)
+        leaves = [x for x in (q, k, v, there.get("bias")) if x is not None]
+        found = (out, lse, *torch.autograd.grad([out.sum(), lse.sum()], leaves))
+        assert {x.device.type for x in found} == {device}
+        return [(x.shape, x.dtype, x.stride()) for x in found]
+
+    assert shapes("meta") == shapes("cpu")
+
+
+def test_decoding_and_packed_sequences_on_meta() -> None:
+    q, latent = (torch.ones(2, h, n, 576, dtype=torch.bfloat16, device="meta")
+                 for h, n in ((8, 1), (1, 40)))  # fmt: skip
+    out, lse = repro.decode_attention(q, latent, None, value_dim=512, return_lse=True)
+    assert (out.device.type, out.shape, lse.shape) == ("meta", (2, 8, 1, 512), (2, 8, 1))
+    x = torch.ones(1, 2, 9, 8, device="meta")
+    table = torch.tensor([0, 4, 9], dtype=torch.int32, device="meta")
+    out = repro.flash_attention(x, x, x, cu_seqlens_q=table, cu_seqlens_k=table)
+    assert isinstance(out, Tensor)
+    assert out.shape == x.shape
 
 
 def test_importing_repro_is_cheap() -> None:
