@@ -85,7 +85,8 @@ def command(
     """Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one layer.
 
     Every field takes one value, a list or a range, as for predict. What no kernel of ours runs
-    (1024 columns, a GPU before Ampere) has its lower bounds alone.
+    (1024 columns, a GPU before Ampere) has its lower bounds alone; a point that cannot be is a row
+    with its reason.
     """
     output.require_one_format(as_json, as_csv, markdown, latex)
     if page_size is not None and (page_size < PAGE_UNIT or page_size % PAGE_UNIT):
@@ -110,17 +111,22 @@ def command(
     )
     if len(chosen) > sweep.LIMIT:
         raise ValueError(f"{len(chosen)} points are more than {sweep.LIMIT}; sweep fewer fields")
-    rows = [
-        row_of(
-            DecodeShape(
+    rows: list[dict[str, Any]] = []
+    for g, kind, kept, b, h, kv, d, w, n, parts in chosen:
+        block = scale_block if kept == "fp8" else None
+        try:
+            shape = DecodeShape(
                 h, kv or h, w, (n,) * b, d, kind, kept == "fp8", latent, page_size,
-                ragged=page_size is not None,
-                scale_block=scale_block if kept == "fp8" else None, value_dim=value_dim,
-            ),
-            g, parts,
-        )
-        for g, kind, kept, b, h, kv, d, w, n, parts in chosen
-    ]  # fmt: skip
+                ragged=page_size is not None, scale_block=block, value_dim=value_dim,
+            )  # fmt: skip
+            rows.append(row_of(shape, g, parts))
+        except ValueError as error:
+            if len(chosen) == 1:
+                raise
+            asked = (g.name, b, h, kv or h, d, kind, kept, block, latent, value_dim, page_size, w,
+                     n, None, None, parts)  # fmt: skip
+            rows.append(dict(zip(_FIELDS, asked, strict=True)) | {"error": str(error)})
+    output.require_a_point(rows)
     if as_json:
         output.print_json(rows)
     elif as_csv:
@@ -217,15 +223,22 @@ def _table(rows: list[dict[str, Any]], style: str) -> None:
     def size(count: int | None) -> str | None:
         return None if count is None else output.of_bytes(count)
 
-    lines = [
-        [
-            *(row[f] for f in varying), size(row["token_bytes"]), size(row["cache_bytes"]),
+    errors = list(dict.fromkeys(row["error"] for row in rows if "error" in row))
+
+    def cells(row: dict[str, Any]) -> list[Any]:
+        if "error" in row:
+            why = f"cannot be ({errors.index(row['error']) + 1})"
+            return [why if name == "bound by" else None for name in _HEADERS]
+        return [
+            size(row["token_bytes"]), size(row["cache_bytes"]),
             size(row["sm_read_bytes"]), size(row["sm_write_bytes"]), size(row["compulsory_bytes"]),
             output.of_seconds(row["time_bound_s"]), row["bound_by"],
             f"{row['tokens_per_s_bound']:.3g}",
-        ]
-        for row in rows
-    ]  # fmt: skip
+        ]  # fmt: skip
+
+    lines = [[*(row[f] for f in varying), *cells(row)] for row in rows]
     output.print_table([*varying, *_HEADERS], lines, style=style, keys=len(varying))
-    for reason in dict.fromkeys(row["theory"] for row in rows if row["theory"]):
+    for i, reason in enumerate(errors, 1):
+        output.print_text(f"({i}) {reason}")
+    for reason in dict.fromkeys(row["theory"] for row in rows if row.get("theory")):
         output.print_text(f"lower bounds alone: {reason}")

@@ -39,6 +39,14 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
+def require_a_point(points: Sequence[object]) -> None:
+    """ValueError with the reason where every point of a sweep is a row with an "error"."""
+    refused = [point["error"] for point in points if isinstance(point, dict) and "error" in point]
+    if len(refused) == len(points):
+        same = len(set(refused)) == 1
+        raise ValueError(refused[0] if same else f"no point can be; the first: {refused[0]}")
+
+
 def print_csv(rows: Sequence[Row]) -> None:
     """A header of all fields, in order of first appearance, and a line per row."""
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -245,10 +245,7 @@ def command(
             if asked:
                 failed |= {"block_m": asked.block_m, "block_n": asked.block_n}
             points.append(failed | {"error": str(error)})
-    refused = [point["error"] for point in points if isinstance(point, dict)]
-    if len(refused) == len(points):
-        same = len(set(refused)) == 1
-        raise ValueError(refused[0] if same else f"no point can be; the first: {refused[0]}")
+    output.require_a_point(points)
     _show(points, as_json, as_csv, output.style_of(markdown, latex))
 
 

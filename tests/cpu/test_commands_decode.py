@@ -164,3 +164,24 @@ def test_the_sum_of_a_point_is_traffic() -> None:
                            ("x", "write"): row["sm_write_bytes"]}}).total_bytes  # fmt: skip
     assert total == sum(row["by_tensor"].values())
     assert row["splits"] == 4
+
+
+def test_a_point_that_cannot_be_is_a_row_with_its_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As for predict: it takes no other point with it, unless none can be."""
+    status, out, _ = run(capsys, "decode", "--gpu", "T4,H200,MI300X", "--json")
+    assert status == 0
+    rows = json.loads(out)
+    assert [row["gpu"] for row in rows] == ["T4", "H200", "MI300X"]
+    assert ["T4 does not compute in bf16" in row.get("error", "") for row in rows] == [
+        True, False, False,
+    ]  # fmt: skip
+    assert rows[2]["theory"] == "MI300X runs none of our kernels"
+    status, out, _ = run(capsys, "decode", "--kv-heads", "7,8,9")
+    assert status == 0
+    assert "cannot be (2)" in out
+    assert "(2) heads=32 is not a multiple of kv_heads=9" in out
+    status, _, err = run(capsys, "decode", "--kv-heads", "7,9")
+    assert status == 1
+    assert "no point can be; the first: heads=32 is not a multiple of kv_heads=7" in err

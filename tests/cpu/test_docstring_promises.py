@@ -155,6 +155,7 @@ def test_every_strong_word_has_its_test() -> None:
 
 #: Raised by what others call: name -> the test that sees the error come out of its caller.
 SHOWN_BY = {
+    "require_a_point": "test_commands_decode::test_a_point_that_cannot_be_is_a_row_with_its_reason",
     "require": "test_shadowed_packages::test_the_file_is_named_in_one_line",
     "workshop": "test_kept_files::test_a_folder_that_everybody_can_write_is_refused",
     "write_checked": "test_kept_files::test_a_full_disk_names_the_file",
