@@ -145,8 +145,10 @@ def chain_of(
         group = groups.setdefault(key, ([], []))
         group[0].extend(forward)
         group[1].extend(backward)
-    # The gradient of a_l is measured where it is made, by the backward of stage l + 1.
+    # The gradient of a_l is measured where it is made, by the backward of stage l + 1; that of a_L
+    # is made by the loss.
     made = [found.input_gradient_bytes for found in measured.stages]
+    made.append(measured.stages[-1].output_gradient_bytes)
     return Chain(
         tuple(
             Stage(
@@ -158,7 +160,7 @@ def chain_of(
                 kind=str(getattr(stage, "kind", "")),
             )
             for stage, found, gradient, key in zip(
-                stages, measured.stages, [*made[1:], None], keys, strict=True
+                stages, measured.stages, made[1:], keys, strict=True
             )
         ),
         input_bytes=input_bytes,
@@ -227,10 +229,12 @@ def _run_backward(outputs: State, gradients: State) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """One stage: sizes are fields of analysis.checkpointing.Stage."""
+    """One stage: sizes are fields of analysis.checkpointing.Stage; gradients are of what has one,
+    so that results such as masks and indices add nothing."""
 
     sizes: dict[str, int]
     input_gradient_bytes: int
+    output_gradient_bytes: int
     restored_bytes: int
     cast_bytes: int
     inner: bool
@@ -287,6 +291,9 @@ def stage_bytes(
         leaves, outputs = _differentiable(stage, held, unpack)
     activation = storage_bytes(outputs)
     gradients = tuple(torch.ones_like(output) for output in outputs)
+    output_gradient = storage_bytes(
+        [gradient for o, gradient in zip(outputs, gradients, strict=True) if o.requires_grad]
+    )
     with meter.region("backward") as backward:
         _run_backward(outputs, gradients)
     input_gradient = storage_bytes([leaf.grad for leaf in leaves])
@@ -308,6 +315,7 @@ def stage_bytes(
                 "backward_temporary_bytes": backward.peak_bytes - input_gradient,
             },
             input_gradient,
+            output_gradient,
             restored,
             max(0, cold.end_bytes) if cold is not None else 0,
             inner,

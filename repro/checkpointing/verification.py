@@ -132,13 +132,17 @@ def _has_forward(model: nn.Module) -> bool:
 def _step(
     run: Callable[..., Any], given: Values, planned: PlannedModel, device: torch.device
 ) -> tuple[dict[str, Tensor], int]:
-    """Results and gradients by name, and the peak of forward and backward."""
+    """Results and gradients by name, and the peak of forward and backward.
+
+    As in a step of training, nobody holds a result once the loss is computed, and its gradient is
+    made by the backward of the loss and freed where it is used.
+    """
     leaves = [t.detach().requires_grad_(t.requires_grad) for t in given.tensors]
     weights = dict(planned.named_parameters())
     for parameter in weights.values():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     again = given.rebuild(leaves)
-    results: list[Tensor] = []
+    results: list[Callable[[], Tensor]] = []
     cotangents: list[Tensor] = []
 
     def forward() -> Any:
@@ -155,20 +159,45 @@ def _step(
 
     def step() -> None:
         produced = forward()
-        pairs = [(o, w) for o, w in zip(produced, cotangents, strict=True) if o.requires_grad]
-        results.extend(o.detach() for o in produced)
+        results.extend(_aside(o) for o in produced)
+        losses = [
+            _Weighted.apply(o, w)
+            for o, w in zip(produced, cotangents, strict=True)
+            if o.requires_grad
+        ]
         del produced
-        if pairs:
-            torch.autograd.backward([o for o, _ in pairs], [w for _, w in pairs])
+        if losses:
+            torch.autograd.backward(losses)
 
     with torch.enable_grad():
         peak = peak_bytes(step, device)
-    found = {f"result {i}": result for i, result in enumerate(results)}
+    found = {f"result {i}": result() for i, result in enumerate(results)}
     found |= {f"gradient of input {i}": t.grad for i, t in enumerate(leaves) if t.grad is not None}
     for name, parameter in weights.items():
         if parameter.grad is not None:
             found[f"gradient of {name}"] = parameter.grad.clone()
     return found, peak
+
+
+class _Weighted(torch.autograd.Function):
+    """Stands for sum(w * result), of which only the gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, w: Tensor) -> Tensor:
+        ctx.w = w  # not saved: it was there before the step
+        return torch.zeros((), device=result.device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.w.clone(), None
+
+
+def _aside(tensor: Tensor) -> Callable[[], Tensor]:
+    """Gives the tensor back, on the CPU; until then its bytes lie where no meter counts them."""
+    there = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    dtype, shape = there.dtype, there.shape
+    bits = there.view(-1).view(torch.uint8).numpy().copy()
+    return lambda: torch.from_numpy(bits).view(dtype).view(shape)
 
 
 def _distance(expected: Tensor | None, found: Tensor | None) -> tuple[float, float]:

@@ -524,6 +524,28 @@ def test_verify_reports_both_ways() -> None:
     assert run.verify(x[:100]).equal  # a smaller batch
 
 
+@pytest.mark.parametrize("strategy", ["store-all", "recompute-all", "sqrt"])
+@pytest.mark.parametrize("ends", ["linear", "softmax", "bfloat16", "several"])
+def test_the_peak_that_verify_measures_is_the_one_predicted(ends: str, strategy: str) -> None:
+    """Of a model whose result is no scalar but 4 MiB: no step of training holds it, or its
+    gradient, longer than the loss does."""
+
+    class Several(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return x * 2, torch.complex(x, x), x.detach() > 0
+
+    torch.manual_seed(0)
+    last = {"linear": nn.Linear(256, 256), "softmax": nn.Softmax(1), "several": Several()}
+    stages = [nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256)]
+    model = nn.Sequential(*stages, *([last[ends]] if ends in last else []))
+    x = torch.randn(4096, 256)
+    if ends == "bfloat16":
+        model, x = model.bfloat16(), x.bfloat16()
+    report = plan(model, x, strategy=strategy, repeats=0).verify(x)
+    assert report.as_promised, str(report)
+    assert report.measured_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=1e-3)
+
+
 def test_verify_notices_a_forward_that_is_not_its_stages() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
