@@ -17,8 +17,9 @@ _COUNTS = frozenset({"segments", "stages", "states", "k", "slots", "grid"})
 
 def check_options(strategy: str, planner: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError for an option that the planner does not have, or of a wrong
-    kind; counts must be at least 1."""
-    known = list(inspect.signature(planner).parameters)[1:]
+    kind, and for one that it needs and has not got; counts must be at least 1."""
+    parameters = dict(list(inspect.signature(planner).parameters.items())[1:])
+    known = list(parameters)
     for name, value in options.items():
         if name not in known or name == "budget_bytes":
             there = ", ".join(n for n in known if n != "budget_bytes") or "no options"
@@ -29,6 +30,9 @@ def check_options(strategy: str, planner: Callable[..., Any], options: Mapping[s
             whole(name, value, least=1)
         elif name == "keep_last":
             flag(name, value)
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in {*options, "budget_bytes"}:
+            raise ValueError(f"strategy {strategy!r} needs {name}, got None")
 
 
 def check_sample(sample: Any) -> None:

@@ -80,7 +80,12 @@ class BlockPlan:
     @property
     def predicted_peak_bytes(self) -> int:
         """Activations, interiors, gradients and temporaries at the peak, loss and logits included;
-        weights, their gradients and optimiser states are not."""
+        weights, their gradients and optimiser states are not.
+
+        An upper bound: a block's result is counted until its own backward, while autograd lets go
+        of it after the next block's. Where the peak lies in the backward of a block, not of what
+        follows the blocks, the step takes one result less.
+        """
         return self.plan.peak_bytes + self.shared_bytes
 
     @property

@@ -262,8 +262,9 @@ def plan(
     mode, autocast, device.
 
     Raises, before anything runs, TypeError for arguments of another kind, ValueError for an unknown
-    strategy, an impossible value or a missing budget; InfeasibleBudgetError (a
-    ValueError that names the smallest feasible budget) when nothing fits.
+    strategy, an impossible value, a missing budget or option. What only the profiled chain tells is
+    said after that: ValueError for more segments than it has stages, or kinds that none has, and
+    InfeasibleBudgetError (a ValueError that names the smallest feasible budget) when nothing fits.
     """
     if strategy is None:
         if budget_bytes is None:

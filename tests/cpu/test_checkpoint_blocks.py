@@ -94,6 +94,21 @@ def test_budgets_are_kept_and_predicted() -> None:
     assert counts[-1] > counts[1] > 0
 
 
+def test_at_a_block_the_peak_is_one_result_less_than_predicted() -> None:
+    """Results of 4 MiB, and a vocabulary so small that the peak is in a block's backward."""
+    torch.manual_seed(0)
+    model, ids = LanguageModel(tied=False), torch.randint(VOCABULARY, (16, 1024))
+    model.head = nn.Linear(WIDTH, 8, bias=False)
+    labels = ids % 8
+    whole = plan_blocks(model, ids, {"labels": labels}, budget_bytes=2**40, repeats=0)
+    budget = whole.predicted_peak_bytes // 2
+    for found in (whole, plan_blocks(model, ids, {"labels": labels}, budget_bytes=budget)):
+        with found.applied(model):
+            measured = step_bytes(model, ids, labels)
+        result = ids.numel() * WIDTH * 4
+        assert measured == pytest.approx(found.predicted_peak_bytes - result, rel=0.01)
+
+
 def test_gradients_are_the_models_and_the_model_is_left_alone() -> None:
     model, ids = case()
     state = copy.deepcopy(model.state_dict())

@@ -236,6 +236,9 @@ def test_the_operator_takes_numbers_of_any_library(monkeypatch: pytest.MonkeyPat
         ({"strategy": "sqrt", "segments": 2}, TypeError, "'sqrt' has no option 'segments'"),
         ({"strategy": "uniform", "parts": 2}, TypeError, "it has segments, keep_last"),
         ({"strategy": 5}, ValueError, "strategy 5 is not one of"),
+        ({"strategy": "revolve"}, ValueError, "strategy 'revolve' needs states, got None"),
+        ({"strategy": "every"}, ValueError, "strategy 'every' needs stages, got None"),
+        ({"strategy": "uniform", "keep_last": True}, ValueError, "'uniform' needs segments"),
         ({}, ValueError, "neither budget_bytes nor strategy"),
     ],
 )
