@@ -201,7 +201,7 @@ def verdicts(frame: pandas.DataFrame) -> list[Claim]:
         return change(ours, base)
 
     def each(source: str) -> str:
-        return ", ".join(against_atomic(name, source) for name in BASELINES)
+        return ", ".join(f"{name} {against_atomic(name, source)}" for name in BASELINES)
 
     return [
         claim(

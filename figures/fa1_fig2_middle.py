@@ -96,7 +96,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     top.set_xlim(12, 2600)
     top.set_title("Accesses fall as 1/Bc; the released code would move more")
     label_ends(top, ends, gap=10)
-    key(top, "counted on the host backend", loc="lower left")
+    key(top, "counted on the host backend", loc="upper right")
 
     times = pick(frame, metric="time_ms")
     for bound, colour in (("accesses", COLOURS["flash1"]), ("products", COLOURS["bound"])):

@@ -89,7 +89,7 @@ def verdicts(frame: pandas.DataFrame) -> list[Claim]:
             if len(rows) else NOT_MEASURED,
             parts=[
                 agreement("flash: bytes kept over 4 Nd + 2 N, worst",
-                          worst(pandas.Series(found["flash"], dtype=float)), 1, 0.01,
+                          worst(pandas.Series(found["flash"], dtype=float)), 1, 0.001,
                           Evidence.OTHER),
                 agreement("standard: bytes kept beside q, k, v over 2 N², worst",
                           worst(pandas.Series(found["standard"], dtype=float)), 1, 0.05,

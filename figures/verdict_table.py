@@ -209,7 +209,9 @@ def claims_page(rows: Sequence[Claim]) -> str:
         "Written by `make readme` from the committed records. A verdict is computed from the "
         "ranges that the last column of each table names; a claim with several parts is as good "
         "as its weakest, and one whose coefficients were chosen after seeing the numbers is at "
-        "most consistent.",
+        "most consistent. *Predicted* is a formula or a simulation, and no evidence. What was run, "
+        "ran on the machine that *measured* and *conditions* name: bytes that were executed and "
+        "counted on the host are those at the SM boundary, and say nothing about HBM or time.",
         _github(["verdict", "claims", "meaning"],
                 [[f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
                  for v in reversed(Verdict)]),

@@ -46,14 +46,17 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         },
     ),
     "SM ceilings": (
-        "Hopper backward: shared memory, not the tensor cores, sets the pace",
+        "Hopper backward: a round needs more clocks of shared memory than of the tensor cores",
         "sm_ceilings",
-        {"conditions": "clocks by datasheet from executed bytes; nothing was timed"},
+        {
+            "conditions": "clocks by datasheet from executed bytes; that this sets the pace was "
+            "not timed"
+        },
     ),
     "standard attention, passes": (
         "standard attention moves its kernels' passes over whole tensors through HBM",
         "fa1_fig2_left",
-        {},
+        {"conditions": "PyTorch 2.11's eager kernels on an H200"},
     ),
     "peak memory, lists": (
         "peak memory of attention is the sum of the tensors alive: 4 N² + 6 Nd; 12 Nd + 2 rows",
@@ -63,48 +66,56 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
     "Hopper forward": (
         "the Hopper forward is as fast as the best peer, over all shapes",
         "distance_from_bound",
-        {},
+        {"conditions": "to be timed on one card, in turns with the peers"},
     ),
     "Hopper backward": (
         "the Hopper backward is as fast as the best peer, over all shapes",
         "distance_from_bound",
-        {},
+        {"conditions": "to be timed on one card, in turns with the peers"},
     ),
     "accuracy": (
-        "RMSE of out, dq, dk, dv is at most twice that of eager attention, all types and inputs",
+        "RMSE of out, dq, dk, dv is at most twice that of eager attention, in every type and "
+        "kind of input tried",
         "accuracy",
-        {},
+        {"conditions": "the sm_80 kernels, executed on the host"},
     ),
     "variants": (
         "bytes kept and at the peak are as listed, for every variant with a formula",
         "attention_variants",
-        {},
+        {"conditions": "PyTorch on a CPU, by its hooks and allocation trace"},
     ),
     "checkpointed attention": (
         "a checkpoint around one standard attention lowers what is kept, and not the peak",
         "attention_variants",
-        {},
+        {"conditions": "PyTorch on a CPU, by its hooks and allocation trace"},
     ),
-    "checkpoint peak": ("the simulator's peak is the measured peak", "checkpoint_depth", {}),
+    "checkpoint peak": (
+        "the simulator's peak is the measured peak within 1 % or 64 KiB, whichever is more",
+        "checkpoint_depth",
+        {"conditions": "PyTorch on a CPU, by its allocation trace"},
+    ),
     "optimal plans": (
-        "within a budget no heuristic is faster, and no plan exceeds its budget",
+        "within a budget no heuristic is faster; no plan exceeds its budget by more than 64 KiB",
         "checkpoint_pareto",
-        {"conditions": "speed by the simulator, on a chain of formulas"},
+        {"conditions": "speed by the simulator, on a chain of formulas; memory measured on a CPU"},
     ),
     "granularity": (
-        "bytes a layer keeps, for eight places to put a checkpoint",
+        "bytes a layer keeps, for eight places to put a checkpoint, are the formula's",
         "checkpoint_granularity",
-        {},
+        {"conditions": "PyTorch on a CPU, by its hooks"},
     ),
     "checkpoint around flash": (
         "a checkpoint around flash attention adds the bytes of one more forward",
         "checkpoint_attention",
-        {},
+        {
+            "conditions": "both passes executed and counted on the host; that a checkpoint runs "
+            "the forward once more is how it is defined, not counted"
+        },
     ),
     "determinism": (
         "what determinism costs in bytes: an ordered workspace, a pass for dQ, additions in turns",
         "deterministic_price",
-        {},
+        {"conditions": "bytes at the SM boundary, executed on the host; the time is not measured"},
     ),
     "decoding": (
         "a step of decoding reads the cache once for the heads of a group; a split adds fp32 parts",
@@ -112,9 +123,9 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         {"conditions": "executed on the host; no time and no card's counter yet"},
     ),
     "sliding window": (
-        "a window of w keys costs the tiles that it touches alone, 1 + Br / w times its pairs",
+        "a window of w keys loads only the tiles that it touches, 1 + Br / w times its pairs",
         "sliding_window",
-        {},
+        {"conditions": "executed on the host; no time and no card's counter yet"},
     ),
     "packed sequences": (
         "packed sequences move the sum of what each moves alone, and their tables; 16 of "
@@ -128,7 +139,7 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
     "decode time": (
         "a step of decoding takes the time that HBM needs for the cache, within a tenth",
         "decode_bytes",
-        {},
+        {"conditions": "the bandwidth to be measured on the same card"},
     ),
     "stored bias": (
         "a stored bias moves N² elements a head in each pass, ALiBi 4 bytes a tile instead",
@@ -138,12 +149,12 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
     "fusion of longer chains": (
         "bias, GELU, dropout, residual: 9 passes become 3; layer norm: 6 become 2",
         "fusion_passes",
-        {},
+        {"conditions": "executed on the host; no counter of a card"},
     ),
     "fusion by torch.compile": (
         "the compiler reaches the fused passes by itself",
         "fusion_passes",
-        {},
+        {"conditions": "bytes by Inductor's own estimate of the code it makes, not by a counter"},
     ),
     "offload crossover": (
         "offloading beats recomputing above a link bandwidth of bytes / 2f; times by replay",
@@ -151,19 +162,19 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         {"conditions": "an emulated link on a CPU"},
     ),
     "optimistic softmax": (
-        "optimistic softmax errs no more than the exact one, whatever the scores do",
+        "optimistic softmax errs no more than the exact one, at every drift of the scores tried",
         "optimistic_softmax",
-        {},
+        {"conditions": "executed on the host; the time is not measured"},
     ),
     "mixed precision": (
         "16-bit activations: a layer saves sbh (34 + 5as/h) bytes",
         "training_memory",
-        {},
+        {"conditions": "PyTorch on a CPU, by its hooks"},
     ),
     "optimiser on the host, time": (
-        "an optimiser step on the host is bound by host memory",
+        "an optimiser step on the host takes the time of its bytes at the memory's bandwidth",
         "training_memory",
-        {},
+        {"conditions": "one core; the bandwidth is that of y += x on the same core"},
     ),
 }
 

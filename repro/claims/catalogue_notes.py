@@ -14,7 +14,8 @@ H200 = "H200, PyTorch 2.11; no mask, no dropout"
 NOTES: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "K1": (
         "flash keeps 4 Nd + 2 N elements for the backward, standard 2 N² more",
-        f"{RECOMPUTE}, section 4.1", "saved_for_backward", {},
+        f"{RECOMPUTE}, section 4.1", "saved_for_backward",
+        {"conditions": "PyTorch on a CPU, by its hooks"},
     ),
     "K2": (
         "flash backward is only 30 to 50 % slower than standard, not 2x",
@@ -29,8 +30,10 @@ NOTES: dict[str, tuple[str, str, str, dict[str, str]]] = {
         f"{RECOMPUTE}, section 9.2", "fa1_fig3_memory", {"conditions": H200},
     ),
     "K4": (
-        "recompute attention from N > 2048; below 512 it may not be needed",
-        f"{RECOMPUTE}, section 8.1", "fa1_fig3_runtime", {"conditions": H200},
+        "recomputing attention pays from N > 2048; below 512 it may not be needed",
+        f"{RECOMPUTE}, section 8.1", "fa1_fig3_runtime",
+        {"conditions": f"{H200}; 'pays' is judged by time alone, of a checkpoint around attention: "
+                       "the memory it frees may be worth the time"},
     ),
     "K5": (
         "tiling reduces accesses although each tile is loaded many times",
@@ -47,7 +50,8 @@ NOTES: dict[str, tuple[str, str, str, dict[str, str]]] = {
     ),
     "K8": (
         "flash: 0.1x memory for 1.2x compute; aggressive checkpointing: 0.05x for 2.0x",
-        f"{TILING}, section 3.2", "checkpoint_pareto", {},
+        f"{TILING}, section 3.2", "checkpoint_pareto",
+        {"conditions": "flash attention on an H200; checkpointing on a CPU, its work as for K11"},
     ),
     "K9": (
         "the best tile is 128 to 256 on its longer side",
@@ -61,7 +65,9 @@ NOTES: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "K11": (
         "+33 % compute buys 4 to 5 times less memory",
         f"{AUTODIFF}, section 4.2", "checkpoint_pareto",
-        {"conditions": "four chains named beforehand: GPT, residual network, LSTM, plain chain"},
+        {"conditions": "four chains named beforehand: GPT by its time on a CPU; residual network, "
+                       "LSTM and plain chain by the forwards that were run, a forward as a third "
+                       "of a step"},
     ),
     "K12": (
         "a 1 x 4096 x 4096 bf16 activation is 32 MiB; at long context activations dominate a 7B "
@@ -119,7 +125,8 @@ NOTES: dict[str, tuple[str, str, str, dict[str, str]]] = {
     ),
     "Note hierarchy": (
         "SRAM 48 to 164 KB an SM at ~20 TB/s, HBM 40 to 80 GB at 1 to 2 TB/s",
-        f"{TILING}, section 1.1", "memory_hierarchy", {"conditions": "datasheets of seven cards"},
+        f"{TILING}, section 1.1", "memory_hierarchy",
+        {"conditions": "datasheets of seven cards; the note names none, and is right for an A100"},
     ),
     "matrix product levels": (
         "a tile of side T divides global reads by T, a thread tile shared reads by its side",

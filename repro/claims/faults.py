@@ -84,7 +84,7 @@ def f4(frame: pandas.DataFrame) -> Claim:
         predicted="the last segment has L/2 layers: O(L); split recursively O(log² L)",
         measured=shown,
         parts=[Part(what="exponent of the peak in L", value=growth, high=0.5, form=".2f",
-                    evidence=Evidence.COUNTED)],
+                    evidence=Evidence.DERIVED)],
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def f5(frame: pandas.DataFrame) -> Claim:
         measured=", ".join(f"k = {k}: {found[k]:.3f} for {noted[k]:.3f}" for k in SEGMENTS)
         if known else NOT_MEASURED,
         parts=[Part(what="extra forward over the note's 1/k, worst k", value=times, low=0.9,
-                    high=1.1, form=".2f", evidence=Evidence.COUNTED)],
+                    high=1.1, form=".2f", evidence=Evidence.DERIVED)],
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def f7(frame: pandas.DataFrame) -> Claim:
         f"{' and '.join(str(int(d)) for d in noted.index)} (A100)" if len(noted) else NOT_MEASURED,
         parts=[Part(what="side of the tile that the printed rule gives", low=32, form=".0f",
                     value=float(noted.min()) if len(noted) else math.nan,
-                    evidence=Evidence.COUNTED)],
+                    evidence=Evidence.DERIVED)],
     )  # fmt: skip
 
 

@@ -43,8 +43,8 @@ class Verdict(StrEnum):
 
 
 _MEANINGS = {
-    Verdict.REPRODUCED: "a measurement of the claim's own quantity agrees",
-    Verdict.WITHIN_LIMITS: "a measurement agrees in part: in a wider range, or in some cases only",
+    Verdict.REPRODUCED: "something that was run agrees, under the conditions that the claim names",
+    Verdict.WITHIN_LIMITS: "what was run agrees in part: in a wider range, or in some cases only",
     Verdict.CONSISTENT: "published numbers or a derivation agree, or it was chosen to match",
     Verdict.REFUTED: "the evidence lies outside what the claim allows",
     Verdict.NOT_TESTED: "there is no evidence yet",
