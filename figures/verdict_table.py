@@ -195,9 +195,8 @@ def headlines(rows: Sequence[Claim]) -> str:
         row = by_name[name]
         statement = f"[{row.statement}](docs/claims.md#{anchor(row.name)})"
         lines.append([f"{statement}<br>*{row.source}*", row.predicted, row.measured, row.published,
-                      f"**{row.verdict}**<br>{row.evidence}", row.falsifier])  # fmt: skip
-    headers = ["claim", "predicted", "measured", "published", "verdict, evidence",
-               "what would overturn it"]  # fmt: skip
+                      f"**{row.verdict}**<br>{row.evidence}"])  # fmt: skip
+    headers = ["claim", "predicted", "measured", "published", "verdict, evidence"]
     return _github(headers, lines)
 
 

@@ -181,6 +181,27 @@ def test_a_command_that_the_documentation_shows_works(line: str, tmp_path, monke
     assert out
 
 
+def shown_outputs() -> list[tuple[str, list[str]]]:
+    """Commands of the README whose output it shows, with the lines shown; "..." leaves some out."""
+    found = []
+    text = (ROOT / "README.md").read_text()
+    for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
+        first, *lines = block.splitlines()
+        found.append((first.removeprefix("$ python -m repro "), lines))
+    return found
+
+
+@pytest.mark.parametrize(("line", "lines"), shown_outputs(), ids=lambda x: str(x)[:20])
+def test_the_readme_shows_what_its_commands_print(line, lines, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "160")
+    status, out, err = run(capsys, *shlex.split(line))
+    assert status == 0, err
+    printed = [x.rstrip() for x in out.splitlines()]
+    assert len(lines) > 3
+    for shown_line in lines:
+        assert shown_line == "..." or shown_line in printed
+
+
 def test_every_subcommand_and_module_in_the_documentation_exists() -> None:
     import importlib
 
