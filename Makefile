@@ -91,14 +91,15 @@ figures: $(ALL_DRAWN) $(DRAWN)/verdicts.md
 $(STALE)/%: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEORY) | $(ENV)
 	@mkdir -p $(@D) && touch $@
 
-# All of them at once: starting Python costs more than drawing.
+# All of them at once, and the verdicts with them: starting Python costs more than drawing, and both
+# ask for the same predictions. Dated when it begins, so that the verdicts are younger.
 $(ALL_DRAWN): $(FIGURES:%=$(STALE)/%) $(if $(filter-out $(wildcard $(FILES)),$(FILES)),again)
-	@mkdir -p $(DRAWN)
+	@mkdir -p $(DRAWN) && touch $@.begun
 	@stale=; for f in $(FIGURES); do for e in $(ENDINGS); do \
 	    [ -e $(DRAWN)/$$f.$$e ] && [ -z "$$(find $(STALE)/$$f -newer $(DRAWN)/$$f.$$e)" ] || \
 	    { stale="$$stale $$f"; break; }; done; done; \
-	[ -z "$$stale" ] || $(PY) -m figures draw --jobs $(WORKERS) $$stale
-	@touch $@
+	[ -z "$$stale" ] || $(PY) -m figures draw --jobs $(WORKERS) --verdicts $$stale
+	@mv $@.begun $@
 
 # One figure by its file. A pattern rule with three targets runs once for all three, under -j too.
 $(DRAWN)/%.svg $(DRAWN)/%.png $(DRAWN)/%.csv: $(STALE)/%
@@ -116,7 +117,7 @@ endef
 $(foreach f,$(FIGURES),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
 
 $(DRAWN)/verdicts.md: $(ALL_DRAWN) $(wildcard figures/verdict_table.py)
-	@$(PY) -m figures verdicts
+	@[ -z "$$(find $^ -newer $@ 2>&1)" ] || $(PY) -m figures verdicts
 
 # Which cells are on record is decided by the command; the stamp only says that it has run.
 $(STAMPS)/%: $(THEORY) $(MACHINERY) | $(ENV)

@@ -99,7 +99,7 @@ class Window:
         without = Window.of(
             self.seqlen_q, self.seqlen_k, causal=self.causal, window=(None, None), sinks=0
         )
-        return self.visible_pairs != without.visible_pairs
+        return self != without and self.visible_pairs != without.visible_pairs
 
     @property
     def _diagonal(self) -> int:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
+import pandas
 import typer
 
 from figures import common, gallery
 from repro import cli
+from repro.claims import Claim
 from repro.experiments import tidy
 from repro.measuring import quiet
 
@@ -25,25 +29,45 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 def draw(
     names: Annotated[list[str] | None, typer.Argument(help="figures; all if none")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes that draw side by side")] = 1,
+    verdicts: Annotated[bool, typer.Option("--verdicts", help="judge the claims as well")] = False,
 ) -> None:
     """Draw figures from what is on record; a gap in the data is named, never an error."""
     common.require_style(common.STYLE)
     chosen = list(dict.fromkeys(names or common.names()))  # two processes never write one file
     for name in chosen:
         common.require(name)
-    if jobs == 1 or len(chosen) == 1:
-        for name in chosen:
-            _draw_here(name)
+    work, todo, rows = _draw_here, tuple(chosen), []
+    if verdicts:  # in the same processes, which know the predictions already
+        from figures import verdict_table
+
+        work, todo = partial(_judge_and_draw, drawn=frozenset(chosen)), verdict_table.judges()
+    for name, found in _each(work, todo, jobs):
+        rows += found
+        if name in chosen:
             print(common.shown(common.OUT / f"{name}.svg"), flush=True)
+    if verdicts:
+        _keep_verdicts(verdict_table.ordered(rows))
+
+
+def _each(
+    work: Callable[[str], list[Claim]], names: Sequence[str], jobs: int
+) -> Iterator[tuple[str, list[Claim]]]:
+    """Each name with what ``work`` says of it, in the order in which they are done.
+
+    RuntimeError at the end names all that failed, where several processes are at work.
+    """
+    if jobs == 1 or len(names) == 1:
+        for name in names:
+            yield name, work(name)
         return
     # Forked before anything has started a thread: a worker has all modules without importing them.
-    with ProcessPoolExecutor(min(jobs, len(chosen)), mp_context=get_context("fork")) as pool:
-        waiting = {pool.submit(_draw_here, name): name for name in chosen}
+    with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("fork")) as pool:
+        waiting = {pool.submit(work, name): name for name in names}
         failed: list[str] = []
         for future in as_completed(waiting):
             error = future.exception()
             if error is None:
-                print(common.shown(common.OUT / f"{waiting[future]}.svg"), flush=True)
+                yield waiting[future], future.result()
             else:
                 failed.append(f"{waiting[future]}: {type(error).__name__}: {error}")
     if failed:
@@ -64,12 +88,18 @@ def verdicts() -> None:
     from figures import verdict_table
 
     common.require_style(common.STYLE)  # it names the folder
-    rows = verdict_table.collect()
+    _keep_verdicts(verdict_table.collect())
+
+
+def _keep_verdicts(rows: Sequence[Claim]) -> None:
+    from figures import verdict_table
+
     print(verdict_table.text(rows, "simple_grid"))
     table = verdict_table.table(rows).to_csv(index=False, lineterminator="\n")
     common.write_text(common.OUT / "verdicts.csv", table)
-    common.write_text(common.OUT / "verdicts.md", verdict_table.text(rows) + "\n")
     common.write_text(common.OUT / "verdicts.tex", verdict_table.latex(rows))
+    # The last of them: Make goes by its date.
+    common.write_text(common.OUT / "verdicts.md", verdict_table.text(rows) + "\n")
     place = common.shown(common.OUT / "verdicts.md")
     print(f"{len(rows)} claims; the same table is in {place}, verdicts.csv and verdicts.tex")
 
@@ -119,16 +149,30 @@ def report(
     print(f"{to.name}: {size / 1e6:.1f} MB, needs no other file")
 
 
-def _draw_here(name: str) -> None:
+def _draw_here(name: str) -> list[Claim]:
     _draw(name, common.OUT, local=True)
+    return []
 
 
-def _draw(name: str, out: Path, *, local: bool) -> None:
+def _judge_and_draw(name: str, drawn: frozenset[str]) -> list[Claim]:
+    from figures import verdict_table
+
+    if name == verdict_table.APART:
+        return verdict_table.judge(name)
+    frame = tidy(common.module(name).EXPERIMENTS)
+    judged = verdict_table.judge(name, frame.copy())
+    if name in drawn:
+        _draw(name, common.OUT, local=True, frame=frame)
+    return judged
+
+
+def _draw(name: str, out: Path, *, local: bool, frame: pandas.DataFrame | None = None) -> None:
     figure = common.module(name)
     style = common.STYLE if local else ""  # what is committed has one look
     with quiet.beside_others():
         common.style()
-        drawing = figure.draw(tidy(figure.EXPERIMENTS, local=local))
+        shown = tidy(figure.EXPERIMENTS, local=local) if frame is None else frame
+        drawing = figure.draw(shown)
         common.save(name, drawing, out, style=style)
         if style:
             common.write_text(out / f"{name}.txt", gallery.caption(name, drawing.figure))

@@ -142,7 +142,9 @@ def settle(figure: Figure) -> None:
     """
     if (layout := figure.get_layout_engine()) is not None:
         layout.execute(figure)  # without drawing anything: that comes once, at the end
-    figure.set_layout_engine("none")
+    # Not "none", which leaves a placeholder for which savefig draws everything twice; None is what
+    # the style's rcParams say, no engine.
+    figure.set_layout_engine(None)
     for ax in figure.axes:
         left, bottom, width, height = ax.get_position(original=True).bounds
         ax.set_position((round(left, 6), round(bottom, 6), round(width, 6), round(height, 6)))

@@ -24,6 +24,8 @@ from repro.measuring.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 CLAIMS = README.parent / "docs" / "claims.md"
+#: Stands for the claims that no figure judges.
+APART = "repro.claims"
 #: The claims of the README's first screen; each must exist.
 HEADLINES = (
     "FA-1 Fig. 2 middle",
@@ -65,17 +67,37 @@ TITLES = {
 
 
 def collect(*, local: bool = True) -> list[Claim]:
-    """The claims of all figures and of ``repro.claims``, papers first, in the order of their names.
+    """The claims of all figures and of ``repro.claims``, as :func:`ordered`."""
+    return ordered([row for name in judges() for row in judge(name, local=local)])
+
+
+def judges() -> tuple[str, ...]:
+    """What :func:`judge` takes: :data:`APART`, then every figure."""
+    return (APART, *names())
+
+
+def judge(name: str, frame: pandas.DataFrame | None = None, *, local: bool = True) -> list[Claim]:
+    """The claims of a figure, or those of no figure (:data:`APART`).
+
+    frame: the figure's, where it is at hand.
+    """
+    if name == APART:
+        return claims.judge(local=local)
+    figure = module(name)
+    if not hasattr(figure, "verdicts"):
+        return []
+    found: list[Claim] = figure.verdicts(
+        tidy(figure.EXPERIMENTS, local=local) if frame is None else frame
+    )
+    return found
+
+
+def ordered(judged: Sequence[Claim]) -> list[Claim]:
+    """All claims, papers first, in the order of their names; ValueError where one is judged twice.
 
     Every claim of ``repro.claims.CATALOGUE`` has a row, not tested where nothing judges it.
     """
-    rows: list[Claim] = []
-    for name in names():
-        figure = module(name)
-        if hasattr(figure, "verdicts"):
-            rows += figure.verdicts(tidy(figure.EXPERIMENTS, local=local))
-    rows += claims.judge(local=local)
-    rows += claims.missing(row.name for row in rows)
+    rows = [*judged, *claims.missing(row.name for row in judged)]
     twice = [name for name, count in Counter(row.name for row in rows).items() if count > 1]
     if twice:
         raise ValueError(f"claims judged twice: {sorted(twice)}")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from repro.experiments import Cell, Context, Experiment
+from repro.experiments.shared import tiny_lm_sizes as sizes
 from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ STEPS, PROBE, LOG = 200, 20, 4
 
 def cells() -> list[Cell]:
     """One training each."""
-    from repro.experiments.shared import tiny_lm as lm
-
-    shape = {"batch": lm.BATCH, "heads": lm.HEADS, "kv_heads": lm.HEADS,
-             "seqlen_q": lm.CONTEXT, "seqlen_k": lm.CONTEXT,
-             "head_dim": lm.WIDTH // lm.HEADS}  # fmt: skip
+    shape = {"batch": sizes.BATCH, "heads": sizes.HEADS, "kv_heads": sizes.HEADS,
+             "seqlen_q": sizes.CONTEXT, "seqlen_k": sizes.CONTEXT,
+             "head_dim": sizes.WIDTH // sizes.HEADS}  # fmt: skip
     return [
         Cell(implementation=name, pass_="forward+backward", **shape, dtype="fp32", causal=True,
              steps=STEPS)
@@ -123,7 +122,12 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="host",
-    sources=("kernels", "repro/attention", "repro/experiments/shared/tiny_lm.py"),
+    sources=(
+        "kernels",
+        "repro/attention",
+        "repro/experiments/shared/tiny_lm.py",
+        "repro/experiments/shared/tiny_lm_sizes.py",
+    ),
     on_demand=True,
     seconds=45,
 )

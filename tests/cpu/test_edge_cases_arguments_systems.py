@@ -359,6 +359,6 @@ def test_draw_refuses_before_it_draws(
 
 def test_a_figure_named_twice_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    monkeypatch.setattr(drawing, "_draw_here", drawn.append)
+    monkeypatch.setattr(drawing, "_draw_here", lambda name: drawn.append(name) or [])
     drawing.draw(["tile_rules", "accuracy", "tile_rules"])
     assert drawn == ["tile_rules", "accuracy"]

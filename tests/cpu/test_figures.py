@@ -308,3 +308,26 @@ def test_one_figure_that_fails_is_named_and_the_others_are_drawn(tmp_path, monke
     assert "two_levels" not in capsys.readouterr().out
     with pytest.raises(ValueError, match="no figure 'nonsense'"):
         command.draw(["gemm_levels", "nonsense"], jobs=2)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_claims_judged_while_drawing_are_those_judged_alone(tmp_path, monkeypatch, capsys, jobs):
+    """Of figures that are not drawn, too; a figure is drawn from what it is judged by."""
+    from figures import __main__ as command
+
+    monkeypatch.setattr(common, "OUT", tmp_path / "both")
+    some = (verdict_table.APART, "two_levels", "fa1_fig2_middle", "time_ampere")
+    monkeypatch.setattr(verdict_table, "judges", lambda: some)
+    command.draw(["two_levels"], jobs, verdicts=True)
+    together = capsys.readouterr().out
+    drawn = {p.name: p.read_bytes() for p in (tmp_path / "both").iterdir()}
+    assert {name for name in drawn if name.startswith("two_levels")} == {
+        "two_levels.csv", "two_levels.png", "two_levels.svg",
+    }  # fmt: skip
+    assert len(drawn) == 6, "nothing else is drawn"
+
+    monkeypatch.setattr(common, "OUT", tmp_path / "alone")
+    command.draw(["two_levels"])
+    command.verdicts()
+    assert {p.name: p.read_bytes() for p in (tmp_path / "alone").iterdir()} == drawn
+    assert together.replace("both", "alone") == capsys.readouterr().out

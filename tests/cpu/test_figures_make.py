@@ -31,10 +31,12 @@ case "$2 $3" in
     mkdir -p "$out"
     shift 3
     [ "$1" = --jobs ] && shift 2
+    [ "$1" = --verdicts ] && verdicts=yes && shift
     for f; do
         [ -e die ] && [ "$f" = "$(cat die)" ] && exit 1
         for e in csv png svg $FORMATS; do echo "$f" > "$out/$f.$e"; done
-    done ;;
+    done
+    [ -z "$verdicts" ] || echo table > "$out/verdicts.md" ;;
 "figures verdicts") echo table > "$out/verdicts.md" ;;
 esac
 """
@@ -81,7 +83,7 @@ def make(tree: Path, *arguments: str, env: dict[str, str] | None = None) -> tupl
     return done.returncode, sorted(calls.splitlines())
 
 
-ALL = ["-m figures draw first second_one", "-m figures verdicts", "-m repro measure run-me"]
+ALL = ["-m figures draw --verdicts first second_one", "-m repro measure run-me"]
 
 
 @pytest.mark.parametrize("jobs", ["-j1", "-j8"])
@@ -113,7 +115,8 @@ def test_a_generator_that_dies_leaves_no_target_and_runs_again(tree: Path, goal:
     (tree / "die").unlink()
     status, calls = make(tree, goal)
     assert status == 0
-    assert "-m figures draw second_one" in calls  # and not the one that was drawn before
+    verdicts = "--verdicts " if goal == "figures" else ""
+    assert f"-m figures draw {verdicts}second_one" in calls  # and not the one that was drawn before
     assert (drawn / "second_one.svg").read_text() == "second_one\n"
 
 
@@ -121,13 +124,13 @@ def test_a_file_that_is_gone_is_drawn_again(tree: Path) -> None:
     assert make(tree, "figures")[0] == 0
     for ending in ("csv", "png", "svg"):
         (tree / "figures" / "out" / f"first.{ending}").unlink()
-        assert make(tree, "figures") == (0, ["-m figures draw first", "-m figures verdicts"])
+        assert make(tree, "figures") == (0, ["-m figures draw --verdicts first"])
         assert make(tree, "--question", "figures") == (0, [])
 
 
 def test_more_formats_are_drawn_once(tree: Path) -> None:
     assert make(tree, "figures")[0] == 0
-    assert make(tree, "figures", "FORMATS=pdf") == (0, ALL[:2])
+    assert make(tree, "figures", "FORMATS=pdf") == (0, ALL[:1])
     assert (tree / "figures" / "out" / "second_one.pdf").exists()
     assert make(tree, "--question", "figures", "FORMATS=pdf") == (0, [])
     assert make(tree, "--question", "figures") == (0, [])
@@ -138,7 +141,7 @@ def test_more_formats_are_drawn_once(tree: Path) -> None:
 def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) -> None:
     paper = "STYLE=paper"
     assert make(tree, "figures") == (0, ALL)
-    assert make(tree, "figures", paper) == (0, ALL[:2])  # nothing is measured again
+    assert make(tree, "figures", paper) == (0, ALL[:1])  # nothing is measured again
     assert {p.name for p in (tree / "figures" / "out" / "paper").iterdir()} == {
         "first.svg", "first.png", "first.csv", "second_one.svg", "second_one.png",
         "second_one.csv", "verdicts.md",
@@ -147,7 +150,7 @@ def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) 
         assert make(tree, "--question", "figures", *style) == (0, [])
     age(tree)
     (tree / "figures" / "second_one.py").touch()
-    changed = ["-m figures draw second_one", "-m figures verdicts"]
+    changed = ["-m figures draw --verdicts second_one"]
     for style in ([paper], []):  # drawing one style leaves the other stale
         assert make(tree, "figures", *style) == (0, changed)
         assert make(tree, "--question", "figures", *style) == (0, [])
@@ -205,17 +208,24 @@ def test_make_and_python_know_the_same_styles_formats_and_variables() -> None:
 def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:
     assert make(tree, "figures/out/second_one.svg")[0] == 0
     status, calls = make(tree, "figures")
-    assert (status, calls) == (0, ["-m figures draw first", *ALL[1:]])
+    assert (status, calls) == (0, ["-m figures draw --verdicts first", *ALL[1:]])
+    age(tree)
+    (tree / "figures" / "common.py").touch()
+    for name in ("first", "second_one"):
+        assert make(tree, f"figures/out/{name}.svg")[0] == 0
+    assert make(tree, "figures") == (0, ["-m figures verdicts"])  # of which nobody asked so far
+    assert make(tree, "--question", "figures") == (0, [])
 
 
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [
-        ("figures/second_one.py", ["-m figures draw second_one", "-m figures verdicts"]),
-        ("figures/_helper.py", ALL[:2]),
-        ("figures/common.py", ALL[:2]),
-        ("results/card/other-records.jsonl", ALL[:2]),
-        ("kernels/k.cu", ["-m figures draw first", *ALL[1:]]),
+        ("figures/second_one.py", ["-m figures draw --verdicts second_one"]),
+        ("figures/verdict_table.py", ["-m figures verdicts"]),
+        ("figures/_helper.py", ALL[:1]),
+        ("figures/common.py", ALL[:1]),
+        ("results/card/other-records.jsonl", ALL[:1]),
+        ("kernels/k.cu", ["-m figures draw --verdicts first", *ALL[1:]]),
         ("analysis/a.py", ALL),
     ],
 )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+from repro.experiments.shared.tiny_lm_sizes import BATCH, CONTEXT, HEADS, LAYERS, WIDTH
 
-CONTEXT, WIDTH, HEADS, LAYERS, BATCH = 64, 64, 2, 2, 4
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 _NAMES = ("anna", "bela", "carl", "dora", "emil", "fay")
 _THINGS = ("kite", "lamp", "boat", "drum", "coat", "fan")
