@@ -2,14 +2,14 @@
 
 A kernel cannot be faster than the slowest of: its FLOPs at the tensor cores' rate, its exponentials
 at the special-function units' rate, its SM-boundary bytes at L2's rate, its HBM bytes at HBM's
-rate. The prediction is that maximum, as if the four overlapped perfectly, so it is a lower bound:
-how far a measured time stands above it says what is left to gain, and which ceiling binds says
-where. Kernels of one pass run one after another and their times add. Blocks that do the same leave
-SMs idle in their last wave; under a mask blocks differ, and only SMs without a block are sure to
-idle (:func:`~analysis.occupancy.wave_efficiency`).
+rate. The prediction is that maximum, as if all of them overlapped perfectly, so it is a lower
+bound: how far a measured time stands above it says what is left to gain, and which ceiling binds
+says where. Kernels of one pass run one after another and their times add. Blocks that do the same
+leave SMs idle in their last wave; under a mask blocks differ, and only SMs without a block are sure
+to idle (:func:`~analysis.occupancy.wave_efficiency`).
 
-The Hopper kernels have a fifth, since what a round of their loop asks of an SM is known
-(``analysis.sm_ceilings``): shared memory, at the tensor cores' clock.
+The flash kernels of steps 3 and 4 have a fifth, shared memory at the tensor cores' clock: what one
+iteration of their loops moves through it is known (``analysis.sm_ceilings``).
 
 The ceilings should be those measured on the card in the same run; datasheet peaks are a fallback
 for cards that are not at hand.

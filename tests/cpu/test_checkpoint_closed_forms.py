@@ -1,14 +1,19 @@
 """Closed forms against the simulator, exactly, and their growth."""
 
+import math
+from pathlib import Path
+
 import pytest
 import sympy as sp
 
 from analysis.checkpointing import (
     chen_recursive,
+    chen_search,
     exponential,
     exponential_recursive,
     recompute_all,
     simulate,
+    sqrt,
     store_all,
     uniform,
     uniform_chain,
@@ -61,3 +66,17 @@ def test_orders_of_growth() -> None:
     assert forms.slope(forms.RECOMPUTE_ALL.forwards) == 2
     k = forms.k
     assert sp.simplify(forms.uniform_overhead() - (k - 1) / k) == 0  # F5
+
+
+@pytest.mark.parametrize("saved", [1, 2, 12])
+@pytest.mark.parametrize("length", [256, 1024])
+def test_the_peaks_that_the_page_of_strategies_states(length: int, saved: int) -> None:
+    """docs/pages/checkpointing.md, in outputs; the gradient and the last stage's output beside."""
+    page = (Path(__file__).resolve().parents[2] / "docs/pages/checkpointing.md").read_text()
+    chain = uniform_chain(length, 1, saved)
+    assert '`"sqrt"` | √L (2 + s) |' in page
+    assert 0 <= sqrt(chain).peak_bytes - math.sqrt(length) * (2 + saved) <= 2
+    assert '`"chen-search"` | 2 √(L (1 + s)) |' in page
+    assert abs(chen_search(chain).peak_bytes - 2 * math.sqrt(length * (1 + saved))) <= 3
+    assert "| about log₂ L + s;" in page
+    assert 0 <= chen_recursive(chain).peak_bytes - (math.log2(length) + saved) <= 4
