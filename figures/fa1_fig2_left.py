@@ -71,7 +71,7 @@ def traffic_rows(frame: pandas.DataFrame) -> Iterator[Row]:
     yield Row("three and five kernels, tiles re-read", orange,
               counted(frame, "predicted", "standard", True),
               counted(frame, "measured", "standard", True), None, "host backend, SM")  # fmt: skip
-    yield Row("FlashAttention, first pass unread: 33 Nd", blue,
+    yield Row("FlashAttention, no first read-back: 33 Nd", blue,
               counted(frame, "predicted", "flash1-skip-first", False),
               counted(frame, "measured", "flash1-skip-first", False),
               one(flash[flash["origin"].str.contains("arXiv")]), "host backend, SM")  # fmt: skip
@@ -108,7 +108,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     panel(bottom, flops, "GFLOP")
     top.set(xlim=(1.5, 1500), xlabel="bytes moved, forward + backward (GB)")
     top.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
-    top.set_title("Printed traffic fits a list of kernels; today's is one, by counters")
+    top.set_title("Printed traffic fits a list of kernels; counters confirm today's list")
     bottom.set(xlim=(20, 90000), xlabel="matrix products, forward + backward (GFLOP)")
     bottom.set_xticks([100, 1000], ["100", "1000"])
     bottom.set_title("Printed GFLOPs are not those of the stated batch and heads")
@@ -163,7 +163,7 @@ def verdicts(frame: pandas.DataFrame) -> list[Claim]:
     plain = rows["PyTorch 2.11 eager, no mask"]
     masked = rows["PyTorch 2.11 eager, mask, dropout"]
     flash, today = (
-        rows["FlashAttention, first pass unread"],
+        rows["FlashAttention, no first read-back"],
         rows["FlashAttention-2 in PyTorch 2.11"],
     )
     released = rows["FlashAttention as released"]

@@ -102,7 +102,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         if peer is not None and peer == peer:
             ax.plot(peer, number, color="#333333", **HOLLOW | {"marker": "s"})
     ax.axvline(1, color="black", linewidth=1.2)
-    ax.text(1.005, -0.75, "tensor cores", fontsize=8, va="center")
+    ax.text(1.02, -0.75, "tensor cores", fontsize=8, va="center")
     ax.set_yticks(range(len(ticks)), ticks)
     ax.set(ylim=(len(ticks) - 0.4, -1.0), xlim=(0, 3.0),
            xlabel="clocks of a round, relative to the tensor cores'")  # fmt: skip
