@@ -22,6 +22,7 @@ from analysis.flops import (
 )
 from analysis.hardware import Gpu, gpu_named
 from analysis.hbm import HbmTraffic, compulsory_hbm, compulsory_packed, predict_hbm
+from analysis.loop_model import card
 from analysis.loop_model.card import H200_SUSTAINED, Clock
 from analysis.packed import Lengths, summed
 from analysis.shapes import AttentionShape, Tile
@@ -58,6 +59,8 @@ CLOSED = (
     "flash-deterministic",
 )
 ALGORITHMS = attention.ALGORITHMS
+WAITS_FOR_MEMORY = "its bytes take longer than its instructions, which is all that the model knows"
+"""Why a time is not predicted that would be below its bound."""
 FEATURES = ("window", "softcap", "alibi")
 """Of the Hopper kernels; macros, in the order of ``kernels.timing.followed_blocks``."""
 
@@ -176,8 +179,16 @@ class Prediction:
         return predicted if isinstance(predicted, str) else None
 
     def _predicted(self) -> float | str | None:
-        """Seconds, or why there are none; None for packed sequences but in Hopper's forward, and
-        for other kernels and GPUs."""
+        """Seconds, copies included, or why there are none; None for packed sequences but in
+        Hopper's forward, and for other kernels and GPUs."""
+        found = self._of_machine_code()
+        if not isinstance(found, float):
+            return found
+        found += self.copy_bytes / (card.HBM_SUSTAINED * self.gpu.hbm_bandwidth_bytes_per_s)
+        return WAITS_FOR_MEMORY if found < self.time.seconds else found
+
+    def _of_machine_code(self) -> float | str | None:
+        """The same of the kernels alone, as if none of them waited for HBM."""
         sms, hbm = self.gpu.sms, self.gpu.hbm_bandwidth_bytes_per_s
         if self.lengths is not None:
             return self._predicted_packed()

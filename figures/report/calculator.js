@@ -24,6 +24,7 @@ function calculate(input) {
   const peak = model.peak(values) + (copied ? model.given(values) : 0);
   const blocks = model.kernels.find((kernel) => kernel.main).blocks(values);
   const rates = CEILINGS[input.gpu][input.ceilings];
+  const least = bound(works, rates);
   const result = {
     ...run, traffic: traffic(model, input.pass, values, copied), copy_bytes: copied, blocks,
     idle_sms: Math.max(0, gpu.sms - blocks), ceilings: rates.origin,
@@ -31,8 +32,8 @@ function calculate(input) {
     hbm_read_bytes: sum(model.kernels.map((k) => k.hbm_read(values))) + copies("read"),
     hbm_write_bytes: sum(model.kernels.map((k) => k.hbm_write(values))) + copies("write"),
     saved_bytes: model.saved(given), peak_bytes: peak, fits: peak <= gpu.memory,
-    flops: model.flops(given), ...bound(works, rates),
-    predicted: predicted(input, run, gpu, visible),
+    flops: model.flops(given), ...least,
+    predicted: predicted(input, run, gpu, visible, copied, least.seconds),
   };
   return result;
 
@@ -248,7 +249,14 @@ function bound(works, rates) {
 }
 
 // Seconds that the kernels' machine code takes; null where no clocks are on record.
-function predicted(input, run, gpu, visible) {
+function predicted(input, run, gpu, visible, copied, least) {
+  const kernels = of_machine_code(input, run, gpu, visible);
+  if (kernels === null) return null;
+  const found = kernels + copied / (HBM_SUSTAINED * gpu.hbm_bandwidth);
+  return found < least ? null : found;
+}
+
+function of_machine_code(input, run, gpu, visible) {
   const clocks = run.form ? hopper_clocks(input, run, gpu, visible)
     : gpu.ampere ? ampere_clocks(input, run, gpu, visible.mask) : null;
   if (clocks === null) return null;

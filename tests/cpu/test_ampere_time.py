@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from analysis.flops import paper_flops
 from analysis.hardware import GPUS, gpu_named
@@ -20,7 +22,7 @@ from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch
 from kernels.sass.run import ways
 from kernels.timing import ampere_time
-from repro.prediction import predict
+from repro.prediction import WAITS_FOR_MEMORY, predict
 from repro.timing import ampere_tiles
 
 
@@ -259,6 +261,45 @@ def test_a_predicted_time_is_no_shorter_than_the_bound(
         assert point.predicted_s is not None
         assert point.predicted_s > point.time.seconds
         assert point.clock.hz == gpu_named("A100").boost_clock_hz
+
+
+@given(
+    shape=st.builds(
+        AttentionShape, st.sampled_from([1, 3]), st.sampled_from([4, 32]),
+        st.sampled_from([1, 17, 512, 4096]), st.sampled_from([1, 64, 3000]),
+        st.sampled_from([40, 64, 100, 128, 256]), dtype=st.sampled_from(["fp16", "bf16"]),
+        causal=st.booleans(), window=st.sampled_from([(None, None), (64, 64), (100, 0)]),
+    ),
+    pass_=st.sampled_from(["forward", "backward"]),
+    gpu=st.sampled_from(["A100", "H100", "H200"]),
+)  # fmt: skip
+@example(AttentionShape(1, 32, 17, 3000, 256), "backward", "A100")  # K and V from HBM
+@example(AttentionShape(3, 32, 512, 512, 128, causal=True, window=(64, 64)), "backward", "H100")
+@example(AttentionShape(1, 32, 4096, 64, 100, causal=True), "backward", "A100")  # padded
+@settings(max_examples=60)
+def test_a_predicted_time_is_none_rather_than_below_the_bound(
+    shape: AttentionShape, pass_: str, gpu: str
+) -> None:
+    point = predict("auto", shape, pass_, gpu, once=True)
+    if point.unpredicted == WAITS_FOR_MEMORY:
+        assert point.predicted_s is None
+        assert point.time.by_resource["HBM"] > 0.5 * point.time.seconds
+    elif point.predicted_s is not None:
+        assert point.predicted_s >= point.time.seconds
+
+
+def test_the_copies_of_a_padded_head_dimension_take_their_time() -> None:
+    """q, k, v in and 4 columns wider out, 100 columns of out back: at HBM's sustained rate."""
+    odd, wide = (
+        predict("auto", AttentionShape(2, 16, 4096, 4096, d), "forward", "A100", once=True)
+        for d in (100, 104)
+    )
+    assert odd.predicted_s is not None
+    assert wide.predicted_s is not None
+    moved = 2 * 16 * 4096 * (3 * (100 + 104) + 100 + 100) * 2
+    assert odd.copy_bytes == moved
+    added = moved / (0.87 * gpu_named("A100").hbm_bandwidth_bytes_per_s)
+    assert odd.predicted_s == pytest.approx(wide.predicted_s + added)
 
 
 def test_bf16_takes_as_long_as_fp16() -> None:
