@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import cache
 
 import pytest
 
@@ -14,8 +15,14 @@ from repro.measuring.records import record
 ROOT = verdict_table.README.parent
 
 
+@cache
+def committed():
+    """Every claim, judged from the committed records."""
+    return verdict_table.collect(local=False)
+
+
 def test_the_generated_tables_are_up_to_date():
-    page, rows = verdict_table.README.read_text(), verdict_table.collect(local=False)
+    page, rows = verdict_table.README.read_text(), committed()
     blocks = verdict_table.blocks(rows)
     assert verdict_table.readme_with(blocks, page) == page, "run `make readme`"
     assert verdict_table.claims_page(rows) == verdict_table.CLAIMS.read_text(), "run `make readme`"
@@ -36,7 +43,7 @@ def test_the_first_screen_says_that_our_kernels_are_untimed_while_they_are(monke
 
 
 def test_every_row_of_the_page_says_what_would_overturn_it_and_the_readme_links_to_it():
-    rows = verdict_table.collect(local=False)
+    rows = committed()
     page = verdict_table.claims_page(rows)
     for row in rows:
         assert f"### {row.name}\n" in page

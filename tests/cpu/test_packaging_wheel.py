@@ -118,7 +118,7 @@ def test_the_records_come_with_it_and_nothing_is_left_behind(
 
 def test_what_was_read_of_machine_code_comes_with_it(installed: Path, tmp_path: Path) -> None:
     code = (
-        "from repro import flash2_time, flash3_time, peers, prototype\n"
+        "from repro.timing import flash2_time, flash3_time, peers, prototype\n"
         "assert len(peers.comparisons()) == len(peers.predicted())\n"
         "assert flash2_time.lines() and flash3_time.points() and prototype.variants()\n"
     )
