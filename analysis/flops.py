@@ -21,8 +21,9 @@ BACKWARD_PRODUCTS = 5
 THREADS_A_ROW = 4
 """Threads that share a row of scores in a tensor core's fragments; each rescales for itself."""
 
-TANH_SPECIALS = 2
-"""Special-function operations of a capped score's tanh: an exponential and a reciprocal."""
+TANH_SPECIALS = {"fp16": 2, "bf16": 1, "fp32": 2}
+"""Special-function operations of a capped score's tanh: itself, or an exponential and a reciprocal
+(``kernels/include/scores.cuh``)."""
 
 KV_PRODUCTS, DQ_PRODUCTS = 4, 3
 """Where dK and dV, and dQ, have a pass each: S and dP are made in both."""
@@ -76,7 +77,7 @@ def executed_exponentials(
     elif pass_ != "backward":
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     if softcap:
-        per_head += TANH_SPECIALS * visited_pairs(shape, tile)
+        per_head += TANH_SPECIALS[shape.dtype] * visited_pairs(shape, tile)
     return shape.batch * shape.heads * per_head
 
 

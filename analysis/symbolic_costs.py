@@ -21,7 +21,7 @@ import sympy as sp
 
 from analysis import algorithms, memory
 from analysis.algorithms import Family
-from analysis.flops import TANH_SPECIALS, THREADS_A_ROW, products
+from analysis.flops import THREADS_A_ROW, products
 from analysis.shapes import AttentionShape
 from analysis.symbolic import FORMS, STATISTIC, Bc, Br, Nk, Nq, V, d, e
 
@@ -187,12 +187,12 @@ def executed_flops(algorithm: str, pass_: str) -> sp.Expr:
     return products(pass_, recompute=recompute) * 2 * B * H * pairs * d
 
 
-def exponentials(algorithm: str, pass_: str, capped: sp.Expr = sp.S.Zero) -> sp.Expr:
+def exponentials(algorithm: str, pass_: str, tanh: sp.Expr = sp.S.Zero) -> sp.Expr:
     """One per visited pair; in a tiled forward pass also one per row, visit and thread of a row.
-    capped: 1 where scores are capped, whose tanh asks for more."""
+    tanh: special-function operations of a capped score's, 0 without a cap."""
     if algorithm == "standard":
         return B * H * Nq * Nk if pass_ == "forward" else sp.Integer(0)
-    of_pairs = P * (1 + TANH_SPECIALS * capped)
+    of_pairs = P * (1 + tanh)
     return B * H * (of_pairs + THREADS_A_ROW * Rq) if pass_ == "forward" else B * H * of_pairs
 
 

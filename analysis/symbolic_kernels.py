@@ -33,7 +33,7 @@ from analysis.traffic import Traffic, sum_of
 C, D = sp.symbols("C D", positive=True)
 """Columns of a tile, which products run over; the head dimension as asked for."""
 TANH = sp.symbols("tanh", nonnegative=True)
-"""1 where scores are capped, else 0."""
+"""``analysis.flops.TANH_SPECIALS`` where scores are capped, else 0."""
 HOPPER, PERSISTENT = "flash-sm90", "flash-sm90 persistent"
 ALGORITHMS = (*costs.ALGORITHMS, HOPPER, PERSISTENT)
 """Those with closed forms, and the Hopper kernels with either kind of forward."""

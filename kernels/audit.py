@@ -158,7 +158,7 @@ def _featured_backward() -> list[Subject]:
     for head_dim in hopper.HEAD_DIMS["backward"]:
         form = hopper.backward_form(head_dim, True, featured=True)
         for names in _FEATURES:
-            if not form.features.issuperset(names):
+            if not form.takes("bf16", names):
                 continue
             features: dict[str, Any] = dict.fromkeys(names, True)
             kernel = form.kernel("", "bf16", True, **features)

@@ -60,6 +60,11 @@ OPTIONS = (
     Option("`softcap`", asked={"softcap": True}),
     Option("`alibi_slopes`", asked={"alibi": True}),
     Option("`softcap` at head dimension 64", {"head_dim": 64}, {"softcap": True}),
+    Option("the same in fp16", {"head_dim": 64, "dtype": "fp16"}, {"softcap": True}),
+    Option("`softcap` and `window` at head dimension 64", {"head_dim": 64, "window": (128, 0)},
+           {"softcap": True}),
+    Option("`softcap` and `alibi_slopes` at head dimension 64", {"head_dim": 64},
+           {"softcap": True, "alibi": True}),
     Option("`bias`, and its gradient", asked={"bias": (1, 4)}, backward={"bias_gradient": True}),
     Option(
         "`cu_seqlens_q`, `cu_seqlens_k`", {"batch": 1}, {"lengths": Lengths.equal((1000, 0, 24))}

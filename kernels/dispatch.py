@@ -7,7 +7,7 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
    dq in a fixed order;
 3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, masks,
    dropout, bias, fp8; packed sequences together with a softcap, ALiBi or a window; of the backward
-   at head_dim 64 a softcap;
+   at head_dim 64 a softcap in fp16, and one beside ALiBi or a window;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.

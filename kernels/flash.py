@@ -175,7 +175,7 @@ def forward(
         np.int32(head_dim),
         np.float32(scale),
         *([] if scales is None else scales.arguments(k)),
-        *options.changes.arguments(),
+        *options.changes.arguments(scale),
         *options.masks(),
         *options.walk(backend, config),
     ]
@@ -293,7 +293,7 @@ def backward(
             np.int32(seqlen_k),
             np.int32(head_dim),
             np.float32(scale),
-            *options.changes.arguments(),
+            *options.changes.arguments(scale),
             *([] if gradient is None else [gradient.argument()]),
             *options.masks(),
             *options.walk(backend, config),
@@ -314,7 +314,7 @@ def backward(
             np.int32(seqlen_k),
             np.int32(head_dim),
             np.float32(scale),
-            *options.changes.arguments(),
+            *options.changes.arguments(scale),
             *options.masks(),
             *options.walk(backend, config),
         ]

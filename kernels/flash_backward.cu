@@ -240,7 +240,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
                Tensor4<io_t> dk, Tensor4<io_t> dv, int batches, int kv_heads, int group,
                int seqlen_q, int seqlen_k, int head_dim, float scale
 #if SOFTCAP
-               , float softcap, float per_softcap  // the cap and its reciprocal
+               , float softcap, float rate  // the cap, and scale / softcap
 #endif
 #if ALIBI
                , Tensor3<const float> alibi_slopes  // (B, H, 1)
@@ -403,7 +403,7 @@ flash_backward(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io_t>
     const int dim0 = share * WARP_DIM;  // columns of dK and dV of this warp
 
 #if SOFTCAP
-    const ScoreChange change{scale, offset, softcap, per_softcap};
+    const ScoreChange change{scale, offset, softcap, rate};
 #else
     const ScoreChange change{scale, offset};
 #endif

@@ -158,7 +158,7 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
                   Tensor4<io_t> dq, int heads, int group, int seqlen_q, int seqlen_k, int head_dim,
                   float scale
 #if SOFTCAP
-                  , float softcap, float per_softcap  // the cap and its reciprocal
+                  , float softcap, float rate  // the cap, and scale / softcap
 #endif
 #if ALIBI
                   , Tensor3<const float> alibi_slopes  // (B, H, 1)
@@ -290,7 +290,7 @@ flash_backward_dq(Tensor4<const io_t> q, Tensor4<const io_t> k, Tensor4<const io
                   ld_global(alibi_slopes.at(batch, head, 0)));
 #endif
 #if SOFTCAP
-    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, rate};
 #else
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif

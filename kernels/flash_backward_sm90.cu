@@ -243,7 +243,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
                     float log2_scale,  // scale * LOG2E: as a parameter it costs no register
                     int heads_per_group
 #if SOFTCAP
-                    , float softcap, float per_softcap  // the cap and its reciprocal
+                    , float softcap, float rate  // the cap, and scale / softcap
 #endif
 #if ALIBI
                     , Tensor3<const float> alibi_slopes  // (B, H, 1)
@@ -476,7 +476,7 @@ flash_backward_sm90(const __grid_constant__ TensorMap q_map, const __grid_consta
 #endif
 
 #if SOFTCAP
-    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, rate};
 #else
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif

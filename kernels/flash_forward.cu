@@ -222,7 +222,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
               , int scale_block  // keys that share a scale, a multiple of SCALE_KEYS or seqlen_k
 #endif
 #if SOFTCAP
-              , float softcap, float per_softcap  // the cap and its reciprocal
+              , float softcap, float rate  // the cap, and scale / softcap
 #endif
 #if ALIBI
               , Tensor3<const float> alibi_slopes  // (B, H, 1)
@@ -380,7 +380,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
                   ld_global(alibi_slopes.at(batch, head, 0)));
 #endif
 #if SOFTCAP
-    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, rate};
 #else
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif

@@ -103,7 +103,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                    int heads, int group, int seqlen_q, int seqlen_k, float scale,
                    int heads_per_group
 #if SOFTCAP
-                   , float softcap, float per_softcap  // the cap and its reciprocal
+                   , float softcap, float rate  // the cap, and scale / softcap
 #endif
 #if ALIBI
                    , Tensor3<const float> alibi_slopes  // (B, H, 1)
@@ -258,7 +258,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
     // Scores that are changed come with their scale.
     const float log2_scale = CHANGED ? LOG2E : scale * LOG2E;
 #if SOFTCAP
-    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, per_softcap};
+    const ScoreChange change{scale, seqlen_k - seqlen_q, softcap, rate};
 #else
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif

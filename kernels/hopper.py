@@ -4,8 +4,8 @@ They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths
 grouped heads, sliding windows with sinks, a softcap, ALiBi, sequences of different lengths packed
 one after another, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order.
 Key masks, dropout, block masks, a bias, other head dimensions, a scale that is not positive and, in
-the backward at head_dim 64, a softcap stay with the sm_80 kernels: ``unsupported_reason`` says
-which of them it was.
+the backward at head_dim 64, a softcap in fp16 or beside a window or ALiBi stay with the sm_80
+kernels: ``unsupported_reason`` says which of them it was.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -126,9 +126,12 @@ def unsupported_reason(
         and (window or softcap or alibi),
     }
     if pass_ == "backward":
-        has = backward_form(head_dim, causal=True, featured=True).features
-        spilling = f"a softcap at head_dim {head_dim} (the backward would spill registers)"
-        features[spilling] = softcap and "softcap" not in has
+        form = backward_form(head_dim, causal=True, featured=True)
+        together = {"a softcap": softcap, "a window": window, "ALiBi": alibi}
+        asked = " and ".join(name for name, used in together.items() if used)
+        spilling = f"{asked} in {dtype} at head_dim {head_dim} (the backward would spill registers)"
+        names = {"softcap": softcap, "window": window, "alibi": alibi}
+        features[spilling] = not form.takes(dtype, [name for name, used in names.items() if used])
     return next((name for name, used in features.items() if used), None)
 
 
@@ -229,7 +232,7 @@ def forward(
         np.int32(seqlen_k),
         np.float32(scale),
         np.int32(hopper_heads_per_group(_shape(q, k, causal), "forward")),
-        *changes.arguments(),
+        *changes.arguments(scale),
     ]
     tile_counter: list[Array] = []
     grid = (query_tiles, 1, 1)
@@ -290,7 +293,7 @@ def backward(
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 
     window: one that hides something (``kernels.window``), or None.
-    changes: a softcap, at head_dim 128, and ALiBi.
+    changes: a softcap and ALiBi; at head_dim 64 a softcap in bf16 alone, beside nothing else.
     tile, form: of the caller's choice; default :func:`backward_form`.
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
     order: "sawtooth" walks the queries downwards in every second ``wave`` of blocks, as in the
@@ -391,7 +394,7 @@ def backward(
             np.float32(scale),
             np.float32(scale) * np.float32(math.log2(math.e)),
             np.int32(hopper_heads_per_group(_shape(q, k, causal), "backward")),
-            *changes.arguments(),
+            *changes.arguments(scale),
             *(array.with_access("atomic") for array in turns),
             *([np.int32(wave or backend.multiprocessors)] if sawtooth else []),
             *window_arguments(window),

@@ -23,6 +23,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from analysis.arguments import checked, one_of
@@ -303,17 +304,19 @@ class BackwardForm:
         rest = 2 * STAGES * 4 * block_m + 8 * (1 + 4 * STAGES)
         return tiles + dq + rest + ALIGNMENT_SLACK
 
-    @property
-    def features(self) -> frozenset[str]:
-        """Of window, softcap and alibi those that leave it enough registers.
+    def takes(self, dtype: str, features: Collection[str]) -> bool:
+        """Whether these of window, softcap and alibi, together, leave it enough registers.
 
-        With a softcap threads would spill 24 to 296 bytes at head_dim 64, whose scores take twice
-        the registers, and 80 to 208 with 80 queries, by the compiler's own count. With 80 queries a
-        causal window would too, 24 bytes, and the rule picks that form for none of the three.
+        At head_dim 64, whose scores take twice the registers, threads would spill up to 368 bytes
+        with a softcap beside another, and 16 to 216 with that of fp16 alone, by the compiler's own
+        count. With 80 queries a causal window would too, 24 bytes, and the rule picks that form for
+        none of the three.
         """
         if self.block_m == 80:
-            return frozenset()
-        return frozenset(("window", "alibi", *(["softcap"] if self.head_dim == 128 else [])))
+            return not features
+        if self.head_dim == 128 or "softcap" not in features:
+            return True
+        return dtype == "bf16" and len(features) == 1
 
     def bytes_of(self, *, alibi: bool = False, packed: bool = False) -> int:
         """Shared memory of the main kernel; alibi: with the head's slope beside each stage; packed:
@@ -350,16 +353,18 @@ class BackwardForm:
         knows nothing of window, softcap and alibi.
 
         ValueError for a fixed order of additions in the form that has none, for a sawtooth in one
-        that adds dq directly or in a fixed order, for what is none of its :attr:`features`, and for
-        packed sequences beside any of them, in a sawtooth or in the form that adds dq directly.
+        that adds dq directly or in a fixed order, for what it has no registers for (:meth:`takes`),
+        and for packed sequences beside any of them, in a sawtooth or in the form that adds dq
+        directly.
         """
         if packed and (window or softcap or alibi or sawtooth or self.dq_from_registers):
             raise ValueError(f"{self.name}: packed sequences go with a causal mask and turns alone")
         features = {"window": window, "softcap": softcap, "alibi": alibi}
         asked = [name for name, used in features.items() if used]
-        beyond = [name for name in asked if name not in self.features]
-        if beyond:
-            raise ValueError(f"{self.name} has no {', '.join(beyond)}, for want of registers")
+        if not part and not self.takes(dtype, asked):
+            raise ValueError(
+                f"{self.name} has no {' and '.join(asked)} in {dtype}, for want of registers"
+            )
         if deterministic and self.dq_from_registers:
             raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
         if sawtooth and (deterministic or self.dq_from_registers):

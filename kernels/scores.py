@@ -11,6 +11,8 @@ from kernels.launch import Argument, Array
 
 FP32_TINY = 2.0**-126
 """The least positive number that fp32 holds without loss."""
+LARGEST_RATE = 2.0**125
+"""Of scale / softcap: the kernels multiply it by 2 log2(e)."""
 
 
 def capped(softcap: float) -> float:
@@ -67,11 +69,13 @@ class ScoreChanges:
             "bias": self.bias is not None,
         }
 
-    def arguments(self) -> list[Argument]:
+    def arguments(self, scale: float) -> list[Argument]:
         """Of each kernel that makes scores, after ``scale``."""
         args: list[Argument] = []
         if self.softcap is not None:
-            args += [np.float32(self.softcap), np.float32(1.0 / self.softcap)]
+            # Where fp32 holds no more every product is beyond the cap; infinity would make 0 a NaN.
+            rate = min(max(scale / self.softcap, -LARGEST_RATE), LARGEST_RATE)
+            args += [np.float32(self.softcap), np.float32(rate)]
         if self.alibi_slopes is not None:
             args.append(self.alibi_slopes.with_access("r", "alibi_slopes"))
         if self.bias is not None:

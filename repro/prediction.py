@@ -209,6 +209,8 @@ class Prediction:
         optimistic = "optimistic" in self.algorithm and self.pass_ == "forward"
         macros = {} if self.main is None else dict(self.main.macros)
         features = tuple(name for name in FEATURES if name.upper() in macros)
+        if "softcap" in features and self.shape.dtype == "fp16":
+            features += ("fp16",)
         try:
             return hopper_time.seconds(
                 form, self.padded, sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
@@ -355,7 +357,8 @@ def predict(
     tile: by default the kernels' own; with ``block_mask`` the size of its blocks.
     ceilings: by default the GPU's datasheet.
     block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
-    softcap: scores are capped: no byte more, two special-function operations a score more.
+    softcap: scores are capped: no byte more; a special-function operation a score more in bf16, two
+        in fp16 and fp32.
     alibi: a distance times the head's slope is taken off the scores.
     bias: (items, heads) of a stored bias (items, heads, Nq, Nk), each 1 or as many as there are.
     bias_gradient: the backward makes the gradient of the bias too.

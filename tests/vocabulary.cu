@@ -80,12 +80,14 @@ extern "C" __global__ void lanes(Tensor1<int> by_xor, Tensor1<float> from_lane, 
 
 extern "C" __global__ void functions(Tensor1<const float> x, Tensor1<float> powers,
                                      Tensor1<float> logs, Tensor1<float> reciprocals,
-                                     Tensor1<float> larger, Tensor1<uint32> bits, int count) {
+                                     Tensor1<float> tangents, Tensor1<float> larger,
+                                     Tensor1<uint32> bits, int count) {
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
         const float v = ld_global(x.data + i);
         st_global(powers.data + i, exp2_approx(v));
         st_global(logs.data + i, log2_approx(v));
         st_global(reciprocals.data + i, reciprocal_approx(v));
+        st_global(tangents.data + i, tanh_approx(v));
         st_global(larger.data + i, fmaxf(v, 1.f));
         st_global(bits.data + i, float_bits(v));
     }

@@ -12,7 +12,7 @@ function calculate(input) {
   const values = {
     B: input.batch, H: input.heads, H_k: input.kv_heads, N_q: input.seqlen_q, N_k: input.seqlen_k,
     d: padded, D: input.head_dim, C: run.columns, e: ITEMSIZE[input.dtype],
-    B_r: run.block_m, B_c: run.block_n, tanh: input.softcap ? 1 : 0, ...visible.bounds,
+    B_r: run.block_m, B_c: run.block_n, tanh: input.softcap ? TANH_SPECIALS[input.dtype] : 0, ...visible.bounds,
   };
   for (const [symbol, count] of Object.entries(COUNTS[visible.mask])) values[symbol] = count(values);
   const model = MODEL[[run.model, input.pass, ...options(input, visible)].join(" ")];
@@ -110,10 +110,13 @@ function launched(input, visible) {
   const used = asked_for(input, visible);
   const head_dim = Math.ceil(input.head_dim / 8) * 8;
   for (const option of Object.keys(used)) {
-    const name = `${input.algorithm} ${input.pass} ${option}`;
-    const refused = REFUSED_OPTIONS[name] || REFUSED_OPTIONS[`${name} ${head_dim}`];
+    const refused = REFUSED_OPTIONS[`${input.algorithm} ${input.pass} ${option}`];
     if (used[option] && refused) throw new Error(refused);
   }
+  const first = (refusals) => (refusals[`${input.pass} ${input.dtype} ${head_dim}`] || [])
+    .find(([options]) => options.every((option) => used[option]));
+  const refused = input.algorithm === "flash-sm90" && first(REFUSED_ON_HOPPER);
+  if (refused) throw new Error(refused[1]);
   const asked = input.block_m === null ? null : [input.block_m, input.block_n];
   let [name, reason] = [input.algorithm, ""];
   const ladder = !["auto", "flash-sm90", ...FLASH].includes(name);
@@ -129,8 +132,7 @@ function launched(input, visible) {
   if (name === "auto") {
     const picks = PICKS[gpu.architecture];
     [name, reason] = picks[""] || picks[`${input.pass} ${input.dtype} ${head_dim}`];
-    const reasons = AGAINST_HOPPER[`${input.pass} ${head_dim}`] || [];
-    const against = reasons.find(([option]) => used[option]);
+    const against = first(AGAINST_HOPPER);
     if (name === "flash-sm90" && against) [name, reason] = ["flash", against[1]];
     if (asked && gpu.hopper)
       [name, reason] = ["flash", `tile (${asked[0]}, ${asked[1]}) was asked for`];
@@ -139,8 +141,10 @@ function launched(input, visible) {
   if (theory) reason = "";
   const changed = Object.values(used).some(Boolean);
   const features = ["window", "softcap", "alibi"].filter((option) => used[option]);
+  const featured = features.length > 0;
+  if (input.softcap && input.dtype === "fp16") features.push("fp16");  // another tanh
   if (name === "flash-sm90")
-    return { ...hopper(input, head_dim, asked, features.length > 0), reason, features };
+    return { ...hopper(input, head_dim, asked, featured), reason, features };
   return { ...sm80(input, name, head_dim, asked, visible), reason, theory, changed };
 }
 

@@ -17,6 +17,7 @@ from sympy.printing.jscode import JavascriptCodePrinter
 from analysis import symbolic_costs as costs
 from analysis import symbolic_kernels, symbolic_loop
 from analysis.algorithms import find
+from analysis.flops import TANH_SPECIALS
 from analysis.l2.attention import L2_BYTES_FOR_HEADS
 from analysis.loop_model import card
 from analysis.shapes import ITEMSIZE
@@ -109,12 +110,14 @@ def script() -> str:
         "GPUS": launch_tables.gpu_rows(),
         "CEILINGS": launch_tables.ceilings(),
         "ITEMSIZE": ITEMSIZE,
+        "TANH_SPECIALS": TANH_SPECIALS,
         "GROUPED": GROUPED,
         "FLASH": [name for name in costs.ALGORITHMS if name in FLASH],
         "HEAD_DIMS": HEAD_DIMS,
         "BLOCKS": launch_tables.BLOCKS,
         "REFUSED": launch_tables.refusals(),
         "REFUSED_OPTIONS": launch_tables.refused_options(),
+        "REFUSED_ON_HOPPER": launch_tables.refused_on_hopper(),
         "AGAINST_HOPPER": launch_tables.reasons_against_hopper(),
         "PICKS": launch_tables.picks(),
         "THEORY": launch_tables.theories(),

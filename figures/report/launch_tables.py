@@ -7,10 +7,10 @@ for. What the lengths of a problem decide, one length does (``PERSISTENT_SEQLEN`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from analysis import symbolic_costs
@@ -63,18 +63,15 @@ def refusals() -> dict[str, dict[str, str]]:
 
 
 def refused_options() -> dict[str, str]:
-    """ "algorithm pass option", of Hopper's kernels with the head dimension, -> why
-    ``repro.predict`` refuses the option, where it does."""
+    """ "algorithm pass option" -> why ``repro.predict`` refuses the option, where it does; Hopper's
+    kernels have :func:`refused_on_hopper`."""
     found = {}
-    for algorithm, pass_ in product((*symbolic_costs.ALGORITHMS, hopper.ALGORITHM), PASSES):
-        of_hopper = algorithm == hopper.ALGORITHM
-        for head_dim in hopper.HEAD_DIMS[pass_] if of_hopper else (64,):
-            for option, (shape, asked) in options(head_dim).items():
-                try:
-                    predict(algorithm, shape, pass_, GPUS["H200"], once=True, **asked)
-                except ValueError as error:
-                    place = f" {head_dim}" if of_hopper else ""
-                    found[f"{algorithm} {pass_} {option}{place}"] = str(error)
+    for algorithm, pass_ in product(symbolic_costs.ALGORITHMS, PASSES):
+        for option, (shape, asked) in options(64).items():
+            try:
+                predict(algorithm, shape, pass_, GPUS["H200"], once=True, **asked)
+            except ValueError as error:
+                found[f"{algorithm} {pass_} {option}"] = str(error)
     return found
 
 
@@ -90,18 +87,53 @@ def options(head_dim: int) -> dict[str, tuple[AttentionShape, dict[str, Any]]]:
     }
 
 
-def reasons_against_hopper() -> dict[str, list[list[str]]]:
-    """ "pass head_dim" -> [option, reason] of the options that leave a Hopper GPU to the sm_80
-    kernels, the first that dispatch names first."""
-    device = Device("90")
-    found: dict[str, list[list[str]]] = {}
-    for pass_ in PASSES:
+Refusals = dict[str, list[tuple[tuple[str, ...], str]]]
+""" "pass dtype head_dim" -> (options, reason) of options, alone or two together, that the Hopper
+kernels do not have, the first that is named first."""
+
+
+def refused_on_hopper() -> Refusals:
+    """Why ``repro.predict`` refuses them of "flash-sm90"."""
+
+    def refusal(shape: AttentionShape, pass_: str, asked: dict[str, Any]) -> str | None:
+        try:
+            predict(hopper.ALGORITHM, shape, pass_, GPUS["H200"], once=True, **asked)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return _refusals(refusal)
+
+
+def reasons_against_hopper() -> Refusals:
+    """Why dispatch leaves a Hopper GPU to the sm_80 kernels."""
+
+    def reason(shape: AttentionShape, pass_: str, asked: dict[str, Any]) -> str | None:
+        launched = launches_of(AUTO, shape, pass_, Device("90"), **asked)
+        of_hopper = find(launched.algorithm).family is Family.HOPPER
+        return None if of_hopper else launched.reason or ""
+
+    return _refusals(reason)
+
+
+def _refusals(
+    why: Callable[[AttentionShape, str, dict[str, Any]], str | None],
+) -> Refusals:
+    found: Refusals = {}
+    for pass_, dtype in product(PASSES, ("fp16", "bf16")):
         for head_dim in hopper.HEAD_DIMS[pass_]:
-            reasons = found[f"{pass_} {head_dim}"] = []
-            for option, (shape, asked) in options(head_dim).items():
-                launched = launches_of(AUTO, shape, pass_, device, **asked)
-                if find(launched.algorithm).family is not Family.HOPPER:
-                    reasons.append([option, launched.reason or ""])
+            reasons = found[f"{pass_} {dtype} {head_dim}"] = []
+            known = options(head_dim)
+            alone = sorted(known, key=lambda option: option != "bias")
+            for names in [*((name,) for name in alone), *combinations(known, 2)]:
+                if any(set(fewer) <= set(names) for fewer, _ in reasons):
+                    continue
+                windows = [known[name][0].window for name in names if name == "window"]
+                shape = replace(known[names[0]][0], dtype=dtype, window=(*windows, (None, None))[0])
+                asked = {key: value for name in names for key, value in known[name][1].items()}
+                reason = why(shape, pass_, asked)
+                if reason is not None:
+                    reasons.append((names, reason))
     return found
 
 

@@ -22,6 +22,7 @@
 //   float mul_rn(a, b)                     a product that is rounded: never part of a fused one
 //   float exp2_approx(x), log2_approx(x)   ex2 / lg2 .approx.ftz
 //   float reciprocal_approx(x)             rcp.approx.ftz
+//   float tanh_approx(x)                   tanh.approx, to 2^-11 of the result
 //   float to_float(T), T from_float<T>(x)  round to nearest even
 //   uint32 pack2<T>(lo, hi), void unpack2<T>(packed, lo, hi)     lo in the low half
 //   float neg_infinity(); uint32 float_bits(x); float bits_float(u)

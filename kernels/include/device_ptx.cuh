@@ -163,6 +163,12 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
     return y;
 }
 
+__device__ __forceinline__ float tanh_approx(float x) {
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(fp16 x) {
     float y;

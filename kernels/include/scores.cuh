@@ -8,9 +8,10 @@
 // 1 - tanh².
 //
 // Bytes: alibi_slopes, 4 for a query tile that visits a key tile, or for a visit where keys are
-// outside. softcap moves nothing, and costs a second exponential and a reciprocal a score. bias, an
-// element for each pair that causal mask and window leave in a visited tile, in every kernel that
-// makes scores; its gradient, an element for each such pair. A pair is read and written by one thread.
+// outside. softcap moves nothing, and costs a special-function operation a score in bf16, two in fp16
+// and fp32. bias, an element for each pair that causal mask and window leave in a visited tile, in
+// every kernel that makes scores; its gradient, an element for each such pair. A pair is read and
+// written by one thread.
 #pragma once
 
 #include "tile.cuh"
@@ -32,9 +33,9 @@
 // Scores leave change_scores (and add_bias) as the softmax takes them, scale included.
 constexpr bool CHANGED = SOFTCAP || ALIBI || BIAS;
 
-// (e^2x - 1) / (e^2x + 1), and below 3/4, where that cancels, Lambert's continued fraction of tanh as
-// far as x^5: its error there is below 1e-8. One division; relative error below 2^-20. The derivative
-// is 1 - tanh², and 4 e^2x / (e^2x + 1)² where that would cancel.
+// For fp32. (e^2x - 1) / (e^2x + 1), and below 3/4, where that cancels, Lambert's continued fraction of
+// tanh as far as x^5: its error there is below 1e-8. One division; relative error below 2^-20. The
+// derivative is 1 - tanh², and 4 e^2x / (e^2x + 1)² where that would cancel.
 __device__ __forceinline__ float tanh_of(float x, float& derivative) {
     const float a = fabsf(x), z = mul_rn(a, a);
     const bool small = a < 0.75f;
@@ -52,7 +53,31 @@ __device__ __forceinline__ float tanh_of(float x, float& derivative) {
 struct ScoreChange {
     float scale;
     int offset;  // seqlen_k - seqlen_q
-    float softcap, per_softcap;  // the cap and its reciprocal
+    float softcap, rate;  // the cap, and scale / softcap
+
+    // softcap tanh(y), y = rate x, and its derivative by scale x, 1 - tanh², in the accuracy of io_t:
+    //   bf16  tanh.approx, to 2^-11 of s; to round s to bf16 costs up to 2^-8
+    //   fp16  1 - 2 / (1 + e^2y), to 2^-21 of the cap; where that is coarse, below y = 2^-8, s = scale x,
+    //         which is no further from tanh: to 2^-13 of s. To round s to fp16 costs up to 2^-11, but
+    //         2^-12 where tanh is nearly 1 and 1 - tanh² hangs on it: half of what tanh.approx would
+    //         (tests/cpu/test_softcap_accuracy.py)
+    //   fp32  to 2^-20
+    __device__ __forceinline__ float capped(float x, float& passed) const {
+        if constexpr (DTYPE == 1) {
+            const float t = tanh_approx(mul_rn(x, rate));
+            passed = fmaf(-t, t, 1.0f);
+            return mul_rn(softcap, t);
+        } else if constexpr (DTYPE == 0) {
+            constexpr float BINARY = 2.0f * LOG2E;  // e^2y = 2^(BINARY y)
+            const float exponent = mul_rn(x, rate * BINARY);
+            const float share = reciprocal_approx(1.0f + exp2_approx(exponent));
+            passed = mul_rn(4.0f * share, 1.0f - share);
+            const float s = fmaf(-2.0f * softcap, share, softcap);
+            return fabsf(exponent) < BINARY / 256.0f ? mul_rn(x, scale) : s;
+        } else {
+            return mul_rn(softcap, tanh_of(mul_rn(x, rate), passed));
+        }
+    }
 
     // The score that the softmax takes; `passed` is its derivative after s = scale x.
     __device__ __forceinline__ float operator()(float x, int query, int key, float slope,
@@ -62,10 +87,11 @@ struct ScoreChange {
     }
     // The same of a distance that the caller keeps as a number, exact up to 2^24.
     __device__ __forceinline__ float at(float x, float distance, float slope, float& passed) const {
-        float s = mul_rn(x, scale);
-        if constexpr (SOFTCAP) {
-            s = mul_rn(softcap, tanh_of(mul_rn(s, per_softcap), passed));
-        }
+        float s;
+        if constexpr (SOFTCAP)
+            s = capped(x, passed);
+        else
+            s = mul_rn(x, scale);
         if constexpr (ALIBI) s = fmaf(-slope, distance, s);
         return s;
     }

@@ -30,7 +30,7 @@ from kernels.scores import ScoreChanges
 
 Form = hopper.ForwardForm | hopper.BackwardForm
 Features = tuple[str, ...]
-"""Of a form, in the order "window", "softcap", "alibi"."""
+"""Of a form, in the order "window", "softcap", "alibi", "fp16"; the type only beside a softcap."""
 
 ARCH = "sm_90a"
 ROUNDS = (2, 4, 8, 16)
@@ -42,7 +42,7 @@ SEEDS, START = 3, 400
 NEVER = 1_000_000
 UNFLAGGED = 0
 DTYPE = "bf16"
-"""fp16 has the same instructions but for the conversion."""
+"""fp16 has the same instructions but for the conversion, and the tanh of a softcap."""
 BEFORE = 4
 """Key tiles in front of the window of a followed block."""
 SMS = 132
@@ -88,12 +88,19 @@ def stand_in(name: str, shape: tuple[int, ...], dtype: str, number: int) -> Arra
     return Array(name, number << 36, shape, contiguous_strides(shape), dtype, "rw")
 
 
-def _arrays(seqlen: int, head_dim: int, keys: int | None = None) -> dict[str, Array]:
+def dtype_of(features: Features) -> str:
+    """The type of q, k and v."""
+    return "fp16" if "fp16" in features else DTYPE
+
+
+def _arrays(
+    seqlen: int, head_dim: int, keys: int | None = None, dtype: str = DTYPE
+) -> dict[str, Array]:
     names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
     found = {}
     for n, name in enumerate(names):
         rows = keys if keys is not None and name[-1] in "kv" else seqlen
-        found[name] = stand_in(name, (1, HEADS, rows, head_dim), DTYPE, n + 1)
+        found[name] = stand_in(name, (1, HEADS, rows, head_dim), dtype, n + 1)
     return found | {
         "lse": stand_in("lse", (1, HEADS, seqlen), "fp32", len(names) + 1),
         "alibi_slopes": stand_in("alibi_slopes", (1, HEADS, 1), "fp32", len(names) + 2),
@@ -101,7 +108,7 @@ def _arrays(seqlen: int, head_dim: int, keys: int | None = None) -> dict[str, Ar
 
 
 def _windowed(
-    form: hopper.ForwardForm, rounds: int, causal: bool
+    form: hopper.ForwardForm, rounds: int, causal: bool, dtype: str
 ) -> tuple[dict[str, Array], Window]:
     """One query tile in the middle of a long sequence, whose window ends on its diagonal and begins
     in the middle of a key tile, ``rounds`` tiles before the last one's end."""
@@ -109,17 +116,19 @@ def _windowed(
     keys, rows = total * form.block_n, form.tile.block_m
     first = BEFORE * form.block_n + form.block_n // 2
     window = Window.of(rows, keys, causal=causal, window=(max(0, keys - rows - first), 0), sinks=0)
-    return _arrays(rows, form.head_dim, keys), window
+    return _arrays(rows, form.head_dim, keys, dtype), window
 
 
-def _windowed_backward(form: hopper.BackwardForm, rounds: int) -> tuple[dict[str, Array], Window]:
+def _windowed_backward(
+    form: hopper.BackwardForm, rounds: int, dtype: str
+) -> tuple[dict[str, Array], Window]:
     """The first of several key tiles, which ``rounds`` query tiles visit: its window begins on the
     diagonal and ends in the middle of a query tile."""
     block_m, block_n = form.tile.block_m, form.tile.block_n
     rows = rounds * block_m + BEFORE * block_n
     left = max(0, rounds * block_m - block_m // 2 - block_n)
     window = Window.of(rows, rows, causal=False, window=(left, 0), sinks=0)
-    return _arrays(rows, form.head_dim), window
+    return _arrays(rows, form.head_dim, dtype=dtype), window
 
 
 def _clocks(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> float:
@@ -160,13 +169,14 @@ def points_of(
     """
     alone: list[tuple[float, float]] = []
     beside = []
+    dtype = dtype_of(features)
     for rounds in lengths:
         recorder = Recorder(Single())
         if isinstance(form, hopper.BackwardForm):
             window = None
-            arrays = _arrays(rounds * form.block_m, form.head_dim)
+            arrays = _arrays(rounds * form.block_m, form.head_dim, dtype=dtype)
             if "window" in features:
-                arrays, window = _windowed_backward(form, rounds)
+                arrays, window = _windowed_backward(form, rounds, dtype)
             names = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
             hopper.backward(
                 recorder, *(arrays[n] for n in names), scale=1.0, causal=causal, form=form,
@@ -174,9 +184,9 @@ def points_of(
             )  # fmt: skip
         else:
             window = None
-            arrays = _arrays(rounds * form.block_n, form.head_dim)
+            arrays = _arrays(rounds * form.block_n, form.head_dim, dtype=dtype)
             if "window" in features:
-                arrays, window = _windowed(form, rounds, causal)
+                arrays, window = _windowed(form, rounds, causal, dtype)
             operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
             hopper.forward(
                 recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=optimistic,

@@ -28,7 +28,7 @@ from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
 from kernels.launch import ITEMSIZE
 from kernels.pages import Block
-from kernels.timing.followed_blocks import DTYPE, ROUNDS, Features, Form, points_of, repair_of
+from kernels.timing.followed_blocks import ROUNDS, Features, Form, dtype_of, points_of, repair_of
 
 LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
@@ -39,17 +39,24 @@ Line = Callable[[float], float]
 
 FEATURES_ON_RECORD: tuple[Features, ...] = (
     ("window",), ("softcap",), ("alibi",), ("window", "softcap"),
+    ("softcap", "fp16"), ("window", "softcap", "fp16"),
 )  # fmt: skip
 """What a form may have for there to be clocks: the others would take as long again to record."""
 
 
 def digest_of(form: Form, causal: bool, optimistic: bool = False, features: Features = ()) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
-    asked = dict.fromkeys(features, True)
-    kernel = form.kernel("", DTYPE, causal, **asked) if isinstance(form, hopper.BackwardForm) else (
-        form.kernel(DTYPE, causal, "optimistic" if optimistic else "", **asked)
+    dtype = dtype_of(features)
+    asked = dict.fromkeys(_asked(features), True)
+    kernel = form.kernel("", dtype, causal, **asked) if isinstance(form, hopper.BackwardForm) else (
+        form.kernel(dtype, causal, "optimistic" if optimistic else "", **asked)
     )  # fmt: skip
     return digest(kernel.text(), headers(kernel.text()), repr(kernel.macros))[:16]
+
+
+def _asked(features: Features) -> list[str]:
+    """Those that are options of a form's kernel."""
+    return [name for name in features if name != "fp16"]
 
 
 @cache
@@ -220,7 +227,7 @@ def featured() -> list[tuple[Form, Features]]:
         (form, features)
         for form in forms
         for features in FEATURES_ON_RECORD
-        if isinstance(form, hopper.ForwardForm) or form.features.issuperset(features)
+        if isinstance(form, hopper.ForwardForm) or form.takes(dtype_of(features), _asked(features))
     ]
 
 
@@ -250,8 +257,11 @@ def feature_table() -> str:
     """Clocks that one more round costs a tile of 8 rounds, dense and causal, plain and with each of
     :data:`FEATURES_ON_RECORD` that it has, as a Markdown table."""
     kinds = ((), *FEATURES_ON_RECORD)
-    names = (" and ".join(features) or "plain" for features in kinds)
-    rows = [f"| form | {' | '.join(names)} |", "|---" * (len(kinds) + 1) + "|"]
+    titles = (
+        (" and ".join(_asked(features)) or "plain") + ", fp16" * ("fp16" in features)
+        for features in kinds
+    )
+    rows = [f"| form | {' | '.join(titles)} |", "|---" * (len(kinds) + 1) + "|"]
     for form in dict.fromkeys(form for form, _ in featured()):
         cells = []
         for features in kinds:

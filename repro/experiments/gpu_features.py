@@ -4,7 +4,9 @@ Dispatch takes the Hopper kernels for all of them by predicted times alone; here
 L2 is flushed before each, and results are held to float64 first.
 ``results/registered/gpu-features.jsonl`` holds the predicted times of the Hopper kernels, from
 machine code, with date and commit (``repro.register``): for all but the backward of packed
-sequences, of which the model has none. Lengths of packed sequences are drawn from the histograms of
+sequences, of which the model has none. Cells with a softcap name its tanh: rows without are of the
+kernels before, whose tanh took two special-function operations and a dozen others a score; no card
+had run them. Lengths of packed sequences are drawn from the histograms of
 ``packed-sequences``.
 """
 
@@ -34,7 +36,8 @@ HEAD_DIMS, PASSES = (128, 64), ("forward", "backward")
 #: Gemma 2's cap.
 SOFTCAP = 30.0
 FEATURES: dict[str, dict[str, Any]] = {
-    "window": {"window_left": 1024}, "softcap": {"softcap": SOFTCAP}, "alibi": {"alibi": True},
+    "window": {"window_left": 1024}, "softcap": {"softcap": SOFTCAP, "tanh": "approximate"},
+    "alibi": {"alibi": True},
 }  # fmt: skip
 SEQUENCES = 64
 

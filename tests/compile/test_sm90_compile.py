@@ -56,13 +56,17 @@ def test_backward(form: BackwardForm, causal: bool, nvrtc: str) -> None:
 @pytest.mark.thorough
 @CAUSAL
 @pytest.mark.parametrize("feature", ["window", "softcap", "alibi", "all"])
-@pytest.mark.parametrize("form", [f for f in BACKWARD_FORMS if f.features], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "form", [f for f in BACKWARD_FORMS if f.block_m != 80], ids=lambda f: f.name
+)
 def test_features_of_the_backward_spill_nothing(
     form: BackwardForm, feature: str, causal: bool, nvrtc: str
 ) -> None:
-    asked = form.features if feature == "all" else form.features & {feature}
+    asked = ("window", "softcap", "alibi") if feature == "all" else (feature,)
+    if not form.takes("bf16", asked):
+        asked = ("window", "alibi")  # all that a head dimension of 64 has room for together
     for options in ({}, {"deterministic": True}, {"sawtooth": True}):
-        if not asked or (options and form.dq_from_registers):
+        if options and form.dq_from_registers:
             continue
         features = dict.fromkeys(asked, True)
         kernel = form.kernel("", "bf16", causal, **features, **options)

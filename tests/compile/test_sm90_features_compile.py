@@ -39,7 +39,7 @@ def test_features(head_dim: int, causal: bool, features: tuple[str, ...], nvrtc:
     # As in the plain form of 256, whose descriptors are more than the uniform registers hold.
     assert loop["R2UR"] <= (24 if head_dim == 256 else 0)
     scores = form.block_n // 2  # a thread's
-    special = 3 if "softcap" in features else 1  # of a score: an exponential; tanh has two more
+    special = 2 if "softcap" in features else 1  # of a score: an exponential, and tanh
     assert loop["MUFU"] == special * scores + 2
     under = sass.count(code.between_waits(1)[0])
     assert under["MUFU"] >= special * scores - 1

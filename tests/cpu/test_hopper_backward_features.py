@@ -153,13 +153,14 @@ def test_scores_far_beyond_the_cap() -> None:
         pytest.param(form, turns, id=f"{form.name}{', in turns' * turns}")
         for form in BACKWARD_FORMS
         for turns in (False, True)
-        if form.features and not (turns and form.dq_from_registers)
+        if form.block_m != 80 and not (turns and form.dq_from_registers)
     ],
 )
 def test_every_form(form: BackwardForm, deterministic: bool, causal: bool) -> None:
-    changed = CHANGED if "softcap" in form.features else {"alibi_slopes": SLOPES}
-    for seed, changes in enumerate([*WINDOWS, changed, {**WINDOWS[1], **changed}]):
-        dtype = "bf16" if seed % 2 else "fp16"
+    changed = CHANGED if form.head_dim == 128 else {"alibi_slopes": SLOPES}
+    tried = [*WINDOWS, changed, {**WINDOWS[1], **changed}, {"softcap": 2.0}]
+    for seed, changes in enumerate(tried):
+        dtype = "bf16" if seed % 2 or changes == tried[-1] else "fp16"
         p = problem({**changes, "causal": causal}, head_dim=form.head_dim, dtype=dtype, seed=seed)
         hold(p, backward_of(p, form, deterministic=deterministic, seed=seed or None))
 
@@ -269,21 +270,49 @@ def test_the_operator_takes_them_forward_and_backward(monkeypatch: pytest.Monkey
     hold(p, dict(zip(GRADIENTS, (g.double().numpy() for g in grads), strict=True)))
 
 
-def test_what_would_spill_stays_with_the_sm80_form() -> None:
-    asked = "softcap"
-    shape = AttentionShape(1, 1, 512, 512, 64, dtype="bf16")
-    assert launches_of("auto", shape, "forward", Device("90"), **{asked: True}).algorithm == (
-        hopper.ALGORITHM
-    )
-    left = launches_of("auto", shape, "backward", Device("90"), **{asked: True})
+@pytest.mark.parametrize(
+    ("dtype", "window", "asked", "named"),
+    [
+        ("fp16", None, {"softcap": True}, "a softcap in fp16"),
+        ("bf16", 60, {"softcap": True}, "a softcap and a window in bf16"),
+        ("bf16", None, {"softcap": True, "alibi": True}, "a softcap and ALiBi in bf16"),
+    ],
+)
+def test_what_would_spill_stays_with_the_sm80_form(
+    dtype: str, window: int | None, asked: dict[str, bool], named: str
+) -> None:
+    shape = AttentionShape(1, 1, 512, 512, 64, dtype=dtype, window=(window, None))
+    forward = launches_of("auto", shape, "forward", Device("90"), **asked)
+    assert forward.algorithm == hopper.ALGORITHM
+    left = launches_of("auto", shape, "backward", Device("90"), **asked)
     assert left.algorithm == "flash"
     assert left.reason is not None
-    assert left.reason.endswith("at head_dim 64 (the backward would spill registers)")
-    with pytest.raises(ValueError, match="at head_dim 64"):
-        launches_of(hopper.ALGORITHM, shape, "backward", **{asked: True})
+    assert left.reason.endswith(f"{named} at head_dim 64 (the backward would spill registers)")
+    with pytest.raises(ValueError, match=f"{named} at head_dim 64"):
+        launches_of(hopper.ALGORITHM, shape, "backward", **asked)
+    features = asked | {"window": window is not None}
     for form in (BackwardForm(64, 128), BackwardForm(128, 80)):
-        with pytest.raises(ValueError, match=f"{form.name} has no {asked}, for want"):
-            form.kernel("", "bf16", False, **{asked: True})
+        with pytest.raises(ValueError, match=f"{form.name} has no .*softcap.* in {dtype}, for"):
+            form.kernel("", dtype, False, **features)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+def test_dispatch_takes_a_cap_in_bf16_at_head_dim_64(causal: bool, deterministic: bool) -> None:
+    shape = AttentionShape(1, 1, 512, 512, 64, dtype="bf16", causal=causal)
+    found = launches_of(
+        "auto", shape, "backward", Device("90"), softcap=True, deterministic=deterministic
+    )
+    assert found.algorithm == (hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM)
+    assert dict(found.main.kernel.macros)["SOFTCAP"] == 1
+
+
+@TURNS
+@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+def test_a_cap_in_bf16_at_head_dim_64(causal: bool, deterministic: bool) -> None:
+    for sizes in ({}, {"seqlen_q": 90, "seqlen_k": 300, "batch": 2}, {"seqlen_k": 70}):
+        p = problem({"softcap": 2.0}, dtype="bf16", causal=causal, **sizes)
+        hold(p, backward_of(p, deterministic=deterministic))
 
 
 def test_other_options_are_still_refused_by_name() -> None:

@@ -59,7 +59,7 @@ def test_hopper_takes_what_it_covers() -> None:
         (PretendedHopper(), [array()], {"key_mask": True}, "a key mask"),
         (PretendedHopper(), [array()], {"dropout": True}, "dropout"),
         (PretendedHopper(), [array()], {"block_mask": True}, "a block mask"),
-        (PretendedHopper(), [array()], {"softcap": True, "pass_": "backward"}, "a softcap"),
+        (PretendedHopper(), [array()], {"softcap": True, "pass_": "backward"}, "a softcap in"),
         (PretendedHopper(), [array()], {"bias": True}, "a bias"),
         (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {},
          "a sequence without rows"),

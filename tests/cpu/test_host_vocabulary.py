@@ -214,7 +214,7 @@ def test_functions() -> None:
             2.0 ** rng.uniform(-149, 127, 5_000),
         ]
     ).astype(np.float32)
-    powers, logs, reciprocals, larger = (np.empty_like(x) for _ in range(4))
+    powers, logs, reciprocals, tangents, larger = (np.empty_like(x) for _ in range(5))
     bits = np.empty(len(x), np.int32)
     HostBackend().launch(
         kernel("functions", 64),
@@ -224,6 +224,7 @@ def test_functions() -> None:
             from_numpy("x", x, "r"),
             *(from_numpy(n, v, "w") for n, v in [("powers", powers), ("logs", logs)]),
             from_numpy("reciprocals", reciprocals, "w"),
+            from_numpy("tangents", tangents, "w"),
             from_numpy("larger", larger, "w"),
             from_numpy("bits", bits, "w"),
             np.int32(len(x)),
@@ -244,6 +245,9 @@ def test_functions() -> None:
     np.testing.assert_array_equal(powers[whole], exact[whole])
     np.testing.assert_allclose(logs, log, rtol=2.0**-22, atol=2.0**-22)
     np.testing.assert_allclose(reciprocals, inverse.astype(np.float32), rtol=2.0**-23)  # 1 ulp
+    tangent = np.tanh(x.astype(np.float64))
+    np.testing.assert_allclose(tangents, tangent, rtol=2.0**-11, atol=2.0**-149)
+    np.testing.assert_array_equal(tangents[abs(x) > 9.02], np.sign(x[abs(x) > 9.02]))
     np.testing.assert_array_equal(larger, np.fmax(x, np.float32(1)))
     np.testing.assert_array_equal(bits, x.view(np.int32))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -95,7 +97,7 @@ extern "C" __global__ void hyperbolic(Tensor1<const float> x, Tensor1<float> y,
 """
 
 
-def test_the_hyperbolic_tangent() -> None:
+def test_the_hyperbolic_tangent_of_fp32() -> None:
     rng = np.random.default_rng(1)
     special = [0.0, 0.75, -0.75, 1e30, -1e30, np.inf, -np.inf, np.nan]
     parts = [rng.uniform(-1, 1, 20_000), rng.uniform(-30, 30, 20_000), 2.0 ** np.arange(-60, 6)]
@@ -261,7 +263,10 @@ def test_wrong_arguments_are_named(
 
 def test_a_cap_costs_exponentials_and_slopes_cost_four_bytes_a_tile() -> None:
     shape = AttentionShape(2, 4, 1000, 1000, 64, causal=True)
-    for pass_, main in (("forward", "flash_forward"), ("backward", "flash_backward")):
+    for (pass_, main), (dtype, specials) in product(
+        (("forward", "flash_forward"), ("backward", "flash_backward")), (("fp16", 2), ("bf16", 1))
+    ):
+        shape = replace(shape, dtype=dtype)
         plain = predict("flash", shape, pass_, "A100")
         with_cap = predict("flash", shape, pass_, "A100", softcap=True)
         assert with_cap.traffic == plain.traffic
@@ -270,7 +275,7 @@ def test_a_cap_costs_exponentials_and_slopes_cost_four_bytes_a_tile() -> None:
             for p in (plain, with_cap)
         ]
         more = made[1] - made[0]
-        assert more == pytest.approx(2 * 8 * visited_pairs(shape, with_cap.tile), rel=1e-9)
+        assert more == pytest.approx(specials * 8 * visited_pairs(shape, with_cap.tile), rel=1e-9)
         sloped = predict("flash", shape, pass_, "A100", alibi=True).traffic
         assert set(sloped.by_tensor()) - set(plain.traffic.by_tensor()) == {
             ("alibi_slopes", "read")

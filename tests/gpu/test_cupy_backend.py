@@ -134,13 +134,18 @@ def test_matrices_and_lanes_agree() -> None:
 def test_functions_agree_to_their_stated_error() -> None:
     rng = np.random.default_rng(4)
     x = np.concatenate(
-        [rng.uniform(-140, 140, 40_000), np.arange(-140, 140), [np.inf, -np.inf, np.nan]]
+        [
+            rng.uniform(-140, 140, 40_000),
+            rng.uniform(-9, 9, 40_000),
+            np.arange(-140, 140),
+            [np.inf, -np.inf, np.nan],
+        ]
     ).astype(np.float32)
     args: list[Argument] = [
         from_numpy("x", x, "r"),
         *(
             from_numpy(n, np.empty_like(x), "w")
-            for n in ("powers", "logs", "reciprocals", "larger")
+            for n in ("powers", "logs", "reciprocals", "tangents", "larger")
         ),
         from_numpy("bits", np.empty(len(x), np.int32), "w"),
         np.int32(len(x)),
@@ -151,6 +156,9 @@ def test_functions_agree_to_their_stated_error() -> None:
     np.testing.assert_allclose(*out["reciprocals"], rtol=2.0**-22)
     np.testing.assert_allclose(*out["powers"], rtol=2.0**-21)
     np.testing.assert_allclose(*out["logs"], rtol=2.0**-20, atol=2.0**-21)
+    for tangents in out["tangents"]:  # to what PTX states, and 1 where fp32 has nothing nearer
+        np.testing.assert_allclose(tangents, np.tanh(x.astype(np.float64)), rtol=2.0**-11)
+        np.testing.assert_array_equal(tangents[abs(x) > 9.02], np.sign(x[abs(x) > 9.02]))
 
 
 def test_shared_memory_limits() -> None:
