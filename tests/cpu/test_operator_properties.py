@@ -140,6 +140,20 @@ def test_cases_survive_their_spelling() -> None:
         Case.from_json(json.dumps({"colour": 1}))
 
 
+def test_hopper_kernels_are_drawn_for_packed_sequences_too() -> None:
+    """Of both head dimensions that they have, and with nothing that sends them to sm_80's."""
+    found = [
+        case for seed in range(600)
+        for case in (cases.draw(seed, form=seed),) if case.card and case.queries
+    ]  # fmt: skip
+    assert {(case.head_dim, case.causal) for case in found} >= {
+        (head_dim, causal) for head_dim in (64, 128) for causal in (False, True)
+    }
+    for case in found:
+        assert (case.window, case.softcap, case.alibi, case.tile) == (None, None, "", None)
+        assert not case.dropout_p
+
+
 def test_the_fuzzer_finds_and_shrinks_a_fault(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
