@@ -18,21 +18,25 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
 from analysis.packed import Lengths
 from analysis.shapes import Tile
-from kernels import attention, decode_config, dispatch, hopper, ladder
+from kernels import attention, decode_config, dispatch, flash, hopper, ladder
 from kernels.command_line import program
-from kernels.launch import Array, Kernel
+from kernels.launch import Array, Kernel, Order
 from kernels.launching.plan import Launch, Recorder
 from kernels.packed import Packed
 
 PASSES = ("forward", "backward")
 #: That ``gpu-features`` times.
 FEATURES = ("window", "softcap", "alibi", "packed")
+
+ORDERS: tuple[Order, ...] = ("rows", "sawtooth")
+#: That ``gpu-l2-order`` asks for.
+PROGRESS_TILES = 16
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class Problem:
     seqlen: int = 1024
     #: One of ``FEATURES``, or none.
     feature: str = ""
+    #: Of the walk in the last of the passes.
+    order: Order = "rows"
+    #: Key tiles between two notes of the forward's progress; 0: no notes.
+    progress_tiles: int = 0
 
     def kernels(self) -> list[Kernel]:
         """The kernels of the passes, as far as the driver accepts them."""
@@ -64,19 +72,30 @@ class Problem:
         options: dict[str, Any] = {"scale": 1.0, "causal": self.causal, **self._asked(recorder)}
         stats: dict[str, Array] = {}
         # A backward pass runs behind the forward of the default tile.
-        forward_tile = self.tile if "forward" in self.passes else None
+        alone = "backward" not in self.passes
+        forward: dict[str, Any] = {"order": self.order} if alone else {}
+        if "forward" in self.passes:
+            forward["tile"] = self.tile
+        if self.progress_tiles:
+            forward["progress"] = self._notes(recorder)
+            forward["progress_tiles"] = self.progress_tiles
         try:
-            attention.forward(
-                recorder, self.algorithm, q, k, v, out, stats, tile=forward_tile, **options
-            )
+            attention.forward(recorder, self.algorithm, q, k, v, out, stats, **options, **forward)
             if "backward" in self.passes:
                 attention.backward(
                     recorder, self.algorithm, q, k, v, out, dout, stats, dq, dk, dv,
-                    tile=self.tile, **options,
+                    tile=self.tile, order=self.order, **options,
                 )  # fmt: skip
         except ValueError:
             pass  # a tile too large for the device, refused there in the same words
         return recorder.launches
+
+    def _notes(self, recorder: Recorder) -> Array:
+        """Where each block of the forward notes its progress."""
+        assert self.tile is not None
+        notes = flash.progress_notes(self.seqlen, self.tile.block_n, self.progress_tiles)
+        blocks = -(-self.seqlen // self.tile.block_m)
+        return recorder.empty("progress", (blocks, notes), "int64")
 
     def _asked(self, recorder: Recorder) -> dict[str, Any]:
         """The driver's options for the feature; kernels know that it is there, not its values."""
@@ -119,7 +138,15 @@ def problems() -> Iterator[Problem]:
         yield Problem("flash", 128, "bf16", causal, Tile(64, 64))
         yield Problem("flash-deterministic", 64, "bf16", causal)
         yield Problem("flash-split", 64, "bf16", causal)
-    yield Problem("flash", 128, "bf16", tile=Tile(128, 64), passes=("forward",))
+    # What L2 absorbs: keys in a sawtooth, and a forward that notes its progress.
+    long = Problem("flash", 128, "bf16", tile=Tile(128, 64), passes=("forward",))
+    for order in ORDERS:
+        yield replace(long, order=order)
+        yield replace(long, order=order, progress_tiles=PROGRESS_TILES)
+    yield Problem("flash", 128, "bf16", passes=("backward",), order="sawtooth")
+    yield Problem(
+        hopper.ALGORITHM, 128, "bf16", passes=("forward",), order="sawtooth", seqlen=65536
+    )
 
 
 def later_problems() -> Iterator[Problem]:

@@ -433,13 +433,15 @@ def _same_bits(case: Case) -> set[str]:
     """Results of packed sequences whose terms separate calls add in the same order.
 
     dq is added up by atomic additions unless a fixed order is asked for. On a Hopper card packed
-    sequences of head dimension 256 stay with sm_80's kernels, and at 128 without a mask the
-    backward has other tiles.
+    sequences of head dimension 256 stay with sm_80's kernels; the backward has other tiles at 128
+    without a mask, and is sm_80's where not all gradients are asked for, as separate calls do.
     """
     same = {"out", "lse", "dk", "dv", *(["dq"] if case.deterministic else [])}
-    if case.card == dispatch.HOPPER and case.head_dim == 256:
+    if case.card != dispatch.HOPPER:
+        return same
+    if case.head_dim == 256:
         return set()
-    if case.card == dispatch.HOPPER and case.head_dim == 128 and not case.causal:
+    if (case.head_dim == 128 and not case.causal) or not all(case.needed):
         return same & {"out", "lse"}
     return same
 

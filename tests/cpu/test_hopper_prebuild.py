@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kernels import attention, hopper, prebuild
-from kernels.launch import Kernel
+from kernels.launch import Array, Kernel
+from kernels.launching.plan import Recorder
 from repro import experiments
-from repro.experiments.shared.attention import tile_of
+from repro.experiments import Cell, gpu_l2_order
+from repro.experiments.shared.attention import shape_of, tile_of
 from repro.instruments.gpu_work import FORMS
 
 
@@ -47,6 +51,56 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
                 checked += 1
                 assert key(kernel) in ready, (cell.id, prebuild.describe(kernel))
     assert checked
+
+
+@pytest.mark.parametrize("name", ["gpu-l2-order", "gpu-l2-registered"])
+def test_what_the_experiments_on_l2_launch_is_compiled_ahead(name: str) -> None:
+    """With the orders of their walks, and with notes of progress, which are other kernels."""
+    ready = {key(kernel) for kernel in prebuild.plain()}
+    cells = experiments.experiment(name).cells()
+    ours = [cell for cell in cells if cell["implementation"] in attention.ALGORITHMS]
+    assert len(ours) > 2
+    for cell in ours:
+        for kernel in noting(cell) if name == gpu_l2_order.NAME else launched(cell):
+            assert key(kernel) in ready, (cell.id, prebuild.describe(kernel))
+
+
+def arrays_of(cell: Cell, recorder: Recorder) -> dict[str, Array]:
+    shape, found = shape_of(cell), {}
+    for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv"):
+        keys = name in ("k", "v", "dk", "dv")
+        size = (shape.batch, shape.kv_heads if keys else shape.heads,
+                shape.seqlen_k if keys else shape.seqlen_q, shape.head_dim)  # fmt: skip
+        found[name] = recorder.empty(name, size, shape.dtype)
+    return found
+
+
+def noting(cell: Cell) -> list[Kernel]:
+    """What the forward that notes its progress launches."""
+    recorder = Recorder()
+    arrays = arrays_of(cell, recorder)
+    arrays["lse"] = recorder.empty("lse", arrays["q"].shape[:3], "fp32")
+    notes = recorder.empty("progress", gpu_l2_order.notes_shape(cell), "int64")
+    gpu_l2_order.run(recorder, cell, arrays, notes)
+    return [launch.kernel for launch in recorder.launches]
+
+
+def launched(cell: Cell) -> list[Kernel]:
+    """What a cell launches: the walk that it asks for is that of its own pass."""
+    recorder, stats = Recorder(), dict[str, Array]()
+    at = arrays_of(cell, recorder)
+    options: dict[str, Any] = {"scale": 1.0, "causal": bool(cell["causal"])}
+    own = {name: cell[name] for name in ("order", "wave") if name in cell}
+    own["tile"] = tile_of(cell)
+    first = [at[name] for name in ("q", "k", "v", "out")]
+    algorithm, backward = str(cell["implementation"]), cell["pass"] == "backward"
+    attention.forward(recorder, algorithm, *first, stats, **options, **({} if backward else own))
+    if backward:
+        gradients = [at[name] for name in ("dq", "dk", "dv")]
+        attention.backward(
+            recorder, algorithm, *first, at["dout"], stats, *gradients, **options, **own
+        )
+    return [launch.kernel for launch in recorder.launches]
 
 
 def test_modules_are_compiled_once() -> None:
