@@ -88,4 +88,11 @@ class FlashAttention(nn.Module):
         return out
 
     def extra_repr(self) -> str:
-        return f"causal={self.causal}, dropout_p={self.dropout_p}, scale={self.scale}"
+        """The options that every instance shows, and of the others those that are not as usual."""
+        text = f"causal={self.causal}, dropout_p={self.dropout_p}, scale={self.scale}"
+        usual = {"softcap": None, "deterministic": False, "tile": None, "order": "rows",
+                 "window": None, "sinks": 0}  # fmt: skip
+        others = {name: getattr(self, name) for name in usual}
+        return text + "".join(
+            f", {name}={value!r}" for name, value in others.items() if value != usual[name]
+        )

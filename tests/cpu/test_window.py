@@ -201,6 +201,9 @@ def test_the_module_has_the_options_of_the_function() -> None:
     wanted = repro.flash_attention(q, k, v, causal=True, window=(9, 0), sinks=2)
     assert torch.equal(module(q, k, v), wanted)
     assert not torch.equal(module(q, k, v), repro.FlashAttention(causal=True)(q, k, v))
+    assert repr(module) == (
+        "FlashAttention(causal=True, dropout_p=0.0, scale=None, window=(9, 0), sinks=2)"
+    )
     with pytest.raises(ValueError, match="window left=-1 is below 0"):
         repro.FlashAttention(window=(-1, 0))
 
