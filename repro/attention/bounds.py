@@ -74,4 +74,6 @@ def beyond_bound(
             limit += 0.5 * unit * float(want.terms[f"{name} through out"].max())
     else:  # lse, whose errors are those of the scores
         limit += 4 * unit * (1.0 + want.score)
+    if want.terms is not None and f"{name} through cap" in want.terms:
+        limit += float(want.terms[f"{name} through cap"].max())
     return f"{name}: error {error:.3g} above {limit:.3g}" if error > limit else None

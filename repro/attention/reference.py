@@ -34,6 +34,11 @@ __all__ = [
 ]
 
 
+TANH_APPROX = 2.0**-11
+"""Relative error of tanh.approx by the PTX manual: of a capped score in bf16. Its derivative
+1 - tanh² is then off by twice that. An eighth of what rounding a score to bf16 costs at most."""
+
+
 @dataclass(frozen=True)
 class Reference:
     """``out`` (B, H, Nq, D), ``lse`` (B, H, Nq) and, where a ``dout`` was given, the gradients.
@@ -43,7 +48,8 @@ class Reference:
     part of D = rowsum(dO∘O): a kernel makes D from an out that is already rounded to its type
     (FlashAttention-2, Alg. 2), which the dP it is subtracted from is not. ``score`` is the largest
     |score| of a weight that fp32 does not lose beside 1: a score off by one rounding changes its
-    weight by that much.
+    weight by that much. With a softcap in bf16, "lse through cap" and "dq through cap", "dk through
+    cap" are what :data:`TANH_APPROX` makes of these.
     """
 
     out: Tensor
@@ -124,6 +130,7 @@ def attention_reference(
         dlse: (B, H, Nq) incoming gradient of ``lse``.
         softcap, alibi_slopes, bias: as in :func:`repro.flash_attention`.
     """
+    approximated = softcap is not None and q.dtype == torch.bfloat16
     q, k, v = (t.detach().to("cpu", torch.float64) for t in (q, k, v))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
@@ -184,6 +191,14 @@ def attention_reference(
         "dq through out": through_out @ k_rows.abs(),
         "dk through out": fold(through_out.mT @ q.abs()),
     }
+    if approximated:
+        plain, _ = changed(scale * (q @ k_rows.mT), softcap, None)
+        slopes_off = 2 * TANH_APPROX * abs(scale) * dbias_sizes
+        terms |= {
+            "lse through cap": TANH_APPROX * (weights * plain.abs()).sum(-1),
+            "dq through cap": slopes_off @ k_rows.abs(),
+            "dk through cap": fold(slopes_off.mT @ q.abs()),
+        }
     shared = None
     if bias is not None:
         shared = dbias.sum_to_size(bias.shape)
