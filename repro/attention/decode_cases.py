@@ -244,13 +244,15 @@ def _arguments(
         exact = cache.double()
         if case.fp8:
             blocks = -(-keys // case.scale_block) if case.scale_block else 0
-            shape = (pages, case.kv_heads, blocks) if blocks else (case.kv_heads,)
+            shape = (pages, case.kv_heads, blocks) if case.scale_block else (case.kv_heads,)
             scales = torch.exp(torch.randn(shape, generator=generator))
             wide = scales.double()[None, :, None]
-            if blocks:
+            if case.scale_block:
                 wide = scales.double().repeat_interleave(case.scale_block, 2)[..., :keys]
             exact = exact * wide[..., None]
-            options[name] = scales.transpose(1, 2) if case.page_size and blocks else scales
+            options[name] = (
+                scales.transpose(1, 2) if case.page_size and case.scale_block else scales
+            )
         if table is not None:
             exact = exact[table.long()].transpose(1, 2).flatten(2, 3)
             cache = cache.view(torch.uint8) if case.fp8 else cache
