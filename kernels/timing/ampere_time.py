@@ -73,7 +73,7 @@ class Recorded:
         points = [
             (float(name.removeprefix(COLUMN)), float(value))
             for name, value in row.items()
-            if name.startswith(COLUMN)
+            if name.startswith(COLUMN) and value
         ]
         tile = Tile(int(row["block_m"]), int(row["block_n"]))
         return cls(card.through(points), int(row["blocks_per_sm"]), float(row["slowdown"]), tile)
@@ -166,9 +166,9 @@ def follow_form(config: FlashConfig, lengths: Sequence[int] = ROUNDS) -> dict[st
 @cache
 def digest_of(kernel: Kernel) -> str:
     """Of all that a kernel's machine code follows from, but for the compiler; of bf16 that of
-    fp16."""
+    fp16, but with a softcap, whose tanh is the type's."""
     macros = dict(kernel.macros)
-    if macros["DTYPE"] == DTYPE_CODE["bf16"]:
+    if macros["DTYPE"] == DTYPE_CODE["bf16"] and "SOFTCAP" not in macros:
         macros["DTYPE"] = DTYPE_CODE[DTYPE]
     return digest(kernel.text(), headers(kernel.text()), repr(tuple(macros.items())))[:16]
 

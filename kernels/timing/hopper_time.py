@@ -47,15 +47,15 @@ FEATURES_ON_RECORD: tuple[Features, ...] = (
 def digest_of(form: Form, causal: bool, optimistic: bool = False, features: Features = ()) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
     dtype = dtype_of(features)
-    asked = dict.fromkeys(_asked(features), True)
+    asked = dict.fromkeys(options_of(features), True)
     kernel = form.kernel("", dtype, causal, **asked) if isinstance(form, hopper.BackwardForm) else (
         form.kernel(dtype, causal, "optimistic" if optimistic else "", **asked)
     )  # fmt: skip
     return digest(kernel.text(), headers(kernel.text()), repr(kernel.macros))[:16]
 
 
-def _asked(features: Features) -> list[str]:
-    """Those that are options of a form's kernel."""
+def options_of(features: Features) -> list[str]:
+    """Those that are options of a kernel, not its type."""
     return [name for name in features if name != "fp16"]
 
 
@@ -227,7 +227,8 @@ def featured() -> list[tuple[Form, Features]]:
         (form, features)
         for form in forms
         for features in FEATURES_ON_RECORD
-        if isinstance(form, hopper.ForwardForm) or form.takes(dtype_of(features), _asked(features))
+        if isinstance(form, hopper.ForwardForm)
+        or form.takes(dtype_of(features), options_of(features))
     ]
 
 
@@ -258,7 +259,7 @@ def feature_table() -> str:
     :data:`FEATURES_ON_RECORD` that it has, as a Markdown table."""
     kinds = ((), *FEATURES_ON_RECORD)
     titles = (
-        (" and ".join(_asked(features)) or "plain") + ", fp16" * ("fp16" in features)
+        (" and ".join(options_of(features)) or "plain") + ", fp16" * ("fp16" in features)
         for features in kinds
     )
     rows = [f"| form | {' | '.join(titles)} |", "|---" * (len(kinds) + 1) + "|"]

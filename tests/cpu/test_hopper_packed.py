@@ -18,8 +18,6 @@ from packed_support import lengths_of, packed_of, problems
 from analysis.hardware import H200
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
-from analysis.sums.packed import working_blocks
-from analysis.tile_loop import tile_loop
 from analysis.traffic import Traffic, predict_traffic
 from analysis.window import Window
 from kernels import hopper
@@ -31,7 +29,6 @@ from kernels.launching import driver
 from kernels.packed import Packed
 from kernels.scores import ScoreChanges
 from kernels.timing import hopper_packed_time
-from kernels.timing.ampere_time import Recorded
 from repro.experiments.packed_sequences import drawn
 from repro.prediction import predict
 from repro.timing import packed_time
@@ -328,27 +325,6 @@ def test_it_pays_for_real_lengths() -> None:
     assert len(times) == 8
     for dataset, head_dim, causal, hopper_s, sm80_s in times:
         assert hopper_s < sm80_s, (dataset, head_dim, causal)
-
-
-def test_clocks_of_another_sm80_source_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_time, "digest_of", lambda _: "another")
-    with pytest.raises(LookupError, match="another source than in packed_sm80_lines"):
-        packed_time.of_sm80(*packed_time.batch("squad-1.1", 64, False))
-
-
-def test_the_sm80_form_s_blocks_are_those_with_rows() -> None:
-    shape, lengths = packed_time.batch("squad-1.1", 64, True)
-    (found,) = {
-        Recorded.read(row) for row in packed_time._rows().values()
-        if (row["head_dim"], row["causal"]) == ("64", "True")
-    }  # fmt: skip
-    walked = list(packed_time.rounds(found, shape, lengths))
-    assert len(walked) == working_blocks(lengths, shape, found.tile, keys_outside=False)
-    visited = sum(
-        each.batch * each.heads * int(tile_loop(each, found.tile).visits_of_query_tile.sum())
-        for each in lengths.shapes(shape)
-    )
-    assert sum(walked) == visited
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
