@@ -164,7 +164,7 @@ OVERTURN: dict[str, tuple[Scale | Mirror, ...]] = {
     "SM boundary": (*MEASURED, Mirror("seqlen_q")),
     "SM ceilings": MEASURED,
     "accuracy": (Scale({"implementation": "flash"}),),
-    "checkpoint around flash": (Scale({"pass": "forward"}),),
+    "checkpoint around flash": (Scale({"pass": "forward"}), Scale({"pass": "step"})),
     "checkpoint peak": (Scale({"metric": "peak_bytes"}),),
     "checkpointed attention": (Scale({"implementation": "standard-checkpointed"}),),
     "decoding": (

@@ -108,8 +108,8 @@ OURS: dict[str, tuple[str, str, dict[str, str]]] = {
         "a checkpoint around flash attention adds the bytes of one more forward",
         "checkpoint_attention",
         {
-            "conditions": "both passes executed and counted on the host; that a checkpoint runs "
-            "the forward once more is how it is defined, not counted"
+            "conditions": "passes and the step under torch's checkpoint executed and counted on "
+            "the host, at the SM boundary"
         },
     ),
     "determinism": (

@@ -295,13 +295,15 @@ def korthikanti(frame: pandas.DataFrame) -> Claim:
 
 
 def attention_step_bytes(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Bytes of forward + backward per head, with and without a checkpoint (a second forward)."""
+    """Bytes of a step per head: forward + backward, and the step executed under a checkpoint."""
     rows = frame[(frame["metric"] == "traffic_bytes") & frame["value"].notna()]
     keys = ["implementation", "seqlen_q", "source"]
-    total = rows.pivot_table(index=keys, columns="pass", values="value", aggfunc="sum").dropna()
+    total = rows.pivot_table(index=keys, columns="pass", values="value", aggfunc="sum")
+    total = total.reindex(columns=["forward", "backward", "step"]).dropna()
     parts = []
-    for checkpointed in (False, True):
-        value = total["forward"] * (1 + checkpointed) + total["backward"]
+    for checkpointed, value in (
+        (False, total["forward"] + total["backward"]), (True, total["step"])
+    ):  # fmt: skip
         parts.append(value.rename("value").reset_index().assign(checkpointed=checkpointed))
     return pandas.concat(parts, ignore_index=True).assign(metric="traffic_bytes")
 

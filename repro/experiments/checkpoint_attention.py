@@ -6,14 +6,19 @@ frees little and costs a forward all the same: recomputation is inside its backw
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 from analysis.shapes import ITEMSIZE, Tile
+from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import cell, predicted_traffic
+from repro.experiments.shared.attention import TRAFFIC, cell, predicted_traffic, shape_of
 from repro.measuring.records import Record, record
 
 NAME = "checkpoint-attention"
 HEAD_DIM = 64
+STEP = "step"
+"""Forward and backward in one cell: the forward under torch's checkpoint."""
+ALGORITHMS = ("standard", "flash")
 COUNTED = (256, 512)
 SUMMED = (1024, 2048, 4096, 8192, 16384)
 TILES = {
@@ -31,8 +36,32 @@ def _cells(lengths: tuple[int, ...]) -> Iterator[Cell]:
 
 
 def cells() -> list[Cell]:
-    """Both passes of both algorithms at lengths that the host backend executes."""
-    return list(_cells(COUNTED))
+    """Both passes of both algorithms at lengths that the host backend executes, and a whole step
+    under a checkpoint."""
+    return [*_cells(COUNTED), *_steps(COUNTED)]
+
+
+def _steps(lengths: tuple[int, ...]) -> Iterator[Cell]:
+    for seqlen in lengths:
+        for algorithm in ALGORITHMS:
+            yield Cell(
+                implementation=algorithm, pass_=STEP, batch=1, heads=1, kv_heads=1,
+                seqlen_q=seqlen, seqlen_k=seqlen, head_dim=HEAD_DIM, dtype="fp16", causal=False,
+            )  # fmt: skip
+
+
+def _predicted_step(one: Cell) -> Iterator[Record]:
+    """The forward twice and the backward once, for each kernel and tensor."""
+    algorithm = str(one["implementation"])
+    for times, pass_ in ((2, "forward"), (1, "backward")):
+        traffic = predict_traffic(algorithm, shape_of(one), TILES[algorithm, pass_], pass_)
+        for kernel, entries in traffic.kernels.items():
+            for (tensor, direction), count in entries.items():
+                yield record(
+                    one, experiment=NAME, source="predicted", tool="sum over the tile loop",
+                    kernel=kernel, tensor=tensor, direction=direction, value=times * count,
+                    cell=one.id, **TRAFFIC,
+                )  # fmt: skip
 
 
 def kept_bytes(algorithm: str, seqlen: int, checkpointed: bool, dtype: str = "fp16") -> int:
@@ -44,6 +73,8 @@ def kept_bytes(algorithm: str, seqlen: int, checkpointed: bool, dtype: str = "fp
 
 def predict(one: Cell) -> list[Record]:
     """Exact sums over the tile loop; with the forward pass, the bytes kept per head."""
+    if one["pass"] == STEP:
+        return list(_predicted_step(one))
     rows = list(predicted_traffic(NAME, one))
     if one["pass"] == "forward":
         for checkpointed in (False, True):
@@ -58,7 +89,7 @@ def predict(one: Cell) -> list[Record]:
 
 def also() -> Iterator[Record]:
     """The sums at lengths that are not executed."""
-    for one in _cells(SUMMED):
+    for one in (*_cells(SUMMED), *_steps(SUMMED)):
         yield from predict(one)
 
 
@@ -66,6 +97,11 @@ def measure(one: Cell, context: Context) -> list[Record]:
     """The kernels, executed and counted."""
     from repro.experiments.shared.host import counted_traffic
 
+    if one["pass"] == STEP:
+        from repro.experiments.shared.checkpointed_run import run_checkpointed
+
+        tiles = {p: TILES[str(one["implementation"]), p] for p in ("forward", "backward")}
+        return list(counted_traffic(NAME, one, context, partial(run_checkpointed, tiles=tiles)))
     return list(counted_traffic(NAME, one, context))
 
 

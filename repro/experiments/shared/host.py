@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,7 +101,12 @@ def reference(
     return {"out": p @ v, "dq": scale * ds @ k, "dk": scale * ds.T @ q, "dv": p.T @ dout}
 
 
-def counted_traffic(experiment: str, cell: Cell, context: Context) -> Iterator[Record]:
+def counted_traffic(
+    experiment: str,
+    cell: Cell,
+    context: Context,
+    run: Callable[[Cell, Context], HeadResult] = run_one_head,
+) -> Iterator[Record]:
     """The same rows, counted by executing the kernels on the host backend.
 
     One head is executed. Traffic is linear in batch x heads (every block works on one head, and
@@ -109,7 +114,7 @@ def counted_traffic(experiment: str, cell: Cell, context: Context) -> Iterator[R
     the factor is in the row.
     """
     factor = int(cell["batch"]) * int(cell["heads"])
-    result = run_one_head(cell, context)
+    result = run(cell, context)
     for kernel, entries in result.traffic.items():
         for (tensor, direction), count in entries.items():
             yield record(
