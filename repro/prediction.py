@@ -34,7 +34,12 @@ from analysis.traffic import Traffic, predict_traffic
 from kernels import attention, hopper
 from kernels.launch import Kernel
 from kernels.launches import AUTO, GRADIENTS, tile_of
-from kernels.timing import ampere_time, hopper_packed_time, hopper_time
+from kernels.timing import (
+    ampere_time,
+    hopper_packed_backward_time,
+    hopper_packed_time,
+    hopper_time,
+)
 from repro.prediction_packed import packed_works
 from repro.prediction_runs import (
     Run,
@@ -165,7 +170,7 @@ class Prediction:
         (``kernels.timing.hopper_time``), and of what runs by default on an A100
         (``kernels.timing.ampere_time``).
 
-        None where :attr:`unpredicted` says why, for packed sequences but in Hopper's forward, and
+        None where :attr:`unpredicted` says why, for packed sequences but on Hopper's kernels, and
         for other kernels and GPUs. The optimistic softmax: on data of which its repair has nothing
         to do again.
         """
@@ -179,8 +184,8 @@ class Prediction:
         return predicted if isinstance(predicted, str) else None
 
     def _predicted(self) -> float | str | None:
-        """Seconds, copies included, or why there are none; None for packed sequences but in
-        Hopper's forward, and for other kernels and GPUs."""
+        """Seconds, copies included, or why there are none; None for packed sequences but on
+        Hopper's kernels, and for other kernels and GPUs."""
         found = self._of_machine_code()
         if not isinstance(found, float):
             return found
@@ -220,15 +225,26 @@ class Prediction:
             return str(error)
 
     def _predicted_packed(self) -> float | str | None:
-        if find(self.algorithm).family is not Family.HOPPER or self.pass_ == "backward":
+        if find(self.algorithm).family is not Family.HOPPER:
             return None
         assert self.lengths is not None
+        card_of: dict[str, Any] = {
+            "sms": self.gpu.sms, "hbm_bytes_per_s": self.gpu.hbm_bandwidth_bytes_per_s,
+            "clock": self.clock,
+        }  # fmt: skip
         try:
-            return hopper_packed_time.seconds(
-                hopper.packed_form(self.shape.head_dim, self.tile), self.padded, self.lengths,
-                sms=self.gpu.sms, hbm_bytes_per_s=self.gpu.hbm_bandwidth_bytes_per_s,
-                clock=self.clock,
-            )  # fmt: skip
+            if self.pass_ == "forward":
+                return hopper_packed_time.seconds(
+                    hopper.packed_form(self.padded.head_dim, self.tile), self.padded, self.lengths,
+                    **card_of,
+                )  # fmt: skip
+            form = hopper.backward_form(
+                self.padded.head_dim, self.shape.causal, self.tile, featured=True
+            )
+            refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
+            return refused or hopper_packed_backward_time.seconds(
+                form, self.padded, self.lengths, **card_of
+            )
         except LookupError as error:
             return str(error)
 

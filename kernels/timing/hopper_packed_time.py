@@ -185,12 +185,16 @@ def _batch(
         recorder, q, k, v, out, lse, scale=1.0, causal=causal, form=form,
         packed=Packed(tables[0], tables[1], lengths),
     )  # fmt: skip
-    memory = {
+    return recorder.launches[-1], memory_of(lengths), rounds(form, shape, lengths)
+
+
+def memory_of(lengths: Lengths) -> dict[int, int]:
+    """The words of the two tables, by address."""
+    return {
         table + ENTRY_BYTES * at: start
         for table, starts in zip(TABLES_AT, lengths.tables, strict=True)
         for at, start in enumerate(starts)
     }
-    return recorder.launches[-1], memory, rounds(form, shape, lengths)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Where Hopper's forward pays for packed sequences: predicted times for published lengths.
+"""Where the Hopper kernels pay for packed sequences: predicted times for published lengths.
 
 ``python -m repro.timing.packed_time`` writes the table of ``docs/pages/packed.md`` for an H200, a
 batch of each dataset of ``repro.measuring.lengths``. Both forms are predicted from their machine
-code, Hopper's by ``kernels.timing.hopper_packed_time``, the sm_80 form by
-``kernels.timing.sm80_on_hopper``.
+code, Hopper's by ``kernels.timing.hopper_packed_time`` and ``hopper_packed_backward_time``, the
+sm_80 form by ``kernels.timing.sm80_on_hopper``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from kernels.pages import Block
 from kernels.timing import sm80_on_hopper
+from kernels.timing.ampere_time import PASSES
 from repro import cli
 from repro.measuring.lengths import LIMITS, drawn
 from repro.prediction import predict
@@ -34,23 +35,24 @@ def batch(dataset: str, head_dim: int, causal: bool) -> tuple[AttentionShape, Le
     return lengths.packed_shape(some), lengths
 
 
-def times() -> Iterator[tuple[str, int, bool, float, float]]:
-    """Dataset, head dimension, causal, and seconds of the Hopper form and of the sm_80 form."""
-    for dataset, head_dim, causal in product(LIMITS, HEAD_DIMS, (False, True)):
+def times() -> Iterator[tuple[str, str, int, bool, float, float]]:
+    """Pass, dataset, head dimension, causal, and seconds of the Hopper form and of the sm_80
+    form."""
+    for pass_, dataset, head_dim, causal in product(PASSES, LIMITS, HEAD_DIMS, (False, True)):
         shape, lengths = batch(dataset, head_dim, causal)
-        hopper = predict("flash-sm90", shape, "forward", H200, lengths=lengths).predicted_s
-        assert hopper is not None, "python -m kernels.timing.hopper_packed_time first"
-        sm80 = sm80_on_hopper.seconds(shape, "forward", lengths=lengths)
-        yield dataset, head_dim, causal, hopper, sm80
+        hopper = predict("flash-sm90", shape, pass_, H200, lengths=lengths).predicted_s
+        assert hopper is not None, "their clocks are of another source"
+        sm80 = sm80_on_hopper.seconds(shape, pass_, lengths=lengths)
+        yield pass_, dataset, head_dim, causal, hopper, sm80
 
 
 def table() -> str:
     """The page's table."""
-    headers = ("lengths", "head dimension", "mask", "Hopper form", "sm_80 form", "ratio")
+    headers = ("pass", "lengths", "head dimension", "mask", "Hopper form", "sm_80 form", "ratio")
     rows = [
-        (dataset, head_dim, "causal" if causal else "none", f"{1e6 * hopper:.0f} µs",
+        (pass_, dataset, head_dim, "causal" if causal else "none", f"{1e6 * hopper:.0f} µs",
          f"{1e6 * sm80:.0f} µs", f"{sm80 / hopper:.2f}")
-        for dataset, head_dim, causal, hopper, sm80 in times()
+        for pass_, dataset, head_dim, causal, hopper, sm80 in times()
     ]  # fmt: skip
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
 

@@ -320,11 +320,12 @@ def test_clocks_fill_the_card() -> None:
 
 
 def test_it_pays_for_real_lengths() -> None:
-    """For either dataset, head dimension and mask, by the model of time on both forms' code."""
+    """For either pass, dataset, head dimension and mask, by the model of time on both forms'
+    code."""
     times = list(packed_time.times())
-    assert len(times) == 8
-    for dataset, head_dim, causal, hopper_s, sm80_s in times:
-        assert hopper_s < sm80_s, (dataset, head_dim, causal)
+    assert len(times) == 16
+    for pass_, dataset, head_dim, causal, hopper_s, sm80_s in times:
+        assert hopper_s < sm80_s, (pass_, dataset, head_dim, causal)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
