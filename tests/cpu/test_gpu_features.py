@@ -110,8 +110,7 @@ def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() ->
     for key, now in current.items():
         assert now.value == pytest.approx(known[key].value, rel=0.05), "python -m repro.register"
     cells = gpu_features.cells()
-    without = {c.id for c in cells if c["feature"] == "packed" and c["pass"] == "backward"}
-    assert {cell for cell, _ in current} == {c.id for c in cells} - without
+    assert {cell for cell, _ in current} == {c.id for c in cells}
     bounds = [row for cell in cells for row in gpu_features.predict(cell)]
     assert {row.implementation for row in bounds} == {gpu_features.SM80}
     assert all(row.value for row in bounds)
