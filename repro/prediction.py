@@ -36,7 +36,6 @@ from kernels.launch import Kernel
 from kernels.launches import AUTO, GRADIENTS, tile_of
 from kernels.timing import (
     ampere_time,
-    hopper_packed_backward_time,
     hopper_packed_time,
     hopper_time,
 )
@@ -225,26 +224,18 @@ class Prediction:
             return str(error)
 
     def _predicted_packed(self) -> float | str | None:
-        if find(self.algorithm).family is not Family.HOPPER:
+        form = form_of(self.algorithm, self.padded, self.pass_, self.tile, packed=True)
+        if form is None:
             return None
+        refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
+        if refused is not None:
+            return refused
         assert self.lengths is not None
-        card_of: dict[str, Any] = {
-            "sms": self.gpu.sms, "hbm_bytes_per_s": self.gpu.hbm_bandwidth_bytes_per_s,
-            "clock": self.clock,
-        }  # fmt: skip
         try:
-            if self.pass_ == "forward":
-                return hopper_packed_time.seconds(
-                    hopper.packed_form(self.padded.head_dim, self.tile), self.padded, self.lengths,
-                    **card_of,
-                )  # fmt: skip
-            form = hopper.backward_form(
-                self.padded.head_dim, self.shape.causal, self.tile, featured=True
-            )
-            refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
-            return refused or hopper_packed_backward_time.seconds(
-                form, self.padded, self.lengths, **card_of
-            )
+            return hopper_packed_time.seconds(
+                form, self.padded, self.lengths, sms=self.gpu.sms,
+                hbm_bytes_per_s=self.gpu.hbm_bandwidth_bytes_per_s, clock=self.clock,
+            )  # fmt: skip
         except LookupError as error:
             return str(error)
 

@@ -43,7 +43,7 @@ class Verdict(StrEnum):
 
 
 _MEANINGS = {
-    Verdict.REPRODUCED: "something that was run agrees, under the conditions that the claim names",
+    Verdict.REPRODUCED: "the claim's own quantity, measured or counted in a run, agrees",
     Verdict.WITHIN_LIMITS: "what was run agrees in part: in a wider range, or in some cases only",
     Verdict.CONSISTENT: "published numbers or a derivation agree, or it was chosen to match",
     Verdict.REFUTED: "the evidence lies outside what the claim allows",

@@ -2,8 +2,8 @@
 
 ``python -m repro.timing.packed_time`` writes the table of ``docs/pages/packed.md`` for an H200, a
 batch of each dataset of ``repro.measuring.lengths``. Both forms are predicted from their machine
-code, Hopper's by ``kernels.timing.hopper_packed_time`` and ``hopper_packed_backward_time``, the
-sm_80 form by ``kernels.timing.sm80_on_hopper``.
+code, Hopper's by ``kernels.timing.hopper_packed_time``, the sm_80 form by
+``kernels.timing.sm80_on_hopper``.
 """
 
 from __future__ import annotations

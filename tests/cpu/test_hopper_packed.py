@@ -28,10 +28,7 @@ from kernels.launches import Device, launches_of
 from kernels.launching import driver
 from kernels.packed import Packed
 from kernels.scores import ScoreChanges
-from kernels.timing import hopper_packed_time
-from repro.experiments.packed_sequences import drawn
 from repro.prediction import predict
-from repro.timing import packed_time
 
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 128 and 192 rows.
 MIXED = Lengths((193, 0, 1, 70, 16, 0, 128), (50, 20, 1, 300, 0, 0, 129))
@@ -275,80 +272,3 @@ def test_the_driver_s_map_begins_before_the_tensor(monkeypatch: pytest.MonkeyPat
     assert pointer + (300 - n) * steps[0] + end * steps[3] == start + (end - n) * row
     with pytest.raises(ValueError, match="an array at 0x100 has no 300 rows of 512 bytes bef"):
         driver.tensor_map(0x100, *driver.layout_of(TensorMap(q, 64, 300)))
-
-
-def batch(head_dim: int, causal: bool, sequences: int = 64) -> tuple[AttentionShape, Lengths]:
-    lengths = Lengths.equal(drawn("wikipedia", sequences))
-    some = AttentionShape(1, 16, 1, 1, head_dim, dtype="fp16", causal=causal)
-    return lengths.packed_shape(some), lengths
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-@pytest.mark.parametrize("form", PACKED_FORMS, ids=lambda f: f.name)
-def test_numbers_in_the_model_of_time_are_those_of_the_tiles(
-    form: ForwardForm, causal: bool
-) -> None:
-    shape, lengths = batch(form.head_dim, causal)
-    walked = hopper_packed_time.rounds(form, shape, lengths)
-    assert len(walked) == 16 * lengths.numbered_tiles(form.tile.block_m)
-    tiles = [n for n in walked if n != hopper_packed_time.EMPTY]
-    alone = [
-        n for each in lengths.shapes(shape) for n in hopper_packed_time.rounds(
-            form, replace(each, batch=1), Lengths((each.seqlen_q,), (each.seqlen_k,))
-        ) * each.batch if n != hopper_packed_time.EMPTY
-    ]  # fmt: skip
-    assert sorted(tiles) == sorted(alone)
-    assert len(walked) - len(tiles) <= 16 * lengths.sequences
-
-
-def test_clocks_fill_the_card() -> None:
-    """On so many SMs that each has a number, the longest tile; on one, the sum of all; a mask or
-    more SMs never cost more."""
-    form = packed_form(128)
-    shape, lengths = batch(128, False, sequences=16)
-    numbers = 16 * lengths.numbered_tiles(form.tile.block_m)
-    one, few, each = (
-        hopper_packed_time.clocks(form, shape, lengths, sms) for sms in (1, 132, numbers)
-    )
-    assert each < few < one
-    longest = max(lengths.queries)
-    alone = hopper_packed_time.clocks(
-        form, Lengths.equal([longest]).packed_shape(shape), Lengths.equal([longest]), numbers
-    )
-    assert each == alone
-    assert one < 132 * few
-
-
-def test_it_pays_for_real_lengths() -> None:
-    """For either pass, dataset, head dimension and mask, by the model of time on both forms'
-    code."""
-    times = list(packed_time.times())
-    assert len(times) == 16
-    for pass_, dataset, head_dim, causal, hopper_s, sm80_s in times:
-        assert hopper_s < sm80_s, (pass_, dataset, head_dim, causal)
-
-
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-@pytest.mark.parametrize("form", PACKED_FORMS, ids=lambda f: f.name)
-def test_the_recorded_clocks_are_of_this_source(form: ForwardForm, causal: bool) -> None:
-    shape, lengths = batch(form.head_dim, causal, sequences=4)
-    assert hopper_packed_time.clocks(form, shape, lengths, 132) > 0
-
-
-def test_clocks_of_another_source_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, lengths = batch(64, False, sequences=4)
-    monkeypatch.setattr(hopper_packed_time, "digest_of", lambda *_: "another")
-    told = predict("flash-sm90", shape, "forward", H200, lengths=lengths).unpredicted
-    assert told is not None
-    assert "has changed: python -m kernels.timing.hopper_packed_time records it" in told
-    monkeypatch.setattr(hopper_packed_time, "_recorded", dict)
-    told = predict("flash-sm90", shape, "forward", H200, lengths=lengths).unpredicted
-    assert told is not None
-    assert "no clocks on record" in told
-
-
-def test_the_page_s_times_are_the_model_s() -> None:
-    page = packed_time.BLOCK.path.read_text(encoding="utf-8")
-    assert packed_time.BLOCK.put(packed_time.table(), page) == page, (
-        "python -m repro.timing.packed_time"
-    )

@@ -1,7 +1,6 @@
-"""Predicted times of the Hopper backward on packed sequences: blocks, clocks, refusals."""
+"""Predicted times of the Hopper kernels on packed sequences: numbers, clocks, refusals, page."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 
@@ -10,77 +9,104 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.tile_loop import tile_loop
 from kernels.hopper import BackwardForm
-from kernels.timing import hopper_packed_backward_time as packed_backward
+from kernels.timing import hopper_packed_time, hopper_time
+from kernels.timing.followed_blocks import Form
 from kernels.timing.hopper_packed_time import EMPTY
 from repro.measuring.lengths import drawn
 from repro.prediction import predict
+from repro.timing import packed_time
 
-FORMS = packed_backward.forms()
+each_form = pytest.mark.parametrize(
+    "form", hopper_packed_time.forms(), ids=lambda f: f"{hopper_packed_time.pass_of(f)} {f.name}"
+)
+each_mask = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 
 
-def batch(head_dim: int, causal: bool, lengths: Lengths, **more: int) -> AttentionShape:
-    some = AttentionShape(1, 16, 1, 1, head_dim, dtype="fp16", causal=causal, **more)
+def batch(form: Form, causal: bool, lengths: Lengths, **more: int) -> AttentionShape:
+    some = AttentionShape(1, 16, 1, 1, form.head_dim, dtype="fp16", causal=causal, **more)
     return lengths.packed_shape(some)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
-def test_blocks_are_those_of_the_sequences_alone(form: BackwardForm, causal: bool) -> None:
-    """Grouped heads, more and fewer keys than queries, and a sequence without either."""
+@each_mask
+@each_form
+def test_numbers_are_those_of_the_tiles_of_each_sequence(form: Form, causal: bool) -> None:
+    """Grouped heads, more and fewer keys than queries, and sequences without either."""
     queries, keys = (300, 17, 0, 1, 129, 640), (300, 200, 70, 1, 0, 77)
     lengths = Lengths(queries, keys)
-    shape = batch(form.head_dim, causal, lengths, kv_heads=4)
-    walked = packed_backward.rounds(form, shape, lengths)
-    numbers = lengths.numbered_tiles(form.tile.block_n, keys=True)
-    assert len(walked) == 4 * numbers
+    shape = batch(form, causal, lengths, kv_heads=4)
+    backward = isinstance(form, BackwardForm)
+    step = form.tile.block_n if backward else form.tile.block_m
+    heads, group = (4, 4) if backward else (16, 1)
     want = []
     for n, m in zip(queries, keys, strict=True):
-        tiles = -(-m // form.tile.block_n)
-        if n == 0:
-            want += [0] * (4 * tiles)
-        elif m:
+        own, other = (m, n) if backward else (n, m)
+        if other == 0:
+            want += [0] * (heads * -(-own // step))
+        elif own:
             visits = tile_loop(replace(shape, seqlen_q=n, seqlen_k=m), form.tile)
-            want += 4 * [4 * int(x) for x in visits.visits_of_key_tile]
+            of_head = visits.visits_of_key_tile if backward else visits.visits_of_query_tile
+            want += heads * [group * int(x) for x in of_head]
+    walked = hopper_packed_time.rounds(form, shape, lengths)
+    assert len(walked) == heads * lengths.numbered_tiles(step, keys=backward)
     assert sorted(n for n in walked if n != EMPTY) == sorted(want)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
-def test_clocks_fill_the_card(form: BackwardForm, causal: bool) -> None:
-    """Of this source; on as many SMs as blocks the longest block, on one SM the sum of all."""
+@each_mask
+@each_form
+def test_clocks_fill_the_card(form: Form, causal: bool) -> None:
+    """Of this source. On as many SMs as numbers, the longest tile; on one, the sum of all."""
     lengths = Lengths.equal(drawn("wikipedia", 16))
-    shape = batch(form.head_dim, causal, lengths)
-    blocks = len(packed_backward.rounds(form, shape, lengths))
-    one, few, each = (packed_backward.clocks(form, shape, lengths, sms) for sms in (1, 132, blocks))
+    shape = batch(form, causal, lengths)
+    numbers = len(hopper_packed_time.rounds(form, shape, lengths))
+    one, few, each = (
+        hopper_packed_time.clocks(form, shape, lengths, sms) for sms in (1, 132, numbers)
+    )
     assert each < few < one < 132 * few
-    longest = Lengths.equal([max(lengths.keys)])
-    alone = packed_backward.clocks(form, batch(form.head_dim, causal, longest), longest, blocks)
+    longest = Lengths.equal([max(lengths.queries)])
+    alone = hopper_packed_time.clocks(form, batch(form, causal, longest), longest, numbers)
     assert each == alone
 
 
-def test_a_block_of_many_rounds_costs_what_the_plain_one_does() -> None:
-    """A round of the packed kernel within a tenth of the plain one's: its loop is the same."""
-    from kernels.timing import hopper_time
+@each_mask
+@each_form
+def test_a_round_costs_what_it_does_without_packing(form: Form, causal: bool) -> None:
+    """Within a tenth: the loops are the same, and what differs stands beside them."""
+    row = hopper_packed_time.row_of(form, causal)
+    plain = form if isinstance(form, BackwardForm) else replace(form, packed=False)
+    line, _ = hopper_time.line_of(plain, causal)
+    packed = (int(row["clocks_16"]) - int(row["clocks_8"])) / 8
+    assert packed == pytest.approx((line(16) - line(8)) / 8, rel=0.1)
 
-    for form in FORMS:
-        for causal in (False, True):
-            row = packed_backward._row(form, causal)
-            packed = Fraction(int(row["clocks_16"]) - int(row["clocks_8"]), 8)
-            line, _ = hopper_time.line_of(form, causal)
-            assert float(packed) == pytest.approx((line(16) - line(8)) / 8, rel=0.1)
 
-
-def test_refusals_name_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_a_time_that_is_not_there_says_why(pass_: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = Lengths.equal([300, 40])
-    shape = batch(64, False, lengths)
-    ordered = predict("flash-sm90-deterministic", shape, "backward", H200, lengths=lengths)
-    assert ordered.unpredicted is not None
-    assert "blocks wait" in ordered.unpredicted
-    monkeypatch.setattr(packed_backward, "digest_of", lambda *_: "another")
-    told = predict("flash-sm90", shape, "backward", H200, lengths=lengths).unpredicted
-    assert told is not None
-    assert "has changed: python -m kernels.timing.hopper_packed_backward_time" in told
-    monkeypatch.setattr(packed_backward, "_recorded", dict)
-    told = predict("flash-sm90", shape, "backward", H200, lengths=lengths).unpredicted
-    assert told is not None
-    assert "no clocks on record" in told
+    shape = lengths.packed_shape(AttentionShape(1, 16, 1, 1, 64, dtype="fp16"))
+
+    def told(algorithm: str) -> str:
+        found = predict(algorithm, shape, pass_, H200, lengths=lengths).unpredicted
+        assert found is not None
+        return found
+
+    monkeypatch.setattr(hopper_packed_time, "digest_of", lambda *_: "another")
+    assert "has changed: python -m kernels.timing.hopper_packed_time" in told("flash-sm90")
+    monkeypatch.setattr(hopper_packed_time, "_recorded", dict)
+    assert f"no clocks on record for the packed {pass_}" in told("flash-sm90")
+    if pass_ == "backward":
+        assert "blocks wait" in told("flash-sm90-deterministic")
+
+
+def test_it_pays_for_real_lengths() -> None:
+    """For either pass, dataset, head dimension and mask, by the model of time on both forms'
+    code."""
+    times = list(packed_time.times())
+    assert len(times) == 16
+    for pass_, dataset, head_dim, causal, hopper_s, sm80_s in times:
+        assert hopper_s < sm80_s, (pass_, dataset, head_dim, causal)
+
+
+def test_the_page_s_times_are_the_model_s() -> None:
+    page = packed_time.BLOCK.path.read_text(encoding="utf-8")
+    assert packed_time.BLOCK.put(packed_time.table(), page) == page, (
+        "python -m repro.timing.packed_time"
+    )
