@@ -112,7 +112,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     bottom.set_xticks([64, 128, 256, 512], ["64", "128", "256", "512"])
     bottom.minorticks_off()
     bottom.annotate("A100, published: past 256\nnot bound by accesses", (512, 3.2),
-                    xytext=(0, 14), textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
+                    xytext=(0, 24), textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
     note(figure, "FlashAttention 2022, Fig. 2 middle: N = 1024, d = 64, 16 heads, batch 64, fp16. "
          "Lines in\nunits of N d elements; 3 Tc + 1 is also what fp32 temporaries crossing memory "
          "one way make.")  # fmt: skip
