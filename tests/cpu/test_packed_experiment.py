@@ -18,6 +18,7 @@ from analysis.padding import batches, draw, padded_share
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from figures import packed_sequences as figure
+from repro.claims import rows
 from repro.experiments import Context, tidy
 from repro.experiments import packed_sequences as experiment
 
@@ -140,6 +141,6 @@ def test_the_figure_is_drawn_with_and_without_records() -> None:
     frame = tidy(figure.EXPERIMENTS)
     drawing = figure.draw(frame)
     assert set(drawing.table["source"]) == {"predicted", "measured"}
-    (claim,) = figure.verdicts(frame)
+    claim = rows()["packed sequences"].judged(frame)
     assert "worst +0.00%" in claim.measured
     assert figure.draw(frame.iloc[:0]).table.empty
