@@ -185,7 +185,7 @@ check-lowest:
 	@$(PYTHON) .ci/lock.py lowest $(LOWEST)/requirements.txt
 	@test ! -s $(LOWEST)/requirements.txt || { $(PYTHON) -m venv --clear $(LOWEST)/venv && \
 	    $(LOWEST)/venv/bin/python -m pip install -q --disable-pip-version-check -r $(LOWEST)/requirements.txt && \
-	    $(LOWEST)/venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(SMOKE:%=tests/cpu/%.py); }
+	    $(LOWEST)/venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(SMOKE:%=tests/*/%.py); }
 
 # For the authors: pyproject.toml has changed. UPGRADE=1 takes the newest of everything.
 lock:
