@@ -3,7 +3,7 @@
 import pytest
 
 from repro.experiments import Context
-from repro.experiments import checkpoint_attention as experiment
+from repro.experiments.checkpointing import checkpoint_attention as experiment
 
 
 @pytest.mark.parametrize("algorithm", experiment.ALGORITHMS)

@@ -17,7 +17,7 @@ from analysis.checkpointing.published import (
     scaled_blocks,
 )
 from repro.checkpointing import plan, profile
-from repro.experiments import checkpoint_time
+from repro.experiments.checkpointing import checkpoint_time
 from repro.measuring import records
 from repro.models import BottleneckResNet
 from repro.training.saved import count_saved

@@ -13,7 +13,7 @@ import pytest
 from analysis.model_states import model_state_bytes
 from repro import claims
 from repro.claims import CATALOGUE, Claim, Evidence, Origin, Part, Verdict, agreement, states
-from repro.experiments import study_note_faults as faults
+from repro.experiments.checkpointing import study_note_faults as faults
 
 NAN = math.nan
 

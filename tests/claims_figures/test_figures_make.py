@@ -45,7 +45,7 @@ esac
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Two figures, one of an experiment that can be measured, one of records only."""
-    for folder in ("figures", "analysis", "repro/experiments", "repro/measuring",
+    for folder in ("figures/some", "analysis", "repro/experiments/some", "repro/measuring",
                    "kernels", "results/card"):  # fmt: skip
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -53,9 +53,9 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "python").chmod(0o755)
     for name in ("__init__", "__main__", "common", "verdict_table", "_helper"):
         (tmp_path / "figures" / f"{name}.py").touch()
-    (tmp_path / "figures" / "first.py").write_text('EXPERIMENTS = ("run-me", "other-records")\n')
-    (tmp_path / "figures" / "second_one.py").write_text('EXPERIMENTS = ("other-records",)\n')
-    for name in ("__init__", "run", "_shared", "run_me"):
+    (tmp_path / "figures/some/first.py").write_text('EXPERIMENTS = ("run-me", "other-records")\n')
+    (tmp_path / "figures/some/second_one.py").write_text('EXPERIMENTS = ("other-records",)\n')
+    for name in ("__init__", "run", "some/__init__", "some/_shared", "some/run_me"):
         (tmp_path / "repro" / "experiments" / f"{name}.py").touch()
     for name in ("repro/measuring/records.py", "analysis/a.py", "kernels/k.cu"):
         (tmp_path / name).touch()
@@ -149,7 +149,7 @@ def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) 
     for style in ([], [paper]):
         assert make(tree, "--question", "figures", *style) == (0, [])
     age(tree)
-    (tree / "figures" / "second_one.py").touch()
+    (tree / "figures/some/second_one.py").touch()
     changed = ["-m figures draw --verdicts second_one"]
     for style in ([paper], []):  # drawing one style leaves the other stale
         assert make(tree, "figures", *style) == (0, changed)
@@ -220,7 +220,7 @@ def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> 
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [
-        ("figures/second_one.py", ["-m figures draw --verdicts second_one"]),
+        ("figures/some/second_one.py", ["-m figures draw --verdicts second_one"]),
         ("figures/verdict_table.py", ["-m figures verdicts"]),
         ("figures/_helper.py", ALL[:1]),
         ("figures/common.py", ALL[:1]),

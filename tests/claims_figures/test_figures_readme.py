@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 
 from figures import __main__ as command
-from figures import common, gallery, memory_hierarchy, verdict_table
+from figures import common, gallery, verdict_table
+from figures.bytes import memory_hierarchy
 from repro import claims
 from repro.experiments import tidy
 from repro.measuring.records import record

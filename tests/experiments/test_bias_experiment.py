@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from repro.experiments import Context
-from repro.experiments import bias_bytes as experiment
+from repro.experiments.bytes import bias_bytes as experiment
 
 
 def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:

@@ -9,9 +9,9 @@ from kernels import attention
 from kernels.host import HostBackend
 from kernels.launch import from_numpy
 from repro.experiments import Context, experiment
+from repro.experiments.bytes.traffic_scaling import papers_tile
 from repro.experiments.shared.attention import cell
 from repro.experiments.shared.host import reference, run_one_head
-from repro.experiments.traffic_scaling import papers_tile
 from repro.measuring import records
 
 COUNTED = ("fig2-left", "fig2-middle", "traffic-scaling", "traffic-attribution")

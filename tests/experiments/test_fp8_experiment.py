@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from figures import fp8_bytes as figure
+from figures.bytes import fp8_bytes as figure
 from repro.experiments import Cell, Context, tidy
-from repro.experiments import fp8_bytes as experiment
+from repro.experiments.bytes import fp8_bytes as experiment
 
 
 def cells_of(way: str, **wanted: object) -> list[Cell]:

@@ -12,22 +12,14 @@ import torch
 
 from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
-from figures import sm_ceilings as figure
+from figures.bytes import sm_ceilings as figure
 from kernels.beside import probes
 from kernels.hopper import ForwardForm
 from kernels.host import HostBackend
 from kernels.launch import from_numpy
 from repro import experiments
-from repro.experiments import (
-    Cell,
-    Context,
-    UnavailableError,
-    gpu_forms,
-    gpu_ladder,
-    gpu_sm_units,
-    gpu_throughput,
-    gpu_traffic,
-)
+from repro.experiments import Cell, Context, UnavailableError
+from repro.experiments.gpu import gpu_forms, gpu_ladder, gpu_sm_units, gpu_throughput, gpu_traffic
 from repro.instruments import hopper_cases
 from repro.instruments.counters import (
     METRICS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from figures import mla_published as figure
-from repro.experiments import mla_published as experiment
+from figures.papers import mla_published as figure
 from repro.experiments import tidy
+from repro.experiments.papers import mla_published as experiment
 from repro.measuring.records import load
 
 #: GB/s as the test printed them beside the times, by its own count of bytes.

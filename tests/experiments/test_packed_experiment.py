@@ -17,9 +17,9 @@ from analysis.packed_tiles import best_packed_tile, multiplied_pairs, packed_sec
 from analysis.padding import batches, draw, padded_share
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
-from figures import packed_sequences as figure
+from figures.bytes import packed_sequences as figure
 from repro.experiments import Context, tidy
-from repro.experiments import packed_sequences as experiment
+from repro.experiments.bytes import packed_sequences as experiment
 
 
 def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:

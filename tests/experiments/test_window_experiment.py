@@ -8,9 +8,9 @@ import pytest
 
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
-from figures import sliding_window as figure
+from figures.bytes import sliding_window as figure
 from repro.experiments import Cell, Context, tidy
-from repro.experiments import sliding_window as experiment
+from repro.experiments.bytes import sliding_window as experiment
 
 
 def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:

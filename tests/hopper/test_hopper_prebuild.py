@@ -10,7 +10,8 @@ from kernels import attention, hopper, prebuild
 from kernels.launch import Array, Kernel
 from kernels.launching.plan import Recorder
 from repro import experiments
-from repro.experiments import Cell, gpu_l2_order
+from repro.experiments import Cell
+from repro.experiments.gpu import gpu_l2_order
 from repro.experiments.shared.attention import shape_of, tile_of
 from repro.instruments.gpu_work import FORMS
 
@@ -23,7 +24,7 @@ def key(kernel: Kernel) -> tuple[str, tuple[tuple[str, int], ...]]:
     "name", ["gpu-throughput", "gpu-forms", "gpu-traffic", "gpu-ladder", "gpu-sm-units"]
 )
 def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
-    from repro.experiments import gpu_forms, gpu_throughput
+    from repro.experiments.gpu import gpu_forms, gpu_throughput
 
     ready = {key(kernel) for kernel in prebuild.plain()}
     checked = 0

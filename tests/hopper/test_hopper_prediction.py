@@ -21,7 +21,9 @@ from kernels import attention, hopper
 from kernels.hopper_forms import PERSISTENT_SEQLEN
 from kernels.host import HostBackend
 from repro import prediction
-from repro.experiments import Cell, Context, deterministic_price, gpu_traffic
+from repro.experiments import Cell, Context
+from repro.experiments.bytes import deterministic_price
+from repro.experiments.gpu import gpu_traffic
 from repro.instruments.gpu_work import cell_work
 from repro.prediction import predict, shared_per_tensor
 from tests.support.command_support import run

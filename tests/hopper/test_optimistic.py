@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from analysis import optimistic as theory
-from repro.experiments import Context, optimistic
-from repro.experiments.optimistic import EXACT, OPTIMISTIC
+from repro.experiments import Context
+from repro.experiments.bytes import optimistic
+from repro.experiments.bytes.optimistic import EXACT, OPTIMISTIC
 
 
 def test_the_limit_is_the_kernel_s() -> None:

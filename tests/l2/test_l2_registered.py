@@ -12,9 +12,11 @@ from analysis.hardware import H200
 from analysis.l2 import L2, available
 from kernels.host import HostBackend
 from kernels.launch import Array
-from repro.experiments import Cell, gb10_misses, gpu_l2_order, gpu_l2_registered, l2_orders, tidy
+from repro.experiments import Cell, tidy
+from repro.experiments.bytes import gb10_misses, l2_orders
+from repro.experiments.gpu import gpu_l2_order, gpu_l2_registered
+from repro.gpu.register import FOLDER, register
 from repro.measuring import machine, records
-from repro.register import FOLDER, register
 from tests.support.flash_support import aligned, view
 
 simulates = pytest.mark.skipif(not available(), reason="no C compiler here")

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from analysis.cache_model import Cache, CachePair, Misses, closed_form, predict_misses, references
-from figures import gemm_levels
+from figures.bytes import gemm_levels
 from repro.claims import Verdict
 from repro.experiments import tidy
 from repro.instruments import cachegrind, perf_misses

@@ -65,7 +65,7 @@ def calls(tree):
 @pytest.mark.parametrize("name", common.names())
 def test_make_and_python_agree_on_what_a_figure_shows(name):
     """Make reads the tuple EXPERIMENTS from the module's text: one line."""
-    text = (ROOT / "figures" / f"{name}.py").read_text()
+    text = Path(common.module(name).__file__).read_text()
     found = re.findall(r"^EXPERIMENTS = \((.*)\)$", text, re.MULTILINE)
     assert len(found) == 1, "EXPERIMENTS must be a tuple on one line"
     shown = tuple(part.strip(' "') for part in found[0].split(",") if part.strip())
@@ -185,8 +185,8 @@ def test_a_gpu_run_is_planned_run_and_judged_by_make(tree):
     assert make(tree, "gpu-run", OUT="to", BUDGET_S="300").returncode == 0
     assert make(tree, "import-results", FROM="to").returncode == 0
     assert (tree / "calls").read_text().splitlines() == [
-        "-m repro.gpu_run --budget-s 480 --dry",
-        "-m repro.gpu_run --budget-s 300 --out to",
+        "-m repro.gpu.run --budget-s 480 --dry",
+        "-m repro.gpu.run --budget-s 300 --out to",
         "-m figures import-results to",
     ]
     nowhere = make(tree, "gpu-run")

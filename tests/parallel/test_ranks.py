@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repro.experiments import Cell, Experiment, experiment, record, run
-from repro.import_results import import_results
+from repro.gpu.import_results import import_results
 from repro.measuring import ranks, records
 from repro.measuring.ranks import Rank
 

@@ -14,7 +14,7 @@ from kernels import dispatch, prebuild
 from kernels.launching.plan import Recorder
 from repro.attention.reference import attention_reference
 from repro.attention.views import array_of
-from repro.experiments import gpu_features
+from repro.experiments.gpu import gpu_features
 from repro.instruments.exact import exact_attention
 from repro.instruments.feature_work import FeatureOperands
 from repro.measuring import records
@@ -108,7 +108,9 @@ def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() ->
     assert len(known) == len(rows)
     current = {(now.cell, now.device): now for now in gpu_features.registered()}
     for key, now in current.items():
-        assert now.value == pytest.approx(known[key].value, rel=0.05), "python -m repro.register"
+        assert now.value == pytest.approx(known[key].value, rel=0.05), (
+            "python -m repro.gpu.register"
+        )
     cells = gpu_features.cells()
     assert {cell for cell, _ in current} == {c.id for c in cells}
     bounds = [row for cell in cells for row in gpu_features.predict(cell)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kernels import attention, hopper
-from repro.experiments import gpu_decode, gpu_features, gpu_throughput
+from repro.experiments.gpu import gpu_decode, gpu_features, gpu_throughput
 from tests.support.command_support import program
 
 TORCH_S = {"sdpa-flash", "sdpa-cudnn"}  # a CPU has them or not

@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from repro import experiments, gpu_plan, judgement
-from repro.experiments import gpu_throughput
-from repro.gpu_plan import Stage, plan_text, stages
-from repro.gpu_run import ARCHIVE, SUMMARY, main, run
+from repro import experiments
+from repro.experiments.gpu import gpu_throughput
+from repro.gpu import judgement
+from repro.gpu import plan as gpu_plan
+from repro.gpu.plan import Stage, plan_text, stages
+from repro.gpu.run import ARCHIVE, SUMMARY, main, run
 from repro.instruments.hopper_guard import Findings
 from repro.measuring import records
 from repro.measuring.records import Record
 from tests.support.bare_image import LACKING
-from tests.support.command_support import ROOT, SUPPORT, program
+from tests.support.command_support import ROOT, program
 from tests.support.process_support import reports_its_id, wait_until_gone
 
 
@@ -99,8 +101,8 @@ def test_a_run_that_is_stopped_leaves_no_process_and_keeps_what_it_has(
     ready = tmp_path / "ready"
     slow = reports_its_id(ready)
     code = (
-        "import sys, time; from pathlib import Path; from repro.gpu_plan import Stage\n"
-        "from repro.gpu_run import run\n"
+        "import sys, time; from pathlib import Path; from repro.gpu.plan import Stage\n"
+        "from repro.gpu.run import run\n"
         f"slow = {slow!r}\n"
         "plan = [Stage('first', [sys.executable, '-c', 'print(1)'], '', least_s=0),\n"
         "        Stage('slow', [sys.executable, '-c', slow], '', share=1, least_s=0)]\n"
@@ -226,7 +228,7 @@ def test_a_form_below_the_step_below_is_left_out_and_the_others_stay(
     No second of a rented card goes into predictions.
     """
     for name in ("gpu_throughput", "gpu_traffic"):
-        monkeypatch.setattr(f"repro.experiments.{name}.predict", None)
+        monkeypatch.setattr(f"repro.experiments.gpu.{name}.predict", None)
     rows = [
         r for r in rows_of(flash=300.0, flash_sm90=600.0, sdpa_cudnn=580.0)
         if not (r.implementation == "flash-sm90" and r.pass_ == "backward" and r.head_dim == 64)

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from analysis.hardware import H200
-from repro import archive, judgement
-from repro.experiments import gpu_throughput, run
-from repro.gpu_run import ARCHIVE
-from repro.import_results import import_results, main, report
+from repro import archive
+from repro.experiments import run
+from repro.experiments.gpu import gpu_throughput
+from repro.gpu import judgement
+from repro.gpu.import_results import import_results, main, report
+from repro.gpu.run import ARCHIVE
 from repro.measuring import records
 from repro.measuring.records import Record
 
@@ -240,7 +242,7 @@ def test_one_command_judges_what_a_run_brings_back(
 
 
 def test_counters_are_set_beside_their_predictions() -> None:
-    from repro.experiments import gpu_traffic
+    from repro.experiments.gpu import gpu_traffic
 
     cell = gpu_traffic.cells()[0]
     expected = list(gpu_traffic.predict(cell))

@@ -109,8 +109,8 @@ def undecoded(module: Any) -> dict[str, Any]:
 
 
 def report() -> list[dict[str, Any]]:
-    from repro.experiments import (
-        Context,
+    from repro.experiments import Context
+    from repro.experiments.gpu import (  # fmt: skip
         gpu_ceilings,
         gpu_decode,
         gpu_features,
@@ -118,7 +118,7 @@ def report() -> list[dict[str, Any]]:
         gpu_ladder,
         gpu_optimistic,
         gpu_throughput,
-    )  # fmt: skip
+    )
     from repro.instruments import decode_work, exact
     from repro.instruments.timing import TorchDevice
 
@@ -154,14 +154,14 @@ def report() -> list[dict[str, Any]]:
 
 def noted() -> list[list[int]]:
     """Shapes of the notes of progress, which stay empty here."""
-    from repro.experiments import gpu_l2_order
+    from repro.experiments.gpu import gpu_l2_order
 
     return [list(gpu_l2_order.recorded(small(cell)).shape) for cell in gpu_l2_order.cells()]
 
 
 def counted_refusals() -> str:
     """What the program that ncu profiles says of the cells it is given; nothing if they run."""
-    from repro.experiments import gpu_l2_registered, gpu_sm_units, gpu_traffic
+    from repro.experiments.gpu import gpu_l2_registered, gpu_sm_units, gpu_traffic
     from repro.instruments import counted
 
     said = io.StringIO()

@@ -8,8 +8,8 @@ import pandas
 import pytest
 
 from analysis.hardware import H200
-from figures import throughput
-from repro.experiments.shared import roofline as _roofline
+from figures.time import throughput
+from repro.experiments.papers import _roofline
 from repro.measuring.records import Record, record
 
 

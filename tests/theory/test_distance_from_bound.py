@@ -8,10 +8,10 @@ import pandas
 import pytest
 
 from analysis.hardware import H200
-from figures import distance_from_bound as figure
+from figures.bytes import distance_from_bound as figure
 from repro.claims import Verdict
 from repro.experiments import Cell, tidy
-from repro.experiments.gpu_throughput import cells, time_bound
+from repro.experiments.gpu.gpu_throughput import cells, time_bound
 
 ROOT = Path(__file__).resolve().parents[2]
 

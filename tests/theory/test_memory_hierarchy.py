@@ -8,9 +8,10 @@ import re
 import pandas
 import pytest
 
-from figures import memory_hierarchy
-from repro.experiments import gpu_ceilings, record, tidy
-from repro.experiments.memory_hierarchy import LATENCY, MEASURED
+from figures.bytes import memory_hierarchy
+from repro.experiments import record, tidy
+from repro.experiments.bytes.memory_hierarchy import LATENCY, MEASURED
+from repro.experiments.gpu import gpu_ceilings
 from repro.measuring.records import frame
 
 

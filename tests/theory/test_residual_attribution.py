@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from analysis.hardware import H200
 from analysis.hbm_residual import PARTS, Residual, padding_bytes, split
-from figures import residual_attribution
-from repro.experiments import gpu_traffic, record, tidy
-from repro.experiments.shared import residual as _residual
+from figures.bytes import residual_attribution
+from repro.experiments import record, tidy
+from repro.experiments.bytes import _residual
+from repro.experiments.gpu import gpu_traffic
 from repro.measuring.records import frame
 
 BYTES = st.integers(0, 2**40)

@@ -16,7 +16,7 @@ from analysis.sm_ceilings import (
 )
 from kernels.hopper_forms import form_of_tile, forward_form
 from repro.experiments import Cell, Context
-from repro.experiments.sm_ceilings import SM80, cells, form_of, round_of, shared_bytes
+from repro.experiments.bytes.sm_ceilings import SM80, cells, form_of, round_of, shared_bytes
 from repro.measuring import records
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "hopper.md"

@@ -9,10 +9,11 @@ import pytest
 
 from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
-from figures import time_ampere
 from figures.common import pick
+from figures.time import time_ampere
 from kernels.sass.listing import parse_listing
-from repro.experiments import Context, UnavailableError, ampere_time, tidy
+from repro.experiments import Context, UnavailableError, tidy
+from repro.experiments.gpu import ampere_time
 from repro.measuring import records
 from repro.timing import ampere_validation, flash2_time
 

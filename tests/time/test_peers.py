@@ -13,8 +13,8 @@ from analysis.loop_model import hopper_warps
 from analysis.loop_model.native import simulate
 from analysis.loop_model.program import Event, Program, Step, Way
 from analysis.shapes import AttentionShape, Tile
-from figures import time_peers
 from figures.common import pick
+from figures.time import time_peers
 from kernels.sass import loops
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch
