@@ -12,8 +12,8 @@ from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import FLASH
+from repro.experiments.bytes.traffic_attribution import SEQLEN
 from repro.experiments.shared.attention import STATISTICS
-from repro.experiments.traffic_attribution import SEQLEN
 
 INPUTS = {"forward": ("q", "k", "v"), "backward": ("q", "k", "v", "out", "dout")}
 

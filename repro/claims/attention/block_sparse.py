@@ -10,7 +10,7 @@ from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import FA1
-from repro.experiments.block_sparse import EXECUTED, PUBLISHED_LENGTH
+from repro.experiments.bytes.block_sparse import EXECUTED, PUBLISHED_LENGTH
 
 
 def totals(frame: pandas.DataFrame) -> pandas.DataFrame:

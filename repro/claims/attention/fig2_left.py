@@ -12,7 +12,7 @@ from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import FA1, OURS
-from repro.experiments.fig2_left import SHAPE
+from repro.experiments.papers.fig2_left import SHAPE
 from repro.experiments.shared.attention import STATISTICS
 
 GB = 1e9

@@ -11,7 +11,7 @@ from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import FA1
-from repro.experiments.fig2_middle import COLUMN_BLOCKS, cells
+from repro.experiments.papers.fig2_middle import COLUMN_BLOCKS, cells
 from repro.experiments.shared.attention import STATISTICS, shape_of
 
 GB = 1e9

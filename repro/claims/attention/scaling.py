@@ -10,7 +10,7 @@ from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import FA1
-from repro.experiments.traffic_scaling import LONG, SHORT
+from repro.experiments.bytes.traffic_scaling import LONG, SHORT
 
 SWEEPS = {
     "seqlen": ("seqlen_q", "sequence length N"),

@@ -16,7 +16,7 @@ from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import one, picked, text
 from repro.claims.works import AUTODIFF, OURS, TILING
-from repro.experiments.checkpoint_pareto import STAGES as PARETO_STAGES
+from repro.experiments.checkpointing.checkpoint_pareto import STAGES as PARETO_STAGES
 from repro.experiments.shared.checkpoint import formula
 
 #: The chains on which K8 and K11 are judged, named beforehand: model and depth in checkpoint-depth.
@@ -113,7 +113,7 @@ def deep_chains_at(share: float) -> Change:
 )
 def optimal_plans(frame: pandas.DataFrame) -> Finding:
     """No plan is faster than the optimum in that plan's own memory (checkpoint-pareto)."""
-    from repro.experiments.checkpoint_pareto import HEURISTICS, LAYERS
+    from repro.experiments.checkpointing.checkpoint_pareto import HEURISTICS, LAYERS
     from repro.experiments.shared.checkpoint import plan_for
 
     chain = formula("gpt", LAYERS)

@@ -9,7 +9,7 @@ from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import AUTODIFF, OURS
-from repro.experiments.fusion import FULL_BYTES
+from repro.experiments.chains.fusion import FULL_BYTES
 
 
 def passes(frame: pandas.DataFrame) -> pandas.DataFrame:

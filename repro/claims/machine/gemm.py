@@ -12,8 +12,8 @@ from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import TILING
-from repro.experiments.gemm_cache import BLOCK, FIRST, HARDWARE_SIDE
-from repro.experiments.gemm_ladder import SIDE
+from repro.experiments.chains.gemm_cache import BLOCK, FIRST, HARDWARE_SIDE
+from repro.experiments.chains.gemm_ladder import SIDE
 
 
 def elements(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -13,7 +13,7 @@ from repro.claims.protocol import Evidence, Part
 from repro.claims.register import Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import TILING
-from repro.experiments.memory_hierarchy import CARDS, MEASURED
+from repro.experiments.bytes.memory_hierarchy import CARDS, MEASURED
 
 OURS = "H200"
 

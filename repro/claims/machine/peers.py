@@ -11,7 +11,7 @@ from repro.claims import works
 from repro.claims.protocol import Evidence, Part
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
-from repro.experiments.gpu_throughput import cells, time_bound
+from repro.experiments.gpu.gpu_throughput import cells, time_bound
 from repro.experiments.shared.attention import shape_of
 
 OURS = "flash-sm90"

@@ -14,7 +14,7 @@ from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
 from repro.experiments import Cell
-from repro.experiments.sm_ceilings import DIRECT, EXACT, OPTIMISTIC, SM80, round_of
+from repro.experiments.bytes.sm_ceilings import DIRECT, EXACT, OPTIMISTIC, SM80, round_of
 
 #: Tiles that the best peer uses too, by the source of FlashAttention's Hopper path.
 PEER = {("forward", 64, 192), ("forward", 128, 128), ("backward", 64, 128), ("backward", 128, 80)}

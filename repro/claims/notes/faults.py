@@ -10,7 +10,7 @@ from repro.claims.mutations import RAN, setting
 from repro.claims.protocol import Evidence, Part
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.works import AUTODIFF, CODE, RECOMPUTE, TILING
-from repro.experiments.study_note_faults import CORRECT, LENGTHS, NOTED, SEGMENTS
+from repro.experiments.checkpointing.study_note_faults import CORRECT, LENGTHS, NOTED, SEGMENTS
 
 #: A form with a larger error against float64 is not the same function.
 TOLERANCE = 1e-3

@@ -10,7 +10,7 @@ from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
-from repro.experiments.gpu_decode import RULE
+from repro.experiments.gpu.gpu_decode import RULE
 
 #: What is measured of HBM: copies and reads of what L2 cannot hold.
 HBM_CEILINGS = ("copy", "hbm-copy", "hbm-read")

@@ -9,7 +9,7 @@ from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
-from repro.experiments.deterministic_price import BASELINES, EXECUTED
+from repro.experiments.bytes.deterministic_price import BASELINES, EXECUTED
 
 LONGEST = EXECUTED[-1]
 

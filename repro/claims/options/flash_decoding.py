@@ -10,7 +10,7 @@ from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, Part
 from repro.claims.register import Finding, claim
 from repro.claims.values import pick
-from repro.experiments.decode_published import FLASH_DECODING, TOKENS
+from repro.experiments.papers.decode_published import FLASH_DECODING, TOKENS
 
 
 def with_bound(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -11,7 +11,13 @@ from repro.claims.protocol import Evidence, Part
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import OURS
-from repro.experiments.optimistic import EXACT, OPTIMISTIC, SEQLEN_K, cells, first_key_looked_at
+from repro.experiments.bytes.optimistic import (
+    EXACT,
+    OPTIMISTIC,
+    SEQLEN_K,
+    cells,
+    first_key_looked_at,
+)
 
 #: Relative increase of the error that the optimistic form may have over the exact one.
 ERROR_TOLERANCE = 0.25

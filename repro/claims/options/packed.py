@@ -9,7 +9,7 @@ from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
-from repro.experiments.packed_sequences import EXECUTED
+from repro.experiments.bytes.packed_sequences import EXECUTED
 
 KEYS = ["dataset", "way", "batch", "sequences"]
 

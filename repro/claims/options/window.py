@@ -9,7 +9,7 @@ from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
-from repro.experiments.sliding_window import HEAD_DIM
+from repro.experiments.bytes.sliding_window import HEAD_DIM
 
 KEYS = ["way", "pass", "seqlen_q", "window", "block_m", "block_n"]
 

@@ -12,7 +12,7 @@ from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import CODE, OURS
-from repro.experiments.training_memory import HEADS, HIDDEN, PARAMETERS, SEQLEN
+from repro.experiments.checkpointing.training_memory import HEADS, HIDDEN, PARAMETERS, SEQLEN
 
 
 @claim(

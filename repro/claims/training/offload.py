@@ -12,7 +12,7 @@ from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
-from repro.experiments.offload import ACTIONS, DEPTH, ROWS, SAVED_BYTES, WIDTH
+from repro.experiments.checkpointing.offload import ACTIONS, DEPTH, ROWS, SAVED_BYTES, WIDTH
 
 #: Of a step's time, on a CPU that other programs may share.
 TOLERANCE = 0.25
