@@ -11,8 +11,9 @@ from analysis.decode import DecodeShape
 from kernels import prebuild
 from kernels.launching.plan import Recorder
 from repro.claims import Verdict, rows
-from repro.experiments import Cell, Context, gpu_decode
+from repro.experiments import Cell, Context
 from repro.experiments.bytes import decode_bytes as experiment
+from repro.experiments.gpu import gpu_decode
 from repro.instruments.decode_work import DecodeOperands
 from repro.measuring import records
 
