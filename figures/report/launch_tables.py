@@ -276,7 +276,7 @@ def shared_clocks() -> dict[str, dict[str, float]]:
     each clock of tensor cores that do one FLOP a clock, in the sm_80 kernels' main loop; absent
     where not modelled."""
     gpu = GPUS["H200"]
-    flops = gpu.tensor_flops_per_clock_per_sm
+    flops = gpu.tensor_flops_per_clock
     assert flops is not None
     found: dict[str, dict[str, float]] = {}
     windows: dict[str, Sides] = {"": (None, None), " window": (1, 1)}
@@ -383,7 +383,7 @@ def gpu_rows() -> dict[str, dict[str, Any]]:
         gpu.name: {
             "sms": gpu.sms, "memory": gpu.memory_bytes, "shared": gpu.shared_bytes_per_block,
             "hbm_bandwidth": gpu.hbm_bandwidth_bytes_per_s,
-            "tensor_flops_per_clock": gpu.tensor_flops_per_clock_per_sm, "clock": clock_of(gpu).hz,
+            "tensor_flops_per_clock": gpu.tensor_flops_per_clock, "clock": clock_of(gpu).hz,
             "clock_origin": clock_of(gpu).origin, "architecture": architecture(gpu),
             "hopper": gpu.compute_capability == (9, 0), "ampere": ampere_time.runs_on(gpu),
             "kind": kinds.index(kind_of_sm(gpu)),
