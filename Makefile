@@ -67,11 +67,12 @@ DRAWN := $(or $(REPRO_FIGURES),figures/out)$(STYLE:%=/%)
 STATE := $(if $(REPRO_FIGURES),$(REPRO_FIGURES)/.state,.cache)
 STAMPS := $(STATE)/measured
 STALE := $(STATE)/stale
-FIGURES := $(filter-out _% common gallery verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
-EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
+DRAWERS := $(filter-out figures/report/% %/__init__.py,$(wildcard figures/*/[a-z]*.py))
+FIGURES := $(basename $(notdir $(DRAWERS)))
+EXPERIMENTS := $(subst _,-,$(basename $(notdir $(filter-out repro/experiments/shared/%,$(wildcard repro/experiments/*/[a-z]*.py)))))
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
-THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/shared/*.py)
+THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/*.* repro/*.py repro/measuring/*.py)
 
 # Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/measuring/quiet.py).
@@ -88,7 +89,7 @@ ALL_DRAWN := $(STALE)/.drawn$(STYLE:%=-%)
 figures: $(ALL_DRAWN) $(DRAWN)/verdicts.md
 
 # A figure that has to be drawn again is younger here than in figures/out/.
-$(STALE)/%: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEORY) | $(ENV)
+$(FIGURES:%=$(STALE)/%): figures/common.py $(wildcard figures/_[a-z]*.py figures/*/_[a-z]*.py) $(THEORY) | $(ENV)
 	@mkdir -p $(@D) && touch $@
 
 # All of them at once, and the verdicts with them: starting Python costs more than drawing, and both
@@ -109,12 +110,12 @@ $(DRAWN)/%.pdf: $(STALE)/%
 	@FORMATS=pdf $(PY) -m figures draw $*
 
 # The experiments of a figure are the tuple EXPERIMENTS in its module, which must fit one line.
-experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' figures/$(1).py | tr -d '",')
+experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' $(1) | tr -d '",')
 define needs
-$(STALE)/$(1): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
+$(STALE)/$(basename $(notdir $(1))): $(1) $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
     $(foreach x,$(2),$(wildcard results/*/$(x).jsonl))
 endef
-$(foreach f,$(FIGURES),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
+$(foreach f,$(DRAWERS),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
 
 $(DRAWN)/verdicts.md: $(ALL_DRAWN) $(wildcard figures/verdict_table.py)
 	@[ -z "$$(find $^ -newer $@ 2>&1)" ] || $(PY) -m figures verdicts
@@ -151,7 +152,7 @@ fuzz: | $(ENV)
 BUDGET_S ?= 480
 gpu-run: | $(ENV)
 	@test -n "$(OUT)$(DRY)" || { echo "error: where to? make gpu-run OUT=dir" >&2; exit 1; }
-	@$(PY) -m repro.gpu_run --budget-s $(BUDGET_S) $(if $(DRY),--dry,--out "$(OUT)") $(ARGS)
+	@$(PY) -m repro.gpu.run --budget-s $(BUDGET_S) $(if $(DRY),--dry,--out "$(OUT)") $(ARGS)
 
 import-results: | $(ENV)
 	@test -n "$(FROM)" || { echo "error: from where? make import-results FROM=dir" >&2; exit 1; }
@@ -185,7 +186,7 @@ check-lowest:
 	@$(PYTHON) .ci/lock.py lowest $(LOWEST)/requirements.txt
 	@test ! -s $(LOWEST)/requirements.txt || { $(PYTHON) -m venv --clear $(LOWEST)/venv && \
 	    $(LOWEST)/venv/bin/python -m pip install -q --disable-pip-version-check -r $(LOWEST)/requirements.txt && \
-	    $(LOWEST)/venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(SMOKE:%=tests/cpu/%.py); }
+	    $(LOWEST)/venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(SMOKE:%=tests/*/%.py); }
 
 # For the authors: pyproject.toml has changed. UPGRADE=1 takes the newest of everything.
 lock:

@@ -27,7 +27,7 @@ from kernels.launches import AUTO, Device, launches_of
 from kernels.timing import ampere_time, hopper_time
 from repro.commands.predict import rates_of
 from repro.prediction import clock_of, predict
-from repro.prediction_runs import ladder_tile, shared_per_tensor
+from repro.prediction.runs import ladder_tile, shared_per_tensor
 
 PASSES = ("forward", "backward")
 BLOCKS = tuple(range(16, 257, 16))

@@ -1,6 +1,6 @@
 """Packed sequences on a GPU: the bits of separate calls, and the reference's numbers.
 
-The host runs the same sources in ``tests/cpu/test_packed.py``; here a card's own order of blocks,
+The host runs the same sources in ``tests/sm80/test_packed.py``; here a card's own order of blocks,
 barriers and atomic additions are at work.
 """
 
