@@ -304,8 +304,7 @@ def predict(
     copied: tensors that are copied because kernels cannot read or write their layout; a head
         dimension that is no multiple of 8 copies all of them.
     waves: predict HBM bytes by whole waves of blocks instead of a simulated L2: for large sweeps.
-    once: count each kernel's tensors once in HBM instead, the least there can be: what the report's
-        calculator does.
+    once: count each kernel's tensors once in HBM instead, the least there can be.
 
     Textbook algorithms ("standard" and the forms of flash1) are predicted beyond what our
     kernels of them run, and all on GPUs that cannot run ours: ``Prediction.theory`` says so.
@@ -453,7 +452,6 @@ __all__ = [
     "NoTime",
     "Prediction",
     "Time",
-    "clock_of",
     "form_of",
     "predict",
     "shared_per_tensor",
