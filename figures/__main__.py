@@ -143,7 +143,7 @@ def readme() -> None:
 def report(
     to: Annotated[Path, typer.Option(help="the file to write")] = common.OUT / "report.html",
 ) -> None:
-    """Write the report: verdicts, figures, calculator, formulas and provenance in one HTML file."""
+    """Write the report: figures, verdicts, predictions, formulas, provenance in one HTML file."""
     from figures.report import write
 
     size = write(to)

@@ -18,7 +18,7 @@ from analysis import symbolic
 from analysis.checkpointing import closed_forms
 from figures import common, gallery
 from figures.common import Drawing
-from figures.report import calculator, form, formulas, page, provenance
+from figures.report import formulas, page, predictions, provenance
 from repro.claims import Evidence, Part, Verdict, claim
 from repro.experiments import record
 from repro.measuring import records
@@ -71,6 +71,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     judged = [claim("SM boundary", parts=[part]) for part in parts_of.values()]
     assert [row.verdict for row in judged] == list(parts_of)
     drawn = {}
+    boxes = {}
     for name in ("fa1_fig2_middle", "two_levels"):
         figure, axes = plt.subplots()
         axes.plot([1, 2], [3, 4], "o", label="points")
@@ -79,17 +80,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         table = pandas.DataFrame({"x": range(300), "text": ["<&>"] * 300})
         common.save(name, Drawing(figure, table), tmp_path)
         drawn[name] = page.figure_section(name, tmp_path / f"{name}.svg", tmp_path / f"{name}.csv")
+        boxes[name] = page.view_box(tmp_path / f"{name}.svg")
+    listed = list(predictions.rows(["llama3-8b"]))
     sections = [
+        ("overview", "Overview", page.overview_section(boxes, gallery.grouped())),
         ("verdicts", "Verdicts", page.verdict_section(judged)),
         ("figures", "Figures", page.figures_section(drawn, gallery.grouped())),
-        ("calculator", "Calculator", form.section()),
+        ("predictions", "Predictions", predictions.section(listed)),
         ("formulas", "Formulas", page.formula_section(formulas.sections())),
         ("provenance", "Provenance", page.provenance_section(provenance.files())),
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        # Printing takes long: test_report_calculator.py has the true one.
-        patch.setattr(calculator, "script", lambda: "// the calculator's functions")
-        return page.page(sections)
+    return page.page(sections)
 
 
 def test_the_page_needs_nothing_from_outside_and_its_links_lead_somewhere(report: str) -> None:
@@ -106,13 +107,28 @@ def test_the_page_needs_nothing_from_outside_and_its_links_lead_somewhere(report
     assert missing == set()
 
 
-def test_figures_are_listed_by_paper_and_follow_the_theme(report: str) -> None:
-    listed = report[report.index('id="figure-list"') : report.index("<article")]
-    assert re.findall(r"<li>([^<]+)<ul>", listed) == ["FlashAttention 2022", gallery.OURS]
-    assert re.findall(r'href="#(\w+)"', listed) == ["fa1_fig2_middle", "two_levels"]
+def test_figures_are_shown_by_paper_and_follow_the_theme(report: str) -> None:
+    small = report[report.index('id="thumbnails"') : report.index('<section id="verdicts"')]
+    assert re.findall(r"<h3>([^<]+)</h3><ul", small) == ["FlashAttention 2022", gallery.OURS]
+    assert re.findall(r'<a href="#(\w+)"', small) == ["fa1_fig2_middle", "two_levels"]
+    large = report[report.index('class="headlines"') : report.index('id="thumbnails"')]
+    assert re.findall(r'<a href="#(\w+)"', large) == ["fa1_fig2_middle"]
     pictures = "".join(re.findall(r"<svg.*?</svg>", report, re.DOTALL))
     assert "fill: var(--page)" in pictures
     assert not any(colour in pictures for colour in page.THEMED)
+
+
+def test_the_report_opens_with_the_strip_of_verdicts_where_it_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gallery, "subject", lambda name: (gallery.OURS, name))
+    names = [*gallery.IN_README, page.STRIP]
+    opening = page.overview_section(dict.fromkeys(names, "0 0 4 3"), {gallery.OURS: names})
+    large = opening[: opening.index('id="thumbnails"')]
+    assert re.findall(r'<a href="#(\w+)"', large) == [
+        page.STRIP, *gallery.IN_README[: page.HEADLINES]
+    ]  # fmt: skip
+    assert opening.count("<li>") == len(names) + page.HEADLINES + 1
 
 
 def test_data_is_carried_by_the_page(report: str) -> None:
