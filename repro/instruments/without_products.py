@@ -2,7 +2,7 @@
 
 What is allocated, saved, sent and freed does not depend on the values, and everything but the
 products runs as always. A processor without instructions for 16-bit products takes seconds for one
-of them; this takes none.
+of them; this takes none. The scratch memory that some libraries take inside a product is left out.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ EXPERIMENT = Experiment(
     scale=SCALE,
     also=also,
     sources=(
-        *SOURCES, "analysis/parallel_activations.py", "repro/instruments/without_products.py",
+        *SOURCES,
+        "analysis/parallel_activations.py",
+        "repro/instruments/without_products.py",
     ),
     seconds=15,
 )
