@@ -9,6 +9,7 @@
 #   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
 #   make check K=flash_forward    one kernel: compile, run, count, registers and spills
 #   make fuzz [FOR_S=60]          random attention, decoding, planned models, killed runs; all checks on
+#   make mutations                which small changes of the sources do the tests notice?
 #   make bench                    micro-benchmarks (pytest-benchmark)
 #   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
 #   make gpu-run DRY=1                     its plan, with predicted seconds, on any machine
@@ -80,7 +81,7 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: again figures test test-all check measure fuzz gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
+.PHONY: again figures test test-all check measure fuzz mutations gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -146,7 +147,11 @@ check: | $(ENV)
 
 FOR_S ?= 60
 fuzz: | $(ENV)
-	@$(PY) -m repro.fuzz --seconds $(FOR_S) $(ARGS)
+	@FUZZ_SECONDS=$(FOR_S) $(PY) -m pytest -q tests/fuzz $(ARGS)
+
+# Each in a copy of the tree; goes on where it stopped. Hours: ARGS="--only window" takes some.
+mutations: | $(ENV)
+	@$(PY) tests/mutations/run.py $(ARGS)
 
 # On a rented machine nothing is installed: NO_VENV=1 PYTHON=python3 make gpu-run OUT=...
 BUDGET_S ?= 480

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from attention_support import BOUNDS, inputs
+from sequence_by_sequence import by_sequence, separate_calls
 
 import repro
 from analysis.packed import Lengths
-from repro.attention.by_sequence import by_sequence, separate_calls
 from repro.attention.packed import each_sequence
 from repro.attention.reference import Reference, attention_reference, max_error
 

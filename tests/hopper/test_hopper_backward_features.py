@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_case import references
 from flash_support import Problem, aligned, check, reference, to_bits, to_float, view
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from kernels.launches import Device, launches_of
 from kernels.scores import ScoreChanges
 from kernels.window import window_of
 from repro.attention import launcher
-from repro.attention.bounds import beyond_bound, references
+from repro.attention.reference import beyond_bound
 from repro.prediction import predict
 
 GRADIENTS = ("dq", "dk", "dv")

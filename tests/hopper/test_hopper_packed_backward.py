@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_case import Case, failure
 from flash_support import Problem, aligned, check, to_bits, to_float, view
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,6 @@ from kernels.host import HostBackend
 from kernels.launch import Array
 from kernels.packed import Packed
 from kernels.scores import ScoreChanges
-from repro.attention.cases import Case, failure
 from repro.prediction import predict
 
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 64 and 128 rows.

@@ -21,7 +21,7 @@ from kernels.flash_config import FlashConfig, padded_head_dim
 from kernels.host import HostBackend
 from kernels.launch import Kernel
 from kernels.launches import Device, launches_of, tile_of
-from repro.attention import cases, engine
+from repro.attention import engine, launcher
 from repro.prediction import AUTO, PASSES, predict
 
 RUNNABLE = [gpu for gpu in GPUS.values() if (gpu.compute_capability or (0, 0)) >= (8, 0)]
@@ -136,7 +136,7 @@ def test_the_backward_that_was_predicted_with_another_tile() -> None:
 @pytest.mark.parametrize("head_dim", [1, 97, 100])
 def test_padding_and_its_copies_are_predicted_and_counted(head_dim: int) -> None:
     shape = AttentionShape(1, 2, 300, 300, head_dim)
-    backend = cases.backend_of(torch.device("cpu"))
+    backend = launcher.backend_of(torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, 2, 300, head_dim, generator=generator).half().requires_grad_()
@@ -148,7 +148,7 @@ def test_padding_and_its_copies_are_predicted_and_counted(head_dim: int) -> None
             out = repro.flash_attention(q, k, v)
         else:
             out.backward(torch.ones_like(out))
-        found = predict(AUTO, shape, pass_, cases.HOST_GPU)
+        found = predict(AUTO, shape, pass_, launcher.HOST_GPU)
         assert backend.traffic == {k: dict(e) for k, e in found.traffic.kernels.items()}
         assert found.copy_bytes == sum(backend.traffic["copy"].values()) > 0
         if (head_dim, pass_) == (100, "forward"):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_case import BIAS_LAYOUTS, Case, failure
 from attention_support import BOUNDS, inputs, normal, run
 from flash_support import Problem, check_all, execute
 from torch import Tensor
@@ -26,8 +27,7 @@ from kernels.flash_config import FlashConfig
 from kernels.host import HostBackend
 from kernels.launch import from_numpy
 from kernels.scores import check_bias
-from repro.attention import cases, engine
-from repro.attention.cases import Case
+from repro.attention import engine
 from repro.attention.reference import attention_reference, max_error
 from repro.prediction import predict
 
@@ -195,7 +195,7 @@ def test_operator(dtype: torch.dtype, sharing: tuple[int, int], device: str) -> 
             assert max_error(got, getattr(want, name)) <= BOUNDS[dtype][1], name
 
 
-@pytest.mark.parametrize("layout", cases.BIAS_LAYOUTS)
+@pytest.mark.parametrize("layout", BIAS_LAYOUTS)
 @pytest.mark.parametrize("needed", [(True, True, True), (True, False, False)])
 def test_any_strides_and_any_gradients(layout: str, needed: tuple[bool, bool, bool]) -> None:
     """Bytes counted and predicted too, of the copy that a transposed bias takes."""
@@ -204,7 +204,7 @@ def test_any_strides_and_any_gradients(layout: str, needed: tuple[bool, bool, bo
             2, 2, 2, 33, 45, 16, "fp32", True, bias=(0, 1), bias_layout=layout,
             bias_gradient=gradient, needed=needed,
         )  # fmt: skip
-        assert cases.failure(case) is None, case
+        assert failure(case) is None, case
 
 
 def test_an_expanded_bias_and_one_that_only_has_a_gradient() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from attention_case import Case, failure
 from attention_support import inputs, normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sequence_by_sequence import by_sequence, separate_calls
 from torch import Tensor
 
 import repro
@@ -20,8 +22,6 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from kernels.launches import Device, launches_of
 from kernels.philox import kept_weights
-from repro.attention.by_sequence import by_sequence, separate_calls
-from repro.attention.cases import Case, failure
 from repro.attention.launcher import backend_of
 from repro.attention.packed import each_sequence
 from repro.attention.reference import Reference, attention_reference

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_case import Case, failure
 from attention_support import BOUNDS, inputs, run, run_and_check
 from flash_support import Problem, check_all, execute
 from torch import Tensor
@@ -24,7 +25,6 @@ from kernels.host import HostBackend
 from kernels.launch import Kernel, from_numpy
 from kernels.scores import capped
 from repro.attention import engine
-from repro.attention.cases import Case, failure
 from repro.attention.reference import attention_reference, changed, max_error
 from repro.prediction import predict
 

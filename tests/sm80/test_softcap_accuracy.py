@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from attention_case import Case, failure, references
 from flash_support import Problem, execute
 from torch import Tensor
 
@@ -18,9 +19,7 @@ from kernels import hopper
 from kernels.host import HostBackend
 from kernels.launch import Kernel, from_numpy
 from kernels.scores import ScoreChanges
-from repro.attention.bounds import beyond_bound, references
-from repro.attention.cases import Case, failure
-from repro.attention.reference import Reference, attention_reference
+from repro.attention.reference import Reference, attention_reference, beyond_bound
 
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 ALL = ("out", "lse", "dq", "dk", "dv")

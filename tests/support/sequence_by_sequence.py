@@ -18,8 +18,6 @@ from repro.attention.operator import flash_attention
 from repro.attention.packed import each_sequence
 from repro.attention.reference import Reference
 
-__all__ = ["by_sequence", "separate_calls"]
-
 
 def by_sequence(
     of_one: Callable[..., Reference],

@@ -1,4 +1,4 @@
-"""One random step of decoding, drawn from a seed and checked: ``repro.fuzz --of decode``.
+"""One step of decoding as plain data, run through the operator and held to what is known of it.
 
 Any cache that ``repro.decode_attention`` takes: lengths, pages that sequences share, fp8 with
 scales, a latent, grouped heads, drafts; split and whole, each held to float64 and its bytes to
@@ -8,9 +8,7 @@ their prediction.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Any
 
 import torch
@@ -20,22 +18,24 @@ from analysis.decode import DecodeShape
 from analysis.sums.decode import flash_decode
 from analysis.traffic import Traffic
 from kernels.decode_config import configure
-from repro.attention.cases import beyond_bound
 from repro.attention.decode import decode_attention
 from repro.attention.launcher import backend_of
-from repro.attention.reference import Reference, attention_reference, framework_result, visible
+from repro.attention.reference import (
+    Reference,
+    attention_reference,
+    beyond_bound,
+    framework_result,
+    visible,
+)
 from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES
-from repro.plain_case import PlainCase
-
-__all__ = ["Case", "draw", "failure", "smaller"]
 
 #: Behind the end of a sequence nothing is read: a page that no cache has.
 NO_PAGE = 2**30
 
 
 @dataclass(frozen=True)
-class Case(PlainCase):
+class Case:
     """A step. ``page_size`` 0: contiguous caches; ``scale_block`` 0: a scale a head of fp8;
     ``value_dim`` 0: all columns of a latent are values.
 
@@ -74,92 +74,10 @@ class Case(PlainCase):
         return max(self.lengths) + 3 * self.ragged
 
 
-def draw(seed: int, form: int) -> Case:
-    """A random step; ``form`` decides what is compiled, ``seed`` everything else."""
-    random, shaping = Random(seed), Random(form)
-    dtype = shaping.choice(("fp16", "bf16", "bf16", "fp32"))
-    fp8 = dtype != "fp32" and shaping.random() < 0.5
-    widest = shaping.choice((32, 64, 128, 256))
-    unit = 16 if fp8 else 8
-    low = 1 if widest == 32 else widest // 2 // unit + 1
-    head_dim = random.randint(low, widest // unit) * unit
-    blocks = fp8 and shaping.random() < 0.6
-    paged = shaping.random() < 0.6
-    page_size = random.choice((16, 32, 48, 64, 128, 256)) if paged else 0
-    kv_heads = random.choice((1, 1, 2, 3))
-    ragged = paged or shaping.random() < 0.5
-    latent = shaping.random() < 0.3
-    value_dim = 0
-    if latent and dtype != "fp32" and shaping.random() < 0.4:
-        head_dim = random.choice((576, 576, 272, 512))
-        value_dim = min(head_dim, random.choice((512, 512, 256, 8)))
-    return Case(
-        seqlens=tuple(_length(random) for _ in range(random.choice((1, 1, 2, 3)))),
-        heads=kv_heads * random.choice((1, 1, 2, 4, 8, 40)),
-        kv_heads=kv_heads,
-        width=random.randint(1, 8),
-        head_dim=head_dim,
-        dtype=dtype,
-        fp8=fp8,
-        scale_block=random.choice((16, 32, 80, 128)) if blocks else 0,
-        latent=latent,
-        value_dim=value_dim,
-        page_size=page_size,
-        ragged=ragged,
-        transposed=random.random() < 0.3,
-        causal=shaping.random() < 0.7,
-        splits=random.choice((1, 2, 3, 5, 16, 100)),
-        large=random.random() < 0.2,
-        seed=random.randrange(2**31),
-    )
-
-
-def _length(random: Random) -> int:
-    edge = random.choice((0, 1, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 256, 500))
-    return edge if random.random() < 0.6 else random.randrange(1, 700)
-
-
-def smaller(case: Case) -> Iterator[Case]:
-    """Simpler neighbours of a failing case, the most drastic simplifications first."""
-    plain = Case()
-    if case.value_dim:
-        yield replace(case, value_dim=0, head_dim=256)
-    for name in ("large", "transposed", "latent", "scale_block", "causal", "dtype"):
-        if case.value_dim and name in ("latent", "dtype"):
-            continue  # they go with a wide latent
-        if getattr(case, name) != getattr(plain, name):
-            yield replace(case, **{name: getattr(plain, name)})
-    if case.fp8 and not case.scale_block:
-        yield replace(case, fp8=False)
-    if case.page_size:
-        yield replace(case, page_size=0)
-    elif case.ragged:
-        yield replace(case, ragged=False)
-    if len(case.seqlens) > 1:
-        yield from (replace(case, seqlens=half) for half in (case.seqlens[:1], case.seqlens[1:]))
-    if case.heads != case.kv_heads:
-        yield replace(case, heads=case.kv_heads)
-    elif case.heads > 1:
-        yield replace(case, heads=1, kv_heads=1)
-    for less in (1, case.width // 2, case.width - 1):
-        if 1 <= less < case.width:
-            yield replace(case, width=less)
-    for less in (1, case.splits // 2, case.splits - 1):
-        if 1 <= less < case.splits:
-            yield replace(case, splits=less)
-    for i, length in enumerate(case.seqlens):
-        for less in (length // 2, length - 1):
-            if 0 <= less < length:
-                lengths = (*case.seqlens[:i], less, *case.seqlens[i + 1 :])
-                yield replace(case, seqlens=lengths)
-    if case.head_dim > 16 and not case.value_dim:
-        yield replace(case, head_dim=16)
-
-
 def failure(case: Case, device: str = "cpu") -> str | None:
     """Run a step in one piece and in ``splits``; what is wrong with a result, or None.
 
-    out and lse within the bound of ``repro.attention.cases``; bytes as predicted, of every tensor.
+    out and lse within the bound of ``beyond_bound``; bytes as predicted, of every tensor.
     """
     generator = torch.Generator().manual_seed(case.seed)
     q, caches, options = _arguments(case, generator)
