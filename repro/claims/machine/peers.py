@@ -148,7 +148,7 @@ def _beside_the_best_peer(frame: pandas.DataFrame, pass_: str) -> Finding:
     experiments=("throughput", "throughput-peers", "gpu-throughput"),
     shown="distance_from_bound",
     conditions="to be timed on one card, in turns with the peers",
-    no_records="tests/cpu/test_distance_from_bound.py",
+    no_records="tests/theory/test_distance_from_bound.py",
 )
 def hopper_forward(frame: pandas.DataFrame) -> Finding:
     return _beside_the_best_peer(frame, "forward")
@@ -161,7 +161,7 @@ def hopper_forward(frame: pandas.DataFrame) -> Finding:
     experiments=("throughput", "throughput-peers", "gpu-throughput"),
     shown="distance_from_bound",
     conditions="to be timed on one card, in turns with the peers",
-    no_records="tests/cpu/test_distance_from_bound.py",
+    no_records="tests/theory/test_distance_from_bound.py",
 )
 def hopper_backward(frame: pandas.DataFrame) -> Finding:
     return _beside_the_best_peer(frame, "backward")

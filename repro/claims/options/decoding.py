@@ -78,7 +78,7 @@ def decoding(frame: pandas.DataFrame) -> Finding:
     experiments=("decode-bytes", "gpu-decode", "ceiling", "gpu-ceilings"),
     shown="decode_bytes",
     conditions="the bandwidth to be measured on the same card",
-    no_records="tests/cpu/test_decode_experiment.py",
+    no_records="tests/experiments/test_decode_experiment.py",
 )
 def decode_time(frame: pandas.DataFrame) -> Finding:
     """Time of a step over that of its bytes at the card's own bandwidth, where both are known."""
