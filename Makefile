@@ -87,7 +87,7 @@ endif
 .SECONDARY:
 
 help:
-	@sed -n 's/^#   \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
+	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
 
 # Each style has its own files, and its own word on whether they are up to date.
 ALL_DRAWN := $(STALE)/.drawn$(STYLE:%=-%)
