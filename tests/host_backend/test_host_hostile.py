@@ -246,7 +246,7 @@ def test_what_a_compiler_keeps_for_exceptions_is_no_variable_of_the_kernel() -> 
     """g++ keeps ``DW.ref.__gxx_personality_v0`` where something is to be cleaned up."""
     head, _, _ = SOURCE.partition("KERNEL(good)")
     clean = "struct Last { float* y; __device__ ~Last() { st_global(y + ME, 1.0f); } } last{y};"
-    load_kernel(Kernel(head + f"KERNEL(k) {{ {clean} __syncthreads(); }}\n", "k", (), THREADS))
+    load_kernel(Kernel(head + f"KERNEL(k) {{ {clean} block_sync(); }}\n", "k", (), THREADS))
 
 
 def test_a_loop_that_comes_to_barriers_has_time() -> None:
