@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.traffic import Traffic
+from kernels.launch import NUMPY_TYPES
 from repro.experiments import Context
 from repro.experiments.shared.attention import traffic_rows
 from repro.instruments.run_pass import run_pass
@@ -52,13 +53,11 @@ def normal(cell: Cell) -> dict[str, Tensor]:
     """q, k, v and dout of one head, in the cell's type."""
     import torch
 
-    from repro.attention.views import TORCH_TYPES
-
     shape, rng = shape_of(cell), np.random.default_rng(0)
     rows = {"q": shape.seqlen_q, "k": shape.seqlen_k, "v": shape.seqlen_k, "dout": shape.seqlen_q}
     return {
-        name: torch.from_numpy(rng.standard_normal((1, 1, n, shape.head_dim))).to(
-            TORCH_TYPES[shape.dtype]
+        name: torch.from_numpy(
+            rng.standard_normal((1, 1, n, shape.head_dim)).astype(NUMPY_TYPES[shape.dtype])
         )
         for name, n in rows.items()
     }
