@@ -71,8 +71,8 @@ def run_pass(
             made["dbias"] = torch.full_like(options["bias"], torch.nan)
             gradients["dbias"] = array_of("dbias", made["dbias"])
             names = (*names, "dbias")
-    given = {n: array_of(n, x) if isinstance(x, Tensor) else x for n, x in options.items()}
-    given = {"scale": q.shape[3] ** -0.5, **given}
+    given: dict[str, Any] = {"scale": q.shape[3] ** -0.5}
+    given |= {n: array_of(n, x) if isinstance(x, Tensor) else x for n, x in options.items()}
     at = {name: array_of(name, x) for name, x in {**tensors, **made}.items()}
     stats = {}
     if find(algorithm).family in (Family.FLASH, Family.HOPPER):
