@@ -11,38 +11,11 @@ from analysis.decode import DecodeShape
 from kernels import prebuild
 from kernels.launching.plan import Recorder
 from repro.claims import Verdict, rows
-from repro.experiments import Cell, Context
+from repro.experiments import Cell
 from repro.experiments.bytes import decode_bytes as experiment
 from repro.experiments.gpu import gpu_decode
 from repro.instruments.decode_work import DecodeOperands
 from repro.measuring import records
-
-
-def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:
-    """Bytes of each kernel, tensor and direction."""
-    traffic = [row for row in rows if row.metric == "traffic_bytes"]
-    return {(row.kernel, row.tensor, row.direction): row.value for row in traffic}
-
-
-def small(sharing: str) -> Cell:
-    """A cell of the list, short and split."""
-    cell = next(c for c in experiment.cells() if c["sharing"] == sharing and c["seqlen_q"] == 3)
-    return Cell(**{("pass_" if k == "pass" else k): v for k, v in cell.items()}
-                | {"seqlen_k": 192, "splits": 2})  # fmt: skip
-
-
-@pytest.mark.parametrize("sharing", experiment.SHARING)
-def test_a_cell_executed_moves_what_is_predicted(sharing: str) -> None:
-    cell = small(sharing)
-    measured = list(experiment.measure(cell, Context("host")))
-    predicted = list(experiment.predict(cell))
-    assert by_tensor(measured) == by_tensor(predicted)
-    (error,) = [row.value for row in measured if row.metric == "max_abs_error"]
-    assert error is not None
-    assert error <= 2e-2  # bf16's bound for N(0, 1), tests/attention_support.py
-    (bound,) = [row.value for row in predicted if row.metric == "compulsory_bytes"]
-    assert bound is not None
-    assert sum(value or 0 for value in by_tensor(predicted).values()) > bound
 
 
 def test_what_sharing_saves() -> None:
