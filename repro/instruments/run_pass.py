@@ -90,7 +90,7 @@ def run_pass(
         start = time.perf_counter()
         attention.backward(
             backend, algorithm, *operands, at["dout"], stats, at["dq"], at["dk"], at["dv"],
-            **gradients, **given,
+            **{**given, **gradients},
         )  # fmt: skip
     seconds = time.perf_counter() - start
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
