@@ -62,6 +62,9 @@ class Row:
     judge: Callable[[pandas.DataFrame], Finding]
     conditions: str
     chosen: str
+    other: str
+    partial: str
+    needs: str
     #: Changes of the records, each of which must change the verdict.
     overturn: tuple[Scale | Mirror, ...]
     #: For a refuted claim: the records as they would have to be for it to be right.
@@ -100,6 +103,9 @@ class Row:
             unlike=self.conditions,
             chosen=self.chosen,
             command=self.command,
+            other=self.other,
+            partial=self.partial,
+            needs=self.needs,
         )
 
 
@@ -116,6 +122,9 @@ def claim(
     shown: str,
     conditions: str = "",
     chosen: str = "",
+    other: str = "",
+    partial: str = "",
+    needs: str = "",
     overturn: tuple[Scale | Mirror, ...] = (),
     as_claimed: Change | None = None,
     no_records: str = "",
@@ -123,8 +132,7 @@ def claim(
     """Register the function that judges a claim; ValueError if its name is taken.
 
     conditions: how what is measured differs from the source's own run.
-    chosen: which coefficients were chosen after seeing the numbers they are compared with; such a
-    claim is at most consistent, whatever agrees.
+    chosen, other, partial, needs: what keeps the verdict down whatever agrees (see ``Claim``).
     """
 
     def register(
@@ -142,6 +150,9 @@ def claim(
             judge=judge,
             conditions=conditions,
             chosen=chosen,
+            other=other,
+            partial=partial,
+            needs=needs,
             overturn=overturn,
             as_claimed=as_claimed,
             no_records=no_records,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, agreement
+from repro.claims.protocol import Evidence, Part, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import FLASH
@@ -105,12 +105,6 @@ def k5(frame: pandas.DataFrame) -> Finding:
                 low=1.0,
                 evidence=Evidence.COUNTED,
             ),
-            agreement(
-                "the counted ratio over the sums'",
-                counted,
-                ratio("predicted"),
-                0.0,
-                Evidence.COUNTED,
-            ),
+            exact("the counted ratio over the sums'", counted, ratio("predicted")),
         ],
     )

@@ -9,6 +9,7 @@ import pandas
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import HEADLINE
 from repro.claims.values import pick
 from repro.claims.works import FA1
 
@@ -65,7 +66,7 @@ def fa_1_fig_1_right(frame: pandas.DataFrame) -> Finding:
                 "measured ratio over 7.6",
                 now,
                 7.6,
-                0.1,
+                HEADLINE,
                 Evidence.HARDWARE,
                 limits=1.5,
                 why="another card and other kernels",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pandas
 
 from repro.claims.mutations import Scale, every, times
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import Evidence, agreement, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import COUNTER, PRINTED
 from repro.claims.values import pick
 from repro.claims.works import FA1, OURS
 from repro.experiments.papers.fig2_left import SHAPE
@@ -176,14 +177,14 @@ def fa_1_fig_2_left_standard(frame: pandas.DataFrame) -> Finding:
                 "printed over 18 N² + 12 Nd",
                 number(standard.published),
                 number(standard.predicted),
-                0.01,
+                PRINTED,
                 Evidence.PUBLISHED,
             ),
             agreement(
                 "counter with mask and dropout over printed",
                 number(masked.measured),
                 number(standard.published),
-                0.05,
+                COUNTER,
                 Evidence.HARDWARE,
                 limits=1.5,
                 why="PyTorch 2.11 runs more kernels",
@@ -232,22 +233,12 @@ def fa_1_fig_2_left_flash(frame: pandas.DataFrame) -> Finding:
                 "printed over 33 Nd",
                 number(flash.published),
                 number(flash.predicted),
-                0.015,
+                PRINTED,
                 Evidence.PUBLISHED,
             ),
-            agreement(
-                "counted over the sum, 33 Nd",
-                number(flash.measured),
-                number(flash.predicted),
-                1e-12,
-                Evidence.COUNTED,
-            ),
-            agreement(
-                "counted over the sum, 45 Nd",
-                number(released.measured),
-                number(released.predicted),
-                1e-12,
-                Evidence.COUNTED,
+            exact("counted over the sum, 33 Nd", number(flash.measured), number(flash.predicted)),
+            exact(
+                "counted over the sum, 45 Nd", number(released.measured), number(released.predicted)
             ),
         ],
     )
@@ -286,7 +277,7 @@ def fa_1_fig_2_left_gflops(frame: pandas.DataFrame) -> Finding:
                 f"printed over {count} products of {SHAPE.batch * SHAPE.heads} heads",
                 number(row.published),
                 number(row.predicted),
-                0.05,
+                PRINTED,
                 Evidence.PUBLISHED,
             )
             for count, row in (("six", six), ("seven", seven))
@@ -323,7 +314,7 @@ def standard_attention_passes(frame: pandas.DataFrame) -> Finding:
                 f"counter over passes, {name}",
                 number(row.measured),
                 number(row.predicted),
-                0.02,
+                COUNTER,
                 Evidence.HARDWARE,
             )
             for name, row in (("neither", plain), ("mask and dropout", masked))

@@ -7,6 +7,7 @@ import pandas
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import HEADLINE, MEMORY, PRINTED
 from repro.claims.values import pick, worst
 from repro.claims.works import FA1, OURS
 
@@ -74,12 +75,12 @@ def fa_1_fig_3_right(frame: pandas.DataFrame) -> Finding:
                 "measured over printed, worst length",
                 worst(beside),
                 1,
-                0.02,
+                MEMORY,
                 Evidence.OTHER,
                 limits=1.5,
                 why="short sequences keep less today",
                 otherwise=agreement(
-                    "printed over the list, worst", worst(paper), 1, 0.02, Evidence.PUBLISHED
+                    "printed over the list, worst", worst(paper), 1, PRINTED, Evidence.PUBLISHED
                 ),
             )
         ],
@@ -116,9 +117,11 @@ def fa_1_20x_memory(frame: pandas.DataFrame) -> Finding:
                 "measured ratio at N = 4096 over 20",
                 now,
                 20,
-                0.1,
+                HEADLINE,
                 Evidence.OTHER,
-                otherwise=agreement("printed ratio over 20", printed, 20, 0.1, Evidence.PUBLISHED),
+                otherwise=agreement(
+                    "printed ratio over 20", printed, 20, HEADLINE, Evidence.PUBLISHED
+                ),
             )
         ],
     )
@@ -142,6 +145,8 @@ def peak_memory_lists(frame: pandas.DataFrame) -> Finding:
         if len(today)
         else NOT_MEASURED,
         parts=[
-            agreement("measured over the list, worst length", worst(today), 1, 0.01, Evidence.OTHER)
+            agreement(
+                "measured over the list, worst length", worst(today), 1, MEMORY, Evidence.OTHER
+            )
         ],
     )

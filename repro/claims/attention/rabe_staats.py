@@ -9,6 +9,7 @@ import pandas
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import HEADLINE
 from repro.claims.works import RABE_STAATS
 
 #: Length at which Rabe & Staats state their factors.
@@ -56,7 +57,7 @@ def rabe_staats(frame: pandas.DataFrame) -> Finding:
                 f"factor in {text} over the published one",
                 factor.get(("measured", pass_), math.nan),
                 said.get(pass_, math.nan),
-                0.25,
+                HEADLINE,
                 Evidence.OTHER,
                 limits=2,
                 why="no operation is fused here",

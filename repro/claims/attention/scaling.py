@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 
 from repro.claims.mutations import Mirror, Scale
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import Evidence, exponent
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import FA1
@@ -89,11 +89,10 @@ def fa_1_theorem_2(frame: pandas.DataFrame) -> Finding:
         measured=f"{', '.join(counted)} (counted up to N = {SHORT})" if counted else NOT_MEASURED,
         published=", ".join(str(p) for p in EXPONENTS.values()),
         parts=[
-            agreement(
+            exponent(
                 f"exponent counted over the theorem's, {SWEEPS[sweep][1]}",
                 executed[sweep],
                 EXPONENTS[sweep],
-                0.05,
                 Evidence.COUNTED,
             )
             for sweep in EXPONENTS

@@ -6,7 +6,7 @@ import pandas
 
 from repro.claims.checkpointing.depth import NAN
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import exact
 from repro.claims.register import Finding, claim
 from repro.claims.values import text
 from repro.claims.works import OURS
@@ -53,12 +53,10 @@ def checkpoint_around_flash(frame: pandas.DataFrame) -> Finding:
         + ", ".join(f"{name} {text(added(name, 'predicted', 4096), '+.0%')}" for name in names),
         measured="N = 512: " + ", ".join(f"{n} {text(v, '+.1%')}" for n, v in measured.items()),
         parts=[
-            agreement(
+            exact(
                 f"bytes added around {name}, counted over the sums",
                 measured[name],
                 added(name, "predicted", 512),
-                0.0,
-                Evidence.COUNTED,
             )
             for name in names
         ],

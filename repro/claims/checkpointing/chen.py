@@ -9,6 +9,7 @@ import pandas
 from repro.claims.mutations import RAN, Change, Mirror, Scale, chosen, setting
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import HEADLINE, MEMORY
 from repro.claims.values import growth, one, picked, text
 from repro.claims.works import CHEN
 
@@ -131,7 +132,7 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
                 "GB of the network without recomputation over the printed ones",
                 kept("measured"),
                 printed["standard"],
-                0.1,
+                HEADLINE,
                 Evidence.OTHER,
             ),
             Part(
@@ -145,21 +146,21 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
                 "bytes counted without data over the formula",
                 kept("measured"),
                 kept("predicted"),
-                0.001,
+                MEMORY,
                 Evidence.OTHER,
             ),
             agreement(
                 "bytes executed with 2 images over the formula",
                 executed,
                 one(frame, source="predicted", **small),
-                0.01,
+                MEMORY,
                 Evidence.OTHER,
             ),
             agreement(
                 "peak of the executed plan over the simulator's",
                 trained("measured"),
                 trained("predicted"),
-                0.05,
+                MEMORY,
                 Evidence.OTHER,
             ),
             Part(

@@ -10,6 +10,7 @@ from repro.claims.checkpointing.depth import NAN
 from repro.claims.mutations import RAN, Scale, every, times
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY
 from repro.claims.values import one, text
 from repro.claims.works import CODE, KORTHIKANTI, OURS, RECOMPUTE
 
@@ -35,7 +36,9 @@ def granularity(frame: pandas.DataFrame) -> Finding:
         predicted="item by item",
         measured=f"worst of {count} {worst - 1:+.2%}" if count else NOT_MEASURED,
         parts=[
-            agreement("bytes a layer keeps over the formula, worst", worst, 1, 0.03, Evidence.OTHER)
+            agreement(
+                "bytes a layer keeps over the formula, worst", worst, 1, MEMORY, Evidence.OTHER
+            )
         ],
     )
 
@@ -144,7 +147,7 @@ def korthikanti_eq_1(frame: pandas.DataFrame) -> Finding:
         predicted="item by item",
         measured=f"worst of {count} {worst - 1:+.2%} (PyTorch's hooks)" if count else NOT_MEASURED,
         published="sbh(34 + 5as/h), 34 sbh",
-        parts=[agreement("saved bytes over the formula, worst", worst, 1, 0.02, Evidence.OTHER)],
+        parts=[agreement("saved bytes over the formula, worst", worst, 1, MEMORY, Evidence.OTHER)],
     )
 
 

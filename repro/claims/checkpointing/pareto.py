@@ -14,6 +14,7 @@ from repro.claims.checkpointing.depth import NAN, SMALL_BYTES
 from repro.claims.mutations import PEAK, PLAIN, Change, Scale, chosen, every, like, setting
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import HEADLINE
 from repro.claims.values import one, picked, text
 from repro.claims.works import AUTODIFF, OURS, TILING
 from repro.experiments.checkpointing.checkpoint_pareto import STAGES as PARETO_STAGES
@@ -220,7 +221,7 @@ def k8(frame: pandas.DataFrame) -> Finding:
                 why="at some lengths only",
                 evidence=Evidence.OTHER,
             ),
-            agreement("products of a step over 1.2", work, 1.2, 0.1, Evidence.DERIVED),
+            agreement("products of a step over 1.2", work, 1.2, HEADLINE, Evidence.DERIVED),
             Part(
                 what="share of the chains at 0.055x or less within twice the work",
                 value=share_inside(shares, 0, 0.055),

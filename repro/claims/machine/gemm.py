@@ -8,8 +8,9 @@ import pandas
 
 from analysis.cache_model import closed_form
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, agreement
+from repro.claims.protocol import Evidence, Part, agreement, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY
 from repro.claims.values import pick, worst
 from repro.claims.works import TILING
 from repro.experiments.chains.gemm_cache import BLOCK, FIRST, HARDWARE_SIDE
@@ -45,9 +46,7 @@ def matrix_product_levels(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=f"{len(wide)} counts",
         measured=f"worst {count - 1:+.2%}" if counted else NOT_MEASURED,
-        parts=[
-            agreement("elements counted over the formula, worst", count, 1, 0.0, Evidence.COUNTED)
-        ],
+        parts=[exact("elements counted over the formula, worst", count)],
     )
 
 
@@ -94,7 +93,7 @@ def matrix_product_misses(frame: pandas.DataFrame) -> Finding:
     elif seen != NOT_MEASURED:
         seen += "; this machine hides the processor's counter"
     simulated = agreement(
-        "the simulator's misses over the LRU law's, worst", missed, 1, 0.12, Evidence.OTHER
+        "the simulator's misses over the LRU law's, worst", missed, 1, MEMORY, Evidence.OTHER
     )
     n = 112
     model = closed_form(n, None, FIRST) / closed_form(n, BLOCK, FIRST)

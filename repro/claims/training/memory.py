@@ -8,8 +8,9 @@ from analysis.mixed_precision import autocast_break_even_tokens
 from analysis.model_states import host_streamed_bytes
 from analysis.parallel_activations import LayerShape
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import Evidence, agreement, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY, TIME
 from repro.claims.values import pick, worst
 from repro.claims.works import CODE, OURS
 from repro.experiments.checkpointing.training_memory import HEADS, HIDDEN, PARAMETERS, SEQLEN
@@ -48,10 +49,10 @@ def gradient_accumulation(frame: pandas.DataFrame) -> Finding:
                 "activations of a micro-batch times n over those of n = 1, worst",
                 falls,
                 1,
-                0.01,
+                MEMORY,
                 Evidence.OTHER,
             ),
-            agreement("peak over the formula, worst", peak, 1, 0.01, Evidence.OTHER),
+            agreement("peak over the formula, worst", peak, 1, MEMORY, Evidence.OTHER),
         ],
     )
 
@@ -81,7 +82,7 @@ def mixed_precision(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=f"half of fp32; autocast only from {even} tokens (weight copies)",
         measured=shown(saved),
-        parts=[agreement("saved bytes over the formula, worst", saved, 1, 0.01, Evidence.OTHER)],
+        parts=[agreement("saved bytes over the formula, worst", saved, 1, MEMORY, Evidence.OTHER)],
     )
 
 
@@ -109,11 +110,7 @@ def optimiser_on_the_host(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted="4, 12, 2, 2 bytes a parameter",
         measured=shown(moved),
-        parts=[
-            agreement(
-                "bytes held and moved over the formula, worst", moved, 1, 0.0, Evidence.COUNTED
-            )
-        ],
+        parts=[exact("bytes held and moved over the formula, worst", moved)],
     )
 
 
@@ -143,7 +140,7 @@ def optimiser_on_the_host_time(frame: pandas.DataFrame) -> Finding:
                 "time over the bound",
                 step,
                 bound,
-                0.1,
+                TIME,
                 Evidence.HARDWARE,
                 limits=2.0,
                 why="within twice the bound",

@@ -9,6 +9,7 @@ from repro.claims import works
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import COUNT, MEMORY
 from repro.claims.values import pick, worst
 from repro.claims.works import KORTHIKANTI, RING
 from repro.experiments.shared import parallel_layer as _parallel_layer
@@ -66,7 +67,7 @@ def korthikanti_table_2(frame: pandas.DataFrame) -> Finding:
                 "bytes alive after the forward over the formula, worst",
                 saved,
                 1,
-                0.005,
+                MEMORY,
                 Evidence.OTHER,
             )
         ],
@@ -99,21 +100,21 @@ def korthikanti_collectives(frame: pandas.DataFrame) -> Finding:
                 "tensors given to collectives, sent as rings, over the formula, worst",
                 sent,
                 1,
-                0.005,
+                MEMORY,
                 Evidence.OTHER,
             ),
             agreement(
                 "bytes at the sockets over the formula, tensor parallel, worst",
                 tensor,
                 1,
-                0.05,
+                MEMORY,
                 Evidence.OTHER,
             ),
             agreement(
                 "bytes at the sockets over the formula, sequence parallel, worst",
                 sequence,
                 1,
-                0.05,
+                MEMORY,
                 Evidence.OTHER,
                 limits=1.6,
                 why=GLOO,
@@ -157,7 +158,7 @@ def korthikanti_5x(frame: pandas.DataFrame) -> Finding:
                 "bytes alive after the forward over the formula, worst",
                 saved,
                 1,
-                0.005,
+                MEMORY,
                 Evidence.OTHER,
             ),
         ],
@@ -191,9 +192,9 @@ def ring_attention(frame: pandas.DataFrame) -> Finding:
         else NOT_MEASURED,
         parts=[
             agreement(
-                "bytes at the sockets over the formula, worst", ring_sent, 1, 0.05, Evidence.OTHER
+                "bytes at the sockets over the formula, worst", ring_sent, 1, MEMORY, Evidence.OTHER
             ),
-            agreement("bytes of sends over the formula, worst", ring, 1, 0.0, Evidence.OTHER),
+            agreement("bytes of sends over the formula, worst", ring, 1, COUNT, Evidence.OTHER),
             Part(
                 what="largest error against one rank in float64",
                 value=error,

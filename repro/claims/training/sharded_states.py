@@ -9,6 +9,7 @@ from repro.claims import works
 from repro.claims.mutations import RAN, Scale, times
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY
 from repro.claims.values import pick, worst
 from repro.claims.works import ZERO
 from repro.experiments.shared.sharded_states import PART, RANKS
@@ -46,7 +47,7 @@ def zero_states(frame: pandas.DataFrame) -> Finding:
         if known
         else NOT_MEASURED,
         published="Fig. 1, Table 1",
-        parts=[agreement("bytes held over the formula, worst", holds, 1, 0.02, Evidence.OTHER)],
+        parts=[agreement("bytes held over the formula, worst", holds, 1, MEMORY, Evidence.OTHER)],
     )
 
 
@@ -89,7 +90,7 @@ def zero_volume(frame: pandas.DataFrame) -> Finding:
                 "tensors given to collectives, sent as rings, over the formula, worst",
                 tensors,
                 1,
-                0.02,
+                MEMORY,
                 Evidence.OTHER,
             ),
             *(
@@ -97,7 +98,7 @@ def zero_volume(frame: pandas.DataFrame) -> Finding:
                     f"{engine}: elements at the sockets over {count}Ψ",
                     of(engine),
                     count,
-                    0.02,
+                    MEMORY,
                     Evidence.OTHER,
                     limits=1.6 if engine.startswith("fsdp") else None,
                     why="gloo's reduce-scatter sends twice a ring's bytes",

@@ -11,6 +11,7 @@ from analysis.parallel_activations import decoder_model_bytes
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY
 from repro.claims.works import AUTODIFF, KORTHIKANTI, ZERO
 
 #: LLaMA-7B (Touvron et al. 2023): 6.74e9 parameters, 32 layers, h = 4096, 32 heads, MLP 11008.
@@ -74,7 +75,7 @@ def k12(frame: pandas.DataFrame) -> Finding:
                 high=32,
                 evidence=Evidence.DERIVED,
             ),
-            agreement("a layer's saved bytes over the formula", ratio, 1, 0.01, Evidence.OTHER),
+            agreement("a layer's saved bytes over the formula", ratio, 1, MEMORY, Evidence.OTHER),
             Part(
                 what="length from which activations dominate, flash attention",
                 value=flash,
@@ -123,7 +124,7 @@ def zero_table_1(frame: pandas.DataFrame) -> Finding:
                 form=".0f",
                 evidence=Evidence.PUBLISHED,
             ),
-            agreement("bytes held over the formulas, worst", ratio, 1, 0.02, Evidence.OTHER),
+            agreement("bytes held over the formulas, worst", ratio, 1, MEMORY, Evidence.OTHER),
         ],
     )
 
