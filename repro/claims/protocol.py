@@ -182,6 +182,8 @@ class Claim:
     other: str = ""
     partial: str = ""
     needs: str = ""
+    #: Whether the prediction decides anything, or only stands beside.
+    compared: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -236,7 +238,9 @@ def agreement(
     """
     if (share is not None or limits is not None) and not why:
         raise ValueError(f"{what}: a tolerance of its own without saying why")
-    share, factor = kind.share if share is None else share, limits or kind.factor
+    share, factor = kind.share if share is None else share, limits
+    if limits is None and evidence.measured:  # what is printed or derived agrees or does not
+        factor = kind.factor
     low, high = 1 - max(share, DIGITS), 1 + max(share, DIGITS)
     return Part(
         what=what,

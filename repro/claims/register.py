@@ -65,6 +65,8 @@ class Row:
     other: str
     partial: str
     needs: str
+    #: Whether the predicted values decide: a formula off by 1.3 changes the verdict.
+    compared: bool
     #: Changes of the records, each of which must change the verdict.
     overturn: tuple[Scale | Mirror, ...]
     #: For a refuted claim: the records as they would have to be for it to be right.
@@ -80,6 +82,8 @@ class Row:
     @property
     def command(self) -> str:
         """What judges it again: its figure, or an experiment that no figure shows."""
+        if not self.shown:
+            return "nothing here"
         experiment = "-" in self.shown
         return f"make {'measure EXPERIMENT=' if experiment else 'figures/out/'}{self.shown}" + (
             "" if experiment else ".svg"
@@ -106,6 +110,7 @@ class Row:
             other=self.other,
             partial=self.partial,
             needs=self.needs,
+            compared=self.compared,
         )
 
 
@@ -125,6 +130,7 @@ def claim(
     other: str = "",
     partial: str = "",
     needs: str = "",
+    compared: bool = True,
     overturn: tuple[Scale | Mirror, ...] = (),
     as_claimed: Change | None = None,
     no_records: str = "",
@@ -153,6 +159,7 @@ def claim(
             other=other,
             partial=partial,
             needs=needs,
+            compared=compared,
             overturn=overturn,
             as_claimed=as_claimed,
             no_records=no_records,
@@ -160,6 +167,15 @@ def claim(
         return judge
 
     return register
+
+
+def untested(name: str, statement: str, work: Work, where: str, needs: str) -> None:
+    """Register a claim of which nothing is on record, with what a test would take."""
+
+    def nothing(frame: pandas.DataFrame) -> Finding:
+        return Finding(parts=())
+
+    claim(name, statement, work, where, experiments=(), shown="", needs=needs)(nothing)
 
 
 @cache

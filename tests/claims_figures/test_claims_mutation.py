@@ -31,7 +31,8 @@ def judged(name: str) -> Claim:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_claim_has_its_mutations(name: str) -> None:
     row = rows()[name]
-    assert bool(row.overturn or row.as_claimed) != bool(row.no_records)
+    if not row.needs:
+        assert bool(row.overturn or row.as_claimed) != bool(row.no_records)
     if judged(name).verdict is Verdict.REFUTED:
         assert row.as_claimed is not None
     if row.no_records:
@@ -48,8 +49,8 @@ def test_records_beyond_the_tolerance_change_the_verdict(name: str) -> None:
         frame = row.as_claimed(frame)
         before = row.judged(frame).verdict
     for change in row.overturn:
-        seen = [row.judged(changed).verdict for changed in change.both(frame)]
-        assert any(v is not before for v in seen), f"{name} is {before} for {change}"
+        for changed in change.both(frame):
+            assert row.judged(changed).verdict is not before, f"{name} is {before} for {change}"
 
 
 @pytest.mark.parametrize("name", [name for name, row in rows().items() if row.as_claimed])
@@ -78,7 +79,7 @@ def test_without_measured_records_nothing_is_reproduced_or_refuted_by_them(name:
 def test_every_claim_says_what_would_overturn_it(name: str) -> None:
     claim = judged(name)
     assert claim.falsifier
-    assert claim.falsifier != "no test yet"
+    assert claim.falsifier != "no test yet" or claim.needs
     assert "nan" not in f"{claim.predicted} {claim.measured} {claim.published}".lower()
     for part in claim.parts:
         assert part.verdict is not Verdict.REPRODUCED or part.decides.evidence.measured

@@ -103,6 +103,7 @@ def fa_1_prop_4(frame: pandas.DataFrame) -> Finding:
     shown="block_sparse",
     conditions="batch, heads and card not named",
     overturn=(Scale({"implementation": "flash1-block-sparse"}, source="published"),),
+    compared=False,
 )
 def fa_1_fig_2_right(frame: pandas.DataFrame) -> Finding:
     table, paper = totals(frame), published(frame)

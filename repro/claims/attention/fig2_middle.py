@@ -90,6 +90,7 @@ def published(frame: pandas.DataFrame, metric: str, scale: float) -> pandas.Data
     conditions="an A100's counter; ours is a count at the SM boundary",
     chosen="3 Tc + 1: integers chosen to match; no mechanism is identified",
     overturn=(Scale(), Scale(source="published"), Mirror("block_n")),
+    compared=False,
 )
 def fa_1_fig_2_middle(frame: pandas.DataFrame) -> Finding:
     """The four printed points beside all hypotheses; two of them executed."""

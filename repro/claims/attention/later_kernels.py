@@ -36,6 +36,7 @@ def _peak(frame: pandas.DataFrame, name: str, device: str, head_dim: int | None 
     shown="throughput",
     conditions="text against its own figure; no A100 here",
     overturn=(Scale({"implementation": "flash2"}, source="published"),),
+    compared=False,
 )
 def fa_2_throughput(frame: pandas.DataFrame) -> Finding:
     """FlashAttention-2's best forward rate in its figures, and the framework's copy on our card."""
@@ -79,6 +80,7 @@ def fa_2_throughput(frame: pandas.DataFrame) -> Finding:
     shown="throughput",
     conditions="text against its own figure; its kernels were not run here",
     overturn=(Scale({"implementation": "flash3"}, source="published"),),
+    compared=False,
 )
 def fa_3_throughput(frame: pandas.DataFrame) -> Finding:
     """FlashAttention-3's best fp16 forward rate: text and labels; its successor at d = 128."""

@@ -70,6 +70,7 @@ def fitted(table: pandas.DataFrame, algorithm: str, sweep: str) -> float:
         Mirror("head_dim", {"sweep": "head_dim"}),
         Mirror("on_chip", {"sweep": "on_chip"}),
     ),
+    compared=False,
 )
 def fa_1_theorem_2(frame: pandas.DataFrame) -> Finding:
     """The theorem's three exponents, of what was counted; the sums' far out beside them."""

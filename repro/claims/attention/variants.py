@@ -43,6 +43,7 @@ def variants(frame: pandas.DataFrame) -> Finding:
     shown="attention_variants",
     conditions="PyTorch on a CPU, by its hooks and allocation trace",
     overturn=(Scale({"implementation": "standard-checkpointed"}),),
+    compared=False,
 )
 def checkpointed_attention(frame: pandas.DataFrame) -> Finding:
     rows = pick(frame, metric=["saved_bytes", "peak_bytes"])

@@ -36,6 +36,7 @@ def attention_step_bytes(frame: pandas.DataFrame) -> pandas.DataFrame:
     conditions="passes and the step under torch's checkpoint executed and counted on "
     "the host, at the SM boundary",
     overturn=(Scale({"pass": "forward"}), Scale({"pass": "step"})),
+    compared=False,
 )
 def checkpoint_around_flash(frame: pandas.DataFrame) -> Finding:
     """The checkpoint that flash attention makes redundant (checkpoint-attention)."""

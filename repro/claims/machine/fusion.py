@@ -29,6 +29,7 @@ def passes(frame: pandas.DataFrame) -> pandas.DataFrame:
     experiments=("fusion",),
     shown="fusion_passes",
     overturn=(Scale({"implementation": "unfused"}),),
+    compared=False,
 )
 def k13(frame: pandas.DataFrame) -> Finding:
     table = passes(frame).set_index(["chain", "implementation"])
@@ -95,7 +96,7 @@ def fusion_by_torch_compile(frame: pandas.DataFrame) -> Finding:
                 reach,
                 1,
                 MEMORY,
-                Evidence.OTHER,
+                Evidence.DERIVED,
             )
         ],
     )

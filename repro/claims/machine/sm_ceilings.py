@@ -97,6 +97,7 @@ def counted_time(frame: pandas.DataFrame, cell: Cell) -> float:
     shown="sm_ceilings",
     conditions="clocks by datasheet from executed bytes; that this sets the pace was not timed",
     overturn=(Scale(),),
+    compared=False,
 )
 def sm_ceilings(frame: pandas.DataFrame) -> Finding:
     """Bytes are as predicted where counted; that shared memory sets the pace is derived."""

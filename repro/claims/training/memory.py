@@ -7,20 +7,19 @@ import pandas
 from analysis.mixed_precision import autocast_break_even_tokens
 from analysis.model_states import host_streamed_bytes
 from analysis.parallel_activations import LayerShape
-from repro.claims.mutations import Scale
+from repro.claims.mutations import RAN, Scale, setting
 from repro.claims.protocol import Evidence, agreement, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.tolerances import MEMORY, TIME
 from repro.claims.values import pick, worst
-from repro.claims.works import CODE, OURS
+from repro.claims.works import OURS
 from repro.experiments.checkpointing.training_memory import HEADS, HIDDEN, PARAMETERS, SEQLEN
 
 
 @claim(
     "gradient accumulation",
     "activation memory falls as 1/n with n micro-batches",
-    CODE,
-    "section 3",
+    OURS,
     experiments=("training-memory",),
     shown="training_memory",
     overturn=(Scale(),),
@@ -89,8 +88,7 @@ def mixed_precision(frame: pandas.DataFrame) -> Finding:
 @claim(
     "optimiser on the host",
     "optimiser states leave the device: 4 bytes a parameter stay, 12 leave, 2 + 2 move a step",
-    CODE,
-    "section 2.2",
+    OURS,
     experiments=("training-memory",),
     shown="training_memory",
     overturn=(Scale(),),
@@ -122,6 +120,8 @@ def optimiser_on_the_host(frame: pandas.DataFrame) -> Finding:
     shown="training_memory",
     conditions="one core; the bandwidth is that of y += x on the same core",
     overturn=(Scale({"metric": "step_s"}),),
+    as_claimed=setting(lambda row: row["value"] / 1.6, metric="step_s", **RAN),
+    compared=False,
 )
 def optimiser_on_the_host_time(frame: pandas.DataFrame) -> Finding:
     timed = pick(frame, implementation="host-optimizer", source="measured").set_index("metric")
@@ -142,8 +142,6 @@ def optimiser_on_the_host_time(frame: pandas.DataFrame) -> Finding:
                 bound,
                 TIME,
                 Evidence.HARDWARE,
-                limits=2.0,
-                why="within twice the bound",
             )
         ],
     )

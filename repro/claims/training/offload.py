@@ -56,6 +56,8 @@ def steps(frame: pandas.DataFrame) -> pandas.DataFrame:
     shown="offload_crossover",
     conditions="an emulated link on a CPU",
     overturn=(Scale(),),
+    partial="times repeat within 40 % beside other programs, and one chain on one emulated "
+    "link was run",
 )
 def offload_crossover(frame: pandas.DataFrame) -> Finding:
     """Bytes, times and the crossover."""

@@ -175,7 +175,7 @@ def korthikanti_5x(frame: pandas.DataFrame) -> Finding:
     overturn=(
         Scale({"metric": "sent_bytes"}),
         Scale({"metric": "transport_bytes"}),
-        Scale({"metric": "max_error"}, 10),
+        Scale({"metric": "max_error"}, 10, only="up"),
     ),
 )
 def ring_attention(frame: pandas.DataFrame) -> Finding:

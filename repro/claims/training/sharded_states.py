@@ -6,8 +6,8 @@ import pandas
 
 from analysis.model_states import SCHEDULES, communication_volume
 from repro.claims import works
-from repro.claims.mutations import RAN, Scale, times
-from repro.claims.protocol import Evidence, Part, agreement
+from repro.claims.mutations import Scale
+from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.tolerances import MEMORY
 from repro.claims.values import pick, worst
@@ -110,15 +110,15 @@ def zero_volume(frame: pandas.DataFrame) -> Finding:
 
 
 @claim(
-    "ZeRO volume, torch P_os",
-    "torch's P_os (ZeroRedundancyOptimizer) moves what ZeRO says of P_os, 2Ψ",
-    ZERO,
-    "section 7",
+    "torch P_os volume",
+    "torch's P_os (ZeroRedundancyOptimizer) moves 3Ψ a step, where ZeRO says 2Ψ of P_os",
+    works.OURS,
     experiments=("several-ranks",),
     shown="sharded_states",
     conditions="says nothing of ZeRO's own code: torch's optimiser under DDP all-reduces "
     "every gradient before its owners broadcast; gloo ranks of a CPU",
-    as_claimed=times(2 / 3, metric="transport_bytes", implementation="torch-zero-1", **RAN),
+    overturn=(Scale({"implementation": "torch-zero-1", "metric": "transport_bytes"}),),
+    compared=False,
 )
 def zero_volume_torch_p_os(frame: pandas.DataFrame) -> Finding:
     table = per_parameter(frame)
@@ -137,14 +137,13 @@ def zero_volume_torch_p_os(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=f"{torch_volume}Ψ: {' + '.join(SCHEDULES['torch-zero-1'])}",
         measured=f"{of('torch-zero-1'):.2f}Ψ ({tool})" if known else NOT_MEASURED,
-        published="2Ψ",
         parts=[
-            Part(
-                what="elements sent over Ψ, ZeroRedundancyOptimizer",
-                value=of("torch-zero-1"),
-                high=2.05,
-                evidence=Evidence.OTHER,
-                form=".2f",
+            agreement(
+                "elements at the sockets over 3Ψ, ZeroRedundancyOptimizer",
+                of("torch-zero-1"),
+                torch_volume,
+                MEMORY,
+                Evidence.OTHER,
             )
         ],
     )
