@@ -23,7 +23,7 @@ from repro.claims import Claim, Evidence, Part, claim
 from repro.experiments.bytes.memory_hierarchy import CARDS, LATENCY, LEVELS, MEASURED, RATES
 
 EXPERIMENTS = ("memory-hierarchy", "gpu-ceilings", "ceiling")
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory-hierarchy.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "memory-hierarchy.md"
 OURS = "H200"
 NOT_MEASURED = "not measured"
 PUBLISHED = {"NVIDIA H100 SXM5": "H100", "NVIDIA A100": "A100"}

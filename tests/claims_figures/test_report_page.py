@@ -122,11 +122,11 @@ def test_the_report_opens_with_the_strip_of_verdicts_where_it_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gallery, "subject", lambda name: (gallery.OURS, name))
-    names = [*gallery.IN_README, page.STRIP]
+    names = [*gallery.CHOSEN, page.STRIP]
     opening = page.overview_section(dict.fromkeys(names, "0 0 4 3"), {gallery.OURS: names})
     large = opening[: opening.index('id="thumbnails"')]
     assert re.findall(r'<a href="#(\w+)"', large) == [
-        page.STRIP, *gallery.IN_README[: page.HEADLINES]
+        page.STRIP, *gallery.CHOSEN[: page.HEADLINES]
     ]  # fmt: skip
     assert opening.count("<li>") == len(names) + page.HEADLINES + 1
 
