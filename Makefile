@@ -74,7 +74,7 @@ FIGURES := $(basename $(notdir $(DRAWERS)))
 EXPERIMENTS := $(subst _,-,$(basename $(notdir $(filter-out repro/experiments/shared/%,$(wildcard repro/experiments/*/[a-z]*.py)))))
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
-THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)
+THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/claims/*.py repro/claims/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/*.* repro/*.py repro/measuring/*.py)
 
 # Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/measuring/quiet.py).

@@ -8,10 +8,9 @@ import pandas
 import pytest
 
 from analysis.decode import DecodeShape
-from figures.bytes import decode_bytes as figure
 from kernels import prebuild
 from kernels.launching.plan import Recorder
-from repro.claims import Verdict
+from repro.claims import Verdict, rows
 from repro.experiments import Cell
 from repro.experiments.bytes import decode_bytes as experiment
 from repro.experiments.gpu import gpu_decode
@@ -60,16 +59,14 @@ def timed(factor: float) -> pandas.DataFrame:
     [(1.05, Verdict.REPRODUCED), (1.2, Verdict.REPRODUCED), (2.0, Verdict.REFUTED)],
 )
 def test_a_measured_decode_time_is_judged_by_the_roofline(factor: float, verdict: Verdict) -> None:
-    (claim,) = [c for c in figure.verdicts(timed(factor)) if c.name == "decode time"]
+    claim = rows()["decode time"].judged(timed(factor))
     assert claim.verdict is verdict
     assert f"median {0.9 * factor:.2f}" in claim.measured
 
 
 def test_without_a_card_the_decode_time_is_not_tested() -> None:
     frame = timed(1.0)
-    (claim,) = [
-        c for c in figure.verdicts(frame[frame["source"] == "predicted"]) if c.name == "decode time"
-    ]
+    claim = rows()["decode time"].judged(frame[frame["source"] == "predicted"])
     assert claim.verdict is Verdict.NOT_TESTED
 
 

@@ -15,6 +15,7 @@ from analysis.padding import batches, draw, padded_share
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from figures.bytes import packed_sequences as figure
+from repro.claims import rows
 from repro.experiments import tidy
 from repro.experiments.bytes import packed_sequences as experiment
 
@@ -84,6 +85,6 @@ def test_the_figure_is_drawn_with_and_without_records() -> None:
     frame = tidy(figure.EXPERIMENTS)
     drawing = figure.draw(frame)
     assert set(drawing.table["source"]) == {"predicted", "measured"}
-    (claim,) = figure.verdicts(frame)
+    claim = rows()["packed sequences"].judged(frame)
     assert "worst +0.00%" in claim.measured
     assert figure.draw(frame.iloc[:0]).table.empty

@@ -9,6 +9,7 @@ import pytest
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from figures.bytes import sliding_window as figure
+from repro.claims import rows
 from repro.experiments import tidy
 from repro.experiments.bytes import sliding_window as experiment
 
@@ -27,6 +28,6 @@ def test_the_figure_is_drawn_with_and_without_records() -> None:
     frame = tidy(figure.EXPERIMENTS)
     drawing = figure.draw(frame)
     assert set(drawing.table["source"]) == {"predicted", "measured"}
-    (claim,) = figure.verdicts(frame)
+    claim = rows()["sliding window"].judged(frame)
     assert claim.measured.endswith("worst +0.00%; 2.00")
     assert figure.draw(frame.iloc[:0]).table.empty
