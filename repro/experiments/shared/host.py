@@ -1,9 +1,8 @@
-"""Runs one head of a cell on the host backend: counted bytes, error against float64, seconds."""
+"""Runs one head of a cell on the host backend: counted bytes, error against float64."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -25,18 +24,17 @@ GIVEN = dict.fromkeys(("flash", "flash-deterministic", "flash-split"), ("lse",))
 
 @dataclass(frozen=True)
 class HeadResult:
-    """Bytes per kernel and (tensor, direction), worst error and where, and seconds of emulation."""
+    """Bytes per kernel and (tensor, direction), worst error and where."""
 
     traffic: dict[str, dict[tuple[str, str], int]]
     max_abs_error: float
     error_of: str
-    seconds: float
 
 
 def run_one_head(cell: Cell, context: Context) -> HeadResult:
     """Execute the cell's pass for one batch item and one head, on N(0, 1) inputs.
 
-    A backward pass needs a forward pass first; only the pass of the cell is counted and timed.
+    A backward pass needs a forward pass first; only the pass of the cell is counted.
     """
     shape, algorithm = shape_of(cell), str(cell["implementation"])
     dtype, scale = shape.dtype, 1 / math.sqrt(shape.head_dim)
@@ -67,7 +65,6 @@ def run_one_head(cell: Cell, context: Context) -> HeadResult:
     if backwards:
         forward(None)
         backend.reset()
-    start = time.perf_counter()
     if backwards:
         attention.backward(
             backend, algorithm, *operands, array["dout"], stats, *gradients,
@@ -75,14 +72,13 @@ def run_one_head(cell: Cell, context: Context) -> HeadResult:
         )  # fmt: skip
     else:
         forward(tile_of(cell))
-    seconds = time.perf_counter() - start
 
     names = ("dq", "dk", "dv") if backwards else ("out",)
     right = reference(values, scale, shape.causal)
     errors = {n: float(np.abs(values[n][0, 0].astype(float) - right[n]).max()) for n in names}
     worst = max(errors, key=errors.__getitem__)
     traffic = {kernel: dict(entries) for kernel, entries in backend.traffic.items()}
-    return HeadResult(traffic, errors[worst], worst, seconds)
+    return HeadResult(traffic, errors[worst], worst)
 
 
 def reference(
@@ -126,8 +122,4 @@ def counted_traffic(
     yield record(
         cell, experiment=experiment, source="measured", tool="host backend against float64",
         metric="max_abs_error", unit="1", value=result.max_abs_error, note=result.error_of,
-    )  # fmt: skip
-    yield record(
-        cell, experiment=experiment, source="measured", tool="wall clock",
-        metric="emulation_s", unit="s", value=round(result.seconds, 3),
     )  # fmt: skip
