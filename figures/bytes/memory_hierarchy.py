@@ -193,7 +193,7 @@ def page(frame: pandas.DataFrame) -> str:
     parts = [
         "# The memory hierarchy, level by level\n\n"
         "Written by `make readme` from the committed records. Predicted: datasheets, units and "
-        "clocks (`analysis/hardware.py` has the origin of each). Measured: probes of "
+        "clocks (`analysis/gpus.toml` has the origin of each). Measured: probes of "
         "`kernels/beside/probes.cu` (`make measure EXPERIMENT=gpu-ceilings` on a GPU), before them "
         "PyTorch's copy and matrix product. The ridge is the tensor cores' rate over the level's "
         "bandwidth: a kernel with fewer FLOPs per byte of that level is bound by it. "

@@ -27,6 +27,7 @@ from analysis.loop_model.ampere import MACHINE
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import Machine
 from analysis.loop_model.program import Program, side_by_side
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from kernels.building.cache import digest, headers
@@ -204,11 +205,37 @@ def rounds_of(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
         yield from of_head
 
 
+def packed_rounds(pass_: str, tile: Tile, shape: AttentionShape, lengths: Lengths) -> Iterator[int]:
+    """Rounds of every block with rows, in the order they start: sequence after sequence, head
+    after head, under a mask a forward's longest first."""
+    for queries, keys in zip(lengths.queries, lengths.keys, strict=True):
+        rows, others = (queries, keys) if pass_ == "forward" else (keys, queries)
+        step = tile.block_m if pass_ == "forward" else tile.block_n
+        if others == 0:
+            yield from [0] * (-(-rows // step) * shape.heads)
+        elif rows:
+            yield from _of_sequence(pass_, tile, replace(shape, seqlen_q=queries, seqlen_k=keys))
+
+
+@cache
+def _of_sequence(pass_: str, tile: Tile, shape: AttentionShape) -> tuple[int, ...]:
+    return tuple(rounds_of(pass_, tile, shape))
+
+
+def walked(pass_: str, tile: Tile, shape: AttentionShape, lengths: Lengths | None) -> Iterator[int]:
+    """Rounds of every block in the order they start, of packed sequences too."""
+    if lengths is None:
+        return rounds_of(pass_, tile, shape)
+    return packed_rounds(pass_, tile, shape, lengths)
+
+
 @checked
-def clocks(kernel: Kernel, pass_: str, shape: AttentionShape, sms: int) -> float:
+def clocks(
+    kernel: Kernel, pass_: str, shape: AttentionShape, sms: int, lengths: Lengths | None = None
+) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as ``recorded``."""
     found = recorded(kernel)
-    return found.clocks(rounds_of(pass_, found.tile, shape), sms)
+    return found.clocks(walked(pass_, found.tile, shape, lengths), sms)
 
 
 @checked
@@ -220,12 +247,14 @@ def seconds(
     sms: int,
     hbm_bytes_per_s: float,
     clock: card.Clock,
+    lengths: Lengths | None = None,
 ) -> float:
     """Time of a pass: its main kernel, and around a backward two that only move bytes.
 
-    kernel: the main one. Raises LookupError when its clocks are not on record.
+    kernel: the main one. lengths: of packed sequences. Raises LookupError when its clocks are not
+    on record.
     """
-    main = clocks(kernel, pass_, shape, sms) / clock.hz
+    main = clocks(kernel, pass_, shape, sms, lengths) / clock.hz
     return main + seconds_around(pass_, shape, 1, hbm_bytes_per_s)
 
 

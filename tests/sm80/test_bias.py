@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import repro
 from analysis.hbm import compulsory_hbm
-from analysis.lower_bounds import bias_order, compulsory_bias_bytes, flash_order
+from analysis.lower_bounds import compulsory_bias_bytes
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.flash import bias_elements
 from analysis.traffic import predict_traffic
@@ -344,12 +344,3 @@ def test_no_prediction_is_below_the_bias_itself(sharing: tuple[int, int], causal
         assert stored.by_tensor()["bias", "read"] == again * least
         main = f"flash_{pass_}"
         assert compulsory_hbm(stored, shape, sharing).reads[main]["bias"] == least
-
-
-def test_a_bias_takes_the_fast_memory_out_of_the_bound() -> None:
-    n, d = 4096.0, 64.0
-    for m in (d * d, 16 * d * d, n * d):
-        assert n * n < bias_order(n, d, m) <= 2 * n * n
-        assert bias_order(n, d, m) == n * n + flash_order(n, d, m)
-    with pytest.raises(ValueError, match="d <= M <= N"):
-        bias_order(n, d, 2 * n * d)

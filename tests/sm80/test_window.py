@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 import repro
 from analysis.flops import executed_flops, pairs_in_blocks, useful_flops
-from analysis.hardware import A100_80GB, GPUS, H200, Gpu
+from analysis.hardware import H200
 from analysis.hbm import WAVES_ASKED, compulsory_hbm, predict_hbm
 from analysis.l2 import available
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
-from analysis.tiles import balanced_query_rows
 from analysis.traffic import predict_traffic
 from analysis.window import sides
 from kernels.launches import Device, launches_of
@@ -206,34 +205,3 @@ def test_the_module_has_the_options_of_the_function() -> None:
     )
     with pytest.raises(ValueError, match="window left=-1 is below 0"):
         repro.FlashAttention(window=(-1, 0))
-
-
-@pytest.mark.parametrize("gpu", [A100_80GB, H200], ids=lambda gpu: gpu.name)
-def test_a_window_has_a_best_query_tile_and_its_size_changes_nothing(gpu: Gpu) -> None:
-    """Exact sums at both ceilings, over all heights of a tile: the best is the balance."""
-    heights = np.arange(16, 400, 4)
-
-    def seconds(window: int, height: int) -> float:
-        shape = AttentionShape(1, 1, 96 * height, 96 * height, 64, causal=True, window=(window, 0))
-        tile, row = Tile(height, 1), shape.head_dim * shape.itemsize
-        flops = executed_flops(shape, tile, "forward") / gpu.fp16_tensor_flops
-        keys_and_values = 2 * tile_loop(shape, tile).key_rows_visited * row
-        assert gpu.l2_bandwidth_bytes_per_s is not None
-        return max(flops, keys_and_values / gpu.l2_bandwidth_bytes_per_s) / shape.seqlen_q
-
-    best = [
-        int(heights[np.argmin([seconds(window, int(height)) for height in heights])])
-        for window in (128, 512, 1024)
-    ]
-    assert all(abs(height - balanced_query_rows(gpu)) <= 4 for height in best), best
-    assert balanced_query_rows(gpu, itemsize=4) == 2 * balanced_query_rows(gpu)
-
-
-def test_a_balance_needs_a_bandwidth() -> None:
-    unknown = [gpu for gpu in GPUS.values() if gpu.l2_bandwidth_bytes_per_s is None]
-    for gpu in unknown:
-        with pytest.raises(ValueError, match=f"of {gpu.name} between L2 and the SMs is not known"):
-            balanced_query_rows(gpu)
-    assert unknown
-    with pytest.raises(ValueError, match="itemsize=0 is below 1"):
-        balanced_query_rows(H200, itemsize=0)

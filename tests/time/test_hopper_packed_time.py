@@ -13,7 +13,7 @@ from kernels.timing import hopper_packed_time, hopper_time
 from kernels.timing.followed_blocks import Form
 from kernels.timing.hopper_packed_time import EMPTY
 from repro.measuring.lengths import drawn
-from repro.prediction import predict
+from repro.prediction import NoTime, predict
 from repro.timing import packed_time
 
 each_form = pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_a_time_that_is_not_there_says_why(pass_: str, monkeypatch: pytest.Monke
     shape = lengths.packed_shape(AttentionShape(1, 16, 1, 1, 64, dtype="fp16"))
 
     def told(algorithm: str) -> str:
-        found = predict(algorithm, shape, pass_, H200, lengths=lengths).unpredicted
-        assert found is not None
-        return found
+        found = predict(algorithm, shape, pass_, H200, lengths=lengths).predicted
+        assert isinstance(found, NoTime)
+        return found.reason
 
     monkeypatch.setattr(hopper_packed_time, "digest_of", lambda *_: "another")
     assert "has changed: python -m kernels.timing.hopper_packed_time" in told("flash-sm90")

@@ -15,7 +15,7 @@ from kernels import hopper
 from kernels.building.compile import nvrtc_version
 from kernels.sass.code import find_nvdisasm
 from kernels.timing import followed_blocks, hopper_time
-from repro.prediction import PASSES, predict
+from repro.prediction import PASSES, NoTime, predict
 from repro.timing import flash3_comparison, round_clocks
 
 AGAIN = "the source is not the recorded one: run `python -m kernels.timing.hopper_time`"
@@ -122,10 +122,9 @@ def test_a_window_is_predicted_by_its_own_clocks() -> None:
 def test_features_without_a_record_are_named() -> None:
     point = predict("flash-sm90", shape_of(512, 64, True), "forward", "H200", waves=True,
                     softcap=True, alibi=True)  # fmt: skip
-    assert point.predicted_s is None
-    assert point.unpredicted is not None
+    assert isinstance(point.predicted, NoTime)
     assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (
-        point.unpredicted
+        point.predicted.reason
     )
 
 
@@ -186,12 +185,15 @@ def test_clocks_of_another_source_are_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_kernels_that_differ_are_not_predicted_by_their_form() -> None:
     shape = shape_of(1024, 64, False)
     fixed = predict("flash-sm90-deterministic", shape, "backward", "H200", waves=True)
-    assert fixed.predicted_s is None
-    assert fixed.unpredicted is not None
-    assert "blocks wait for the additions of other blocks" in fixed.unpredicted
-    older = predict("flash", shape, "forward", "H200", waves=True)
-    assert older.predicted_s is None
-    assert older.unpredicted is None
+    assert isinstance(fixed.predicted, NoTime)
+    assert "blocks wait for the additions of other blocks" in fixed.predicted.reason
+    older, newer = (
+        predict(name, shape, "forward", "H200", waves=True).predicted_s
+        for name in ("flash", "flash-sm90")
+    )
+    assert newer is not None
+    assert older is not None, "it has the sm_80 kernels' own clocks"
+    assert older > newer
 
 
 def test_passes_that_algorithms_share_have_one_time() -> None:
