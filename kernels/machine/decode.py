@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from analysis.files import cache_dir
 from kernels.building.cache import digest, read_checked, write_checked
 from kernels.machine import operands as ops
 from kernels.machine.operands import NotUnderstoodError, Operand
 from kernels.machine.table import OPCODES, SPECIAL_REGISTERS, TYPES, WHOLE_TYPES, Opcode
 from kernels.sass.code import MISSING, find_nvdisasm
-from analysis.files import cache_dir
 
 DST, OUT0, OUT1, A, B, C, IN0, IN1, MEM, EXTRA, SLOTS = range(11)
 GUARD_NEGATED, GUARD_UNIFORM = 1, 2
@@ -152,8 +152,6 @@ def _decode(line: Line, resolve: Callable[[str], int]) -> Decoded:
     if opcode.numbers == "half":
         tokens = _pair_immediates(tokens, "BF16_V2" in modifiers)
     read = [ops.read(token, opcode.numbers, resolve) for token in tokens]
-    if name in ("FSEL", "SEL"):
-        pass
     slots = _assign(opcode, read)
     _refine(name, mod, slots)
     target = slots[B].value if name in ("CALL", "BSSY") else -1
@@ -250,8 +248,6 @@ def _refine(name: str, mod: list[int], slots: list[Operand]) -> None:
         slots[B].value = 16 * slots[B].value  # the function's own address
     if name == "BRX":
         slots[B] = slots[EXTRA]
-    if name == "BMOV" and slots[DST].kind == ops.NONE:
-        slots[A], slots[B] = slots[A], slots[B]
     if name == "ATOMS" and mod[0] == 10 and slots[DST].reg != ops.ZERO:
         raise NotUnderstoodError("POPC.INC that returns something")
     for operand in slots:
@@ -265,7 +261,7 @@ def _pair_immediates(tokens: list[str], bf16: bool) -> list[str]:
     at = 0
     while at < len(tokens):
         here = tokens[at]
-        if ops._DECIMAL.match(here) and at + 1 < len(tokens) and ops._DECIMAL.match(tokens[at + 1]):
+        if ops.DECIMAL.match(here) and at + 1 < len(tokens) and ops.DECIMAL.match(tokens[at + 1]):
             high, low = (ops.half_bits(text, bf16) for text in tokens[at : at + 2])
             found.append(f"0x{high << 16 | low:x}")
             at += 2
@@ -342,9 +338,7 @@ _TYPED: dict[str, Callable[[list[str], list[int]], list[str]]] = {
 # ---- branches and products
 
 
-def _branch(
-    line: Line, modifiers: list[str], rest: str, resolve: Callable[[str], int]
-) -> Decoded:
+def _branch(line: Line, modifiers: list[str], rest: str, resolve: Callable[[str], int]) -> Decoded:
     read = [ops.read(token, "int", resolve) for token in ops.split(rest)]
     slots = [Operand() for _ in range(SLOTS)]
     mod = [0] * 8

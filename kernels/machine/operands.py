@@ -16,9 +16,13 @@ PARTS = {
 }  # fmt: skip
 
 _NAME = re.compile(r"^(UR|R|UP|P)(\d+|Z|T)((?:\.\w+)*)$")
-_CONSTANT = re.compile(r"^c\[(0x[0-9a-f]+)\]\[(?:(U?R\d+|U?RZ)(?:\+?(-?0x[0-9a-f]+))?|(-?0x[0-9a-f]+))\]((?:\.\w+)*)$")
+_CONSTANT = re.compile(
+    r"^c\[(0x[0-9a-f]+)\]"
+    r"\[(?:(U?R\d+|U?RZ)(?:\+?(-?0x[0-9a-f]+))?|(-?0x[0-9a-f]+))\]((?:\.\w+)*)$"
+)
+
 _HEX = re.compile(r"^-?0x[0-9a-f]+$")
-_DECIMAL = re.compile(r"^[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|INF|QNAN|SNAN|NAN)$", re.I)
+DECIMAL = re.compile(r"^[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|INF|QNAN|SNAN|NAN)$", re.I)
 
 
 class NotUnderstoodError(ValueError):
@@ -83,7 +87,7 @@ def read(text: str, numbers: str, resolve: Callable[[str], int]) -> Operand:
     """
     text = text.strip()
     flags = 0
-    while text[:1] in ("-", "~", "!", "|") and not _HEX.match(text) and not _DECIMAL.match(text):
+    while text[:1] in ("-", "~", "!", "|") and not _HEX.match(text) and not DECIMAL.match(text):
         sign, text = text[0], text[1:]
         flags |= {"-": NEGATED, "~": INVERTED, "!": NOT, "|": ABSOLUTE}[sign]
         if sign == "|":
@@ -98,7 +102,7 @@ def read(text: str, numbers: str, resolve: Callable[[str], int]) -> Operand:
         if numbers == "double":
             value = (value & 0xFFFFFFFF) << 32
         return Operand(IMMEDIATE, flags=flags, value=value)
-    if _DECIMAL.match(text):
+    if DECIMAL.match(text):
         if numbers == "int":
             return Operand(IMMEDIATE, flags=flags, value=int(text))
         bits = double_bits(text) if numbers == "double" else float_bits(text)

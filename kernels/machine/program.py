@@ -1,7 +1,7 @@
 """Run compiled kernels of anyone, here, without a GPU: results, and what they moved.
 
-    from kernels.machine import load
-    counts = load("kernel.cubin").launch("name", grid=(4, 1, 1), threads=128, args=[x, y, np.int32(n)])
+from kernels.machine import load
+counts = load("kernel.cubin").launch("name", grid=(4, 1, 1), threads=128, args=[x, y, np.int32(n)])
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Program:
             exact_products=int(products == "exact"), mufu=MUFU.index(mufu),
             adversarial=int(adversarial), seed=seed + 1, step_limit=step_limit,
             stop=ctypes.addressof(stop), chosen=None if chosen is None else chosen.ctypes.data,
-            dynamic_shared=shared_bytes, map_base=BANK_BASE,
+            dynamic_shared=shared_bytes, map_base=BANK_BASE - elf.FIRST_PARAMETER[architecture],
         )  # fmt: skip
         for axis in range(3):
             native_arguments.grid[axis] = grid[axis]
@@ -300,13 +300,21 @@ def _pack(decoded: list[Decoded]) -> np.ndarray:
         row["address"], row["target"], row["index"] = d.address, d.target, k
         row["mod"] = [value & 0xFF for value in d.mod]
         for slot, o in enumerate(d.slots):
-            row["o"][slot] = (o.kind, o.reg, o.flags, o.part, o.ureg, o.bank, o.scale, o.wide, o.value)
+            row["o"][slot] = (
+                o.kind,
+                o.reg,
+                o.flags,
+                o.part,
+                o.ureg,
+                o.bank,
+                o.scale,
+                o.wide,
+                o.value,
+            )
     return packed
 
 
-def _run(
-    arguments: native.LaunchArguments, failure: native.Failure, stop: ctypes.c_int
-) -> int:
+def _run(arguments: native.LaunchArguments, failure: native.Failure, stop: ctypes.c_int) -> int:
     """In a thread of its own, so that Ctrl-C reaches this one."""
     status = [0]
 

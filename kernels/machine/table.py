@@ -4,7 +4,7 @@ The one place that says so: the decoder refuses what is not here, and the page
 ``docs/pages/machine-code.md`` is made from it.
 
 An operand pattern is a word of letters. ``d`` target register, ``p`` target predicate, ``a`` ``b``
-``c`` sources, ``q`` predicate that comes in, ``m`` and ``x`` addresses, ``s`` and ``t`` immediates,
+``c`` sources, ``q`` predicate that comes in, ``m`` ``x`` addresses, ``s`` ``t`` immediates,
 ``L`` label, ``B`` convergence barrier, ``S`` special register, ``-`` ignored. ``?`` behind a letter:
 may be missing. The first pattern that fits counts.
 """
@@ -117,10 +117,6 @@ _INTEGER = {
     "BMSK": Opcode("BMSK", ("dab",), {"W": {0: 1}, "C": IGNORED}, source=_NAK),
     "SGXT": Opcode("SGXT", ("dab",), {"U32": {0: 1}, "W": {1: 1}}, source=_NAK),
     "IMNMX": Opcode("IMNMX", ("dabq",), {"U32": {0: 1}, "S32": IGNORED}),
-    "P2R": Opcode(
-        "P2R", ("d-ab",), {"B0": {0: 0}, "B1": {0: 1}, "B2": {0: 2}, "B3": {0: 3}}, source=_NOTES
-    ),
-    "R2P": Opcode("R2P", ("-ab",), source=_NOTES),
 }  # fmt: skip
 
 _OTHER_INTEGER = {
@@ -129,7 +125,9 @@ _OTHER_INTEGER = {
     "IABS": Opcode("IABS", ("da",)),
     "VIMNMX": Opcode("IMNMX", ("dabq",), {"U32": {0: 1}, "S32": IGNORED, "RELU": {2: 1}}),
     "VIMNMX3": Opcode("IMNMX", ("dabcqq?",), {"U32": {0: 1}, "RELU": {2: 1}}, {1: 2}),
-    "VIADDMNMX": Opcode("IMNMX", ("dabcq",), {"U32": {0: 1}, "RELU": {2: 1}}, {1: 1}, source=_NOTES),
+    "VIADDMNMX": Opcode(
+        "IMNMX", ("dabcq",), {"U32": {0: 1}, "RELU": {2: 1}}, {1: 1}, source=_NOTES
+    ),
     "IDP": Opcode(
         "IDP", ("dabc",), {"4A": {0: 4}, "S8": IGNORED, "U8": IGNORED}, source="PTX ISA (dp4a)"
     ),
@@ -142,16 +140,13 @@ _OTHER_INTEGER = {
     ),
     "R2UR": Opcode("R2UR", ("da", "pda"), source=_NOTES),
     "ELECT": Opcode("ELECT", ("pd-",), source=_NOTES),
-    "UP2UR": Opcode("P2R", ("d-ab",), source=_NOTES),
 }  # fmt: skip
-del _INTEGER["P2R"], _INTEGER["R2P"]
 _OTHER_INTEGER |= {
     "P2R": Opcode(
         "P2R", ("d-ab",), {"B0": {0: 0}, "B1": {0: 1}, "B2": {0: 2}, "B3": {0: 3}}, source=_NOTES
     ),
     "R2P": Opcode("R2P", ("-ab",), source=_NOTES),
 }
-del _OTHER_INTEGER["UP2UR"]
 
 _FLOAT = {
     "FADD": Opcode("FADD", ("dab",), _FLOAT_MODS, numbers="float"),
@@ -181,7 +176,6 @@ _FLOAT = {
     ),
     "F2I": Opcode("F2I", ("da",), {**_values(2, *_WHOLE), "NTZ": {3: 1}, "FTZ": {4: 1}},
                   numbers="float"),
-    "F2IP": Opcode("F2I", ("da",), {}),
     "I2F": Opcode("I2F", ("da",), _values(2, *_ROUNDING)),
     "I2FP": Opcode("I2F", ("da",), _values(2, *_ROUNDING)),
     "HADD2": Opcode("HADD2", ("dab",), _HALF_MODS, numbers="half"),
@@ -199,7 +193,6 @@ _FLOAT = {
         numbers="float", source=f"{_NAK} (order of the halves), PTX ISA",
     ),
 }  # fmt: skip
-del _FLOAT["F2IP"]
 
 _MEMORY = {
     "LDG": Opcode("LDG", ("dm", "pdm"), _SIZES),
@@ -231,9 +224,7 @@ _MEMORY = {
     "STSM": Opcode("STSM", ("ma",), {"16": IGNORED, "M88": {0: 1}, "MT88": {0: 1, 1: 1},
                                      "2": {0: 2}, "4": {0: 4}}),
     "MOVM": Opcode("MOVM", ("da",), {"16": IGNORED, "MT88": IGNORED}),
-    "QSPC": Opcode("QSPC", ("p-m",), {"E": IGNORED, "S": {0: 0}, "L": {0: 1}, "G": {0: 2}}),
 }  # fmt: skip
-del _MEMORY["QSPC"]
 
 _CONTROL = {
     "BRA": Opcode("BRA", ("qL", "L")),
@@ -337,4 +328,6 @@ SPECIAL_REGISTERS = (
 """In the order of ``native/control.hpp``."""
 
 TYPES = {"F32": 0, "F64": 1, "F16": 2, "BF16": 3}
-WHOLE_TYPES = {name: k for k, name in enumerate(("S32", "U32", "S64", "U64", "S16", "U16", "S8", "U8"))}
+WHOLE_TYPES = {
+    name: k for k, name in enumerate(("S32", "U32", "S64", "U64", "S16", "U16", "S8", "U8"))
+}

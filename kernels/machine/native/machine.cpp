@@ -16,7 +16,7 @@
     X(HMNMX2) X(HSETP2) X(HSET2) X(F2FP) X(LDG) X(STG) X(LDS) X(STS) X(LDL) X(STL) X(LD) X(ST)    \
     X(LDC) X(LDGSTS) X(LDGDEPBAR) X(DEPBAR) X(ATOMG) X(ATOM) X(ATOMS) X(LDSM) X(STSM) X(MOVM)     \
     X(HMMA) X(BRA) X(BRX) X(CALL) X(RET) X(EXIT) X(BSSY) X(BSYNC) X(BREAK) X(WARPSYNC) X(BAR)     \
-    X(B2R) X(S2R) X(BRA_DIV) X(BRA_ANY) X(KILL) X(BMOV_TO) X(BMOV_FROM) X(LEPC) X(YIELD) X(QSPC)  \
+    X(B2R) X(S2R) X(BRA_DIV) X(BRA_ANY) X(KILL) X(BMOV_TO) X(BMOV_FROM) X(LEPC) X(YIELD)          \
     X(SYNCS) X(UTMALDG) X(UTMASTG) X(UBLKCP) X(UTMACMDFLUSH) X(HGMMA) X(WARPGROUP) X(FENCE_ASYNC) \
     X(SETMAXREG) X(PREEXIT) X(ARRIVES)
 
@@ -142,14 +142,6 @@ static After step(Warp& w, const Instruction& i) {
             w.groups[w.current].pc++;
             settle(w);
             return After::MOVED;
-        case OP_QSPC: {
-            u32 s[LANES];
-            const u32* high = raw(w, i.o[A], s, 1);
-            u32 in_shared = lanes_where([&](int l) { return high[l] == SHARED_WINDOW >> 32; });
-            u32 in_local = lanes_where([&](int l) { return high[l] == LOCAL_WINDOW >> 32; });
-            put_predicate(w, i.o[OUT0], i.mod[0] == 0 ? in_shared : i.mod[0] == 1 ? in_local : ~(in_shared | in_local));
-            break;
-        }
         case OP_BMOV_TO: {  // a register into a convergence barrier
             u32 s[LANES];
             const u32* a = raw(w, i.o[A], s);
@@ -248,6 +240,9 @@ static bool run_warp(Warp& w, u64 slice) {
     const LaunchArguments& l = *m.launch;
     release_from_barriers(w);
     bool any = false;
+    u64 first = w.steps;
+    i64 tried = w.tried;
+    w.tried = -1;
     for (u64 k = 0; k < slice && !w.done; k++) {
         if (!choose_group(w)) break;
         Group& g = w.groups[w.current];
@@ -274,7 +269,9 @@ static bool run_warp(Warp& w, u64 slice) {
         if (after == After::ENDS_SLICE) {
             if (i.op == OP_SYNCS) {
                 w.groups[w.current].pc = before + 1;
-                any |= w.progressed;
+                // Once around the same wait and nothing else is no progress.
+                if (tried == i64(before) && w.steps - first < 16) any = false;
+                w.tried = before;
             } else {
                 any = true;
             }

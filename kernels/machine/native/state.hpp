@@ -165,6 +165,7 @@ struct Warp {
     u64 steps = 0;
     bool done = false;
     bool progressed = false;
+    i64 tried = -1;  // the wait that failed last, an instruction's index
     u32 active = 0;  // threads of the instruction at hand
     u32 group_mask = 0;
     std::vector<u8> local;
