@@ -9,11 +9,9 @@ digest of the source. Minutes; needs NVRTC, nvdisasm and a C compiler, no GPU.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,18 +31,18 @@ from kernels.launches import Device, launches_of
 from kernels.launching import plan
 from kernels.sass import loops
 from kernels.sass.operands import Launch
+from kernels.timing import records
 from kernels.timing.ampere_time import (
-    COLUMN,
     PASSES,
     ROUNDS,
     SHARED_ROUNDS,
-    Recorded,
     digest_of,
     follow,
     walked,
 )
 from kernels.timing.followed_blocks import BEFORE, code_of, dtype_of, launch_of
 from kernels.timing.hopper_time import Features, featured, options_of, seconds_around
+from kernels.timing.records import Recorded, clock_columns
 
 ARCH = "sm_90"
 DEVICE = Device("90", H200.shared_bytes_per_block, H200.sms)
@@ -150,15 +148,9 @@ def followed(kind: Kind, rounds: int) -> Program:
     return loops.program(code_of(kind.config.kernel(), ARCH), _launch(kind, rounds))
 
 
-@cache
-def _rows() -> dict[str, dict[str, str]]:
-    with LINES.open(encoding="utf-8") as file:
-        return {row["digest"]: row for row in csv.DictReader(file)}
-
-
 def recorded(kernel: Kernel) -> Recorded:
     """What is on record of a kernel; LookupError for another form or state of its source."""
-    row = _rows().get(digest_of(kernel))
+    row = records.find(LINES, digest=digest_of(kernel))
     if row is None:
         raise LookupError(
             f"no clocks in {LINES.name} for this {kernel.entry}: "
@@ -182,6 +174,7 @@ def seconds(
     kernel: the main one. lengths: of packed sequences. Raises LookupError as ``recorded``.
     """
     found = recorded(kernel)
+    assert found.tile is not None
     clocks = found.clocks(walked(pass_, found.tile, shape, lengths), sms)
     return clocks / clock.hz + seconds_around(pass_, shape, 1, hbm_bytes_per_s)
 
@@ -199,26 +192,25 @@ def on_h200(
     )  # fmt: skip
 
 
+def _record() -> Iterator[dict[str, object]]:
+    for kind in kinds():
+        config = kind.config
+        programs = {n: followed(kind, n) for n in lengths_of(kind)}
+        blocks = config.fit(H200).blocks_per_sm
+        yield {
+            "pass": kind.pass_, "head_dim": kind.head_dim, "causal": kind.causal,
+            "options": kind.name, "block_m": config.tile.block_m,
+            "block_n": config.tile.block_n, "nvrtc": nvrtc_version(),
+            "digest": digest_of(config.kernel()),
+            **follow(programs, SHARED_ROUNDS, blocks, hopper_warps.MACHINE),
+        }  # fmt: skip
+
+
 def main() -> None:
     """Records the clocks of every kind. Minutes."""
     columns = ("pass", "head_dim", "causal", "options", "block_m", "block_n", "nvrtc", "digest",
-               "blocks_per_sm", "slowdown", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
-    with LINES.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for kind in kinds():
-            config = kind.config
-            programs = {n: followed(kind, n) for n in lengths_of(kind)}
-            blocks = config.fit(H200).blocks_per_sm
-            writer.writerow({
-                "pass": kind.pass_, "head_dim": kind.head_dim, "causal": kind.causal,
-                "options": kind.name, "block_m": config.tile.block_m,
-                "block_n": config.tile.block_n, "nvrtc": nvrtc_version(),
-                "digest": digest_of(config.kernel()),
-                **follow(programs, SHARED_ROUNDS, blocks, hopper_warps.MACHINE),
-            })  # fmt: skip
-            file.flush()
-    _rows.cache_clear()
+               "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
+    records.write(LINES, columns, _record())
 
 
 if __name__ == "__main__":

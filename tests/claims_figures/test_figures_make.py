@@ -37,6 +37,7 @@ case "$2 $3" in
         for e in csv png svg $FORMATS; do echo "$f" > "$out/$f.$e"; done
     done
     [ -z "$verdicts" ] || echo table > "$out/verdicts.md" ;;
+"figures report") echo report > "$out/report.html" ;;
 "figures verdicts") echo table > "$out/verdicts.md" ;;
 esac
 """
@@ -95,6 +96,20 @@ def test_each_generator_runs_once_and_a_second_make_does_nothing(tree: Path, job
     }  # fmt: skip
     assert make(tree, jobs, "figures") == (0, [])
     assert make(tree, "--question", "figures") == (0, [])
+
+
+def test_long_experiments_are_measured_first(tree: Path) -> None:
+    """So no core waits for another's last job."""
+    seconds = {"short": "3", "long_one": "120", "middle": "7.5"}
+    for name, value in seconds.items():
+        path = tree / f"repro/experiments/some/{name}.py"
+        path.write_text(f"EXPERIMENT = Experiment(\n    seconds={value},\n)\n")
+    (tree / "figures/some/first.py").write_text('EXPERIMENTS = ("short", "long-one", "middle")\n')
+    age(tree)
+    assert make(tree, "-j1", "figures")[0] == 0
+    calls = (tree / "calls.log").read_text().split("\n")
+    asked = [call.split()[-1] for call in calls if "measure" in call]
+    assert asked == ["long-one", "middle", "short"]
 
 
 def test_one_figure_makes_just_what_it_needs(tree: Path) -> None:
@@ -203,6 +218,29 @@ def test_make_and_python_know_the_same_styles_formats_and_variables() -> None:
     assert set(listed("SETTINGS")) == read - made - {"MAKE", "MAKEFLAGS", "REPRO_FIGURES"}
     described = set(re.findall(r"\b([A-Z_]+)=", text.partition("PYTHON ?=")[0]))
     assert described <= set(listed("SETTINGS"))
+
+
+def test_the_report_is_made_from_what_has_changed(tree: Path) -> None:
+    assert make(tree, "report") == (0, sorted([*ALL, "-m figures report"]))
+    assert make(tree, "report") == (0, [])
+    age(tree)
+    (tree / "results" / "card" / "other-records.jsonl").touch()
+    status, calls = make(tree, "report")
+    assert status == 0
+    assert "-m figures report" in calls
+
+
+def test_help_lists_every_target_that_is_for_users(tree: Path) -> None:
+    done = subprocess.run(
+        ["make", "NO_VENV=1", "PYTHON=./python", "help"],
+        cwd=tree, capture_output=True, text=True, check=True, env=without_make(),
+    )  # fmt: skip
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    targets = set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)[0].split())
+    described = set(re.findall(r"make ([a-z-]+)", done.stdout))
+    assert described <= targets
+    authors = {"again", "lock", "readme", "record", "audit", "mutations"}
+    assert targets - described <= authors
 
 
 def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:

@@ -13,7 +13,7 @@ from analysis.tile_loop import tile_loop
 from kernels.building.compile import nvrtc_version
 from kernels.launches import AUTO, launches_of
 from kernels.sass.code import find_nvdisasm
-from kernels.timing import sm80_on_hopper
+from kernels.timing import records, sm80_on_hopper
 from kernels.timing.ampere_time import (
     PASSES,
     SHARED_ROUNDS,
@@ -76,7 +76,7 @@ def test_the_page_s_ratios_are_the_model_s() -> None:
 
 
 def test_the_recorded_clocks_are_of_this_source() -> None:
-    rows = sm80_on_hopper._rows()
+    rows = [row["digest"] for row in records.rows(sm80_on_hopper.LINES)]
     digests = [digest_of(kind.config.kernel()) for kind in sm80_on_hopper.kinds()]
     assert len(set(digests)) == len(digests)
     assert set(digests) == set(rows), AGAIN
