@@ -3,10 +3,10 @@
 The one place that says so: the decoder refuses what is not here, and the page
 ``docs/pages/machine-code.md`` is made from it.
 
-An operand pattern is a word of letters. ``d`` target register, ``p`` target predicate, ``a`` ``b``
-``c`` sources, ``q`` predicate that comes in, ``m`` ``x`` addresses, ``s`` ``t`` immediates,
-``L`` label, ``B`` convergence barrier, ``S`` special register, ``-`` ignored. ``?`` behind a letter:
-may be missing. The first pattern that fits counts.
+An operand pattern is a word of letters. ``d`` target register, ``p`` target predicate, ``a``
+``b`` ``c`` sources, ``q`` predicate that comes in, ``m`` ``x`` addresses, ``s`` ``t`` immediates,
+``L`` label, ``B`` convergence barrier, ``S`` special register, ``-`` ignored. ``?`` behind a
+letter: may be missing. The first pattern that fits counts.
 """
 
 from __future__ import annotations
