@@ -17,6 +17,7 @@ from tabulate import tabulate
 from figures.common import module, names
 from repro import claims
 from repro.claims import Claim, Evidence, Origin, Verdict
+from repro.claims.tolerances import EXPONENT, TABLE
 from repro.measuring.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -28,8 +29,8 @@ HEADLINES = (
     "FA-1 Fig. 2 middle",
     "FA-1 Fig. 2 left, flash",
     "FA-1 20x memory",
-    "FA-1 Fig. 3 left",
-    "Chen Fig. 5",
+    "Rabe & Staats, inference",
+    "Chen Fig. 7",
     "K2",
 )
 #: The numbers that a cell begins with, and their unit: "2.1, 2.6, 2.9x", "0.40 to 0.46", "4.43 GB".
@@ -110,6 +111,10 @@ def cells(row: Claim) -> dict[str, str]:
         "what would overturn it": row.falsifier,
         "conditions": row.unlike or "like for like",
         "chosen after seeing the data": row.chosen or "nothing",
+        "consistent at most": row.other,
+        "within limits at most": row.partial,
+        "a test would take": row.needs,
+        "prediction": "decides as well" if row.compared else "none on record decides",
         "recheck": row.command,
     }
 
@@ -231,42 +236,76 @@ def start_page(readme: str, page: str) -> str:
 
 
 def claims_page(rows: Sequence[Claim]) -> str:
-    """``docs/claims.md``: a table for each origin, then every claim with all that is known."""
+    """``docs/claims.md``: an index of all claims, and what is limited, refuted or not tested."""
     parts = [
         "# Every claim, judged",
         untimed(),
-        "Written by `make readme` from the committed records. A verdict is computed from the "
-        "ranges that the last column of each table names; a claim with several parts is as good "
-        "as its weakest, and one whose coefficients were chosen after seeing the numbers is at "
-        "most consistent. *Predicted* is a formula or a simulation, and no evidence. What was run, "
-        "ran on the machine that *measured* and *conditions* name: bytes that were executed and "
-        "counted on the host are those at the SM boundary, and say nothing about HBM or time.",
-        _github(["verdict", "claims", "meaning"],
-                [[f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
-                 for v in reversed(Verdict)]),
+        "Written by `make readme` from the committed records; `python -m repro judge NAME` says "
+        "all of one claim, and `make docs` builds a page with all of them. A verdict is computed "
+        "from ranges that follow from the kind of quantity (the last table), and a claim with several "
+        "numbers is as good as its weakest. What was run, ran on the machine that *found* names: "
+        "bytes that were executed and counted on the host are those at the SM boundary, and say "
+        "nothing about HBM or time. Rows of an H200 can be judged anew only on such a card, and "
+        "four experiments of it (`fig1-right`, `fig3-memory`, `fig3-runtime`, `l2-absorption`) are "
+        "records of runs that this repository cannot repeat.",
+        _github(
+            ["verdict", "claims", "meaning"],
+            [
+                [f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
+                for v in reversed(Verdict)
+            ],
+        ),
         "Evidence, the strongest kind first: " + "; ".join(Evidence) + ".",
-    ]  # fmt: skip
+    ]
     for origin, title in TITLES.items():
-        group = [row for row in rows if row.origin is origin]
-        columns = ["claim", "what it says", "source", "evidence", "verdict",
-                   "what would overturn it"]  # fmt: skip
-        lines = []
-        for row in group:
-            words = cells(row)
-            words["claim"] = f"[{row.name}](#{anchor(row.name)})"
-            words["verdict"] = f"**{row.verdict}**"
-            lines.append([words[c] for c in columns])
-        parts += [f"## {title}", _github(columns, lines)]
-    parts.append("## Each claim in full")
+        lines = [
+            [f'<a id="{anchor(r.name)}"></a>{r.name}', r.statement, f"**{r.verdict}**", r.evidence]
+            for r in rows
+            if r.origin is origin
+        ]
+        parts += [f"## {title}", _github(["claim", "what it says", "verdict", "evidence"], lines)]
+    for title, verdict in (
+        ("Refuted", Verdict.REFUTED),
+        ("Reproduced within limits", Verdict.WITHIN_LIMITS),
+    ):
+        lines = [
+            [r.name, r.findings, r.partial or r.unlike or "like for like"]
+            for r in rows
+            if r.verdict is verdict
+        ]
+        parts += [f"## {title}", _github(["claim", "found", "conditions"], lines)]
+    needed = [[r.name, r.needs or "records: see `python -m repro judge`"] for r in rows
+              if r.verdict is Verdict.NOT_TESTED]  # fmt: skip
+    parts += ["## Not tested", _github(["claim", "a test would take"], needed)]
+    parts += ["## How far a number may be off", tolerance_table()]
+    return "\n\n".join(parts) + "\n"
+
+
+def tolerance_table() -> str:
+    """The ranges by kind of quantity (``repro.claims.tolerances``)."""
+    lines = [
+        [
+            kind.kind,
+            f"{kind.share:g}" if kind is EXPONENT else f"{kind.share:.1%}",
+            "-" if kind.factor is None else f"a factor of {kind.factor:g}",
+            kind.because,
+        ]
+        for kind in TABLE
+    ]
+    return _github(["kind", "agrees within", "within limits", "because"], lines)
+
+
+def full_page(rows: Sequence[Claim]) -> str:
+    """Every claim with all that is known, for the site."""
+    parts = ["# Each claim in full"]
     for row in rows:
         words = cells(row)
         details = [
-            f"- {name}: `{words[name]}`" if name == "recheck" else f"- {name}: {words[name]}"
-            for name in ("source", "predicted", "measured", "published", "evidence", "found",
-                         "conditions", "chosen after seeing the data", "what would overturn it",
-                         "recheck")
-        ]  # fmt: skip
-        parts += [f"### {row.name}", f"{row.statement}: **{row.verdict}**.", "\n".join(details)]
+            f"- {name}: `{word}`" if name == "recheck" else f"- {name}: {word}"
+            for name, word in words.items()
+            if name not in ("claim", "what it says", "verdict") and word not in ("", "-")
+        ]
+        parts += [f"## {row.name}", f"{row.statement}: **{row.verdict}**.", "\n".join(details)]
     return "\n\n".join(parts) + "\n"
 
 

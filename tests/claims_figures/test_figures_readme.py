@@ -10,6 +10,7 @@ from figures import __main__ as command
 from figures import common, gallery, verdict_table
 from figures.bytes import memory_hierarchy
 from repro import claims
+from repro.claims import Verdict, tolerances
 from repro.experiments import tidy
 from repro.measuring.records import record
 
@@ -45,15 +46,21 @@ def test_the_first_screen_says_that_our_kernels_are_untimed_while_they_are(monke
     assert verdict_table.untimed() == "Our kernels have been timed on: NVIDIA H200."
 
 
-def test_every_row_of_the_page_says_what_would_overturn_it_and_the_readme_links_to_it():
+def test_every_row_is_in_the_index_and_the_readme_links_to_it():
     rows = committed()
-    page = verdict_table.claims_page(rows)
+    page, whole = verdict_table.claims_page(rows), verdict_table.full_page(rows)
     for row in rows:
-        assert f"### {row.name}\n" in page
-        assert f"(#{verdict_table.anchor(row.name)})" in page
-        assert row.falsifier.replace("|", "\\|") in page
+        assert f'<a id="{verdict_table.anchor(row.name)}"></a>' in page
+        assert f"## {row.name}\n" in whole
+        assert row.falsifier in whole
+        assert (row.findings.replace("|", "\\|") in page) == (
+            row.verdict in (Verdict.REFUTED, Verdict.WITHIN_LIMITS)
+        )
+        assert not row.needs or row.needs in page
     for title in verdict_table.TITLES.values():
         assert f"## {title}\n" in page
+    for kind in tolerances.TABLE:
+        assert f"| {kind.kind} |" in page
     assert verdict_table.latex(rows).isascii()  # every sign in them has a command
     first = verdict_table.headlines(rows)
     assert len(first.splitlines()) == 2 + len(verdict_table.HEADLINES)

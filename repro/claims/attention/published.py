@@ -163,7 +163,7 @@ def _card(name: str, device: str, head_dim: float, low: float, high: float, figu
         shown="fa1_fig5_8_speedup",
         conditions="read off the figure, within 0.02; with mask, N >= 512",
         compared=False,
-        overturn=(Scale({"device": device}, 2, source="published"),),
+        overturn=(Scale({"device": device}, 2.4, source="published"),),
     )
     def card(frame: pandas.DataFrame) -> Finding:
         rows = pick(frame, source="published", metric="speedup", device=device, key_mask=True)

@@ -35,8 +35,11 @@ def attention_step_bytes(frame: pandas.DataFrame) -> pandas.DataFrame:
     shown="checkpoint_attention",
     conditions="passes and the step under torch's checkpoint executed and counted on "
     "the host, at the SM boundary",
-    overturn=(Scale({"pass": "forward"}), Scale({"pass": "step"})),
-    compared=False,
+    overturn=(
+        Scale({"pass": "forward"}),
+        Scale({"pass": "step"}),
+        Scale({"pass": "step"}, source="predicted"),
+    ),
 )
 def checkpoint_around_flash(frame: pandas.DataFrame) -> Finding:
     """The checkpoint that flash attention makes redundant (checkpoint-attention)."""

@@ -83,7 +83,7 @@ def korthikanti_table_2(frame: pandas.DataFrame) -> Finding:
     experiments=("several-ranks",),
     shown="parallel_layer",
     conditions=works.RANKS,
-    overturn=(Scale({"metric": "sent_bytes"}), Scale({"metric": "transport_bytes"})),
+    overturn=(Scale({"metric": "transport_bytes"}),),
 )
 def korthikanti_collectives(frame: pandas.DataFrame) -> Finding:
     sent = worst_deviation(frame, part=_parallel_layer.PART, metric="sent_bytes")
@@ -92,17 +92,11 @@ def korthikanti_collectives(frame: pandas.DataFrame) -> Finding:
 
     return Finding(
         predicted="4 and 4 + 2 passes",
-        measured=f"tensors given to collectives {shown(sent)}; at the sockets, headers "
-        f"included, tensor parallel {shown(tensor)}, sequence parallel {shown(sequence)}",
+        measured=f"tensors given to collectives, counted as rings would send them, {shown(sent)}; "
+        f"at the sockets, headers included, tensor parallel {shown(tensor)}, sequence parallel "
+        f"{shown(sequence)}",
         published="section 4.2.2",
         parts=[
-            agreement(
-                "tensors given to collectives, sent as rings, over the formula, worst",
-                sent,
-                1,
-                MEMORY,
-                Evidence.OTHER,
-            ),
             agreement(
                 "bytes at the sockets over the formula, tensor parallel, worst",
                 tensor,
