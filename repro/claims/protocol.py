@@ -49,7 +49,7 @@ _MEANINGS = {
     Verdict.WITHIN_LIMITS: "what was run agrees in part: in a wider range, or in some cases only",
     Verdict.CONSISTENT: "published numbers or a derivation agree, or it was chosen to match",
     Verdict.REFUTED: "the evidence lies outside what the claim allows",
-    Verdict.NOT_TESTED: "there is no evidence yet",
+    Verdict.NOT_TESTED: "there is no evidence that decides; the last section says what would",
 }
 
 

@@ -53,9 +53,8 @@ def test_every_row_is_in_the_index_and_the_readme_links_to_it():
         assert f'<a id="{verdict_table.anchor(row.name)}"></a>' in page
         assert f"## {row.name}\n" in whole
         assert row.falsifier in whole
-        assert (row.findings.replace("|", "\\|") in page) == (
-            row.verdict in (Verdict.REFUTED, Verdict.WITHIN_LIMITS)
-        )
+        if row.verdict in (Verdict.REFUTED, Verdict.WITHIN_LIMITS):
+            assert row.findings.replace("|", "\\|") in page
         assert not row.needs or row.needs in page
     for title in verdict_table.TITLES.values():
         assert f"## {title}\n" in page

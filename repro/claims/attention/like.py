@@ -64,7 +64,7 @@ def share_of_octaves(what: str, series: pandas.Series, low: float, high: float) 
         value=inside,
         low=1.0,
         high=1.0,
-        limits=(min(most, 1.0) / SHARE.factor, 1.0),
+        limits=(min(most, 1.0) * SHARE.least, 1.0),
         why=f"N = {' to '.join(dict.fromkeys([where[0], where[-1]]))} only" if where else "nowhere",
         evidence=Evidence.OTHER,
     )

@@ -196,7 +196,7 @@ def k10(frame: pandas.DataFrame) -> Finding:
                 value=sum(right) / 2 if math.isfinite(runs) else NAN,
                 low=1.0,
                 high=1.0,
-                limits=(1 / SHARE.factor, 1.0),
+                limits=(SHARE.least, 1.0),
                 why="one layer in every k; k segments cost 1 + (k-1)/k",
                 evidence=Evidence.DERIVED,
             ),

@@ -124,7 +124,7 @@ def note_hierarchy(frame: pandas.DataFrame) -> Finding:
                 value=len(good) / len(CARDS),
                 low=1.0,
                 high=1.0,
-                limits=(1 / SHARE.factor, 1.0),
+                limits=(SHARE.least, 1.0),
                 why="an A100 of 40 or 80 GB, and no newer card",
                 evidence=Evidence.DERIVED,
             )
