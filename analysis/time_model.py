@@ -143,6 +143,7 @@ def attention_work(
     shared_per_tensor: float | None = None,
     traffic: Traffic | None = None,
     hbm: HbmTraffic | None = None,
+    specials: int = 0,
     **options: Any,
 ) -> dict[str, Work]:
     """Work of each kernel of a tiled algorithm ("flash…" or "flash1…").
@@ -150,6 +151,7 @@ def attention_work(
     shared_per_tensor: of the main kernel, where its caller knows how its warps share a tile; that
         of the Hopper kernels is known here.
     traffic, hbm: bytes, where the caller has them (other kernels of the pass included).
+    specials: of :func:`~analysis.flops.executed_exponentials`.
     options: of :func:`~analysis.traffic.predict_traffic`.
     """
     if algorithm == "standard":
@@ -175,7 +177,7 @@ def attention_work(
         if kernel == main:
             works[kernel] = Work(
                 executed_flops(shape, tile, pass_),
-                executed_exponentials(shape, tile, pass_, softcap=options.get("softcap", False)),
+                executed_exponentials(shape, tile, pass_, specials),
                 bytes_,
                 hbm_bytes,
                 wave_efficiency(gpu, blocks, alike=alike),

@@ -23,16 +23,18 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from analysis.packed import Lengths
-from analysis.shapes import Tile, aligned_head_dim
+from analysis.problem import GRADIENTS, Problem
+from analysis.shapes import AttentionShape, Tile, aligned_head_dim
 from analysis.window import Sides
-from kernels import attention, dispatch
+from kernels import dispatch, launches
+from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.launch import Array, Backend
 from kernels.launching.plan import record, replay
-from kernels.packed import Packed
 from kernels.window import hides
 from repro.attention import launcher
 from repro.attention.packed import lengths_of
@@ -55,6 +57,8 @@ __all__ = [
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
 _KEPT: dict[Hashable, KeptForward] = {}
 _REPEATED_LIMIT = 4096
+#: Stands for a block mask, whose bits the kernels alone look at.
+SOME_BLOCKS = np.ones((1, 1, 1, 1), np.bool_)
 
 
 class Options(NamedTuple):
@@ -141,35 +145,50 @@ def forget() -> None:
     _KEPT.clear()
 
 
-def check_tile(q: Tensor, options: Options, limit: int = attention.SHARED_LIMIT_BYTES) -> None:
+def check_tile(q: Tensor, options: Options, limit: int = SHARED_LIMIT_BYTES) -> None:
     """Raise ``ValueError`` with both numbers if the tile asked for does not fit some kernel.
 
     limit: shared memory a block may have; by default what no device exceeds.
     """
-    for pass_ in ("forward",) if options.fp8 else ("forward", "backward"):
-        _kernel_tile(pass_, q, options, limit)
-
-
-def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | None:
-    """The tile a pass runs with: the caller's, or None for the kernels' own choice."""
     if options.tile is None:
-        return None
-    block = Tile(*options.tile)
-    return dispatch.kernel_tile(
-        pass_, DTYPES[q.dtype], aligned_head_dim(int(q.shape[3])), block, limit=limit,
-        block_size=(block.block_m, block.block_n) if options.block_mask is not None else None,
-        causal=options.causal, window=options.window != (None, None),
-        key_mask=options.key_mask is not None, dropout=options.dropout_p > 0.0,
-        softcap=options.softcap is not None, alibi=options.alibi_slopes is not None,
-        bias=options.bias is not None, fp8=options.fp8,
-        packed=options.cu_seqlens_q is not None,
+        return
+    problem = problem_of((1, 1, 1, 1, 1), q, options)  # sizes decide nothing, and may be symbols
+    for pass_ in ("forward",) if options.fp8 else ("forward", "backward"):
+        dispatch.kernel_tile(pass_, problem, limit)
+
+
+def problem_of(
+    sizes: Sequence[int],
+    q: Tensor,
+    options: Options,
+    lengths: Lengths | None = None,
+    **gradients: Any,
+) -> Problem:
+    """The problem of a call, as its kernels see it.
+
+    sizes: batch, heads, key/value heads, queries, keys. gradients: fields of a backward.
+    """
+    batch, heads, kv_heads, seqlen_q, seqlen_k = sizes
+    columns = aligned_head_dim(int(q.shape[3]))
+    shape = AttentionShape(
+        batch, heads, seqlen_q, seqlen_k, columns, kv_heads, DTYPES[q.dtype], options.causal,
+        options.window, options.sinks, options.fp8, options.scale_block,
+    )  # fmt: skip
+    bias = options.bias
+    return Problem(
+        shape, lengths, options.scale, options.key_mask is not None,
+        None if options.block_mask is None else SOME_BLOCKS, options.dropout_p, options.softcap,
+        options.alibi_slopes is not None,
+        None if bias is None else (int(bias.shape[0]), int(bias.shape[1])),
+        tile=None if options.tile is None else Tile(*options.tile), order=options.order,
+        deterministic=options.deterministic, **gradients,
     )  # fmt: skip
 
 
 def shared_limit(device: torch.device) -> int:
     """Shared memory that a block may have on a device."""
     found = getattr(launcher.backend_of(device), "shared_limit_bytes", None)
-    return attention.SHARED_LIMIT_BYTES if found is None else int(found)
+    return SHARED_LIMIT_BYTES if found is None else int(found)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options) -> None:
@@ -182,39 +201,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
     if options.fp8:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
     tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
-    key = _key("forward", tensors, options, lengths)
-    if _run_again(key, tensors):
-        return
-    with ExitStack() as results:
-        views = Views()
-        arrays = {
-            "q": views.readable("q", q),
-            "k": views.readable("k", k),
-            "v": views.readable("v", v),
-            "out": array_of("out", results.enter_context(views.written("out", out))),
-            "lse": array_of("lse", lse),
-        }
-        arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
-        arrays |= {n: views.pairs(n, x) for n, x in _scales(k, options).items()}
-        arrays |= {n: views.dense(n, x) for n, x in _tables(options).items()}
-
-        def driver(backend: Backend, at: dict[str, Array]) -> None:
-            operands = (at["q"], at["k"], at["v"], at["out"])
-            attention.forward(
-                backend,
-                _choose("forward", backend, operands, options, lengths).algorithm,
-                *operands,
-                {"lse": at["lse"]},
-                tile=_kernel_tile("forward", q, options, shared_limit(q.device)),
-                k_scale=at.get("k_scale"),
-                v_scale=at.get("v_scale"),
-                scale_block=options.scale_block,
-                **_features(q, options, at, lengths),
-            )
-
-        call = _run(driver, tensors, arrays | _masks(q, options, views), key)
-    launcher.note_copies(q.device, views.copied)
+    call = _launch("forward", tensors, options, lengths)
     if call is not None and options.plain:
         taken = (options.causal, options.scale, options.deterministic)
         _KEPT[_kept_key(q, k, v, *taken)] = KeptForward(call, lse.shape)
@@ -238,67 +225,73 @@ def backward(
         for grad in grads:
             grad.zero_()
         return
-    need_bias = needed[3]  # its gradient comes with the others, which then go to scratch
-    need_dq, need_kv = needed[0] or need_bias, needed[1] or needed[2] or need_bias
-    made = {"dq": need_dq, "dk": need_kv, "dv": need_kv}
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
     if dlse is not None:
         tensors["dlse"] = dlse
-    for (name, wanted), grad, like, asked in zip(
-        made.items(), grads[:3], (q, k, v), needed[:3], strict=True
+    # Gradients are made together: one that nobody asked for goes to scratch.
+    need_bias = needed[3]
+    need_dq, need_kv = needed[0] or need_bias, needed[1] or needed[2] or need_bias
+    for name, wanted, asked, grad, like in zip(
+        GRADIENTS, (need_dq, need_kv, need_kv), needed, grads, (q, k, v), strict=False
     ):
-        # dk and dv come together: if only one is asked for, the other goes to scratch.
         if wanted:
             tensors[name] = grad if asked else like.new_empty(like.shape)
     if need_bias:
         tensors["dbias"] = grads[3]
-    tensors |= _changes(q, options) | _tables(options)
-    key = _key("backward", tensors, options, lengths)
+    _launch("backward", tensors, options, lengths)
+
+
+def _launch(
+    pass_: str, tensors: dict[str, Tensor], options: Options, lengths: Lengths | None
+) -> launcher.Repeated | None:
+    """Run a pass on its tensors and those of the options; what was recorded if it was recorded now
+    and can be repeated."""
+    q, k = tensors["q"], tensors["k"]
+    tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
+    key = _key(pass_, tensors, options, lengths)
     if _run_again(key, tensors):
-        return
+        return None
+    gradients: dict[str, Any] = {}
+    if pass_ == "backward":
+        gradients = {
+            "gradients": [name for name in GRADIENTS if name in tensors],
+            "bias_gradient": "dbias" in tensors,
+            "lse_gradient": "dlse" in tensors,
+        }
+    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2])
+    problem = problem_of(sizes, q, options, lengths, **gradients)
+    more: dict[str, Any] = {"shared_limit_bytes": shared_limit(q.device)}
+    more["tile"] = dispatch.kernel_tile(pass_, problem, more["shared_limit_bytes"])
+    if options.seed is not None:
+        more["seed"] = int(options.seed)
+
+    def driver(backend: Backend, at: dict[str, Array]) -> None:
+        algorithm, _ = launches.choose(backend, at, problem, pass_)
+        launches.run(backend, algorithm, at, problem, pass_, **more)
+
     with ExitStack() as results:
         views = Views()
-        arrays = {
-            "q": views.readable("q", q),
-            "k": views.readable("k", k),
-            "v": views.readable("v", v),
-            "out": views.readable("out", out),
-            "dout": views.readable("dout", dout),
-            "lse": views.dense("lse", lse),
-        }
-        if dlse is not None:
-            arrays["dlse"] = views.dense("dlse", dlse)
-        for name, wanted in made.items():
-            if wanted:
-                memory = results.enter_context(views.written(name, tensors[name]))
-                arrays[name] = array_of(name, memory)
-        if need_bias:
-            arrays["dbias"] = array_of("dbias", grads[3])
-        arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
-        arrays |= {n: views.dense(n, x) for n, x in _tables(options).items()}
-
-        def driver(backend: Backend, at: dict[str, Array]) -> None:
-            operands = (at["q"], at["k"], at["v"], at["out"], at["dout"])
-            # A fused pass makes all three; where dq, or both dk and dv, are not wanted, neither
-            # is it.
-            algorithm = "flash-split"
-            if all(made.values()):
-                arrays = (*operands, at["dq"], at["dk"], at["dv"])
-                algorithm = _choose("backward", backend, arrays, options, lengths).algorithm
-            attention.backward(
-                backend,
-                algorithm,
-                *operands,
-                {"lse": at["lse"]},
-                *(at.get(name) for name in made),
-                tile=_kernel_tile("backward", q, options, shared_limit(q.device)),
-                dlse=at.get("dlse"),
-                dbias=at.get("dbias"),
-                **_features(q, options, at, lengths),
-            )
-
-        _run(driver, tensors, arrays | _masks(q, options, views), key)
+        arrays = {n: _array(pass_, n, x, views, results) for n, x in tensors.items()}
+        call = _run(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
+    return call
+
+
+#: What a pass writes.
+_RESULTS = {"forward": ("out", "lse"), "backward": (*GRADIENTS, "dbias")}
+
+
+def _array(pass_: str, name: str, tensor: Tensor, views: Views, results: ExitStack) -> Array:
+    """A tensor as kernels take it, by way of a copy where they cannot."""
+    if name in _RESULTS[pass_]:
+        if name in ("out", *GRADIENTS):
+            tensor = results.enter_context(views.written(name, tensor))
+        return array_of(name, tensor)
+    if name in ("q", "k", "v", "out", "dout"):
+        return views.readable(name, tensor)
+    if name in launches.OPTIONAL:
+        return views.pairs(name, tensor)
+    return views.dense(name, tensor)
 
 
 def _key(
@@ -371,40 +364,6 @@ def _run(
     return call
 
 
-def _choose(
-    pass_: str,
-    backend: Backend,
-    arrays: Sequence[Array],
-    options: Options,
-    lengths: Lengths | None,
-) -> dispatch.Choice:
-    """The kernels for a pass. The forward is deterministic whichever it is.
-
-    Where Hopper's kernels do not run, of the two deterministic backwards the split one: at most as
-    many bytes as the ordered workspace, and none of its memory, which grows with Nq · Nk (the price
-    of determinism is a figure of its own).
-    """
-    return dispatch.choose(
-        backend,
-        arrays,
-        scale=options.scale,
-        pass_=pass_,
-        tile=None if options.tile is None else Tile(*options.tile),
-        key_mask=options.key_mask is not None,
-        dropout=options.dropout_p > 0.0,
-        block_mask=options.block_mask is not None,
-        softcap=options.softcap is not None,
-        alibi=options.alibi_slopes is not None,
-        bias=options.bias is not None,
-        window=_windowed(arrays[0].shape, arrays[1].shape, options, lengths),
-        fp8=options.fp8,
-        packed=lengths is not None,
-        deterministic=options.deterministic and pass_ == "backward",
-        causal=options.causal,
-        order=options.order,
-    )
-
-
 def _windowed(
     q: Sequence[int], k: Sequence[int], options: Options, lengths: Lengths | None
 ) -> bool:
@@ -423,35 +382,6 @@ def _lengths(q: Tensor, k: Tensor, options: Options) -> Lengths | None:
 def _tables(options: Options) -> dict[str, Tensor]:
     tables = {"cu_seqlens_q": options.cu_seqlens_q, "cu_seqlens_k": options.cu_seqlens_k}
     return {name: table for name, table in tables.items() if table is not None}
-
-
-def _features(
-    q: Tensor, options: Options, arrays: Mapping[str, Array], lengths: Lengths | None
-) -> dict[str, Any]:
-    features: dict[str, Any] = {
-        "scale": options.scale,
-        "causal": options.causal,
-        "window": options.window,
-        "sinks": options.sinks,
-        "dropout_p": options.dropout_p,
-        "shared_limit_bytes": shared_limit(q.device),
-        "order": options.order,
-        "softcap": options.softcap,
-        "alibi_slopes": arrays.get("alibi_slopes"),
-        "bias": arrays.get("bias"),
-    }
-    if lengths is not None:
-        tables = (arrays["cu_seqlens_q"], arrays["cu_seqlens_k"])
-        features["packed"] = Packed(*tables, lengths)
-    if options.seed is not None:
-        features["seed"] = int(options.seed)
-    if options.key_mask is not None:
-        features["key_mask"] = arrays["key_mask"]
-    if options.block_mask is not None:
-        assert options.tile is not None
-        features["block_mask"] = arrays["block_mask"]
-        features["block_size"] = tuple(options.tile)
-    return features
 
 
 def _changes(q: Tensor, options: Options) -> dict[str, Tensor]:

@@ -290,10 +290,10 @@ def test_what_would_spill_stays_with_the_sm80_form(
     assert left.reason.endswith(f"{named} at head_dim 64 (the backward would spill registers)")
     with pytest.raises(ValueError, match=f"{named} at head_dim 64"):
         launches_of(hopper.ALGORITHM, shape, "backward", **asked)
-    features = asked | {"window": window is not None}
+    features = [*asked, *(["window"] if window is not None else [])]
     for form in (BackwardForm(64, 128), BackwardForm(128, 80)):
         with pytest.raises(ValueError, match=f"{form.name} has no .*softcap.* in {dtype}, for"):
-            form.kernel("", dtype, False, **features)
+            form.kernel("", dtype, False, features=features)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
