@@ -61,7 +61,7 @@ def balanced_query_rows(gpu: Gpu, itemsize: int = 2) -> float:
     F: FLOP/s of the tensor cores; B: bytes/s across the SM boundary; e: bytes of an element. A
     query tile with n keys before it makes 4·Br·n·d FLOPs and reads 2·n·d·e bytes of K and V, so
     the balance depends neither on n nor on d. In a window of w keys n is about w + Br
-    (``repro/experiments/sliding_window.py``), and the time of a row, the longer of the two,
+    (``repro/experiments/bytes/sliding_window.py``), and the time of a row, the longer of the two,
 
         (w + Br)·d·max(4 / F, 2·e / (B·Br)),
 

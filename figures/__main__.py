@@ -111,7 +111,7 @@ def import_(
     """Merge the records of a run elsewhere into results/, say what they show and which claims they
     change."""
     from figures import verdict_table
-    from repro.import_results import import_results, report
+    from repro.gpu.import_results import import_results, report
 
     before = verdict_table.collect()
     print("\n".join(report(import_results(source))))
@@ -121,7 +121,8 @@ def import_(
 @app.command()
 def readme() -> None:
     """Write the README's tables and pictures and the tables in docs/ from committed records."""
-    from figures import memory_hierarchy, verdict_table
+    from figures import verdict_table
+    from figures.bytes import memory_hierarchy
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
     common.write_text(
@@ -142,7 +143,7 @@ def readme() -> None:
 def report(
     to: Annotated[Path, typer.Option(help="the file to write")] = common.OUT / "report.html",
 ) -> None:
-    """Write the report: verdicts, figures, calculator, formulas and provenance in one HTML file."""
+    """Write the report: figures, verdicts, predictions, formulas, provenance in one HTML file."""
     from figures.report import write
 
     size = write(to)

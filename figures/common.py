@@ -19,9 +19,9 @@ import importlib
 import io
 import logging
 import os
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,6 +40,7 @@ from matplotlib.lines import Line2D
 from analysis import files
 from figures import _paper
 from repro.measuring import machine
+from repro.measuring.modules import in_folders
 
 log = logging.getLogger("figures")
 
@@ -49,7 +50,6 @@ STYLES = ("paper",)
 STYLE = os.environ.get("STYLE", "")
 #: Where figures are written; ``REPRO_FIGURES`` names another folder.
 OUT = Path(os.environ.get("REPRO_FIGURES") or machine.HOME / "figures" / "out") / STYLE
-_NOT_FIGURES = {"common", "gallery", "verdict_table"}
 
 #: One colour per algorithm, in every figure (Okabe-Ito: distinct for colour-blind readers).
 COLOURS = {
@@ -115,11 +115,15 @@ def style() -> None:
     })  # fmt: skip
 
 
+@cache
+def _modules() -> dict[str, str]:
+    """Name of a figure -> its module."""
+    return in_folders("figures", __file__, without=("report",))
+
+
 def names() -> tuple[str, ...]:
     """All figures, by module name."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    modules = (m.name for m in found if not m.ispkg)
-    return tuple(sorted(m for m in modules if m not in _NOT_FIGURES and not m.startswith("_")))
+    return tuple(sorted(_modules()))
 
 
 def require(name: str) -> None:
@@ -131,7 +135,7 @@ def require(name: str) -> None:
 def module(name: str) -> ModuleType:
     """The module of a figure; ValueError lists the known ones."""
     require(name)
-    return importlib.import_module(f"figures.{name}")
+    return importlib.import_module(_modules()[name])
 
 
 def settle(figure: Figure) -> None:

@@ -2,7 +2,7 @@
 
 The README shows the headline rows, ``docs/claims.md`` all of them. Both are made from committed
 records only, so they do not depend on the machine that writes them;
-``tests/cpu/test_figures_readme.py`` fails when they are stale.
+``tests/claims_figures/test_figures_readme.py`` fails when they are stale.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Runs every pass of the attention ladder that launches a kernel of ``kernels/NAME.cu``, causal and
 not, at one small ragged shape on the host backend with all checks on (``flash_decode``: steps of
 decoding in all its forms). Each result is held to
-float64 within the bound of the fuzzer, and every byte to its prediction. Then the kernels are
+float64 within the bound of ``beyond_bound``, and every byte to its prediction. Then the kernels are
 compiled for a GPU, where NVRTC is installed: registers, spilled bytes, remarks. Exit status 1 if
 anything is wrong. The whole suite is still ``make test``.
 """
@@ -88,9 +88,13 @@ def wrong(subject: Subject) -> list[str]:
     import torch
 
     from kernels.host import HostBackend
-    from repro.attention.bounds import beyond_bound
-    from repro.attention.cases import HOST_GPU
-    from repro.attention.reference import attention_reference, framework_result, visible
+    from repro.attention.launcher import HOST_GPU
+    from repro.attention.reference import (
+        attention_reference,
+        beyond_bound,
+        framework_result,
+        visible,
+    )
     from repro.attention.views import TORCH_TYPES, array_of
     from repro.prediction import predict
 

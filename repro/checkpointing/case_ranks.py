@@ -19,13 +19,13 @@ def failure_on_ranks(case: Case) -> str | None:
     """The same on several processes, under a wrapper; the first rank's complaint."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(
-            _rank, (case.ranks, folder, case.to_json()), nprocs=case.ranks, start_method="spawn"
+            _rank, (case.ranks, folder, case), nprocs=case.ranks, start_method="spawn"
         )
         found: str | None = json.loads((Path(folder) / "out.json").read_text(encoding="utf-8"))
         return found
 
 
-def _rank(rank: int, ranks: int, folder: str, text: str) -> None:
+def _rank(rank: int, ranks: int, folder: str, case: Case) -> None:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -40,7 +40,6 @@ def _rank(rank: int, ranks: int, folder: str, text: str) -> None:
         "ddp-static": lambda m: DistributedDataParallel(m, static_graph=True),
         "fsdp2": sharded,
     }
-    case = Case.from_json(text)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group(

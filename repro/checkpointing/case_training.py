@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from analysis.checkpointing import smallest_budget, store_all
-from repro.plain_case import PlainCase
 
 from .case_stages import build
 from .planned import plan
@@ -25,7 +24,7 @@ WRAPS = ("ddp", "ddp-unused", "ddp-static", "fsdp2")
 
 
 @dataclass(frozen=True)
-class Case(PlainCase):
+class Case:
     """stages: names of STAGES.  strategy: a planner, or "budget" with the share of the way from the
     smallest budget to storing everything.  autocast: "" (none), "forward" (left before backward) or
     "step".  way: what is done with the result.  restart: the step before which everything is

@@ -1,82 +1,23 @@
-"""One random planned training: model, plan, precision, ways backward and a restart, and checked.
-
-A case is plain data, so a failure is reported as one line that anybody can run again
-(`python -m repro.fuzz --of planned`).
-"""
+"""One planned training, checked: model, plan, precision, ways backward and a restart as data."""
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator
-from dataclasses import replace
-from random import Random
 from typing import Any
 
 import torch
 
 from .case_ranks import failure_on_ranks
-from .case_stages import PAIRS, STAGES, build
-from .case_training import WAYS, WRAPS, Case, loss_of, planned_model, same, set_seed, train
+from .case_stages import STAGES, build
+from .case_training import Case, loss_of, planned_model, same, set_seed, train
 from .memory import peak_bytes
 from .planned import STRATEGIES
 
-__all__ = ["Case", "draw", "failure", "smaller"]
+__all__ = ["Case", "failure"]
 
 #: Planners that need no option beside the chain.
 PLAIN_STRATEGIES = ("store-all", "recompute-all", "sqrt", "exponential-recursive", "chen-search")
-
-
-def draw(seed: int, form: int = 0) -> Case:
-    """A random case; `form` is not needed here."""
-    random = Random(seed)
-    kinds = sorted(set(STAGES) - set(PAIRS.values()))
-    stages: list[str] = []
-    for _ in range(random.randint(1, 9)):
-        stages.append(random.choice(kinds))
-        if stages[-1] in PAIRS:
-            stages.append(PAIRS[stages[-1]])
-    ranks = 2 if random.random() < 0.02 else 1
-    steps = random.choice((1, 2, 3))
-    autocast = random.choice(("", "", "forward", "step"))
-    compiled = ranks == 1 and random.random() < 0.05
-    if compiled:
-        steps, autocast = 3, ""
-    return Case(
-        stages=tuple(stages),
-        strategy=random.choice((*PLAIN_STRATEGIES, "budget", "budget")),
-        share=random.choice((0.0, 0.1, 0.3, 0.6)),
-        rows=random.choice((2, 3, 8, 33)),
-        width=random.choice((4, 6, 16)),
-        autocast=autocast,
-        way=random.choice(WAYS if ranks == 1 else ("plain", "twice", "kept")),
-        input_gradient=random.random() < 0.3,
-        between=random.random() < 0.5,
-        steps=steps,
-        restart=random.randrange(steps) if random.random() < 0.3 else 0,
-        dynamic=random.choice(("stages", "around")) if compiled else "",
-        ranks=ranks,
-        wrap=random.choice(WRAPS),
-        seed=random.randrange(2**31),
-    )
-
-
-def smaller(case: Case) -> Iterator[Case]:
-    """Simpler neighbours of a failing case, the most drastic simplifications first."""
-    plain = Case()
-    for name in ("ranks", "dynamic", "autocast", "way", "input_gradient", "between", "restart",
-                 "strategy", "share", "seed", "wrap"):  # fmt: skip
-        if getattr(case, name) != getattr(plain, name):
-            yield replace(case, **{name: getattr(plain, name)})
-    for index in range(len(case.stages)):
-        rest = case.stages[:index] + case.stages[index + 1 :]
-        if rest:
-            yield replace(case, stages=rest)
-    for name in ("steps", "rows", "width"):
-        value, least = getattr(case, name), getattr(plain, name)
-        for less in (least, value // 2, value - 1):
-            if least <= less < value:
-                yield replace(case, **{name: less})
 
 
 def failure(case: Case, device: str = "cpu") -> str | None:

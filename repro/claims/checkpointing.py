@@ -24,7 +24,7 @@ from repro.claims.attention import share_inside
 from repro.claims.protocol import Claim, Evidence, Part, agreement
 from repro.claims.rows import NOT_MEASURED, Source, claim
 from repro.claims.values import growth, one, picked, text
-from repro.experiments.checkpoint_pareto import STAGES as PARETO_STAGES
+from repro.experiments.checkpointing.checkpoint_pareto import STAGES as PARETO_STAGES
 from repro.experiments.shared.checkpoint import formula
 
 NAN = float("nan")
@@ -161,7 +161,7 @@ def savings(frame: pandas.DataFrame, extra: float) -> dict[str, float]:
 
 def optimum(frame: pandas.DataFrame) -> Claim:
     """No plan is faster than the optimum in that plan's own memory (checkpoint-pareto)."""
-    from repro.experiments.checkpoint_pareto import HEURISTICS, LAYERS
+    from repro.experiments.checkpointing.checkpoint_pareto import HEURISTICS, LAYERS
     from repro.experiments.shared.checkpoint import plan_for
 
     chain = formula("gpt", LAYERS)

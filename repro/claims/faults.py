@@ -11,7 +11,7 @@ import pandas
 
 from repro.claims.protocol import Claim, Evidence, Part
 from repro.claims.rows import NOT_MEASURED, Source, claim
-from repro.experiments.study_note_faults import (
+from repro.experiments.checkpointing.study_note_faults import (
     CORRECT,
     LENGTHS,
     NAME,

@@ -110,8 +110,8 @@ def counted_traffic(
     """The same rows, counted by executing the kernels on the host backend.
 
     One head is executed. Traffic is linear in batch x heads (every block works on one head, and
-    ``tests/cpu/test_experiments_attention.py`` shows it), so the counts are multiplied by B x H;
-    the factor is in the row.
+    ``tests/experiments/test_experiments_attention.py`` shows it), so the counts are multiplied by
+    B x H; the factor is in the row.
     """
     factor = int(cell["batch"]) * int(cell["heads"])
     result = run(cell, context)
