@@ -6,7 +6,7 @@
 2. Where a gradient is wanted, an autograd function saves q for the backward pass; then ``forward``
    below looks for the recorded launches of an earlier call with equal shapes, strides, types and
    options, and on a cache hit goes on with step 5 (calls with a mask, a seed or a copied tensor
-   are not cached).
+   are not cached). Where nothing but these decides, ``flash_attention`` looks before it checks.
 3. On a miss ``readable`` makes q an ``Array`` (address, shape, strides), by way of a padded copy
    where 16-byte loads cannot read it in place.
 4. ``record`` runs the driver once on arrays without memory: ``choose`` picks the algorithm for the
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,119 +30,76 @@ from torch import Tensor
 from analysis.packed import Lengths
 from analysis.problem import GRADIENTS, Problem
 from analysis.shapes import AttentionShape, Tile, aligned_head_dim
-from analysis.window import Sides
 from kernels import dispatch, launches
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.launch import Array, Backend
 from kernels.launching.plan import record, replay
 from kernels.window import hides
 from repro.attention import launcher
+from repro.attention.options import VALUES, Options
 from repro.attention.packed import lengths_of
-from repro.attention.validation import DTYPES
+from repro.attention.validation import DTYPES, resolve_scale
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
 
 __all__ = [
-    "KeptForward",
-    "Options",
     "backward",
     "check_tile",
     "forget",
     "forward",
-    "kept",
+    "recorded",
+    "repeat",
     "shared_limit",
 ]
 
-#: Recorded calls by layouts and options, and the forward calls among them by q, k, v alone.
-#: Emptied when they reach the limit.
+#: Recorded calls by layouts and options. Emptied when they reach the limit.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
-_KEPT: dict[Hashable, KeptForward] = {}
 _REPEATED_LIMIT = 4096
+#: What a pass writes; and all tensors of a forward, in their order.
+_RESULTS = {"forward": ("out", "lse"), "backward": (*GRADIENTS, "dbias")}
+_FORWARD = ("q", "k", "v", "out", "lse")
 #: Stands for a block mask, whose bits the kernels alone look at.
 SOME_BLOCKS = np.ones((1, 1, 1, 1), np.bool_)
 
 
-class Options(NamedTuple):
-    """What shapes the computation beside q, k and v; the operator's schema in the same order."""
+def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> launcher.Repeated | None:
+    """The recorded forward of a call that nobody has checked yet; None on a miss.
 
-    key_mask: Tensor | None
-    block_mask: Tensor | None
-    seed: Tensor | None
-    causal: bool
-    scale: float
-    dropout_p: float
-    tile: Sequence[int] | None
-    deterministic: bool
-    order: str
-    softcap: float | None = None
-    alibi_slopes: Tensor | None = None
-    bias: Tensor | None = None
-    left: int | None = None
-    right: int | None = None
-    sinks: int = 0
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-    scale_block: int | None = None
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-
-    @property
-    def window(self) -> Sides:
-        return self.left, self.right
-
-    @property
-    def fp8(self) -> bool:
-        """Whether k and v are e4m3; then there are scales, and no backward."""
-        return self.k_scale is not None
-
-    @property
-    def plain(self) -> bool:
-        """No tile, dropout, order, window, change of the scores, scales or packed sequences."""
-        changes = (self.softcap, self.alibi_slopes, self.bias, self.k_scale, self.cu_seqlens_q)
-        asked = (self.tile, self.dropout_p or None, *changes, *self.window)
-        return all(option is None for option in asked) and self.order == "rows"
+    Equal layouts and values passed the checks before, and a bool is no number. Calls with a tile, a
+    mask or scales, and those of packed sequences, whose tables are read, are checked every time.
+    """
+    causal, _, dropout_p, tile, deterministic, _, softcap, _, _, sinks, _, *tensors = options
+    key_mask, block_mask, seed, slopes, bias, k_scale, v_scale, tables_q, tables_k = tensors
+    if (
+        tile is key_mask is block_mask is seed is k_scale is v_scale is tables_q is tables_k is None
+        and type(causal) is type(deterministic) is bool
+        and type(sinks) is int
+        and type(dropout_p) is float
+        and type(softcap) is not bool
+    ):
+        given = () if slopes is bias is None else _tensors(options)
+        if slopes is None or not slopes.requires_grad:  # they have no gradient
+            return _REPEATED.get(_key("forward", (q, k, v), options, given, _FORWARD))
+    return None
 
 
-class KeptForward:
-    """A recorded forward: replayed without any check, as equal layouts and options passed them."""
-
-    def __init__(self, call: launcher.Repeated, rows: torch.Size) -> None:
-        self._call = call
-        self._rows = rows
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(q)
-        lse = torch.empty(self._rows, dtype=torch.float32, device=self._call.device)
-        addresses = [t.data_ptr() for t in (q, k, v, out, lse)]
-        if _aligned(addresses):
-            self._call(addresses)
-        else:
-            forward(q, k, v, out, lse, Options(*options))
-        return out, lse
-
-
-def kept(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
-) -> KeptForward | None:
-    """The recorded forward of plain tensors without mask, dropout, tile, order, window; None on a
-    miss."""
-    return _KEPT.get(_kept_key(q, k, v, causal, scale, deterministic))
-
-
-def _kept_key(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
-) -> Hashable:
-    return (
-        launcher.backend_of(q.device), causal, scale, deterministic,
-        q.shape, q.stride(), q.dtype, q.device,
-        k.shape, k.stride(), k.dtype, k.device,
-        v.shape, v.stride(), v.dtype, v.device,
-    )  # fmt: skip
+def repeat(
+    call: launcher.Repeated, tensors: Sequence[Tensor], options: Options
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a recorded forward on q, k, v and the options' tensors."""
+    q, k, v, *given = tensors
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    addresses = [each.data_ptr() for each in (q, k, v, out, lse, *given)]
+    if _aligned(addresses):
+        call(addresses)
+    else:
+        forward(q, k, v, out, lse, options)
+    return out, lse
 
 
 def forget() -> None:
     """Empty the cache of recorded calls."""
     _REPEATED.clear()
-    _KEPT.clear()
 
 
 def check_tile(q: Tensor, options: Options, limit: int = SHARED_LIMIT_BYTES) -> None:
@@ -175,8 +132,9 @@ def problem_of(
         options.window, options.sinks, options.fp8, options.scale_block,
     )  # fmt: skip
     bias = options.bias
+    scale = resolve_scale(options.scale, int(q.shape[3]))
     return Problem(
-        shape, lengths, options.scale, options.key_mask is not None,
+        shape, lengths, scale, options.key_mask is not None,
         None if options.block_mask is None else SOME_BLOCKS, options.dropout_p, options.softcap,
         options.alibi_slopes is not None,
         None if bias is None else (int(bias.shape[0]), int(bias.shape[1])),
@@ -200,11 +158,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
         return
     if options.fp8:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    call = _launch("forward", tensors, options, lengths)
-    if call is not None and options.plain:
-        taken = (options.causal, options.scale, options.deterministic)
-        _KEPT[_kept_key(q, k, v, *taken)] = KeptForward(call, lse.shape)
+    _launch("forward", {"q": q, "k": k, "v": v, "out": out, "lse": lse}, options, lengths)
 
 
 def backward(
@@ -243,14 +197,23 @@ def backward(
 
 def _launch(
     pass_: str, tensors: dict[str, Tensor], options: Options, lengths: Lengths | None
-) -> launcher.Repeated | None:
-    """Run a pass on its tensors and those of the options; what was recorded if it was recorded now
-    and can be repeated."""
+) -> None:
+    """Run a pass on its tensors and those of the options."""
     q, k = tensors["q"], tensors["k"]
+    key = None
+    if options.key_mask is None and options.block_mask is None and options.seed is None:
+        if options.tile is not None:
+            options = options._replace(tile=tuple(options.tile))
+        read = [x for name, x in tensors.items() if name not in _RESULTS[pass_]]
+        more = () if lengths is None else _of_lengths(options, lengths)
+        key = _key(pass_, read, options, _tensors(options), tuple(tensors), more)
     tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
-    key = _key(pass_, tensors, options, lengths)
-    if _run_again(key, tensors):
-        return None
+    call = None if key is None else _REPEATED.get(key)
+    if call is not None:
+        addresses = [tensor.data_ptr() for tensor in tensors.values()]
+        if _aligned(addresses):
+            call(addresses)
+            return
     gradients: dict[str, Any] = {}
     if pass_ == "backward":
         gradients = {
@@ -272,13 +235,8 @@ def _launch(
     with ExitStack() as results:
         views = Views()
         arrays = {n: _array(pass_, n, x, views, results) for n, x in tensors.items()}
-        call = _run(driver, tensors, arrays | _masks(q, options, views), key)
+        _run(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
-    return call
-
-
-#: What a pass writes.
-_RESULTS = {"forward": ("out", "lse"), "backward": (*GRADIENTS, "dbias")}
 
 
 def _array(pass_: str, name: str, tensor: Tensor, views: Views, results: ExitStack) -> Array:
@@ -295,48 +253,29 @@ def _array(pass_: str, name: str, tensor: Tensor, views: Views, results: ExitSta
 
 
 def _key(
-    pass_: str, tensors: Mapping[str, Tensor], options: Options, lengths: Lengths | None
+    pass_: str,
+    read: Sequence[Tensor],
+    options: Options,
+    given: Sequence[tuple[str, Tensor]],
+    named: Sequence[str],
+    more: Any = (),
 ) -> Hashable:
-    """The cache key of a call; None for calls with a mask or a seed, which are not cached.
+    """The cache key of a call that reads these tensors; what it writes is laid out like them.
 
-    Of packed sequences the launches depend on the longest and on whether a window hides anything
-    in any of them.
+    given: the tensors among the options. named: all others, in their order. more: what else decides
+    on the launches.
     """
-    if options.key_mask is not None or options.block_mask is not None or options.seed is not None:
-        return None
-    key: list[Any] = [
-        pass_,
-        launcher.backend_of(tensors["q"].device),
-        *tensors,
-        options.causal,
-        options.scale,
-        options.dropout_p,
-        None if options.tile is None else tuple(options.tile),
-        options.deterministic,
-        options.order,
-        options.softcap,
-        options.window,
-        options.sinks,
-        options.scale_block,
-    ]
-    if lengths is not None:
-        windowed = _windowed(tensors["q"].shape, tensors["k"].shape, options, lengths)
-        key += (lengths.longest_q, lengths.longest_k, windowed)
-    for tensor in tensors.values():
-        key += (tensor.shape, tensor.stride(), tensor.dtype)
+    key: list[Any] = [pass_, launcher.backend_of(read[0].device), options[:VALUES], named, more]
+    for each in read:
+        key += (each.shape, each.stride(), each.dtype, each.device)
+    for name, option in given:
+        key += (name, option.shape, option.stride(), option.dtype, option.device)
     return tuple(key)
 
 
-def _run_again(key: Hashable, tensors: Mapping[str, Tensor]) -> bool:
-    """Replay the recorded call with this key; False on a cache miss."""
-    call = None if key is None else _REPEATED.get(key)
-    if call is None:
-        return False
-    addresses = [tensor.data_ptr() for tensor in tensors.values()]
-    if not _aligned(addresses):
-        return False
-    call(addresses)
-    return True
+def _tensors(options: Options) -> list[tuple[str, Tensor]]:
+    pairs = zip(Options._fields[VALUES:], options[VALUES:], strict=True)
+    return [(name, each) for name, each in pairs if each is not None]
 
 
 def _aligned(addresses: Sequence[int]) -> bool:
@@ -348,7 +287,7 @@ def _run(
     tensors: Mapping[str, Tensor],
     arrays: Mapping[str, Array],
     key: Hashable,
-) -> launcher.Repeated | None:
+) -> None:
     """Record what the driver launches, run it, and cache it unless a tensor had to be copied."""
     device = tensors["q"].device
     with launcher.launcher_for(device) as backend:
@@ -357,19 +296,17 @@ def _run(
         replay(plan, backend, addresses, launcher.stream_of(device))
     in_place = all(arrays[name].pointer == tensor.data_ptr() for name, tensor in tensors.items())
     if key is None or not in_place:
-        return None
+        return
     if len(_REPEATED) >= _REPEATED_LIMIT:
         forget()
-    call = _REPEATED[key] = launcher.Repeated(plan, device)
-    return call
+    _REPEATED[key] = launcher.Repeated(plan, device)
 
 
-def _windowed(
-    q: Sequence[int], k: Sequence[int], options: Options, lengths: Lengths | None
-) -> bool:
-    """Whether the window hides anything, so that kernels must know of it. q, k: their shapes."""
-    sizes = [(q[2], k[2])] if lengths is None else lengths.pairs
-    return hides(sizes, options.causal, options.window, options.sinks)
+def _of_lengths(options: Options, lengths: Lengths) -> tuple[Any, ...]:
+    """What the launches of packed sequences depend on: the longest, and whether a window hides
+    anything in any of them."""
+    windowed = hides(lengths.pairs, options.causal, options.window, options.sinks)
+    return lengths.longest_q, lengths.longest_k, windowed
 
 
 def _lengths(q: Tensor, k: Tensor, options: Options) -> Lengths | None:

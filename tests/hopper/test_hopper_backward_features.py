@@ -70,8 +70,8 @@ def backward_of(
     window = window_of(given["q"], given["k"], p.causal, p.window, p.sinks)
     slopes = None if p.alibi_slopes is None else view("alibi_slopes", p.slopes(), "fp32")
     changes = ScoreChanges(p.softcap, slopes)
-    features = {**changes.features, "window": window is not None}
-    form = form or hopper.backward_form(p.head_dim, p.causal, featured=any(features.values()))
+    features = changes.features | ({"window"} if window is not None else set())
+    form = form or hopper.backward_form(p.head_dim, p.causal, featured=bool(features))
     hopper.backward(
         backend,
         *(given[name] for name in ("q", "k", "v", "out", "dout", "lse", *GRADIENTS)),
@@ -85,7 +85,7 @@ def backward_of(
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
     wanted = predict_traffic(
         algorithm, shape, form.tile, "backward", lse_gradient=p.with_dlse,
-        softcap=features["softcap"], alibi=features["alibi"],
+        alibi="alibi" in features,
     )  # fmt: skip
     assert backend.traffic == {name: dict(found) for name, found in wanted.kernels.items()}
     return {name: to_float(results[name], p.dtype) for name in GRADIENTS}

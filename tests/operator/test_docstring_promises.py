@@ -190,7 +190,7 @@ SHOWN_BY = {
     "test_command_lines_are_refused_before_any_work",
     "resident_tensors": "test_edge_cases_arguments_systems::test_refused_by_name_before_any_work",
     "lengths_of": "test_packed::test_wrong_tables_are_named",
-    "resolve_window": "test_operator_contract::test_wrong_arguments_are_named",
+    "resolve": "test_operator_contract::test_wrong_arguments_are_named",
     "seqlens": "test_commands_predict::test_a_mistake_is_one_line_and_no_traceback",
     "windows": "test_commands_predict::test_a_mistake_is_one_line_and_no_traceback",
     "Link": "test_edge_cases_arguments_systems::test_refused_by_name_before_any_work",
