@@ -21,6 +21,7 @@
 #   make check-install            do the locked versions fit together on every platform? (INSTALL=1: try one)
 #   make check-lowest             the oldest versions that pyproject.toml allows: do they work?
 #   make lint | make clean
+#   make help                     this list
 #
 # PYTHON=python3.12 chooses the interpreter; NO_VENV=1 uses it as it is and installs nothing.
 # From a read-only checkout: VENV, REPRO_RESULTS, REPRO_FIGURES and REPRO_CACHE_DIR name other folders.
@@ -73,7 +74,7 @@ FIGURES := $(basename $(notdir $(DRAWERS)))
 EXPERIMENTS := $(subst _,-,$(basename $(notdir $(filter-out repro/experiments/shared/%,$(wildcard repro/experiments/*/[a-z]*.py)))))
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
-THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)
+THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/claims/*.py repro/claims/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/*.* repro/*.py repro/measuring/*.py)
 
 # Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/measuring/quiet.py).
@@ -81,9 +82,12 @@ ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: again figures test test-all check measure fuzz mutations gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
+.PHONY: help again figures test test-all check measure fuzz mutations gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
+
+help:
+	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
 
 # Each style has its own files, and its own word on whether they are up to date.
 ALL_DRAWN := $(STALE)/.drawn$(STYLE:%=-%)
@@ -166,7 +170,9 @@ import-results: | $(ENV)
 bench: | $(ENV)
 	@$(PY) -m pytest tests/bench/*.py --benchmark-only -q $(ARGS)
 
-report: figures
+report: $(DRAWN)/report.html
+
+$(DRAWN)/report.html: $(ALL_DRAWN) $(DRAWN)/verdicts.md $(wildcard figures/*.py figures/*/* results/*/*.jsonl) $(THEORY) $(MACHINERY)
 	@$(PY) -m figures report
 
 archive: report

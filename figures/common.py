@@ -5,7 +5,6 @@ A figure is a module of this package, ``figures/NAME.py``, with ::
     EXPERIMENTS = ("fig2-middle",)          # whose records it shows; Make reads this line too
 
     def draw(frame: pandas.DataFrame) -> Drawing: ...
-    def verdicts(frame: pandas.DataFrame) -> list[Claim]: ...   # optional: repro.claims
 
 ``frame`` is the tidy frame of those experiments (``repro.experiments.tidy``): predicted, measured
 and published rows with the same columns. Predicted values are drawn as lines, measured ones as
@@ -39,6 +38,8 @@ from matplotlib.lines import Line2D
 
 from analysis import files
 from figures import _paper
+from repro.claims.values import pick as pick
+from repro.claims.values import worst as worst
 from repro.measuring import machine
 from repro.measuring.modules import in_folders
 
@@ -227,21 +228,6 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
-    """Rows whose columns have the wanted value (or one of a list of values).
-
-    A column that no record has yet is the same as one without the value: no rows.
-    """
-    rows = frame
-    for column, value in wanted.items():
-        key = "pass" if column == "pass_" else column
-        if key not in rows:
-            return rows.iloc[:0]
-        values = value if isinstance(value, list | tuple | set) else [value]
-        rows = rows[rows[key].isin(values)]
-    return rows
-
-
 def series(
     ax: Axes,
     rows: pandas.DataFrame,
@@ -274,12 +260,6 @@ def series(
         raise ValueError(f"{what}: one series mixes sources {sorted(kinds)}")
     ax.plot(usable[x], usable[y], label=label, **style)
     return usable
-
-
-def worst(ratio: pandas.Series) -> float:
-    """The value farthest from 1, NaN if there is none: what a claim about many points hangs on."""
-    known = ratio.dropna()
-    return float(known.iloc[(known - 1).abs().argmax()]) if len(known) else float("nan")
 
 
 def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **options: Any) -> None:

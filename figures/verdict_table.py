@@ -8,7 +8,6 @@ records only, so they do not depend on the machine that writes them;
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from figures import gallery
 from figures.common import module, names
 from repro import claims
 from repro.claims import Claim, Evidence, Origin, Verdict
-from repro.experiments import tidy
 from repro.measuring.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 CLAIMS = README.parent / "docs" / "claims.md"
-#: Stands for the claims that no figure judges.
+#: Stands for the claims that no figure shows.
 APART = "repro.claims"
 #: The claims of the README's first screen; each must exist.
 HEADLINES = (
@@ -67,8 +65,8 @@ TITLES = {
 
 
 def collect(*, local: bool = True) -> list[Claim]:
-    """The claims of all figures and of ``repro.claims``, as :func:`ordered`."""
-    return ordered([row for name in judges() for row in judge(name, local=local)])
+    """Every claim, judged, as :func:`ordered`."""
+    return ordered(claims.judge(local=local))
 
 
 def judges() -> tuple[str, ...]:
@@ -77,32 +75,24 @@ def judges() -> tuple[str, ...]:
 
 
 def judge(name: str, frame: pandas.DataFrame | None = None, *, local: bool = True) -> list[Claim]:
-    """The claims of a figure, or those of no figure (:data:`APART`).
+    """The claims that a figure shows, or those that none does (:data:`APART`).
 
     frame: the figure's, where it is at hand.
     """
-    if name == APART:
-        return claims.judge(local=local)
-    figure = module(name)
-    if not hasattr(figure, "verdicts"):
-        return []
-    found: list[Claim] = figure.verdicts(
-        tidy(figure.EXPERIMENTS, local=local) if frame is None else frame
-    )
-    return found
+    figures = set(names())
+    wanted = [
+        row.name
+        for row in claims.rows().values()
+        if row.shown == name or (name == APART and row.shown not in figures)
+    ]
+    known = {} if frame is None else {module(name).EXPERIMENTS: frame}
+    return claims.judge(wanted, local=local, frames=known)
 
 
 def ordered(judged: Sequence[Claim]) -> list[Claim]:
-    """All claims, papers first, in the order of their names; ValueError where one is judged twice.
-
-    Every claim of ``repro.claims.CATALOGUE`` has a row, not tested where nothing judges it.
-    """
-    rows = [*judged, *claims.missing(row.name for row in judged)]
-    twice = [name for name, count in Counter(row.name for row in rows).items() if count > 1]
-    if twice:
-        raise ValueError(f"claims judged twice: {sorted(twice)}")
+    """Papers first, in the order of their names."""
     origins = list(Origin)
-    return sorted(rows, key=lambda row: (origins.index(row.origin), _natural(row.name)))
+    return sorted(judged, key=lambda row: (origins.index(row.origin), _natural(row.name)))
 
 
 def cells(row: Claim) -> dict[str, str]:

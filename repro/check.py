@@ -18,7 +18,6 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tabulate import tabulate
 
@@ -95,10 +94,11 @@ def wrong(subject: Subject) -> list[str]:
         framework_result,
         visible,
     )
-    from repro.attention.views import TORCH_TYPES, array_of
+    from repro.attention.views import TORCH_TYPES
+    from repro.instruments.run_pass import run_pass
     from repro.prediction import predict
 
-    shape, backend = subject.shape, HostBackend()
+    shape = subject.shape
     generator = torch.Generator().manual_seed(0)
     dtype, scale = TORCH_TYPES[shape.dtype], 1.0 / math.sqrt(shape.head_dim)
 
@@ -107,31 +107,20 @@ def wrong(subject: Subject) -> list[str]:
 
     q, k, v = draw(shape.seqlen_q), draw(shape.seqlen_k), draw(shape.seqlen_k)
     dout = draw(shape.seqlen_q)
-    tensors = {"q": q, "k": k, "v": v, "dout": dout, "out": torch.empty_like(q)}
-    tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
-    at = {name: array_of(name, tensor) for name, tensor in tensors.items()}
-    lse = torch.empty(q.shape[:3])
-    keeps_lse = subject.algorithm in (*attention.FLASH, *attention.HOPPER)
-    stats = {"lse": array_of("lse", lse)} if keeps_lse else {}
-    operands = (at["q"], at["k"], at["v"], at["out"])
-    options: dict[str, Any] = {"scale": scale, "causal": shape.causal}
-    attention.forward(backend, subject.algorithm, *operands, stats, **options)
-    results: tuple[str, ...] = ("out",)
-    if subject.pass_ == "backward":
-        results = ("dq", "dk", "dv")
-        backend.reset()
-        attention.backward(
-            backend, subject.algorithm, *operands, at["dout"], stats,
-            at["dq"], at["dk"], at["dv"], **options,
-        )  # fmt: skip
+    given = {"q": q, "k": k, "v": v, "dout": dout}
+    ran = run_pass(subject.algorithm, subject.pass_, given, HostBackend(), causal=shape.causal)
     want = attention_reference(q, k, v, dout, causal=shape.causal)
     seen = visible(1, 1, shape.seqlen_q, shape.seqlen_k, causal=shape.causal)
     theirs = framework_result(q, k, v, dout, seen=seen, scale=scale)
-    found = [beyond_bound(name, tensors[name], want, theirs, dtype) for name in results]
+    found = [
+        beyond_bound(name, result, want, theirs, dtype)
+        for name, result in ran.tensors.items()
+        if name != "lse"
+    ]
     gpu = H200 if any(map(is_hopper, subject.kernels)) else HOST_GPU
     predicted = predict(subject.algorithm, shape, subject.pass_, gpu).traffic.kernels
-    for kernel in dict.fromkeys((*backend.traffic, *predicted)):
-        counted = dict(backend.traffic.get(kernel, {}))
+    for kernel in dict.fromkeys((*ran.traffic.kernels, *predicted)):
+        counted = dict(ran.traffic.kernels.get(kernel, {}))
         for key in dict.fromkeys((*counted, *predicted.get(kernel, {}))):
             pair = counted.get(key, 0), predicted.get(kernel, {}).get(key, 0)
             if pair[0] != pair[1]:

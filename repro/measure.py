@@ -56,6 +56,9 @@ def measure(
             continue
         if outcome.failed:
             say(f"{one.name}: {outcome.failed} cells failed, see their rows")
+        if outcome.skipped and not outcome.measured + outcome.failed and not quick:
+            say(f"{one.name}: nothing to measure: {outcome.skipped} cells are on record "
+                "(--again measures them anew)")  # fmt: skip
         if outcome.failed and not outcome.measured + outcome.skipped:
             broken.append(one.name)
     if broken:

@@ -9,7 +9,6 @@ import pandas
 from matplotlib.lines import Line2D
 
 from figures.common import COLOURS, FILLED, HOLLOW, Drawing, devices, note, pick
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
 from repro.experiments.bytes.accuracy import DTYPES, HEAD_DIM, INPUTS, RESULTS, SEQLEN
 
 EXPERIMENTS = ("accuracy", "numerical-error")
@@ -73,42 +72,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     kept = ["source", "implementation", "dtype", "inputs", "tensor", "metric", "value", "note"]
     return Drawing(figure, frame[frame["value"].notna()][[k for k in kept if k in frame]])
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Table 3's ratio, and that no gradient of ours is less exact than the framework's."""
-    rows = pick(frame, metric="rmse")
-
-    def value(**wanted: str) -> float:
-        found = pick(rows, **wanted)["value"].dropna()
-        return float(found.iloc[0]) if len(found) else float("nan")
-
-    published = value(source="published", implementation="fp16 baseline") / value(
-        source="published", implementation="flash2"
-    )
-    here = {"source": "measured", "dtype": "fp16", "inputs": "outliers", "tensor": "out"}
-    ratio = value(**here, implementation="standard") / value(**here, implementation="flash")
-    table = pick(rows, source="measured").pivot_table(
-        index=["dtype", "inputs", "tensor"], columns="implementation", values="value"
-    )
-    most = float("nan")
-    if {"flash", "standard"} <= set(table):
-        most = float((table["flash"] / table["standard"]).max())
-    return [
-        claim(
-            "FA-3 Table 3",
-            predicted="more than 1x: scores stay in fp32",
-            measured=f"{ratio:.1f}x smaller RMSE" if ratio == ratio else NOT_MEASURED,
-            published=f"{published:.1f}x",
-            parts=[Part(what="standard's RMSE over flash's", value=ratio, low=1.7 * 0.8,
-                        high=1.7 * 1.2, limits=(1.0, float("inf")), evidence=Evidence.COUNTED,
-                        why="less error, but not 1.7x less", form=".2f")],
-        ),
-        claim(
-            "accuracy",
-            predicted="at most 2",
-            measured=f"{most:.2f}" if most == most else NOT_MEASURED,
-            parts=[Part(what="RMSE over eager attention's, worst", value=most, high=2.0,
-                        form=".2f", evidence=Evidence.COUNTED)],
-        ),
-    ]  # fmt: skip

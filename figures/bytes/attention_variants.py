@@ -18,9 +18,7 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 from repro.experiments.bytes.attention_variants import HEAD_DIM, LENGTHS
 
 EXPERIMENTS = ("attention-variants",)
@@ -78,50 +76,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     kept = ["source", "implementation", "seqlen_q", "metric", "tensor", "value", "unit", "note"]
     return Drawing(figure, frame[frame["value"].notna()][[k for k in kept if k in frame]])
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Predicted against measured bytes, and what checkpointing one attention does to its peak."""
-    rows = pick(frame, metric=["saved_bytes", "peak_bytes"])
-    table = rows.pivot_table(
-        index=["metric", "implementation", "seqlen_q"], columns="source", values="value"
-    )
-    far = worst(table["measured"] / table["predicted"]) if "measured" in table else float("nan")
-
-    def of(metric: str, name: str, source: str) -> float:
-        some = pick(rows, metric=metric, implementation=name, source=source, seqlen_q=LENGTHS[-1])
-        some = some.dropna(subset=["value"])
-        return float(some["value"].iloc[0]) if len(some) else float("nan")
-
-    def halves(source: str) -> tuple[float, float]:
-        """What a checkpoint leaves of the kept bytes and of the peak."""
-        kept, peak = (
-            of(metric, "standard-checkpointed", source) / of(metric, "standard", source)
-            for metric in ("saved_bytes", "peak_bytes")
-        )
-        return kept, peak
-
-    def shown(found: tuple[float, float]) -> str:
-        kept, peak = found
-        return f"kept x {kept:.2f}, peak x {peak:.2f}" if kept == kept else NOT_MEASURED
-
-    kept, peak = halves("measured")
-    return [
-        claim(
-            "variants",
-            predicted="lists of live tensors",
-            measured=f"worst {far - 1:+.2%}" if far == far else NOT_MEASURED,
-            parts=[agreement("bytes over the list, worst", far, 1, 0.02, Evidence.OTHER)],
-        ),
-        claim(
-            "checkpointed attention",
-            predicted=f"{shown(halves('predicted'))}, N = {LENGTHS[-1]}",
-            measured=shown((kept, peak)),
-            parts=[
-                agreement("what is kept over the list", kept, halves("predicted")[0], 0.02,
-                          Evidence.OTHER),
-                agreement("peak with a checkpoint over that without", peak, 1, 0.02,
-                          Evidence.OTHER),
-            ],
-        ),
-    ]  # fmt: skip

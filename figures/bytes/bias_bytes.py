@@ -17,13 +17,11 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
-from repro.experiments.bytes.bias_bytes import DTYPE, EXECUTED, HEAD_DIM, HEADS, PASSES, SUMMED
+from repro.claims.options.bias import FIELDS, MB, totals
+from repro.experiments.bytes.bias_bytes import DTYPE, HEAD_DIM, HEADS, PASSES, SUMMED
 
 EXPERIMENTS = ("bias-bytes",)
-MB = 1e6
 #: (implementation, scores) -> name, colour, line.
 WAYS = {
     ("standard", "bias"): ("standard, bias", "#999999", "--"),
@@ -31,19 +29,6 @@ WAYS = {
     ("flash", "alibi"): ("ALiBi, computed", "#0072B2", "-"),
     ("flash", "plain"): ("no bias", "#009E73", ":"),
 }
-FIELDS = ["source", "implementation", "scores", "pass", "seqlen_q"]
-
-
-def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """All bytes of a pass by source, a row a cell, and ``lowest``: each tensor once a kernel."""
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    if rows.empty:
-        return pandas.DataFrame(columns=[*FIELDS, "value", "lowest", "megabytes"])
-    found = rows.groupby(FIELDS, dropna=False)["value"].sum().reset_index()
-    bound = pick(frame, metric="compulsory_bytes").set_index(FIELDS[1:])["value"]
-    found = found.join(bound.rename("lowest"), on=FIELDS[1:])
-    found["megabytes"] = found["value"] / MB
-    return found
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -91,31 +76,3 @@ def _lines(ax: plt.Axes, rows: pandas.DataFrame, *, counted: bool = True) -> Non
     powers_of_two(ax, SUMMED[::2])
     ax.set(xlabel="sequence length N", xlim=(SUMMED[0] / 1.3, SUMMED[-1] * 100))
     label_ends(ax, ends)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Counted bytes are the predicted ones in every tensor; the least grows by N² with a bias."""
-    keys = [*FIELDS[1:], "kernel", "tensor", "direction"]
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    wide = rows.pivot_table(index=keys, columns="source", values="value")
-    wide = wide.reindex(columns=["predicted", "measured"]).dropna()
-    off = worst(wide["measured"] / wide["predicted"])
-    # A slope is 4 bytes a tile, a bias an element a pair: counted at the longest sequence executed.
-    longest = pick(totals(frame), source="measured", seqlen_q=EXECUTED[-1])
-    counted = longest.groupby("scores")["value"].sum()
-    shown = f"{len(wide)} tensors, worst {off - 1:+.2%}"
-    if {"plain", "alibi", "bias"} <= set(counted.index):
-        more = {name: counted[name] - counted["plain"] for name in ("alibi", "bias")}
-        shown += (
-            f"; both passes at N = {EXECUTED[-1]} move {more['bias'] / MB:.2f} MB more with a "
-            f"stored bias, {more['alibi'] / 1e3:.2f} kB more with ALiBi"
-        )
-    return [
-        claim(
-            "stored bias",
-            predicted="sums over the tile loop, by tensor and direction",
-            measured=shown if len(wide) else NOT_MEASURED,
-            parts=[agreement("counted over predicted, worst tensor", off, 1, 0.0,
-                             Evidence.COUNTED)],
-        )
-    ]  # fmt: skip

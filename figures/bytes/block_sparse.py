@@ -18,47 +18,12 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
+from repro.claims.attention.block_sparse import published, shares, totals
 from repro.experiments.bytes.block_sparse import EXECUTED, HEAD_DIM, LENGTHS, PUBLISHED_LENGTH, TILE
 
 EXPERIMENTS = ("block-sparse", "fig2-right")
 OURS, BUTTERFLY = COLOURS["flash"], "#0072B2"
-
-
-def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Forward + backward bytes per source, pattern, length and density."""
-    rows = pick(frame, metric="traffic_bytes")
-    keys = ["source", "pattern", "seqlen_q", "density"]
-    both = rows.groupby([*keys, "pass"], as_index=False)["value"].sum()
-    whole = both.groupby(keys, as_index=False).agg(value=("value", "sum"), passes=("pass", "count"))
-    return whole[whole["passes"] == 2].drop(columns="passes")
-
-
-def shares(table: pandas.DataFrame, seqlen: int) -> pandas.DataFrame:
-    """Random blocks at one length, with ``share`` of the bytes at density 1."""
-    rows = pick(table, pattern="random", seqlen_q=seqlen).copy()
-    full = rows[rows["density"] == 1.0].set_index("source")["value"]
-    rows["share"] = rows["value"] / rows["source"].map(full)
-    return rows
-
-
-def published(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The paper's run times with ``share`` of the dense FlashAttention's."""
-    rows = pick(frame, experiment="fig2-right", source="published", metric="time_ms").copy()
-    dense = rows[rows["implementation"] == "flash1"]["value"]
-    rows = pick(rows, implementation="flash1-block-sparse")
-    rows["share"] = rows["value"] / (float(dense.iloc[0]) if len(dense) else float("nan"))
-    return rows
-
-
-def line(rows: pandas.DataFrame) -> tuple[float, float]:
-    """Least-squares intercept and slope of share against density."""
-    if len(rows) < 2:
-        return float("nan"), float("nan")
-    slope, intercept = np.polyfit(rows["density"], rows["share"], 1)
-    return float(intercept), float(slope)
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -133,51 +98,3 @@ def tail_slope(rows: pandas.DataFrame) -> float:
     if len(sums) < 2:
         return float("nan")
     return float(np.diff(np.log(sums["value"]))[0] / np.diff(np.log(sums["seqlen_q"]))[0])
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Proposition 4 in counted bytes, and the paper's run times beside the bytes."""
-    table, paper = totals(frame), published(frame)
-    ours = line(pick(shares(table, PUBLISHED_LENGTH), source="predicted"))
-    counted = pick(shares(table, EXECUTED), source="measured")
-    counts, theirs = line(counted), line(paper)
-    pivot = table.pivot_table(
-        index=["pattern", "seqlen_q", "density"], columns="source", values="value"
-    )
-    ratio = pivot["measured"] / pivot["predicted"] if "measured" in pivot else pandas.Series()
-
-    def affine(found: tuple[float, float]) -> str:
-        return f"{found[0]:.2f} + {found[1]:.2f} s" if found[1] == found[1] else NOT_MEASURED
-
-    return [
-        claim(
-            "FA-1 Prop. 4",
-            predicted=f"{affine(ours)} of dense at N = {PUBLISHED_LENGTH}",
-            measured=f"{affine(counts)} at N = {EXECUTED}",
-            parts=[
-                agreement("bytes counted over the sums, worst", worst(ratio), 1, 0.0,
-                          Evidence.COUNTED),
-                Part(what="largest distance of a count from a line in s", value=bend(counted),
-                     high=0.02, evidence=Evidence.COUNTED),
-            ],
-        ),
-        claim(
-            "FA-1 Fig. 2 right",
-            predicted=f"bytes: {affine(ours)}",
-            published=f"run time: {affine(theirs)}",
-            parts=[
-                Part(what="largest distance of a printed time from a line in s", value=bend(paper),
-                     high=0.02, evidence=Evidence.PUBLISHED),
-                agreement("printed slope in s over the bytes'", theirs[1], ours[1], 0.05,
-                          Evidence.PUBLISHED),
-            ],
-        ),
-    ]  # fmt: skip
-
-
-def bend(rows: pandas.DataFrame) -> float:
-    """How far a point is from the straight line through all of them, as a share of dense."""
-    first, slope = line(rows)
-    if slope != slope:
-        return float("nan")
-    return float((rows["share"] - first - slope * rows["density"]).abs().max())

@@ -9,7 +9,7 @@ and HBM does not, where L2 holds what neighbouring blocks read at the same time.
 import matplotlib.pyplot as plt
 import pandas
 
-from analysis.hardware import A100_80GB, H200, find_gpu
+from analysis.hardware import A100_80GB, H200
 from figures.common import (
     Drawing,
     devices,
@@ -19,9 +19,8 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from repro.claims.options.decoding import FIELDS
 from repro.experiments.bytes.decode_bytes import (
     CONTEXTS,
     DRAFT_CONTEXT,
@@ -30,12 +29,9 @@ from repro.experiments.bytes.decode_bytes import (
     SPLITS,
     WIDTHS,
 )
-from repro.experiments.gpu.gpu_decode import RULE
 
 EXPERIMENTS = ("decode-bytes", "gpu-decode", "ceiling", "gpu-ceilings")
 MB = 1e6
-#: What is measured of HBM: copies and reads of what L2 cannot hold.
-HBM_CEILINGS = ("copy", "hbm-copy", "hbm-read")
 #: Way to share -> name and colour.
 SHARING = {
     "mha": ("MHA, 32 heads", "#D55E00"),
@@ -45,7 +41,6 @@ SHARING = {
     "latent-256": ("latent of 256", "#CC79A7"),
     "latent-576": ("latent of 576, 512 values", "#999999"),
 }
-FIELDS = ["source", "sharing", "kv_heads", "head_dim", "seqlen_q", "seqlen_k", "splits"]
 
 
 def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -119,66 +114,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     kept = [*FIELDS, "value", "lowest"]
     order = ["sharing", "splits", "seqlen_q", "seqlen_k", "source"]
     return Drawing(figure, found[kept].sort_values(order).reset_index(drop=True))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Counted bytes are the predicted ones, in every tensor."""
-    keys = [*FIELDS[1:], "kernel", "tensor", "direction"]
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    wide = rows.pivot_table(index=keys, columns="source", values="value")
-    wide = wide.reindex(columns=["predicted", "measured"]).dropna()
-    off = worst(wide["measured"] / wide["predicted"])
-    errors = pick(frame, metric="max_abs_error", source="measured")["value"].dropna()
-    shown = f"{len(wide)} tensors of {len(errors)} steps, worst {off - 1:+.2%}; out within " + (
-        f"{errors.max():.1e} of float64" if len(errors) else ""
-    )
-    return [
-        claim(
-            "decoding",
-            predicted="sums over the tile loop, by tensor and direction",
-            measured=shown if len(wide) else NOT_MEASURED,
-            parts=[agreement("counted over predicted, worst tensor", off, 1, 0.0,
-                             Evidence.COUNTED)],
-        ),
-        _time(frame),
-    ]  # fmt: skip
-
-
-def _time(frame: pandas.DataFrame) -> Claim:
-    """Time of a step over that of its bytes at the card's own bandwidth, where both are known."""
-    rows = pick(frame, experiment="gpu-decode", metric="time_ms", splits=RULE)
-    # The kernel of the wide latent makes every score twice: not a case for HBM's roofline.
-    rows = rows.dropna(subset=["value"]).query("sharing != 'latent-576'")
-    point = ["sharing", "batch", "seqlen_q", "seqlen_k", "card"]
-    measured = pick(rows, source="measured").copy()
-    measured["card"] = [_card(device) for device in measured["device"]]
-    bounds = pick(rows, source="predicted").rename(columns={"device": "card"})
-    both = measured.merge(bounds[[*point, "value"]], on=point, suffixes=("", "_bound"))
-    share = both["card"].map(_bandwidth_shares(frame))
-    ratio = (both["value"] * share / both["value_bound"]).dropna()
-    median = float(ratio.median()) if len(ratio) else float("nan")
-    spread = f"{ratio.min():.2f} to {ratio.max():.2f} of it, median {median:.2f}"
-    return claim(
-        "decode time",
-        predicted="the cache, q and out once at the bandwidth measured on the same card",
-        measured=spread if len(ratio) else NOT_MEASURED,
-        parts=[agreement("median time over the roofline", median, 1, 0.1, Evidence.HARDWARE)],
-    )  # fmt: skip
-
-
-def _card(device: object) -> str | None:
-    found = find_gpu(str(device))
-    return found.name if found else None
-
-
-def _bandwidth_shares(frame: pandas.DataFrame) -> dict[str, float]:
-    """Card -> its best measured bandwidth of HBM over the datasheet's."""
-    rows = pick(frame, experiment=["ceiling", "gpu-ceilings"], source="measured",
-                unit="TB/s", implementation=HBM_CEILINGS)  # fmt: skip
-    shares: dict[str, float] = {}
-    for device, value in zip(rows["device"], rows["value"], strict=True):
-        gpu = find_gpu(str(device))
-        if gpu is not None and value == value:
-            share = value * 1e12 / gpu.hbm_bandwidth_bytes_per_s
-            shares[gpu.name] = max(share, shares.get(gpu.name, 0.0))
-    return shares

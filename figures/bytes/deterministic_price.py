@@ -20,12 +20,10 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from repro.claims.options.determinism import LONGEST, change, totals
 from repro.experiments.bytes.deterministic_price import (
     BASELINES,
-    EXECUTED,
     HEAD_DIM,
     HOPPER,
     HOPPER_TILE,
@@ -68,7 +66,6 @@ PARTS = {
     "gradients out": "#74C476",
     "rest": "#BDBDBD",
 }
-LONGEST = EXECUTED[-1]
 
 
 def part(tensor: str) -> str:
@@ -77,18 +74,6 @@ def part(tensor: str) -> str:
     names |= {"dq_accum": "dq sums (fp32)"}
     names |= dict.fromkeys(("dq", "dk", "dv"), "gradients out")
     return names.get(tensor, "rest")
-
-
-def change(value: float, base: float) -> str:
-    """How much more than the base, in per cent of it, to two digits."""
-    return f"{100 * (value / base - 1):+.2g}%"
-
-
-def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Bytes per source, algorithm, length and mask."""
-    rows = pick(frame, metric="traffic_bytes")
-    keys = ["source", "implementation", "causal", "seqlen_q"]
-    return rows.groupby(keys, as_index=False)["value"].sum()
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -179,36 +164,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     kept = ["source", "implementation", "causal", "seqlen_q", "value", "metric", "unit"]
     bytes_ = table.drop(columns="megabytes").assign(metric="traffic_bytes", unit="B")
     return Drawing(figure, pandas.concat([bytes_, sums[kept]], ignore_index=True)[kept])
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """What determinism costs in bytes, and that the count is the prediction."""
-    table = totals(frame).pivot_table(
-        index=["implementation", "causal", "seqlen_q"], columns="source", values="value"
-    )
-    ratio = table["measured"] / table["predicted"] if "measured" in table else pandas.Series()
-
-    def against_atomic(algorithm: str, source: str) -> str:
-        try:
-            ours, base = (
-                table.loc[(name, False, LONGEST), source]
-                for name in (algorithm, BASELINES[algorithm])
-            )
-        except KeyError:
-            return NOT_MEASURED
-        if not (ours > 0 and base > 0):  # nothing counted adds up to 0
-            return NOT_MEASURED
-        return change(ours, base)
-
-    def each(source: str) -> str:
-        return ", ".join(f"{name} {against_atomic(name, source)}" for name in BASELINES)
-
-    return [
-        claim(
-            "determinism",
-            predicted=f"{each('predicted')} over atomic additions, N = {LONGEST}",
-            measured=each("measured"),
-            parts=[agreement("bytes counted over the sums, worst", worst(ratio), 1, 0.0,
-                             Evidence.COUNTED)],
-        )
-    ]  # fmt: skip

@@ -9,59 +9,13 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from analysis.flops import paper_flops
-from analysis.hardware import find_gpu
-from analysis.time_model import SHARED_MEMORY
 from figures.common import Drawing, devices, label_ends, note, pick, powers_of_two, series
-from figures.time.throughput import MEASURED, PANELS, TICKS, of_one_card, tflops
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
-from repro.experiments.gpu.gpu_throughput import cells, time_bound
-from repro.experiments.shared.attention import shape_of
+from figures.time.throughput import MEASURED, PANELS, TICKS
+from repro.claims.machine.peers import SHAPE, distances
 
 EXPERIMENTS = ("throughput", "throughput-peers", "gpu-throughput")
-OURS = "flash-sm90"
-#: The best of these a shape is the peer to be measured against.
-PEERS = tuple(name for name in MEASURED if not name.startswith("flash") or "attn" in name)
 #: All but standard attention, which is an order of magnitude away.
 DRAWN = tuple(name for name in MEASURED if name != "sdpa-math")
-COMMAND = "make figures/out/distance_from_bound.svg"
-SHAPE = ["pass", "head_dim", "causal", "seqlen_q"]
-#: What our kernels are to reach: geometric mean over all shapes, beside the best peer.
-GOAL = 1.0
-
-
-def bounds(card: str) -> pandas.DataFrame:
-    """A row per shape: TFLOP/s at the bound and at that without shared memory, and what binds."""
-    gpu = find_gpu(card)
-    assert gpu is not None
-    rows = []
-    for cell in cells():
-        bound, _ = time_bound(cell, OURS, gpu)
-        without, _ = time_bound(cell, OURS, gpu, without=(SHARED_MEMORY,))
-        flops = paper_flops(shape_of(cell), str(cell["pass"]))
-        rows.append({k: cell[k] for k in SHAPE} | {
-            "bound_tflops": flops / bound.seconds / 1e12,
-            "without_shared_tflops": flops / without.seconds / 1e12,
-            "binding": bound.binding,
-        })  # fmt: skip
-    return pandas.DataFrame(rows)
-
-
-def distances(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Measured rows with their time over the bound's, with and without shared memory in it."""
-    rows = of_one_card(tflops(frame))
-    rows = rows[(rows["source"] == "measured") & rows["tflops"].notna()]
-    rows = rows[rows["implementation"].isin(MEASURED) & (rows["dtype"] == "bf16")]
-    if rows.empty:
-        return rows.assign(bound_tflops=[], binding=[], distance=[], distance_without_shared=[])
-    keys = ["implementation", *SHAPE]
-    rows = rows.groupby(keys, as_index=False).agg({"tflops": "median", "source": "first",
-                                                   "device": "first"})  # fmt: skip
-    rows["causal"] = rows["causal"].astype(bool)
-    found = rows.merge(bounds(str(rows["device"].iloc[0])), on=SHAPE)
-    found["distance"] = found["bound_tflops"] / found["tflops"]
-    found["distance_without_shared"] = found["without_shared_tflops"] / found["tflops"]
-    return found.sort_values(keys)
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -112,35 +66,3 @@ def panel(ax: Axes, rows: pandas.DataFrame) -> None:
         ax.text(440 if edge else middle, 0.93, str(binding), fontsize=7, va="top",
                 ha="left" if edge else "center", color="#555555")  # fmt: skip
     label_ends(ax, ends)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Ours beside the best peer, in the geometric mean over all shapes of a pass."""
-    table = distances(frame)
-    found = []
-    for pass_ in ("forward", "backward"):
-        rows = pick(table, pass_=pass_)
-        best = pick(rows, implementation=list(PEERS)).groupby(SHAPE)["tflops"].max()
-        ours = pick(rows, implementation=OURS).set_index(SHAPE)["tflops"]
-        ratio = (ours / best).dropna()
-        mean = float(ratio.prod() ** (1 / len(ratio))) if len(ratio) else float("nan")
-        peers = pick(rows, implementation=list(PEERS)).groupby(SHAPE)["distance"].min()
-        away = f"best peer {peers.min():.1f} to {peers.max():.1f}x our tiles' bound" if len(
-            peers) else ""  # fmt: skip
-        shown = f"ours not timed yet; {away}" if away else NOT_MEASURED
-        if len(ratio):
-            distance = pick(rows, implementation=OURS)["distance"]
-            shown = (
-                f"{mean:.2f}x over {len(ratio)} shapes ({ratio.min():.2f} to {ratio.max():.2f}); "
-                f"ours {distance.min():.1f} to {distance.max():.1f}x the bound, {away}"
-            )
-        found.append(
-            claim(
-                f"Hopper {pass_}",
-                predicted=f"{GOAL:.2f}x or more",
-                measured=shown,
-                parts=[Part(what="our TFLOP/s over the best peer's, geometric mean", value=mean,
-                            low=GOAL, evidence=Evidence.HARDWARE, form=".2f")],
-            )
-        )  # fmt: skip
-    return found

@@ -4,9 +4,9 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.fusion import CHAINS
-from figures.common import FILLED, Drawing, devices, note, pick, worst
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
-from repro.experiments.chains.fusion import FULL_BYTES, IMPLEMENTATIONS
+from figures.common import FILLED, Drawing, devices, note, pick
+from repro.claims.machine.fusion import passes
+from repro.experiments.chains.fusion import IMPLEMENTATIONS
 
 EXPERIMENTS = ("fusion",)
 COLOURS = {
@@ -15,15 +15,6 @@ COLOURS = {
     "torch-eager": "#E69F00",
     "torch-compile": "#0072B2",
 }
-COMMAND = "make figures/out/fusion_passes.svg"
-
-
-def passes(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Bytes over the bytes of one pass: a row per chain and implementation."""
-    rows = pick(frame, metric="moved_bytes").copy()
-    rows["value"] = rows["value"] / FULL_BYTES
-    table = rows.pivot_table(index=["chain", "implementation"], columns="source", values="value")
-    return table.reindex(columns=["predicted", "measured"]).reset_index()
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -51,40 +42,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         f"Layer norm is one operation in eager torch. {devices(frame)}.",
     )
     return Drawing(figure, table.assign(unit="passes"))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """K13 and the other chains."""
-    table = passes(frame).set_index(["chain", "implementation"])
-    one = table.loc["scale-shift"]
-    ratio = {s: float(one.loc["unfused", s] / one.loc["fused", s]) for s in table.columns}
-    ours = table.loc[(slice(None), ["unfused", "fused"]), :]
-    counts = worst(ours["measured"] / ours["predicted"])
-    longest = table.loc["bias-gelu-dropout-residual"]
-    gain = {s: float(longest.loc["unfused", s] / longest.loc["fused", s]) for s in table.columns}
-    compiled = table.loc[(slice(None), "torch-compile"), :]
-    reach = worst(compiled["measured"] / compiled["predicted"])
-
-    def times(value: float) -> str:
-        return f"{value:.2f}x (host backend)" if value == value else NOT_MEASURED
-
-    return [
-        claim(
-            "K13", predicted=f"{ratio['predicted']:.2f}x", measured=times(ratio["measured"]),
-            parts=[agreement("bytes unfused over fused, counted, over 2", ratio["measured"], 2, 0.0,
-                             Evidence.COUNTED)],
-        ),
-        claim(
-            "fusion of longer chains", predicted=f"{gain['predicted']:.2f}x fewer bytes",
-            measured=times(gain["measured"]),
-            parts=[agreement("bytes counted over passes, worst chain", counts, 1, 0.0,
-                             Evidence.COUNTED)],
-        ),
-        claim(
-            "fusion by torch.compile", predicted="2, 3, 2 passes",
-            measured=f"at most {reach:.3f} of that (Inductor's count)" if reach == reach
-            else NOT_MEASURED,
-            parts=[agreement("the compiler's bytes over the fused passes, worst", reach, 1, 0.01,
-                             Evidence.OTHER)],
-        ),
-    ]  # fmt: skip

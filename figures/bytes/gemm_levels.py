@@ -1,16 +1,14 @@
 """A matrix product in four forms: bytes at each level against the tile, and misses on a CPU."""
 
-import math
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas
 
 from analysis.cache_model import closed_form
 from analysis.gemm import GemmShape, lower_bound_bytes
-from figures.common import FILLED, Drawing, devices, key, note, pick, worst
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
-from repro.experiments.chains.gemm_cache import BLOCK, FIRST, HARDWARE_SIDE, LAST
+from figures.common import FILLED, Drawing, devices, key, note, pick
+from repro.claims.machine.gemm import elements
+from repro.experiments.chains.gemm_cache import BLOCK, FIRST, LAST
 from repro.experiments.chains.gemm_ladder import SIDE
 
 EXPERIMENTS = ("gemm-ladder", "gemm-cache")
@@ -20,18 +18,6 @@ COLOURS = {
     "three-level": "#0072B2",
     "tensor-core": "#009E73",
 }
-COMMAND = "make figures/out/gemm_levels.svg"
-
-
-def elements(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Elements moved a multiply-add: a row per source, form, tile and level."""
-    rows = pick(frame, experiment="gemm-ladder", metric=["global_bytes", "shared_bytes"]).copy()
-    rows["block_m"] = rows["block_m"].fillna(1)
-    keys = ["source", "implementation", "block_m", "dtype", "metric"]
-    table = rows.groupby(keys, as_index=False)["value"].sum()
-    itemsize = table["dtype"].map({"fp16": 2, "fp32": 4})
-    table["value"] = table["value"] / itemsize / SIDE**3
-    return table
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -95,54 +81,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     return Drawing(figure, pandas.concat([table, misses[["source", "implementation", "side",
                                                          "metric", "value"]]]))  # fmt: skip
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Bytes at both levels; misses."""
-    table = elements(frame)
-    keys = ["implementation", "block_m", "metric"]
-    wide = table[table["value"] > 0].pivot_table(index=keys, columns="source", values="value")
-    counted = "measured" in wide and not wide["measured"].isna().any()
-    count = worst(wide["measured"] / wide["predicted"]) if counted else float("nan")
-    misses = pick(frame, experiment="gemm-cache",
-                  metric=["first_level_misses", "last_level_misses"])  # fmt: skip
-    if "tool" in misses:  # the model's own count, where valgrind is missing, measures nothing
-        misses = misses[~misses["tool"].astype(str).str.startswith("LRU model")]
-    sides = misses[misses["side"] != 96]  # rows of 384 bytes meet in few sets: no LRU law there
-    pairs = sides.pivot_table(index=["implementation", "side", "metric"], columns="source",
-                              values="value")  # fmt: skip
-    missed, seen = float("nan"), NOT_MEASURED
-    if "measured" in pairs and not pairs["measured"].isna().any():
-        missed = worst(pairs["measured"] / pairs["predicted"])
-        naive, tiled = (pairs.loc[(f, 112, "first_level_misses"), "measured"]
-                        for f in ("naive", "tiled"))  # fmt: skip
-        seen = f"{naive / tiled:.0f}x fewer at N = 112, worst {missed - 1:+.1%}"
-    hardware = pick(frame, experiment="gemm-cache", metric="hardware_first_level_misses",
-                    source="measured").groupby("implementation")["value"].first()  # fmt: skip
-    fewer = float("nan")
-    if {"naive", "tiled"} <= set(hardware.index):
-        fewer = hardware["naive"] / hardware["tiled"]
-        seen += f"; {fewer:.0f}x by the processor's counter, N = {HARDWARE_SIDE}"
-    elif seen != NOT_MEASURED:
-        seen += "; this machine hides the processor's counter"
-    simulated = agreement("the simulator's misses over the LRU law's, worst", missed, 1, 0.12,
-                          Evidence.OTHER)  # fmt: skip
-    n = 112
-    model = closed_form(n, None, FIRST) / closed_form(n, BLOCK, FIRST)
-    return [
-        claim(
-            "matrix product levels",
-            predicted=f"{len(wide)} counts",
-            measured=f"worst {count - 1:+.2%}" if counted else NOT_MEASURED,
-            parts=[agreement("elements counted over the formula, worst", count, 1, 0.0,
-                             Evidence.COUNTED)],
-        ),
-        claim(
-            "matrix product misses",
-            predicted=f"{model:.0f}x fewer first-level misses at N = {n}",
-            measured=seen,
-            parts=[simulated, *([] if math.isnan(fewer) else [
-                Part(what="first-level misses naive over tiled, processor's counter", value=fewer,
-                     low=2.0, evidence=Evidence.HARDWARE)])],
-        ),
-    ]  # fmt: skip

@@ -6,12 +6,11 @@ error is somewhat larger: the exact kernel's largest weight is 1, which bf16 hol
 """
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas
 
 from analysis.optimistic import LIMIT_LOG2, onset
 from figures.common import FILLED, HOLLOW, Drawing, devices, note, pick, series
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
+from repro.claims.options.optimistic import relative
 from repro.experiments.bytes.optimistic import (
     EXACT,
     HEAD_DIM,
@@ -26,20 +25,6 @@ from repro.experiments.bytes.optimistic import (
 EXPERIMENTS = ("optimistic", "gpu-optimistic")
 COLOUR = {EXACT: "#0072B2", OPTIMISTIC: "#D55E00"}
 TIME = "#CC79A7"
-#: Relative increase of the error that the optimistic form may have over the exact one.
-ERROR_TOLERANCE = 0.25
-
-
-def relative(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
-    """A metric of the optimistic form over that of the exact one, per source, shape and drift."""
-    rows = pick(frame, metric=metric, pattern="upward")
-    keys = ["source", "device", "seqlen_k", "head_dim", "nats"]
-    if rows.empty:
-        return pandas.DataFrame(columns=[*keys, "ratio"])
-    rows = rows.assign(device=rows["device"].fillna(""))
-    wide = rows.pivot_table(index=keys, columns="implementation", values="value")
-    wide = wide.reindex(columns=[EXACT, OPTIMISTIC])
-    return (wide[OPTIMISTIC] / wide[EXACT]).rename("ratio").dropna().reset_index()
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -107,31 +92,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     table = pandas.concat([flagged[kept], errors[kept], pick(upward, metric="traffic_bytes")[kept]])
     more = times.rename(columns={"ratio": "value"}).assign(metric="time over exact", unit="1")
     return Drawing(figure, pandas.concat([table, more], ignore_index=True) if len(more) else table)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Repair restores the exact kernel's error; where nothing is flagged, it is about the same."""
-    ours = pick(frame, experiment="optimistic")
-    rows = pick(ours, source="measured", metric="rmse", tensor="out").dropna(subset=["value"])
-    start = onset("upward", SEQLEN_K, first_key_looked_at(cells()[0]))
-    wide = rows.pivot_table(index=["pattern", "nats"], columns="implementation", values="value")
-    wide = wide.reindex(columns=[EXACT, OPTIMISTIC]).dropna()
-    ratio = (wide[OPTIMISTIC] / wide[EXACT]).where(wide[EXACT] > 0, 1.0)
-    flagged = pick(ours, source="measured", metric="flagged_share", pattern="upward", value=1.0)
-    first = f"{flagged['nats'].min():g} nats" if len(flagged) else NOT_MEASURED
-    times = relative(frame, "time_ms")
-    speed = f"{times['ratio'].min():.2f} to {times['ratio'].max():.2f} of exact" if len(
-        times) else NOT_MEASURED  # fmt: skip
-    most = float(ratio.max()) if len(ratio) else np.nan
-    return [
-        claim(
-            "optimistic softmax",
-            predicted=f"repair from {start:.1f} nats of drift on",
-            measured=f"error at most {most - 1:+.0%}; all tiles repaired from {first} on; time: "
-            f"{speed}" if len(ratio) else NOT_MEASURED,
-            parts=[Part(what="its RMSE over the exact kernel's, worst drift", value=most, high=1.05,
-                        limits=(-np.inf, 1 + ERROR_TOLERANCE), form=".2f",
-                        evidence=Evidence.COUNTED,
-                        why=f"within {ERROR_TOLERANCE:.0%}")],
-        )
-    ]  # fmt: skip

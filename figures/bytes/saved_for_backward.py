@@ -18,9 +18,7 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
 
 EXPERIMENTS = ("attention-variants",)
 MIB = 2**20
@@ -67,33 +65,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     note(figure, f"d = 64, fp32, forward pass on: {devices(rows)}.")
     kept = ["source", "implementation", "seqlen_q", "value", "unit", "device"]
     return Drawing(figure, rows[kept].sort_values(["implementation", "seqlen_q", "source"]))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """K1: both halves against the notes' counts, in bytes seen by autograd's hooks."""
-    rows = pick(saved(frame), implementation=["standard", "flash"], source="measured")
-    rows = rows.dropna(subset=["value"])
-    found: dict[str, list[float]] = {"standard": [], "flash": []}
-    for row in rows.itertuples():
-        n, d, item = row.seqlen_q, row.head_dim, 4  # fp32, one head
-        operands, matrix = 4 * n * d * item, 2 * n * n * item
-        if row.implementation == "flash":
-            found["flash"].append(row.value / (operands + 2 * n * item))
-        else:
-            found["standard"].append((row.value - 3 * n * d * item) / matrix)
-    return [
-        claim(
-            "K1",
-            predicted="4 Nd + N; 3 Nd + N²",
-            measured=f"{len(rows)} points: standard keeps P and not S, flash one statistic a row"
-            if len(rows) else NOT_MEASURED,
-            parts=[
-                agreement("flash: bytes kept over 4 Nd + 2 N, worst",
-                          worst(pandas.Series(found["flash"], dtype=float)), 1, 0.001,
-                          Evidence.OTHER),
-                agreement("standard: bytes kept beside q, k, v over 2 N², worst",
-                          worst(pandas.Series(found["standard"], dtype=float)), 1, 0.05,
-                          Evidence.OTHER),
-            ],
-        )
-    ]  # fmt: skip

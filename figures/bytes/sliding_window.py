@@ -21,9 +21,8 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
+from repro.claims.options.window import KEYS, excess, totals
 from repro.experiments.bytes.sliding_window import (
     EXECUTED,
     HEAD_DIM,
@@ -35,29 +34,11 @@ from repro.experiments.bytes.sliding_window import (
 )
 
 EXPERIMENTS = ("sliding-window",)
-KEYS = ["way", "pass", "seqlen_q", "window", "block_m", "block_n"]
-ROW_BYTES = 2 * HEAD_DIM
 #: Br x Bc -> colour, from light to dark by what a tile loads.
 TILES = {(32, 32): "#56B4E9", (64, 64): "#0072B2", (128, 64): COLOURS["flash"],
          (128, 128): "#CC79A7"}  # fmt: skip
 WAYS = {"stored mask": ("stored mask, same kernels", "#E69F00"),
         "standard": ("S and P stored", COLOURS["standard"])}  # fmt: skip
-
-
-def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Bytes of each pass by source; ``keys``: those of K alone; ``pairs``: that the window leaves;
-    ``lowest``: each tensor once."""
-    if "window_left" not in frame:
-        return pandas.DataFrame(columns=["source", *KEYS, "value", "keys", "pairs", "lowest"])
-    frame = frame.assign(window=frame["window_left"].fillna(-1).astype(int) + 1)
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    found = rows.groupby(["source", *KEYS], as_index=False)["value"].sum()
-    of_k = pick(rows, tensor="k").groupby(["source", *KEYS])["value"].sum().rename("keys")
-    found = found.join(of_k, on=["source", *KEYS])
-    for name, metric in (("pairs", "visible_pairs"), ("lowest", "compulsory_bytes")):
-        known = pick(frame, metric=metric, source="predicted").groupby(KEYS)["value"].first()
-        found = found.join(known.rename(name), on=KEYS)
-    return found
 
 
 def both_passes(table: pandas.DataFrame, seqlen: int) -> pandas.DataFrame:
@@ -78,13 +59,6 @@ def both_passes(table: pandas.DataFrame, seqlen: int) -> pandas.DataFrame:
     whole = whole[whole["passes"] == 2].copy()
     whole["megabytes"] = whole["value"] / 1e6
     return whole
-
-
-def excess(table: pandas.DataFrame) -> pandas.DataFrame:
-    """Forward: pairs in the tiles visited, which the bytes of K tell, over pairs that are seen."""
-    rows = pick(table, way="window", pass_="forward").copy()
-    rows["excess"] = rows["keys"] / ROW_BYTES * rows["block_m"] / rows["pairs"]
-    return rows
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -153,33 +127,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     kept = ["source", *KEYS, "value", "keys", "pairs", "lowest"]
     return Drawing(figure, table[kept].sort_values([*KEYS, "source"]).reset_index(drop=True))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Counted bytes are the predicted ones, and what a tile as large as its window costs."""
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"]).copy()
-    keys = ["way", "pass", "seqlen_q", "window_left", "block_m", "block_n", "kernel", "tensor",
-            "direction"]  # fmt: skip
-    off, wide = float("nan"), pandas.DataFrame()
-    if "window_left" in rows:
-        rows["window_left"] = rows["window_left"].fillna(-1)
-        wide = rows.pivot_table(index=keys, columns="source", values="value")
-        wide = wide.reindex(columns=["predicted", "measured"]).dropna()
-        off = worst(wide["measured"] / wide["predicted"])
-    over = pick(excess(totals(frame)), source="measured")
-    even = over[over["window"] == over["block_m"]]["excess"]
-    at = worst(even / 2) * 2 if len(even) else float("nan")
-    return [
-        claim(
-            "sliding window",
-            predicted="sums over a window's tiles; 2 pairs loaded for each one seen at w = Br",
-            measured=f"{len(wide)} tensors, worst {off - 1:+.2%}; {at:.2f}"
-            if len(wide)
-            else NOT_MEASURED,
-            parts=[
-                agreement("counted over predicted, worst tensor", off, 1, 0.0, Evidence.COUNTED),
-                Part(what="pairs loaded over pairs seen at w = Br, N = 1024", value=at, low=1.9,
-                     high=2.1, evidence=Evidence.COUNTED),
-            ],
-        ),
-    ]  # fmt: skip

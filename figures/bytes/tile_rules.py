@@ -9,7 +9,6 @@ import pandas
 from matplotlib.axes import Axes
 
 from figures.common import COLOURS, Drawing, note, pick, powers_of_two, series
-from repro.claims import Claim, Evidence, Part, claim
 
 EXPERIMENTS = ("tile-rules", "gpu-ladder")
 SIDE = {"flash1-released": "block_n", "flash": "block_m"}
@@ -65,39 +64,3 @@ def panel(ax: Axes, rows: pandas.DataFrame, algorithm: str) -> None:
     powers_of_two(ax, TICKS)
     ax.set(yscale="log", xlabel="block of keys Bc" if side == "block_n" else "block of queries Br")
     ax.legend(loc="lower left", fontsize=7.5)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """K9: the longer side of the fastest measured tile; without one, of the released kernels'."""
-    rows = pick(frame, experiment="tile-rules")
-    ours = rows[rows["note"] == "rule: ours: least traffic, busy SMs"]
-    released = rows[rows["note"] == "rule: released, FlashAttention-2"]
-    timed = pick(frame, experiment="gpu-ladder", source="measured", metric="time_ms",
-                 implementation="flash").dropna(subset=["value"])  # fmt: skip
-    fastest = timed.loc[timed.groupby("pass")["value"].idxmin()] if len(timed) else timed
-
-    def tiles(some: pandas.DataFrame) -> str:
-        return ", ".join(f"{r.block_m:.0f} x {r.block_n:.0f} (d = {r.head_dim:.0f})"
-                         for r in some.itertuples())  # fmt: skip
-
-    def outside(some: pandas.DataFrame) -> float:
-        longer = some[["block_m", "block_n"]].max(axis=1)
-        return float((~longer.between(128, 256)).sum()) if len(some) else float("nan")
-
-    return [
-        claim(
-            "K9",
-            predicted=f"least traffic with busy SMs: {tiles(ours)}",
-            measured=f"fastest: {tiles(fastest)}" if len(fastest)
-            else "time over all tiles: not measured",
-            published=f"{tiles(released)}, FlashAttention-2 as released",
-            parts=[Part(
-                what="fastest tiles whose longer side is not 128 to 256", value=outside(fastest),
-                low=0, high=0, evidence=Evidence.HARDWARE,
-                otherwise=Part(
-                    what="released tiles whose longer side is not 128 to 256",
-                    value=outside(released), low=0, high=0, evidence=Evidence.PUBLISHED,
-                ),
-            )],
-        )
-    ]  # fmt: skip

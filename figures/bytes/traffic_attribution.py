@@ -8,23 +8,17 @@
 Hatched: what padding the ragged last tile to a whole one would add; the kernels do not move it.
 """
 
-import math
-from collections.abc import Iterator
-
 import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from figures.common import FILLED, Drawing, note, pick
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
+from repro.claims.attention.attribution import split
 from repro.experiments.bytes.traffic_attribution import SEQLEN, TILES
-from repro.experiments.shared.attention import STATISTICS
 
 EXPERIMENTS = ("traffic-attribution",)
 MB = 1e6
-INPUTS = {"forward": ("q", "k", "v"), "backward": ("q", "k", "v", "out", "dout")}
-OUTPUTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
 REASONS = {
     "compulsory": "#4D4D4D",
     "read again": "#0072B2",
@@ -40,52 +34,6 @@ LABELS = {
     ("flash", True): "the same, causal",
 }
 TENSORS = {"s": "S", "p": "P", "dp": "dP", "ds": "dS", "dq_accum": "dQ fp32"}
-
-
-def attribute(rows: pandas.DataFrame, pass_: str, operand_bytes: int) -> Iterator[dict]:
-    """Split the traffic of one algorithm and pass by reason and tensor.
-
-    operand_bytes: size of one (N, d) operand; all operands have it here. A causal pass may leave
-    some rows unread, so what counts as compulsory is at most what moved.
-    """
-    moved = rows.groupby(["tensor", "direction"])["value"].sum()
-    for (tensor, direction), count in moved.items():
-        once = 0.0
-        if tensor in STATISTICS:
-            yield {"reason": "statistics", "tensor": tensor, "value": count}
-            continue
-        rest = "intermediates"
-        if tensor in INPUTS[pass_] and direction == "read":
-            once, rest = min(count, operand_bytes), "read again"
-        elif tensor in OUTPUTS[pass_] and direction == "write":
-            once = min(count, operand_bytes)
-        if once:
-            yield {"reason": "compulsory", "tensor": tensor, "value": once}
-        if count > once:
-            yield {"reason": rest, "tensor": tensor, "value": count - once}
-
-
-def split(frame: pandas.DataFrame, source: str) -> pandas.DataFrame:
-    """Long table: implementation, causal, pass, reason, tensor, value (bytes)."""
-    rows = pick(frame, source=source, metric="traffic_bytes").dropna(subset=["value"])
-    padded = rows["padded_from"].notna() if "padded_from" in rows else rows["value"].isna()
-    parts = []
-    keys = ["implementation", "causal", "pass"]
-    for (name, causal, pass_), some in rows[~padded].groupby(keys):
-        operand = SEQLEN * 64 * 2
-        parts += [
-            {"implementation": name, "causal": causal, "pass": pass_, **part}
-            for part in attribute(some, str(pass_), operand)
-        ]
-    columns = [*keys, "reason", "tensor", "value"]
-    table = pandas.DataFrame(parts, columns=columns)
-    if source == "predicted":
-        whole = (
-            rows[padded].groupby(keys)["value"].sum() - rows[~padded].groupby(keys)["value"].sum()
-        )
-        more = whole.rename("value").reset_index().assign(reason="padding avoided", tensor="all")
-        table = pandas.concat([table, more[columns]])
-    return table.assign(source=source)
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -142,37 +90,3 @@ def bar(ax: Axes, y: float, parts: pandas.DataFrame, widest: float) -> tuple[flo
                         fontsize=7, color=ink)  # fmt: skip
             left += width
     return total, left
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """K5: tiles are loaded many times, and yet fewer bytes move."""
-    sums = {}
-    for source in ("predicted", "measured"):
-        table = split(frame, source)
-        table = table[(table["reason"] != "padding avoided") & (table["causal"] == False)]  # noqa: E712
-        sums[source] = table.groupby(["implementation", "pass"])["value"].sum()
-    again = split(frame, "predicted")
-    again = pick(again, implementation="flash", causal=False, pass_="forward")
-    loads = again.loc[again["tensor"] == "k", "value"].sum() / (SEQLEN * 64 * 2)
-
-    def ratio(source: str) -> float:
-        total = sums[source]
-        known = {"standard", "flash"} <= set(total.index.get_level_values(0))
-        return float(total["standard"].sum() / total["flash"].sum()) if known else math.nan
-
-    counted = ratio("measured")
-    return [
-        claim(
-            "K5",
-            predicted=f"{ratio('predicted'):.2f}x fewer, forward + backward, N = {SEQLEN}, each K "
-            f"and V tile loaded {loads:.0f} times",
-            measured=f"{counted:.2f}x fewer (host backend)" if counted == counted
-            else NOT_MEASURED,
-            parts=[
-                Part(what="bytes of standard attention over flash's, counted", value=counted,
-                     low=1.0, evidence=Evidence.COUNTED),
-                agreement("the counted ratio over the sums'", counted, ratio("predicted"), 0.0,
-                          Evidence.COUNTED),
-            ],
-        )
-    ]  # fmt: skip

@@ -5,7 +5,6 @@ FlashAttention with d <= M <= N d. A straight line of that slope says that it ho
 """
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas
 import seaborn
 
@@ -19,48 +18,11 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from repro.claims.attention.scaling import SWEEPS, fitted, totals
 from repro.experiments.bytes.traffic_scaling import HEAD_DIM, LONG, ON_CHIP, SHORT, SUMMED
 
 EXPERIMENTS = ("traffic-scaling",)
 NAMES = {"standard": "standard", "flash1-literal": "FA-1, Alg. 1", "flash": "queries outside"}
-SWEEPS = {
-    "seqlen": ("seqlen_q", "sequence length N"),
-    "head_dim": ("head_dim", "head dimension d"),
-    "on_chip": ("on_chip", "on-chip memory M (elements)"),
-}
-#: Key tiles from which the count, proportional to Tc + 1, is judged.
-MANY = 16
-#: Theorem 2's exponents of FlashAttention, per sweep.
-EXPONENTS = {"seqlen": 2, "head_dim": 2, "on_chip": -1}
-
-
-def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Bytes per point: one row per source, algorithm, sweep and value."""
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    keys = ["source", "implementation", "sweep", "seqlen_q", "head_dim", "on_chip"]
-    return rows.groupby(keys, as_index=False)["value"].sum()
-
-
-def slope(rows: pandas.DataFrame, x: str) -> float:
-    """Least-squares slope of log value against log x; NaN with fewer than two points."""
-    if len(rows) < 2:
-        return float("nan")
-    return float(np.polyfit(np.log(rows[x]), np.log(rows["value"]), 1)[0])
-
-
-def asymptotic(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """Points with MANY key tiles or more, where the theorem's exponents are to be seen."""
-    tiles = 4 * rows["seqlen_q"] * rows["head_dim"] / rows["on_chip"]
-    return rows[tiles >= MANY]
-
-
-def fitted(table: pandas.DataFrame, algorithm: str, sweep: str) -> float:
-    """Slope of the exact sums where the theorem's asymptotics apply."""
-    x = SWEEPS[sweep][0]
-    rows = pick(table, source="predicted", implementation=algorithm, sweep=sweep)
-    far = rows[rows["seqlen_q"] >= 4096] if sweep == "seqlen" else pick(rows, seqlen_q=LONG)
-    return slope(far, x)
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -113,30 +75,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "are outside. Theorem 2: N² d² / M for FlashAttention, N d + N² for standard attention.",
     )
     return Drawing(figure, table.drop(columns="megabytes").assign(unit="B"))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """The theorem's three exponents, of what was counted; the sums' far out beside them."""
-    table = totals(frame)
-    algorithm = "flash1-literal"
-    sums = {sweep: fitted(table, algorithm, sweep) for sweep in EXPONENTS}
-    executed = {
-        sweep: slope(asymptotic(pick(table, source="measured", implementation=algorithm,
-                                     sweep=sweep)), SWEEPS[sweep][0])
-        for sweep in EXPONENTS
-    }  # fmt: skip
-    counted = [f"{v:.2f}" for v in executed.values() if np.isfinite(v)]
-    return [
-        claim(
-            "FA-1 Theorem 2",
-            predicted=", ".join(f"{v:.2f}" for v in sums.values()) + " (sums, far out)",
-            measured=f"{', '.join(counted)} (counted up to N = {SHORT})" if counted
-            else NOT_MEASURED,
-            published=", ".join(str(p) for p in EXPONENTS.values()),
-            parts=[
-                agreement(f"exponent counted over the theorem's, {SWEEPS[sweep][1]}",
-                          executed[sweep], EXPONENTS[sweep], 0.05, Evidence.COUNTED)
-                for sweep in EXPONENTS
-            ],
-        )
-    ]  # fmt: skip

@@ -18,12 +18,10 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from repro.claims.machine.two_levels import GB
 
 EXPERIMENTS = ("l2-absorption",)
-GB = 1e9
 TICKS = (1024, 4096, 16384, 65536, 262144)
 LABELS = {
     "sram_read_bytes": ("SM boundary", "#0072B2"),
@@ -101,45 +99,3 @@ def capacity(ax: plt.Axes) -> float:
     edge = H200.usable_l2_bytes / (2 * 128 * 2)
     ax.axvline(edge, color="#999999", linewidth=0.8, linestyle=":")
     return edge
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Both levels at all measured lengths."""
-    tables = {}
-    for source in ("predicted", "measured"):
-        rows = pick(frame, source=source, heads=1).dropna(subset=["value"])
-        wide = rows.pivot_table(index="seqlen_q", columns="metric", values="value")
-        tables[source] = wide.reindex(columns=list(LABELS))
-    measured = tables["measured"]
-    model = tables["predicted"].reindex(measured.index)
-    ratio = measured / model
-    sm, hbm = ratio["sram_read_bytes"], ratio["hbm_read_bytes"]
-    held = hbm.index * 2 * 128 * 2 <= H200.usable_l2_bytes
-
-    def longest(table: pandas.DataFrame, metric: str) -> str:
-        known = table[metric].dropna()
-        if known.empty:
-            return NOT_MEASURED
-        return f"{known.iloc[-1] / GB:.2f} GB at N = {known.index[-1] / 1024:.0f}k"
-
-    return [
-        claim(
-            "SM boundary",
-            predicted=longest(model, "sram_read_bytes"),
-            measured=longest(measured, "sram_read_bytes") + " (H200)",
-            parts=[agreement("counter over sum, worst length", worst(sm), 1, 0.02,
-                             Evidence.HARDWARE)],
-        ),
-        claim(
-            "HBM behind L2",
-            predicted=longest(model, "hbm_read_bytes"),
-            measured=longest(measured, "hbm_read_bytes") + " (H200)",
-            parts=[
-                agreement("counter over model while L2 holds K and V", worst(hbm[held]), 1, 0.02,
-                          Evidence.HARDWARE),
-                agreement("counter over model after several waves, worst", worst(hbm[~held]), 1,
-                          0.02, Evidence.HARDWARE, limits=1.10,
-                          why="no published pace of thread blocks: analysis/l2"),
-            ],
-        ),
-    ]  # fmt: skip

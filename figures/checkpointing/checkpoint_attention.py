@@ -14,8 +14,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from repro.claims import Claim
-from repro.claims import checkpointing as claims
+from repro.claims.checkpointing.around_attention import attention_step_bytes
 
 EXPERIMENTS = ("checkpoint-attention",)
 MIB = 2**20
@@ -23,7 +22,7 @@ MIB = 2**20
 
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Traffic left, memory kept right."""
-    traffic = claims.attention_step_bytes(frame)
+    traffic = attention_step_bytes(frame)
     traffic["mib"] = traffic["value"] / MIB
     kept = pick(frame, metric="kept_bytes", source="predicted").copy()
     kept["mib"] = kept["value"] / MIB
@@ -68,8 +67,3 @@ def finish(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     ax.set_yscale("log")
     ax.set(xlabel="sequence length N", xlim=(220, 16384 * 8))
     label_ends(ax, ends)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """The redundant checkpoint; when recomputing is faster than storing."""
-    return [claims.redundant_checkpoint(frame)]

@@ -19,8 +19,6 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from repro.claims import Claim
-from repro.claims import checkpointing as claims
 
 EXPERIMENTS = ("checkpoint-depth",)
 PANELS = {
@@ -85,8 +83,3 @@ def panel(ax: Axes, rows: pandas.DataFrame, ticks: tuple[int, ...]) -> None:
     ax.set_yscale("log")
     ax.set_xlim(ticks[0] / 1.3, float(rows["depth"].max()) * 14)
     label_ends(ax, ends)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Growth and agreement, the notes' exponential spacing."""
-    return [claims.agreement_of_peaks(frame), claims.k6(frame), claims.k7(frame)]

@@ -5,8 +5,6 @@ import pandas
 
 from figures.checkpointing._checkpoint import MIB
 from figures.common import FILLED, Drawing, devices, key, note, pick
-from repro.claims import Claim
-from repro.claims import checkpointing as claims
 from repro.experiments.checkpointing.checkpoint_granularity import LAYERS, SHAPE
 
 EXPERIMENTS = ("checkpoint-granularity",)
@@ -53,8 +51,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
          "A bar is the prediction; peaks are measured only.")  # fmt: skip
     columns = ["implementation", "mode", "metric", "source", "value", "unit"]
     return Drawing(figure, frame.reindex(columns=columns))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Bytes per granularity; the two modes."""
-    return [claims.granularity(frame), claims.each_operation(frame), claims.k14(frame)]

@@ -13,8 +13,6 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from repro.claims import Claim
-from repro.claims import checkpointing as claims
 from repro.experiments.checkpointing.checkpoint_layer_bytes import BATCH, HEADS, HIDDEN
 
 EXPERIMENTS = ("checkpoint-layer-bytes",)
@@ -53,8 +51,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
          "Full recomputation also keeps the random generator's 5,056 bytes a layer.")  # fmt: skip
     columns = ["implementation", "seqlen_q", "source", "value", "per_sbh"]
     return Drawing(figure, rows[columns])
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Korthikanti's two formulas."""
-    return [claims.korthikanti(frame)]

@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 
 from figures.checkpointing._checkpoint import COLOURS, MIB
 from figures.common import Drawing, devices, note, pick
-from repro.claims import Claim
-from repro.claims import checkpointing as claims
 from repro.experiments.checkpointing.checkpoint_pareto import LAYERS, STAGES
 
 EXPERIMENTS = ("checkpoint-pareto",)
@@ -107,8 +105,3 @@ def framework(ax: Axes, rows: pandas.DataFrame) -> None:
         ax.step(ordered["mib"], envelope, where="post", color="#999999", linewidth=5, alpha=0.35,
                 zorder=0, label="lower envelope")  # fmt: skip
     ax.legend(loc="upper right")
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Optimum against heuristics, and what +33 % of time buys."""
-    return [claims.optimum(frame)]

@@ -15,7 +15,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from repro.claims import Claim, checkpointing, chen
+from repro.claims.checkpointing import chen
 from repro.experiments.checkpointing.checkpoint_time import DEPTHS
 
 EXPERIMENTS = ("checkpoint-depth", "checkpoint-time")
@@ -84,8 +84,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     columns = ["model", "depth", "implementation", "source", "metric", "value", "spread_min",
                "spread_max", "spread_n"]  # fmt: skip
     return Drawing(figure, pandas.concat([rows[columns], relative.reindex(columns=columns)]))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Chen's +30 %, and the notes' two claims about the price."""
-    return [chen.chen_time(frame), checkpointing.k10(frame)]

@@ -5,24 +5,18 @@ Left: a chain of layers on this CPU with a paced link; lines replay the measured
 layer's saved tensors beats computing them again, from formulas.
 """
 
-import math
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas
 
 from analysis.offload import (
-    Action,
-    HostLinkModel,
-    LayerCost,
     crossover_bandwidth,
     free_bandwidth,
-    step_timeline,
     transformer_layer_cost,
 )
-from figures.common import Drawing, devices, key, label_ends, note, pick, series, worst
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
-from repro.experiments.checkpointing.offload import ACTIONS, DEPTH, ROWS, SAVED_BYTES, WIDTH
+from figures.common import Drawing, devices, key, label_ends, note, pick, series
+from repro.claims.training.offload import steps
+from repro.experiments.checkpointing.offload import ACTIONS, DEPTH
 
 EXPERIMENTS = ("offload",)
 COLOURS = {"store": "#555555", "recompute": "#D55E00", "offload": "#009E73"}
@@ -33,33 +27,6 @@ LINKS = {"PCIe 4 x16": 31.5e9, "PCIe 5 x16": 63e9, "NVLink-C2C": 450e9}
 RATE_FLOPS_PER_S = 0.5 * 989e12
 SEQLEN = 4096
 HIDDEN = 128 * np.unique(np.round(2 ** np.linspace(3, 8, 41)))
-
-
-def steps(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Measured and predicted seconds a step: a row per bandwidth and action."""
-    measured = pick(frame, source="measured")
-    table = measured.pivot_table(index="link_mb_s", columns="metric", values="value")
-    rows = []
-    for bandwidth, found in table.iterrows():
-        # the fastest forward and backward come from different steps: together they take one step
-        share = found["store_step_s"] / (found["forward_s"] + found["backward_s"]) / DEPTH
-        cost = LayerCost(
-            SAVED_BYTES, found["forward_s"] * share, found["backward_s"] * share,
-            input_bytes=4 * ROWS * WIDTH,
-        )  # fmt: skip
-        link = HostLinkModel(float(bandwidth) * 1e6)
-        for action in ACTIONS:
-            plan: list[Action] = [action] * DEPTH
-            step = step_timeline([cost] * DEPTH, plan, link)
-            common = {"link_mb_s": bandwidth, "action": action, "unit": "s"}
-            relative = found["store_step_s"]
-            value = found[f"{action}_step_s"]
-            rows += [
-                common | {"source": "predicted", "value": step.total_s / relative},
-                common | {"source": "measured", "value": value / relative},
-            ]
-    columns = ["source", "link_mb_s", "action", "value", "unit"]
-    return pandas.DataFrame(rows, columns=columns)
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -126,40 +93,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "2f + b, b = 2f. Storing is fastest wherever it fits.",
     )
     return Drawing(figure, table)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Bytes, times and the crossover."""
-    table = steps(frame)
-    moved = pick(frame, metric="moved_bytes").dropna(subset=["value"])
-    measured_bytes = set(pick(moved, source="measured")["value"])
-    predicted_bytes = set(pick(moved, source="predicted")["value"])
-    off, agree, count = math.nan, math.nan, 0
-    if len(table) and len(measured_bytes):
-        wide = table.pivot_table(index=["link_mb_s", "action"], columns="source", values="value")
-        moves = wide.xs("offload", level="action")
-        off, count = worst(moves["measured"] / moves["predicted"]), len(moves)
-        again = wide.xs("recompute", level="action")
-        agree = float(((moves["measured"] < again["measured"])
-                       == (moves["predicted"] < again["predicted"])).mean())  # fmt: skip
-    differ = float(len(measured_bytes ^ predicted_bytes)) if len(measured_bytes) else math.nan
-    return [
-        claim(
-            "offload crossover",
-            predicted=f"bytes exact, same side at {count} bandwidths" if count else "-",
-            measured=f"time within {abs(off - 1):.0%}, same side at {agree * count:.0f}"
-            if count else NOT_MEASURED,
-            parts=[
-                Part(what="numbers of bytes moved that differ from the formula", value=differ,
-                     low=0, high=0, evidence=Evidence.COUNTED),
-                agreement("step time over the replay, worst bandwidth", off, 1, TOLERANCE,
-                          Evidence.HARDWARE),
-                Part(what="share of bandwidths on the predicted side", value=agree, low=1.0,
-                     high=1.0, evidence=Evidence.HARDWARE),
-            ],
-        )
-    ]  # fmt: skip
-
-
-#: Of a step's time, on a CPU that other programs may share.
-TOLERANCE = 0.25

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from figures.common import COLOURS, Drawing, devices, label_ends, note, pick
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
+from repro.claims.attention.tiny_lm import differing, losses
 from repro.experiments.checkpointing.tiny_lm import STEPS
 
 EXPERIMENTS = ("tiny-lm",)
@@ -24,19 +24,6 @@ PAIRS = {
     ("flash", "float64"): ("flash and float64", COLOURS["flash"]),
     ("flash", "standard"): ("flash and standard", "#0072B2"),
 }
-
-
-def losses(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A column per training, a row per step."""
-    rows = pick(frame, metric="loss", source="measured")
-    return rows.pivot_table(index="step", columns="implementation", values="value")
-
-
-def differing(frame: pandas.DataFrame) -> float:
-    """Most gradient elements that differ between flash and flash + checkpointing, at any step."""
-    rows = pick(frame, metric="gradient_elements_differing", source="measured",
-                implementation="flash+checkpoint", against="flash")  # fmt: skip
-    return float(rows["value"].max())
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -85,26 +72,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     kept = ["source", "implementation", "step", "metric", "against", "value", "unit"]
     return Drawing(figure, frame[frame["value"].notna()][[k for k in kept if k in frame]])
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """K15: two ways of recomputing, and whether a gradient changes, slightly."""
-    most, table = differing(frame), losses(frame)
-    rows = pick(frame, metric="gradient_relative_difference", source="measured",
-                implementation="flash", against="standard")  # fmt: skip
-    apart = float(rows["value"].max())
-    known = most == most and apart == apart and {"flash", "flash+checkpoint"} <= set(table)
-    changed = [most > 0, 0 < apart < 1e-3]
-    return [
-        claim(
-            "K15",
-            predicted="no bit, if every operation is deterministic; another order of sums: last "
-            "bits",
-            measured=f"{most:.0f} elements differ with a checkpoint; flash against standard "
-            f"{apart:.0e}" if known else NOT_MEASURED,
-            parts=[Part(what="share of two ways of recomputing that change gradients slightly",
-                        value=sum(changed) / 2 if known else float("nan"), low=1.0, high=1.0,
-                        limits=(0.5, 1.0), why="flash, at rounding level; a checkpoint no bit",
-                        evidence=Evidence.COUNTED)],
-        )
-    ]  # fmt: skip

@@ -4,10 +4,8 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.mixed_precision import POLICIES, autocast_break_even_tokens
-from analysis.model_states import host_streamed_bytes
 from analysis.parallel_activations import LayerShape
-from figures.common import FILLED, Drawing, devices, key, note, pick, series, worst
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from figures.common import FILLED, Drawing, devices, key, note, pick, series
 from repro.experiments.checkpointing.training_memory import (
     DEPTH,
     HEADS,
@@ -20,7 +18,6 @@ from repro.experiments.checkpointing.training_memory import (
 
 EXPERIMENTS = ("training-memory",)
 COLOURS = {"fp32": "#D55E00", "autocast": "#E69F00", "16-bit": "#009E73"}
-COMMAND = "make figures/out/training_memory.svg"
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -82,54 +79,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     columns = ["implementation", "policy", "batch", "pieces", "metric", "source", "value", "unit"]
     return Drawing(figure, frame.reindex(columns=columns))
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Peak by micro-batches, saved bytes by type, host optimiser."""
-
-    def deviation(name: str, metrics: list[str], keys: list[str]) -> float:
-        rows = pick(frame, implementation=name, metric=metrics)
-        table = rows.pivot_table(index=[*keys, "metric"], columns="source", values="value")
-        if "measured" not in table or table["measured"].isna().any():
-            return float("nan")
-        return worst(table["measured"] / table["predicted"])
-
-    def shown(value: float) -> str:
-        return NOT_MEASURED if value != value else f"worst {value - 1:+.2%}"
-
-    peak = deviation("accumulation", ["peak_bytes"], ["pieces"])
-    alive = pick(frame, implementation="accumulation", metric="activation_bytes", source="measured")
-    alive = alive.set_index("pieces")["value"].dropna()
-    falls = worst(alive * alive.index / alive[1]) if 1 in alive else float("nan")
-    saved = deviation("mixed-precision", ["saved_bytes"], ["policy", "batch"])
-    moved = deviation("host-optimizer", ["device_bytes", "host_bytes", "bytes_out", "bytes_in"], [])
-    timed = pick(frame, implementation="host-optimizer", source="measured").set_index("metric")
-    step, bandwidth = (
-        float(timed["value"].get(name, float("nan"))) for name in ("step_s", "stream_bytes_per_s")
-    )
-    bound = PARAMETERS * host_streamed_bytes() / bandwidth
-    even = autocast_break_even_tokens(LayerShape(SEQLEN, 1, HIDDEN, HEADS))
-    return [
-        claim("gradient accumulation",
-              predicted="activations 4 rows x width x depth bytes; the peak has a weight's "
-              "gradient beside them, which does not shrink",
-              measured=f"activations {shown(falls)} off 1/n; peak {shown(peak)}",
-              parts=[agreement("activations of a micro-batch times n over those of n = 1, worst",
-                               falls, 1, 0.01, Evidence.OTHER),
-                     agreement("peak over the formula, worst", peak, 1, 0.01, Evidence.OTHER)]),
-        claim("mixed precision",
-              predicted=f"half of fp32; autocast only from {even} tokens (weight copies)",
-              measured=shown(saved),
-              parts=[agreement("saved bytes over the formula, worst", saved, 1, 0.01,
-                               Evidence.OTHER)]),
-        claim("optimiser on the host", predicted="4, 12, 2, 2 bytes a parameter",
-              measured=shown(moved),
-              parts=[agreement("bytes held and moved over the formula, worst", moved, 1, 0.0,
-                               Evidence.COUNTED)]),
-        claim("optimiser on the host, time",
-              predicted=f"{bound * 1e3:.0f} ms: {host_streamed_bytes():.0f} bytes a parameter at "
-              f"{bandwidth / 1e9:.1f} GB/s" if bound == bound else NOT_MEASURED,
-              measured=f"{step * 1e3:.0f} ms (one core)" if step == step else NOT_MEASURED,
-              parts=[agreement("time over the bound", step, bound, 0.1, Evidence.HARDWARE,
-                               limits=2.0, why="within twice the bound")]),
-    ]  # fmt: skip

@@ -9,7 +9,7 @@ import pandas
 
 from analysis.hardware import A100_40GB, A100_80GB
 from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
-from repro.claims import Claim, Evidence, Part, claim
+from repro.claims.options.flash_decoding import with_bound
 from repro.experiments.papers.decode_published import FLASH_DECODING, SHAPES, TOKENS
 
 EXPERIMENTS = ("decode-published",)
@@ -67,43 +67,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     kept = ["source", "implementation", "batch", "seqlen_k", "device", "metric", "value", "unit"]
     return Drawing(figure, frame.reindex(columns=kept))
-
-
-def with_bound(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Flash-Decoding's rows with ``rate`` in TB/s and ``over``: the 80 GB card's roofline."""
-    point = ["batch", "seqlen_k"]
-    times = pick(frame, metric="time_us", implementation=FLASH_DECODING, source="published")
-    known = pick(frame, metric="compulsory_bytes").set_index(point)["value"]
-    least = pick(frame, metric="time_us", source="predicted", device=A100_80GB.name)
-    found = times.dropna(subset=["value"]).join(known.rename("bytes"), on=point)
-    found = found.join(least.set_index(point)["value"].rename("bound"), on=point)
-    return found.assign(
-        rate=found["bytes"] / found["value"] / 1e6, over=found["value"] / found["bound"]
-    )
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """As much time for as many tokens, and none below what HBM allows."""
-    found = with_bound(frame)
-    same = found[found["batch"] * found["seqlen_k"] == TOKENS]
-    known = bool(len(same))
-    spread = float(same["value"].max() / same["value"].min()) if known else float("nan")
-    least = float(found["over"].min()) if known else float("nan")
-    bounds = [pick(frame, metric="time_us", source="predicted", device=card, seqlen_k=TOKENS)
-              for card in CARDS]  # fmt: skip
-    return [
-        claim(
-            "Flash-Decoding",
-            predicted="67.1 MB in every row: at least "
-            + " or ".join(f"{row['value'].iloc[0]:.0f} us" for row in bounds)
-            + " (A100 40 or 80 GB)",
-            published=f"{same['value'].min():.0f} to {same['value'].max():.0f} us, "
-            f"{found['rate'].min():.2f} to {found['rate'].max():.2f} TB/s" if known else "-",
-            parts=[
-                Part(what="longest over shortest time of 64k tokens", value=spread, high=1.5,
-                     evidence=Evidence.PUBLISHED, form=".2f"),
-                Part(what="least time over the roofline of the A100 80 GB", value=least, low=1.0,
-                     evidence=Evidence.PUBLISHED, form=".2f"),
-            ],
-        )
-    ]  # fmt: skip

@@ -5,7 +5,6 @@ is memory-bound in all five. The rooflines say what the five kernels must cost o
 is above them is the kernels' own doing.
 """
 
-import math
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,17 +12,11 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from figures.common import COLOURS, Drawing, note, pick
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from figures.common import COLOURS, Drawing, note
+from repro.claims.attention.fig1_right import OPERATIONS, times
 
 EXPERIMENTS = ("fig1-right",)
-OPERATIONS = {
-    "matmul QK^T": ("matmul QKᵀ", "#0072B2"),
-    "mask": ("mask", "#E69F00"),
-    "softmax": ("softmax", "#009E73"),
-    "dropout": ("dropout", "#CC79A7"),
-    "matmul PV": ("matmul PV", "#56B4E9"),
-}
+HUES = dict(zip(OPERATIONS, ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"), strict=True))
 FUSED = COLOURS["standard"]
 #: Label, source, part of the device's name, fused implementation (None: the five operations).
 BARS = (
@@ -38,14 +31,6 @@ BARS = (
     ("cuDNN, H200", "measured", "H200", "fused sdpa-cudnn"),
     ("fused, roofline of the H200", "predicted", "H200", "fused flash"),
 )
-
-
-def times(frame: pandas.DataFrame, source: str, card: str) -> pandas.Series:
-    """Milliseconds by operation."""
-    rows = pick(frame, source=source, metric="time_ms")
-    rows = rows[rows["device"].str.contains(card, na=False)]
-    found: pandas.Series = rows.set_index("implementation")["value"]
-    return found
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -67,7 +52,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ax.set(xlabel="forward pass (ms)", xlim=(0, 19.5))
     ax.set_title("Unfused attention is five memory-bound passes over N² numbers")
     ax.grid(axis="y", visible=False)
-    handles = [Patch(color=colour, label=name) for name, colour in OPERATIONS.values()]
+    handles = [Patch(color=c, label=name.replace("^T", "ᵀ")) for name, c in HUES.items()]
     handles += [
         Patch(color=FUSED, label="all in one kernel"),
         Patch(facecolor="white", edgecolor="#555555", label="outlined: published"),
@@ -84,7 +69,7 @@ def bar(ax: Axes, y: float, parts: dict[str, float], source: str) -> float:
     """One stacked bar in the manner of its source; returns its end."""
     left = 0.0
     for name, width in parts.items():
-        colour = OPERATIONS[name][1] if name in OPERATIONS else FUSED
+        colour = HUES.get(name, FUSED)
         looks: dict[str, dict[str, Any]] = {
             "published": {"facecolor": "white", "edgecolor": colour, "linewidth": 1.8},
             "measured": {"facecolor": colour, "edgecolor": "white"},
@@ -94,36 +79,3 @@ def bar(ax: Axes, y: float, parts: dict[str, float], source: str) -> float:
         ax.barh(y, width - 2 * inset, left=left + inset, height=0.62, **looks[source])
         left += width
     return left
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """The ratio of unfused to fused, and how far the operations are above their rooflines."""
-
-    def ratio(source: str, card: str, fused: str) -> float:
-        ms = times(frame, source, card)
-        names = [*OPERATIONS, fused]
-        if not set(names) <= set(ms.index):
-            return math.nan
-        return float(ms[list(OPERATIONS)].sum() / ms[fused])
-
-    printed = ratio("published", "A100", "fused FlashAttention")
-    model = ratio("predicted", "A100", "fused flash1")
-    now = ratio("measured", "H200", "fused sdpa-flash2 (dropout 0.1)")
-    measured, floor = times(frame, "measured", "H200"), times(frame, "predicted", "H200")
-    above = (measured / floor).reindex(list(OPERATIONS)).dropna()
-    shown = NOT_MEASURED
-    if math.isfinite(now) and len(above):
-        shown = (
-            f"{now:.1f}x (H200, FlashAttention-2 with dropout); {above.idxmax()} takes "
-            f"{above.max():.1f}x its roofline"
-        )
-    return [
-        claim(
-            "FA-1 Fig. 1 right",
-            predicted=f"{model:.1f}x (rooflines, A100)",
-            measured=shown,
-            published=f"{printed:.2f}x",
-            parts=[agreement("measured ratio over 7.6", now, 7.6, 0.1, Evidence.HARDWARE,
-                             limits=1.5, why="another card and other kernels")],
-        )
-    ]  # fmt: skip

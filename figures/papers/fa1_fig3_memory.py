@@ -18,32 +18,16 @@ from figures.common import (
     pick,
     powers_of_two,
     series,
-    worst,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from repro.claims.attention.fig3_memory import MIB, PAPER, TODAY, prepared
 
 EXPERIMENTS = ("fig3-memory",)
-MIB = 2**20
-#: q, k, v and dout are there before the pass; the rest of "allocated before" is the workspace.
-INPUTS = 4
-PAPER = {"standard": "standard", "flash1": "FlashAttention"}
-TODAY = {"standard-eager": "standard (eager)", "sdpa-flash2": "FlashAttention-2 (sdpa)"}
 COLOUR = {
     "standard": COLOURS["standard"],
     "standard-eager": COLOURS["standard"],
     "flash1": COLOURS["flash1"],
     "sdpa-flash2": COLOURS["flash"],
 }
-
-
-def prepared(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Rows of the plain run in MiB, workspace taken off where it is on record."""
-    rows = pick(frame, metric="peak_memory_bytes", dropout=0.0, key_mask=False).copy()
-    operand = rows["batch"] * rows["heads"] * rows["seqlen_q"] * rows["head_dim"] * 2
-    before = rows["allocated_before_bytes"] if "allocated_before_bytes" in rows else float("nan")
-    rows["workspace"] = (before - INPUTS * operand).fillna(0.0)
-    rows["mib"] = (rows["value"] - rows["workspace"]) / MIB
-    return rows
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -107,65 +91,3 @@ def ends(
         last = others.loc[others.dropna(subset=["mib"])["seqlen_q"].idxmax()]
         found.append((last["seqlen_q"], last["mib"], "Linformer", "#888888"))
     return found
-
-
-def agreement_of(rows: pandas.DataFrame, name: str, kind: str) -> pandas.Series:
-    """Observed over predicted MiB, by length; the paper prints whole MB."""
-    observed = pick(rows, implementation=name, source=kind).set_index("seqlen_q")["mib"].dropna()
-    model = pick(rows, implementation=name, source="predicted").set_index("seqlen_q")["mib"]
-    return observed / model.reindex(observed.index)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """The memory table, the ratio the paper annotates, and the lists behind today's peaks."""
-    rows = prepared(frame)
-    paper = pandas.concat([agreement_of(rows, name, "published") for name in PAPER])
-    today = pandas.concat([agreement_of(rows, name, "measured") for name in TODAY])
-    like = []
-    for old, new in zip(PAPER, TODAY, strict=True):
-        printed, now = (
-            pick(rows, implementation=name, source=source).set_index("seqlen_q")["mib"].dropna()
-            for name, source in ((old, "published"), (new, "measured"))
-        )
-        like.append((now / printed).dropna())
-    beside = pandas.concat(like)
-
-    def at(name: str, source: str) -> float:
-        some = pick(rows, implementation=name, source=source, seqlen_q=4096)["mib"].dropna()
-        return float(some.iloc[0]) if len(some) else float("nan")
-
-    printed, model = (
-        at("standard", source) / at("flash1", source) for source in ("published", "predicted")
-    )
-    now = at("standard-eager", "measured") / at("sdpa-flash2", "measured")
-    return [
-        claim(
-            "FA-1 Fig. 3 right",
-            predicted=f"4 N² + 10 Nd; 13 Nd + 2 rows: {len(paper)} printed points within "
-            f"{abs(worst(paper) - 1):.2%}, integers chosen to match",
-            measured=f"{beside.min():.2f} to {beside.max():.2f} of the printed MB at {len(beside)} "
-            "lengths (H200, PyTorch's allocator)" if len(beside) else NOT_MEASURED,
-            published="Table 21",
-            parts=[agreement("measured over printed, worst length", worst(beside), 1, 0.02,
-                             Evidence.OTHER, limits=1.5, why="short sequences keep less today",
-                             otherwise=agreement("printed over the list, worst", worst(paper), 1,
-                                                 0.02, Evidence.PUBLISHED))],
-        ),
-        claim(
-            "FA-1 20x memory",
-            predicted=f"{model:.1f}x",
-            measured=f"{now:.1f}x (H200)" if now == now else NOT_MEASURED,
-            published=f"{printed:.1f}x",
-            parts=[agreement("measured ratio at N = 4096 over 20", now, 20, 0.1, Evidence.OTHER,
-                             otherwise=agreement("printed ratio over 20", printed, 20, 0.1,
-                                                 Evidence.PUBLISHED))],
-        ),
-        claim(
-            "peak memory, lists",
-            predicted="lists of live tensors",
-            measured=f"{len(today)} points, worst {worst(today) - 1:+.2%} (H200)" if len(today)
-            else NOT_MEASURED,
-            parts=[agreement("measured over the list, worst length", worst(today), 1, 0.01,
-                             Evidence.OTHER)],
-        ),
-    ]  # fmt: skip

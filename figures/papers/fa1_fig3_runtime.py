@@ -5,8 +5,6 @@ rooflines: no kernel of that design can be faster on that card. Short sequences 
 where launching and idle SMs cost more than the work.
 """
 
-import math
-
 import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
@@ -21,7 +19,7 @@ from figures.common import (
     powers_of_two,
     series,
 )
-from repro.claims import NOT_MEASURED, Claim, Evidence, agreement, claim
+from repro.claims.attention.fig3_runtime import both_passes
 
 EXPERIMENTS = ("fig3-runtime",)
 PAPER = {
@@ -35,19 +33,6 @@ TODAY = {
     "sdpa-flash2": ("FlashAttention-2", COLOURS["flash"]),
     "sdpa-cudnn": ("cuDNN", "#CC79A7"),
 }
-COMMAND = "make figures/out/fa1_fig3_runtime.svg"
-
-
-def both_passes(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """Rows of the paper's run and of the H200's."""
-    rows = pick(frame, metric=["time_ms", "run"], pass_="forward+backward")
-    paper = rows[
-        rows["source"].ne("measured") & rows["dropout"].eq(0.1) & rows["key_mask"].eq(True)
-    ]
-    today = rows[
-        rows["source"].ne("published") & rows["dropout"].eq(0.0) & rows["key_mask"].eq(False)
-    ]
-    return {"paper": paper, "today": today}
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -91,38 +76,3 @@ def panel(
             last = (line if len(line) else seen).sort_values("seqlen_q").iloc[-1]
             ends.append((last["seqlen_q"], last["value"], text, colour))
     return ends
-
-
-def at(rows: pandas.DataFrame, name: str, source: str, seqlen: int) -> float:
-    """One time in ms, NaN where there is none."""
-    some = pick(rows, implementation=name, source=source, seqlen_q=seqlen)["value"].dropna()
-    return float(some.iloc[0]) if len(some) else float("nan")
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """The speed-up the paper claims up to 2k, and how near to the roofline flash runs."""
-    rows = both_passes(frame)
-    paper, today = rows["paper"], rows["today"]
-
-    def speedup(table: pandas.DataFrame, slow: str, fast: str, source: str) -> list[float]:
-        ratios = [at(table, slow, source, n) / at(table, fast, source, n)
-                  for n in (512, 1024, 2048)]  # fmt: skip
-        return [r for r in ratios if math.isfinite(r)]
-
-    def shown(ratios: list[float]) -> str:
-        return ", ".join(f"{r:.1f}" for r in ratios) + "x" if ratios else NOT_MEASURED
-
-    now = speedup(today, "standard-eager", "sdpa-flash2", "measured")
-    near = at(today, "sdpa-flash2", "predicted", 4096) / at(today, "sdpa-flash2", "measured", 4096)
-    return [
-        claim(
-            "FA-1 Fig. 3 left",
-            predicted=shown(speedup(paper, "standard", "flash1", "predicted"))
-            + " (rooflines, A100)",
-            measured=shown(now) + f" (H200; FlashAttention-2 at {near:.0%} of its roofline)"
-            if now else NOT_MEASURED,
-            published=shown(speedup(paper, "standard", "flash1", "published")),
-            parts=[agreement("best speed-up at N = 512 to 2048 over 3", max(now, default=math.nan),
-                             3, 0.1, Evidence.HARDWARE)],
-        )
-    ]  # fmt: skip

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from figures.common import Drawing, key, note, pick, powers_of_two, series
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, claim
+from repro.claims.attention.speedup import measured
 
 EXPERIMENTS = ("speedup", "fig3-runtime")
 TICKS = (128, 512, 2048, 8192)
@@ -27,22 +27,6 @@ PANELS = (
     ("NVIDIA T4", 64, "T4, d = 64 (Fig. 8)"),
     ("NVIDIA H200", 64, "H200, d = 64 (ours)"),
 )
-
-
-def measured(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Standard over FlashAttention-2 on the H200, no mask, no dropout."""
-    rows = pick(frame, experiment="fig3-runtime", source="measured", pass_="forward+backward")
-    rows = rows[(rows["metric"] == "time_ms") & (rows["dropout"] == 0.0)]
-    wide = rows.pivot_table(index="seqlen_q", columns="implementation", values="value")
-    if not {"standard-eager", "sdpa-flash2"} <= set(wide.columns):
-        return pandas.DataFrame(columns=[*frame.columns])
-    ratio = (wide["standard-eager"] / wide["sdpa-flash2"]).dropna()
-    return pandas.DataFrame(
-        {
-            "seqlen_q": ratio.index, "value": ratio.to_numpy(), "source": "measured",
-            "device": "NVIDIA H200", "head_dim": 64, "dropout": 0.0, "key_mask": False,
-        }
-    )  # fmt: skip
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -86,25 +70,3 @@ def panel(ax: Axes, rows: pandas.DataFrame, title: str) -> None:
     ax.set_ylim(0.9, 20)
     ax.set_yticks([1, 2, 4, 8, 16], ["1x", "2x", "4x", "8x", "16x"])
     ax.minorticks_off()
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """K3's first half: overall speed-up of 2 to 4 times."""
-    published = pick(frame, experiment="speedup", source="published", metric="speedup")
-    a100 = pick(published, device="NVIDIA A100", head_dim=64)["value"].dropna()
-    ours = measured(frame)
-    values = ours["value"].dropna() if len(ours) else pandas.Series(dtype=float)
-    inside = values.between(2, 4)
-    return [
-        claim(
-            "K3, speed",
-            predicted="see the lines of the figure",
-            measured=f"{values.min():.1f} to {values.max():.1f}x, N = {ours['seqlen_q'].min():.0f} "
-            f"to {ours['seqlen_q'].max():.0f} (H200)" if len(values) else NOT_MEASURED,
-            published=f"{a100.min():.1f} to {a100.max():.1f}x (A100)" if len(a100) else "-",
-            parts=[Part(what="share of measured lengths with 2 to 4x",
-                        value=float(inside.mean()) if len(values) else float("nan"), low=1.0,
-                        high=1.0, limits=(0.5, 1.0), why="not at every length",
-                        evidence=Evidence.HARDWARE)],
-        )
-    ]  # fmt: skip

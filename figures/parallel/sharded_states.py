@@ -4,10 +4,9 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.patches import Patch
 
-from analysis.model_states import SCHEDULES, communication_volume
-from figures.common import FILLED, Drawing, devices, note, pick, worst
-from repro.claims import NOT_MEASURED, Claim, Evidence, Part, agreement, claim
-from repro.experiments.shared.sharded_states import ENGINES, PART, RANKS
+from figures.common import FILLED, Drawing, devices, note, pick
+from repro.claims.training.sharded_states import per_parameter
+from repro.experiments.shared.sharded_states import ENGINES, RANKS
 
 EXPERIMENTS = ("several-ranks",)
 KINDS = {
@@ -22,16 +21,6 @@ LABELS = {
     "fsdp2-zero-2": "FSDP2, kept\nafter forward",
     "fsdp2-zero-3": "P_os+g+p\n(FSDP2)",
 }
-COMMAND = "make figures/out/sharded_states.svg"
-
-
-def per_parameter(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Bytes a parameter, predicted and measured, a row per engine, ranks and metric."""
-    rows = pick(frame, part=PART, metric=[*KINDS, "sent_bytes"]).copy()
-    rows["value"] = rows["value"] / rows["parameters"]
-    keys = ["implementation", "ranks", "metric"]
-    table = rows.pivot_table(index=keys, columns="source", values="value").reset_index()
-    return table.reindex(columns=[*keys, "predicted", "measured"])
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -80,61 +69,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "the others 2 + 2 + 12.",
     )
     return Drawing(figure, table)
-
-
-def verdicts(frame: pandas.DataFrame) -> list[Claim]:
-    """Bytes per rank and volumes."""
-    table = per_parameter(frame)
-    held, sent = pick(table, metric=list(KINDS)), pick(table, metric="sent_bytes")
-    known = len(table) and not held["measured"].isna().any()
-    holds = worst(held["measured"] / held["predicted"]) if known else float("nan")
-    below = pick(frame, part=PART, metric="transport_bytes", source="measured")
-    # the paper's unit: elements of 2 bytes a parameter, times N / (N - 1)
-    volume = below["value"] / below["parameters"] / 2 * below["ranks"] / (below["ranks"] - 1)
-    moved = volume.groupby(below["implementation"]).max()
-    claimed = {"data-parallel": 2, "fsdp2-zero-2": 2, "fsdp2-zero-3": 3}
-
-    tensors = worst(sent["measured"] / sent["predicted"]) if known else float("nan")
-
-    def of(engine: str) -> float:
-        return float(moved.get(engine, float("nan")))
-
-    tool = "at the sockets of gloo, headers included"
-    torch_volume = communication_volume("torch-zero-1")
-    return [
-        claim(
-            "ZeRO states",
-            predicted="bytes of 5 engines",
-            measured=f"{len(held)} values on {RANKS[0]} and {RANKS[1]} ranks, worst "
-            f"{holds - 1:+.3%}" if known else NOT_MEASURED,
-            published="Fig. 1, Table 1",
-            parts=[agreement("bytes held over the formula, worst", holds, 1, 0.02,
-                             Evidence.OTHER)],
-        ),
-        claim(
-            "ZeRO volume",
-            predicted=", ".join(f"{communication_volume(name)}Ψ" for name in
-                                ("data-parallel", "zero-2", "zero-3")),
-            measured=", ".join(f"{of(e):.2f}Ψ" for e in claimed) + f" ({tool}); tensors given to "
-            f"collectives, sent as rings: {tensors - 1:+.2%} off" if known else NOT_MEASURED,
-            published="2Ψ, 2Ψ, 3Ψ",
-            parts=[
-                agreement("tensors given to collectives, sent as rings, over the formula, worst",
-                          tensors, 1, 0.02, Evidence.OTHER),
-                *(agreement(f"{engine}: elements at the sockets over {count}Ψ", of(engine), count,
-                            0.02, Evidence.OTHER,
-                            limits=1.6 if engine.startswith("fsdp") else None,
-                            why="gloo's reduce-scatter sends twice a ring's bytes")
-                  for engine, count in claimed.items()),
-            ],
-        ),
-        claim(
-            "ZeRO volume, torch P_os",
-            predicted=f"{torch_volume}Ψ: {' + '.join(SCHEDULES['torch-zero-1'])}",
-            measured=f"{of('torch-zero-1'):.2f}Ψ ({tool})" if known else NOT_MEASURED,
-            published="2Ψ",
-            parts=[Part(what="elements sent over Ψ, ZeroRedundancyOptimizer",
-                        value=of("torch-zero-1"), high=2.05, evidence=Evidence.OTHER,
-                        form=".2f")],
-        ),
-    ]  # fmt: skip

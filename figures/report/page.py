@@ -34,6 +34,8 @@ STRIP = "verdict_strip"
 HEADLINES = 3
 #: What matplotlib calls the group that holds a whole picture.
 ROOT = "figure_1"
+#: Of a claim what its row shows; the rest unfolds below what it says.
+COLUMNS = ("claim", "what it says", "predicted", "measured", "published", "verdict", "evidence")
 #: Rows of a figure's data shown in the page; the CSV beside them has all.
 SHOWN = 200
 
@@ -131,8 +133,14 @@ def verdict_section(rows: Sequence[Claim]) -> str:
             words = {name: html.escape(cell) for name, cell in verdict_table.cells(row).items()}
             words["verdict"] = f'<span class="mark {slug(row.verdict)}"></span>{words["verdict"]}'
             words["recheck"] = recheck(row.command)
-            headers = list(words)
-            lines.append(list(words.values()))
+            more = "".join(
+                f"<dt>{name}</dt><dd>{cell}</dd>"
+                for name, cell in words.items()
+                if name not in COLUMNS
+            )
+            words["what it says"] += f"<details><summary>more</summary><dl>{more}</dl></details>"
+            headers = list(COLUMNS)
+            lines.append([words[name] for name in COLUMNS])
         if lines:
             parts.append(f"<h3>{title}</h3>{table(headers, lines, title)}")
     return "".join(parts)

@@ -11,8 +11,8 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from analysis.hardware import find_gpu
 from figures.common import Drawing, devices, label_ends, note, pick, powers_of_two, series
+from repro.claims.machine.peers import of_one_card, tflops
 
 EXPERIMENTS = ("throughput", "throughput-peers", "gpu-throughput")
 TICKS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -29,46 +29,6 @@ MEASURED = {
     "sdpa-math": ("standard", "#D55E00", "x"),
 }
 PUBLISHED = {"flash3": ("FA-3, H100", "#555555")}
-
-
-def tflops(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """All rows as TFLOP/s; times are converted with the papers' FLOP count (FA-2, §4.1)."""
-    rows = frame[frame["metric"].isin(["throughput_tflops", "time_ms"])].copy()
-    flops = 4.0 * rows["batch"] * rows["heads"] * rows["seqlen_q"] ** 2 * rows["head_dim"]
-    flops = flops.where(rows["causal"] != True, flops / 2)  # noqa: E712  object column
-    flops = flops.where(rows["pass"] != "backward", flops * 2.5)
-    is_time = rows["metric"] == "time_ms"
-    rows["tflops"] = rows["value"].where(~is_time, flops / rows["value"] / 1e9)
-    # An implementation timed in turn with ours has both rows; one of them is enough.
-    return rows.sort_values("metric").drop_duplicates(
-        [
-            "source",
-            "implementation",
-            "pass",
-            "seqlen_q",
-            "head_dim",
-            "causal",
-            "dtype",
-            "experiment",
-            "device",
-        ],
-        keep="last",
-    )
-
-
-def of_one_card(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """The measured and predicted rows of one card, the one that ours were measured on if any."""
-    measured = pick(rows, source="measured")
-    measured = measured[measured["tflops"].notna()]
-    ours = pick(measured, experiment="gpu-throughput", implementation=("flash", "flash-sm90"))
-    known = (ours if len(ours) else measured)["device"].dropna()
-    card = find_gpu(str(known.iloc[-1])) if len(known) else find_gpu("NVIDIA H200")
-
-    def elsewhere(device: object) -> bool:
-        return isinstance(device, str) and find_gpu(device) != card
-
-    other = rows["source"].isin(["measured", "predicted"]) & rows["device"].map(elsewhere)
-    return rows[~other]
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:

@@ -67,17 +67,20 @@ def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> launcher.Repe
     Equal layouts and values passed the checks before, and a bool is no number. Calls with a tile, a
     mask or scales, and those of packed sequences, whose tables are read, are checked every time.
     """
-    causal, _, dropout_p, tile, deterministic, _, softcap, _, _, sinks, _, *tensors = options
+    causal, scale, dropout_p, tile, deterministic, _, softcap, _, _, sinks, _, *tensors = options
     key_mask, block_mask, seed, slopes, bias, k_scale, v_scale, tables_q, tables_k = tensors
     if (
         tile is key_mask is block_mask is seed is k_scale is v_scale is tables_q is tables_k is None
         and type(causal) is type(deterministic) is bool
         and type(sinks) is int
         and type(dropout_p) is float
+        and type(scale) is float
         and type(softcap) is not bool
     ):
         given = () if slopes is bias is None else _tensors(options)
-        if slopes is None or not slopes.requires_grad:  # they have no gradient
+        if all(isinstance(each, Tensor) for _, each in given):
+            if slopes is not None and slopes.requires_grad:
+                return None  # a gradient that there is not
             return _REPEATED.get(_key("forward", (q, k, v), options, given, _FORWARD))
     return None
 
@@ -223,14 +226,15 @@ def _launch(
         }
     sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2])
     problem = problem_of(sizes, q, options, lengths, **gradients)
-    more: dict[str, Any] = {"shared_limit_bytes": shared_limit(q.device)}
-    more["tile"] = dispatch.kernel_tile(pass_, problem, more["shared_limit_bytes"])
+    limit = shared_limit(q.device)
+    tile = dispatch.kernel_tile(pass_, problem, limit)
+    given: dict[str, Any] = {"shared_limit_bytes": limit, "tile": tile}
     if options.seed is not None:
-        more["seed"] = int(options.seed)
+        given["seed"] = int(options.seed)
 
     def driver(backend: Backend, at: dict[str, Array]) -> None:
         algorithm, _ = launches.choose(backend, at, problem, pass_)
-        launches.run(backend, algorithm, at, problem, pass_, **more)
+        launches.run(backend, algorithm, at, problem, pass_, **given)
 
     with ExitStack() as results:
         views = Views()
@@ -274,7 +278,7 @@ def _key(
 
 
 def _tensors(options: Options) -> list[tuple[str, Tensor]]:
-    pairs = zip(Options._fields[VALUES:], options[VALUES:], strict=True)
+    pairs = zip(Options._fields[VALUES:], options.tensors, strict=True)
     return [(name, each) for name, each in pairs if each is not None]
 
 

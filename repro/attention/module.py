@@ -17,7 +17,7 @@ __all__ = ["FlashAttention"]
 _NAMES = (
     "causal", "dropout_p", "scale", "softcap", "deterministic", "tile", "order", "window", "sinks",
 )  # fmt: skip
-USUAL = {name: Options._field_defaults.get(name) for name in _NAMES}
+USUAL: dict[str, Any] = {name: Options._field_defaults.get(name) for name in _NAMES}
 """Options of a module, and what they are where nothing is said."""
 
 
@@ -49,7 +49,7 @@ class FlashAttention(nn.Module):
             setattr(self, name, found[name])
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **tensors: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **tensors: Any
     ) -> Tensor:
         """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D).
 

@@ -161,8 +161,9 @@ def flash_attention(
     given = Options(
         causal=causal, scale=scale, dropout_p=dropout_p, tile=tile, deterministic=deterministic,
         order=order, softcap=softcap, left=left, right=right, sinks=sinks, scale_block=scale_block,
-        key_mask=key_mask, block_mask=block_mask, seed=seed, alibi_slopes=alibi_slopes, bias=bias,
-        k_scale=k_scale, v_scale=v_scale, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        key_mask=key_mask, block_mask=block_mask, seed=seed,  # type: ignore[arg-type]
+        alibi_slopes=alibi_slopes, bias=bias, k_scale=k_scale, v_scale=v_scale,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
     )  # fmt: skip
     found = registered.attention_again(q, k, v, given) if usual else None
     if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -49,6 +49,11 @@ class Options(NamedTuple):
     def fp8(self) -> bool:
         """Whether k and v are e4m3; then there are scales, and no backward."""
         return self.k_scale is not None
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Those that are tensors, None where there is none."""
+        return self[VALUES:]
 
 
 VALUES = 11

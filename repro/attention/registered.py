@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from repro.attention import engine
-from repro.attention.options import SCHEMA, VALUES, Options
+from repro.attention.options import SCHEMA, Options
 
 __all__ = ["attention", "attention_again"]
 
@@ -66,7 +66,7 @@ def attention_again(
     q: Tensor, k: Tensor, v: Tensor, options: Options
 ) -> tuple[Tensor, Tensor] | None:
     """Replay a recorded call; None where there is none, or where the dispatcher must see it."""
-    tensors = [q, k, v, *[each for each in options[VALUES:] if each is not None]]
+    tensors = [q, k, v, *[each for each in options.tensors if each is not None]]
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or not _direct(tensors):
         return None
     call = engine.recorded(q, k, v, options)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from analysis import memory
-from analysis.algorithms import Family, find
-from analysis.features import features_of
+from analysis.algorithms import find
 from analysis.flops import (
     BACKWARD_PRODUCTS,
     DQ_PRODUCTS,
@@ -23,8 +23,7 @@ from analysis.flops import (
 )
 from analysis.hardware import Gpu, gpu_named
 from analysis.hbm import HbmTraffic, compulsory_hbm, compulsory_packed, predict_hbm
-from analysis.loop_model import card
-from analysis.loop_model.card import H200_SUSTAINED, Clock
+from analysis.loop_model.card import Clock
 from analysis.packed import summed
 from analysis.problem import GRADIENTS, Problem
 from analysis.shapes import AttentionShape, Tile
@@ -32,14 +31,9 @@ from analysis.sums.copies import KERNEL as COPY
 from analysis.sums.copies import copies
 from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
 from analysis.traffic import Traffic, predict_traffic
-from kernels import attention, hopper
+from kernels import attention
 from kernels.launch import Kernel
 from kernels.launches import AUTO
-from kernels.timing import (
-    ampere_time,
-    hopper_packed_time,
-    hopper_time,
-)
 from repro.prediction.packed import packed_works
 from repro.prediction.runs import (
     Run,
@@ -52,6 +46,7 @@ from repro.prediction.runs import (
     sum_options,
     works_of,
 )
+from repro.prediction.time import NoTime, Time, clock_of, time_of
 
 PASSES = ("forward", "backward")
 #: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
@@ -64,8 +59,6 @@ CLOSED = (
     "flash-deterministic",
 )
 ALGORITHMS = attention.ALGORITHMS
-WAITS_FOR_MEMORY = "its bytes take longer than its instructions, which is all that the model knows"
-"""Why a time is not predicted that would be below its bound."""
 
 
 @dataclass(frozen=True)
@@ -165,86 +158,18 @@ class Prediction:
         """The clock of the predicted time."""
         return clock_of(self.gpu)
 
+    @cached_property
+    def predicted(self) -> Time | NoTime:
+        """The time that follows from the kernels' machine code, not a bound, or why there is none.
+
+        The optimistic softmax: on data of which its repair has nothing to do again.
+        """
+        return time_of(self, self.clock)
+
     @property
     def predicted_s(self) -> float | None:
-        """Time predicted from the machine code, not a bound: of the Hopper forms
-        (``kernels.timing.hopper_time``), and of what runs by default on an A100
-        (``kernels.timing.ampere_time``).
-
-        None where :attr:`unpredicted` says why, for packed sequences but on Hopper's kernels, and
-        for other kernels and GPUs. The optimistic softmax: on data of which its repair has nothing
-        to do again.
-        """
-        predicted = self._predicted()
-        return predicted if isinstance(predicted, float) else None
-
-    @property
-    def unpredicted(self) -> str | None:
-        """Why a kernel that the model of time knows has no predicted time, or None."""
-        predicted = self._predicted()
-        return predicted if isinstance(predicted, str) else None
-
-    def _predicted(self) -> float | str | None:
-        """Seconds, copies included, or why there are none; None for packed sequences but on
-        Hopper's kernels, and for other kernels and GPUs."""
-        found = self._of_machine_code()
-        if not isinstance(found, float):
-            return found
-        found += self.copy_bytes / (card.HBM_SUSTAINED * self.gpu.hbm_bandwidth_bytes_per_s)
-        return WAITS_FOR_MEMORY if found < self.time.seconds else found
-
-    def _of_machine_code(self) -> float | str | None:
-        """The same of the kernels alone, as if none of them waited for HBM."""
-        sms, hbm = self.gpu.sms, self.gpu.hbm_bandwidth_bytes_per_s
-        if self.problem.lengths is not None:
-            return self._predicted_packed()
-        if self.main is not None and self._is_of_ampere:
-            try:
-                return ampere_time.seconds(
-                    self.main, self.pass_, self.padded,
-                    sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
-                )  # fmt: skip
-            except LookupError as error:
-                return str(error)
-        form = hopper.FORMS.get(f"{hopper.ALGORITHM} {self.form}")
-        if form is None:
-            return None
-        refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
-        if refused is not None:
-            return refused
-        optimistic = "optimistic" in self.algorithm and self.pass_ == "forward"
-        used = features_of(self.problem)
-        features = tuple(name for name in hopper.MASKS_AND_SCORES if name in used)
-        if "softcap" in features and self.shape.dtype == "fp16":
-            features += ("fp16",)
-        try:
-            return hopper_time.seconds(
-                form, self.padded, sms=sms, hbm_bytes_per_s=hbm, clock=self.clock,
-                optimistic=optimistic, features=features,
-            )  # fmt: skip
-        except LookupError as error:
-            return str(error)
-
-    def _predicted_packed(self) -> float | str | None:
-        form = None if self.main is None else self.main.config
-        if not isinstance(form, hopper.ForwardForm | hopper.BackwardForm):
-            return None
-        refused = hopper_time.refusal(form, "deterministic" in self.algorithm)
-        if refused is not None:
-            return refused
-        assert self.problem.lengths is not None
-        try:
-            return hopper_packed_time.seconds(
-                form, self.padded, self.problem.lengths, sms=self.gpu.sms,
-                hbm_bytes_per_s=self.gpu.hbm_bandwidth_bytes_per_s, clock=self.clock,
-            )  # fmt: skip
-        except LookupError as error:
-            return str(error)
-
-    @property
-    def _is_of_ampere(self) -> bool:
-        of_flash = find(self.algorithm).family is Family.FLASH
-        return of_flash and self.shape.dtype != "fp32" and ampere_time.runs_on(self.gpu)
+        """Seconds of :attr:`predicted`, None where there are none."""
+        return self.predicted.seconds if isinstance(self.predicted, Time) else None
 
     def row(self) -> dict[str, Any]:
         """The numbers as one flat row, units in the names."""
@@ -300,6 +225,7 @@ class Prediction:
             "tflops_bound": self.useful_flops / self.time.seconds / 1e12,
             "time_predicted_s": predicted,
             "tflops_predicted": predicted and self.useful_flops / predicted / 1e12,
+            "no_time": None if isinstance(self.predicted, Time) else self.predicted.reason,
             "bound_by": self.time.binding,
         }
 
@@ -324,13 +250,6 @@ class Prediction:
                     }
                 )
         return rows
-
-
-def clock_of(gpu: Gpu) -> Clock:
-    """What an H200 holds under load, elsewhere the highest of the datasheet."""
-    if gpu.name.startswith("H200"):
-        return H200_SUSTAINED
-    return Clock(gpu.boost_clock_hz, "boost clock of the datasheet")
 
 
 def predict(
@@ -486,8 +405,9 @@ __all__ = [
     "AUTO",
     "CLOSED",
     "PASSES",
+    "NoTime",
     "Prediction",
-    "clock_of",
+    "Time",
     "form_of",
     "predict",
     "shared_per_tensor",

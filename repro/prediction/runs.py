@@ -188,7 +188,7 @@ def shared_per_tensor(
     """Clocks of shared memory for each clock of the tensor cores in the sm_80 kernels' main loop;
     None for other kernels, and where it is not modelled: fp32, a backward beyond head_dim 128,
     tiles that the kernels do not take."""
-    flops = gpu.tensor_flops_per_clock_per_sm
+    flops = gpu.tensor_flops_per_clock
     chosen = find(algorithm)
     modelled = pass_ == "forward" or chosen.dq is not DqSum.SEPARATE_PASS
     if chosen.family is not Family.FLASH or not modelled or shape.dtype == "fp32" or flops is None:

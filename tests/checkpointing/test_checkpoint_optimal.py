@@ -23,7 +23,6 @@ from analysis.checkpointing import (
 )
 from analysis.checkpointing.native import library
 from analysis.checkpointing.optimal import heuristic_plans
-from analysis.checkpointing.selection import Item, keep_exact, keep_greedy, keep_optimal
 from analysis.checkpointing.subchains import Subchains
 
 
@@ -162,39 +161,6 @@ def test_a_thousand_stages_at_500_slots() -> None:
     plan = optimal(chain, chain.input_bytes + 500)
     assert plan.peak_bytes <= chain.input_bytes + 500
     assert simulate(chain, plan.schedule).advances == plan.advances < 1000
-
-
-def test_knapsack_rounds_sizes_up() -> None:
-    """EC-23 (a), (b)."""
-    ones = [Item(1, 1)] * 3
-    for kept in (keep_optimal(ones, 1, 1), keep_greedy(ones, 1), keep_exact(ones, 1)):
-        assert len(kept) == 1
-    large = [Item(3.4, 1)] * 3
-    for kept in (keep_optimal(large, 10, 1), keep_greedy(large, 10), keep_exact(large, 10)):
-        assert len(kept) == 2
-    with pytest.raises(ValueError, match="smallest feasible budget is 0"):
-        keep_optimal(ones, -1, 1)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.builds(Item, st.integers(1, 30), st.integers(0, 50)), min_size=1, max_size=9),
-    st.integers(0, 120),
-)
-def test_knapsack_is_optimal_and_greedy_is_not_better(items: list[Item], budget: int) -> None:
-    def worth(kept: list[int]) -> float:
-        assert sum(items[i].size for i in kept) <= budget
-        return sum(items[i].value for i in kept)
-
-    best = worth(keep_exact(items, budget))
-    assert worth(keep_optimal(items, budget, 1)) == best
-    assert worth(keep_greedy(items, budget)) <= best
-
-
-def test_greedy_by_ratio_loses_where_one_large_stage_is_worth_more() -> None:
-    items = [Item(1, 2), Item(10, 10)]
-    assert keep_greedy(items, 10) == [0]
-    assert keep_optimal(items, 10, 1) == keep_exact(items, 10) == [1]
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 
 from analysis.model_states import model_state_bytes
 from repro import claims
-from repro.claims import CATALOGUE, Claim, Evidence, Origin, Part, Verdict, agreement, states
+from repro.claims import Claim, Evidence, Finding, Origin, Part, Verdict, agreement, rows
+from repro.claims.training import states
 from repro.experiments.checkpointing import study_note_faults as faults
 
 NAN = math.nan
@@ -20,6 +23,10 @@ NAN = math.nan
 
 def part(value: float, evidence: Evidence = Evidence.COUNTED, **more: object) -> Part:
     return Part(what="x", value=value, evidence=evidence, **{"low": 1.0, "high": 2.0, **more})
+
+
+def claim(name: str, *parts: Part) -> Claim:
+    return rows()[name].found(Finding(parts=parts))
 
 
 def test_a_part_is_judged_by_its_range_and_its_evidence() -> None:
@@ -56,56 +63,53 @@ def test_a_part_that_nothing_can_overturn_is_refused() -> None:
 
 
 def test_a_claim_is_as_good_as_its_weakest_part() -> None:
-    good = claims.claim("K5", parts=[part(1.5), part(1.6)])
+    good = claim("K5", part(1.5), part(1.6))
     assert good.verdict is Verdict.REPRODUCED
-    assert claims.claim("K5", parts=[part(1.5), part(9)]).verdict is Verdict.REFUTED
-    mixed = claims.claim("K5", parts=[part(1.5), part(1.5, Evidence.DERIVED)])
+    assert claim("K5", part(1.5), part(9)).verdict is Verdict.REFUTED
+    mixed = claim("K5", part(1.5), part(1.5, Evidence.DERIVED))
     assert mixed.verdict is Verdict.CONSISTENT
     assert mixed.evidence == f"{Evidence.COUNTED} + {Evidence.DERIVED}"
     assert mixed.findings == "x 1.5: reproduced; x 1.5: consistent"
-    assert claims.claim("K5", parts=[part(1.5), part(NAN)]).verdict is Verdict.NOT_TESTED
-    assert claims.claim("K5", parts=[]).verdict is Verdict.NOT_TESTED
+    assert claim("K5", part(1.5), part(NAN)).verdict is Verdict.NOT_TESTED
+    assert claim("K5").verdict is Verdict.NOT_TESTED
 
 
 def test_coefficients_chosen_to_match_are_consistent_at_most() -> None:
-    assert CATALOGUE["FA-1 Fig. 2 middle"].chosen
-    matched = claims.claim("FA-1 Fig. 2 middle", parts=[part(1.5)])
+    assert rows()["FA-1 Fig. 2 middle"].chosen
+    matched = claim("FA-1 Fig. 2 middle", part(1.5))
     assert matched.parts[0].verdict is Verdict.REPRODUCED
     assert matched.verdict is Verdict.CONSISTENT
-    assert claims.claim("FA-1 Fig. 2 middle", parts=[part(9)]).verdict is Verdict.REFUTED
+    assert claim("FA-1 Fig. 2 middle", part(9)).verdict is Verdict.REFUTED
 
 
 def test_a_verdict_cannot_be_typed() -> None:
     assert "verdict" not in {field.name for field in dataclasses.fields(Claim)}
     root = Path(claims.__file__).parents[2]
-    texts = [*root.glob("figures/*.py"), *(root / "repro" / "claims").glob("*.py")]
+    texts = [*root.glob("figures/**/*.py"), *root.glob("repro/claims/**/*.py")]
     words = re.compile(r"\b(holds within|does not hold|Verdict\.(REPRODUCED|REFUTED))")
     said = [f.name for f in texts if f.name != "protocol.py" and words.search(f.read_text())]
     assert said == []
 
 
-def test_the_catalogue_has_every_claim_and_fault_with_its_source() -> None:
-    names = {name.split(",")[0] for name in CATALOGUE}
+def test_every_claim_and_fault_of_the_notes_is_a_row_with_its_source() -> None:
+    names = {name.split(",")[0] for name in rows()}
     assert {f"K{i}" for i in range(1, 17)} | {f"F{i}" for i in range(1, 8)} <= names
-    judged = [source.claim for source in claims.sources()]
-    assert len(judged) == len(set(judged))
-    assert set(judged) <= set(CATALOGUE)
-    for entry in CATALOGUE.values():
-        assert entry.statement
-        assert entry.source
-        assert entry.command.startswith("make ")
-        assert (entry.origin is Origin.OURS) == (entry.source == "this package")
+    for row in rows().values():
+        assert row.statement
+        assert row.command.startswith("make ")
+        assert (row.work.origin is Origin.OURS) == (row.source == "this package")
 
 
-def test_claims_that_nothing_judges_are_rows() -> None:
-    rows = claims.missing(["K1", "K3, speed", "F1"])
-    names = {row.name for row in rows}
-    assert "K1" not in names
-    assert {"K3, memory", "K2"} <= names
-    assert all(row.verdict is Verdict.NOT_TESTED for row in rows)
-    assert claims.missing(CATALOGUE) == []
-    with pytest.raises(ValueError, match="'K99' is not in the catalogue"):
-        claims.claim("K99", parts=[])
+def test_two_claims_of_one_name_are_refused() -> None:
+    known = rows()["K1"]
+    with pytest.raises(ValueError, match="'K1' is claimed by"):
+        claims.claim("K1", "twice", known.work, experiments=(), shown="")(known.judge)
+
+
+def test_judging_needs_no_plotting_library() -> None:
+    code = "import sys; from repro.claims import rows; rows(); print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_k12_numbers() -> None:

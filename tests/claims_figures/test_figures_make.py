@@ -37,6 +37,7 @@ case "$2 $3" in
         for e in csv png svg $FORMATS; do echo "$f" > "$out/$f.$e"; done
     done
     [ -z "$verdicts" ] || echo table > "$out/verdicts.md" ;;
+"figures report") echo report > "$out/report.html" ;;
 "figures verdicts") echo table > "$out/verdicts.md" ;;
 esac
 """
@@ -203,6 +204,29 @@ def test_make_and_python_know_the_same_styles_formats_and_variables() -> None:
     assert set(listed("SETTINGS")) == read - made - {"MAKE", "MAKEFLAGS", "REPRO_FIGURES"}
     described = set(re.findall(r"\b([A-Z_]+)=", text.partition("PYTHON ?=")[0]))
     assert described <= set(listed("SETTINGS"))
+
+
+def test_the_report_is_made_from_what_has_changed(tree: Path) -> None:
+    assert make(tree, "report") == (0, sorted([*ALL, "-m figures report"]))
+    assert make(tree, "report") == (0, [])
+    age(tree)
+    (tree / "results" / "card" / "other-records.jsonl").touch()
+    status, calls = make(tree, "report")
+    assert status == 0
+    assert "-m figures report" in calls
+
+
+def test_help_lists_every_target_that_is_for_users(tree: Path) -> None:
+    done = subprocess.run(
+        ["make", "NO_VENV=1", "PYTHON=./python", "help"],
+        cwd=tree, capture_output=True, text=True, check=True, env=without_make(),
+    )  # fmt: skip
+    text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    targets = set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)[0].split())
+    described = set(re.findall(r"make ([a-z-]+)", done.stdout))
+    assert described <= targets
+    authors = {"again", "lock", "readme", "record", "audit", "mutations"}
+    assert targets - described <= authors
 
 
 def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:

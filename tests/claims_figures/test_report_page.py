@@ -19,7 +19,7 @@ from analysis.checkpointing import closed_forms
 from figures import common, gallery
 from figures.common import Drawing
 from figures.report import formulas, page, predictions, provenance
-from repro.claims import Evidence, Part, Verdict, claim
+from repro.claims import Evidence, Finding, Part, Verdict, rows
 from repro.experiments import record
 from repro.measuring import records
 
@@ -68,7 +68,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         Verdict.REFUTED: Part(what="x", value=-1, low=0, evidence=evidence),
         Verdict.NOT_TESTED: Part(what="x", value=nan, low=0, evidence=evidence),
     }  # fmt: skip
-    judged = [claim("SM boundary", parts=[part]) for part in parts_of.values()]
+    judged = [rows()["SM boundary"].found(Finding(parts=[part])) for part in parts_of.values()]
     assert [row.verdict for row in judged] == list(parts_of)
     drawn = {}
     boxes = {}
@@ -196,7 +196,8 @@ def test_what_came_from_elsewhere_is_text_and_never_html(tmp_path: Path) -> None
     name = bad.replace("/", "")
     records.write(tmp_path / name / f"{name}.jsonl", rows)
     part = Part(what=bad, value=1, low=0, evidence=Evidence.COUNTED)
-    row = claim("SM boundary", parts=[part], measured=bad, predicted=bad, published=bad)
+    finding = Finding(parts=[part], measured=bad, predicted=bad, published=bad)
+    row = rows()["SM boundary"].found(finding)
     written = page.provenance_section(provenance.files(tmp_path)) + page.verdict_section([row])
     assert "onerror" in written
     assert "<img" not in written

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from analysis import gpu_file
+from analysis.gpu_file import CARDS
 from analysis.hardware import (
     A100_40GB,
     A100_80GB,
@@ -93,9 +96,8 @@ def test_every_card_is_predicted_and_every_figure_has_a_source(gpu: Gpu) -> None
         capability = gpu.compute_capability
         assert (found.theory is None) == (capability is not None and capability >= (8, 0))
         assert (found.algorithm == "flash-sm90") == (capability == (9, 0))
-    fields = set(gpu.__dataclass_fields__) - {"name", "compute_capability", "sources"}
-    if gpu.tensor_flops_per_clock is None:
-        fields.remove("tensor_flops_per_clock")
+    names = {"name", "short_names", "driver_names", "compute_capability", "sources"}
+    fields = set(gpu.__dataclass_fields__) - names
     assert {name for name in fields if not gpu.sources.get(name)} == set()
     assert SHORT_NAMES.keys().isdisjoint(GPUS)
 
@@ -108,7 +110,7 @@ def test_memory_is_what_the_card_reports_and_bandwidth_its_own() -> None:
     assert rates["A100-PCIe-80GB"] == 1.935e12 < rates["A100-SXM4-80GB"] == 2.039e12
     custom = GPUS["A100-SXM-64GB"]
     assert custom.fp32_flops == pytest.approx(custom.sms * 128 * custom.boost_clock_hz, rel=0.01)
-    flops = custom.sms * custom.tensor_flops_per_clock_per_sm * custom.boost_clock_hz
+    flops = custom.sms * 2048 * custom.boost_clock_hz
     assert custom.fp16_tensor_flops == pytest.approx(flops, rel=0.01)
 
 
@@ -124,14 +126,75 @@ def test_a_file_describes_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [row["gpu"] for row in csv.DictReader(io.StringIO(out))] == ["mine", "H100-SXM5-80GB"]
 
 
+def test_rates_of_a_card_follow_its_sms_and_clock(tmp_path: Path) -> None:
+    """Half the SMs at half the clock do a quarter; L2 follows the clock; what is given stays."""
+    path = tmp_path / "half.toml"
+    path.write_text('base = "H100"\nsms = 66\nboost_clock_hz = "915 MHz"\n')
+    found = gpus.find(str(path))
+    assert found.fp16_tensor_flops == pytest.approx(H100_SXM.fp16_tensor_flops / 4)
+    assert found.fp32_flops == pytest.approx(H100_SXM.fp32_flops / 4)
+    assert found.exp_per_s == pytest.approx(H100_SXM.exp_per_s / 4)
+    assert H100_SXM.l2_bandwidth_bytes_per_s is not None
+    assert found.l2_bandwidth_bytes_per_s == pytest.approx(H100_SXM.l2_bandwidth_bytes_per_s / 2)
+    assert found.hbm_bandwidth_bytes_per_s == H100_SXM.hbm_bandwidth_bytes_per_s
+    assert found.sources["fp16_tensor_flops"] == (
+        "as H100-SXM5-80GB, in proportion to SMs and clock"
+    )
+    path.write_text('base = "A100"\nsms = 54\nfp16_tensor_flops = "200 TFLOP/s"\n')
+    said = gpus.find(str(path))
+    assert said.fp16_tensor_flops == 200e12
+    assert (A100_40GB.load_clocks_hz, said.load_clocks_hz) == ((1.41e9, 1.41e9), None)
+
+
+def test_a_table_is_all_that_a_new_card_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names, driver's words, limits of its SMs and sources included."""
+    table = """
+["H20"]
+short_names = ["H20-96"]
+driver_names = ["H20"]
+base = "H100-SXM5-80GB"
+sms = 78
+boost_clock_hz = "1.98 GHz"
+memory_bytes = "96 GiB"
+hbm_bandwidth_bytes_per_s = "4.0 TB/s"
+source = "a datasheet"
+"""
+    more = tomllib.loads(CARDS.read_text(encoding="utf-8") + table)
+    monkeypatch.setattr(gpu_file, "_TABLES", more)
+    card = gpu_file.house_cards()["H20"]
+    assert (card.short_names, card.driver_names) == (("H20-96",), ("H20",))
+    assert card.shared_bytes_per_block == H100_SXM.shared_bytes_per_block
+    assert card.fp16_tensor_flops == pytest.approx(78 * 4096 * 1.98e9, rel=1e-3)
+    assert card.sources["sms"] == "a datasheet"
+    assert len(gpu_file.house_cards()) == len(GPUS) + 1
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
+def test_the_sheet_s_rates_are_those_of_its_units(gpu: Gpu) -> None:
+    """At the boost clock, or at the one that the entry names; sheets print two or three digits."""
+    at = {"H100-PCIe-80GB": 1.62e9, "H100-NVL-94GB": 1.544e9, "L40S": 2.49e9, "B200": 1.856e9}
+    if gpu.tensor_flops_per_clock is not None:
+        clock = at.get(gpu.name, gpu.boost_clock_hz)
+        assert gpu.fp16_tensor_flops == pytest.approx(
+            gpu.sms * gpu.tensor_flops_per_clock * clock, rel=0.005
+        )
+    if gpu.fma_flops_per_clock is not None:
+        clock = {"H100-SXM5-80GB": 1.98e9, "H200": 1.98e9}.get(gpu.name, gpu.boost_clock_hz)
+        assert gpu.fp32_flops == pytest.approx(gpu.sms * gpu.fma_flops_per_clock * clock, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('base = "H100"\nload_clocks_hz = ["2 GHz", "1 GHz"]', "is no clock, nor lowest and high"),
+        ('base = "H100"\nl2_bytes = "3 apples"', "l2_bytes = '3 apples' is not a whole number"),
         ('base = "H100"\nsms = -1', "sms = -1 is not a whole number from 1 on"),
         ('base = "H100"\nsms = 1.5', "sms = 1.5 is not a whole number"),
         ('base = "H100"\nboost_clock_hz = "fast"', "boost_clock_hz = 'fast' is not a positive"),
         ('base = "H100"\ncompute_capability = 9', "compute_capability = 9 is not as"),
-        ('base = "H100"\ncores = 7', "no field cores; there are base, name"),
+        ('base = "H100"\ncores = 7', "no field cores; there are base, source, name"),
         ('base = "B9000"', "no GPU 'B9000'"),
         ("sms = 5", "name|missing, and no base"),
         ("sms = ", "Invalid value"),

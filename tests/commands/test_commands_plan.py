@@ -42,11 +42,12 @@ def test_a_total_budget_leaves_what_weights_and_logits_do_not_take(capsys):
     found = json.loads(out)
     assert found["budget_bytes"] == 400_000_000
     assert found["parameters"] == decoder.parameters
-    assert found["state_bytes"] + found["logits_bytes"] == held
+    (stage,) = found["pipeline_stages"]
+    assert sum(stage["parts"].values()) == held
     alone = run(capsys, *small, "--budget", "400MB", "--json")[1]
     assert found["plans"] == json.loads(alone)["plans"]
     status, out, _ = run(capsys, *small, "--total-budget", "40GB")
-    assert "1.49 billion parameters at 16 bytes are 23.79 GB, logits 525.3 MB" in out
+    assert "1.49 billion parameters at 16 bytes: parameters 2.974 GB, gradients 2.974 GB" in out
     for options, said in [
         (("--total-budget", "20GB"), f"take {held} bytes"),
         (("--total-budget", "40GB", "--budget", "1GB"), "give one"),

@@ -290,6 +290,7 @@ def test_measured_ceilings_come_from_the_records_or_are_refused(capsys):
         (("--markdown", "--latex"), 1, "--markdown and --latex exclude each other"),
         (("--tile", "64"), 1, "--tile '64'"),
         (("--seqlens", "1,x"), 1, "--seqlens 'x': expected a number"),
+        (("--seqlens", "nope.txt"), 1, "--seqlens 'nope.txt': there is no such file"),
         (("--seqlens", "0,0"), 1, "--seqlens '0,0' has no tokens"),
         (("--seqlens", "1,5", "--batch", "2"), 1, "stands in the place of --batch 2"),
         (("--seqlens", "1,5", "-n", "512"), 1, "stands in the place of --seqlen 512"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from repro import doctor, experiments
+from repro import measure as measuring
 from repro.commands import causes, compare, explain
 from repro.experiments import record
 from repro.measuring import records
@@ -188,6 +189,20 @@ def test_explain_refuses_in_one_line(capsys, arguments, message):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "experiment", ["fusion", "training-memory", "fig2-middle", "packed-sequences"]
+)
+def test_explain_s_rows_of_one_name_are_told_apart(experiment: str) -> None:
+    frame = experiments.tidy([experiment], local=False)
+    keys = explain._keys(frame, explain.POINT)
+    for point in explain.find_points(frame)[:3]:
+        lines = explain.side_by_side(frame[[explain.compatible(point, key) for key in keys]])
+        told = [
+            (line["quantity"], line["machine"], line["origin"], line["device"]) for line in lines
+        ]
+        assert len(set(told)) == len(told) > 1
+
+
 def test_explain_sets_prediction_measurement_and_paper_side_by_side(capsys):
     """The committed records of an H200: both traffic levels at 128k tokens, and why HBM differs."""
     status, out, _ = run(
@@ -303,3 +318,12 @@ def test_doctor_sees_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     assert finding.needed
     assert not finding.ok
     assert "Read-only" in finding.detail
+
+
+def test_measure_a_second_time_says_what_is_on_record(monkeypatch, capsys) -> None:
+    outcome = measuring.run.Outcome(skipped=7)
+    monkeypatch.setattr(measuring.run, "measure", lambda *a, **k: outcome)
+    measuring.measure(["fusion"])
+    assert "fusion: nothing to measure: 7 cells are on record (--again" in capsys.readouterr().err
+    measuring.measure(["fusion"], quick=True)
+    assert capsys.readouterr().err == ""

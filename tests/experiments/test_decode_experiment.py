@@ -8,42 +8,14 @@ import pandas
 import pytest
 
 from analysis.decode import DecodeShape
-from figures.bytes import decode_bytes as figure
 from kernels import prebuild
 from kernels.launching.plan import Recorder
-from repro.claims import Verdict
-from repro.experiments import Cell, Context
+from repro.claims import Verdict, rows
+from repro.experiments import Cell
 from repro.experiments.bytes import decode_bytes as experiment
 from repro.experiments.gpu import gpu_decode
 from repro.instruments.decode_work import DecodeOperands
 from repro.measuring import records
-
-
-def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:
-    """Bytes of each kernel, tensor and direction."""
-    traffic = [row for row in rows if row.metric == "traffic_bytes"]
-    return {(row.kernel, row.tensor, row.direction): row.value for row in traffic}
-
-
-def small(sharing: str) -> Cell:
-    """A cell of the list, short and split."""
-    cell = next(c for c in experiment.cells() if c["sharing"] == sharing and c["seqlen_q"] == 3)
-    return Cell(**{("pass_" if k == "pass" else k): v for k, v in cell.items()}
-                | {"seqlen_k": 192, "splits": 2})  # fmt: skip
-
-
-@pytest.mark.parametrize("sharing", experiment.SHARING)
-def test_a_cell_executed_moves_what_is_predicted(sharing: str) -> None:
-    cell = small(sharing)
-    measured = list(experiment.measure(cell, Context("host")))
-    predicted = list(experiment.predict(cell))
-    assert by_tensor(measured) == by_tensor(predicted)
-    (error,) = [row.value for row in measured if row.metric == "max_abs_error"]
-    assert error is not None
-    assert error <= 2e-2  # bf16's bound for N(0, 1), tests/attention_support.py
-    (bound,) = [row.value for row in predicted if row.metric == "compulsory_bytes"]
-    assert bound is not None
-    assert sum(value or 0 for value in by_tensor(predicted).values()) > bound
 
 
 def test_what_sharing_saves() -> None:
@@ -87,16 +59,14 @@ def timed(factor: float) -> pandas.DataFrame:
     [(1.05, Verdict.REPRODUCED), (1.2, Verdict.REPRODUCED), (2.0, Verdict.REFUTED)],
 )
 def test_a_measured_decode_time_is_judged_by_the_roofline(factor: float, verdict: Verdict) -> None:
-    (claim,) = [c for c in figure.verdicts(timed(factor)) if c.name == "decode time"]
+    claim = rows()["decode time"].judged(timed(factor))
     assert claim.verdict is verdict
     assert f"median {0.9 * factor:.2f}" in claim.measured
 
 
 def test_without_a_card_the_decode_time_is_not_tested() -> None:
     frame = timed(1.0)
-    (claim,) = [
-        c for c in figure.verdicts(frame[frame["source"] == "predicted"]) if c.name == "decode time"
-    ]
+    claim = rows()["decode time"].judged(frame[frame["source"] == "predicted"])
     assert claim.verdict is Verdict.NOT_TESTED
 
 

@@ -11,7 +11,7 @@ from kernels.launch import from_numpy
 from repro.experiments import Context, experiment
 from repro.experiments.bytes.traffic_scaling import papers_tile
 from repro.experiments.shared.attention import cell
-from repro.experiments.shared.host import reference, run_one_head
+from repro.experiments.shared.host import run_one_head
 from repro.measuring import records
 
 COUNTED = ("fig2-left", "fig2-middle", "traffic-scaling", "traffic-attribution")
@@ -51,27 +51,9 @@ def test_a_cell_counts_what_is_predicted_and_computes_attention(algorithm, pass_
     result = run_one_head(point, Context("host"))
     shape = AttentionShape(1, 1, 70, 70, 32)
     predicted = predict_traffic(algorithm, shape, Tile(16, 32), pass_)
-    assert result.traffic == {kernel: dict(e) for kernel, e in predicted.kernels.items()}
-    assert result.max_abs_error < (3e-3 if pass_ == "forward" else 5e-3)
+    assert result.traffic == predicted
+    assert max(result.errors.values()) < (3e-3 if pass_ == "forward" else 5e-3)
     assert result.seconds > 0
-
-
-def test_the_reference_has_the_right_gradients():
-    """Finite differences in float64, causal and not."""
-    rng = np.random.default_rng(2)
-    values = {n: rng.standard_normal((1, 1, 5, 3)) for n in ("q", "k", "v", "dout")}
-    for causal in (False, True):
-        right = reference(values, 0.7, causal)
-        for name in ("q", "k", "v"):
-            step = np.zeros((1, 1, 5, 3))
-            step[0, 0, 2, 1] = 1e-6
-
-            def loss(sign, name=name, step=step, causal=causal):
-                moved = reference({**values, name: values[name] + sign * step}, 0.7, causal)
-                return (moved["out"] * values["dout"][0, 0]).sum()
-
-            slope = (loss(1) - loss(-1)) / 2e-6
-            assert slope == pytest.approx(right[f"d{name}"][2, 1], rel=1e-6, abs=1e-8)
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -18,19 +18,6 @@ def cells_of(way: str, **wanted: object) -> list[Cell]:
     ]
 
 
-def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:
-    traffic = [row for row in rows if row.metric == "traffic_bytes"]
-    return {(row.kernel, row.tensor, row.direction): row.value for row in traffic}
-
-
-@pytest.mark.parametrize("way", experiment.WAYS)
-def test_a_cell_executed_moves_what_is_predicted(way: str) -> None:
-    (cell,) = cells_of(way, seqlen_q=64, outlier=None)
-    measured = by_tensor(list(experiment.measure(cell, Context("host"))))
-    assert measured == by_tensor(list(experiment.predict(cell)))
-    assert (("flash_forward", "k_scale", "read") in measured) == (way != "16 bits")
-
-
 def test_an_outlier_costs_others_with_a_scale_a_head_and_nothing_with_a_scale_a_block() -> None:
     found = {}
     for way in figure.EIGHT:

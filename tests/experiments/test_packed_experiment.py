@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import lower_bounds
-from analysis.hardware import A100_80GB, H200
 from analysis.hbm import compulsory_packed
 from analysis.packed import Lengths
-from analysis.packed_tiles import best_packed_tile, multiplied_pairs, packed_seconds
 from analysis.padding import batches, draw, padded_share
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from figures.bytes import packed_sequences as figure
-from repro.experiments import Context, tidy
+from repro.claims import rows
+from repro.experiments import tidy
 from repro.experiments.bytes import packed_sequences as experiment
-
-
-def by_tensor(rows: list[experiment.Record]) -> dict[tuple[str | None, ...], float | None]:
-    """Bytes of each kernel, tensor and direction."""
-    traffic = [row for row in rows if row.metric == "traffic_bytes"]
-    return {(row.kernel, row.tensor, row.direction): row.value for row in traffic}
-
-
-@pytest.mark.parametrize("way", ["packed", "longest"])
-@pytest.mark.parametrize("pass_", experiment.PASSES)
-def test_a_cell_executed_moves_what_is_predicted(way: str, pass_: str) -> None:
-    cell = experiment.point("squad-1.1", way, pass_, 2, 4)
-    measured = list(experiment.measure(cell, Context("host")))
-    assert by_tensor(measured) == by_tensor(list(experiment.predict(cell)))
-    (error,) = [row.value for row in measured if row.metric == "max_abs_error"]
-    assert error is not None
-    assert error <= 5e-3  # fp16, N(0, 1)
 
 
 def test_the_published_histograms() -> None:
@@ -98,48 +79,12 @@ def test_one_sequence_has_the_bound_of_the_plain_call() -> None:
         lower_bounds.compulsory_write_bytes(shape),
     )
     assert lower_bounds.compulsory_packed_bytes(shape, lengths, "forward") == read + write
-    assert lower_bounds.packed_order([1024], 64, 4096) == 1024 * 64 + 1024**2
-    assert lower_bounds.packed_order([16] * 10, 64, 4096) == 10 * 16 * 64  # all fit: no re-reads
-
-
-def brute_pairs(lengths: Lengths, tile: Tile) -> int:
-    return sum(
-        math.ceil(q / tile.block_m) * tile.block_m * math.ceil(k / tile.block_n) * tile.block_n
-        for q, k in zip(lengths.queries, lengths.keys, strict=True)
-    )
-
-
-def test_the_tile_weighs_what_is_loaded_again_and_what_is_multiplied_in_vain() -> None:
-    some = AttentionShape(1, 16, 1, 1, 64)
-    lengths = Lengths((1, 17, 0, 130), (1, 64, 5, 200))
-    shape = lengths.packed_shape(some)
-    for tile in (Tile(16, 16), Tile(64, 32), Tile(128, 64)):
-        assert multiplied_pairs(shape, lengths, tile) == 16 * brute_pairs(lengths, tile)
-    rows = {}
-    for name in experiment.LIMITS:
-        drawn = Lengths.equal(experiment.drawn(name, 64))
-        packed = drawn.packed_shape(some)
-        for gpu in (A100_80GB, H200):
-            best = best_packed_tile(packed, drawn, gpu)
-            seconds = [packed_seconds(packed, drawn, tile, gpu) for tile in (Tile(128, 64), best)]
-            rows[name, gpu.name[:4]] = (best.block_m, seconds[0] / seconds[1])
-    assert {key: height for key, (height, _) in rows.items()} == {
-        ("wikipedia", "A100"): 64, ("squad-1.1", "A100"): 64,
-        ("wikipedia", "H200"): 128, ("squad-1.1", "H200"): 128,
-    }  # fmt: skip
-    assert 1.05 < rows["wikipedia", "A100"][1] < 1.1
-    assert 1.3 < rows["squad-1.1", "A100"][1] < 1.4
-    lone = Lengths.equal([1] * 64)
-    assert best_packed_tile(lone.packed_shape(some), lone, A100_80GB) == Tile(16, 16)
-    unknown = replace(A100_80GB, l2_bandwidth_bytes_per_s=None)
-    with pytest.raises(ValueError, match="between L2 and the SMs is not known"):
-        packed_seconds(shape, lengths, Tile(64, 64), unknown)
 
 
 def test_the_figure_is_drawn_with_and_without_records() -> None:
     frame = tidy(figure.EXPERIMENTS)
     drawing = figure.draw(frame)
     assert set(drawing.table["source"]) == {"predicted", "measured"}
-    (claim,) = figure.verdicts(frame)
+    claim = rows()["packed sequences"].judged(frame)
     assert "worst +0.00%" in claim.measured
     assert figure.draw(frame.iloc[:0]).table.empty

@@ -31,6 +31,7 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": "fp32", "head_dim": 32, "packed": True, "causal": True},
     {"dtype": "bf16", "head_dim": 64, "packed": True, "deterministic": True},
     {"dtype": "bf16", "head_dim": 64, "card": dispatch.HOPPER, "causal": True},
+    {"dtype": "bf16", "head_dim": 64, "card": dispatch.HOPPER, "windowed": True},
     {"dtype": "fp16", "head_dim": 64, "card": dispatch.HOPPER, "packed": True},
 ]
 EDGES = st.sampled_from([1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])

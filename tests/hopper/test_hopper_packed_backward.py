@@ -10,10 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_case import Case, failure
 from flash_support import Problem, aligned, check, to_bits, to_float, view
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from packed_support import lengths_of, packed_of, problems
 
 from analysis.hardware import H200
@@ -21,7 +18,7 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from analysis.window import Window
-from kernels import dispatch, hopper
+from kernels import hopper
 from kernels.hopper import BackwardForm, backward_form
 from kernels.host import HostBackend
 from kernels.launch import Array
@@ -131,33 +128,6 @@ def test_what_lies_in_the_neighbours_changes_nothing(
             for values in p.data.values():
                 values[...] = bad
         hold(sequences, deterministic=deterministic)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "causal", "deterministic"), [(64, True, True), (128, False, False)]
-)
-def test_the_operator_on_a_hopper_card(head_dim: int, causal: bool, deterministic: bool) -> None:
-    """Executed on the host, both passes: ``failure`` holds results to float64, bytes to
-    ``predict``, and bits to separate calls."""
-    case = Case(
-        card=dispatch.HOPPER, heads=4, kv_heads=2, head_dim=head_dim, dtype="fp16", causal=causal,
-        deterministic=deterministic, queries=(33, 0, 1, 140, 16, 0), keys=(50, 20, 1, 200, 0, 0),
-        layout="bnhd", dout_layout="bnhd", seed=3,
-    )  # fmt: skip
-    assert failure(case) is None
-
-
-length = st.sampled_from([0, 0, 1, 1, 15, 64, 65, 128, 129, 200])
-
-
-@given(st.lists(st.tuples(length, length), min_size=1, max_size=6), st.integers(0, 9))
-@settings(max_examples=10, deadline=None, derandomize=True)
-def test_drawn_lengths(pairs: list[tuple[int, int]], seed: int) -> None:
-    if not sum(q for q, _ in pairs) or not sum(k for _, k in pairs):
-        pairs.append((1, 1))
-    lengths = Lengths(tuple(q for q, _ in pairs), tuple(k for _, k in pairs))
-    sequences = problems(lengths, 64, "fp16", True, heads=1 + seed % 2, seed=seed)
-    hold(sequences, deterministic=True, seed=seed or None)
 
 
 def test_many_short_sequences() -> None:

@@ -11,25 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from attention_case import Case, failure, references
-from attention_support import inputs, run
 from flash_support import Problem, check, check_all, execute, expected_traffic, reference
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_hopper_dispatch import PretendedHopper
 
-import repro
-from analysis.hardware import H200
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention, dispatch, hopper
 from kernels.hopper_forms import ForwardForm, forward_form
 from kernels.host import HostBackend
 from kernels.launch import INCLUDE_DIR, Kernel, from_numpy
 from kernels.launches import Device, launches_of
-from repro.attention import launcher
-from repro.attention.reference import beyond_bound
-from repro.prediction import predict
 
 FORWARD = "flash-sm90"
 TILE = Tile(192, 128)
@@ -55,32 +44,6 @@ def hold(p: Problem, tile: Tile = TILE, seed: int | None = None) -> None:
     assert counted == expected_traffic(p, tile, FORWARD, backward=False)
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    changes=st.sampled_from(list(CHANGES)),
-    seqlen_q=st.integers(1, 420),
-    seqlen_k=st.integers(1, 420),
-    left=st.none() | st.integers(0, 300),
-    right=st.none() | st.integers(0, 300),
-    sinks=st.sampled_from((0, 0, 1, 130)),
-    kv_heads=st.sampled_from((1, 2)),
-    seed=st.integers(0, 9),
-)
-def test_drawn_shapes(
-    changes: str, seqlen_q: int, seqlen_k: int, left: int | None, right: int | None, sinks: int,
-    kv_heads: int, seed: int,
-) -> None:  # fmt: skip
-    """Right, and every byte as predicted, whatever the window leaves: a part of a tile, tiles in
-    the middle, none at all."""
-    p = Problem(
-        2, 2, seqlen_q, seqlen_k, 64, "bf16", kv_heads=kv_heads, sinks=sinks, seed=seed,
-        **CHANGES[changes],
-    )  # fmt: skip
-    if p.window != (None, None):
-        p = replace(p, window=(left, right))
-    hold(p, seed=seed or None)
-
-
 @pytest.mark.parametrize(
     ("window", "sinks", "sizes"),
     [
@@ -99,19 +62,6 @@ def test_edges(window: tuple[int | None, int | None], sinks: int, sizes: tuple[i
     for causal in (False, True):
         p = Problem(1, 1, *sizes, 64, "bf16", causal, window=window, sinks=sinks)
         hold(p, seed=1)
-
-
-def test_rows_that_see_nothing() -> None:
-    """Out is 0 and lse -inf, exactly, in tiles without a key and in rows of one that has some."""
-    p = Problem(1, 1, 500, 90, 64, "bf16", window=(5, 5))
-    got, counted = execute(p, algorithm=FORWARD, backward=False)
-    nothing = ~p.visible().any(3)
-    assert nothing[0, 0, :384].all()
-    assert 0 < nothing[0, 0, 384:].sum() < 116
-    assert not got["out"][nothing].any()
-    assert np.isneginf(got["lse"][nothing]).all()
-    assert np.isfinite(got["lse"][~nothing]).all()
-    assert counted["flash_forward_sm90"]["q", "read"] == 116 * 128  # rows of the last tile
 
 
 def test_tiles_outside_the_window_are_never_loaded() -> None:
@@ -157,76 +107,11 @@ def test_tiles_that_all_rows_see_are_not_masked(monkeypatch: pytest.MonkeyPatch)
     assert np.abs(got["out"] - reference(left)["out"])[..., :384, :].max() < 2e-2
 
 
-@pytest.mark.parametrize("changes", [{}, {"causal": True}], ids=["dense", "causal"])
-def test_the_bounds_of_the_framework(changes: dict[str, Any]) -> None:
-    """Scores far beyond the cap, and lse: at most twice the framework's own error."""
-    q, k, v, dout = inputs(1, 2, 200, 300, 64, dtype=torch.bfloat16)
-    q = q * 8.0
-    slopes = torch.from_numpy(SLOPES)
-    options: dict[str, Any] = {"window": (170, 40), "sinks": 2, **changes}
-    known: dict[str, Any] = {"scale": 0.3, "softcap": 20.0, "alibi_slopes": slopes}
-    want, theirs = references(q, k, v, dout, None, None, options, known)
-    backend = PretendedHopper()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_host", lambda checks: backend)
-        out, lse = repro.flash_attention(q, k, v, return_lse=True, **options, **known)
-    assert set(backend.traffic) == {"flash_forward_sm90"}
-    for name, result in (("out", out), ("lse", lse)):
-        assert beyond_bound(name, result, want, theirs, q.dtype) is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_forward_on_hopper_and_backward_on_sm80(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log-sum-exp of one form is what the other recomputes P from; heads share keys."""
-    backend = PretendedHopper()
-    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
-    q, k, v, dout = inputs(1, 2, 150, 220, 64, kv_heads=1, dtype=dtype)
-    slopes = torch.from_numpy(SLOPES)
-    options: dict[str, Any] = {"window": (60, 0), "sinks": 3, "causal": True}
-    known: dict[str, Any] = {"scale": 0.125, "softcap": 3.0, "alibi_slopes": slopes}
-    got = run(q, k, v, dout, **options, **known)
-    want, theirs = references(q, k, v, dout, None, None, options, known)
-    assert "flash_forward_sm90" in backend.traffic
-    assert "flash_forward" not in backend.traffic
-    for name, result in got._asdict().items():
-        assert beyond_bound(name, result, want, theirs, dtype) is None
-
-
 def test_both_forms_keep_the_same_lse() -> None:
     p = Problem(1, 2, 300, 300, 64, "bf16", **CHANGES["all"])
     ours, _ = execute(p, algorithm=FORWARD, backward=False)
     theirs, _ = execute(p, backward=False)
     assert np.abs(ours["lse"] - theirs["lse"]).max() < 1e-5
-
-
-def test_the_operator_compiles_with_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = PretendedHopper()
-    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
-    q, k, v, _ = inputs(1, 2, 90, 130, 64, dtype=torch.bfloat16)
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return repro.flash_attention(q, k, v, causal=True, window=(20, 0), sinks=2)
-
-    compiled = torch.compile(attend, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(q, k, v), attend(q, k, v))
-    assert set(backend.traffic) == {"flash_forward_sm90"}
-
-
-def test_a_case_of_the_fuzzer() -> None:
-    """Its cards: the kernels are those of the card, their bytes those predicted for it."""
-    case = Case(
-        card="90", heads=2, kv_heads=1, seqlen_q=100, seqlen_k=150, head_dim=64, dtype="bf16",
-        causal=True, window=(30, 0), sinks=4, softcap=5.0, alibi="items",
-    )  # fmt: skip
-    assert failure(case) is None
-    backend = PretendedHopper()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "_host_as", lambda checks, capability: backend)
-        patch.setattr(backend, "reset", lambda: None)
-        assert failure(case) is not None  # bytes of both passes are more than each pass's
-    assert "flash_forward_sm90" in backend.traffic
 
 
 def test_what_dispatch_picks() -> None:
@@ -243,15 +128,6 @@ def test_what_dispatch_picks() -> None:
     )
     assert hopper.default_tile(128, "forward", False, 9999, featured=True) == Tile(128, 128)
     assert hopper.default_tile(128, "forward", False, 9999) == Tile(128, 176)
-
-
-def test_what_is_predicted_is_what_runs() -> None:
-    shape = AttentionShape(1, 2, 300, 300, 64, dtype="bf16", causal=True, window=(100, 0))
-    found = predict("auto", shape, "forward", H200, softcap=True, alibi=True)
-    p = Problem(1, 2, 300, 300, 64, "bf16", **CHANGES["all"])
-    _, counted = execute(p, algorithm=FORWARD, backward=False)
-    assert (found.algorithm, found.tile) == (FORWARD, TILE)
-    assert found.traffic.kernels == counted
 
 
 def test_what_has_none_of_it_says_so() -> None:

@@ -242,6 +242,13 @@ def test_variables_outside_of_tensors_do_not_compile(declared: str, inside: str,
         load_kernel(Kernel(head + body, "k", (), THREADS))
 
 
+def test_what_a_compiler_keeps_for_exceptions_is_no_variable_of_the_kernel() -> None:
+    """g++ keeps ``DW.ref.__gxx_personality_v0`` where something is to be cleaned up."""
+    head, _, _ = SOURCE.partition("KERNEL(good)")
+    clean = "struct Last { float* y; __device__ ~Last() { st_global(y + ME, 1.0f); } } last{y};"
+    load_kernel(Kernel(head + f"KERNEL(k) {{ {clean} block_sync(); }}\n", "k", (), THREADS))
+
+
 def test_a_loop_that_comes_to_barriers_has_time() -> None:
     started = time.monotonic()
     launch("works_long", checks=False, os_threads=1, limit_s=0.2)

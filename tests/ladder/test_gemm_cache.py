@@ -8,13 +8,13 @@ import pandas
 import pytest
 
 from analysis.cache_model import Cache, CachePair, Misses, closed_form, predict_misses, references
-from figures.bytes import gemm_levels
-from repro.claims import Verdict
+from repro.claims import Verdict, rows
 from repro.experiments import tidy
 from repro.instruments import cachegrind, perf_misses
 
 FIRST, LAST = Cache(4096, 8), Cache(16384, 16)
 N, BLOCK = 80, 16
+MISSES = rows()["matrix product misses"]
 
 
 @cache
@@ -96,16 +96,16 @@ def test_one_form_alone_runs_under_the_counter() -> None:
 
 
 def test_the_model_s_own_count_is_no_measurement_of_misses() -> None:
-    frame = tidy(gemm_levels.EXPERIMENTS, local=False)
-    (before,) = [c for c in gemm_levels.verdicts(frame) if c.name == "matrix product misses"]
+    frame = tidy(MISSES.experiments, local=False)
+    before = MISSES.judged(frame)
     assert before.verdict is Verdict.REPRODUCED
     frame.loc[frame["tool"] == "cachegrind", "tool"] = "LRU model: valgrind is not installed"
-    (after,) = [c for c in gemm_levels.verdicts(frame) if c.name == "matrix product misses"]
+    after = MISSES.judged(frame)
     assert after.verdict is Verdict.NOT_TESTED
 
 
 def test_a_hardware_counter_decides_where_there_is_one() -> None:
-    frame = tidy(gemm_levels.EXPERIMENTS, local=False)
+    frame = tidy(MISSES.experiments, local=False)
     row = frame[frame["experiment"] == "gemm-cache"].iloc[:1]
 
     def counted(naive: float) -> Verdict:
@@ -114,8 +114,7 @@ def test_a_hardware_counter_decides_where_there_is_one() -> None:
                        implementation=form)
             for form, value in (("naive", naive), ("tiled", 1.0))
         ]  # fmt: skip
-        found = gemm_levels.verdicts(pandas.concat([frame, *added], ignore_index=True))
-        return next(c.verdict for c in found if c.name == "matrix product misses")
+        return MISSES.judged(pandas.concat([frame, *added], ignore_index=True)).verdict
 
     assert counted(20.0) is Verdict.REPRODUCED
     assert counted(1.1) is Verdict.REFUTED

@@ -1,5 +1,5 @@
-"""EC-40: every argument of another kind or with an impossible value is refused by name, before any
-work; numbers are taken from whichever library they come."""
+"""Every argument of another kind or with an impossible value is refused by name, before any work;
+numbers are taken from whichever library they come."""
 
 from __future__ import annotations
 

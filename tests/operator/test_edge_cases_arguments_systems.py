@@ -1,4 +1,4 @@
-"""EC-40 over training systems, ranks, memory meters and command lines: see
+"""Arguments of training systems, ranks, memory meters and command lines: see
 ``test_edge_cases_arguments.py`` for the operator and the planners."""
 
 from __future__ import annotations

@@ -25,16 +25,16 @@ KNOWN = [
     "kernels/flash.py ClassDef Options",
     "kernels/hopper.py FunctionDef backward",
     "kernels/launches.py Dict",
-    "repro/attention/engine.py ClassDef Options",
-    "repro/attention/module.py Call",
-    "repro/attention/module.py Dict",
-    "repro/attention/module.py FunctionDef __init__",
     "repro/attention/operator.py Call",
     "repro/attention/operator.py FunctionDef flash_attention",
+    "repro/attention/options.py ClassDef Options",
     "repro/attention/reference.py FunctionDef attention_reference",
-    "repro/attention/validation.py FunctionDef check_arguments",
+    "repro/attention/validation.py Call",
     "repro/commands/predict.py Call",
     "repro/commands/predict.py FunctionDef command",
+    "repro/integrations/flash_attn.py Call",
+    "repro/integrations/flash_attn.py Call",
+    "repro/integrations/flash_attn.py FunctionDef flash_attn_varlen_func",
 ]
 
 

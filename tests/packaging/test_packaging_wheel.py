@@ -120,7 +120,7 @@ def test_what_was_read_of_machine_code_comes_with_it(installed: Path, tmp_path: 
     code = (
         "from repro.timing import flash2_time, flash3_time, peers, prototype\n"
         "assert len(peers.comparisons()) == len(peers.predicted())\n"
-        "assert flash2_time.lines() and flash3_time.points() and prototype.variants()\n"
+        "assert flash2_time.version() and flash3_time.points() and prototype.variants()\n"
     )
     done = away(installed, tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr

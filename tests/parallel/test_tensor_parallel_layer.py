@@ -18,6 +18,7 @@ from analysis.parallel_activations import (
 )
 from repro.distributed.measure import LAYER
 from repro.distributed.parallel_layer import ParallelTransformerLayer
+from repro.instruments.without_products import WithoutProducts
 from repro.training.live_bytes import LiveBytes
 
 GPT3 = LayerShape(seqlen=2048, batch=1, hidden=12288, heads=96)
@@ -70,7 +71,7 @@ def test_one_activation_of_a_7b_model() -> None:
 def test_one_rank_saves_exactly_what_the_items_say(recompute, dtype, itemsize: int) -> None:
     seqlen, batch, hidden, heads = LAYER
     layer = ParallelTransformerLayer(hidden, heads, recompute=recompute).to(dtype)
-    with LiveBytes(layer.parameters()) as live:
+    with WithoutProducts(), LiveBytes(layer.parameters()) as live:
         x = torch.randn(seqlen, batch, hidden, dtype=dtype, requires_grad=True)
         out = layer(x)
         saved = live.live_bytes - out.nbytes

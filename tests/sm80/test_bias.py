@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ from attention_case import BIAS_LAYOUTS, Case, failure
 from attention_support import BOUNDS, inputs, normal, run
 from flash_support import Problem, check_all, execute
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import repro
 from analysis.hbm import compulsory_hbm
-from analysis.lower_bounds import bias_order, compulsory_bias_bytes, flash_order
+from analysis.lower_bounds import compulsory_bias_bytes
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.flash import bias_elements
 from analysis.traffic import predict_traffic
@@ -27,48 +25,14 @@ from kernels.flash_config import FlashConfig
 from kernels.host import HostBackend
 from kernels.launch import from_numpy
 from kernels.scores import check_bias
-from repro.attention import engine
 from repro.attention.reference import attention_reference, max_error
 from repro.prediction import predict
 
 SHARINGS = [(2, 2), (1, 2), (2, 1), (1, 1)]
 """(items, heads) of a bias for two items of two heads."""
-ALGORITHMS = ("flash", "flash-split", "flash-deterministic")
 
 
 # ---- kernels ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("sharing", "algorithm"), list(product(SHARINGS, ALGORITHMS)))
-@pytest.mark.parametrize("causal", [False, True])
-def test_bias_and_gradient(sharing: tuple[int, int], algorithm: str, causal: bool) -> None:
-    """Ragged, odd rows, heads that share keys: within the bounds, and bytes to the last one."""
-    check_all(Problem(2, 2, 70, 91, 32, "fp16", causal, kv_heads=1, bias=sharing),
-              Tile(32, 32), algorithm)  # fmt: skip
-
-
-@pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 128), ("fp32", 64), ("fp16", 256)])
-def test_types_and_widths(dtype: str, head_dim: int) -> None:
-    check_all(Problem(1, 2, 40, 50, head_dim, dtype, True, bias=(1, 1)), Tile(32, 32))
-
-
-def test_more_queries_than_keys() -> None:
-    """Rows that see nothing have gradient 0, though no tile comes by."""
-    p = Problem(1, 2, 90, 20, 32, "fp32", True, bias=(1, 2))
-    got = check_all(p, Tile(16, 16))
-    assert not got["dbias"][:, :, :70].any()
-
-
-def test_beside_every_other_option() -> None:
-    rng = np.random.default_rng(0)
-    p = Problem(
-        2, 2, 190, 300, 40, "fp16", True, kv_heads=1, softcap=4.0, bias=(2, 1),
-        alibi_slopes=np.float32([0.5, 0.1]),
-        key_mask=rng.random((2, 300)) < 0.7, dropout_p=0.2, dropout_seed=99,
-        block_mask=rng.random((2, 2, 2, 3)) < 0.7, block_size=(128, 128), with_dlse=True,
-    )  # fmt: skip
-    for algorithm in ALGORITHMS:
-        check_all(p, Tile(64, 64), algorithm)
 
 
 def test_minus_infinity_takes_a_pair_out() -> None:
@@ -171,30 +135,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, **options: Any) -> Ten
     return out
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bfloat16,
-        *(
-            pytest.param(dtype, marks=pytest.mark.thorough)
-            for dtype in BOUNDS
-            if dtype != torch.bfloat16
-        ),
-    ],
-)
-def test_operator(dtype: torch.dtype, sharing: tuple[int, int], device: str) -> None:
-    q, k, v, dout = inputs(2, 2, 60, 70, 20, dtype=dtype, device=device)
-    bias = normal(*sharing, 60, 70, dtype=dtype, device=device)
-    leaves = [t.requires_grad_() for t in (q, k, v, bias)]
-    for options in ({}, {"causal": True, "deterministic": True, "softcap": 3.0}):
-        grads = torch.autograd.grad(attend(*leaves, **options), leaves, dout)
-        known = {name: x for name, x in options.items() if name != "deterministic"}
-        want = attention_reference(q, k, v, dout, bias=bias, **known)
-        for name, got in zip(("dq", "dk", "dv", "dbias"), grads, strict=True):
-            assert max_error(got, getattr(want, name)) <= BOUNDS[dtype][1], name
-
-
 @pytest.mark.parametrize("layout", BIAS_LAYOUTS)
 @pytest.mark.parametrize("needed", [(True, True, True), (True, False, False)])
 def test_any_strides_and_any_gradients(layout: str, needed: tuple[bool, bool, bool]) -> None:
@@ -218,77 +158,11 @@ def test_an_expanded_bias_and_one_that_only_has_a_gradient() -> None:
     assert max_error(whole, want.dbias) < BOUNDS[torch.float32][1]
 
 
-def test_a_kept_call_reads_the_bias_it_is_given() -> None:
-    engine.forget()
-    q, k, v, dout = inputs(1, 2, 20, 24, 16)
-    for seed in range(3):
-        bias = normal(1, 1, 20, 24, seed=seed).requires_grad_()
-        (got,) = torch.autograd.grad(attend(q, k, v, bias), [bias], dout)
-        want = attention_reference(q, k, v, dout, bias=bias).dbias
-        assert want is not None
-        assert max_error(got, want) < BOUNDS[torch.float32][1]
-    assert len(engine._REPEATED) == 2
-    engine.forget()
-
-
-def test_compiled_recomputed_transformed_and_under_the_module() -> None:
-    q, k, v, dout = inputs(2, 2, 20, 24, 16)
-    leaves = [t.requires_grad_() for t in (q, k, v, normal(1, 2, 20, 24))]
-    plain = torch.autograd.grad(attend(*leaves, causal=True, deterministic=True), leaves, dout)
-
-    def attend_in_order(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return attend(q, k, v, bias, causal=True, deterministic=True)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(attend_in_order, backend="aot_eager", fullgraph=True)
-    module = repro.FlashAttention(causal=True, deterministic=True)
-    for out in (
-        compiled(*leaves),
-        checkpoint(attend_in_order, *leaves, use_reentrant=False),
-        module(*leaves[:3], bias=leaves[3]),
-    ):
-        for got, want in zip(torch.autograd.grad(out, leaves, dout), plain, strict=True):
-            assert torch.equal(got, want)
-    _, pull = torch.func.vjp(attend_in_order, *(t.detach() for t in leaves))
-    for got, want in zip(pull(dout), plain, strict=True):
-        assert torch.equal(got, want)
-
-
-def test_autocast_casts_the_bias_too() -> None:
-    q, k, v, _ = inputs(1, 2, 20, 20, 16)
-    bias = normal(1, 2, 20, 20).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16):
-        out = attend(q, k, v, bias)
-    assert out.dtype == torch.bfloat16
-    out.sum().backward()
-    assert bias.grad is not None
-    assert bias.grad.dtype == torch.float32
-
-
 def test_no_gradient_for_a_bias_that_asks_for_none() -> None:
     q, k, v, dout = inputs(1, 2, 20, 20, 16)
     first = run(q, k, v, dout, bias=torch.zeros(1, 2, 20, 20))
     for name, got in zip(first._fields, run(q, k, v, dout), strict=True):
         assert max_error(got, getattr(first, name)) < 1e-6, name
-
-
-Q = torch.zeros(2, 4, 6, 8)
-
-
-@pytest.mark.parametrize(
-    ("bias", "error", "message"),
-    [
-        ([1.0], TypeError, "bias must be a torch.Tensor, got list"),
-        (torch.zeros(6, 6), ValueError, r"\(1 or 2, 1 or 4, 6, 6\), got \(6, 6\)"),
-        (torch.zeros(2, 2, 6, 6), ValueError, r"got \(2, 2, 6, 6\)"),
-        (torch.zeros(1, 1, 6, 5), ValueError, r"got \(1, 1, 6, 5\)"),
-        (torch.zeros(1, 1, 6, 6).half(), TypeError, "type: torch.float32 and torch.float16"),
-        (torch.zeros(1, 1, 6, 6, device="meta"), TypeError, "devices: cpu, meta"),
-    ],
-)
-def test_wrong_arguments_are_named(bias: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        repro.flash_attention(Q, Q, Q, bias=bias)
 
 
 # ---- prediction ---------------------------------------------------------------------------------
@@ -343,12 +217,3 @@ def test_no_prediction_is_below_the_bias_itself(sharing: tuple[int, int], causal
         assert stored.by_tensor()["bias", "read"] == again * least
         main = f"flash_{pass_}"
         assert compulsory_hbm(stored, shape, sharing).reads[main]["bias"] == least
-
-
-def test_a_bias_takes_the_fast_memory_out_of_the_bound() -> None:
-    n, d = 4096.0, 64.0
-    for m in (d * d, 16 * d * d, n * d):
-        assert n * n < bias_order(n, d, m) <= 2 * n * n
-        assert bias_order(n, d, m) == n * n + flash_order(n, d, m)
-    with pytest.raises(ValueError, match="d <= M <= N"):
-        bias_order(n, d, 2 * n * d)

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from attention_support import inputs, normal
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import repro
@@ -23,7 +21,7 @@ from kernels.attention import configure, default_tile
 from kernels.fp8 import KeyScales, key_scales
 from kernels.launch import from_numpy
 from kernels.launches import Device, launches_of
-from repro.attention import engine, launcher
+from repro.attention import launcher
 from repro.attention.options import Options
 from repro.attention.quantize import quantize_e4m3
 from repro.attention.reference import attention_reference, framework_result, max_error, visible
@@ -73,35 +71,6 @@ def bound(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, want: Tensor, **changes
 
 
 # ---- results ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("block", [None, 16, 48, 64, 256])
-@pytest.mark.parametrize("causal", [False, True])
-def test_against_float64(dtype: torch.dtype, block: int | None, causal: bool, device: str) -> None:
-    """Blocks smaller than a key tile, larger, and across its edges."""
-    q, k, v, _ = inputs(2, 4, 70, 150, 64, kv_heads=2, dtype=dtype)
-    (k8, k_scale), (v8, v_scale) = drawn(k, block), drawn(v, block, seed=10)
-    scales = {"k_scale": k_scale, "v_scale": v_scale, "scale_block": block}
-    moved = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in scales.items()}
-    out, lse = repro.flash_attention(
-        *(x.to(device) for x in (q, k8, v8)), causal=causal, return_lse=True, **moved
-    )
-    want, k_exact, v_exact = exact(q, k8, v8, scales, causal=causal)
-    seen = visible(2, 4, 70, 150, causal=causal)
-    assert max_error(out, want.out) <= bound(q, k_exact, v_exact, seen, want.out)
-    assert max_error(lse, want.lse) <= 1e-5 * (1 + float(want.lse.abs().max()))
-
-
-@pytest.mark.parametrize("head_dim", [16, 32, 48, 128, 256])
-def test_every_width(head_dim: int) -> None:
-    q, k, v, _ = inputs(1, 2, 40, 90, head_dim, dtype=torch.float16)
-    (k8, k_scale), (v8, v_scale) = drawn(k, 32), drawn(v, 32, seed=10)
-    scales = {"k_scale": k_scale, "v_scale": v_scale, "scale_block": 32}
-    out = repro.flash_attention(q, k8, v8, **scales)
-    want, k_exact, v_exact = exact(q, k8, v8, scales)
-    limit = bound(q, k_exact, v_exact, visible(1, 2, 40, 90), want.out)
-    assert max_error(out, want.out) <= limit
 
 
 def test_every_code_as_torch_reads_it() -> None:
@@ -192,31 +161,6 @@ def test_a_large_scale_that_is_hardly_weighed_takes_no_precision(
     assert max_error(out, want.out) <= limit
 
 
-def test_beside_every_other_option() -> None:
-    q, k, v, _ = inputs(2, 4, 100, 140, 32, kv_heads=2, dtype=torch.float16)
-    k[:, :, 50:60] = v[:, :, 50:60] = torch.nan  # taken out by the key mask
-    (k8, k_scale), (v8, v_scale) = drawn(k, 48), drawn(v, 48, seed=10)
-    scales = {"k_scale": k_scale, "v_scale": v_scale, "scale_block": 48}
-    key_mask = torch.ones(2, 140, dtype=torch.bool)
-    key_mask[:, 50:60] = False
-    random = torch.Generator().manual_seed(3)
-    block_mask = torch.rand(2, 4, 4, 5, generator=random) < 0.7
-    known = {"causal": True, "key_mask": key_mask, "block_mask": block_mask, "window": (60, 9)}
-    changes = {
-        "softcap": 3.0, "alibi_slopes": torch.rand(4, generator=random),
-        "bias": torch.randn(1, 4, 100, 140, generator=random).half(),
-    }  # fmt: skip
-    for order in ("rows", "sawtooth"):
-        out = repro.flash_attention(
-            q, k8, v8, tile=(32, 32), order=order, sinks=5, **known, **changes, **scales
-        )
-        want, k_exact, v_exact = exact(q, k8, v8, scales, block=(32, 32), sinks=5,
-                                       **known, **changes)  # fmt: skip
-        seen = visible(2, 4, 100, 140, block=(32, 32), sinks=5, **known)
-        finite = [x.nan_to_num() for x in (k_exact, v_exact)]
-        assert max_error(out, want.out) <= bound(q, *finite, seen, want.out, **changes)
-
-
 def test_dropout_takes_the_same_weights_as_in_16_bits() -> None:
     q, k, v, _ = inputs(1, 2, 40, 60, 32, dtype=torch.float16)
     k, v = k.to(FP8).half(), v.to(FP8).half()
@@ -224,23 +168,6 @@ def test_dropout_takes_the_same_weights_as_in_16_bits() -> None:
     sixteen = repro.flash_attention(q, k, v, **options)
     eight = repro.flash_attention(q, k.to(FP8), v.to(FP8), **options)
     assert max_error(eight, sixteen) <= 2e-3 * float(sixteen.abs().max())
-
-
-def test_strides_and_kept_calls() -> None:
-    """Layouts that kernels read in place, and one that they do not; scales of other values."""
-    engine.forget()
-    q, k, v, _ = inputs(2, 2, 30, 50, 32, dtype=torch.float16)
-    k8, v8 = k.to(FP8), v.to(FP8)
-    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k8, v8)]
-    shifted = [torch.cat([x.new_zeros(5), x.flatten()])[5:].view_as(x) for x in (k8, v8)]
-    for size in (1.0, 0.5, 1.0):
-        scale = torch.full((2,), size)
-        first = repro.flash_attention(q, k8, v8, k_scale=scale, v_scale=scale)
-        for keys, values in (turned, shifted):
-            again = repro.flash_attention(q, keys, values, k_scale=scale, v_scale=scale)
-            assert torch.equal(first, again)
-        assert torch.equal(first, repro.flash_attention(q, k8, v8)) == (size == 1.0)
-    engine.forget()
 
 
 def test_compiled_and_checked_by_the_framework() -> None:
@@ -258,48 +185,10 @@ def test_compiled_and_checked_by_the_framework() -> None:
     torch.library.opcheck(torch.ops.repro.flash_attention, arguments, test_utils=others)
 
 
-def test_no_keys() -> None:
-    q = torch.zeros(1, 2, 5, 16, dtype=torch.float16)
-    none = torch.zeros(1, 2, 0, 16).to(FP8)
-    out, lse = repro.flash_attention(q, none, none, return_lse=True)
-    assert not bool(out.any())
-    assert bool(lse.isneginf().all())
-
-
 # ---- wrong arguments ----------------------------------------------------------------------------
 
 Q = torch.zeros(2, 4, 6, 16, dtype=torch.float16)
 K = torch.zeros(2, 2, 40, 16).to(FP8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        ((Q.float(), K, K), {}, TypeError, "q and k differ in type: torch.float32 and torch.fl"),
-        ((Q, K, K.half()), {}, TypeError, "k and v differ in type: torch.float8_e4m3fn and"),
-        ((Q.to(FP8), K, K), {}, TypeError, "q has type torch.float8_e4m3fn; supported are"),
-        ((Q, K.view(torch.float8_e5m2), K.view(torch.float8_e5m2)), {}, TypeError, "e5m2"),
-        ((Q[..., :8], K[..., :8], K[..., :8]), {}, ValueError, "8 is not a multiple of 16"),
-        ((Q, K, K), {"k_scale": torch.ones(3)}, ValueError, r"\(Hkv,\) = \(2,\), got \(3,\)"),
-        ((Q, K, K), {"v_scale": torch.ones(2).half()}, TypeError, "v_scale must be a float32"),
-        ((Q, K, K), {"k_scale": 1.0}, TypeError, "k_scale must be a float32 tensor, got float"),
-        ((Q, K, K), {"scale_block": 16}, ValueError, "scale_block=16 without k_scale"),
-        ((Q, K, K), {"scale_block": 24, "k_scale": torch.ones(2, 2, 2),
-                     "v_scale": torch.ones(2, 2, 2)}, ValueError, "scale_block=24 is not a mult"),
-        ((Q, K, K), {"scale_block": 16, "k_scale": torch.ones(2, 2, 2),
-                     "v_scale": torch.ones(2, 2, 3)}, ValueError,
-         r"k_scale must have shape \(B, Hkv, .*\) = \(2, 2, 3\), got \(2, 2, 2\)"),
-        ((Q, K.half(), K.half()), {"v_scale": torch.ones(2)}, ValueError, "v_scale is for k and v"),
-        ((Q, K.half(), K.half()), {"scale_block": 16}, ValueError, "k is torch.float16"),
-        ((Q, K, K), {"k_scale": torch.ones(2, device="meta")}, TypeError, "devices: cpu, meta"),
-        ((Q.clone().requires_grad_(), K, K), {}, RuntimeError, "and q requires one"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_named(
-    arguments: tuple[Tensor, ...], options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        repro.flash_attention(*arguments, **options)
 
 
 def test_without_a_gradient_a_leaf_is_fine() -> None:
@@ -348,42 +237,6 @@ def test_scales_come_together_and_in_whole_steps() -> None:
 
 
 # ---- bytes --------------------------------------------------------------------------------------
-
-COUNTED = st.builds(
-    AttentionShape,
-    batch=st.integers(1, 2),
-    heads=st.sampled_from((2, 4)),
-    seqlen_q=st.integers(1, 150),
-    seqlen_k=st.integers(1, 200),
-    head_dim=st.sampled_from((16, 32)),
-    kv_heads=st.sampled_from((1, 2)),
-    causal=st.booleans(),
-    window=st.sampled_from(((None, None), (20, 5), (0, 60))),
-    sinks=st.sampled_from((0, 20)),
-    fp8=st.just(True),
-    scale_block=st.sampled_from((None, 16, 32, 80)),
-)
-
-
-@given(COUNTED, st.sampled_from((None, (16, 16), (32, 48))))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_counted_is_predicted(shape: AttentionShape, asked: tuple[int, int] | None) -> None:
-    q, k, v, _ = inputs(
-        shape.batch, shape.heads, shape.seqlen_q, shape.seqlen_k, shape.head_dim,
-        kv_heads=shape.kv_heads, dtype=torch.float16,
-    )  # fmt: skip
-    (k8, k_scale), (v8, v_scale) = (drawn(x, shape.scale_block) for x in (k, v))
-    backend: Any = launcher.backend_of(torch.device("cpu"))
-    backend.reset()
-    repro.flash_attention(
-        q, k8, v8, k_scale=k_scale, v_scale=v_scale, scale_block=shape.scale_block, tile=asked,
-        causal=shape.causal, window=shape.window, sinks=shape.sinks,
-    )  # fmt: skip
-    tile = Tile(*asked) if asked else default_tile(shape.head_dim, "fp16", "forward", fp8=True)
-    found = predict_traffic("flash", shape, tile, "forward").kernels
-    assert {n: dict(e) for n, e in backend.traffic.items() if e} == {
-        n: dict(e) for n, e in found.items()
-    }
 
 
 @pytest.mark.parametrize("block", [None, 64])

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_case import Case, failure
 from attention_support import inputs, normal
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sequence_by_sequence import by_sequence, separate_calls
 from torch import Tensor
 
@@ -22,12 +19,9 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from kernels.launches import Device, launches_of
 from kernels.philox import kept_weights
-from repro.attention.launcher import backend_of
 from repro.attention.packed import each_sequence
 from repro.attention.reference import Reference, attention_reference
 from repro.prediction import predict
-
-LENGTHS = Lengths((33, 0, 1, 70, 16, 0), (50, 20, 1, 70, 0, 0))
 
 
 def table(lengths: tuple[int, ...]) -> Tensor:
@@ -45,65 +39,6 @@ def packed_call(
     out, lse = repro.flash_attention(*leaves, return_lse=True, **tables(lengths), **options)
     dq, dk, dv = torch.autograd.grad(out, leaves, dout)
     return Reference(out.detach(), lse.detach(), dq, dk, dv)
-
-
-side = st.none() | st.integers(0, 60)
-length = st.sampled_from([0, 1, 1, 15, 16, 17, 31, 40, 64, 65, 100])
-FORMS: list[dict[str, Any]] = [
-    {"dtype": "fp32", "head_dim": 32},
-    {"dtype": "fp32", "head_dim": 32, "causal": True, "deterministic": True},
-    {"dtype": "fp16", "head_dim": 64, "causal": True},
-    {"dtype": "bf16", "head_dim": 64, "deterministic": True},
-    {"dtype": "fp16", "head_dim": 64, "window": (), "alibi": "items", "deterministic": True},
-    {"dtype": "fp32", "head_dim": 32, "window": (), "causal": True},
-    {"dtype": "fp32", "head_dim": 32, "softcap": 2.0, "alibi": "heads", "tile": (16, 16)},
-    {"dtype": "fp32", "head_dim": 32, "dropout_p": 0.4, "deterministic": True},
-]
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> Case:
-    form = dict(draw(st.sampled_from(FORMS)))
-    if "window" in form:
-        form |= {"window": draw(st.tuples(side, side)), "sinks": draw(st.sampled_from([0, 5]))}
-    pairs = draw(st.lists(st.tuples(length, length), min_size=1, max_size=6))
-    if not sum(q for q, _ in pairs) or not sum(k for _, k in pairs):
-        pairs.append((1, 1))
-    kv_heads = draw(st.integers(1, 2))
-    return Case(
-        **form,
-        heads=kv_heads * draw(st.integers(1, 2)),
-        kv_heads=kv_heads,
-        queries=tuple(q for q, _ in pairs),
-        keys=tuple(k for _, k in pairs),
-        layout=draw(st.sampled_from(["bhnd", "bnhd", "offset"])),
-        needed=draw(st.sampled_from([(True, True, True), (True, False, False)])),
-        seed=draw(st.integers(0, 99)),
-    )
-
-
-@given(problems())
-@settings(
-    max_examples=40, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)  # fmt: skip
-def test_packed_is_separate_bit_for_bit_and_counted_is_predicted(case: Case) -> None:
-    """``failure`` holds results to float64, bytes to ``predict``, and bits to separate calls."""
-    assert failure(case) is None
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_sequences_without_keys_or_queries(causal: bool) -> None:
-    q, k, v, dout = inputs(1, 2, LENGTHS.total_q, LENGTHS.total_k, 16, seed=2)
-    got = packed_call(q, k, v, dout, LENGTHS, causal=causal)
-    for _, queries, keys in each_sequence(LENGTHS):
-        if queries.start == queries.stop:
-            assert not got.dk[:, :, keys].any()
-            assert not got.dv[:, :, keys].any()
-        if keys.start == keys.stop:
-            assert not got.out[:, :, queries].any()
-            assert not got.dq[:, :, queries].any()
-            assert torch.isneginf(got.lse[:, :, queries]).all()
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
@@ -234,21 +169,6 @@ def test_one_sequence_costs_the_plain_call_and_the_tables() -> None:
             assert packed.compulsory.write_bytes == plain.compulsory.write_bytes
 
 
-def test_the_counted_bytes_of_a_call_are_those_of_predict() -> None:
-    """With every length in one call, the driver's own tiles, and the gradient of lse."""
-    backend: Any = backend_of(torch.device("cpu"))
-    lengths = Lengths.equal([0, 1, 2, 63, 64, 65, 200, 1])
-    q, k, v, dout = inputs(1, 4, lengths.total_q, lengths.total_k, 64, kv_heads=2)
-    shape = lengths.packed_shape(AttentionShape(1, 4, 1, 1, 64, 2, "fp32", causal=True))
-    backend.reset()
-    packed_call(q, k, v, dout, lengths, causal=True)
-    want: dict[str, dict[tuple[str, str], int]] = {}
-    for pass_ in ("forward", "backward"):
-        found = predict("flash", shape, pass_, H200, lengths=lengths).traffic.kernels
-        want |= {kernel: dict(entries) for kernel, entries in found.items()}
-    assert {kernel: dict(entries) for kernel, entries in backend.traffic.items()} == want
-
-
 def test_the_tables_are_saved_with_the_rest() -> None:
     """So that offloading and checkpoints see them; a table changed in between is an error."""
     cu = table((4, 6))
@@ -270,48 +190,6 @@ def test_the_tables_are_saved_with_the_rest() -> None:
 
 Q = torch.zeros(1, 2, 10, 16)
 CU = torch.tensor([0, 4, 10], dtype=torch.int32)
-
-
-@pytest.mark.parametrize(
-    ("q_table", "k_table", "options", "error", "message"),
-    [
-        (CU, None, {}, ValueError, "cu_seqlens_q without cu_seqlens_k"),
-        (None, CU, {}, ValueError, "cu_seqlens_k without cu_seqlens_q"),
-        (CU.long(), CU, {}, TypeError, "cu_seqlens_q must be an int32 tensor, got torch.int64"),
-        (CU, [0, 4, 10], {}, TypeError, "cu_seqlens_k must be an int32 tensor, got list"),
-        (CU[None], CU[None], {}, ValueError, r"\(sequences \+ 1,\), got \(1, 3\)"),
-        (CU[:0], CU, {}, ValueError, r"\(sequences \+ 1,\), got \(0,\)"),
-        (CU, CU[[0, 2]], {}, ValueError, "has 2 sequences, cu_seqlens_k 1"),
-        (CU.to("meta"), CU, {}, TypeError, "different devices: cpu, meta"),
-        (CU + 1, CU, {}, ValueError, r"cu_seqlens_q\[0\] is 1, not 0"),
-        (CU, CU[[0, 2, 1]], {}, ValueError, "cu_seqlens_k falls from 10 to 4 at entry 2"),
-        (CU[:2], CU[[0, 2]], {}, ValueError, "cu_seqlens_q ends at 4, q has 10 rows"),
-        (CU, CU, {"key_mask": torch.ones(1, 10).bool()}, ValueError, "and key_mask exclude each"),
-        (CU, CU, {"bias": torch.zeros(1, 1, 10, 10)}, ValueError, "and bias exclude each other"),
-        (
-            CU,
-            CU,
-            {"block_mask": torch.ones(1, 1).bool(), "tile": (16, 16)},
-            ValueError,
-            "and block_mask exclude each other",
-        ),
-        (CU, CU, {"fp8": True}, ValueError, "and k and v of e4m3 exclude each other"),
-        (CU, CU, {"order": "sawtooth"}, ValueError, "and order='sawtooth' exclude each other"),
-        (
-            CU,
-            CU,
-            {"alibi_slopes": torch.ones(3, 2)},
-            ValueError,
-            r"\(H,\) = \(2,\) or \(sequences, H\) = \(2, 2\), got \(3, 2\)",
-        ),
-    ],
-)
-def test_wrong_tables_are_named(
-    q_table: Any, k_table: Any, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    q, k = (Q.half(), Q.to(torch.float8_e4m3fn)) if options.pop("fp8", False) else (Q, Q)
-    with pytest.raises(error, match=message):
-        repro.flash_attention(q, k, k, cu_seqlens_q=q_table, cu_seqlens_k=k_table, **options)
 
 
 def test_packed_sequences_lie_in_one_item() -> None:
@@ -356,11 +234,3 @@ def test_lengths_that_do_not_fit_are_named() -> None:
         Lengths((1, 2), (3,))
     with pytest.raises(ValueError, match="keys=-1 is below 0"):
         Lengths((1,), (-1,))
-
-
-def test_the_module_passes_the_tables_on() -> None:
-    q, k, v, _ = inputs(1, 2, 10, 10, 16)
-    want = repro.flash_attention(q, k, v, causal=True, cu_seqlens_q=CU, cu_seqlens_k=CU)
-    module = repro.FlashAttention(causal=True)
-    assert torch.equal(module(q, k, v, cu_seqlens_q=CU, cu_seqlens_k=CU), want)
-    assert not torch.equal(module(q, k, v), want)

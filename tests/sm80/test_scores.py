@@ -13,10 +13,7 @@ import torch
 from attention_case import Case, failure
 from attention_support import BOUNDS, inputs, run, run_and_check
 from flash_support import Problem, check_all, execute
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-import repro
 from analysis.flops import visited_pairs
 from analysis.shapes import AttentionShape, Tile
 from kernels import attention
@@ -24,7 +21,6 @@ from kernels.attention import configure
 from kernels.host import HostBackend
 from kernels.launch import Kernel, from_numpy
 from kernels.scores import capped
-from repro.attention import engine
 from repro.attention.reference import attention_reference, changed, max_error
 from repro.prediction import predict
 
@@ -33,41 +29,6 @@ ITEMS = np.array([[0.5, 0.0], [0.03125, 2.0]], np.float32)
 
 
 # ---- kernels ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm", ["flash", "flash-split", "flash-deterministic"])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-@pytest.mark.parametrize(
-    "changes",
-    [{"softcap": 2.0}, {"alibi_slopes": SLOPES}, {"softcap": 30.0, "alibi_slopes": ITEMS}],
-    ids=["softcap", "alibi", "both"],
-)
-def test_changed_scores(algorithm: str, dtype: str, changes: dict[str, Any]) -> None:
-    """Ragged, causal, heads that share keys: within the bounds, and bytes to the last one."""
-    tile = Tile(32, 32) if dtype == "fp32" else Tile(64, 64)
-    check_all(Problem(2, 2, 70, 90, 64, dtype, True, kv_heads=1, **changes), tile, algorithm)
-
-
-@pytest.mark.parametrize("head_dim", [32, 256])
-def test_changed_scores_where_warps_share_rows(head_dim: int) -> None:
-    p = Problem(1, 2, 40, 50, head_dim, "fp16", softcap=3.0, alibi_slopes=SLOPES)
-    check_all(p, Tile(32, 32), "flash")
-
-
-def test_beside_every_other_option() -> None:
-    rng = np.random.default_rng(0)
-    p = Problem(
-        2, 2, 190, 300, 40, "fp16", True, kv_heads=1, softcap=4.0, alibi_slopes=ITEMS,
-        key_mask=rng.random((2, 300)) < 0.7, dropout_p=0.2, dropout_seed=99,
-        block_mask=rng.random((2, 2, 2, 3)) < 0.7, block_size=(128, 128), with_dlse=True,
-    )  # fmt: skip
-    check_all(p, Tile(64, 64), "flash-deterministic")
-    check_all(p, Tile(64, 64), "flash-split")
-
-
-@pytest.mark.parametrize("scale", [-0.3, 0.0])
-def test_a_scale_that_is_not_positive(scale: float) -> None:
-    check_all(Problem(1, 2, 40, 50, 32, "fp16", scale=scale, softcap=1.0), Tile(32, 32))
 
 
 def test_more_queries_than_keys_are_far_from_all_of_them() -> None:
@@ -174,28 +135,6 @@ def test_the_gradients_of_the_reference_are_those_of_autograd() -> None:
 # ---- the operator -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", list(BOUNDS))
-@pytest.mark.parametrize("causal", [False, True])
-def test_operator(dtype: torch.dtype, causal: bool, device: str) -> None:
-    tensors = inputs(2, 2, 60, 70, 20, dtype=dtype, device=device)
-    slopes = torch.from_numpy(ITEMS).to(device)
-    run_and_check(*tensors, causal=causal, softcap=2.0, alibi_slopes=slopes)
-
-
-def test_a_kept_call_reads_the_slopes_it_is_given() -> None:
-    engine.forget()
-    tensors = inputs(1, 2, 20, 20, 16)
-    wide = torch.tensor([0.5, 9.0, 0.25, 9.0])
-    for slopes in (torch.tensor([1.0, 2.0]), torch.tensor([0.1, 0.2]), wide[::2], torch.zeros(2)):
-        run_and_check(*tensors, alibi_slopes=slopes)
-        run_and_check(*tensors, alibi_slopes=slopes)
-    plain = run(*tensors)
-    for softcap in (1.0, 2.0, None, 1.0, None):
-        result = run_and_check(*tensors, softcap=softcap)
-        assert torch.equal(result.out, plain.out) == (softcap is None)
-    engine.forget()
-
-
 def test_no_slope_and_a_cap_out_of_reach_change_nothing() -> None:
     tensors = inputs(1, 2, 40, 40, 16)
     plain = run(*tensors)
@@ -210,52 +149,6 @@ def test_a_saturated_cap_keeps_small_gradients_and_stays_finite() -> None:
     run_and_check(300 * q, 300 * k, v, dout, softcap=0.5)
     far = run(1e4 * q, 1e4 * k, v, dout, softcap=0.5)
     assert bool(torch.stack([far.dq, far.dk, far.dv, far.out]).isfinite().all())
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    out = repro.flash_attention(q, k, v, causal=True, softcap=1.5, alibi_slopes=slopes)
-    assert isinstance(out, Tensor)
-    return out
-
-
-def test_compiled_recomputed_and_under_the_module() -> None:
-    q, k, v, dout = inputs(1, 2, 20, 20, 16)
-    leaves = [t.requires_grad_() for t in (q, k, v)]
-    slopes = torch.from_numpy(SLOPES)
-    plain = torch.autograd.grad(_attend(*leaves, slopes), leaves, dout)
-    torch._dynamo.reset()
-    compiled = torch.compile(_attend, backend="aot_eager", fullgraph=True)
-    module = repro.FlashAttention(causal=True, softcap=1.5)
-    for out in (
-        compiled(*leaves, slopes),
-        checkpoint(_attend, *leaves, slopes, use_reentrant=False),
-        module(*leaves, alibi_slopes=slopes),
-    ):
-        for got, want in zip(torch.autograd.grad(out, leaves, dout), plain, strict=True):
-            assert torch.equal(got, want)
-
-
-Q = torch.zeros(2, 4, 6, 8)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"softcap": 0}, ValueError, "softcap=0.0 is outside"),
-        ({"softcap": float("nan")}, ValueError, "softcap=nan"),
-        ({"softcap": "50"}, TypeError, "softcap='50' is a str, not a real number"),
-        ({"alibi_slopes": [1.0]}, TypeError, "float32 tensor, got list"),
-        ({"alibi_slopes": torch.ones(4).half()}, TypeError, "float32 tensor, got torch.float16"),
-        ({"alibi_slopes": torch.ones(3)}, ValueError, r"\(4,\) or \(B, H\) = \(2, 4\), got \(3,\)"),
-        ({"alibi_slopes": torch.ones(4, device="meta")}, TypeError, "devices: cpu, meta"),
-        ({"alibi_slopes": torch.ones(4, requires_grad=True)}, ValueError, "requires a gradient"),
-    ],
-)
-def test_wrong_arguments_are_named(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        repro.flash_attention(Q, Q, Q, **options)
 
 
 # ---- prediction ---------------------------------------------------------------------------------

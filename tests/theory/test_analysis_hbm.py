@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.algorithms import ALGORITHMS, Family, find
-from analysis.hardware import A100_40GB, H200, T4, TENSOR_FLOPS_PER_CLOCK_PER_SM, Gpu
+from analysis.hardware import A100_40GB, H200, T4, Gpu
 from analysis.hbm import BY_WAVES, SIMULATED, compulsory_hbm, predict_hbm
 from analysis.l2 import L2, UnavailableError, available, simulate
 from analysis.l2.attention import query_tiles_outside
@@ -270,5 +270,5 @@ def test_what_a_last_wave_of_lone_heads_finds_again() -> None:
 
 def test_the_rates_of_our_card_are_of_one_clock() -> None:
     """Tensor cores, exponentials and shared memory of an H200: 132 SMs at 1.83 GHz."""
-    peak = H200.sms * TENSOR_FLOPS_PER_CLOCK_PER_SM[9, 0] * H200.boost_clock_hz
+    peak = H200.sms * 4096 * H200.boost_clock_hz
     assert H200.fp16_tensor_flops == pytest.approx(peak, rel=0.002)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.mixed_precision import autocast_break_even_tokens, saved_under, smallest_scaled
+from analysis.mixed_precision import autocast_break_even_tokens, saved_under
 from analysis.parallel_activations import LayerShape
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.training.accumulation import accumulate_gradients
@@ -70,8 +70,6 @@ def functional_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def test_fp16_gradients_underflow_without_loss_scaling() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    assert not smallest_scaled(1e-9, 1.0)
-    assert smallest_scaled(1e-9, 2.0**16)
     assert torch.count_nonzero(tiny_gradient(None)) == 0
     # 6.55e-5 has 10 bits of fraction left as an fp16 subnormal's neighbour: relative error 2^-9
     torch.testing.assert_close(tiny_gradient(scaler), torch.full((4,), 4e-9), rtol=2**-9, atol=0)

@@ -96,6 +96,6 @@ def test_a_kernel_or_a_card_that_nothing_is_known_of(ours: pandas.DataFrame, cap
     assert (read["compulsory"], read["unexplained"]) == (0, read["counter"])
     residual_attribution.draw(unknown)
     assert _residual.residuals(ours.assign(device="NVIDIA X1")) == []
-    assert "NVIDIA X1: not in analysis/hardware.py" in caplog.text
+    assert "NVIDIA X1: not in analysis/gpus.toml" in caplog.text
     only_reads = ours[ours["direction"] == "read"]
     assert _residual.residuals(only_reads) == []

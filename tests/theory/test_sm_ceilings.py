@@ -25,7 +25,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "hopper.md"
 def test_the_rate_of_the_tensor_cores_is_the_datasheet_s() -> None:
     below_boost = ("H100-PCIe-80GB", "H100-NVL-94GB", "B200", "L40S")  # under full load
     for gpu in GPUS.values():
-        flops = gpu.tensor_flops_per_clock_per_sm
+        flops = gpu.tensor_flops_per_clock
         if flops is None or gpu is H200:
             continue
         share = gpu.fp16_tensor_flops / (flops * gpu.sms * gpu.boost_clock_hz)

@@ -13,8 +13,15 @@ from analysis.tile_loop import tile_loop
 from kernels.building.compile import nvrtc_version
 from kernels.launches import AUTO, launches_of
 from kernels.sass.code import find_nvdisasm
-from kernels.timing import sm80_on_hopper
-from kernels.timing.ampere_time import PASSES, SHARED_ROUNDS, digest_of, follow, rounds_of
+from kernels.timing import records, sm80_on_hopper
+from kernels.timing.ampere_time import (
+    PASSES,
+    SHARED_ROUNDS,
+    digest_of,
+    follow,
+    packed_rounds,
+    rounds_of,
+)
 from kernels.timing.sm80_on_hopper import Kind
 from repro.timing import hopper_choice, packed_time, peers
 from repro.timing.hopper_choice import MARGIN, SEQLENS, UNSETTLED, Case, favoured
@@ -69,7 +76,7 @@ def test_the_page_s_ratios_are_the_model_s() -> None:
 
 
 def test_the_recorded_clocks_are_of_this_source() -> None:
-    rows = sm80_on_hopper._rows()
+    rows = [row["digest"] for row in records.rows(sm80_on_hopper.LINES)]
     digests = [digest_of(kind.config.kernel()) for kind in sm80_on_hopper.kinds()]
     assert len(set(digests)) == len(digests)
     assert set(digests) == set(rows), AGAIN
@@ -77,10 +84,10 @@ def test_the_recorded_clocks_are_of_this_source() -> None:
 
 def test_clocks_of_another_source_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = AttentionShape(1, 8, 512, 512, 64, dtype="bf16", causal=True)
-    assert sm80_on_hopper.seconds(shape, "forward") > 0
+    assert sm80_on_hopper.on_h200(shape, "forward") > 0
     monkeypatch.setattr(sm80_on_hopper, "digest_of", lambda _: "another")
     with pytest.raises(LookupError, match=f"no clocks in .* for this flash_forward: {AGAIN}"):
-        sm80_on_hopper.seconds(shape, "forward")
+        sm80_on_hopper.on_h200(shape, "forward")
 
 
 @pytest.mark.parametrize("kind", list(sm80_on_hopper.kinds()), ids=repr)
@@ -119,7 +126,7 @@ def test_recorded_clocks_are_what_the_model_says(kind: Kind) -> None:
 def test_packed_blocks_are_those_with_rows(pass_: str, causal: bool) -> None:
     shape, lengths = packed_time.batch("squad-1.1", 64, causal)
     tile = sm80_on_hopper.Kind(pass_, 64, causal, packed=True).config.tile
-    walked = list(sm80_on_hopper.packed_rounds(pass_, tile, shape, lengths))
+    walked = list(packed_rounds(pass_, tile, shape, lengths))
     if pass_ == "forward":
         assert len(walked) == working_blocks(lengths, shape, tile, keys_outside=False)
     visited = sum(
@@ -134,5 +141,5 @@ def test_packed_tiles_without_counterpart_walk_nothing() -> None:
     lengths = Lengths((130, 0, 64), (0, 0, 64))
     shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, 64, dtype="fp16"))
     tile = Kind("forward", 64, False, packed=True).config.tile
-    walked = list(sm80_on_hopper.packed_rounds("forward", tile, shape, lengths))
+    walked = list(packed_rounds("forward", tile, shape, lengths))
     assert walked == [0] * (2 * -(-130 // tile.block_m)) + [1, 1]

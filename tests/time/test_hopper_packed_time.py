@@ -9,11 +9,11 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.tile_loop import tile_loop
 from kernels.hopper import BackwardForm
-from kernels.timing import hopper_packed_time, hopper_time
+from kernels.timing import hopper_packed_time, hopper_time, records
 from kernels.timing.followed_blocks import Form
-from kernels.timing.hopper_packed_time import EMPTY
+from kernels.timing.records import EMPTY
 from repro.measuring.lengths import drawn
-from repro.prediction import predict
+from repro.prediction import NoTime, predict
 from repro.timing import packed_time
 
 each_form = pytest.mark.parametrize(
@@ -71,11 +71,10 @@ def test_clocks_fill_the_card(form: Form, causal: bool) -> None:
 @each_form
 def test_a_round_costs_what_it_does_without_packing(form: Form, causal: bool) -> None:
     """Within a tenth: the loops are the same, and what differs stands beside them."""
-    row = hopper_packed_time.row_of(form, causal)
+    own = hopper_packed_time.recorded(form, causal).line
     plain = form if isinstance(form, BackwardForm) else replace(form, packed=False)
-    line, _ = hopper_time.line_of(plain, causal)
-    packed = (int(row["clocks_16"]) - int(row["clocks_8"])) / 8
-    assert packed == pytest.approx((line(16) - line(8)) / 8, rel=0.1)
+    line = hopper_time.recorded(plain, causal).line
+    assert (own(16) - own(8)) / 8 == pytest.approx((line(16) - line(8)) / 8, rel=0.1)
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
@@ -84,13 +83,13 @@ def test_a_time_that_is_not_there_says_why(pass_: str, monkeypatch: pytest.Monke
     shape = lengths.packed_shape(AttentionShape(1, 16, 1, 1, 64, dtype="fp16"))
 
     def told(algorithm: str) -> str:
-        found = predict(algorithm, shape, pass_, H200, lengths=lengths).unpredicted
-        assert found is not None
-        return found
+        found = predict(algorithm, shape, pass_, H200, lengths=lengths).predicted
+        assert isinstance(found, NoTime)
+        return found.reason
 
     monkeypatch.setattr(hopper_packed_time, "digest_of", lambda *_: "another")
     assert "has changed: python -m kernels.timing.hopper_packed_time" in told("flash-sm90")
-    monkeypatch.setattr(hopper_packed_time, "_recorded", dict)
+    monkeypatch.setattr(records, "find", lambda *_, **__: None)
     assert f"no clocks on record for the packed {pass_}" in told("flash-sm90")
     if pass_ == "backward":
         assert "blocks wait" in told("flash-sm90-deterministic")

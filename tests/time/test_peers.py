@@ -86,10 +86,10 @@ def test_no_round_is_faster_than_its_units(
     key = (pass_, head_dim, causal)
     of = read_counts(COUNTS[code])[key]
     if code == FLASH4:
-        line = flash4_time.lines()[key]
+        line = flash4_time.recorded(key).line
         a_round, tensor = (line(16) - line(8)) / 8, products(of) / 2048
     else:
-        found = flash2_time.lines(ON_A100 if code == A100 else ON_H200)[key]
+        found = flash2_time.recorded(key, ON_A100 if code == A100 else ON_H200)
         alone = (found.line(16) - found.line(8)) / 8
         a_round = alone * found.slowdown / found.blocks_per_sm
         tensor = of["HMMA.16816"] / 4 * (8 if code == A100 else 6)

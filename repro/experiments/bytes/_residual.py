@@ -90,7 +90,7 @@ def residuals(frame: pandas.DataFrame) -> list[dict[str, Any]]:
         cell = dict(zip([*CELL, "kernel"], index, strict=True))
         gpu = find_gpu(str(cell["device"]))
         if gpu is None:
-            log.warning("%s: not in analysis/hardware.py, its counters are not split",
+            log.warning("%s: not in analysis/gpus.toml, its counters are not split",
                         cell["device"])  # fmt: skip
             continue
         once, waved = expected(cell, gpu)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from repro.experiments import Cell, Context, Experiment
+from repro.instruments.run_pass import run_pass
 from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
@@ -52,7 +53,15 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     q, k, v, dout = tensors(str(cell["inputs"]), str(cell["dtype"]))
     implementation = str(cell["implementation"])
     if implementation in LADDER:
-        results, ran = _ladder(implementation, q, k, v, dout, context)
+        given = {"q": q, "k": k, "v": v, "dout": dout}
+        results = {
+            name: result
+            for pass_ in ("forward", "backward")
+            for name, result in run_pass(
+                implementation, pass_, given, context.host()
+            ).tensors.items()
+        }
+        ran = "kernels of the ladder on the host backend"
     else:
         from repro.attention.variants import VARIANTS as ALL
         from repro.attention.variants import ran_backend
@@ -95,29 +104,6 @@ def tensors(inputs: str, dtype: str) -> list[Tensor]:
             numbers += 10.0 * torch.randn(shape, generator=generator) * chosen
         made.append(numbers)
     return [numbers.to(TORCH_TYPES[dtype]) for numbers in made]
-
-
-def _ladder(
-    algorithm: str, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, context: Context
-) -> tuple[dict[str, Tensor], str]:
-    """A step of the ladder on the host backend, which takes memory, not tensors."""
-    import torch
-
-    from kernels import attention
-    from kernels.launch import Array
-    from repro.attention.views import array_of
-
-    backend = context.host()
-    results = {name: torch.empty_like(q) for name in RESULTS}
-    out, dq, dk, dv = (array_of(name, results[name]) for name in RESULTS)
-    operands = (array_of("q", q), array_of("k", k), array_of("v", v), out)
-    stats: dict[str, Array] = {}
-    scale = HEAD_DIM**-0.5
-    attention.forward(backend, algorithm, *operands, stats, scale=scale)
-    attention.backward(
-        backend, algorithm, *operands, array_of("dout", dout), stats, dq, dk, dv, scale=scale
-    )
-    return results, "kernels of the ladder on the host backend"
 
 
 EXPERIMENT = Experiment(

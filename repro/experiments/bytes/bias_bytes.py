@@ -21,7 +21,8 @@ from analysis.sums.flash import BiasShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels import attention
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC, cell, shape_of, tile_of
+from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
+from repro.instruments.run_pass import run_pass
 from repro.measuring.records import Record, record
 
 NAME = "bias-bytes"
@@ -80,7 +81,7 @@ def _standard(shape: AttentionShape, one: Cell, plain: Traffic) -> Traffic:
 def predict(one: Cell) -> Iterator[Record]:
     """The exact sums, and each tensor of each kernel once."""
     traffic = traffic_of(one)
-    yield from _rows(one, traffic, "predicted", "sum over the tile loop")
+    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
     once = compulsory_hbm(traffic, shape_of(one), BIAS)
     yield record(
         one, experiment=NAME, source="predicted", tool="each tensor once", cell=one.id,
@@ -98,22 +99,11 @@ def also() -> Iterator[Record]:
             yield from predict(point("standard", "bias", pass_, seqlen))
 
 
-def _rows(one: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Record]:
-    """A row per kernel, tensor and direction."""
-    for kernel, entries in traffic.kernels.items():
-        for (tensor, direction), count in entries.items():
-            yield record(
-                one, experiment=NAME, source=source, tool=tool, kernel=kernel, tensor=tensor,
-                direction=direction, value=count, cell=one.id, **TRAFFIC,
-            )  # fmt: skip
-
-
 def measure(one: Cell, context: Context) -> Iterator[Record]:
     """Execute the kernels: bytes by tensor, and the largest error of the results."""
     import torch
 
-    from repro.attention.reference import attention_reference, max_error
-    from repro.attention.views import array_of
+    from repro.attention.reference import attention_reference
 
     shape = shape_of(one)
     generator = torch.Generator().manual_seed(0)
@@ -121,47 +111,24 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
     def draw(*size: int) -> torch.Tensor:
         return torch.randn(1, HEADS, *size, generator=generator).half()
 
-    q, k, v, dout = (draw(shape.seqlen_q, HEAD_DIM) for _ in range(4))
+    tensors = {name: draw(shape.seqlen_q, HEAD_DIM) for name in ("q", "k", "v", "dout")}
     bias = draw(shape.seqlen_q, shape.seqlen_k)
     slopes = 2.0 ** -torch.arange(1.0, HEADS + 1)
-    results = {name: torch.empty_like(q) for name in ("out", "dq", "dk", "dv")}
-    lse = torch.empty(q.shape[:3])
-    arrays = {"q": q, "k": k, "v": v, **results}
-    at = {name: array_of(name, tensor) for name, tensor in arrays.items()}
-    stats = {"lse": array_of("lse", lse)}
     changes: dict[str, Any] = {}
     known: dict[str, Any] = {}
-    gradients: dict[str, Any] = {}
     if one["scores"] == "alibi":
-        known["alibi_slopes"] = slopes
-        changes["alibi_slopes"] = array_of("alibi_slopes", slopes[None, :, None])
+        known, changes = {"alibi_slopes": slopes}, {"alibi_slopes": slopes[None, :, None]}
     elif one["scores"] == "bias":
-        known["bias"] = bias
-        changes["bias"] = array_of("bias", bias)
-        results["dbias"] = torch.empty_like(bias)
-        gradients["dbias"] = array_of("dbias", results["dbias"])
-
-    backend = context.host()
-    options: dict[str, Any] = {"scale": HEAD_DIM**-0.5, **changes}
-    names: tuple[str, ...] = ("out",)
-    backwards = one["pass"] == "backward"
-    attention.forward(
-        backend, "flash", at["q"], at["k"], at["v"], at["out"], stats,
-        tile=None if backwards else tile_of(one), **options,
+        known = changes = {"bias": bias}
+    ran = run_pass("flash", str(one["pass"]), tensors, context.host(), tile=tile_of(one), **changes)
+    yield from traffic_rows(
+        one, ran.traffic.kernels, experiment=NAME, source="measured",
+        tool="host backend: executed, bytes counted",
     )  # fmt: skip
-    if backwards:
-        backend.reset()
-        attention.backward(
-            backend, "flash", at["q"], at["k"], at["v"], at["out"], array_of("dout", dout), stats,
-            at["dq"], at["dk"], at["dv"], tile=tile_of(one), **gradients, **options,
-        )  # fmt: skip
-        names = tuple(name for name in results if name != "out")
-    counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
-    yield from _rows(one, counted, "measured", "host backend: executed, bytes counted")
-    exact = attention_reference(q, k, v, dout, **known)
+    exact = attention_reference(*tensors.values(), **known)
     yield record(
         one, experiment=NAME, source="measured", metric="max_abs_error", unit="1",
-        value=max(max_error(results[name], getattr(exact, name)) for name in names),
+        value=max(ran.errors(exact).values()),
         tool="against float64 on the same rounded inputs", cell=one.id,
     )  # fmt: skip
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC, cell, shape_of, tile_of
+from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
 from repro.experiments.shared.flash_run import counted, run
-from repro.measuring.records import Record, record
+from repro.measuring.records import Record
 
 NAME = "block-sparse"
 HEAD_DIM, TILE = 64, Tile(64, 64)
@@ -80,13 +80,7 @@ def predict(one: Cell) -> Iterator[Record]:
     options = {} if mask is None else {"block_mask": mask[None, None]}
     shape: AttentionShape = shape_of(one)
     traffic = predict_traffic("flash", shape, tile_of(one), str(one["pass"]), **options)
-    for kernel, entries in traffic.kernels.items():
-        for (tensor, direction), count in entries.items():
-            yield record(
-                one, experiment=NAME, source="predicted", tool="sum over the tile loop",
-                kernel=kernel, tensor=tensor, direction=direction, value=count, cell=one.id,
-                **TRAFFIC,
-            )  # fmt: skip
+    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
 
 
 def also() -> Iterator[Record]:

@@ -17,7 +17,7 @@ from analysis.shapes import Tile
 from analysis.sums.decode import flash_decode
 from analysis.traffic import Traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC
+from repro.experiments.shared.attention import traffic_rows
 from repro.measuring.records import Record, record
 
 NAME = "decode-bytes"
@@ -93,7 +93,7 @@ def predict(cell: Cell) -> Iterator[Record]:
     """The exact sums, and the lower bound."""
     one = shape_of(cell)
     traffic = Traffic(flash_decode(one, tile_of(cell), int(cell["splits"])))
-    yield from _rows(cell, traffic, "predicted", "sum over the tile loop")
+    yield from traffic_rows(cell, traffic.kernels, experiment=NAME)
     yield record(
         cell, experiment=NAME, source="predicted", tool="each tensor once", cell=cell.id,
         metric="compulsory_bytes", unit="B", value=one.compulsory_bytes,
@@ -107,16 +107,6 @@ def also() -> Iterator[Record]:
             yield from predict(_cell(sharing, context))
 
 
-def _rows(cell: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Record]:
-    """A row per kernel, tensor and direction."""
-    for kernel, entries in traffic.kernels.items():
-        for (tensor, direction), count in entries.items():
-            yield record(
-                cell, experiment=NAME, source=source, tool=tool, kernel=kernel, tensor=tensor,
-                direction=direction, value=count, cell=cell.id, **TRAFFIC,
-            )  # fmt: skip
-
-
 def measure(cell: Cell, context: Context) -> Iterator[Record]:
     """Execute the kernels: bytes by tensor, and the largest error."""
     from repro.instruments.decode_work import DecodeOperands
@@ -125,7 +115,10 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     backend = context.host()
     operands.launch(backend, int(cell["splits"]))
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
-    yield from _rows(cell, counted, "measured", "host backend: executed, bytes counted")
+    yield from traffic_rows(
+        cell, counted.kernels, experiment=NAME, source="measured",
+        tool="host backend: executed, bytes counted",
+    )  # fmt: skip
     errors = [operands.error(0, head) for head in range(operands.shape.kv_heads)]
     yield record(
         cell, experiment=NAME, source="measured", metric="max_abs_error", unit="1", tensor="out",

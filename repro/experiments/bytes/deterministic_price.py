@@ -26,7 +26,7 @@ from analysis.tile_loop import tile_loop
 from analysis.traffic import predict_traffic
 from kernels import hopper
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC, cell, shape_of, tile_of
+from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
 from repro.experiments.shared.flash_run import counted, run
 from repro.measuring.records import Record, record
 
@@ -72,11 +72,7 @@ def predict(one: Cell) -> Iterator[Record]:
     if algorithm == "flash-split":  # its second pass has a tile of its own
         second = predict_traffic(algorithm, shape, QUERY_TILE, "backward")
         traffic["flash_backward_dq"] = second.kernels["flash_backward_dq"]
-    for kernel, entries in traffic.items():
-        for (tensor, direction), count in entries.items():
-            yield record(one, experiment=NAME, source="predicted", tool="sum over the tile loop",
-                         kernel=kernel, tensor=tensor, direction=direction, value=count,
-                         cell=one.id, **TRAFFIC)  # fmt: skip
+    yield from traffic_rows(one, traffic, experiment=NAME)
     if algorithm in HOPPER:
         turns = algorithm == hopper.DETERMINISTIC
         scratch = memory.total(memory.flash_sm90_scratch(shape, tile, deterministic=turns))

@@ -20,7 +20,8 @@ from analysis.shapes import AttentionShape
 from analysis.traffic import predict_traffic
 from kernels.attention import default_tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC
+from repro.experiments.shared.attention import traffic_rows
+from repro.instruments.run_pass import run_pass
 from repro.measuring.records import Record, record
 
 NAME = "fp8-bytes"
@@ -71,7 +72,7 @@ def predict(one: Cell) -> Iterator[Record]:
     shape = shape_of(one)
     tile = default_tile(HEAD_DIM, DTYPE, "forward", fp8=shape.fp8)
     traffic = predict_traffic("flash", shape, tile, "forward")
-    yield from _rows(one, traffic.kernels, "predicted", "sum over the tile loop")
+    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
     yield record(
         one, experiment=NAME, source="predicted", tool="each tensor once", cell=one.id,
         metric="compulsory_bytes", unit="B",
@@ -86,24 +87,12 @@ def also() -> Iterator[Record]:
             yield from predict(_cell(way, queries, LONGER, causal=False))
 
 
-def _rows(one: Cell, kernels: Any, source: str, tool: str) -> Iterator[Record]:
-    """A row per kernel, tensor and direction."""
-    for kernel, entries in kernels.items():
-        for (tensor, direction), count in entries.items():
-            yield record(
-                one, experiment=NAME, source=source, tool=tool, kernel=kernel, tensor=tensor,
-                direction=direction, value=count, cell=one.id, **TRAFFIC,
-            )  # fmt: skip
-
-
 def measure(one: Cell, context: Context) -> Iterator[Record]:
     """Execute the kernel: bytes by tensor, or the error that rounding leaves."""
     import torch
 
-    from kernels import attention
     from repro.attention.quantize import quantize_e4m3
     from repro.attention.reference import attention_reference
-    from repro.attention.views import array_of
 
     shape, size = shape_of(one), float(one.get("outlier") or 1.0)
     generator = torch.Generator().manual_seed(0)
@@ -120,21 +109,18 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
         pairs = [quantize_e4m3(x, block=shape.scale_block) for x in given]
         given = [codes.view(torch.uint8) for codes, _ in pairs]
         wide = [scale.view(1, 1, -1) for _, scale in pairs]
-        scales = {n: array_of(n, x) for n, x in zip(("k_scale", "v_scale"), wide, strict=True)}
+        scales = dict(zip(("k_scale", "v_scale"), wide, strict=True))
         scales["scale_block"] = shape.scale_block
-    out = torch.empty_like(q)
-    backend = context.host()
-    attention.forward(
-        backend, "flash", array_of("q", q), array_of("k", given[0]), array_of("v", given[1]),
-        array_of("out", out), {"lse": array_of("lse", torch.empty(q.shape[:3]))},
-        scale=HEAD_DIM**-0.5, causal=shape.causal, **scales,
-    )  # fmt: skip
+    tensors = {"q": q, "k": given[0], "v": given[1]}
+    ran = run_pass("flash", "forward", tensors, context.host(), causal=shape.causal, **scales)
     if "outlier" not in one:
-        tool = "host backend: one head executed, bytes counted"
-        yield from _rows(one, backend.traffic, "measured", tool)
+        yield from traffic_rows(
+            one, ran.traffic.kernels, experiment=NAME, source="measured",
+            tool="host backend: one head executed, bytes counted",
+        )  # fmt: skip
     rows = slice(0, JUDGED if "outlier" in one else None)
     exact = attention_reference(q, k, v, causal=shape.causal).out
-    error = (out.double() - exact)[:, :, rows]
+    error = (ran.tensors["out"].double() - exact)[:, :, rows]
     yield record(
         one, experiment=NAME, source="measured", metric="rounding_error", unit="1", tensor="out",
         tool="root mean square, against float64 on the numbers before they were rounded",

@@ -27,7 +27,7 @@ from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels.attention import default_tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC
+from repro.experiments.shared.attention import traffic_rows
 from repro.experiments.shared.packed_run import run_packed, run_padded
 from repro.measuring.lengths import DRAWN, LIMITS, drawn, histogram
 from repro.measuring.records import Record, record
@@ -107,7 +107,7 @@ def _padded(shape: AttentionShape, pass_: str) -> Traffic:
 
 def predict(one: Cell) -> Iterator[Record]:
     """The sums by tensor, the lower bound, and the tokens that are no padding."""
-    yield from rows(one, traffic_of(one), "predicted", "sum over the tile loop")
+    yield from traffic_rows(one, traffic_of(one).kernels, experiment=NAME)
     for metric, unit, value in (
         ("compulsory_bytes", "B", _least(batches_of(one), str(one["pass"]))),
         ("tokens", "1", sum(lengths.total_q for lengths in batches_of(one))),
@@ -160,16 +160,6 @@ def _seconds(shape: AttentionShape, pass_: str, lengths: Lengths | None) -> floa
     return found.time.seconds
 
 
-def rows(one: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Record]:
-    """A row per kernel, tensor and direction."""
-    for kernel, entries in traffic.kernels.items():
-        for (tensor, direction), count in entries.items():
-            yield record(
-                one, experiment=NAME, source=source, tool=tool, kernel=kernel, tensor=tensor,
-                direction=direction, value=count, cell=one.id, **TRAFFIC,
-            )  # fmt: skip
-
-
 def measure(one: Cell, context: Context) -> Iterator[Record]:
     """Execute every batch: bytes by tensor, and the largest error of the real rows."""
     run = run_packed if one["way"] == "packed" else run_padded
@@ -177,7 +167,10 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
     for at, lengths in enumerate(batches_of(one)):
         counted, off = run(lengths, HEAD_DIM, str(one["pass"]), seed=at, context=context)
         total, error = total + counted, max(error, off)
-    yield from rows(one, total, "measured", "host backend: executed, bytes counted")
+    yield from traffic_rows(
+        one, total.kernels, experiment=NAME, source="measured",
+        tool="host backend: executed, bytes counted",
+    )  # fmt: skip
     yield record(
         one, experiment=NAME, source="measured", metric="max_abs_error", unit="1", value=error,
         tool="against float64 on the same rounded inputs", cell=one.id,

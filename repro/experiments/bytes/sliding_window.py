@@ -31,7 +31,7 @@ from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from kernels.attention import default_tile
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC, cell, shape_of, tile_of
+from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
 from repro.experiments.shared.flash_run import counted, run
 from repro.experiments.shared.host import counted_traffic
 from repro.measuring.records import Record, record
@@ -74,13 +74,7 @@ def predict(one: Cell) -> Iterator[Record]:
     shape, algorithm = shape_of(one), str(one["implementation"])
     options = {"bias": (1, 1)} if one["way"] == "stored mask" else {}
     traffic = predict_traffic(algorithm, shape, tile_of(one), str(one["pass"]), **options)
-    for kernel, entries in traffic.kernels.items():
-        for (tensor, direction), count in entries.items():
-            yield record(
-                one, experiment=NAME, source="predicted", tool="sum over the tile loop",
-                kernel=kernel, tensor=tensor, direction=direction, value=count, cell=one.id,
-                **TRAFFIC,
-            )  # fmt: skip
+    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
     if one["pass"] == "forward":
         least = compulsory_read_bytes(shape) + compulsory_write_bytes(shape)
     else:

@@ -11,7 +11,7 @@ from functools import partial
 from analysis.shapes import ITEMSIZE, Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC, cell, predicted_traffic, shape_of
+from repro.experiments.shared.attention import cell, predicted_traffic, shape_of, traffic_rows
 from repro.measuring.records import Record, record
 
 NAME = "checkpoint-attention"
@@ -55,13 +55,7 @@ def _predicted_step(one: Cell) -> Iterator[Record]:
     algorithm = str(one["implementation"])
     for times, pass_ in ((2, "forward"), (1, "backward")):
         traffic = predict_traffic(algorithm, shape_of(one), TILES[algorithm, pass_], pass_)
-        for kernel, entries in traffic.kernels.items():
-            for (tensor, direction), count in entries.items():
-                yield record(
-                    one, experiment=NAME, source="predicted", tool="sum over the tile loop",
-                    kernel=kernel, tensor=tensor, direction=direction, value=times * count,
-                    cell=one.id, **TRAFFIC,
-                )  # fmt: skip
+        yield from traffic_rows(one, traffic.kernels, experiment=NAME, times=times)
 
 
 def kept_bytes(algorithm: str, seqlen: int, checkpointed: bool, dtype: str = "fp16") -> int:

@@ -130,6 +130,7 @@ def _mixed_precision(cell: Cell) -> list[Row]:
     import torch
 
     from repro.distributed.parallel_layer import ParallelTransformerLayer
+    from repro.instruments.without_products import WithoutProducts
     from repro.training.saved import count_saved
 
     torch.manual_seed(0)
@@ -139,6 +140,7 @@ def _mixed_precision(cell: Cell) -> list[Row]:
     layer.to(dtype)
     x = torch.randn(SEQLEN, int(cell["batch"]), HIDDEN, dtype=dtype, requires_grad=True)
     with (
+        WithoutProducts(),
         torch.autocast("cpu", torch.bfloat16, enabled=policy == "autocast"),
         count_saved(layer) as saved,
     ):
