@@ -72,12 +72,16 @@ STALE := $(STATE)/stale
 DRAWERS := $(filter-out figures/report/% %/__init__.py,$(wildcard figures/*/[a-z]*.py))
 FIGURES := $(basename $(notdir $(DRAWERS)))
 EXPERIMENTS := $(subst _,-,$(basename $(notdir $(filter-out repro/experiments/shared/%,$(wildcard repro/experiments/*/[a-z]*.py)))))
+# Long ones first, so that no core waits for another's last job.
+DRAWN_FROM := $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' $(DRAWERS) | tr -d '",')
+LONGEST_FIRST := $(filter $(filter $(EXPERIMENTS),$(DRAWN_FROM)),$(shell \
+    grep -H '^    seconds=' repro/experiments/*/*.py | sort -t= -k2 -rn | sed 's|.*/||;s|\.py:.*||;y|_|-|'))
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
 THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/claims/*.py repro/claims/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/*.* repro/*.py repro/measuring/*.py)
 
-# Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/measuring/quiet.py).
+# Two jobs unless asked otherwise. What is timed still runs alone, under a lock (repro/measuring/quiet.py).
 ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
@@ -91,7 +95,7 @@ help:
 
 # Each style has its own files, and its own word on whether they are up to date.
 ALL_DRAWN := $(STALE)/.drawn$(STYLE:%=-%)
-figures: $(ALL_DRAWN) $(DRAWN)/verdicts.md
+figures: $(LONGEST_FIRST:%=$(STAMPS)/%) $(ALL_DRAWN) $(DRAWN)/verdicts.md
 
 # A figure that has to be drawn again is younger here than in figures/out/.
 $(FIGURES:%=$(STALE)/%): figures/common.py $(wildcard figures/_[a-z]*.py figures/*/_[a-z]*.py) $(THEORY) | $(ENV)

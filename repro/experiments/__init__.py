@@ -93,8 +93,10 @@ class Experiment:
     on_demand: bool = False
     #: Sizes other than the usual ones; records of another scale do not enter the frame.
     scale: str = SMALL
-    #: Rough time of a whole measurement, for the progress line and the README.
+    #: Rough time of a whole measurement, for the order of work and the list of figures.
     seconds: float = 0.0
+    #: False where a CPU counts bytes or compares values, whoever else runs; the host always does.
+    timed: bool = True
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -104,6 +106,11 @@ class Experiment:
                 f"{self.name}: measure is {'absent' if self.measure is None else 'given'} "
                 f"but device is {self.device!r}"
             )
+
+    @property
+    def needs_quiet(self) -> bool:
+        """Whether its numbers would be others if something else used the machine."""
+        return self.device == "cuda" or (self.device == "cpu" and self.timed)
 
 
 @cache

@@ -74,7 +74,7 @@ class Run:
         return self.work / "hopper.json"
 
     def rows(self) -> list[records.Record]:
-        """What is on record so far; a file that is being written may have a torn end."""
+        """What is on record so far."""
         files = sorted((self.work / "records").glob("*/*.jsonl"))
         return [row for file in files for row in records.read(file)]
 

@@ -98,6 +98,20 @@ def test_each_generator_runs_once_and_a_second_make_does_nothing(tree: Path, job
     assert make(tree, "--question", "figures") == (0, [])
 
 
+def test_long_experiments_are_measured_first(tree: Path) -> None:
+    """So no core waits for another's last job."""
+    seconds = {"short": "3", "long_one": "120", "middle": "7.5"}
+    for name, value in seconds.items():
+        path = tree / f"repro/experiments/some/{name}.py"
+        path.write_text(f"EXPERIMENT = Experiment(\n    seconds={value},\n)\n")
+    (tree / "figures/some/first.py").write_text('EXPERIMENTS = ("short", "long-one", "middle")\n')
+    age(tree)
+    assert make(tree, "-j1", "figures")[0] == 0
+    calls = (tree / "calls.log").read_text().split("\n")
+    asked = [call.split()[-1] for call in calls if "measure" in call]
+    assert asked == ["long-one", "middle", "short"]
+
+
 def test_one_figure_makes_just_what_it_needs(tree: Path) -> None:
     assert make(tree, "figures/out/second_one.svg") == (0, ["-m figures draw second_one"])
     assert make(tree, "figures/out/first.png") == (

@@ -11,7 +11,7 @@ import pytest
 
 from repro import experiments
 from repro.experiments import Cell, Experiment, record, run
-from repro.measuring import machine, quiet, records
+from repro.measuring import machine, progress, quiet, records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -285,3 +285,27 @@ def test_measurements_run_alone_and_drawings_beside_each_other(
             assert process.wait(60) == 0
     assert process.wait(60) == 0
     process.stdout.close()
+
+
+def test_what_records_seconds_is_measured_alone_and_what_counts_is_not() -> None:
+    for name in experiments.names():
+        one = experiments.experiment(name)
+        rows = [r for r in records.recorded("host", name) if r.source == "measured"]
+        if one.device == "cpu" and rows:
+            clocks = any(r.unit in ("s", "B/s") for r in rows)
+            assert one.needs_quiet is clocks, name
+        else:
+            assert one.needs_quiet is (one.device == "cuda"), name
+
+
+def test_progress_says_how_long_the_same_work_took_last_time(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(progress.time, "monotonic", iter(range(0, 1000, 7)).__next__)
+    assert list(progress.track(["a", "b"], "work")) == ["a", "b"]
+    assert "work: 2 to do" in capsys.readouterr().err
+    before = progress.last_time("work", 2)
+    assert before is not None
+    assert before > 0
+    assert list(progress.track(["a", "b"], "work")) == ["a", "b"]
+    assert f"work ({before:.0f} s last time): 2 to do" in capsys.readouterr().err
+    assert progress.last_time("work", 3) is None  # part of it, or more of it, is other work

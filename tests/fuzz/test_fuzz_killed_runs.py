@@ -1,5 +1,5 @@
 """A measurement run that is killed at drawn lines goes on to the same records: nothing lost,
-nothing twice. (Files cut at every byte are in ``test_records_reliability.py``.)"""
+nothing twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +20,13 @@ import pytest
 from fuzzing import fuzzed
 from hypothesis import strategies as st
 
+from analysis import files
 from repro.experiments import Cell, Context, Experiment, record, run
-from repro.measuring import machine, progress, records
+from repro.measuring import machine, progress, records, row_files
 from repro.measuring.records import Record
 
 #: What a run executes between two cells; a kill lands on one of the lines of these modules.
-WATCHED = {str(Path(str(module.__file__)).resolve()) for module in (run, records)}
-#: Bytes of one write, so that kills leave half a cell.
-PIECE = 100
+WATCHED = {str(Path(str(module.__file__)).resolve()) for module in (run, row_files, files)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def test_killed_at_any_line_a_run_goes_on_to_the_same_records(case: Case) -> Non
 
 @pytest.mark.parametrize("fault", ["a line lost", "a cell measured again"])
 def test_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if fault == "a line lost":  # a torn file is started anew
+    if fault == "a line lost":
         monkeypatch.setattr(
             records, "append", lambda path, rows: records.replace(path, {"none"}, rows[:1])
         )
@@ -73,33 +71,27 @@ def failure(case: Case) -> str | None:
     lock is left.
     """
     provenance = machine.provenance("cpu")  # asked once: the date may change meanwhile
-    writes = _ShortWrites()
     with (
         tempfile.TemporaryDirectory() as place,
         mock.patch.object(machine, "provenance", side_effect=lambda _: dict(provenance)),
-        mock.patch.object(os, "write", writes),
         mock.patch.object(progress, "say"),
         mock.patch.object(run, "say"),
-        warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # of the torn lines that a kill leaves
         try:
-            _compare(case, Path(place), writes)
+            _compare(case, Path(place))
         except AssertionError as wrong:
             return str(wrong)
     return None
 
 
-def _compare(case: Case, place: Path, writes: _ShortWrites) -> None:
+def _compare(case: Case, place: Path) -> None:
     whole, broken = place / "whole", place / "broken"
     for root in (whole, broken):
         root.mkdir()
         if case.again:  # both start from a finished run with a failed cell
             run.measure(_toy(case, root), root=root)
     (whole / "well").touch()
-    writes.count = 0
     lines = _lines_of_a_run(case, whole)
-    pieces, writes.count = writes.count, 0
 
     path = broken / "local" / "toy.jsonl"
     chance = Random(case.seed)
@@ -108,12 +100,7 @@ def _compare(case: Case, place: Path, writes: _ShortWrites) -> None:
             (broken / "well").touch()  # the failed cell's row is replaced by good ones
         before, measured = _good(case, path), len(_seen(broken))
         left = attempt + 2  # less and less is left to do
-        if attempt % 2 or case.again:  # a cell is replaced by a new file, not by appended pieces
-            ended = _in_child(case, broken, kill_at=chance.randint(1, max(1, lines // left)))
-        else:  # lines that write are few
-            writes.kill_after = chance.randint(1, max(1, pieces // left))
-            ended = _in_child(case, broken)
-            writes.kill_after = None
+        ended = _in_child(case, broken, kill_at=chance.randint(1, max(1, lines // left)))
         now = _seen(broken)[measured:]
         _require(ended in (0, -signal.SIGKILL), f"attempt {attempt} ended with {ended}")
         lost = before - _good(case, path)
@@ -172,21 +159,6 @@ class _Lines:
             self.count += 1
             self._at(self.count)
         return self
-
-
-class _ShortWrites:
-    """``os.write`` that writes little at a time, as it may."""
-
-    def __init__(self) -> None:
-        self.count, self._write = 0, os.write
-        self.kill_after: int | None = None
-
-    def __call__(self, fd: int, data: bytes) -> int:
-        written = self._write(fd, data[:PIECE])
-        self.count += 1
-        if self.count == self.kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return written
 
 
 @contextmanager

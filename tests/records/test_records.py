@@ -61,25 +61,7 @@ def test_rows_come_back_as_they_were_unknown_fields_included(tmp_path_factory, v
     assert back.extra == extra
 
 
-def test_a_torn_last_line_is_skipped_and_cut_off_by_the_next_append(tmp_path):
-    path = tmp_path / "x.jsonl"
-    records.append(path, [row(value=1), row(value=2)])
-    with open(path, "ab") as file:
-        file.write(b'{"experiment":"x","val')
-    with pytest.warns(UserWarning, match="torn"):
-        assert [r.value for r in records.read(path)] == [1, 2]
-    records.append(path, [row(value=3)])
-    assert [r.value for r in records.read(path)] == [1, 2, 3]
-
-
-def test_a_file_that_is_only_a_torn_line_is_started_anew(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"exper')
-    records.append(path, [row(value=3)])
-    assert [r.value for r in records.read(path)] == [3]
-
-
-def test_a_broken_line_elsewhere_is_an_error_with_file_and_line(tmp_path):
+def test_a_broken_line_is_an_error_with_file_and_line(tmp_path):
     path = tmp_path / "x.jsonl"
     good = json.dumps(row().to_json())
     path.write_text(f"{good}\n{{oops\n{good}\n")

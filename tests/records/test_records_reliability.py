@@ -49,7 +49,6 @@ for i in range(count):
 """
 
 
-@pytest.mark.filterwarnings("ignore:.*(torn|incomplete)")
 def test_a_kill_at_any_point_loses_at_most_the_cell_in_progress(tmp_path: Path) -> None:
     path, chance = tmp_path / "x.jsonl", random.Random(1)
     for attempt in range(6):
@@ -69,20 +68,6 @@ def test_a_kill_at_any_point_loses_at_most_the_cell_in_progress(tmp_path: Path) 
         written = sorted(int(c.split("-")[1]) for c in after if c.startswith(f"run{attempt}-"))
         assert written == list(range(len(written)))
     assert len(cells_on_record(path)) > 6
-
-
-def test_a_file_cut_at_any_byte_loses_the_last_cell_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    records.append(path, rows("a"))
-    whole = path.stat().st_size
-    records.append(path, rows("b"))
-    content = path.read_bytes()
-    for cut in range(whole + 1, len(content), 7):
-        path.write_bytes(content[:cut])
-        with pytest.warns(UserWarning, match="torn|incomplete"):
-            assert cells_on_record(path) == {"a": 3}
-        records.append(path, rows("c"))
-        assert cells_on_record(path) == {"a": 3, "c": 3}
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -255,7 +240,6 @@ def test_every_line_carries_version_and_checksum_and_rows_do_not(tmp_path: Path)
     path = tmp_path / "x.jsonl"
     records.append(path, rows("a"))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line.get("more", 0) for line in lines] == [2, 1, 0]
     assert all(line["schema"] == records.SCHEMA and len(line["crc"]) == 8 for line in lines)
     assert not any(set(r.to_json()) & set(records.ENVELOPE) for r in records.read(path))
     with pytest.raises(ValueError, match="crc"):

@@ -84,5 +84,6 @@ EXPERIMENT = Experiment(
         "analysis/cache_model.py",
     ),
     seconds=20,
+    timed=False,
     on_demand=True,
 )

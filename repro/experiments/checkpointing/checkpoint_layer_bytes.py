@@ -54,7 +54,7 @@ def measure(one: Cell, context: Context) -> list[Record]:
     """What is alive after the forward of three layers less that of one, by two."""
     import torch
 
-    from repro.experiments.shared.checkpoint import measure_step
+    from repro.checkpointing import memory_meter
     from repro.instruments.without_products import WithoutProducts
     from repro.models import GPT
 
@@ -68,8 +68,14 @@ def measure(one: Cell, context: Context) -> list[Record]:
             granularity=GRANULARITY[str(one["implementation"])],
         ).to(device(), torch.bfloat16)  # fmt: skip
         ids = torch.randint(256, (BATCH, seqlen), device=device())
-        with WithoutProducts():
-            alive.append(measure_step(model, model, (ids,), repeats=0).saved_bytes)
+        with (
+            WithoutProducts(),
+            memory_meter(device()) as meter,
+            meter.region("forward") as forward,
+        ):
+            loss = model(ids)
+        del loss
+        alive.append(forward.end_bytes)
     return [
         record(one, experiment=NAME, source="measured", metric="saved_bytes_per_layer", unit="B",
                value=(alive[1] - alive[0]) / 2, tool=TOOL[device()])
@@ -91,4 +97,5 @@ EXPERIMENT = Experiment(
         "repro/instruments/without_products.py",
     ),
     seconds=15,
+    timed=False,
 )

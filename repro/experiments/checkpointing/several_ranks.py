@@ -46,5 +46,6 @@ EXPERIMENT = Experiment(
     device="cpu",
     sources=("repro/distributed", "repro/training"),
     seconds=40,
+    timed=False,
     on_demand=True,
 )

@@ -172,4 +172,5 @@ EXPERIMENT = Experiment(
     sources=("analysis/checkpointing", "analysis/tiles.py",
              "repro/experiments/checkpointing/study_note_faults.py"),
     seconds=3,
+    timed=False,
 )  # fmt: skip

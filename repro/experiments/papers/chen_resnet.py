@@ -119,5 +119,6 @@ EXPERIMENT = Experiment(
     device="cpu",
     sources=("analysis/checkpointing", "repro/checkpointing", "repro/models"),
     seconds=600,
+    timed=False,
     on_demand=True,
 )

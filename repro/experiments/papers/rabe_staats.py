@@ -97,5 +97,6 @@ EXPERIMENT = Experiment(
         "repro/checkpointing/allocation_trace.py",
     ),
     seconds=90,
+    timed=False,
     on_demand=True,
 )

@@ -53,7 +53,7 @@ def run(
         bias_gradient=False, **options,
     )  # fmt: skip
     exact = attention_reference(*(tensors[name] for name in names), **want)
-    return HeadResult(ran.traffic, ran.errors(exact), ran.seconds)
+    return HeadResult(ran.traffic, ran.errors(exact))
 
 
 def counted(experiment: str, one: Cell, result: HeadResult) -> Iterator[Record]:

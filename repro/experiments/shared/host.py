@@ -1,4 +1,4 @@
-"""Runs one head of a cell on the host backend: counted bytes, error against float64, seconds."""
+"""Runs one head of a cell on the host backend: counted bytes, error against float64."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadResult:
-    """Bytes, the largest error of each result, and seconds of emulation."""
+    """Bytes, and the largest error of each result."""
 
     traffic: Traffic
     errors: Mapping[str, float]
-    seconds: float
 
     @property
     def error_of(self) -> str:
@@ -39,14 +38,14 @@ class HeadResult:
 def run_one_head(cell: Cell, context: Context) -> HeadResult:
     """Execute the cell's pass for one batch item and one head, on N(0, 1) inputs.
 
-    Only the pass of the cell is counted and timed, and runs in the cell's tile.
+    Only the pass of the cell is counted, and runs in the cell's tile.
     """
     tensors = normal(cell)
     ran = run_pass(
         str(cell["implementation"]), str(cell["pass"]), tensors, context.host(),
         causal=shape_of(cell).causal, tile=tile_of(cell),
     )  # fmt: skip
-    return HeadResult(ran.traffic, ran.errors(reference(cell, tensors)), ran.seconds)
+    return HeadResult(ran.traffic, ran.errors(reference(cell, tensors)))
 
 
 def normal(cell: Cell) -> dict[str, Tensor]:
@@ -93,8 +92,4 @@ def counted_traffic(
     yield record(
         cell, experiment=experiment, source="measured", tool="host backend against float64",
         metric="max_abs_error", unit="1", value=result.errors[worst], note=worst,
-    )  # fmt: skip
-    yield record(
-        cell, experiment=experiment, source="measured", tool="wall clock",
-        metric="emulation_s", unit="s", value=round(result.seconds, 3),
     )  # fmt: skip
