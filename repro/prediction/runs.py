@@ -28,7 +28,7 @@ from analysis.sums.flash import bias_elements
 from analysis.sums.packed import working_blocks
 from analysis.tile_loop import tile_loop
 from analysis.tiles import paper_tile
-from analysis.time_model import Work, attention_work, blocks_alike
+from analysis.time_model import Work, attention_work, blocks_alike, on_fma_units
 from analysis.traffic import Traffic, traffic_options
 from kernels import attention, dispatch, hopper, ladder
 from kernels.launch import Kernel
@@ -272,6 +272,7 @@ def _with_columns(
                 padded, run.dq_tile, pass_, run.specials
             ),
             efficiency=share_of_sms(run, padded, gpu, run.dq_blocks),
+            fma=on_fma_units(run.algorithm, padded.dtype),
         )  # fmt: skip
     return works
 
@@ -326,6 +327,7 @@ def _standard_work(
             sm_bytes=sum(entries.values()),
             hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values()),
             efficiency=wave_efficiency(gpu, heads * blocks) if is_product else 1.0,
+            fma=shape.dtype == "fp32",
         )
     return works
 
