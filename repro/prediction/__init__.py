@@ -14,6 +14,7 @@ from typing import Any
 
 from analysis import memory
 from analysis.algorithms import find
+from analysis.clocks import ceilings_of, clocks_of
 from analysis.flops import (
     BACKWARD_PRODUCTS,
     DQ_PRODUCTS,
@@ -29,7 +30,7 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.sums.copies import KERNEL as COPY
 from analysis.sums.copies import copies
 from analysis.tile_loop import BlockMask
-from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
+from analysis.time_model import RESOURCES, SHARED_MEMORY, Ceilings, TimePrediction, predict_time
 from analysis.traffic import Traffic, predict_traffic
 from kernels import attention, hopper
 from kernels.launch import Kernel
@@ -46,7 +47,7 @@ from repro.prediction.runs import (
     sum_options,
     works_of,
 )
-from repro.prediction.time import NoTime, Time, clock_of, time_of
+from repro.prediction.time import NoTime, Time, time_of
 
 PASSES = ("forward", "backward")
 #: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
@@ -152,8 +153,9 @@ class Prediction:
 
     @property
     def clock(self) -> Clock:
-        """The clock of the predicted time."""
-        return clock_of(self.gpu)
+        """The highest clock under load: of the bound, and of :attr:`predicted_s`."""
+        clocks = clocks_of(self.gpu)
+        return Clock(clocks.high_hz, clocks.origin)
 
     @property
     def hopper_form(self) -> hopper.ForwardForm | hopper.BackwardForm | None:
@@ -168,11 +170,11 @@ class Prediction:
 
         The optimistic softmax: on data of which its repair has nothing to do again.
         """
-        return time_of(self, self.clock)
+        return time_of(self)
 
     @property
     def predicted_s(self) -> float | None:
-        """Seconds of :attr:`predicted`, None where there are none."""
+        """Seconds of :attr:`predicted` at the highest clock, None where there are none."""
         return self.predicted.seconds if isinstance(self.predicted, Time) else None
 
     def row(self) -> dict[str, Any]:
@@ -222,16 +224,25 @@ class Prediction:
             "peak_bytes": self.peak_bytes,
             "fits_memory": self.fits,
             **{
-                f"{resource.replace(' ', '_').lower()}_s": seconds
-                for resource, seconds in self.time.by_resource.items()
+                f"{resource.replace(' ', '_').lower()}_s": self.time.by_resource.get(resource)
+                for resource in (*RESOURCES, SHARED_MEMORY)
             },
             "time_bound_s": self.time.seconds,
             "tflops_bound": self.useful_flops / self.time.seconds / 1e12,
             "time_predicted_s": predicted,
             "tflops_predicted": predicted and self.useful_flops / predicted / 1e12,
-            "no_time": None if isinstance(self.predicted, Time) else self.predicted.reason,
+            **self._expected(),
             "bound_by": self.time.binding,
         }
+
+    def _expected(self) -> dict[str, Any]:
+        """The range of the predicted time and whether a card has run the kernel, or why not."""
+        if isinstance(self.predicted, NoTime):
+            return {"time_low_s": None, "time_high_s": None, "time_state": None,
+                    "no_time": self.predicted.reason}  # fmt: skip
+        state = "timed" if self.predicted.timed else "untimed"
+        return {"time_low_s": self.predicted.low, "time_high_s": self.predicted.high,
+                "time_state": state, "no_time": None}  # fmt: skip
 
     def tensors(self) -> list[dict[str, Any]]:
         """Bytes per kernel, tensor and direction at the SM boundary, and at HBM.
@@ -287,7 +298,7 @@ def predict(
     pass_: "forward" or "backward".
     gpu: a ``Gpu``, or the name of one (``analysis.hardware.gpu_named``).
     tile: by default the kernels' own; with ``block_mask`` the size of its blocks.
-    ceilings: by default the GPU's datasheet.
+    ceilings: by default the GPU's datasheet, at the clock under load (``analysis.clocks``).
     block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
     softcap: scores are capped: no byte more; a special-function operation a score more in bf16, two
         in fp16 and fp32.
@@ -326,7 +337,7 @@ def predict(
         bias_gradient=bias_gradient, lse_gradient=lse_gradient, deterministic=deterministic,
         order=order, gradients=gradients, lengths=lengths,
     )  # fmt: skip
-    ceilings = ceilings or datasheet_ceilings(gpu)
+    ceilings = ceilings or ceilings_of(gpu)
     padded, algorithm = shape.padded, run.algorithm
     kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
     if lengths is None:

@@ -27,7 +27,7 @@ from analysis.sums.flash import bias_elements
 from analysis.sums.packed import working_blocks
 from analysis.tile_loop import BlockMask, tile_loop
 from analysis.tiles import paper_tile
-from analysis.time_model import Work, attention_work, blocks_alike
+from analysis.time_model import Work, attention_work, blocks_alike, on_fma_units
 from analysis.traffic import Traffic
 from kernels import attention, dispatch, hopper, ladder
 from kernels.launch import Kernel
@@ -328,6 +328,7 @@ def _with_columns(
                 padded, run.dq_tile, pass_, softcap="softcap" in run.options
             ),
             efficiency=share_of_sms(run, padded, gpu, run.dq_blocks),
+            fma=on_fma_units(run.algorithm, padded.dtype),
         )  # fmt: skip
     return works
 
@@ -382,6 +383,7 @@ def _standard_work(
             sm_bytes=sum(entries.values()),
             hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values()),
             efficiency=wave_efficiency(gpu, heads * blocks) if is_product else 1.0,
+            fma=shape.dtype == "fp32",
         )
     return works
 
