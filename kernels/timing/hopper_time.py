@@ -199,7 +199,7 @@ def kinds() -> list[tuple[Form, bool]]:
     :func:`featured`."""
     picked = [
         form for form in hopper.FORWARD_FORMS
-        if not form.late_wait and (form.pingpong or form.head_dim == 256)
+        if form.pingpong or form.head_dim == 256
     ]  # fmt: skip
     return [*((form, False) for form in predictable()), *((form, True) for form in picked)]
 

@@ -19,7 +19,7 @@ from repro.experiments import Cell
 from repro.measuring.records import record
 from repro.prediction import PASSES, NoTime, Time, predict
 from repro.prediction.time import ERRORS, timed_on
-from repro.timing import ampere_validation, flash3_comparison, peers, round_clocks
+from repro.timing import ampere_validation, peers, round_clocks
 
 AGAIN = "the source is not the recorded one: run `python -m kernels.timing.hopper_time`"
 
@@ -361,20 +361,6 @@ def test_the_page_has_the_clocks_of_a_round() -> None:
         if name in ("d128 128x128, pingpong", "d128 64x128"):
             again = round_clocks.of_prototype(theirs)
             assert (beside, ratio) == (f"{again:.0f}", f"{found / again:.2f}")
-
-
-def test_the_page_has_the_comparison_with_flash_attention_3() -> None:
-    page = flash3_comparison.BLOCK.path.read_text(encoding="utf-8")
-    again = flash3_comparison.BLOCK.put(flash3_comparison.table(), page)
-    assert again == page, "run `python -m repro.timing.flash3_comparison`"
-    found = flash3_comparison.pairs()
-    assert len(found) == 24
-    long = [pair.default / pair.published for pair in found if pair.seqlen >= 2048]
-    assert len(long) == 12
-    assert 0.945 < min(long) < max(long) < 1.085, "the page says 0.95 to 1.08"
-    short = [pair.default / pair.published for pair in found if pair.seqlen == 512]
-    assert len(short) == 8
-    assert 0.735 < min(short) < max(short) < 0.995, "the page says 0.74 to 0.99"
 
 
 def test_a_comment_changes_no_digest() -> None:
