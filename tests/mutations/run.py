@@ -1,6 +1,6 @@
 """Which source mutations do the tests notice?
 
-    python tests/mutations/run.py [--tree DIR] [--into FILE] [--only TEXT] [--killed-by TEXT]
+    python tests/mutations/run.py [--tree DIR] [--into FILE] [--only TEXT]
 
 ``mutations.toml`` lists small changes to the sources: a file, a text that occurs once in it, what
 takes its place, and the test files that should notice. Each is made in a copy of the tree, never in
@@ -35,6 +35,7 @@ LIMIT_S = 1200
 """A run of this length is ended; its mutation counts as noticed, as a hanging test would be."""
 NO_TESTS = 5
 """pytest's exit status where nothing was selected."""
+LEFT_OUT = "the rest was left out"
 PRELOADED = ("torch", "numpy", "scipy", "sympy", "pandas", "hypothesis", "matplotlib", "pytest")
 SOURCES = {".py", ".cu", ".cuh", ".hpp", ".h", ".c", ".cpp"}
 COLUMNS = ("mutation", "result", "test", "seconds")
@@ -115,8 +116,19 @@ def _child(copy: Path, output: Path, arguments: list[str]) -> None:
     os._exit(code)
 
 
-def run_tests(copy: Path, output: Path, arguments: list[str]) -> tuple[bool, str]:
-    """Whether all passed, and the test that did not: its name, or why there is none."""
+def cpu_seconds(process: int) -> float:
+    """Of a process and those that it has waited for."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def run_tests(
+    copy: Path, output: Path, arguments: list[str], most_cpu_s: float = 0.0
+) -> tuple[bool, str]:
+    """Whether all passed, and the test that did not: its name, or why there is none.
+
+    most_cpu_s: when the rest is left out, as if it passed; 0: never.
+    """
     child = os.fork()
     if not child:
         _child(copy, output, arguments)
@@ -129,6 +141,10 @@ def run_tests(copy: Path, output: Path, arguments: list[str]) -> tuple[bool, str
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return False, f"no end after {LIMIT_S} s"
+        if most_cpu_s and cpu_seconds(child) > most_cpu_s:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return True, LEFT_OUT
         time.sleep(0.05)
     if os.waitstatus_to_exitcode(status) in (0, NO_TESTS):
         return True, ""
@@ -140,8 +156,9 @@ def run_tests(copy: Path, output: Path, arguments: list[str]) -> tuple[bool, str
 class Judge:
     """Runs mutations in one copy of a tree."""
 
-    def __init__(self, copy: Path) -> None:
+    def __init__(self, copy: Path, most_cpu_s: float) -> None:
         self._copy = copy
+        self._most_cpu_s = most_cpu_s
         self._output = copy.parent / "output.txt"
         self._sound: dict[str, bool] = {}
         self._clock = 1
@@ -160,14 +177,14 @@ class Judge:
         os.utime(path, (self._clock, self._clock))
         try:
             for arguments in runs:
-                passed, test = run_tests(self._copy, self._output, arguments)
+                passed, test = run_tests(self._copy, self._output, arguments, self._most_cpu_s)
                 if not passed:
                     break
         finally:
             path.write_text(before, encoding="utf-8")
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         if passed:
-            return "survived", ""
+            return "survived", test
         if "::" in test or test.endswith(".py"):
             if test not in self._sound:
                 self._sound[test] = run_tests(self._copy, self._output, [test])[0]
@@ -188,6 +205,9 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=ROOT / ".cache" / "mutations.csv")
     parser.add_argument("--only", default="", help="mutations whose name or file has this text")
     parser.add_argument("--names", type=Path, help="a file with the names of those to run")
+    parser.add_argument(
+        "--most-cpu-s", type=float, default=0.0, help="of a test file; the rest is left out"
+    )
     asked = parser.parse_args()
     chosen = [m for m in mutations() if asked.only in m.name or asked.only in m.file]
     if asked.names:
@@ -211,7 +231,7 @@ def main() -> None:
         os.environ.setdefault("REPRO_CACHE_DIR", str(ROOT / ".cache" / "mutations"))
         subprocess.run([sys.executable, "-m", "compileall", "-q", "."], cwd=copy, check=False)
         sys.dont_write_bytecode = True
-        judge = Judge(copy)
+        judge = Judge(copy, asked.most_cpu_s)
         task = progress.add_task("mutations", total=len(left))
         for mutation in left:
             progress.update(task, description=mutation.name)

@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from planned_stages import build
 from torch import Tensor, nn
 
 from analysis.checkpointing import smallest_budget, store_all
-
-from .case_stages import build
-from .planned import plan
-from .profiling import profile
+from repro.checkpointing.planned import plan
+from repro.checkpointing.profiling import profile
 
 WAYS = ("plain", "twice", "retain", "grad", "penalty", "kept")
 WRAPS = ("ddp", "ddp-unused", "ddp-static", "fsdp2")

@@ -7,14 +7,12 @@ import warnings
 from typing import Any
 
 import torch
+from planned_ranks import failure_on_ranks
+from planned_stages import STAGES, build
+from planned_training import Case, loss_of, planned_model, same, set_seed, train
 
-from .case_ranks import failure_on_ranks
-from .case_stages import STAGES, build
-from .case_training import Case, loss_of, planned_model, same, set_seed, train
-from .memory import peak_bytes
-from .planned import STRATEGIES
-
-__all__ = ["Case", "failure"]
+from repro.checkpointing.memory import peak_bytes
+from repro.checkpointing.planned import STRATEGIES
 
 #: Planners that need no option beside the chain.
 PLAIN_STRATEGIES = ("store-all", "recompute-all", "sqrt", "exponential-recursive", "chen-search")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
+from planned_case import Case, failure
+from planned_stages import PAIRS, STAGES
 
-from repro.checkpointing import cases, executor
-from repro.checkpointing.case_stages import PAIRS, STAGES
-from repro.checkpointing.cases import Case
+from repro.checkpointing import executor
 from repro.checkpointing.stage_state import Memory
 
 #: Every kind of stage between two linear ones.
@@ -22,7 +22,7 @@ CHAINS = [
 @pytest.mark.parametrize("stages", CHAINS, ids=lambda stages: stages[1])
 def test_every_kind_of_stage(stages: tuple[str, ...]) -> None:
     case = Case(stages=stages, rows=4, between=True, input_gradient=True, steps=2)
-    wrong = cases.failure(case)
+    wrong = failure(case)
     assert wrong is None, f"{wrong}\n  {case}"
 
 
@@ -31,24 +31,24 @@ def test_training_restarts_from_what_was_saved() -> None:
         stages=("linear", "batch-norm", "dropout", "spectral", "buffer"), steps=3, restart=2,
         strategy="sqrt",
     )  # fmt: skip
-    assert cases.failure(case) is None
+    assert failure(case) is None
 
 
 @pytest.mark.parametrize("dynamic", ["stages", "around"])
 def test_compiled_for_any_number_of_rows(dynamic: str) -> None:
     stages = ("linear", "dropout", "shared", "relu_", "shared", "fork", "join")
     case = Case(stages=stages, steps=3, dynamic=dynamic, input_gradient=True, way="twice")
-    assert cases.failure(case) is None
+    assert failure(case) is None
 
 
 def test_an_unknown_stage_is_named() -> None:
     with pytest.raises(ValueError, match=r"\['nonsense'\]"):
-        cases.failure(Case(stages=("nonsense",)))
+        failure(Case(stages=("nonsense",)))
 
 
 def test_a_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fault planted: state is not restored, and nobody compares."""
     monkeypatch.setattr(Memory, "in_force", lambda self, stage: nullcontext())
     monkeypatch.setattr(executor, "fingerprint", lambda tensors: [])
-    assert cases.failure(Case(stages=("tanh", "buffer", "linear"), rows=8, steps=2, seed=3))
-    assert cases.failure(Case(stages=("fork", "shared"))) is None  # the plain one fails too
+    assert failure(Case(stages=("tanh", "buffer", "linear"), rows=8, steps=2, seed=3))
+    assert failure(Case(stages=("fork", "shared"))) is None  # the plain one fails too

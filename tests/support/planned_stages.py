@@ -1,4 +1,4 @@
-"""Small stages of all the kinds that make running a stage again difficult, for the fuzzer."""
+"""Small stages of all the kinds that make running a stage again difficult."""
 
 from __future__ import annotations
 

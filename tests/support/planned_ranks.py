@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from planned_training import Case, same, train
 from torch import Tensor, nn
-
-from .case_training import Case, same, train
 
 
 def failure_on_ranks(case: Case) -> str | None:
