@@ -129,11 +129,15 @@ def readme() -> None:
         page,
         verdict_table.readme_with(verdict_table.blocks(rows), page.read_text(encoding="utf-8")),
     )
+    start, readme_text = verdict_table.INDEX, page.read_text(encoding="utf-8")
+    common.write_text(
+        start, verdict_table.start_page(readme_text, start.read_text(encoding="utf-8"))
+    )
     common.write_text(verdict_table.CLAIMS, verdict_table.claims_page(rows))
     levels = memory_hierarchy.page(tidy(memory_hierarchy.EXPERIMENTS, local=False))
     common.write_text(memory_hierarchy.PAGE, levels)
     common.write_text(gallery.PAGE, gallery.page())
-    for name in gallery.IN_README:
+    for name in gallery.CHOSEN:
         _draw(name, IMAGES, local=False)
         (IMAGES / f"{name}.csv").unlink()
         (IMAGES / f"{name}.png").unlink()

@@ -14,7 +14,6 @@ from pathlib import Path
 import pandas
 from tabulate import tabulate
 
-from figures import gallery
 from figures.common import module, names
 from repro import claims
 from repro.claims import Claim, Evidence, Origin, Verdict
@@ -27,21 +26,22 @@ APART = "repro.claims"
 #: The claims of the README's first screen; each must exist.
 HEADLINES = (
     "FA-1 Fig. 2 middle",
-    "FA-1 Fig. 2 left, standard",
     "FA-1 Fig. 2 left, flash",
-    "FA-1 9x accesses",
     "FA-1 20x memory",
     "FA-1 Fig. 3 left",
-    "Chen Fig. 7",
+    "Chen Fig. 5",
     "K2",
-    "K6",
-    "K10",
 )
+#: The numbers that a cell begins with, and their unit: "2.1, 2.6, 2.9x", "0.40 to 0.46", "4.43 GB".
+NUMBERS = re.compile(r"\d[\d.]*x?(?:(?:, | to )\d[\d.]*x?)*(?: (?:[kMGT]B|%))?")
 #: Parts of the README that are generated: name -> the comment lines around it.
 MARKERS = {
     name: (f"<!-- {name}: written by `make readme` -->", f"<!-- end of {name} -->")
-    for name in ("untimed", "verdicts", "figures")
+    for name in ("untimed", "verdicts")
 }
+#: The site's start page, and the comment lines around what it has from the README.
+INDEX = CLAIMS.parent / "pages" / "index.md"
+START = ("<!-- written by `make readme` from README.md -->", "<!-- end of README.md -->")
 #: Kernels of this package, by the names that records carry.
 OUR_KERNELS = re.compile(r"(standard|flash|flash1|gemm|fused)(-(?!attn|eager|sdpa).*)?")
 UNTIMED = (
@@ -183,7 +183,7 @@ def readme_with(blocks: Mapping[str, str], readme: str) -> str:
 
 def blocks(rows: Sequence[Claim]) -> dict[str, str]:
     """The generated parts of the README, from the verdicts on committed records."""
-    return {"untimed": untimed(), "verdicts": headlines(rows), "figures": gallery.thumbnails()}
+    return {"untimed": untimed(), "verdicts": headlines(rows)}
 
 
 def untimed(*, local: bool = False) -> str:
@@ -200,16 +200,34 @@ def untimed(*, local: bool = False) -> str:
 
 
 def headlines(rows: Sequence[Claim]) -> str:
-    """The headline claims in short; KeyError when one of them is judged no more."""
+    """The headline claims, numbers only; KeyError when one of them is judged no more."""
     by_name = {row.name: row for row in rows}
     lines = []
     for name in HEADLINES:
         row = by_name[name]
-        statement = f"[{row.statement}](docs/claims.md#{anchor(row.name)})"
-        lines.append([f"{statement}<br>*{row.source}*", row.predicted, row.measured, row.published,
-                      f"**{row.verdict}**<br>{row.evidence}"])  # fmt: skip
-    headers = ["claim", "predicted", "measured", "published", "verdict, evidence"]
-    return _github(headers, lines)
+        statement = f"[{row.statement.partition(':')[0]}](docs/claims.md#{anchor(row.name)})"
+        values = (numbers(each) for each in (row.predicted, row.measured, row.published))
+        lines.append([f"{statement}, *{row.source}*", *values, f"**{row.verdict}**"])
+    return _github(["claim", "predicted", "measured", "published", "verdict"], lines)
+
+
+def numbers(text: str) -> str:
+    """What a cell begins with, as far as it is numbers and a unit; ValueError where it is none."""
+    found = NUMBERS.match(text)
+    if found is None:
+        raise ValueError(f"{text!r} does not begin with a number")
+    return found[0]
+
+
+def start_page(readme: str, page: str) -> str:
+    """``docs/pages/index.md`` with what the README begins with and its three commands."""
+    opening = readme.partition("\n\n")[2].partition("## Install")[0]
+    commands = readme[readme.index("## Three commands") : readme.index("## Use it")]
+    text = re.sub(r"<!-- .*? -->\n+", "", opening + commands)
+    text = text.replace("](docs/pages/", "](").replace("](docs/", "](")
+    begin, end = START
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
 
 
 def claims_page(rows: Sequence[Claim]) -> str:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from analysis.hardware import find_gpu
 from analysis.occupancy import occupancy
@@ -144,8 +143,7 @@ def _featured_forward() -> list[Subject]:
     for head_dim in hopper.HEAD_DIMS["forward"]:
         form = hopper.forward_form(head_dim, True, 1, featured=True)
         for names in _FEATURES:
-            features: dict[str, Any] = dict.fromkeys(names, True)
-            kernel = form.kernel("bf16", True, **features)
+            kernel = form.kernel("bf16", True, features=names)
             name = f"flash-sm90 forward bf16 {form.name}, {', '.join(names)} {_mask(True)}"
             shared_bytes = form.bytes_of(alibi="alibi" in names)
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
@@ -160,8 +158,7 @@ def _featured_backward() -> list[Subject]:
         for names in _FEATURES:
             if not form.takes("bf16", names):
                 continue
-            features: dict[str, Any] = dict.fromkeys(names, True)
-            kernel = form.kernel("", "bf16", True, **features)
+            kernel = form.kernel("", "bf16", True, features=names)
             name = f"flash-sm90 backward bf16 {form.name}, {', '.join(names)} {_mask(True)}"
             shared_bytes = form.bytes_of(alibi="alibi" in names)
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
@@ -215,7 +212,7 @@ def _packed_backward() -> list[Subject]:
         for causal, turns in product((False, True), repeat=2):
             algorithm = hopper.DETERMINISTIC if turns else hopper.ALGORITHM
             name = f"{algorithm} backward packed bf16 {form.name} {_mask(causal)}"
-            kernel = form.kernel("", "bf16", causal, deterministic=turns, packed=True)
+            kernel = form.kernel("", "bf16", causal, deterministic=turns, features=["packed"])
             listed.append(Subject(name, kernel, form.bytes_of(packed=True), "sm_90a"))
         around = (
             ("preprocess", SEQUENCE_BYTES),
@@ -223,7 +220,7 @@ def _packed_backward() -> list[Subject]:
         )
         for part, shared_bytes in around:
             name = f"{hopper.ALGORITHM} {part} packed bf16 {form.name} full"
-            kernel = form.kernel(part, "bf16", False, packed=True)
+            kernel = form.kernel(part, "bf16", False, features=["packed"])
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed
 
@@ -235,12 +232,12 @@ def _hopper_sawtooth() -> list[Subject]:
         for forward in hopper.FORWARD_FORMS:
             if not forward.persistent:
                 name = f"flash-sm90 forward sawtooth bf16 {forward.name} {_mask(causal)}"
-                kernel = forward.kernel("bf16", causal, sawtooth=True)
+                kernel = forward.kernel("bf16", causal, features=["sawtooth"])
                 listed.append(Subject(name, kernel, forward.shared_bytes, "sm_90a"))
         for form in hopper.BACKWARD_FORMS:
             if not form.dq_from_registers:
                 name = f"flash-sm90 backward sawtooth bf16 {form.name} {_mask(causal)}"
-                kernel = form.kernel("", "bf16", causal, sawtooth=True)
+                kernel = form.kernel("", "bf16", causal, features=["sawtooth"])
                 spilled = form.spill_bytes(causal)
                 listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a", spilled))
     return listed

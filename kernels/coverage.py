@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from tabulate import tabulate
 
 from analysis.algorithms import ALGORITHMS
@@ -55,8 +56,8 @@ OPTIONS = (
     Option("`window`", {"window": (128, 0)}),
     Option("`window` and `sinks`", {"window": (128, 0), "sinks": 4}),
     Option("`key_mask`", asked={"key_mask": True}),
-    Option("`block_mask`", asked={"block_mask": True, "tile": Tile(64, 64)}),
-    Option("`dropout_p`", asked={"dropout": True}),
+    Option("`block_mask`", asked={"block_mask": np.ones((1, 1, 1, 1), bool), "tile": Tile(64, 64)}),
+    Option("`dropout_p`", asked={"dropout_p": 0.5}),
     Option("`softcap`", asked={"softcap": True}),
     Option("`alibi_slopes`", asked={"alibi": True}),
     Option("`softcap` at head dimension 64", {"head_dim": 64}, {"softcap": True}),

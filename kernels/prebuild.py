@@ -196,18 +196,18 @@ def kernels() -> list[Kernel]:
         for causal in (False, True)
     ]
     # The GPU tests' windows, caps and slopes.
-    asked: list[dict[str, Any]] = [
-        {"window": True}, {"window": True, "softcap": True, "alibi": True},
-    ]  # fmt: skip
+    asked = [("window",), hopper.MASKS_AND_SCORES]
     listed += [
-        hopper.forward_form(head_dim, causal, 1, featured=True).kernel("bf16", causal, **features)
+        hopper.forward_form(head_dim, causal, 1, featured=True).kernel(
+            "bf16", causal, features=features
+        )
         for head_dim in (64, 128)
         for causal in (False, True)
         for features in asked
     ]
     listed += [
         hopper.backward_form(128, causal, featured=True).kernel(
-            "", "bf16", causal, deterministic=deterministic, **features
+            "", "bf16", causal, deterministic=deterministic, features=features
         )
         for causal in (False, True)
         for deterministic in (False, True)
@@ -222,7 +222,7 @@ def kernels() -> list[Kernel]:
     # The GPU tests' packed sequences.
     listed += [
         hopper.backward_form(head_dim, True).kernel(
-            part, dtype, True, deterministic=deterministic, packed=True
+            part, dtype, True, deterministic=deterministic, features=["packed"]
         )
         for head_dim in hopper.HEAD_DIMS["backward"]
         for dtype in ("bf16", "fp16")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from tabulate import tabulate
 
@@ -18,14 +19,14 @@ from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, configure
 from kernels.launch import Kernel
 
 # The backward pass comes in three forms, for three ways to sum dQ.
-_FORMS: dict[str, tuple[str, dict[str, bool]]] = {
+_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "forward": ("forward", {}),
     "backward": ("backward", {}),
     "backward deterministic": ("backward", {"deterministic": True}),
     "backward without dq": ("backward", {"query_gradient": False}),
     "backward dq": ("backward-dq", {}),
 }
-_FEATURES: dict[str, dict[str, bool]] = {
+_FEATURES: dict[str, dict[str, Any]] = {
     "key mask": {"key_mask": True},
     "dropout": {"dropout": True},
     "window": {"window": True},

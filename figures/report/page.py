@@ -30,7 +30,7 @@ THEMED = {
 }
 #: The figure of all verdicts, which opens the report where there is one.
 STRIP = "verdict_strip"
-#: So many of the README's figures open the report.
+#: So many of the chosen figures open the report.
 HEADLINES = 3
 #: What matplotlib calls the group that holds a whole picture.
 ROOT = "figure_1"
@@ -171,7 +171,7 @@ def overview_section(boxes: Mapping[str, str], groups: Mapping[str, Sequence[str
     boxes: the figures that are drawn, with their view boxes. A small picture is the large one below
     shown a second time, which costs the file nothing.
     """
-    opening = [name for name in (STRIP, *gallery.IN_README[:HEADLINES]) if name in boxes]
+    opening = [name for name in (STRIP, *gallery.CHOSEN[:HEADLINES]) if name in boxes]
     large = "".join(thumbnail(name, boxes[name]) for name in opening)
     small = []
     for paper, members in groups.items():
@@ -198,8 +198,8 @@ def thumbnail(name: str, box: str) -> str:
 
 
 def ordered(members: Sequence[str]) -> list[str]:
-    """A paper's figures, those of the README first."""
-    return sorted(members, key=lambda name: (name not in gallery.IN_README, name))
+    """A paper's figures, the chosen ones first."""
+    return sorted(members, key=lambda name: (name not in gallery.CHOSEN, name))
 
 
 def figures_section(drawn: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> str:

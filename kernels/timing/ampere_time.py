@@ -96,7 +96,13 @@ def _program(config: FlashConfig, rounds: int) -> Program:
     forward = config.pass_ == "forward"
     seqlen = rounds * (config.tile.block_n if forward else config.tile.block_m)
     shape = AttentionShape(
-        1, 1, seqlen, seqlen, config.head_dim, dtype=config.dtype, causal=config.causal
+        1,
+        1,
+        seqlen,
+        seqlen,
+        config.head_dim,
+        dtype=config.dtype,
+        causal="causal" in config.features,
     )
     device = Device(ARCH.removeprefix("sm_"), GPU.shared_bytes_per_block, 1)
     main = launches_of("flash", shape, config.pass_, device, tile=config.tile).main

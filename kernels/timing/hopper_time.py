@@ -45,10 +45,11 @@ FEATURES_ON_RECORD: tuple[Features, ...] = (
 def digest_of(form: Form, causal: bool, optimistic: bool = False, features: Features = ()) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
     dtype = dtype_of(features)
-    asked = dict.fromkeys(options_of(features), True)
-    kernel = form.kernel("", dtype, causal, **asked) if isinstance(form, hopper.BackwardForm) else (
-        form.kernel(dtype, causal, "optimistic" if optimistic else "", **asked)
-    )  # fmt: skip
+    if isinstance(form, hopper.BackwardForm):
+        kernel = form.kernel("", dtype, causal, features=features)
+    else:
+        part = "optimistic" if optimistic else ""
+        kernel = form.kernel(dtype, causal, part, features=features)
     return digest_of_source(kernel)
 
 

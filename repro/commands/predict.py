@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from analysis.algorithms import ALGORITHMS, ORDERS
+from analysis.clocks import ceilings_of
 from analysis.hardware import H200, Gpu, find_gpu
 from analysis.shapes import ITEMSIZE, AttentionShape
-from analysis.time_model import Ceilings, datasheet_ceilings
+from analysis.time_model import Ceilings
 from repro.commands import completion, gpus, output, sweep
 from repro.commands.predict_tables import tables
 from repro.measuring import machine
@@ -283,11 +284,12 @@ def here() -> Gpu:
 
 
 def rates_of(gpu: Gpu, kind: str) -> Ceilings:
-    """Ceilings from the datasheet, or as measured on this GPU where that is on record.
+    """Ceilings from the datasheet, at the clock that is held under load, or as measured on this GPU
+    where that is on record.
 
     Raises ValueError where nothing was measured.
     """
-    sheet = datasheet_ceilings(gpu)
+    sheet = ceilings_of(gpu)
     if kind == "datasheet":
         return sheet
     from repro.measuring.records import load

@@ -122,11 +122,11 @@ def test_the_report_opens_with_the_strip_of_verdicts_where_it_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gallery, "subject", lambda name: (gallery.OURS, name))
-    names = [*gallery.IN_README, page.STRIP]
+    names = [*gallery.CHOSEN, page.STRIP]
     opening = page.overview_section(dict.fromkeys(names, "0 0 4 3"), {gallery.OURS: names})
     large = opening[: opening.index('id="thumbnails"')]
     assert re.findall(r'<a href="#(\w+)"', large) == [
-        page.STRIP, *gallery.IN_README[: page.HEADLINES]
+        page.STRIP, *gallery.CHOSEN[: page.HEADLINES]
     ]  # fmt: skip
     assert opening.count("<li>") == len(names) + page.HEADLINES + 1
 
@@ -187,14 +187,14 @@ def test_every_record_has_its_origin(tmp_path: Path) -> None:
 def test_what_came_from_elsewhere_is_text_and_never_html(tmp_path: Path) -> None:
     """Folder and file names and every field: of records, of claims, of a figure's data."""
     bad = '"><img src=x onerror=alert(1)>'
-    rows = [
+    written_rows = [
         record({}, experiment="x", implementation=bad, metric=bad, source="measured", value=1,
                unit=bad, device=bad, tool=bad, date=bad, torch=bad, commit=bad, driver=bad),
         record({}, experiment="x", implementation="a", metric="n", source="published", value=1,
                unit="1", origin=bad, confidence=bad),
     ]  # fmt: skip
     name = bad.replace("/", "")
-    records.write(tmp_path / name / f"{name}.jsonl", rows)
+    records.write(tmp_path / name / f"{name}.jsonl", written_rows)
     part = Part(what=bad, value=1, low=0, evidence=Evidence.COUNTED)
     finding = Finding(parts=[part], measured=bad, predicted=bad, published=bad)
     row = rows()["SM boundary"].found(finding)

@@ -65,11 +65,10 @@ def test_features_of_the_backward_spill_nothing(
     asked = ("window", "softcap", "alibi") if feature == "all" else (feature,)
     if not form.takes("bf16", asked):
         asked = ("window", "alibi")  # all that a head dimension of 64 has room for together
-    for options in ({}, {"deterministic": True}, {"sawtooth": True}):
-        if options and form.dq_from_registers:
+    for options, more in (({}, ()), ({"deterministic": True}, ()), ({}, ("sawtooth",))):
+        if (options or more) and form.dq_from_registers:
             continue
-        features = dict.fromkeys(asked, True)
-        kernel = form.kernel("", "bf16", causal, **features, **options)
+        kernel = form.kernel("", "bf16", causal, features=(*asked, *more), **options)
         compiled = compile_cubin(kernel, "sm_90a", nvrtc)
         assert compiled.wgmma_remarks == ()
         assert compiled.spill_bytes == 0
@@ -87,7 +86,9 @@ def test_packed_sequences_of_the_backward_spill_nothing(
     for dtype in ("bf16", "fp16"):
         for deterministic in (False, True):
             for part in ("", "preprocess", "postprocess"):
-                kernel = form.kernel(part, dtype, causal, deterministic=deterministic, packed=True)
+                kernel = form.kernel(
+                    part, dtype, causal, deterministic=deterministic, features=["packed"]
+                )
                 compiled = compile_cubin(kernel, "sm_90a", nvrtc)
                 assert compiled.wgmma_remarks == ()
                 assert compiled.spill_bytes == 0

@@ -160,7 +160,9 @@ def test_a_round_of_packed_sequences_is_that_of_others(
     """The same products and exponentials, and neither a spill nor a descriptor in a register."""
     counts = []
     for packed in (False, True):
-        kernel = form.kernel("", "bf16", causal, deterministic=deterministic, packed=packed)
+        kernel = form.kernel(
+            "", "bf16", causal, deterministic=deterministic, features=["packed"] * packed
+        )
         code, loop = code_of(kernel, nvrtc)
         check_registers(code)
         counts.append(sass.count(loop))
@@ -214,7 +216,7 @@ def test_a_window_costs_a_round_that_it_does_not_cut_little(
     """A few instructions say that the tile is whole; the exponentials stay under dP."""
     form = backward_form(head_dim, causal=True)
     plain, _ = code_of(form.kernel("", "bf16", causal), nvrtc)
-    code, _ = code_of(form.kernel("", "bf16", causal, window=True), nvrtc)
+    code, _ = code_of(form.kernel("", "bf16", causal, features=["window"]), nvrtc)
     check_registers(code)
     whole = code.shortest_round("HGMMA")
     assert len(whole) <= 1.06 * len(plain.shortest_round("HGMMA"))

@@ -419,7 +419,7 @@ def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "tile": None if case.tile is None else Tile(*case.tile),
         "key_mask": "key_mask" in options,
-        "dropout": case.dropout_p > 0.0,
+        "dropout_p": case.dropout_p,
         "softcap": case.softcap is not None,
         "alibi": bool(case.alibi),
         "bias": bias_shape(case),

@@ -326,7 +326,7 @@ def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
     assert predicted(of=shape_of(1024, 64, dtype="fp32")) is None
     assert predicted(tile=Tile(64, 64)) is None
     assert predicted(softcap=True) is None
-    assert predicted(dropout=True) is None
+    assert predicted(dropout_p=0.5) is None
     assert predicted("flash-deterministic", "backward") is None
     assert predicted("standard") is None
 

@@ -25,7 +25,7 @@ from repro.timing import flash2_clocks, flash2_time, flash4_time, peers
 from repro.timing.flash2_time import ON_A100, ON_H200
 from repro.timing.round_counts import executed, read_counts
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+FINDINGS = Path(__file__).resolve().parents[2] / "docs/pages/findings.md"
 A100, H200, FLASH4 = "FlashAttention-2, sm_80", "FlashAttention-2, sm_90", "FlashAttention-4"
 COUNTS = {A100: ON_A100.counts, H200: ON_H200.counts, FLASH4: flash4_time.COUNTS}
 KEYS = [(code, *key) for code in COUNTS for key in flash4_time.FORMS]
@@ -268,7 +268,7 @@ def test_the_page_says_what_the_records_say() -> None:
     said = f"Over all {len(found)} the median is {100 * median(errors):.1f} % and "
     assert said + f"{sum(one.within for one in found)} lie in the range" in page
     short = f"a median error of {100 * median(errors):.1f} %, at worst {100 * max(errors):.0f} %"
-    assert short in " ".join(README.read_text(encoding="utf-8").split())
+    assert short in " ".join(FINDINGS.read_text(encoding="utf-8").split())
     assert max(errors) < 0.42
     slow = [
         one.ratio
