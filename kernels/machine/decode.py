@@ -339,6 +339,13 @@ _TYPED: dict[str, Callable[[list[str], list[int]], list[str]]] = {
 }  # fmt: skip
 
 
+CONVERSIONS = {
+    "F2F": tuple(TYPES), "F2I": (*WHOLE_TYPES, *TYPES), "I2F": (*WHOLE_TYPES, *TYPES),
+    "I2FP": (*WHOLE_TYPES, *TYPES), "F2FP": ("F16", "BF16", "F32", "E4M3", "E5M2"),
+    "IDP": ("S8", "U8"), "ATOMS": ("POPC.INC",), "UBLKCP": ("S.G", "G.S"),
+}  # fmt: skip
+"""Modifiers that are read here, not by the table."""
+
 # ---- branches and products
 
 

@@ -77,6 +77,9 @@ _ATOMIC = {
     **_nothing("FTZ", "RN"),
 }  # fmt: skip
 _SET_INTEGER = {**_values(0, *_COMPARE[:7]), **_values(1, *_COMBINE), "U32": {2: 1}, "EX": {3: 1}}
+_SET_DOUBLE = {
+    **_values(0, *_COMPARE), **_values(1, *_COMBINE), "MIN": {2: 1}, "MAX": {2: 2},
+}  # fmt: skip
 _SET_FLOAT = {**_values(0, *_COMPARE), **_values(1, *_COMBINE), "FTZ": {2: 1}, "BF": {3: 1}}
 _SET_HALF = {**_values(2, *_COMPARE), **_values(3, *_COMBINE), "BF16_V2": {0: 1}, "FTZ": {1: 1},
              "BF": {4: 1}, "H_AND": {5: 1}}  # fmt: skip
@@ -166,7 +169,7 @@ _FLOAT = {
     "DMUL": Opcode("DMUL", ("dab",), _values(1, *_ROUNDING), numbers="double"),
     "DFMA": Opcode("DFMA", ("dabc",), _values(1, *_ROUNDING), numbers="double"),
     "DSETP": Opcode(
-        "DSETP", ("ppabq",), {**_values(0, *_COMPARE), **_values(1, *_COMBINE), "MIN": {2: 1}, "MAX": {2: 2}},
+        "DSETP", ("ppabq",), _SET_DOUBLE,
         numbers="double"
     ),
     "MUFU": Opcode(

@@ -1,8 +1,8 @@
 """Tensor cores to the bit: vectors that real A100, H100 and H200 cards computed.
 
 ``tensor_vectors.npz`` is from MATLAB-tensor-core (BSD 2-Clause, Faizan A. Khattak and Mantas
-Mikaitis, 2025; arXiv 2512.07004): for a format and card the factors a and b of one block, c, and the
-card's d. Its licence is in ``tensor_vectors.txt``.
+Mikaitis, 2025; arXiv 2512.07004): for a format and card the factors a and b of one block, c, and
+the card's d. Its licence is in ``tensor_vectors.txt``.
 """
 
 from __future__ import annotations
