@@ -13,7 +13,7 @@ from analysis.clocks import ceilings_of
 from analysis.hardware import H200, Gpu, find_gpu
 from analysis.shapes import ITEMSIZE, AttentionShape
 from analysis.time_model import Ceilings
-from repro.commands import completion, gpus, output, sweep
+from repro.commands import completion, gpus, output, predict_peers, sweep
 from repro.commands.predict_tables import tables
 from repro.measuring import machine
 from repro.measuring.progress import say
@@ -156,6 +156,10 @@ def command(
             help="rates of the time bound: datasheet, or measured (on record)",
         ),
     ] = "datasheet",
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="also recorded times of other kernels, of that shape"),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON, bytes per tensor included")
     ] = False,
@@ -248,6 +252,8 @@ def command(
             points.append(failed | {"error": str(error)})
     output.require_a_point(points)
     _show(points, as_json, as_csv, output.style_of(markdown, latex))
+    if compare and not (as_json or as_csv):
+        predict_peers.table(points, output.style_of(markdown, latex))
 
 
 def _refuse_beside_seqlens(
@@ -334,6 +340,7 @@ def _show(
                 row["peak"] = {t.name: t.bytes for t in point.peak}
                 row["ceilings"] = point.ceilings.origin
                 row["tensors"] = point.tensors()
+                row["recorded"] = predict_peers.recorded(point)
             full.append(row)
         output.print_json(full)
     else:
