@@ -30,7 +30,7 @@ from kernels.building.compile import compile_cubin
 from kernels.command_line import program
 from kernels.hopper_forms import SEQUENCE_BYTES
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
-from kernels.prebuild import Problem
+from kernels.prebuild import shipped
 from kernels.sass import code as sass
 from kernels.sass.kept import disassembled
 from kernels.variants import shipped_variants
@@ -103,7 +103,7 @@ def subjects() -> list[Subject]:
             )
     listed += _decoding()
     for algorithm in ladder.ALGORITHMS:
-        recorded = Problem(algorithm, 64, "fp16", seqlen=1024).launches()
+        recorded = shipped(algorithm).launches()
         shared = {launch.kernel: launch.shared_bytes for launch in recorded}
         for kernel, shared_bytes in shared.items():
             for arch in ("sm_80", "sm_90"):
@@ -134,7 +134,7 @@ def _decoding() -> list[Subject]:
     return listed
 
 
-_FEATURES = (("window",), ("softcap",), ("alibi",), ("window", "softcap", "alibi"))
+_FEATURES = (*((name,) for name in hopper.MASKS_AND_SCORES), hopper.MASKS_AND_SCORES)
 
 
 def _featured_forward() -> list[Subject]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,12 @@ class Options:
             wave = [np.int32(self.wave or blocks)]
         tables = [] if self.packed is None else self.packed.arguments()
         return [*wave, *window_arguments(self.hidden(q, k)), *tables]
+
+
+#: Options that are no arrays, under the names that a problem and its shape have for them.
+VALUES = tuple(
+    each.name for each in fields(Options) if "Array" not in str(each.type) and each.name != "scale"
+)
 
 
 def forward(

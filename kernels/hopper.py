@@ -183,13 +183,14 @@ def forward(
     """
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, None)
     scale = finite(scale)
+    features = changes.features | ({"window"} if window is not None else set())
     if packed is not None:
         packed.refuse(
-            order=order, optimistic=optimistic, window=window, softcap=changes.softcap,
-            alibi_slopes=changes.alibi_slopes,
-        )  # fmt: skip
+            order=order,
+            optimistic=optimistic,
+            **{FEATURES[name].argument: True for name in features},
+        )
     changes.check(q, k)
-    features = changes.features | ({"window"} if window is not None else set())
     _check(unsupported_reason(q.dtype, q.shape[3], features, scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
@@ -307,12 +308,10 @@ def backward(
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
     scale = finite(scale)
-    if packed is not None:
-        packed.refuse(
-            order=order, window=window, softcap=changes.softcap, alibi_slopes=changes.alibi_slopes
-        )
-    changes.check(q, k)
     features = changes.features | ({"window"} if window is not None else set())
+    if packed is not None:
+        packed.refuse(order=order, **_named(features))
+    changes.check(q, k)
     least = min(k.shape[2], q.shape[2])
     _check(
         unsupported_reason(q.dtype, q.shape[3], features, scale=scale, pass_="backward", keys=least)
@@ -418,6 +417,11 @@ def _shape(q: Array, k: Array, causal: bool) -> AttentionShape:
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     return AttentionShape(batch, heads, seqlen_q, seqlen_k, head_dim, kv_heads, q.dtype, causal)
+
+
+def _named(features: Collection[str]) -> dict[str, bool]:
+    """The options by what drivers call them."""
+    return {each.argument: True for name, each in FEATURES.items() if name in features}
 
 
 def _check(reason: str | None) -> None:

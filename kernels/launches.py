@@ -16,7 +16,7 @@ from analysis.arguments import check_fields, checked
 from analysis.features import features_of
 from analysis.problem import GRADIENTS, Problem
 from analysis.shapes import AttentionShape, scale_blocks
-from kernels import attention, dispatch
+from kernels import attention, dispatch, flash
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, Count, Pass, Size, contiguous_strides
 from kernels.launching.plan import Launch, Recorder, record
@@ -30,7 +30,9 @@ OPERANDS = {
 }
 """(B, H, N, D) arrays of a pass."""
 #: Arrays that a driver takes by name.
-OPTIONAL = ("key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale")
+OPTIONAL = (
+    "key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale", "progress",
+)  # fmt: skip
 #: Endings of the kernels around the one that walks the tile loop.
 _AROUND = (
     "_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq", "_bias_zero",
@@ -90,12 +92,15 @@ def launches_of(
     problem: Problem | AttentionShape,
     pass_: Pass,
     device: Device = HOST,
+    *,
+    progress_tiles: Size = 0,
     **options: Any,
 ) -> Launched:
     """What ``kernels.attention`` launches for contiguous arrays of a problem.
 
     algorithm: one of ``kernels.attention.ALGORITHMS``, or :data:`AUTO` for dispatch's choice.
     problem: the caller's; arrays have its ``padded`` shape, as the operator makes them.
+    progress_tiles: key tiles between two notes of a forward's progress; 0: no notes.
     options: fields of the problem to be changed.
 
     Raises ValueError or TypeError as the drivers do for what they cannot run.
@@ -116,8 +121,15 @@ def launches_of(
     if asked == AUTO:  # as the operator does
         tile = dispatch.kernel_tile(pass_, problem, limit)
 
+    more: dict[str, Any] = {"tile": tile, "shared_limit_bytes": limit}
+    if progress_tiles and pass_ == "forward" and tile is not None:
+        notes = flash.progress_notes(shape.seqlen_k, tile.block_n, progress_tiles)
+        blocks = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
+        arrays["progress"] = _array("progress", (blocks, notes), "int64")
+        more["progress_tiles"] = progress_tiles
+
     def driver(backend: Recorder, at: dict[str, Array]) -> None:
-        run(backend, algorithm, at, problem, pass_, tile=tile, shared_limit_bytes=limit)
+        run(backend, algorithm, at, problem, pass_, **more)
 
     plan = record(device, arrays, driver)
     return Launched(algorithm, reason, plan.launches, plan.scratch)
@@ -154,18 +166,10 @@ def run(
 
     more: of ``kernels.attention.forward`` and ``backward``, beside what the problem says.
     """
-    shape = problem.shape
-    options: dict[str, Any] = {name: at[name] for name in OPTIONAL if name in at} | more
-    options |= {
-        "scale": problem.softmax_scale,
-        "causal": shape.causal,
-        "window": shape.window,
-        "sinks": shape.sinks,
-        "dropout_p": problem.dropout_p,
-        "softcap": problem.softcap,
-        "scale_block": shape.scale_block,
-        "order": problem.order,
-    }
+    options: dict[str, Any] = {"scale": problem.softmax_scale}
+    for each in (problem.shape, problem):
+        options |= {name: getattr(each, name) for name in flash.VALUES if hasattr(each, name)}
+    options |= {name: at[name] for name in OPTIONAL if name in at} | more
     if problem.lengths is not None:
         tables = (at["cu_seqlens_q"], at["cu_seqlens_k"])
         options["packed"] = Packed(*tables, problem.lengths)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,18 +75,20 @@ def resolve(options: Options, head_dim: int) -> Options:
 
     TypeError or ValueError for what stands for no such value.
     """
-    block = options.scale_block
-    return options._replace(
-        causal=arguments.flag("causal", options.causal),
+    found = options._replace(
         scale=resolve_scale(options.scale, head_dim),
         dropout_p=float(options.dropout_p),
         tile=resolve_tile(options.tile),
-        deterministic=arguments.flag("deterministic", options.deterministic),
         order=resolve_order(options.order),
         softcap=resolve_softcap(options.softcap),
         sinks=arguments.whole("sinks", options.sinks, least=0),
-        scale_block=None if block is None else int(block),
     )
+    more: dict[str, Any] = {
+        name: arguments.flag(name, getattr(options, name)) for name in ("causal", "deterministic")
+    }
+    if options.scale_block is not None:
+        more["scale_block"] = int(options.scale_block)
+    return found._replace(**more)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -222,6 +222,9 @@ def command(
     waves = l2 == "waves" or (l2 == "auto" and len(chosen) > SIMULATED_POINTS)
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
+    same: dict[str, Any] = {
+        "softcap": softcap, "alibi": alibi, "lengths": lengths, "deterministic": deterministic,
+    }  # fmt: skip
     points: list[Prediction | dict[str, Any]] = []
     for (
         g, name, visible, kind, (fp8, block), b, h, kv, d, n, nk, sides, first, asked, walk,
@@ -232,11 +235,9 @@ def command(
                 b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first, fp8, block
             )
             points.append(
-                predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
-                        deterministic=deterministic, order=walk, waves=waves,
-                        once=l2 == "once", softcap=softcap, alibi=alibi,
-                        bias=bias_of(bias, b, h), bias_gradient=bias != "none",
-                        lengths=lengths)
+                predict(name, shape, one_pass, g, ceilings=rates[g.name], waves=waves,
+                        once=l2 == "once", tile=asked, order=walk, bias=bias_of(bias, b, h),
+                        bias_gradient=bias != "none", **same)
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:

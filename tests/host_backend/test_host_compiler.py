@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from analysis import native
 from kernels.host import HostCompileError, compiler
 from repro import doctor
 from repro.attention import launcher
@@ -146,6 +147,25 @@ def test_doctor_tries_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.detail == "CXX=no-such-compiler: no such compiler"
     monkeypatch.setenv("CXX", "")
     assert doctor.compiler().ok
+
+
+def test_a_c_compiler_that_does_not_know_its_machine_compiles_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do some for Apple silicon. What is compiled without the flag counts the same."""
+    shy = tmp_path / "shy-cc"
+    shy.write_text(
+        '#!/bin/sh\ncase " $* " in *" -march=native "*) exit 1 ;; esac\n'
+        f'echo asked >> {tmp_path}/calls\nexec {shutil.which("gcc")} "$@"\n'
+    )
+    shy.chmod(0o755)
+    source = tmp_path / "seven.c"
+    source.write_text("int seven(void) { return 7; }\n")
+    monkeypatch.setenv("CC", str(shy))
+    built = native.library(source)
+    assert built is not None
+    assert built.seven() == 7
+    assert (tmp_path / "calls").read_text() == "asked\n"
 
 
 @pytest.mark.thorough
