@@ -34,6 +34,8 @@ COMMANDS = {
     "compare": ("compare", "command",
                 "Compare two machines' records: ratio second / first, with the range its spreads "
                 "allow."),
+    "cubin": ("cubin", "command",
+              "Say what a compiled kernel file holds: entries, registers, instructions."),
     "doctor": ("doctor", "command",
                'Say what this machine can do; for each "no", the cause and a cure.'),
     "archive": ("archive", "command",
