@@ -1,16 +1,15 @@
-"""What the site has and the repository does not: each claim in full, judged when it is built."""
+"""What the site has beyond the pages in the tree: every claim in full, from committed records."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from figures import verdict_table
 
-def on_files(files: Files, config: Any) -> Files:
-    """Add the page; it takes as long as judging all claims."""
-    from figures import verdict_table
 
-    page = verdict_table.full_page(verdict_table.collect(local=False))
-    files.append(File.generated(config, "claims_in_full.md", content=page))
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the page that only the site has."""
+    text = verdict_table.claims_in_full(verdict_table.collect(local=False))
+    files.append(File.generated(config, "claims-in-full.md", content=text))
     return files

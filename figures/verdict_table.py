@@ -241,7 +241,7 @@ def claims_page(rows: Sequence[Claim]) -> str:
         "# Every claim, judged",
         untimed(),
         "Written by `make readme` from the committed records; `python -m repro judge NAME` says "
-        "all of one claim, and `make docs` builds a page with all of them. A verdict is computed "
+        "all of one claim, and `make docs` and `make report` have all of them. A verdict is computed "
         "from ranges that follow from the kind of quantity (the last table), and a claim with "
         "several numbers is as good as its weakest. What was run, ran on the machine that *found* "
         "names: bytes that were executed and counted on the host are those at the SM boundary, and "
@@ -295,9 +295,9 @@ def tolerance_table() -> str:
     return _github(["kind", "agrees within", "within limits", "because"], lines)
 
 
-def full_page(rows: Sequence[Claim]) -> str:
-    """Every claim with all that is known, for the site."""
-    parts = ["# Each claim in full"]
+def claims_in_full(rows: Sequence[Claim]) -> str:
+    """The site's page of every claim with all that is known (``docs/hooks.py`` makes it)."""
+    parts = ["# Every claim in full"]
     for row in rows:
         words = cells(row)
         details = [

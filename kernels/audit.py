@@ -1,6 +1,6 @@
 """What the compiler made of the kernels: a table of every shipped form and architecture.
 
-    make audit           (or: python -m kernels.audit)
+    make audit           (or: python -m repro dev audit)
 
 writes docs/kernel-audit.md. Compiling needs NVRTC, counting instructions nvdisasm; neither a GPU
 nor a driver. With a second NVRTC at hand (``kernels.building.nvrtc``) both versions' code is
@@ -27,7 +27,6 @@ from kernels import decode_config, hopper, ladder
 from kernels.building import nvrtc
 from kernels.building.cache import digest
 from kernels.building.compile import compile_cubin
-from kernels.command_line import program
 from kernels.hopper_forms import SEQUENCE_BYTES
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
 from kernels.prebuild import shipped
@@ -346,7 +345,3 @@ def main() -> None:
     wrong = complaints(text)
     if wrong:
         raise SystemExit("\n".join(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

@@ -48,7 +48,7 @@ def test_the_first_screen_says_that_our_kernels_are_untimed_while_they_are(monke
 
 def test_every_row_is_in_the_index_and_the_readme_links_to_it():
     rows = committed()
-    page, whole = verdict_table.claims_page(rows), verdict_table.full_page(rows)
+    page, whole = verdict_table.claims_page(rows), verdict_table.claims_in_full(rows)
     for row in rows:
         assert f'<a id="{verdict_table.anchor(row.name)}"></a>' in page
         assert f"## {row.name}\n" in whole
@@ -56,6 +56,8 @@ def test_every_row_is_in_the_index_and_the_readme_links_to_it():
         if row.verdict in (Verdict.REFUTED, Verdict.WITHIN_LIMITS):
             assert row.findings.replace("|", "\\|") in page
         assert not row.needs or row.needs in page
+    for name in verdict_table.HEADLINES:
+        assert f"docs/claims.md#{verdict_table.anchor(name)}" in verdict_table.README.read_text()
     for title in verdict_table.TITLES.values():
         assert f"## {title}\n" in page
     for kind in tolerances.TABLE:
