@@ -242,12 +242,12 @@ def claims_page(rows: Sequence[Claim]) -> str:
         untimed(),
         "Written by `make readme` from the committed records. `python -m repro judge NAME` says "
         "all of one claim; `make docs` and `make report` have all of them. A verdict is computed "
-        "from ranges that follow from the kind of quantity (the last table), and a claim with several "
-        "numbers is as good as its weakest. What was run, ran on the machine that is named: bytes "
-        "that were executed and counted on the host are those at the SM boundary, and say nothing "
-        "about HBM or time. Rows of an H200 can be judged anew only on such a card, and four "
-        "experiments of it (`fig1-right`, `fig3-memory`, `fig3-runtime`, `l2-absorption`) are "
-        "records of runs that this repository cannot repeat.",
+        "from ranges that follow from the kind of quantity (the last table), and a claim "
+        "with several numbers is as good as its weakest. What was run, ran on the machine that is "
+        "named: bytes that were executed and counted on the host are those at the SM boundary, and "
+        "say nothing about HBM or time. Rows of an H200 can be judged anew only on such a card, "
+        "and four experiments of it (`fig1-right`, `fig3-memory`, `fig3-runtime`, `l2-absorption`) "
+        "are records of runs that this repository cannot repeat.",
         _github(
             ["verdict", "claims", "meaning"],
             [
