@@ -19,7 +19,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -42,8 +42,10 @@ from repro.attention.validation import DTYPES, resolve_scale
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
 
 __all__ = [
+    "again",
     "backward",
     "check_tile",
+    "first",
     "forget",
     "forward",
     "recorded",
@@ -51,7 +53,7 @@ __all__ = [
     "shared_limit",
 ]
 
-#: Recorded calls by layouts and options. Emptied when they reach the limit.
+#: Recorded calls, those of decoding too, by layouts and options. Emptied when they reach the limit.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
 _REPEATED_LIMIT = 4096
 #: What a pass writes; and all tensors of a forward, in their order.
@@ -211,12 +213,8 @@ def _launch(
         more = () if lengths is None else _of_lengths(options, lengths)
         key = _key(pass_, read, options, _tensors(options), tuple(tensors), more)
     tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
-    call = None if key is None else _REPEATED.get(key)
-    if call is not None:
-        addresses = [tensor.data_ptr() for tensor in tensors.values()]
-        if _aligned(addresses):
-            call(addresses)
-            return
+    if key is not None and again(key, tensors.values()):
+        return
     gradients: dict[str, Any] = {}
     if pass_ == "backward":
         gradients = {
@@ -239,7 +237,7 @@ def _launch(
     with ExitStack() as results:
         views = Views()
         arrays = {n: _array(pass_, n, x, views, results) for n, x in tensors.items()}
-        _run(driver, tensors, arrays | _masks(q, options, views), key)
+        first(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
 
 
@@ -286,7 +284,20 @@ def _aligned(addresses: Sequence[int]) -> bool:
     return not any(address % ALIGNMENT_BYTES for address in addresses)
 
 
-def _run(
+def again(key: Hashable, tensors: Iterable[Tensor], rows: int | None = None) -> bool:
+    """Replay the recorded call with this key on these tensors; False where there is none, or where
+    kernels cannot read one of the first ``rows`` (all) in place."""
+    call = _REPEATED.get(key)
+    if call is None:
+        return False
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    if not _aligned(addresses[:rows]):
+        return False
+    call(addresses)
+    return True
+
+
+def first(
     driver: Callable[[Backend, dict[str, Array]], None],
     tensors: Mapping[str, Tensor],
     arrays: Mapping[str, Array],
