@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -63,28 +65,11 @@ _FORWARD = ("q", "k", "v", "out", "lse")
 SOME_BLOCKS = np.ones((1, 1, 1, 1), np.bool_)
 
 
-def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> launcher.Repeated | None:
-    """The recorded forward of a call that nobody has checked yet; None on a miss.
-
-    Equal layouts and values passed the checks before, and a bool is no number. Calls with a tile, a
-    mask or scales, and those of packed sequences, whose tables are read, are checked every time.
-    """
-    causal, scale, dropout_p, tile, deterministic, _, softcap, _, _, sinks, _, *tensors = options
-    key_mask, block_mask, seed, slopes, bias, k_scale, v_scale, tables_q, tables_k = tensors
-    if (
-        tile is key_mask is block_mask is seed is k_scale is v_scale is tables_q is tables_k is None
-        and type(causal) is type(deterministic) is bool
-        and type(sinks) is int
-        and type(dropout_p) is float
-        and type(scale) is float
-        and type(softcap) is not bool
-    ):
-        given = () if slopes is bias is None else _tensors(options)
-        if all(isinstance(each, Tensor) for _, each in given):
-            if slopes is not None and slopes.requires_grad:
-                return None  # a gradient that there is not
-            return _REPEATED.get(_key("forward", (q, k, v), options, given, _FORWARD))
-    return None
+def recorded(tensors: Sequence[Tensor], options: Options) -> launcher.Repeated | None:
+    """The recorded forward of a call on q, k, v and the options' tensors that nobody has checked
+    yet: equal layouts and values passed the checks before. None on a miss."""
+    given = () if len(tensors) == 3 else _tensors(options)
+    return _REPEATED.get(_key("forward", tensors[:3], options, given, _FORWARD))
 
 
 def repeat(
@@ -281,7 +266,7 @@ def _tensors(options: Options) -> list[tuple[str, Tensor]]:
 
 
 def _aligned(addresses: Sequence[int]) -> bool:
-    return not any(address % ALIGNMENT_BYTES for address in addresses)
+    return reduce(or_, addresses) % ALIGNMENT_BYTES == 0
 
 
 def again(key: Hashable, tensors: Iterable[Tensor], rows: int | None = None) -> bool:
