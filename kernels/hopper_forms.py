@@ -13,9 +13,6 @@ pingpong
     the warpgroups issue their products in turn (FlashAttention-3, §3.1);
 packed
     sequences of different lengths one after another (``include/packed_sm90.cuh``), persistent;
-late_wait
-    the compiler orders the softmax and the wait for P V as it likes, which undoes their overlap:
-    there to be timed beside the form that holds the order.
 
 Backward. A block has 128 keys and walks tiles of queries; ``dq_from_registers`` says how dq leaves
 it.
@@ -58,12 +55,9 @@ class ForwardForm:
     block_n: int
     persistent: bool = False
     pingpong: bool = False
-    late_wait: bool = False
     packed: bool = False
 
     def __post_init__(self) -> None:
-        if self.late_wait and self.persistent:
-            raise ValueError("late_wait=True is for one block a query tile, not persistent=True")
         if self.packed and not self.persistent:
             raise ValueError("packed=True is for blocks that stay, not persistent=False")
 
@@ -72,7 +66,6 @@ class ForwardForm:
         extras = {
             "persistent": self.persistent,
             "pingpong": self.pingpong,
-            "late wait": self.late_wait,
             "packed": self.packed,
         }
         tile = f"d{self.head_dim} {self.tile.block_m}x{self.block_n}"
@@ -150,8 +143,6 @@ class ForwardForm:
         ]
         if self.pingpong:
             macros.append(("PINGPONG", 1))
-        if self.late_wait:
-            macros.append(("LATE_WAIT", 1))
         if self.packed:
             macros.append(("PACKED", 1))
         if part in ("optimistic", "repair"):
@@ -167,8 +158,7 @@ class ForwardForm:
         return Kernel(source, "_".join(filter(None, words)), tuple(macros), self.threads, self)
 
 
-#: Those that :func:`forward_form` picks, and two to be timed beside the third: what turns gain, and
-#: the order of the machine code.
+#: Those that :func:`forward_form` picks, and one to be timed beside the third: what turns gain.
 FORWARD_FORMS = (
     ForwardForm(64, 3, 128, pingpong=True),
     ForwardForm(64, 3, 128, persistent=True, pingpong=True),
@@ -177,7 +167,6 @@ FORWARD_FORMS = (
     ForwardForm(128, 2, 176, pingpong=True),
     ForwardForm(256, 2, 80),
     ForwardForm(128, 2, 128),
-    ForwardForm(128, 2, 128, pingpong=True, late_wait=True),
 )
 #: Those of packed sequences, one a head dimension.
 PACKED_FORMS = (

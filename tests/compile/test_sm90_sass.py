@@ -36,8 +36,6 @@ CAUSAL = pytest.mark.parametrize(
     "causal", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["dense", "causal"]
 )
 SLOW = ("R2UR", "LDL", "STL")
-#: One leaves the order to ptxas, so that a card can say what it is worth.
-ORDERED = [form for form in FORWARD_FORMS if not form.late_wait]
 EXACT = (*FORWARD_FORMS, *PACKED_FORMS)
 
 
@@ -66,7 +64,7 @@ def check_registers(code: sass.Code) -> None:
 
 
 @CAUSAL
-@forms_and_parts([*ORDERED, *PACKED_FORMS])
+@forms_and_parts([*FORWARD_FORMS, *PACKED_FORMS])
 def test_the_softmax_runs_under_a_product(
     form: ForwardForm, part: str, causal: bool, nvrtc: str
 ) -> None:
@@ -98,15 +96,6 @@ def test_so_does_that_of_the_next_tile(
     assert step["MUFU"] == scores + 2
     assert step["FFMA"] >= scores
     assert step["HGMMA"] == 0
-
-
-def test_ptxas_orders_the_late_wait_otherwise(nvrtc: str) -> None:
-    """What the form is for: nothing of its softmax runs under P V."""
-    (form,) = (form for form in FORWARD_FORMS if form.late_wait)
-    code, _ = code_of(form.kernel("bf16", False), nvrtc)
-    counted = sass.count(code.between_waits(1)[0])
-    assert counted["MUFU"] == 0
-    assert counted["FMNMX"] <= 2
 
 
 @CAUSAL

@@ -109,7 +109,7 @@ def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() ->
     current = {(now.cell, now.device): now for now in gpu_features.registered()}
     for key, now in current.items():
         assert now.value == pytest.approx(known[key].value, rel=0.05), (
-            "python -m repro.gpu.register"
+            "python -m repro dev register"
         )
     cells = gpu_features.cells()
     assert {cell for cell, _ in current} == {c.id for c in cells}

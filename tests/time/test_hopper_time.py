@@ -19,9 +19,9 @@ from repro.experiments import Cell
 from repro.measuring.records import record
 from repro.prediction import PASSES, NoTime, Time, predict
 from repro.prediction.time import ERRORS, timed_on
-from repro.timing import ampere_validation, flash3_comparison, peers, round_clocks
+from repro.timing import ampere_validation, peers, round_clocks, tables
 
-AGAIN = "the source is not the recorded one: run `python -m kernels.timing.hopper_time`"
+AGAIN = "the source is not the recorded one: run `python -m kernels.timing hopper`"
 
 
 def shape_of(seqlen: int, head_dim: int, causal: bool, **options: int) -> AttentionShape:
@@ -131,14 +131,6 @@ def test_features_without_a_record_are_named() -> None:
     assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (
         point.predicted.reason
     )
-
-
-def test_the_table_of_features_is_what_the_recorded_clocks_say() -> None:
-    block = hopper_time.FEATURES_BLOCK
-    page = block.path.read_text(encoding="utf-8")
-    table = hopper_time.feature_table()
-    assert block.put(table, page) == page, "run `python -m kernels.timing.hopper_time`"
-    assert len(table.splitlines()) == 2 + sum(map(len, hopper.HEAD_DIMS.values()))
 
 
 def test_longest_tiles_start_first_within_a_group_of_heads() -> None:
@@ -337,19 +329,12 @@ def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:
         hopper_time.recorded(direct, False)
 
 
-def test_the_table_of_the_page_is_what_the_recorded_clocks_say() -> None:
-    page = hopper_time.BLOCK.path.read_text(encoding="utf-8")
-    table = hopper_time.form_table()
-    assert hopper_time.BLOCK.put(table, page) == page, "run `python -m kernels.timing.hopper_time`"
-    assert len(table.splitlines()) == 2 + len(hopper_time.kinds())
-
-
 def test_the_page_has_the_clocks_of_a_round() -> None:
     """All of ours, from the recorded clocks; of the prototype's one forward and one backward."""
-    shown = round_clocks.BLOCK.path.read_text().split(round_clocks.BLOCK.markers[0])[1]
+    block = tables.block("rounds")
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in shown.split(round_clocks.BLOCK.markers[1])[0].splitlines()
+        for line in block.shown(block.path.read_text(encoding="utf-8")).splitlines()
         if line.startswith("| d")
     ]
     forms = {form.name: form for form in hopper_time.predictable()}
@@ -361,20 +346,6 @@ def test_the_page_has_the_clocks_of_a_round() -> None:
         if name in ("d128 128x128, pingpong", "d128 64x128"):
             again = round_clocks.of_prototype(theirs)
             assert (beside, ratio) == (f"{again:.0f}", f"{found / again:.2f}")
-
-
-def test_the_page_has_the_comparison_with_flash_attention_3() -> None:
-    page = flash3_comparison.BLOCK.path.read_text(encoding="utf-8")
-    again = flash3_comparison.BLOCK.put(flash3_comparison.table(), page)
-    assert again == page, "run `python -m repro.timing.flash3_comparison`"
-    found = flash3_comparison.pairs()
-    assert len(found) == 24
-    long = [pair.default / pair.published for pair in found if pair.seqlen >= 2048]
-    assert len(long) == 12
-    assert 0.945 < min(long) < max(long) < 1.085, "the page says 0.95 to 1.08"
-    short = [pair.default / pair.published for pair in found if pair.seqlen == 512]
-    assert len(short) == 8
-    assert 0.735 < min(short) < max(short) < 0.995, "the page says 0.74 to 0.99"
 
 
 def test_a_comment_changes_no_digest() -> None:
