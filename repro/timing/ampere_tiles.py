@@ -1,6 +1,6 @@
 """The choice of tile on an A100, as the model of time sees it: each tile compiled and followed.
 
-``python -m repro.timing tables tiles`` writes the table of docs/pages/time.md. A minute; needs
+``python -m repro.timing tables tiles`` writes docs/pages/time-validation.md's table. A minute; needs
 NVRTC, nvdisasm and a C compiler, no GPU.
 """
 
