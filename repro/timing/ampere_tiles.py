@@ -1,7 +1,7 @@
 """The choice of tile on an A100, as the model of time sees it: each tile compiled and followed.
 
-``python -m repro.timing tables tiles`` writes the table of docs/pages/time.md. A minute; needs
-NVRTC, nvdisasm and a C compiler, no GPU.
+``python -m repro.timing tables tiles`` writes its table in docs/pages/time-validation.md. A minute;
+needs NVRTC, nvdisasm and a C compiler, no GPU.
 """
 
 from __future__ import annotations

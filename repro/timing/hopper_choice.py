@@ -3,7 +3,7 @@
 Dispatch takes the Hopper kernels wherever they can run, and no card has timed either. Both are
 predicted from their machine code, as if nothing waited for HBM: ``kernels.timing.hopper_time`` and
 ``kernels.timing.sm80_time``. ``python -m repro.timing tables choice`` writes the table of
-``docs/pages/hopper.md``; the experiment ``gpu-features`` times both.
+``docs/pages/hopper-code.md``; the experiment ``gpu-features`` times both.
 """
 
 from __future__ import annotations
