@@ -1,4 +1,4 @@
-"""Pipelines with one thing wrong are caught in adversarial time, and the right ones are not accused.
+"""Pipelines with one thing wrong are caught in adversarial time; the right ones are not accused.
 
 Caught: a fault that says what was wrong, or another result than the right one.
 """
@@ -27,7 +27,7 @@ PRODUCTS = ("no wait for the tile", "the full barrier's other parity", "no wait 
             "a wrong stride of B", "no step along K", "the neighbour's coordinates",
             "one stage for two", "a count of two", "no initialisation", "no proxy fence",
             "no barrier before the store", "a wrong coordinate of the store",
-            "no wait before the stored tile is written again", "a barrier for too many")  # fmt: skip
+            "the stored tile written again at once", "a barrier for too many")  # fmt: skip
 TILES = 6
 
 
