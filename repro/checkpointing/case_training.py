@@ -21,6 +21,8 @@ from .planned import plan
 from .profiling import profile
 
 WAYS = ("plain", "twice", "retain", "grad", "penalty", "kept")
+#: What a plan refuses by name.
+REFUSED = ("writes to the model's input", "each time that it runs")
 WRAPS = ("ddp", "ddp-unused", "ddp-static", "fsdp2")
 
 

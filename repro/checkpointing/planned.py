@@ -16,7 +16,6 @@ from analysis import checkpointing as theory
 from analysis.arguments import byte_count, flag
 from analysis.checkpointing import (
     Chain,
-    InfeasibleBudgetError,
     Plan,
     Replay,
     Schedule,
@@ -131,7 +130,7 @@ class PlannedModel(nn.Module):
         autocast has cast count for the whole step, though its cache gives them up where autocast
         ends: with autocast this is an upper bound.
         """
-        return self.predicted.peak_bytes + self.profiled.aside_bytes(self._program.repeated)
+        return self.profiled.peak_bytes(self.schedule, self.predicted)
 
     def train(self, mode: bool = True) -> Self:
         if self.model is not None:
@@ -176,10 +175,11 @@ class PlannedModel(nn.Module):
     def explain(self) -> str:
         """One line: what the schedule costs, against storing everything."""
         all_stored = theory.store_all(self.chain)
+        all_bytes = self.profiled.peak_bytes(all_stored.schedule)
         mib = 1 / 2**20
         return (
             f"{self.name}: peak {self.predicted_peak_bytes * mib:.1f} MiB "
-            f"(store all {all_stored.peak_bytes * mib:.1f} MiB), "
+            f"(store all {all_bytes * mib:.1f} MiB), "
             f"{self.predicted.forwards} stage forwards for {len(self.chain)} stages, "
             f"{self.predicted.seconds * 1e3:.1f} ms (store all {all_stored.seconds * 1e3:.1f} ms)"
         )
@@ -288,7 +288,9 @@ def plan(
     if budget_bytes is None:
         chosen = choose(found.chain, strategy, **options)
     else:
-        chosen = _within(found, strategy, budget_bytes, options)
+        chosen = found.plan_within(
+            lambda budget: choose(found.chain, strategy, budget, **options), budget_bytes
+        )
     planned = PlannedModel(
         model,
         found,
@@ -297,6 +299,9 @@ def plan(
         preserve_rng_state=preserve_rng_state,
         check_recompute=check_recompute,
     )
+    if check_recompute:
+        found.refuse_changes(planned._program.repeated, "strategy='store-all', or "
+                             "check_recompute=False if that does not matter")  # fmt: skip
     if verify:
         report = planned.verify(*(sample if isinstance(sample, tuple) else (sample,)))
         planned.__dict__["verification"] = report
@@ -317,18 +322,6 @@ def _require_same_model(model: Any, profiled: Profile) -> None:
                 f"profiled has a stage {type(stage).__name__} with no weight of this "
                 f"{type(model).__name__}: profile() the model that is planned"
             )
-
-
-def _within(found: Profile, strategy: str, budget_bytes: int, options: dict[str, Any]) -> Plan:
-    """A plan whose peak and what lies aside from the chain fit into the budget together."""
-    everything = theory.store_all(found.chain)
-    if everything.peak_bytes + found.aside_bytes(()) <= budget_bytes:
-        return choose(found.chain, strategy, everything.peak_bytes, **options)
-    aside = found.aside_bytes()
-    try:
-        return choose(found.chain, strategy, max(0, budget_bytes - aside), **options)
-    except InfeasibleBudgetError as error:
-        raise InfeasibleBudgetError(budget_bytes, error.smallest_budget_bytes + aside) from None
 
 
 def choose(chain: Chain, strategy: str, budget_bytes: int | None = None, **options: Any) -> Plan:

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 import pytest
 
 from repro import fuzz
-from repro.checkpointing import cases, executor
+from repro.checkpointing import cases, repeat
 from repro.checkpointing.case_stages import PAIRS, STAGES
 from repro.checkpointing.cases import Case
-from repro.checkpointing.stage_state import Memory
+from repro.checkpointing.state import ModuleState
 
 #: Every kind of stage between two linear ones.
 CHAINS = [
@@ -77,8 +77,8 @@ def test_the_fuzzer_finds_and_shrinks_a_fault(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With a fault planted (state is not restored, and nobody compares) it reports a small case."""
-    monkeypatch.setattr(Memory, "in_force", lambda self, stage: nullcontext())
-    monkeypatch.setattr(executor, "fingerprint", lambda tensors: [])
+    monkeypatch.setattr(ModuleState, "in_force", lambda self, stage: nullcontext())
+    monkeypatch.setattr(repeat, "difference", lambda first, second: ("", None))
     start = Case(stages=("tanh", "residual", "buffer", "tanh", "linear"), rows=8, steps=2, seed=3)
     assert fuzz.complaint(start, "cpu")
     assert fuzz.complaint(Case(stages=("fork", "shared")), "cpu") is None  # the plain one fails too
