@@ -9,17 +9,19 @@
 #   make measure [EXPERIMENT=x]   all experiments on this machine, or one; goes on where it stopped
 #   make check K=flash_forward    one kernel: compile, run, count, registers and spills
 #   make fuzz [FOR_S=60]          random attention, decoding, planned models, killed runs; all checks on
+#   make mutations                which small changes of the sources do the tests notice?
 #   make bench                    micro-benchmarks (pytest-benchmark)
 #   make gpu-run BUDGET_S=480 OUT=dir      one prepared run for a rented GPU, best results first
 #   make gpu-run DRY=1                     its plan, with predicted seconds, on any machine
 #   make import-results FROM=dir           merge what it left into results/ and judge it
-#   make report                   verdicts, figures, formulas and a calculator in one HTML file
+#   make report                   figures, verdicts, a table of predictions and formulas in one HTML file
 #   make archive                  records, figures, environment and commit, as a paper's supplement
 #   make docs                     the documentation as a web site, in build/docs
 #   make doctor                   what this machine can do, and why not the rest
 #   make check-install            do the locked versions fit together on every platform? (INSTALL=1: try one)
 #   make check-lowest             the oldest versions that pyproject.toml allows: do they work?
 #   make lint | make clean
+#   make help                     this list
 #
 # PYTHON=python3.12 chooses the interpreter; NO_VENV=1 uses it as it is and installs nothing.
 # From a read-only checkout: VENV, REPRO_RESULTS, REPRO_FIGURES and REPRO_CACHE_DIR name other folders.
@@ -67,28 +69,36 @@ DRAWN := $(or $(REPRO_FIGURES),figures/out)$(STYLE:%=/%)
 STATE := $(if $(REPRO_FIGURES),$(REPRO_FIGURES)/.state,.cache)
 STAMPS := $(STATE)/measured
 STALE := $(STATE)/stale
-FIGURES := $(filter-out _% common gallery verdict_table,$(basename $(notdir $(wildcard figures/*.py))))
-EXPERIMENTS := $(subst _,-,$(filter-out _% run,$(basename $(notdir $(wildcard repro/experiments/*.py)))))
+DRAWERS := $(filter-out figures/report/% %/__init__.py,$(wildcard figures/*/[a-z]*.py))
+FIGURES := $(basename $(notdir $(DRAWERS)))
+EXPERIMENTS := $(subst _,-,$(basename $(notdir $(filter-out repro/experiments/shared/%,$(wildcard repro/experiments/*/[a-z]*.py)))))
+# Long ones first, so that no core waits for another's last job.
+DRAWN_FROM := $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' $(DRAWERS) | tr -d '",')
+LONGEST_FIRST := $(filter $(filter $(EXPERIMENTS),$(DRAWN_FROM)),$(shell \
+    grep -H '^    seconds=' repro/experiments/*/*.py | sort -t= -k2 -rn | sed 's|.*/||;s|\.py:.*||;y|_|-|'))
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
-THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/shared/*.py)
+THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/claims/*.py repro/claims/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)
 MACHINERY := $(wildcard kernels/*.cu kernels/*.py kernels/*/*.* repro/*.py repro/measuring/*.py)
 
-# Two jobs unless asked otherwise. Measurements still run alone: they take a lock (repro/measuring/quiet.py).
+# Two jobs unless asked otherwise. What is timed still runs alone, under a lock (repro/measuring/quiet.py).
 ifeq (,$(filter -j% --jobs%,$(MAKEFLAGS)))
 MAKEFLAGS += -j2
 endif
 
-.PHONY: again figures test test-all check measure fuzz gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
+.PHONY: help again figures test test-all check measure fuzz mutations gpu-run import-results bench report archive docs doctor check-install check-lowest lock lint readme record audit clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
+help:
+	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
+
 # Each style has its own files, and its own word on whether they are up to date.
 ALL_DRAWN := $(STALE)/.drawn$(STYLE:%=-%)
-figures: $(ALL_DRAWN) $(DRAWN)/verdicts.md
+figures: $(LONGEST_FIRST:%=$(STAMPS)/%) $(ALL_DRAWN) $(DRAWN)/verdicts.md
 
 # A figure that has to be drawn again is younger here than in figures/out/.
-$(STALE)/%: figures/%.py figures/common.py $(wildcard figures/_[a-z]*.py) $(THEORY) | $(ENV)
+$(FIGURES:%=$(STALE)/%): figures/common.py $(wildcard figures/_[a-z]*.py figures/*/_[a-z]*.py) $(THEORY) | $(ENV)
 	@mkdir -p $(@D) && touch $@
 
 # All of them at once, and the verdicts with them: starting Python costs more than drawing, and both
@@ -109,12 +119,12 @@ $(DRAWN)/%.pdf: $(STALE)/%
 	@FORMATS=pdf $(PY) -m figures draw $*
 
 # The experiments of a figure are the tuple EXPERIMENTS in its module, which must fit one line.
-experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' figures/$(1).py | tr -d '",')
+experiments_of = $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' $(1) | tr -d '",')
 define needs
-$(STALE)/$(1): $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
+$(STALE)/$(basename $(notdir $(1))): $(1) $(addprefix $(STAMPS)/,$(filter $(EXPERIMENTS),$(2))) \
     $(foreach x,$(2),$(wildcard results/*/$(x).jsonl))
 endef
-$(foreach f,$(FIGURES),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
+$(foreach f,$(DRAWERS),$(eval $(call needs,$(f),$(call experiments_of,$(f)))))
 
 $(DRAWN)/verdicts.md: $(ALL_DRAWN) $(wildcard figures/verdict_table.py)
 	@[ -z "$$(find $^ -newer $@ 2>&1)" ] || $(PY) -m figures verdicts
@@ -145,13 +155,17 @@ check: | $(ENV)
 
 FOR_S ?= 60
 fuzz: | $(ENV)
-	@$(PY) -m repro.fuzz --seconds $(FOR_S) $(ARGS)
+	@FUZZ_SECONDS=$(FOR_S) $(PY) -m pytest -q tests/fuzz $(ARGS)
+
+# Each in a copy of the tree; goes on where it stopped. Hours: ARGS="--only window" takes some.
+mutations: | $(ENV)
+	@$(PY) tests/mutations/run.py $(ARGS)
 
 # On a rented machine nothing is installed: NO_VENV=1 PYTHON=python3 make gpu-run OUT=...
 BUDGET_S ?= 480
 gpu-run: | $(ENV)
 	@test -n "$(OUT)$(DRY)" || { echo "error: where to? make gpu-run OUT=dir" >&2; exit 1; }
-	@$(PY) -m repro.gpu_run --budget-s $(BUDGET_S) $(if $(DRY),--dry,--out "$(OUT)") $(ARGS)
+	@$(PY) -m repro.gpu.run --budget-s $(BUDGET_S) $(if $(DRY),--dry,--out "$(OUT)") $(ARGS)
 
 import-results: | $(ENV)
 	@test -n "$(FROM)" || { echo "error: from where? make import-results FROM=dir" >&2; exit 1; }
@@ -160,7 +174,9 @@ import-results: | $(ENV)
 bench: | $(ENV)
 	@$(PY) -m pytest tests/bench/*.py --benchmark-only -q $(ARGS)
 
-report: figures
+report: $(DRAWN)/report.html
+
+$(DRAWN)/report.html: $(ALL_DRAWN) $(DRAWN)/verdicts.md $(wildcard figures/*.py figures/*/* results/*/*.jsonl) $(THEORY) $(MACHINERY)
 	@$(PY) -m figures report
 
 archive: report
@@ -185,7 +201,7 @@ check-lowest:
 	@$(PYTHON) .ci/lock.py lowest $(LOWEST)/requirements.txt
 	@test ! -s $(LOWEST)/requirements.txt || { $(PYTHON) -m venv --clear $(LOWEST)/venv && \
 	    $(LOWEST)/venv/bin/python -m pip install -q --disable-pip-version-check -r $(LOWEST)/requirements.txt && \
-	    $(LOWEST)/venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(SMOKE:%=tests/cpu/%.py); }
+	    $(LOWEST)/venv/bin/python -m pytest -q -n $(WORKERS) --dist loadfile $(SMOKE:%=tests/*/%.py); }
 
 # For the authors: pyproject.toml has changed. UPGRADE=1 takes the newest of everything.
 lock:

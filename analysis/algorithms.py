@@ -63,11 +63,6 @@ class Algorithm:
         """Whether dq is the same bit for bit in every run."""
         return self.dq is not DqSum.ATOMIC
 
-    @property
-    def grouped_heads(self) -> bool:
-        """Whether there may be fewer key/value heads than query heads."""
-        return self.family in (Family.FLASH, Family.HOPPER)
-
 
 _ALL = (
     Algorithm("flash", Family.FLASH, "FlashAttention-2: queries outside, sm_80 tensor cores"),

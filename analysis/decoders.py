@@ -93,7 +93,15 @@ class Decoder:
         layer += (h + 2 * g) * self.qkv_bias
         return self.layers * layer + h + 2 * vocab * h
 
-    def saved_bytes(self, tokens: int, seqlen: int, attention: str = "flash") -> dict[str, int]:
+    def saved_bytes(
+        self,
+        tokens: int,
+        seqlen: int,
+        attention: str = "flash",
+        *,
+        tensor: int = 1,
+        sequence_parallel: bool = False,
+    ) -> dict[str, int]:
         """What a layer's two halves keep for their backward beside their inputs, in bytes.
 
         "gpt": Korthikanti et al. 2022, Eq. 1. "llama", with fused norms and products in half
@@ -105,26 +113,43 @@ class Decoder:
         Args:
             tokens: T, all sequences of the micro-batch together.
             seqlen: of one of them.
+            tensor: ranks that share out heads and the MLP; the bytes are of one of them.
+            sequence_parallel: whether they share out the norms' results too.
 
         Raises:
-            ValueError: tokens that are not whole sequences, or an unknown attention.
+            ValueError: tokens that are not whole sequences, an unknown attention, heads or (under
+                sequence parallelism) tokens that do not divide among the ranks.
         """
         if attention not in ATTENTION:
             raise ValueError(f"attention={attention!r} is neither 'flash' nor 'standard'")
         if seqlen < 1 or tokens < 1 or tokens % seqlen:
             raise ValueError(f"{tokens} tokens are not whole sequences of {seqlen}")
+        if self.heads % tensor or self.groups % tensor or self.width % tensor:
+            raise ValueError(
+                f"heads {self.heads}, kv_heads {self.groups} and ffn {self.width} do not divide "
+                f"among {tensor} ranks"
+            )
         h, g, f = self.hidden, self.kv_width, self.width
-        statistics = FP32 * self.heads * tokens
+        statistics = FP32 * self.heads * tokens // tensor
         if self.kind == "llama":
-            scores = HALF * self.heads * tokens * seqlen
+            if sequence_parallel and tokens % tensor:
+                raise ValueError(f"{tokens} tokens do not divide among {tensor} ranks")
+            outside = tokens // tensor if sequence_parallel else tokens
+            scores = HALF * self.heads * tokens * seqlen // tensor
+            norm = (HALF * h + FP32) * outside
             return {
-                "attention": HALF * tokens * (3 * h + 2 * g)
-                + FP32 * tokens
+                "attention": norm
+                + HALF * tokens * (2 * h + 2 * g) // tensor
                 + (statistics if attention == "flash" else scores),
-                "mlp": HALF * tokens * (h + 4 * f) + FP32 * tokens,
+                "mlp": norm + HALF * tokens * 4 * f // tensor,
             }
         shape = LayerShape(seqlen, tokens // seqlen, h, self.heads)
-        saved = saved_by_tensor(shape, recompute="selective" if attention == "flash" else "none")
+        saved = saved_by_tensor(
+            shape,
+            ranks=tensor,
+            sequence_parallel=sequence_parallel,
+            recompute="selective" if attention == "flash" else "none",
+        )
         of_mlp = ("mlp_input", "gelu_input", "gelu_output", "mlp_dropout_mask")
         inputs = ("norm1_input", "norm2_input")
         rest = sum(size for name, size in saved.items() if name not in (*of_mlp, *inputs))

@@ -1,19 +1,17 @@
 """What a GPU is to the formulas: sizes, rates and the origin of every figure.
 
-Rates are peaks at the boost clock, dense (no structured sparsity). A rate that follows from the
-microarchitecture (units per SM and clock) is derived here rather than typed, so that it can be
-checked: ``exp_per_s`` and ``shared_bandwidth_bytes_per_s`` reproduce the 3.9 T/s and 31 TB/s of
+Rates are peaks, dense (no structured sparsity). A rate that follows from the microarchitecture
+(units per SM and clock) is derived here rather than typed, so that it can be checked:
+``exp_per_s`` and ``shared_bandwidth_bytes_per_s`` reproduce the 3.9 T/s and 31 TB/s of
 FlashAttention-3, Table 1, and the 19 TB/s of FlashAttention 2022, §2.1.
 
-A measured ceiling, where there is one, replaces these figures in a time prediction; see
-``analysis.time_model``.
+The cards are in ``gpus.toml``; ``analysis.gpu_file`` reads it, and files of users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -22,38 +20,40 @@ SHARED_BYTES_PER_CLOCK_PER_SM = 128
 """32 banks of 4 bytes (CUDA programming guide, compute capability 7.5 to 9.0)."""
 EXP_PER_CLOCK_PER_SM = 16
 """Special-function results per SM and clock (CUDA programming guide, throughput table)."""
-TENSOR_FLOPS_PER_CLOCK_PER_SM: Mapping[tuple[int, int], int] = MappingProxyType(
-    {(7, 5): 1024, (8, 0): 2048, (8, 6): 512, (8, 9): 512, (9, 0): 4096, (10, 0): 8192,
-     (12, 1): 1024}
-)  # fmt: skip
-"""Compute capability -> dense 16-bit products with fp32 sums (architecture whitepapers). The
-professional cards of 8.6 and 8.9 do twice what is written here for the GeForce cards."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its maker describes it. Sizes in bytes, rates per second, clock in Hz.
+    """A GPU as its maker describes it. Sizes in bytes, rates per second, clocks in Hz.
 
     Args:
         name: as the driver reports it, without "NVIDIA".
         compute_capability: (major, minor); None for GPUs that are not NVIDIA's, where none of our
             kernels runs.
         sms: streaming multiprocessors that are switched on.
-        boost_clock_hz: the clock that the other rates hold at.
+        boost_clock_hz: the highest clock that the datasheet's rates hold at.
         memory_bytes: what the card reports; "80 GB" as sold are 79.6 or 80 GiB.
         hbm_bandwidth_bytes_per_s: of device memory.
         l2_bytes: the reported size of L2.
         l2_partitions: 2 where L2 is split in halves, each with its own copy of what its SMs read:
             then a byte shared by all SMs takes two bytes of the reported size.
-        l2_bandwidth_bytes_per_s: reads that L2 serves; None where nobody states it.
-        fp16_tensor_flops: dense, with fp32 accumulation, two FLOPs a multiply-add.
-        fp32_flops: outside tensor cores.
+        l2_bandwidth_bytes_per_s: reads that L2 serves, at ``boost_clock_hz``; None where nobody
+            states it.
+        fp16_tensor_flops: dense, with fp32 accumulation, two FLOPs a multiply-add; as the
+            datasheet prints it, at whatever clock.
+        fp32_flops: outside tensor cores; likewise.
         shared_bytes_per_sm: shared memory that the blocks of an SM share.
         shared_bytes_per_block: the most that one block may have.
         shared_reserved_per_block: what the system takes from each block's share.
         registers_per_sm: 32-bit registers.
         threads_per_sm, blocks_per_sm: the most that reside on an SM.
         sources: where each figure stands, by field name.
+        tensor_flops_per_clock: of an SM, dense 16-bit products with fp32 sums; None: not known.
+        fma_flops_per_clock: of an SM's fp32 units; None: not known.
+        load_clocks_hz: lowest and highest clock seen under load; None where nobody published it
+            (``analysis.clocks``).
+        short_names: other names, for people who type them.
+        driver_names: the words by which a driver names the card (``analysis.hardware.find_gpu``).
     """
 
     name: str
@@ -75,7 +75,10 @@ class Gpu:
     blocks_per_sm: int
     sources: Mapping[str, str]
     tensor_flops_per_clock: int | None = None
-    """Dense 16-bit products of an SM a clock; None: as of the compute capability."""
+    fma_flops_per_clock: int | None = None
+    load_clocks_hz: tuple[float, float] | None = None
+    short_names: tuple[str, ...] = ()
+    driver_names: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> str | None:
@@ -102,13 +105,6 @@ class Gpu:
             )
 
     @property
-    def tensor_flops_per_clock_per_sm(self) -> int | None:
-        """Dense 16-bit products of an SM a clock, None where they are not known."""
-        if self.tensor_flops_per_clock is not None or self.compute_capability is None:
-            return self.tensor_flops_per_clock
-        return TENSOR_FLOPS_PER_CLOCK_PER_SM.get(self.compute_capability)
-
-    @property
     def usable_l2_bytes(self) -> int:
         """What data shared by all SMs can occupy: half of a two-partition L2."""
         return self.l2_bytes // self.l2_partitions
@@ -127,29 +123,3 @@ class Gpu:
     def on_chip_elements(self) -> int:
         """The papers' M in fp16 elements: the shared memory one thread block may use."""
         return self.shared_bytes_per_block // 2
-
-
-REPORTED = "the total that the driver reports (nvidia-smi, rocm-smi), as published by users"
-GUIDE = "CUDA C++ programming guide, technical specifications per compute capability"
-
-
-def sources_of(chip: str, **others: str) -> Mapping[str, str]:
-    """The origin of every field: the chip's documents and the guide, or ``others``."""
-    common = {
-        "sms": chip,
-        "boost_clock_hz": chip,
-        "memory_bytes": REPORTED,
-        "hbm_bandwidth_bytes_per_s": chip,
-        "l2_bytes": chip,
-        "fp16_tensor_flops": chip,
-        "fp32_flops": chip,
-        "shared_bytes_per_sm": GUIDE,
-        "shared_bytes_per_block": GUIDE,
-        "shared_reserved_per_block": GUIDE,
-        "registers_per_sm": GUIDE,
-        "threads_per_sm": GUIDE,
-        "blocks_per_sm": GUIDE,
-        "l2_partitions": chip,
-        "l2_bandwidth_bytes_per_s": chip,
-    }
-    return MappingProxyType(common | others)

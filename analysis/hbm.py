@@ -33,7 +33,6 @@ from analysis.sums.flash import SLOPE_BYTES, BiasShape
 from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.sums.packed import TABLES, table_bytes
 from analysis.traffic import Traffic, predict_traffic
-from analysis.window import Whole
 
 KernelTensorBytes = Mapping[str, Mapping[str, int]]
 
@@ -100,7 +99,7 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
 
 
 def compulsory_hbm(
-    traffic: Traffic, shape: AttentionShape, bias: BiasShape | None = None, of: Any = Whole
+    traffic: Traffic, shape: AttentionShape, bias: BiasShape | None = None
 ) -> HbmTraffic:
     """Each kernel touches each of its tensors once: an L2 of unlimited size, empty at the start.
 
@@ -108,7 +107,6 @@ def compulsory_hbm(
     partial tiles of the deterministic backward are distinct memory, so none is saved there.
 
     bias: (items, heads) of a stored bias; items and heads that share it read the same bytes.
-    of: arithmetic, that of symbols for ``analysis.symbolic_kernels``.
     """
     sizes = tensor_bytes(shape)
     # As many as the preprocess sets to 0.
@@ -121,13 +119,13 @@ def compulsory_hbm(
         reads[kernel], writes[kernel] = {}, {}
         plain_accumulator = ("dq_accum", "write") in entries
         for (tensor, direction), count in entries.items():
-            once = of.minimum(count, sizes.get(tensor, count))
+            once = min(count, sizes.get(tensor, count))
             if kernel in _MAIN_KERNELS and tensor in _PER_QUERY and direction != "write":
-                once = of.minimum(once, sizes[tensor] // shape.seqlen_q * seeing)
+                once = min(once, sizes[tensor] // shape.seqlen_q * seeing)
             if bias is not None and (tensor, direction) in SHARED_BY_HEADS:
                 once = count * bias[0] * bias[1] // (shape.batch * shape.heads)
             if tensor in ("k", "v") and direction == "read":
-                once = of.minimum(once, sizes[tensor] // shape.seqlen_k * seen)
+                once = min(once, sizes[tensor] // shape.seqlen_k * seen)
             if tensor == "dq_accum" and (plain_accumulator or direction == "read"):
                 once = count
             if direction in ("read", "atomic"):

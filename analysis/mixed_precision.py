@@ -45,8 +45,3 @@ def autocast_break_even_tokens(shape: LayerShape) -> int:
         if sum(saved_under(probe, "autocast").values()) < sum(saved_under(probe, "fp32").values()):
             return tokens
         tokens += shape.seqlen
-
-
-def smallest_scaled(value: float, scale: float) -> bool:
-    """Whether ``value · scale`` is a non-zero fp16 number: above half the least subnormal."""
-    return abs(value) * scale > 2.0**-25

@@ -113,12 +113,6 @@ class Lengths:
         """The shape of the packed arrays. ValueError where all queries or all keys are missing."""
         return replace(shape, batch=1, seqlen_q=self.total_q, seqlen_k=self.total_k)
 
-    def padded_shape(self, shape: AttentionShape) -> AttentionShape:
-        """The shape of the batch in which every sequence is padded to the longest."""
-        return replace(
-            shape, batch=self.sequences, seqlen_q=self.longest_q, seqlen_k=self.longest_k
-        )
-
 
 @lru_cache(maxsize=256)  # bytes, operations and bounds of a batch ask for them one after another
 def _shapes(lengths: Lengths, shape: AttentionShape) -> tuple[AttentionShape, ...]:

@@ -28,13 +28,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from analysis.flops import THREADS_A_ROW
-from analysis.hardware import (
-    EXP_PER_CLOCK_PER_SM,
-    SHARED_BYTES_PER_CLOCK_PER_SM,
-    TENSOR_FLOPS_PER_CLOCK_PER_SM,
-)
+from analysis.gpu_file import SM
+from analysis.hardware import EXP_PER_CLOCK_PER_SM, SHARED_BYTES_PER_CLOCK_PER_SM
 
-HOPPER_TENSOR_FLOPS = TENSOR_FLOPS_PER_CLOCK_PER_SM[9, 0]
+HOPPER_TENSOR_FLOPS: int = SM[9, 0]["tensor_flops_per_clock"]
 ITEMSIZE = 2
 WARPGROUP_ROWS = 64
 WARPS = 4

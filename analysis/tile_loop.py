@@ -13,7 +13,7 @@ keeps a prediction for a million tokens as cheap as one for a thousand.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache, singledispatch
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,6 @@ class TileLoop:
         return self.kv_copies * int((self.key_tile_met * self.key_rows).sum())
 
 
-@singledispatch
 def tile_loop(
     shape: AttentionShape,
     tile: Tile,
@@ -111,8 +110,6 @@ def tile_loop(
 
     block_mask: booleans that broadcast to (B, H, blocks of rows, blocks of keys).
     mask_block: the size of its blocks, a multiple of the tile; by default the tile.
-
-    For the shape of ``analysis.symbolic_loop``, the totals are symbols.
     """
     head = _of_a_head(shape.visible, shape.seqlen_q, shape.seqlen_k, tile)
     if block_mask is None:

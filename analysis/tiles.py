@@ -55,28 +55,6 @@ def study_note_tile_corrected(head_dim: int, sram_bytes: int) -> Tile:
     return Tile(block, block)
 
 
-def balanced_query_rows(gpu: Gpu, itemsize: int = 2) -> float:
-    """Br = e·F / (2·B): the query rows of a tile at which its FLOPs take as long as its bytes.
-
-    F: FLOP/s of the tensor cores; B: bytes/s across the SM boundary; e: bytes of an element. A
-    query tile with n keys before it makes 4·Br·n·d FLOPs and reads 2·n·d·e bytes of K and V, so
-    the balance depends neither on n nor on d. In a window of w keys n is about w + Br
-    (``repro/experiments/sliding_window.py``), and the time of a row, the longer of the two,
-
-        (w + Br)·d·max(4 / F, 2·e / (B·Br)),
-
-    falls with Br up to the balance and grows beyond it, whatever w is: there, and only with a
-    window, a tile can be too tall.
-
-    ValueError for a GPU whose bandwidth at the SM boundary is not known.
-    """
-    if gpu.l2_bandwidth_bytes_per_s is None:
-        raise ValueError(f"the bandwidth of {gpu.name} between L2 and the SMs is not known")
-    if itemsize < 1:
-        raise ValueError(f"itemsize={itemsize} is below 1")
-    return itemsize * gpu.fp16_tensor_flops / (2 * gpu.l2_bandwidth_bytes_per_s)
-
-
 @dataclass(frozen=True)
 class Resources:
     """What one thread block of a kernel takes for a tile."""

@@ -30,7 +30,7 @@ from analysis.hbm import HbmTraffic, main_kernel, predict_hbm
 from analysis.occupancy import wave_efficiency
 from analysis.shapes import AttentionShape, Tile
 from analysis.sm_ceilings import backward_round, forward_round
-from analysis.standard_passes import KernelPasses, Passes
+from analysis.standard_passes import KernelPasses
 from analysis.traffic import Traffic, predict_traffic
 
 RESOURCES = ("tensor cores", "exponentials", "SM boundary", "HBM")
@@ -234,8 +234,3 @@ def standard_work(
             hbm_bytes=moved,
         )
     return works
-
-
-def paper_machine_seconds(passes: Passes, shape: AttentionShape, gpu: Gpu) -> float:
-    """Bytes over HBM bandwidth and nothing else, the paper's argument (§2.1)."""
-    return passes.bytes(shape) / gpu.hbm_bandwidth_bytes_per_s

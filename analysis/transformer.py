@@ -18,32 +18,12 @@ def forward_flops_per_layer(shape: LayerShape) -> int:
     return 24 * b * s * h**2 + 4 * b * s**2 * h
 
 
-def forward_flops_of_logits(shape: LayerShape, vocabulary: int) -> int:
-    """2Bshv (App. A)."""
-    return 2 * shape.batch * shape.seqlen * shape.hidden * vocabulary
-
-
 def model_flops(shape: LayerShape, layers: int, vocabulary: int) -> Fraction:
     """Eq. 7: one iteration without recomputation, 72BLsh²(1 + s/6h + v/12hL).
 
     Three forward passes' worth: the backward pass costs two.
     """
     return _iteration(shape, layers, vocabulary, Fraction(shape.seqlen, 6 * shape.hidden))
-
-
-def hardware_flops_selective(shape: LayerShape, layers: int, vocabulary: int) -> Fraction:
-    """Eq. 8 as printed: with selective recomputation, 72BLsh²(1 + s/3h + v/12hL).
-
-    Eq. 7 counts QKᵀ and PV three times, s/6h in all, so running them once more would make it
-    s/4.5h. The printed s/3h adds three times that.
-    """
-    return _iteration(shape, layers, vocabulary, Fraction(shape.seqlen, 3 * shape.hidden))
-
-
-def hardware_flops_selective_derived(shape: LayerShape, layers: int, vocabulary: int) -> Fraction:
-    """One more forward QKᵀ and PV per layer on top of Eq. 7."""
-    b, s, h = shape.batch, shape.seqlen, shape.hidden
-    return model_flops(shape, layers, vocabulary) + layers * 4 * b * s**2 * h
 
 
 def _iteration(shape: LayerShape, layers: int, vocabulary: int, attention: Fraction) -> Fraction:

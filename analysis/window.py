@@ -51,22 +51,9 @@ def sides(window: Any) -> Sides:
     return found[0], found[1]
 
 
-class Whole:
-    """Arithmetic on whole numbers under the names that NumPy has for arrays."""
-
-    minimum, maximum = staticmethod(min), staticmethod(max)
-
-    @staticmethod
-    def where(condition: bool, then: int, otherwise: int) -> int:
-        return then if condition else otherwise
-
-
 @dataclass(frozen=True)
 class Window:
     """A window on (seqlen_q, seqlen_k), both bounds as numbers: what the kernels are given.
-
-    Methods that take ``of`` are one formula for numbers (:class:`Whole`), arrays (NumPy) and
-    symbols (``analysis.symbolic_loop``, where the fields are symbols too).
 
     left, right: keys before and after the diagonal; as many as there can be where unlimited.
     sinks: keys from the first that a window hides from nobody.
@@ -107,40 +94,28 @@ class Window:
 
     @property
     def visible_pairs(self) -> int:
-        """(query, key) pairs that take part."""
-        return int(self.pairs(Whole))
+        """(query, key) pairs that take part. Each term counts, over all rows, the keys before a
+        bound that moves by one a row."""
+        rows, keys, sinks = self.seqlen_q, self.seqlen_k, self.sinks
+        start = self._diagonal - self.left
+        end = self._diagonal + self.right + 1
+        window = _before(rows, end, keys) - _before(rows, start, keys)
+        sinks_to_the_left = _before(rows, start, sinks)
+        sinks_to_the_right = 0 if self.causal else rows * sinks - _before(rows, end, sinks)
+        return window + sinks_to_the_left + sinks_to_the_right
 
     @property
     def rows_that_see(self) -> int:
         """Queries with a key at all."""
-        return int(self.rows(Whole))
+        if self.sinks and not self.causal:
+            return self.seqlen_q
+        return min(self.seqlen_q, self.seqlen_k + self.right)
 
     @property
     def keys_seen(self) -> int:
         """Keys with a query at all: the sinks, and from the first query's window to the end."""
-        return int(self.keys(Whole))
-
-    def pairs(self, of: Any) -> Any:
-        """``visible_pairs``. Each term counts, over all rows, the keys before a bound that moves by
-        one a row."""
-        n, k, s = self.seqlen_q, self.seqlen_k, self.sinks
-        start, end = self._diagonal - self.left, self._diagonal + self.right + 1
-        window = _before(n, end, k, of) - _before(n, start, k, of)
-        # Sinks to the left of the window, and without a causal mask those to its right.
-        outside = _before(n, start, s, of) + (0 if self.causal else n * s - _before(n, end, s, of))
-        return window + outside
-
-    def rows(self, of: Any) -> Any:
-        """``rows_that_see``."""
-        in_windows = of.minimum(self.seqlen_q, self.seqlen_k + self.right)
-        if self.causal:
-            return in_windows
-        return of.where(self.sinks > 0, self.seqlen_q, in_windows)
-
-    def keys(self, of: Any) -> Any:
-        """``keys_seen``."""
-        in_windows = of.minimum(self.seqlen_k, self.seqlen_q + self.left)
-        return in_windows + of.minimum(self.sinks, self.seqlen_k - in_windows)
+        in_windows = min(self.seqlen_k, self.seqlen_q + self.left)
+        return in_windows + min(self.sinks, self.seqlen_k - in_windows)
 
     def seen_before(self, keys: npt.ArrayLike) -> Counts:
         """(Nq, len(keys)): of the keys before each of ``keys``, how many each query sees."""
@@ -158,52 +133,37 @@ class Window:
         """(sink tiles, first, end) of every query tile: it meets the key tiles below the first
         number and those from the second to the third, without it."""
         first_row = np.arange(0, self.seqlen_q, block_m, dtype=np.int64)
-        found: tuple[Counts, Counts, Counts] = self.key_tiles_from(first_row, block_m, block_n, np)
-        return found
-
-    def key_tiles_from(self, first_row: Any, block_m: Any, block_n: Any, of: Any) -> Any:
-        """``key_tiles`` of the query tiles that begin with some rows."""
-        last_row = of.minimum(first_row + block_m, self.seqlen_q) - 1
-        reach = first_row * 0 + self.seqlen_k
+        last_row = np.minimum(first_row + block_m, self.seqlen_q) - 1
+        reach = np.full_like(first_row, self.seqlen_k)
         if self.causal:
-            reach = _cut(last_row + self._diagonal + 1, self.seqlen_k, of)
-        sinks = -(-of.minimum(self.sinks, reach) // block_n)
-        start = of.maximum(first_row + self._diagonal - self.left, 0)
-        keys = _cut(last_row + self._diagonal + self.right + 1, self.seqlen_k, of)
-        end = of.maximum(-(-keys // block_n), sinks)
-        first = of.where(keys > start, of.maximum(start // block_n, sinks), end)
+            reach = np.clip(last_row + self._diagonal + 1, 0, self.seqlen_k)
+        sinks = -(-np.minimum(self.sinks, reach) // block_n)
+        start = np.maximum(first_row + self._diagonal - self.left, 0)
+        keys = np.clip(last_row + self._diagonal + self.right + 1, 0, self.seqlen_k)
+        end = np.maximum(-(-keys // block_n), sinks)
+        first = np.where(keys > start, np.maximum(start // block_n, sinks), end)
         return sinks, first, end
 
     def query_tiles(self, block_m: int, block_n: int) -> tuple[Counts, Counts]:
         """(first, end) of every key tile: the query tiles that meet it."""
         first_key = np.arange(0, self.seqlen_k, block_n, dtype=np.int64)
-        found: tuple[Counts, Counts] = self.query_tiles_from(first_key, block_m, block_n, np)
-        return found
-
-    def query_tiles_from(self, first_key: Any, block_m: Any, block_n: Any, of: Any) -> Any:
-        """``query_tiles`` of the key tiles that begin with some keys."""
-        last_key = of.minimum(first_key + block_n, self.seqlen_k) - 1
-        sink = first_key < self.sinks
-        start = of.maximum(first_key - self._diagonal - self.right, 0)
+        last_key = np.minimum(first_key + block_n, self.seqlen_k) - 1
+        holds_a_sink = first_key < self.sinks
+        start = np.maximum(first_key - self._diagonal - self.right, 0)
         if not self.causal:
-            start = of.where(sink, 0, start)
-        rows = of.minimum(last_key - self._diagonal + self.left + 1, self.seqlen_q)
-        rows = of.where(sink, self.seqlen_q, rows)
-        end = of.where(rows > start, -(-rows // block_m), start // block_m)
+            start = np.where(holds_a_sink, 0, start)
+        rows = np.minimum(last_key - self._diagonal + self.left + 1, self.seqlen_q)
+        rows = np.where(holds_a_sink, self.seqlen_q, rows)
+        end = np.where(rows > start, -(-rows // block_m), start // block_m)
         return start // block_m, end
 
 
-def _cut(bound: Any, most: Any, of: Any) -> Any:
-    """Cut to 0 … most."""
-    return of.minimum(of.maximum(bound, 0), most)
-
-
-def _before(rows: Any, bound: Any, most: Any, of: Any) -> Any:
+def _before(rows: int, bound: int, most: int) -> int:
     """Sum over i < rows of i + bound, cut to 0 … most."""
 
-    def below(x: Any) -> Any:
+    def below(x: int) -> int:
         """Sum of y, cut to 0 … most, over 0 <= y < x."""
-        inside = _cut(x, most, of)
-        return inside * (inside - 1) // 2 + of.maximum(x - most, 0) * most
+        inside = min(max(x, 0), most)
+        return inside * (inside - 1) // 2 + max(x - most, 0) * most
 
     return below(bound + rows) - below(bound)

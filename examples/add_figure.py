@@ -1,7 +1,8 @@
 """A new figure: ``EXPERIMENTS`` and ``draw(frame)``, and it is drawn like all others.
 
-In the package this file would be ``figures/my_figure.py``; ``make figures`` finds it by its name,
-and ``make figures/out/my_figure.svg`` measures what it needs. Here it goes to a folder of choice.
+In the package this file would be ``figures/bytes/my_figure.py``; ``make figures`` finds it by its
+name, and ``make figures/out/my_figure.svg`` measures what it needs. Here it goes to a folder of
+choice.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Here the A100 as a PCIe card. On the command line: ``--gpu add_gpu:A100_PCIE`` in this folder, or a
 TOML file with ``base = "A100-SXM4-80GB"`` and the fields that differ. In the package it would go
-into ``analysis/other_gpus.py``.
+into ``analysis/gpus.toml``, as such a table.
 """
 
 from __future__ import annotations

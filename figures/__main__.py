@@ -111,7 +111,7 @@ def import_(
     """Merge the records of a run elsewhere into results/, say what they show and which claims they
     change."""
     from figures import verdict_table
-    from repro.import_results import import_results, report
+    from repro.gpu.import_results import import_results, report
 
     before = verdict_table.collect()
     print("\n".join(report(import_results(source))))
@@ -121,18 +121,23 @@ def import_(
 @app.command()
 def readme() -> None:
     """Write the README's tables and pictures and the tables in docs/ from committed records."""
-    from figures import memory_hierarchy, verdict_table
+    from figures import verdict_table
+    from figures.bytes import memory_hierarchy
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
     common.write_text(
         page,
         verdict_table.readme_with(verdict_table.blocks(rows), page.read_text(encoding="utf-8")),
     )
+    start, readme_text = verdict_table.INDEX, page.read_text(encoding="utf-8")
+    common.write_text(
+        start, verdict_table.start_page(readme_text, start.read_text(encoding="utf-8"))
+    )
     common.write_text(verdict_table.CLAIMS, verdict_table.claims_page(rows))
     levels = memory_hierarchy.page(tidy(memory_hierarchy.EXPERIMENTS, local=False))
     common.write_text(memory_hierarchy.PAGE, levels)
     common.write_text(gallery.PAGE, gallery.page())
-    for name in gallery.IN_README:
+    for name in gallery.CHOSEN:
         _draw(name, IMAGES, local=False)
         (IMAGES / f"{name}.csv").unlink()
         (IMAGES / f"{name}.png").unlink()
@@ -142,7 +147,7 @@ def readme() -> None:
 def report(
     to: Annotated[Path, typer.Option(help="the file to write")] = common.OUT / "report.html",
 ) -> None:
-    """Write the report: verdicts, figures, calculator, formulas and provenance in one HTML file."""
+    """Write the report: figures, verdicts, predictions, formulas, provenance in one HTML file."""
     from figures.report import write
 
     size = write(to)

@@ -174,6 +174,8 @@ def printed_pdf(figure: Figure, metadata: dict[str, None]) -> bytes:
     width, height = figure.get_size_inches()
     file = pdf.PdfFile(out, metadata=metadata)
     file.newPage(width * SCALE, height * SCALE)
+    # Paths are cut and markers left out beyond these, in the units that they are drawn in.
+    file.width, file.height = width, height
     file.output(SCALE, 0, 0, SCALE, 0, 0, pdf.Op.concat_matrix)
     renderer: Any = MixedModeRenderer(
         figure, width, height, DPI * SCALE, pdf.RendererPdf(file, DPI * SCALE, height, width)

@@ -5,7 +5,6 @@ A figure is a module of this package, ``figures/NAME.py``, with ::
     EXPERIMENTS = ("fig2-middle",)          # whose records it shows; Make reads this line too
 
     def draw(frame: pandas.DataFrame) -> Drawing: ...
-    def verdicts(frame: pandas.DataFrame) -> list[Claim]: ...   # optional: repro.claims
 
 ``frame`` is the tidy frame of those experiments (``repro.experiments.tidy``): predicted, measured
 and published rows with the same columns. Predicted values are drawn as lines, measured ones as
@@ -19,9 +18,9 @@ import importlib
 import io
 import logging
 import os
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,7 +38,10 @@ from matplotlib.lines import Line2D
 
 from analysis import files
 from figures import _paper
+from repro.claims.values import pick as pick
+from repro.claims.values import worst as worst
 from repro.measuring import machine
+from repro.measuring.modules import in_folders
 
 log = logging.getLogger("figures")
 
@@ -49,7 +51,6 @@ STYLES = ("paper",)
 STYLE = os.environ.get("STYLE", "")
 #: Where figures are written; ``REPRO_FIGURES`` names another folder.
 OUT = Path(os.environ.get("REPRO_FIGURES") or machine.HOME / "figures" / "out") / STYLE
-_NOT_FIGURES = {"common", "gallery", "verdict_table"}
 
 #: One colour per algorithm, in every figure (Okabe-Ito: distinct for colour-blind readers).
 COLOURS = {
@@ -115,11 +116,15 @@ def style() -> None:
     })  # fmt: skip
 
 
+@cache
+def _modules() -> dict[str, str]:
+    """Name of a figure -> its module."""
+    return in_folders("figures", __file__, without=("report",))
+
+
 def names() -> tuple[str, ...]:
     """All figures, by module name."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    modules = (m.name for m in found if not m.ispkg)
-    return tuple(sorted(m for m in modules if m not in _NOT_FIGURES and not m.startswith("_")))
+    return tuple(sorted(_modules()))
 
 
 def require(name: str) -> None:
@@ -131,7 +136,7 @@ def require(name: str) -> None:
 def module(name: str) -> ModuleType:
     """The module of a figure; ValueError lists the known ones."""
     require(name)
-    return importlib.import_module(f"figures.{name}")
+    return importlib.import_module(_modules()[name])
 
 
 def settle(figure: Figure) -> None:
@@ -223,21 +228,6 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
-    """Rows whose columns have the wanted value (or one of a list of values).
-
-    A column that no record has yet is the same as one without the value: no rows.
-    """
-    rows = frame
-    for column, value in wanted.items():
-        key = "pass" if column == "pass_" else column
-        if key not in rows:
-            return rows.iloc[:0]
-        values = value if isinstance(value, list | tuple | set) else [value]
-        rows = rows[rows[key].isin(values)]
-    return rows
-
-
 def series(
     ax: Axes,
     rows: pandas.DataFrame,
@@ -270,12 +260,6 @@ def series(
         raise ValueError(f"{what}: one series mixes sources {sorted(kinds)}")
     ax.plot(usable[x], usable[y], label=label, **style)
     return usable
-
-
-def worst(ratio: pandas.Series) -> float:
-    """The value farthest from 1, NaN if there is none: what a claim about many points hangs on."""
-    known = ratio.dropna()
-    return float(known.iloc[(known - 1).abs().argmax()]) if len(known) else float("nan")
 
 
 def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **options: Any) -> None:

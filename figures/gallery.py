@@ -1,4 +1,4 @@
-"""The figures as a list: thumbnails in the README, a table of all of them in the documentation.
+"""The figures as a list: small pictures of some, a table of all of them in the documentation.
 
 A figure belongs to the paper that the first line of its module names, "FlashAttention 2022, Fig. 2
 middle: memory accesses …"; the others show something of this package.
@@ -18,8 +18,8 @@ from repro.measuring.records import load
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "pages" / "figures.md"
 OURS = "Of this package"
-#: The README's thumbnails: the most telling figures, committed as docs/images/NAME.svg.
-IN_README = (
+#: The most telling figures, committed as docs/images/NAME.svg; the README shows the first.
+CHOSEN = (
     "fa1_fig2_middle", "fa1_fig2_left", "fa1_fig3_memory",
     "fa1_fig1_right", "checkpoint_layer_bytes", "checkpoint_pareto",
     "traffic_attribution", "two_levels", "time_predicted",
@@ -43,17 +43,17 @@ def grouped() -> dict[str, list[str]]:
 
 
 def thumbnails(columns: int = 3) -> str:
-    """The README's pictures with a line each, by paper; a click opens the picture."""
+    """The chosen pictures with a line each, by paper; a click opens the picture."""
     lines = ["<table>"]
     for paper, members in grouped().items():
-        chosen = [name for name in IN_README if name in members]
+        chosen = [name for name in CHOSEN if name in members]
         if not chosen:
             continue
         lines.append(f'<tr><th colspan="{columns}" align="left">{paper}</th></tr>')
         for start in range(0, len(chosen), columns):
             lines.append("<tr>")
             for name in chosen[start : start + columns]:
-                picture = f"docs/images/{name}.svg"
+                picture = f"images/{name}.svg"
                 lines.append(
                     f'<td width="{100 // columns}%" valign="top"><a href="{picture}">'
                     f'<img src="{picture}" alt="{name}"></a><br>{subject(name)[1]}</td>'
@@ -93,6 +93,7 @@ def page() -> str:
         "become too narrow go into further rows; these need a page turned on its side (9 inches): "
         + ", ".join(f"`{name}`" for name in sorted(_paper.TURNED))
         + ".",
+        thumbnails(),
     ]
     for paper, members in grouped().items():
         rows = ["| figure | what it shows | measuring | records of |", "|---|---|---|---|"]

@@ -2,48 +2,46 @@
 
 The README shows the headline rows, ``docs/claims.md`` all of them. Both are made from committed
 records only, so they do not depend on the machine that writes them;
-``tests/cpu/test_figures_readme.py`` fails when they are stale.
+``tests/claims_figures/test_figures_readme.py`` fails when they are stale.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas
 from tabulate import tabulate
 
-from figures import gallery
 from figures.common import module, names
 from repro import claims
 from repro.claims import Claim, Evidence, Origin, Verdict
-from repro.experiments import tidy
 from repro.measuring.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 CLAIMS = README.parent / "docs" / "claims.md"
-#: Stands for the claims that no figure judges.
+#: Stands for the claims that no figure shows.
 APART = "repro.claims"
 #: The claims of the README's first screen; each must exist.
 HEADLINES = (
     "FA-1 Fig. 2 middle",
-    "FA-1 Fig. 2 left, standard",
     "FA-1 Fig. 2 left, flash",
-    "FA-1 9x accesses",
     "FA-1 20x memory",
     "FA-1 Fig. 3 left",
-    "Chen Fig. 7",
+    "Chen Fig. 5",
     "K2",
-    "K6",
-    "K10",
 )
+#: The numbers that a cell begins with, and their unit: "2.1, 2.6, 2.9x", "0.40 to 0.46", "4.43 GB".
+NUMBERS = re.compile(r"\d[\d.]*x?(?:(?:, | to )\d[\d.]*x?)*(?: (?:[kMGT]B|%))?")
 #: Parts of the README that are generated: name -> the comment lines around it.
 MARKERS = {
     name: (f"<!-- {name}: written by `make readme` -->", f"<!-- end of {name} -->")
-    for name in ("untimed", "verdicts", "figures")
+    for name in ("untimed", "verdicts")
 }
+#: The site's start page, and the comment lines around what it has from the README.
+INDEX = CLAIMS.parent / "pages" / "index.md"
+START = ("<!-- written by `make readme` from README.md -->", "<!-- end of README.md -->")
 #: Kernels of this package, by the names that records carry.
 OUR_KERNELS = re.compile(r"(standard|flash|flash1|gemm|fused)(-(?!attn|eager|sdpa).*)?")
 UNTIMED = (
@@ -67,8 +65,8 @@ TITLES = {
 
 
 def collect(*, local: bool = True) -> list[Claim]:
-    """The claims of all figures and of ``repro.claims``, as :func:`ordered`."""
-    return ordered([row for name in judges() for row in judge(name, local=local)])
+    """Every claim, judged, as :func:`ordered`."""
+    return ordered(claims.judge(local=local))
 
 
 def judges() -> tuple[str, ...]:
@@ -77,32 +75,24 @@ def judges() -> tuple[str, ...]:
 
 
 def judge(name: str, frame: pandas.DataFrame | None = None, *, local: bool = True) -> list[Claim]:
-    """The claims of a figure, or those of no figure (:data:`APART`).
+    """The claims that a figure shows, or those that none does (:data:`APART`).
 
     frame: the figure's, where it is at hand.
     """
-    if name == APART:
-        return claims.judge(local=local)
-    figure = module(name)
-    if not hasattr(figure, "verdicts"):
-        return []
-    found: list[Claim] = figure.verdicts(
-        tidy(figure.EXPERIMENTS, local=local) if frame is None else frame
-    )
-    return found
+    figures = set(names())
+    wanted = [
+        row.name
+        for row in claims.rows().values()
+        if row.shown == name or (name == APART and row.shown not in figures)
+    ]
+    known = {} if frame is None else {module(name).EXPERIMENTS: frame}
+    return claims.judge(wanted, local=local, frames=known)
 
 
 def ordered(judged: Sequence[Claim]) -> list[Claim]:
-    """All claims, papers first, in the order of their names; ValueError where one is judged twice.
-
-    Every claim of ``repro.claims.CATALOGUE`` has a row, not tested where nothing judges it.
-    """
-    rows = [*judged, *claims.missing(row.name for row in judged)]
-    twice = [name for name, count in Counter(row.name for row in rows).items() if count > 1]
-    if twice:
-        raise ValueError(f"claims judged twice: {sorted(twice)}")
+    """Papers first, in the order of their names."""
     origins = list(Origin)
-    return sorted(rows, key=lambda row: (origins.index(row.origin), _natural(row.name)))
+    return sorted(judged, key=lambda row: (origins.index(row.origin), _natural(row.name)))
 
 
 def cells(row: Claim) -> dict[str, str]:
@@ -193,7 +183,7 @@ def readme_with(blocks: Mapping[str, str], readme: str) -> str:
 
 def blocks(rows: Sequence[Claim]) -> dict[str, str]:
     """The generated parts of the README, from the verdicts on committed records."""
-    return {"untimed": untimed(), "verdicts": headlines(rows), "figures": gallery.thumbnails()}
+    return {"untimed": untimed(), "verdicts": headlines(rows)}
 
 
 def untimed(*, local: bool = False) -> str:
@@ -210,16 +200,34 @@ def untimed(*, local: bool = False) -> str:
 
 
 def headlines(rows: Sequence[Claim]) -> str:
-    """The headline claims in short; KeyError when one of them is judged no more."""
+    """The headline claims, numbers only; KeyError when one of them is judged no more."""
     by_name = {row.name: row for row in rows}
     lines = []
     for name in HEADLINES:
         row = by_name[name]
-        statement = f"[{row.statement}](docs/claims.md#{anchor(row.name)})"
-        lines.append([f"{statement}<br>*{row.source}*", row.predicted, row.measured, row.published,
-                      f"**{row.verdict}**<br>{row.evidence}"])  # fmt: skip
-    headers = ["claim", "predicted", "measured", "published", "verdict, evidence"]
-    return _github(headers, lines)
+        statement = f"[{row.statement.partition(':')[0]}](docs/claims.md#{anchor(row.name)})"
+        values = (numbers(each) for each in (row.predicted, row.measured, row.published))
+        lines.append([f"{statement}, *{row.source}*", *values, f"**{row.verdict}**"])
+    return _github(["claim", "predicted", "measured", "published", "verdict"], lines)
+
+
+def numbers(text: str) -> str:
+    """What a cell begins with, as far as it is numbers and a unit; ValueError where it is none."""
+    found = NUMBERS.match(text)
+    if found is None:
+        raise ValueError(f"{text!r} does not begin with a number")
+    return found[0]
+
+
+def start_page(readme: str, page: str) -> str:
+    """``docs/pages/index.md`` with what the README begins with and its three commands."""
+    opening = readme.partition("\n\n")[2].partition("## Install")[0]
+    commands = readme[readme.index("## Three commands") : readme.index("## Use it")]
+    text = re.sub(r"<!-- .*? -->\n+", "", opening + commands)
+    text = text.replace("](docs/pages/", "](").replace("](docs/", "](")
+    begin, end = START
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{rest.split(end)[1]}"
 
 
 def claims_page(rows: Sequence[Claim]) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from repro.attention.decode import decode_attention
     from repro.attention.module import FlashAttention
     from repro.attention.operator import flash_attention
+    from repro.attention.sdpa import scaled_dot_product_attention
     from repro.checkpointing import plan, profile
     from repro.commands.chains import chain_of
     from repro.prediction import Prediction, predict
@@ -43,6 +44,7 @@ __all__ = [
     "plan",
     "predict",
     "profile",
+    "scaled_dot_product_attention",
 ]
 
 _HOME = {
@@ -60,6 +62,7 @@ _HOME = {
     "plan": "repro.checkpointing",
     "predict": "repro.prediction",
     "profile": "repro.checkpointing",
+    "scaled_dot_product_attention": "repro.attention.sdpa",
 }
 
 

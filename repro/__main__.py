@@ -24,7 +24,7 @@ COMMANDS = {
                 "Predict FLOPs, bytes at both levels, memory and a time bound."),
     "decode": ("decode", "command",
                "Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one "
-               "layer."),
+               "layer or a whole model."),
     "plan": ("plan", "command",
              "Plan the recomputation of a model: schedule, predicted peak and overhead, "
              "trade-off."),

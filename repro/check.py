@@ -6,7 +6,7 @@
 Runs every pass of the attention ladder that launches a kernel of ``kernels/NAME.cu``, causal and
 not, at one small ragged shape on the host backend with all checks on (``flash_decode``: steps of
 decoding in all its forms). Each result is held to
-float64 within the bound of the fuzzer, and every byte to its prediction. Then the kernels are
+float64 within the bound of ``beyond_bound``, and every byte to its prediction. Then the kernels are
 compiled for a GPU, where NVRTC is installed: registers, spilled bytes, remarks. Exit status 1 if
 anything is wrong. The whole suite is still ``make test``.
 """
@@ -18,7 +18,6 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tabulate import tabulate
 
@@ -88,13 +87,18 @@ def wrong(subject: Subject) -> list[str]:
     import torch
 
     from kernels.host import HostBackend
-    from repro.attention.bounds import beyond_bound
-    from repro.attention.cases import HOST_GPU
-    from repro.attention.reference import attention_reference, framework_result, visible
-    from repro.attention.views import TORCH_TYPES, array_of
+    from repro.attention.launcher import HOST_GPU
+    from repro.attention.reference import (
+        attention_reference,
+        beyond_bound,
+        framework_result,
+        visible,
+    )
+    from repro.attention.views import TORCH_TYPES
+    from repro.instruments.run_pass import run_pass
     from repro.prediction import predict
 
-    shape, backend = subject.shape, HostBackend()
+    shape = subject.shape
     generator = torch.Generator().manual_seed(0)
     dtype, scale = TORCH_TYPES[shape.dtype], 1.0 / math.sqrt(shape.head_dim)
 
@@ -103,31 +107,20 @@ def wrong(subject: Subject) -> list[str]:
 
     q, k, v = draw(shape.seqlen_q), draw(shape.seqlen_k), draw(shape.seqlen_k)
     dout = draw(shape.seqlen_q)
-    tensors = {"q": q, "k": k, "v": v, "dout": dout, "out": torch.empty_like(q)}
-    tensors |= {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
-    at = {name: array_of(name, tensor) for name, tensor in tensors.items()}
-    lse = torch.empty(q.shape[:3])
-    keeps_lse = subject.algorithm in (*attention.FLASH, *attention.HOPPER)
-    stats = {"lse": array_of("lse", lse)} if keeps_lse else {}
-    operands = (at["q"], at["k"], at["v"], at["out"])
-    options: dict[str, Any] = {"scale": scale, "causal": shape.causal}
-    attention.forward(backend, subject.algorithm, *operands, stats, **options)
-    results: tuple[str, ...] = ("out",)
-    if subject.pass_ == "backward":
-        results = ("dq", "dk", "dv")
-        backend.reset()
-        attention.backward(
-            backend, subject.algorithm, *operands, at["dout"], stats,
-            at["dq"], at["dk"], at["dv"], **options,
-        )  # fmt: skip
+    given = {"q": q, "k": k, "v": v, "dout": dout}
+    ran = run_pass(subject.algorithm, subject.pass_, given, HostBackend(), causal=shape.causal)
     want = attention_reference(q, k, v, dout, causal=shape.causal)
     seen = visible(1, 1, shape.seqlen_q, shape.seqlen_k, causal=shape.causal)
     theirs = framework_result(q, k, v, dout, seen=seen, scale=scale)
-    found = [beyond_bound(name, tensors[name], want, theirs, dtype) for name in results]
+    found = [
+        beyond_bound(name, result, want, theirs, dtype)
+        for name, result in ran.tensors.items()
+        if name != "lse"
+    ]
     gpu = H200 if any(map(is_hopper, subject.kernels)) else HOST_GPU
     predicted = predict(subject.algorithm, shape, subject.pass_, gpu).traffic.kernels
-    for kernel in dict.fromkeys((*backend.traffic, *predicted)):
-        counted = dict(backend.traffic.get(kernel, {}))
+    for kernel in dict.fromkeys((*ran.traffic.kernels, *predicted)):
+        counted = dict(ran.traffic.kernels.get(kernel, {}))
         for key in dict.fromkeys((*counted, *predicted.get(kernel, {}))):
             pair = counted.get(key, 0), predicted.get(kernel, {}).get(key, 0)
             if pair[0] != pair[1]:

@@ -47,15 +47,18 @@ def measure(
     for one in chosen:
         if into == "host" and one.device == "cuda":
             continue  # that folder is for what needs no GPU
-        # Ranks share the host where it only counts or waits; its own seconds need it alone.
-        together = rank is not None and one.device in ("cuda", "host")
-        with quiet.beside_others() if together else quiet.alone():
+        # Ranks have a GPU each, and share a host that only waits for it.
+        quietly = one.needs_quiet and not (rank is not None and one.device == "cuda")
+        with quiet.alone() if quietly else quiet.beside_others():
             outcome = run.measure(one, into=into, again=again, quick=quick, rank=rank)
         if outcome.reason:
             say(f"{one.name}: nothing to measure: {outcome.reason}")
             continue
         if outcome.failed:
             say(f"{one.name}: {outcome.failed} cells failed, see their rows")
+        if outcome.skipped and not outcome.measured + outcome.failed and not quick:
+            say(f"{one.name}: nothing to measure: {outcome.skipped} cells are on record "
+                "(--again measures them anew)")  # fmt: skip
         if outcome.failed and not outcome.measured + outcome.skipped:
             broken.append(one.name)
     if broken:

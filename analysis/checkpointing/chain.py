@@ -12,7 +12,7 @@ Sizes are whole bytes, times are seconds.
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -152,9 +152,6 @@ class Chain:
     @property
     def backward_s(self) -> float:
         return float(self.costs.backward_s.sum())
-
-    def with_stages(self, stages: tuple[Stage, ...]) -> Chain:
-        return replace(self, stages=stages)
 
 
 def uniform_chain(

@@ -77,11 +77,3 @@ def offload(value: Value, stage: int) -> Action:
 
 def fetch(value: Value, stage: int) -> Action:
     return Action(Op.FETCH, stage, value=value)
-
-
-def forward_part(schedule: Schedule) -> Schedule:
-    """The actions before the loss."""
-    for index, action in enumerate(schedule):
-        if action.op is Op.LOSS:
-            return schedule[:index]
-    raise ValueError(f"the schedule of {len(schedule)} actions has no loss")

@@ -24,7 +24,7 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "models of it; 20 in Accel-Sim 2.0's of H100. The predictions hardly depend on it",
         "hash": "runs of consecutive lines fill every set once, as the XOR and polynomial hashes "
         "of GPGPU-Sim do (Rau 1991); NVIDIA publishes none. Taken instead of a random one with the "
-        "misses of a GB10 in sight (repro/experiments/gb10_misses.py)",
+        "misses of a GB10 in sight (repro/experiments/bytes/gb10_misses.py)",
         "replacement": "least recently used; not published",
         "partitions": "A100 whitepaper (2020): each partition caches data for the SMs connected "
         "to it. That the line's home keeps a copy as well is our reading of it",

@@ -1,6 +1,6 @@
-"""The report: one HTML file with verdicts, figures, a calculator, formulas and provenance.
+"""The report: one HTML file with figures, verdicts, predictions, formulas and provenance.
 
-Everything is inside the file (SVG, CSV, MathML, scripts), so it works offline and in an archive.
+Everything is inside the file (SVG, CSV, MathML, script), so it works offline and in an archive.
 """
 
 from figures.report.page import write

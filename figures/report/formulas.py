@@ -9,7 +9,7 @@ from functools import cache
 import sympy as sp
 from sympy.printing.mathml import mathml
 
-from analysis import symbolic, symbolic_costs
+from analysis import symbolic
 from analysis.checkpointing import closed_forms
 
 FA1 = "FlashAttention (Dao et al. 2022)"
@@ -60,7 +60,7 @@ def typeset(expression: sp.Expr) -> str:
 
 def sections() -> list[Section]:
     """All of them, in the order of the report."""
-    return [*traffic(), *wholes(), paper_machine(), pass_costs(), checkpointing()]
+    return [*traffic(), *wholes(), paper_machine(), checkpointing()]
 
 
 def traffic() -> Iterator[Section]:
@@ -126,38 +126,6 @@ def paper_machine() -> Section:
         "The papers' machine", "One fast memory of M elements, N_q = N_k = N, matrices only.",
         tuple(rows),
     )  # fmt: skip
-
-
-def pass_costs() -> Section:
-    """What the calculator evaluates."""
-    costs = symbolic_costs
-    rows = []
-    for causal, mask in ((False, "dense"), (True, "causal")):
-        rows += [
-            Formula(f"{symbol}, {mask}", total, "tile loop (analysis/tile_loop.py)")
-            for symbol, total in costs.row_totals(causal).items()
-        ]
-    for algorithm in costs.ALGORITHMS:
-        rows.append(Formula(f"saved, {algorithm}", costs.saved_bytes(algorithm),
-                            "analysis/memory.py"))  # fmt: skip
-        for pass_ in ("forward", "backward"):
-            name = f"{algorithm}, {pass_}"
-            reads, writes = costs.compulsory(algorithm, pass_)
-            rows += [
-                Formula(f"peak, {name}", costs.peak_bytes(algorithm, pass_), "analysis/memory.py"),
-                Formula(f"HBM read, {name}", reads, "each kernel's tensors once"),
-                Formula(f"HBM write, {name}", writes, "each kernel's tensors once"),
-                Formula(f"FLOPs in visited tiles, {name}", costs.executed_flops(algorithm, pass_),
-                        f"{FA2}, §4.1, whole tiles"),
-                Formula(f"exponentials, {name}", costs.exponentials(algorithm, pass_),
-                        f"{FA2}, Alg. 1"),
-            ]  # fmt: skip
-    return Section(
-        "What the calculator evaluates",
-        "Whole batch; R_q and R_k are rows moved per visit of a query and of a key tile, "
-        "P pairs in visited tiles, V visited pairs of tiles, H_k key/value heads.",
-        tuple(rows),
-    )
 
 
 def checkpointing() -> Section:

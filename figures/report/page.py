@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas
 
 from figures import common, gallery, verdict_table
-from figures.report import calculator, form, formulas, provenance
+from figures.report import formulas, predictions, provenance
 from repro.claims import Claim, Verdict
 from repro.experiments import tidy
 from repro.measuring import machine
@@ -28,6 +28,14 @@ THEMED = {
     "#555555": "var(--muted)",
     "#e6e6e6": "var(--line)",
 }
+#: The figure of all verdicts, which opens the report where there is one.
+STRIP = "verdict_strip"
+#: So many of the chosen figures open the report.
+HEADLINES = 3
+#: What matplotlib calls the group that holds a whole picture.
+ROOT = "figure_1"
+#: Of a claim what its row shows; the rest unfolds below what it says.
+COLUMNS = ("claim", "what it says", "predicted", "measured", "published", "verdict", "evidence")
 #: Rows of a figure's data shown in the page; the CSV beside them has all.
 SHOWN = 200
 
@@ -36,16 +44,20 @@ def write(path: Path, *, out: Path = common.OUT, local: bool = True) -> int:
     """Write the report and return its size in bytes. Figures that ``out`` lacks are drawn first."""
     common.style()
     drawn = {}
+    boxes = {}
     for name in common.names():
         svg, data = out / f"{name}.svg", out / f"{name}.csv"
         if not (svg.exists() and data.exists()):
             figure = common.module(name)
             common.save(name, figure.draw(tidy(figure.EXPERIMENTS, local=local)), out)
         drawn[name] = figure_section(name, svg, data)
+        boxes[name] = view_box(svg)
+    groups = gallery.grouped()
     sections = [
-        ("figures", "Figures", figures_section(drawn, gallery.grouped())),
+        ("overview", "Overview", overview_section(boxes, groups)),
         ("verdicts", "Verdicts", verdict_section(verdict_table.collect(local=local))),
-        ("calculator", "Calculator", form.section()),
+        ("predictions", "Predictions", predictions.section()),
+        ("figures", "Figures", figures_section(drawn, groups)),
         ("formulas", "Formulas", formula_section(formulas.sections())),
         ("provenance", "Provenance", provenance_section(provenance.files())),
     ]
@@ -67,25 +79,19 @@ def page(sections: Sequence[tuple[str, str, str]]) -> str:
         "</section>"
         for i, title, text in sections
     )
-    code = "\n".join(
-        [
-            calculator.script(),
-            *(_part(name) for name in ("calculator.js", "report.js")),
-        ]
-    )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{TITLE}</title>\n<style>\n{_part('report.css')}</style>\n"
-        '</head>\n<body>\n<a class="skip" href="#figures">Skip to the figures</a>\n'
+        '</head>\n<body>\n<a class="skip" href="#overview">Skip to the overview</a>\n'
         f"<header><h1>{TITLE}</h1>"
         f"<p>Version {machine.project_version()}, commit {machine.commit() or 'unknown'}. "
         "Lines are predictions, filled points measurements, hollow points what "
         "the papers print. Everything on this page is in this file.</p></header>\n"
         f'<nav aria-label="Sections"><ul>{links}</ul>'
         '<button type="button" id="theme" hidden>Theme: auto</button></nav>\n'
-        f"<main>\n{body}</main>\n<script>\n{code}</script>\n</body>\n</html>\n"
+        f"<main>\n{body}</main>\n<script>\n{_part('report.js')}</script>\n</body>\n</html>\n"
     )
 
 
@@ -127,8 +133,14 @@ def verdict_section(rows: Sequence[Claim]) -> str:
             words = {name: html.escape(cell) for name, cell in verdict_table.cells(row).items()}
             words["verdict"] = f'<span class="mark {slug(row.verdict)}"></span>{words["verdict"]}'
             words["recheck"] = recheck(row.command)
-            headers = list(words)
-            lines.append(list(words.values()))
+            more = "".join(
+                f"<dt>{name}</dt><dd>{cell}</dd>"
+                for name, cell in words.items()
+                if name not in COLUMNS
+            )
+            words["what it says"] += f"<details><summary>more</summary><dl>{more}</dl></details>"
+            headers = list(COLUMNS)
+            lines.append([words[name] for name in COLUMNS])
         if lines:
             parts.append(f"<h3>{title}</h3>{table(headers, lines, title)}")
     return "".join(parts)
@@ -145,27 +157,59 @@ def slug(text: str) -> str:
     return text.replace(" ", "-")
 
 
-def figures_section(drawn: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> str:
-    """The figures by paper, a paper's headline figures first, under a list that can be searched."""
-    listed, shown = [], []
+def view_box(svg: Path) -> str:
+    """The ``viewBox`` of a drawn figure, as it is written in the file."""
+    found = re.search(r'viewBox="([^"]*)"', svg.read_text(encoding="utf-8"))
+    if found is None:
+        raise ValueError(f"{svg} has no viewBox")
+    return found[1]
+
+
+def overview_section(boxes: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> str:
+    """The strip of verdicts, three figures at full width, then every figure small, by paper.
+
+    boxes: the figures that are drawn, with their view boxes. A small picture is the large one below
+    shown a second time, which costs the file nothing.
+    """
+    opening = [name for name in (STRIP, *gallery.CHOSEN[:HEADLINES]) if name in boxes]
+    large = "".join(thumbnail(name, boxes[name]) for name in opening)
+    small = []
     for paper, members in groups.items():
-        order = sorted(
-            (name for name in members if name in drawn),
-            key=lambda name: (name not in gallery.IN_README, name),
-        )
-        if not order:
-            continue
-        lines = "".join(
-            f'<li><a href="#{name}">{html.escape(gallery.subject(name)[1])}</a></li>'
-            for name in order
-        )
-        listed.append(f"<li>{html.escape(paper)}<ul>{lines}</ul></li>")
-        shown.append(f"<h3>{html.escape(paper)}</h3>" + "".join(drawn[name] for name in order))
+        drawn = [name for name in ordered(members) if name in boxes]
+        if drawn:
+            shown = "".join(thumbnail(name, boxes[name]) for name in drawn)
+            head = f"<h3>{html.escape(paper)}</h3>"
+            small.append(f'<div class="paper">{head}<ul class="small">{shown}</ul></div>')
     return (
-        '<label class="search" hidden>Search the list <input type="search" id="figure-search" '
-        'autocomplete="off"></label>'
-        f'<ul id="figure-list">{"".join(listed)}</ul>{"".join(shown)}'
+        f'<ul class="headlines">{large}</ul>'
+        '<p class="search" hidden><label>Search the figures <input type="search" '
+        'id="figure-search" autocomplete="off"></label></p>'
+        f'<div id="thumbnails">{"".join(small)}</div>'
     )
+
+
+def thumbnail(name: str, box: str) -> str:
+    """A figure's picture, shown again and linked to it, over one line of what it shows."""
+    said = html.escape(gallery.subject(name)[1])
+    return (
+        f'<li><a href="#{name}"><svg viewBox="{box}" aria-hidden="true">'
+        f'<use href="#{name}-{ROOT}"/></svg><span>{said}</span></a></li>'
+    )
+
+
+def ordered(members: Sequence[str]) -> list[str]:
+    """A paper's figures, the chosen ones first."""
+    return sorted(members, key=lambda name: (name not in gallery.CHOSEN, name))
+
+
+def figures_section(drawn: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> str:
+    """The figures in full, by paper."""
+    shown = []
+    for paper, members in groups.items():
+        chosen = [drawn[name] for name in ordered(members) if name in drawn]
+        if chosen:
+            shown.append(f"<h3>{html.escape(paper)}</h3>{''.join(chosen)}")
+    return "".join(shown)
 
 
 def figure_section(name: str, svg: Path, data: Path) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Ours, and what the compiler's own start-up code keeps.
-KNOWN = re.compile(r"host_runtime|calls_of_clock|completed(\.\d+)?|__dso_handle")
+#: Ours, and what the compiler itself keeps for start-up and exceptions.
+KNOWN = re.compile(r"host_runtime|calls_of_clock|completed(\.\d+)?|__dso_handle|DW\.ref\..*")
 OBJECT, THREAD_LOCAL = 1, 6
 WRITABLE = re.compile(r"\.(data|bss|tdata|tbss)(\.(?!rel\.ro).*)?")
 

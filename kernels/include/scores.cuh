@@ -60,7 +60,7 @@ struct ScoreChange {
     //   fp16  1 - 2 / (1 + e^2y), to 2^-21 of the cap; where that is coarse, below y = 2^-8, s = scale x,
     //         which is no further from tanh: to 2^-13 of s. To round s to fp16 costs up to 2^-11, but
     //         2^-12 where tanh is nearly 1 and 1 - tanh² hangs on it: half of what tanh.approx would
-    //         (tests/cpu/test_softcap_accuracy.py)
+    //         (tests/sm80/test_softcap_accuracy.py)
     //   fp32  to 2^-20
     __device__ __forceinline__ float capped(float x, float& passed) const {
         if constexpr (DTYPE == 1) {

@@ -10,11 +10,10 @@ a prediction needs neither compiler nor time.
 
 from __future__ import annotations
 
-import csv
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -27,17 +26,19 @@ from analysis.loop_model.ampere import MACHINE
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import Machine
 from analysis.loop_model.program import Program, side_by_side
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
-from kernels.building.cache import digest, headers
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, FlashConfig, configure
 from kernels.launch import Kernel
 from kernels.launches import Device, launches_of
 from kernels.sass import loops
+from kernels.timing import records
 from kernels.timing.followed_blocks import code_of, launch_of
-from kernels.timing.hopper_time import Line, seconds_around
+from kernels.timing.hopper_time import seconds_around
+from kernels.timing.records import COLUMN, Recorded, clock_columns, digest_of_source
 
 ARCH = "sm_80"
 CAPABILITY = (8, 0)
@@ -54,34 +55,8 @@ SEEDS = 3
 DTYPE = "fp16"
 """bf16 has the same instructions but for the conversion."""
 LINES = Path(__file__).with_name("ampere_lines.csv")
-COLUMN = "clocks_"
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What is on record of a kernel: the clocks of a block alone by its rounds, how many an SM
-    holds, and how many times as long one takes beside the others."""
-
-    line: Line
-    blocks_per_sm: int
-    slowdown: float
-    tile: Tile
-
-    @classmethod
-    def read(cls, row: Mapping[str, str]) -> Recorded:
-        """A row of a record."""
-        points = [
-            (float(name.removeprefix(COLUMN)), float(value))
-            for name, value in row.items()
-            if name.startswith(COLUMN) and value
-        ]
-        tile = Tile(int(row["block_m"]), int(row["block_n"]))
-        return cls(card.through(points), int(row["blocks_per_sm"]), float(row["slowdown"]), tile)
-
-    def clocks(self, rounds: Iterable[int], sms: int) -> float:
-        """Of a launch on ``sms`` multiprocessors: rounds of its blocks in the order they start."""
-        blocks = (self.line(max(1, n)) for n in rounds)
-        return card.fill_shared(blocks, sms, self.blocks_per_sm, self.slowdown)
+COLUMNS = ("pass", "head_dim", "causal", "block_m", "block_n", "nvrtc", "digest",
+           "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
 
 
 def follow(
@@ -170,19 +145,13 @@ def digest_of(kernel: Kernel) -> str:
     macros = dict(kernel.macros)
     if macros["DTYPE"] == DTYPE_CODE["bf16"] and "SOFTCAP" not in macros:
         macros["DTYPE"] = DTYPE_CODE[DTYPE]
-    return digest(kernel.text(), headers(kernel.text()), repr(tuple(macros.items())))[:16]
-
-
-@cache
-def _rows() -> dict[str, dict[str, str]]:
-    with LINES.open(encoding="utf-8") as file:
-        return {row["digest"]: row for row in csv.DictReader(file)}
+    return digest_of_source(kernel, macros)
 
 
 def recorded(kernel: Kernel) -> Recorded:
     """What is on record of a kernel. LookupError where that is nothing: a form that does not run by
     default, or another state of its source."""
-    row = _rows().get(digest_of(kernel))
+    row = records.find(LINES, digest=digest_of(kernel))
     if row is None:
         raise LookupError(
             f"no clocks on record for this {kernel.entry}: python -m kernels.timing.ampere_time "
@@ -204,11 +173,38 @@ def rounds_of(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
         yield from of_head
 
 
+def packed_rounds(pass_: str, tile: Tile, shape: AttentionShape, lengths: Lengths) -> Iterator[int]:
+    """Rounds of every block with rows, in the order they start: sequence after sequence, head
+    after head, under a mask a forward's longest first."""
+    for queries, keys in zip(lengths.queries, lengths.keys, strict=True):
+        rows, others = (queries, keys) if pass_ == "forward" else (keys, queries)
+        step = tile.block_m if pass_ == "forward" else tile.block_n
+        if others == 0:
+            yield from [0] * (-(-rows // step) * shape.heads)
+        elif rows:
+            yield from _of_sequence(pass_, tile, replace(shape, seqlen_q=queries, seqlen_k=keys))
+
+
+@cache
+def _of_sequence(pass_: str, tile: Tile, shape: AttentionShape) -> tuple[int, ...]:
+    return tuple(rounds_of(pass_, tile, shape))
+
+
+def walked(pass_: str, tile: Tile, shape: AttentionShape, lengths: Lengths | None) -> Iterator[int]:
+    """Rounds of every block in the order they start, of packed sequences too."""
+    if lengths is None:
+        return rounds_of(pass_, tile, shape)
+    return packed_rounds(pass_, tile, shape, lengths)
+
+
 @checked
-def clocks(kernel: Kernel, pass_: str, shape: AttentionShape, sms: int) -> float:
+def clocks(
+    kernel: Kernel, pass_: str, shape: AttentionShape, sms: int, lengths: Lengths | None = None
+) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as ``recorded``."""
     found = recorded(kernel)
-    return found.clocks(rounds_of(pass_, found.tile, shape), sms)
+    assert found.tile is not None
+    return found.clocks(walked(pass_, found.tile, shape, lengths), sms)
 
 
 @checked
@@ -220,32 +216,31 @@ def seconds(
     sms: int,
     hbm_bytes_per_s: float,
     clock: card.Clock,
+    lengths: Lengths | None = None,
 ) -> float:
     """Time of a pass: its main kernel, and around a backward two that only move bytes.
 
-    kernel: the main one. Raises LookupError when its clocks are not on record.
+    kernel: the main one. lengths: of packed sequences. Raises LookupError when its clocks are not
+    on record.
     """
-    main = clocks(kernel, pass_, shape, sms) / clock.hz
+    main = clocks(kernel, pass_, shape, sms, lengths) / clock.hz
     return main + seconds_around(pass_, shape, 1, hbm_bytes_per_s)
+
+
+def _record() -> Iterator[dict[str, object]]:
+    for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
+        config = config_of(pass_, head_dim, causal)
+        yield {
+            "pass": pass_, "head_dim": head_dim, "causal": causal,
+            "block_m": config.tile.block_m, "block_n": config.tile.block_n,
+            "nvrtc": nvrtc_version(), "digest": digest_of(config.kernel()),
+            **follow_form(config),
+        }  # fmt: skip
 
 
 def main() -> None:
     """Records the clocks of the forms that run by default. Half a minute."""
-    with LINES.open("w", newline="", encoding="utf-8") as file:
-        columns = ("pass", "head_dim", "causal", "block_m", "block_n", "nvrtc", "digest",
-                   "blocks_per_sm", "slowdown", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
-            config = config_of(pass_, head_dim, causal)
-            writer.writerow({
-                "pass": pass_, "head_dim": head_dim, "causal": causal,
-                "block_m": config.tile.block_m, "block_n": config.tile.block_n,
-                "nvrtc": nvrtc_version(), "digest": digest_of(config.kernel()),
-                **follow_form(config),
-            })  # fmt: skip
-            file.flush()
-    _rows.cache_clear()
+    records.write(LINES, COLUMNS, _record())
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ numbers.
 
 from __future__ import annotations
 
-import csv
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -32,11 +31,10 @@ from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
 from kernels.hopper_packed import side_by_side
 from kernels.launch import ITEMSIZE
-from kernels.launching.plan import Launch as Recorded
-from kernels.launching.plan import Recorder
+from kernels.launching.plan import Launch, Recorder
 from kernels.packed import Packed
 from kernels.sass import loops
-from kernels.timing import hopper_time
+from kernels.timing import hopper_time, records
 from kernels.timing.followed_blocks import (
     DTYPE,
     HEADS,
@@ -49,6 +47,8 @@ from kernels.timing.followed_blocks import (
     launch_of,
     stand_in,
 )
+from kernels.timing.hopper_time import pass_of
+from kernels.timing.records import EMPTY, Recorded, clock_columns
 
 LINES = Path(__file__).with_name("hopper_packed_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
@@ -58,8 +58,6 @@ TABLES_AT = (0x10000, 0x20000)
 """Where its tables lie."""
 EMPTY_BESIDE = 4
 """Rounds of the tiles between which the forward's numbers without rows are followed."""
-EMPTY = -1
-"""In the place of the rounds of a number without rows."""
 
 
 def forms() -> list[Form]:
@@ -71,17 +69,6 @@ def forms() -> list[Form]:
     return [*hopper.PACKED_FORMS, *backwards]
 
 
-def pass_of(form: Form) -> str:
-    """ "forward" or "backward"."""
-    return "backward" if isinstance(form, hopper.BackwardForm) else "forward"
-
-
-@cache
-def _recorded() -> dict[tuple[str, str, str], dict[str, str]]:
-    with LINES.open(encoding="utf-8") as file:
-        return {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
-
-
 def digest_of(form: Form, causal: bool) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
     # Of a forward it is the form that is packed, of a backward the call.
@@ -89,16 +76,19 @@ def digest_of(form: Form, causal: bool) -> str:
     return hopper_time.digest_of(form, causal, features=packed)
 
 
-def row_of(form: Form, causal: bool) -> dict[str, str]:
-    """LookupError when nothing is recorded for the form, or for another state of its source."""
+def recorded(form: Form, causal: bool) -> Recorded:
+    """What is on record of a form.
+
+    Raises LookupError when that is nothing, or of another state of its source.
+    """
     pass_ = pass_of(form)
-    row = _recorded().get((pass_, form.name, str(causal)))
+    row = records.find(LINES, **{"pass": pass_, "form": form.name, "causal": causal})
     again = "python -m kernels.timing.hopper_packed_time records it"
     if row is None:
         raise LookupError(f"no clocks on record for the packed {pass_} {form.name}: {again}")
     if row["digest"] != digest_of(form, causal):
         raise LookupError(f"the source of the packed {pass_} {form.name} has changed: {again}")
-    return row
+    return Recorded.read(row)
 
 
 @checked
@@ -108,13 +98,7 @@ def clocks(form: Form, shape: AttentionShape, lengths: Lengths, sms: int) -> flo
     shape: of the packed arrays, (1, H, total, D). Raises LookupError when the form's clocks are not
     on record.
     """
-    row = row_of(form, shape.causal)
-    line = card.through([(float(n), float(row[f"clocks_{n}"])) for n in ROUNDS])
-    empty = float(row["empty"])
-    walked = rounds(form, shape, lengths)
-    return float(row["beside"]) + card.fill(
-        (empty if n == EMPTY else line(max(n, 1)) for n in walked), sms
-    )
+    return recorded(form, shape.causal).clocks(rounds(form, shape, lengths), sms)
 
 
 @checked
@@ -189,9 +173,9 @@ def follow(form: Form, causal: bool) -> dict[str, int]:
 
 def _block(form: hopper.BackwardForm, causal: bool, tiles: int, wanted: int) -> float:
     """Of a block with so many rounds, or without rows, among sequences of ``tiles`` query tiles."""
-    recorded, memory, walked = _batch(form, causal, tiles * form.block_m)
-    launch = replace(launch_of(recorded), memory=memory, block=(walked.index(wanted), 0, 0))
-    return clocks_of(loops.program(code_of(recorded.kernel), launch))
+    launched, memory, walked = _batch(form, causal, tiles * form.block_m)
+    launch = replace(launch_of(launched), memory=memory, block=(walked.index(wanted), 0, 0))
+    return clocks_of(loops.program(code_of(launched.kernel), launch))
 
 
 def _staying(
@@ -199,7 +183,7 @@ def _staying(
 ) -> float:
     """Of a block that takes tiles of so many rounds, and a number without rows behind each of the
     first ``empty``."""
-    recorded, memory, walked = _batch(form, causal, wanted * form.block_n)
+    launched, memory, walked = _batch(form, causal, wanted * form.block_n)
     first = walked.index(wanted)
     # Heads lie side by side: as many numbers of a kind follow each other.
     assert walked[first : first + HEADS] == [wanted] * HEADS
@@ -208,13 +192,13 @@ def _staying(
     for tile in range(1, tiles):
         asked += [nothing] * (tile <= empty) + [first + tile]
     launch = replace(
-        launch_of(recorded, [number - recorded.grid[0] for number in (*asked, NEVER)]),
+        launch_of(launched, [number - launched.grid[0] for number in (*asked, NEVER)]),
         memory=memory, block=(first, 0, 0),
     )  # fmt: skip
-    return clocks_of(loops.program(code_of(recorded.kernel), launch))
+    return clocks_of(loops.program(code_of(launched.kernel), launch))
 
 
-def _batch(form: Form, causal: bool, length: int) -> tuple[Recorded, dict[int, int], list[int]]:
+def _batch(form: Form, causal: bool, length: int) -> tuple[Launch, dict[int, int], list[int]]:
     """The main launch for equal sequences, the words of its tables by address, and the rounds of
     its numbers."""
     lengths = Lengths.equal([length] * SEQUENCES)
@@ -250,21 +234,18 @@ def _batch(form: Form, causal: bool, length: int) -> tuple[Recorded, dict[int, i
     return main, memory, rounds(form, shape, lengths)
 
 
+def _record() -> Iterator[dict[str, object]]:
+    for form, causal in product(forms(), (False, True)):
+        yield {
+            "pass": pass_of(form), "form": form.name, "causal": causal,
+            "nvrtc": nvrtc_version(), "digest": digest_of(form, causal), **follow(form, causal),
+        }  # fmt: skip
+
+
 def main() -> None:
     """Records the clocks of every form, bf16. A minute."""
-    with LINES.open("w", newline="", encoding="utf-8") as file:
-        columns = ("pass", "form", "causal", "nvrtc", "digest", "beside", "empty",
-                   *(f"clocks_{n}" for n in ROUNDS))  # fmt: skip
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for form, causal in product(forms(), (False, True)):
-            writer.writerow({
-                "pass": pass_of(form), "form": form.name, "causal": causal,
-                "nvrtc": nvrtc_version(), "digest": digest_of(form, causal),
-                **follow(form, causal),
-            })  # fmt: skip
-            file.flush()
-    _recorded.cache_clear()
+    columns = ("pass", "form", "causal", "nvrtc", "digest", "beside", "empty")
+    records.write(LINES, (*columns, *clock_columns(ROUNDS)), _record())
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ the card in the order in which they start, which takes neither compiler nor time
 
 from __future__ import annotations
 
-import csv
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from analysis.arguments import checked
 from analysis.flops import useful_flops
@@ -23,19 +20,20 @@ from analysis.loop_model import card
 from analysis.shapes import AttentionShape
 from analysis.tile_loop import tile_loop
 from kernels import hopper
-from kernels.building.cache import digest, headers
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
 from kernels.launch import ITEMSIZE
 from kernels.pages import Block
+from kernels.timing import records
 from kernels.timing.followed_blocks import ROUNDS, Features, Form, dtype_of, points_of, repair_of
+from kernels.timing.records import Recorded, clock_columns, digest_of_source
 
 LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
+COLUMNS = ("pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile",
+           *clock_columns(ROUNDS))  # fmt: skip
 BLOCK = Block("time.md", "forms", "kernels.timing.hopper_time")
 FEATURES_BLOCK = Block("hopper.md", "features", "kernels.timing.hopper_time")
-
-Line = Callable[[float], float]
 
 FEATURES_ON_RECORD: tuple[Features, ...] = (
     ("window",), ("softcap",), ("alibi",), ("window", "softcap"),
@@ -51,18 +49,12 @@ def digest_of(form: Form, causal: bool, optimistic: bool = False, features: Feat
     kernel = form.kernel("", dtype, causal, **asked) if isinstance(form, hopper.BackwardForm) else (
         form.kernel(dtype, causal, "optimistic" if optimistic else "", **asked)
     )  # fmt: skip
-    return digest(kernel.text(), headers(kernel.text()), repr(kernel.macros))[:16]
+    return digest_of_source(kernel)
 
 
 def options_of(features: Features) -> list[str]:
     """Those that are options of a kernel, not its type."""
     return [name for name in features if name != "fp16"]
-
-
-@cache
-def _recorded() -> dict[tuple[str, str, str], dict[str, str]]:
-    with LINES.open(encoding="utf-8") as file:
-        return {(r["pass"], r["form"], r["causal"]): r for r in csv.DictReader(file)}
 
 
 def name_of(form: Form, optimistic: bool = False, features: Features = ()) -> str:
@@ -84,29 +76,32 @@ def refusal(form: Form, deterministic: bool = False) -> str | None:
     return None
 
 
-def line_of(
+def pass_of(form: Form) -> str:
+    """ "forward" or "backward"."""
+    return "backward" if isinstance(form, hopper.BackwardForm) else "forward"
+
+
+def recorded(
     form: Form, causal: bool, optimistic: bool = False, features: Features = ()
-) -> tuple[Line, float]:
-    """Clocks of a tile by its rounds, and what a block costs beside, as recorded.
+) -> Recorded:
+    """What is on record of a form.
 
     features: in the order of ``kernels.timing.followed_blocks.Features``.
 
     Raises LookupError when the model does not cover the form, when nothing is recorded for it, or
     for another state of its source.
     """
-    pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
-    name = name_of(form, optimistic, features)
+    pass_, name = pass_of(form), name_of(form, optimistic, features)
     refused = refusal(form)
     if refused is not None:
         raise LookupError(f"the {pass_} {name}: {refused}")
-    row = _recorded().get((pass_, name, str(causal)))
+    row = records.find(LINES, **{"pass": pass_, "form": name, "causal": causal})
     again = "python -m kernels.timing.hopper_time records it"
     if row is None:
         raise LookupError(f"no clocks on record for the {pass_} {name}: {again}")
     if row["digest"] != digest_of(form, causal, optimistic, features):
         raise LookupError(f"the source of the {pass_} {name} has changed: {again}")
-    points = [(float(n), float(row[f"clocks_{n}"])) for n in ROUNDS]
-    return card.through(points), float(row["beside"])
+    return Recorded.read(row)
 
 
 @checked
@@ -117,40 +112,35 @@ def clocks(
     optimistic: bool = False,
     features: Features = (),
 ) -> float:
-    """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`line_of`.
+    """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`recorded`.
 
     optimistic: with those of its repair, on data of which it has nothing to do again.
     features: a window leaves each tile the rounds that it has; of these as many are masked as in
     the middle of a sequence, and sinks are taken for keys like others.
     """
-    line, beside = line_of(form, shape.causal, optimistic, features)
-    if optimistic:
-        row = _recorded()["forward", name_of(form, True), str(shape.causal)]
-        tiles = shape.batch * shape.heads * -(-shape.seqlen_q // form.tile.block_m)
-        beside += float(row["repair"]) + (-(-tiles // sms) - 1) * float(row["repair_tile"])
-    if isinstance(form, hopper.BackwardForm):
-        return card.fill((line(n) for n in _query_tiles(form, shape)), sms)
-    return beside + card.fill((line(n) for n in _key_tiles(form, shape)), sms)
+    found = recorded(form, shape.causal, optimistic, features)
+    walk = _query_tiles if isinstance(form, hopper.BackwardForm) else _key_tiles
+    tiles = shape.batch * shape.heads * -(-shape.seqlen_q // form.tile.block_m)
+    repair = found.repair + (-(-tiles // sms) - 1) * found.repair_tile if optimistic else 0.0
+    return repair + found.clocks(walk(form, shape), sms)
 
 
-def _key_tiles(form: hopper.ForwardForm, shape: AttentionShape) -> Iterator[int]:
+def _key_tiles(form: Form, shape: AttentionShape) -> Iterator[int]:
     """Per query tile, in the order they start, the key tiles it walks."""
     visits = tile_loop(shape, form.tile).visits_of_query_tile
     group = hopper_heads_per_group(shape, "forward")
     tiles = reversed(range(len(visits)))
     heads = shape.batch * shape.heads
-    return (max(1, int(visits[m])) for m in longest_first(tiles, heads, group))
+    return (int(visits[m]) for m in longest_first(tiles, heads, group))
 
 
-def _query_tiles(form: hopper.BackwardForm, shape: AttentionShape) -> Iterator[int]:
+def _query_tiles(form: Form, shape: AttentionShape) -> Iterator[int]:
     """Per key tile, in the order they start, the query tiles it walks."""
     visits = tile_loop(shape, form.tile).visits_of_key_tile
     group = hopper_heads_per_group(shape, "backward")
     heads = shape.batch * shape.kv_heads
-    return (
-        max(1, shape.group * int(visits[n]))
-        for n in longest_first(range(len(visits)), heads, group)
-    )
+    order = longest_first(range(len(visits)), heads, group)
+    return (shape.group * int(visits[n]) for n in order)
 
 
 def longest_first(tiles: Iterable[int], heads: int, group: int) -> Iterator[int]:
@@ -174,7 +164,7 @@ def seconds(
 ) -> float:
     """Time of a pass: its main kernel, and around a backward two that only move bytes.
 
-    Raises LookupError when the form's clocks are not on record (:func:`line_of`).
+    Raises LookupError when the form's clocks are not on record (:func:`recorded`).
     """
     main = clocks(form, shape, sms, optimistic, features) / clock.hz
     if isinstance(form, hopper.ForwardForm):
@@ -269,41 +259,34 @@ def feature_table() -> str:
             if features and (form, features) not in featured():
                 cells.append("–")
                 continue
-            lines = [line_of(form, causal, features=features)[0] for causal in (False, True)]
+            lines = [recorded(form, mask, features=features).line for mask in (False, True)]
             cells.append(" / ".join(f"{(line(16) - line(8)) / 8:.0f}" for line in lines))
         pass_ = "backward" if isinstance(form, hopper.BackwardForm) else "forward"
         rows.append(f"| {pass_} {form.name} | {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
-def _row(form: Form, optimistic: bool, features: Features, causal: bool) -> list[Any]:
+def _row(form: Form, optimistic: bool, features: Features, causal: bool) -> dict[str, object]:
     points, beside = points_of(form, causal, optimistic, features=features)
     repair = (0.0, 0.0)
     if optimistic and isinstance(form, hopper.ForwardForm):
         repair = repair_of(form, causal)
-    return [
-        "backward" if isinstance(form, hopper.BackwardForm) else "forward",
-        name_of(form, optimistic, features), causal, nvrtc_version(),
-        digest_of(form, causal, optimistic, features), round(beside), *map(round, repair),
-        *(round(value) for _, value in points),
-    ]  # fmt: skip
+    names = ("beside", "repair", "repair_tile", *clock_columns(ROUNDS))
+    values = (beside, *repair, *(value for _, value in points))
+    return {
+        "pass": pass_of(form), "form": name_of(form, optimistic, features), "causal": causal,
+        "nvrtc": nvrtc_version(), "digest": digest_of(form, causal, optimistic, features),
+        **dict(zip(names, map(round, values), strict=True)),
+    }  # fmt: skip
 
 
 def main() -> None:
     """Records the clocks of every form, bf16, and the tables of the pages. Minutes."""
-    columns = ["pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile"]
-    with LINES.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns, *(f"clocks_{n}" for n in ROUNDS)])
-        recorded: list[tuple[Form, bool, Features]] = [
-            *((form, optimistic, ()) for form, optimistic in kinds()),
-            *((form, False, features) for form, features in featured()),
-        ]
-        for of in recorded:
-            for causal in (False, True):
-                writer.writerow(_row(*of, causal))
-                file.flush()
-    _recorded.cache_clear()
+    forms: list[tuple[Form, bool, Features]] = [
+        *((form, optimistic, ()) for form, optimistic in kinds()),
+        *((form, False, features) for form, features in featured()),
+    ]
+    records.write(LINES, COLUMNS, (_row(*of, mask) for of in forms for mask in (False, True)))
     BLOCK.write(form_table())
     FEATURES_BLOCK.write(feature_table())
 

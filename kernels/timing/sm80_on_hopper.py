@@ -9,11 +9,9 @@ digest of the source. Minutes; needs NVRTC, nvdisasm and a C compiler, no GPU.
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,28 +20,29 @@ from analysis.hardware import H200
 from analysis.loop_model import card, hopper_warps
 from analysis.loop_model.program import Program
 from analysis.packed import Lengths
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import AttentionShape
 from analysis.sums.packed import ENTRY_BYTES
 from kernels.building.compile import nvrtc_version
 from kernels.command_line import program
 from kernels.flash_config import FlashConfig, configure
 from kernels.hopper import HEAD_DIMS, BackwardForm
+from kernels.launch import Kernel
 from kernels.launches import Device, launches_of
 from kernels.launching import plan
 from kernels.sass import loops
 from kernels.sass.operands import Launch
+from kernels.timing import records
 from kernels.timing.ampere_time import (
-    COLUMN,
     PASSES,
     ROUNDS,
     SHARED_ROUNDS,
-    Recorded,
     digest_of,
     follow,
-    rounds_of,
+    walked,
 )
 from kernels.timing.followed_blocks import BEFORE, code_of, dtype_of, launch_of
 from kernels.timing.hopper_time import Features, featured, options_of, seconds_around
+from kernels.timing.records import Recorded, clock_columns
 
 ARCH = "sm_90"
 DEVICE = Device("90", H200.shared_bytes_per_block, H200.sms)
@@ -149,77 +148,69 @@ def followed(kind: Kind, rounds: int) -> Program:
     return loops.program(code_of(kind.config.kernel(), ARCH), _launch(kind, rounds))
 
 
-@cache
-def _rows() -> dict[str, dict[str, str]]:
-    with LINES.open(encoding="utf-8") as file:
-        return {row["digest"]: row for row in csv.DictReader(file)}
-
-
-def recorded(main: plan.Launch) -> Recorded:
+def recorded(kernel: Kernel) -> Recorded:
     """What is on record of a kernel; LookupError for another form or state of its source."""
-    row = _rows().get(digest_of(main.kernel))
+    row = records.find(LINES, digest=digest_of(kernel))
     if row is None:
         raise LookupError(
-            f"no clocks in {LINES.name} for this {main.kernel.entry}: "
+            f"no clocks in {LINES.name} for this {kernel.entry}: "
             "python -m kernels.timing.sm80_on_hopper"
         )
     return Recorded.read(row)
 
 
-def packed_rounds(pass_: str, tile: Tile, shape: AttentionShape, lengths: Lengths) -> Iterator[int]:
-    """Rounds of every block with rows, in the order they start: sequence after sequence, head
-    after head, under a mask a forward's longest first."""
-    for queries, keys in zip(lengths.queries, lengths.keys, strict=True):
-        rows, others = (queries, keys) if pass_ == "forward" else (keys, queries)
-        step = tile.block_m if pass_ == "forward" else tile.block_n
-        if others == 0:
-            yield from [0] * (-(-rows // step) * shape.heads)
-        elif rows:
-            yield from _of_sequence(pass_, tile, replace(shape, seqlen_q=queries, seqlen_k=keys))
-
-
-@cache
-def _of_sequence(pass_: str, tile: Tile, shape: AttentionShape) -> tuple[int, ...]:
-    return tuple(rounds_of(pass_, tile, shape))
-
-
 def seconds(
+    kernel: Kernel,
+    pass_: str,
+    shape: AttentionShape,
+    *,
+    sms: int,
+    hbm_bytes_per_s: float,
+    clock: card.Clock,
+    lengths: Lengths | None = None,
+) -> float:
+    """Predicted time of a pass on a Hopper card, as if its kernels did not wait for HBM.
+
+    kernel: the main one. lengths: of packed sequences. Raises LookupError as ``recorded``.
+    """
+    found = recorded(kernel)
+    assert found.tile is not None
+    clocks = found.clocks(walked(pass_, found.tile, shape, lengths), sms)
+    return clocks / clock.hz + seconds_around(pass_, shape, 1, hbm_bytes_per_s)
+
+
+def on_h200(
     shape: AttentionShape, pass_: str, features: Features = (), lengths: Lengths | None = None
 ) -> float:
-    """Predicted time of a pass on an H200, as if its kernels did not wait for HBM.
+    """:func:`seconds` of what an H200 would run, under load.
 
-    features: of the scores; a window is the shape's own. Raises LookupError as ``recorded``.
+    features: of the scores; a window is the shape's own.
     """
-    found = recorded(main_launch(shape, pass_, features, lengths))
-    walked = (
-        rounds_of(pass_, found.tile, shape)
-        if lengths is None
-        else packed_rounds(pass_, found.tile, shape, lengths)
-    )
-    around = seconds_around(pass_, shape, 1, H200.hbm_bandwidth_bytes_per_s)
-    return found.clocks(walked, H200.sms) / card.H200_SUSTAINED.hz + around
+    return seconds(
+        main_launch(shape, pass_, features, lengths).kernel, pass_, shape, sms=H200.sms,
+        hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s, clock=card.H200_SUSTAINED, lengths=lengths,
+    )  # fmt: skip
+
+
+def _record() -> Iterator[dict[str, object]]:
+    for kind in kinds():
+        config = kind.config
+        programs = {n: followed(kind, n) for n in lengths_of(kind)}
+        blocks = config.fit(H200).blocks_per_sm
+        yield {
+            "pass": kind.pass_, "head_dim": kind.head_dim, "causal": kind.causal,
+            "options": kind.name, "block_m": config.tile.block_m,
+            "block_n": config.tile.block_n, "nvrtc": nvrtc_version(),
+            "digest": digest_of(config.kernel()),
+            **follow(programs, SHARED_ROUNDS, blocks, hopper_warps.MACHINE),
+        }  # fmt: skip
 
 
 def main() -> None:
     """Records the clocks of every kind. Minutes."""
     columns = ("pass", "head_dim", "causal", "options", "block_m", "block_n", "nvrtc", "digest",
-               "blocks_per_sm", "slowdown", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
-    with LINES.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        for kind in kinds():
-            config = kind.config
-            programs = {n: followed(kind, n) for n in lengths_of(kind)}
-            blocks = config.fit(H200).blocks_per_sm
-            writer.writerow({
-                "pass": kind.pass_, "head_dim": kind.head_dim, "causal": kind.causal,
-                "options": kind.name, "block_m": config.tile.block_m,
-                "block_n": config.tile.block_n, "nvrtc": nvrtc_version(),
-                "digest": digest_of(config.kernel()),
-                **follow(programs, SHARED_ROUNDS, blocks, hopper_warps.MACHINE),
-            })  # fmt: skip
-            file.flush()
-    _rows.cache_clear()
+               "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
+    records.write(LINES, columns, _record())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ import torch
 if TYPE_CHECKING:
     from kernels.launching.cupy_backend import CupyBackend
 
+from analysis.hardware import A100_80GB
 from analysis.sums import copies
+from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.launch import Array, Backend
 from kernels.launching.plan import Plan, replay
 from repro.attention.views import TORCH_TYPES, array_of
@@ -125,6 +128,13 @@ def backend_of(device: torch.device) -> Backend:
 
 
 _host_is: str | None = None
+#: Kernels and tiles are chosen for it as for the host backend.
+HOST_GPU = replace(
+    A100_80GB,
+    name="host",
+    shared_bytes_per_block=SHARED_LIMIT_BYTES,
+    shared_bytes_per_sm=SHARED_LIMIT_BYTES + 1024,
+)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from torch import Tensor
 __all__ = [
     "Reference",
     "attention_reference",
+    "beyond_bound",
     "changed",
     "framework_result",
     "max_error",
@@ -292,3 +293,42 @@ def max_error(result: Tensor, reference: Tensor) -> float:
     same = x == y  # true for equal infinities, whose difference would be NaN
     difference = torch.where(same, 0.0, (x - y).abs())
     return float(difference.max())
+
+
+def beyond_bound(
+    name: str, result: Tensor, want: Reference, theirs: Reference, dtype: torch.dtype
+) -> str | None:
+    """Where a result is further from ``want`` than it may be, or None.
+
+    At most twice the framework's own error in the same type (``theirs``), plus one rounding of the
+    largest value, plus a few fp32 roundings of the scores and of the summed terms, plus what the
+    rounding of out does to the gradients through D = rowsum(dO∘O).
+    """
+    expected: Tensor = getattr(want, name)
+    if result.shape != expected.shape:
+        return f"{name}: shape {tuple(result.shape)}, not {tuple(expected.shape)}"
+    x = result.detach().to("cpu", torch.float64)
+    finite = expected.isfinite()
+    if not torch.equal(torch.where(finite, 0.0, x), torch.where(finite, 0.0, expected)):
+        return f"{name}: not the reference's infinities"
+    if not bool(x[finite].isfinite().all()):
+        return f"{name}: NaN or infinity where the reference is finite"
+    if not bool(finite.any()):
+        return None
+    error = float((x - expected)[finite].abs().max())
+    yardstick = (getattr(theirs, name).double() - expected)[finite].abs()
+    # The row statistics are fp32 in every type.
+    unit = torch.finfo(torch.float32 if name == "lse" else dtype).eps
+    limit = 2.0 * float(yardstick.nan_to_num(0.0).max())
+    limit += unit * float(expected[finite].abs().max())
+    if want.terms is not None and name in want.terms:
+        # Scores and sums are fp32 in every type: four roundings of each score, and of the terms.
+        rounding = 4 * torch.finfo(torch.float32).eps * (1.0 + want.score)
+        limit += rounding * float(want.terms[name].max())
+        if name in ("dq", "dk", "dbias"):
+            limit += 0.5 * unit * float(want.terms[f"{name} through out"].max())
+    else:  # lse, whose errors are those of the scores
+        limit += 4 * unit * (1.0 + want.score)
+    if want.terms is not None and f"{name} through cap" in want.terms:
+        limit += float(want.terms[f"{name} through cap"].max())
+    return f"{name}: error {error:.3g} above {limit:.3g}" if error > limit else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas
 
-from repro.claims.rows import NOT_MEASURED
+from repro.claims.register import NOT_MEASURED
 
 NAN = float("nan")
 
@@ -37,3 +38,24 @@ def growth(frame: pandas.DataFrame, **wanted: object) -> float:
 
 def text(value: float, form: str = ".2f") -> str:
     return format(value, form) if math.isfinite(value) else NOT_MEASURED
+
+
+def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
+    """Rows whose columns have the wanted value (or one of a list of values).
+
+    A column that no record has yet is the same as one without the value: no rows.
+    """
+    rows = frame
+    for column, value in wanted.items():
+        key = "pass" if column == "pass_" else column
+        if key not in rows:
+            return rows.iloc[:0]
+        values = value if isinstance(value, list | tuple | set) else [value]
+        rows = rows[rows[key].isin(values)]
+    return rows
+
+
+def worst(ratio: pandas.Series) -> float:
+    """The value farthest from 1, NaN if there is none: what a claim about many points hangs on."""
+    known = ratio.dropna()
+    return float(known.iloc[(known - 1).abs().argmax()]) if len(known) else NAN

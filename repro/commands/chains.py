@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from analysis.decoders import Decoder
+from analysis.rank_memory import RankBytes, Ranks, rank_bytes
 from repro.commands import output, sweep
 from repro.measuring.progress import counter
 
@@ -58,28 +59,38 @@ def decoder_of(name: str, sizes: Mapping[str, int | None]) -> Decoder:
     return replace(start, **given)
 
 
-def transformer_chain(decoder: Decoder, *, batch: int, gpu: Gpu, attention: str = "flash") -> Chain:
+def transformer_chain(
+    decoder: Decoder, *, batch: int, gpu: Gpu, attention: str = "flash", ranks: Ranks | None = None
+) -> Chain:
     """Two stages a layer, "attention" and "mlp", with the bytes of ``Decoder.saved_bytes`` and the
     least seconds of :func:`stage_seconds`. Embedding and logits are left out.
+
+    With ``ranks`` it is what one micro-batch is on one GPU of a pipeline stage: its layers, its
+    part of the bytes, and of the seconds what tensor parallelism leaves, collectives left out.
 
     Raises ValueError for an unknown attention, or one that the GPU cannot run.
     """
     from analysis.checkpointing import Chain, Stage
 
+    ranks = ranks or Ranks()
+    ranks.check(decoder)
     tokens = decoder.seqlen * batch
-    saved = decoder.saved_bytes(tokens, decoder.seqlen, attention)
+    sequence = ranks.sequence_parallel
+    saved = decoder.saved_bytes(
+        tokens, decoder.seqlen, attention, tensor=ranks.tensor, sequence_parallel=sequence
+    )
     seconds = stage_seconds(decoder, batch, gpu, attention)
-    activation = 2 * tokens * decoder.hidden
+    activation = 2 * tokens * decoder.hidden // (ranks.tensor if sequence else 1)
     stages = [
         Stage(
             activation,
             saved[kind],
-            forward_s=forward,
-            backward_s=backward,
+            forward_s=forward / ranks.tensor,
+            backward_s=backward / ranks.tensor,
             name=f"{kind} {layer + 1}",
             kind=kind,
         )
-        for layer in range(decoder.layers)
+        for layer in range(decoder.layers // ranks.pipeline)
         for kind, (forward, backward) in seconds.items()
     ]
     return Chain(tuple(stages), input_bytes=activation, input_gradient_bytes=activation)
@@ -209,14 +220,15 @@ def chain_of(
     batch: int = 1,
     attention: str = "flash",
     gpu: str = "H200",
+    ranks: Ranks | None = None,
     **sizes: int | None,
 ) -> Chain:
     """The chain of a model by name ("gpt2-medium", "llama3-8b", "chain-64", ...) or import path, as
     ``python -m repro plan`` takes it, without running a named one.
 
     found: what the import path names, where the caller has it. repeats: timed runs of each of its
-    stages. batch: micro-batch of a named decoder. gpu: whose time model times it. sizes: layers,
-    hidden, heads, kv_heads, ffn, vocab, seqlen of a named decoder.
+    stages. batch: micro-batch of a named decoder. gpu: whose time model times it. ranks: how it is
+    spread over GPUs. sizes: layers, hidden, heads, kv_heads, ffn, vocab, seqlen of a named decoder.
 
     Raises ValueError that lists the names, or for sizes that the model does not take.
     """
@@ -225,6 +237,8 @@ def chain_of(
     if ":" in model or chain is not None:
         if given:
             raise ValueError(f"model {model!r} has its own sizes, not {', '.join(given)}")
+        if ranks is not None and ranks != Ranks():
+            raise ValueError(f"model {model!r} is a chain of stages: only named models are spread")
         return chain or imported_chain(
             model, imported(model) if found is None else found, repeats=repeats
         )
@@ -233,21 +247,26 @@ def chain_of(
         batch=batch,
         attention=attention,
         gpu=sweep.gpus(gpu)[0],
+        ranks=ranks,
     )
 
 
 @dataclass(frozen=True)
 class Resident:
-    """What a step of a named decoder holds beside its activations, in bytes."""
+    """What a step of a named decoder holds beside its activations, by pipeline stage."""
 
     parameters: int
     bytes_a_parameter: float
-    state_bytes: int
-    logits_bytes: int
+    pipeline_stages: tuple[RankBytes, ...]
 
     @classmethod
     def of(
-        cls, model: str, batch: int, bytes_a_parameter: float, sizes: dict[str, int | None]
+        cls,
+        model: str,
+        batch: int,
+        bytes_a_parameter: float,
+        sizes: dict[str, int | None],
+        ranks: Ranks,
     ) -> Resident:
         """ValueError for a model that is not a named decoder: a chain does not know its weights."""
         if ":" in model or textbook_chain(model) is not None:
@@ -256,26 +275,32 @@ class Resident:
                 "known; --budget is of activations alone"
             )
         decoder = decoder_of(model, sizes)
-        return cls(
-            decoder.parameters,
-            bytes_a_parameter,
-            round(decoder.parameters * bytes_a_parameter),
-            decoder.logits_bytes(batch * decoder.seqlen),
-        )
+        stages = rank_bytes(decoder, ranks, batch, bytes_a_parameter)
+        return cls(decoder.parameters, bytes_a_parameter, tuple(stages))
 
     def left(self, total_bytes: int) -> int:
-        """Bytes of ``total_bytes`` for activations. ValueError where there are none."""
-        held = self.state_bytes + self.logits_bytes
-        if held >= total_bytes:
+        """Bytes of ``total_bytes`` for the activations of one micro-batch, on the GPU that has the
+        least: all that are in flight get as much. ValueError where there are none."""
+        fullest = max(self.pipeline_stages, key=lambda stage: stage.total)
+        if fullest.total >= total_bytes:
             raise ValueError(
                 f"--total-budget of {total_bytes} bytes: weights, gradients, optimiser states and "
-                f"logits alone take {held} bytes ({self})"
+                f"logits alone take {fullest.total:.0f} bytes ({self}). "
+                "--zero, --data, --tensor and --pipeline spread them over GPUs"
             )
-        return total_bytes - held
+        return min(
+            int((total_bytes - stage.total) / stage.in_flight) for stage in self.pipeline_stages
+        )
 
     def __str__(self) -> str:
+        fullest = max(self.pipeline_stages, key=lambda stage: stage.total)
+        parts = ", ".join(
+            f"{name} {output.of_bytes(size)}" for name, size in fullest.parts.items() if size
+        )
+        where = f" on the fullest of {len(self.pipeline_stages)} pipeline stages" * (
+            len(self.pipeline_stages) > 1
+        )
         return (
-            f"{self.parameters / 1e9:.3g} billion parameters at {self.bytes_a_parameter:g} bytes "
-            f"are {output.of_bytes(self.state_bytes)}, logits "
-            f"{output.of_bytes(self.logits_bytes)}; the rest is for activations"
+            f"{self.parameters / 1e9:.3g} billion parameters at {self.bytes_a_parameter:g} bytes: "
+            f"{parts}{where}; the rest is for activations"
         )

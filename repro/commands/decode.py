@@ -17,7 +17,7 @@ from kernels import dispatch
 from kernels.decode import QUERIES_MAX, default_splits
 from kernels.decode_config import PAGE_UNIT, WIDE, WIDE_VALUES, configure
 from kernels.flash_config import HEAD_DIMS
-from repro.commands import completion, gpus, output, sweep
+from repro.commands import completion, decode_model, gpus, output, sweep
 from repro.commands.predict import here
 
 CACHES = ("same", "fp8")
@@ -30,12 +30,18 @@ _HEADERS = ("cache a token", "cache", "SM read", "SM write", "HBM â‰¥", "step â‰
 
 
 def command(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="a whole model instead of one layer, e.g. llama3-70b (as for plan)"),
+    ] = None,
     batch: Annotated[str, typer.Option(help="sequences")] = "1",
-    heads: Annotated[str, typer.Option(help="query heads")] = "32",
+    heads: Annotated[str | None, typer.Option(help="query heads (default: 32)")] = None,
     kv_heads: Annotated[
         str | None, typer.Option(help="key/value heads (default: as many as query heads)")
     ] = None,
-    head_dim: Annotated[str, typer.Option("--head-dim", "-d", help="columns of a head")] = "128",
+    head_dim: Annotated[
+        str | None, typer.Option("--head-dim", "-d", help="columns of a head (default: 128)")
+    ] = None,
     context: Annotated[
         str, typer.Option("--context", "-n", help="keys of a sequence, e.g. 4k:128k:*2")
     ] = "4096",
@@ -74,7 +80,7 @@ def command(
         typer.Option(
             autocompletion=completion.of(gpus.names),
             metavar="NAME",
-            help="as for predict (default: this machine's, else H200)",
+            help="as for predict (default: this machine's, else H200); of a model also 2xH200",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, with bytes by tensor")] = False,
@@ -82,13 +88,35 @@ def command(
     markdown: Annotated[bool, typer.Option("--markdown", help="a table for Markdown")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="a table for LaTeX (booktabs)")] = False,
 ) -> None:
-    """Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one layer.
+    """Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one layer or a
+    whole model.
 
     Every field takes one value, a list or a range, as for predict. What no kernel of ours runs
     (1024 columns, a GPU before Ampere) has its lower bounds alone; a point that cannot be is a row
     with its reason.
     """
     output.require_one_format(as_json, as_csv, markdown, latex)
+    if model is not None:
+        of_a_layer = {
+            "--heads": heads, "--kv-heads": kv_heads, "--head-dim": head_dim, "--latent": latent,
+            "--value-dim": value_dim, "--page-size": page_size, "--splits": splits,
+            "--scale-block": scale_block,
+        }  # fmt: skip
+        given = [name for name, value in of_a_layer.items() if value]
+        if given:
+            raise ValueError(f"{', '.join(given)} with the model {model}: it has its own sizes")
+        decode_model.run(
+            model,
+            gpus=gpu or here().name,
+            contexts=sweep.numbers(context, "--context"),
+            batches=sweep.numbers(batch, "--batch"),
+            widths=sweep.numbers(width, "--width"),
+            caches=sweep.words(cache, "--cache", CACHES),
+            as_json=as_json,
+            as_csv=as_csv,
+            style=output.style_of(markdown, latex),
+        )
+        return
     if page_size is not None and (page_size < PAGE_UNIT or page_size % PAGE_UNIT):
         raise ValueError(f"--page-size {page_size}: expected a multiple of {PAGE_UNIT}")
     if value_dim is not None and not latent:
@@ -101,9 +129,9 @@ def command(
             sweep.words(dtype, "--dtype", tuple(ITEMSIZE)),
             sweep.words(cache, "--cache", CACHES),
             sweep.numbers(batch, "--batch"),
-            sweep.numbers(heads, "--heads"),
+            sweep.numbers(heads or "32", "--heads"),
             sweep.numbers(kv_heads, "--kv-heads") if kv_heads is not None else [None],
-            sweep.numbers(head_dim, "--head-dim"),
+            sweep.numbers(head_dim or "128", "--head-dim"),
             sweep.numbers(width, "--width"),
             sweep.numbers(context, "--context"),
             sweep.numbers(splits, "--splits") if splits is not None else [None],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,6 +21,11 @@ POINT = (
     "implementation", "pass", "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
     "dtype", "causal", "dropout", "key_mask", "block_m", "block_n", "scores", "sharing", "splits",
     "way", "window_left",
+)  # fmt: skip
+#: Where a row comes from, which does not say what it is of.
+ORIGIN = (
+    "value", "unit", "source", "tool", "device", "origin", "confidence", "machine", "cell", "date",
+    "commit", "sources", "spread", "error",
 )  # fmt: skip
 #: What tells the numbers of a point apart.
 QUANTITY = ("metric", "level", "kernel", "tensor", "direction", "variant")
@@ -251,29 +256,51 @@ def _lines_of(name: str, group: pandas.DataFrame) -> list[dict[str, Any]]:
         for _, row in published.drop_duplicates(["origin", "value"]).iterrows():
             add("published", float(row["value"]), row.get("device"), origin=str(row["origin"]))
     shown = {entry["predicted"] for entry in lines}
-    for tool, device, value in predictions:
-        if value not in shown:
-            alone = len({v for *_, v in predictions}) == 1
-            origin = "" if alone else ", ".join(filter(None, (device, tool)))
-            lines.append(line | {"predicted": value, "origin": origin})
+    values = {each.value for each in predictions}
+    if len(values) == 1:
+        return lines or [line | {"predicted": values.pop()}]
+    for each in predictions:
+        if each.value not in shown:
+            origin = ", ".join(filter(None, (each.device, each.told, each.tool)))
+            lines.append(line | {"predicted": each.value, "origin": origin})
     return lines
 
 
-def _predictions(rows: pandas.DataFrame | None) -> list[tuple[str, str, float]]:
-    """(tool, device, value) of each prediction; absent texts are empty."""
+class _Predicted(NamedTuple):
+    """A prediction; absent texts are empty. told: the fields by which rows of one name differ."""
+
+    tool: str
+    device: str
+    value: float
+    told: str
+
+
+def _predictions(rows: pandas.DataFrame | None) -> list[_Predicted]:
+    """Those of one quantity, each value of a tool and a device once."""
     if rows is None:
         return []
-    found = []
+    telling = [
+        name for name in rows.columns if name not in ORIGIN and rows[name].map(str).nunique() > 1
+    ]
+    found: dict[tuple[str, str, float], _Predicted] = {}
     for _, row in rows.iterrows():
-        texts = (str(row[n]) if isinstance(row.get(n), str) else "" for n in ("tool", "device"))
-        found.append((*texts, float(row["value"])))
-    return list(dict.fromkeys(found))  # type: ignore[arg-type]
+        tool, device = (
+            str(row[name]) if isinstance(row.get(name), str) else "" for name in ("tool", "device")
+        )
+        value = float(row["value"])
+        told = ", ".join(f"{name}={_plain(row[name])}" for name in telling if _known(row[name]))
+        found.setdefault((tool, device, value), _Predicted(tool, device, value, told))
+    return list(found.values())
 
 
-def _of_device(predictions: Sequence[tuple[str, str, float]], device: Any) -> float | None:
+def _known(value: Any) -> bool:
+    return value is not None and value == value
+
+
+def _of_device(predictions: Sequence[_Predicted], device: Any) -> float | None:
     """The prediction for a device, or the only one there is."""
-    same = {value for _, where, value in predictions if where and where == device}
-    values = same or {value for *_, value in predictions}
+    same = {each.value for each in predictions if each.device and each.device == device}
+    values = same or {each.value for each in predictions}
     return values.pop() if len(values) == 1 else None
 
 

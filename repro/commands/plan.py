@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from analysis.rank_memory import Ranks
 from repro.commands import output, sweep
 from repro.commands.chains import PRESETS, Resident, chain_of, imported, is_whole
 from repro.measuring.progress import counter
@@ -57,6 +58,23 @@ def command(
     ffn: Annotated[int | None, typer.Option(min=1, help="llama kind: width of the MLP")] = None,
     vocab: Annotated[int | None, typer.Option(min=1, help="named models: vocabulary")] = None,
     attention: Annotated[str, typer.Option(help="named models: flash or standard")] = "flash",
+    data: Annotated[int, typer.Option(min=1, help="named models: data parallel ranks")] = 1,
+    tensor: Annotated[int, typer.Option(min=1, help="named models: tensor parallel ranks")] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, help="named models: pipeline stages (1F1B)")] = 1,
+    sequence_parallel: Annotated[
+        bool, typer.Option("--sequence-parallel", help="tensor ranks share out the norms too")
+    ] = False,
+    zero: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=3,
+            help="data parallel ranks shard the optimiser (1), gradients (2), parameters (3)",
+        ),
+    ] = 0,
+    microbatches: Annotated[
+        int | None, typer.Option(min=1, help="of a step (default: the pipeline's stages)")
+    ] = None,
     gpu: Annotated[
         str, typer.Option(help="named models: the time model of predict for it")
     ] = "H200",
@@ -91,10 +109,12 @@ def command(
         return
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
              "ffn": ffn, "vocab": vocab, "seqlen": seqlen}  # fmt: skip
+    ranks = Ranks(data, tensor, pipeline, sequence_parallel, zero, microbatches)
     chain = chain_of(
-        model, found=found, repeats=repeats, batch=batch, attention=attention, gpu=gpu, **sizes
-    )
-    rest = Resident.of(model, batch, bytes_a_parameter, sizes) if total_budget else None
+        model, found=found, repeats=repeats, batch=batch, attention=attention, gpu=gpu,
+        ranks=ranks, **sizes,
+    )  # fmt: skip
+    rest = Resident.of(model, batch, bytes_a_parameter, sizes, ranks) if total_budget else None
     from analysis.checkpointing import store_all
 
     everything = store_all(chain)

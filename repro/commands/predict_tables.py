@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from repro.commands import output
-from repro.prediction import Prediction
+from repro.prediction import NoTime, Prediction
 
 _FIELDS = (
     "gpu", "algorithm", "pass", "order", "causal", "window_left", "window_right", "sinks", "dtype",
@@ -100,11 +100,11 @@ def _remarks(points: list[Prediction]) -> None:
             remarks.append(f"head_dim {given} is {copied}multiplied as {columns} columns a tile")
         if point.warning is not None:
             remarks.append(f"warning: {point.warning}")
-        if point.unpredicted is not None:
+        if isinstance(point.predicted, NoTime):
             remarks.append(
-                f"no time ≈ of {point.algorithm} in the {point.pass_}: {point.unpredicted}"
+                f"no time ≈ of {point.algorithm} in the {point.pass_}: {point.predicted.reason}"
             )
-        if point.predicted_s is not None:
+        else:
             remarks.append(
                 f"time ≈ is predicted from machine code at {point.clock.hz / 1e9:.2f} GHz, "
                 f"{point.clock.origin} (docs/pages/time.md says how good that is)"

@@ -83,6 +83,8 @@ def seqlens(text: str) -> Lengths:
     file = Path(text)
     if file.is_file():
         text = ",".join(file.read_text(encoding="utf-8").replace(",", " ").split())
+    elif file.suffix or file.name != text:
+        raise ValueError(f"--seqlens {text!r}: there is no such file")
     found = Lengths.equal(_number(part.strip(), "--seqlens", 0) for part in text.split(","))
     if not found.total_q:
         raise ValueError(f"--seqlens {text!r} has no tokens")

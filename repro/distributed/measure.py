@@ -32,6 +32,7 @@ from repro.distributed.reduce_to_owner import ReduceToOwner, owners
 from repro.distributed.ring_attention import LocalAttention, ring_attention, take_local
 from repro.distributed.transport import TransportBytes
 from repro.distributed.volume import CollectiveBytes
+from repro.instruments.without_products import WithoutProducts
 from repro.training.host_optimizer import MasterWeightAdamW
 from repro.training.live_bytes import LiveBytes
 
@@ -261,11 +262,12 @@ def _row(cell: Row, metric: str, value: float, pass_: str = "-") -> Row:
 def everything(local: LocalAttention | None = None) -> list[Row]:
     """All measurements; ``local`` is the attention inside the ring (default: our operator)."""
     rows: list[Row] = []
-    for engine in ENGINES:
-        rows += model_states(engine)
-    for sequence_parallel in (False, True):
-        for recompute in ("none", "selective"):
-            rows += parallel_layer(sequence_parallel, recompute)
+    with WithoutProducts():
+        for engine in ENGINES:
+            rows += model_states(engine)
+        for sequence_parallel in (False, True):
+            for recompute in ("none", "selective"):
+                rows += parallel_layer(sequence_parallel, recompute)
     for causal, placement in RING_CASES:
         rows += ring(causal, placement, torch.float32, local)
     return rows

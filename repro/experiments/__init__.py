@@ -1,6 +1,6 @@
 """Experiments: each is a list of cells that can be predicted, measured and compared.
 
-To add one, write a module here that ends with ::
+To add one, write a module in one of the folders here that ends with ::
 
     EXPERIMENT = Experiment(name="my-experiment", title="...", cells=cells, predict=predict,
                             measure=measure, device="host")
@@ -19,14 +19,15 @@ kernels inside ``measure``, so that drawing a figure needs none of them.
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from repro.measuring.cells import Cell
+from repro.measuring.modules import in_folders
 from repro.measuring.records import Record, frame, load, record
 
 if TYPE_CHECKING:
@@ -92,8 +93,10 @@ class Experiment:
     on_demand: bool = False
     #: Sizes other than the usual ones; records of another scale do not enter the frame.
     scale: str = SMALL
-    #: Rough time of a whole measurement, for the progress line and the README.
+    #: Rough time of a whole measurement, for the order of work and the list of figures.
     seconds: float = 0.0
+    #: False where a CPU counts bytes or compares values, whoever else runs; the host always does.
+    timed: bool = True
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -104,22 +107,35 @@ class Experiment:
                 f"but device is {self.device!r}"
             )
 
+    @property
+    def needs_quiet(self) -> bool:
+        """Whether its numbers would be others if something else used the machine."""
+        return self.device == "cuda" or (self.device == "cpu" and self.timed)
+
+
+@cache
+def _modules() -> dict[str, str]:
+    """Name of an experiment -> its module."""
+    found = in_folders(__name__, __file__, without=("shared",))
+    return {stem.replace("_", "-"): module for stem, module in found.items()}
+
 
 @cache
 def names() -> tuple[str, ...]:
     """All experiments, by name."""
-    found = pkgutil.iter_modules([str(Path(__file__).parent)])
-    modules = (module.name for module in found if not module.ispkg)
-    return tuple(
-        sorted(m.replace("_", "-") for m in modules if not m.startswith("_") and m != "run")
-    )
+    return tuple(sorted(_modules()))
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of an experiment; ValueError lists the known ones."""
+    if name not in names():
+        raise ValueError(f"no experiment {name!r}; known: {', '.join(names())}")
+    return importlib.import_module(_modules()[name])
 
 
 def experiment(name: str) -> Experiment:
     """The experiment of that name; ValueError lists the known ones."""
-    if name not in names():
-        raise ValueError(f"no experiment {name!r}; known: {', '.join(names())}")
-    module = importlib.import_module(f"repro.experiments.{name.replace('-', '_')}")
+    module = module_of(name)
     found: Experiment = module.EXPERIMENT
     if found.name != name:
         raise ValueError(f"module {module.__name__} defines experiment {found.name!r}")

@@ -5,18 +5,42 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
+
+from analysis.files import cache_dir, write_whole
 
 T = TypeVar("T")
 
 
 def track(items: Sequence[T], what: str, every_s: float = 10.0) -> Iterator[T]:
-    """Yield the items and show how far the work is.
+    """Yield the items and show how far the work is, and what as many took last time.
 
     On a terminal with rich installed this is a bar; otherwise a line when the work starts, one at
     most every ``every_s`` seconds, and one at the end, on standard error.
     """
+    start = time.monotonic()
+    before = last_time(what, len(items))
+    said = what if before is None else f"{what} ({before:.0f} s last time)"
+    yield from _shown(items, said, every_s)
+    with suppress(OSError):  # it is for information alone
+        write_whole(_kept(what, len(items)), f"{time.monotonic() - start:.1f}".encode())
+
+
+def last_time(what: str, items: int) -> float | None:
+    """Seconds that as many items of this work took on this machine when they were done last."""
+    try:
+        return float(_kept(what, items).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _kept(what: str, items: int) -> Path:
+    return cache_dir() / "durations" / f"{what}-{items}"
+
+
+def _shown(items: Sequence[T], what: str, every_s: float) -> Iterator[T]:
     if sys.stderr.isatty():
         try:
             from rich.console import Console
@@ -32,6 +56,7 @@ def track(items: Sequence[T], what: str, every_s: float = 10.0) -> Iterator[T]:
 
 def _plain(items: Sequence[T], what: str, every_s: float) -> Iterator[T]:
     start = shown = time.monotonic()
+    say(f"{what}: {len(items)} to do")
     for done, item in enumerate(items):
         if time.monotonic() - shown >= every_s:
             shown = time.monotonic()

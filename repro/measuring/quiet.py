@@ -1,7 +1,7 @@
-"""Measurements have the machine to themselves; drawings may run beside each other.
+"""Clocks have the machine to themselves; whatever counts or draws may run beside each other.
 
-Make runs several jobs at once. A measurement that shares cores with another one, or with a drawing,
-measures that too, so measuring takes this lock alone and drawing shares it. Between processes of
+Make runs several jobs at once. A clock that shares cores with another job measures that too, so
+timing takes this lock alone; counting bytes and drawing share it. Between processes of
 one checkout only, or with one cache folder where the checkout is read-only or there is none; where
 the system has no file locks there is no waiting.
 """
@@ -30,14 +30,14 @@ def lock_file() -> Path:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Wait until nothing else measures or draws, and keep others waiting."""
+    """Wait until nothing else measures or draws, and keep others waiting: for clocks."""
     with _locked(exclusive=True):
         yield
 
 
 @contextmanager
 def beside_others() -> Iterator[None]:
-    """Wait until nothing measures; others may draw at the same time."""
+    """Wait until nothing is timed; others may count or draw at the same time."""
     with _locked(exclusive=False):
         yield
 

@@ -14,13 +14,11 @@ needs nvdisasm and a C compiler; no GPU, and no torch that is installed.
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -35,11 +33,13 @@ from kernels.building.cache import digest
 from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch
-from kernels.timing.ampere_time import COLUMN, PASSES, Recorded, follow
+from kernels.timing import records
+from kernels.timing.ampere_time import PASSES, follow
 from kernels.timing.hopper_time import seconds_around
+from kernels.timing.records import Recorded, clock_columns
 from repro import cli
 from repro.measuring.records import COMMITTED
-from repro.timing.round_counts import write_counts
+from repro.timing.round_counts import Key, peer_record, write_counts
 
 FOLDER = COMMITTED / "flash2"
 ROUNDS = (2, 4, 8)
@@ -178,18 +178,12 @@ def entry_in(
 
 def version(target: Target = ON_A100) -> str:
     """Of torch whose machine code is on record."""
-    with target.lines.open(encoding="utf-8") as file:
-        return next(csv.DictReader(file))["torch"]
+    return records.rows(target.lines)[0]["torch"]
 
 
-@cache
-def lines(target: Target = ON_A100) -> dict[tuple[str, int, bool], Recorded]:
-    """What is on record, by pass, head dimension and causal mask."""
-    with target.lines.open(encoding="utf-8") as file:
-        return {
-            (row["pass"], int(row["head_dim"]), row["causal"] == "True"): Recorded.read(row)
-            for row in csv.DictReader(file)
-        }
+def recorded(key: Key, target: Target = ON_A100) -> Recorded:
+    """What is on record by pass, head dimension and causal mask. KeyError for others."""
+    return peer_record(target.lines, key)
 
 
 def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
@@ -203,8 +197,9 @@ def _rounds(pass_: str, tile: Tile, shape: AttentionShape) -> Iterator[int]:
 def clocks(pass_: str, shape: AttentionShape, target: Target = ON_A100) -> float:
     """Of the main kernel of a pass on all SMs of the target's card. KeyError for another head
     dimension than is on record."""
-    found = lines(target)[pass_, shape.head_dim, shape.causal]
-    return found.clocks(_rounds(pass_, found.tile, shape), target.gpu.sms)
+    found = recorded((pass_, shape.head_dim, shape.causal), target)
+    tile = FORMS[pass_, shape.head_dim].tile
+    return found.clocks(_rounds(pass_, tile, shape), target.gpu.sms)
 
 
 def seconds(
@@ -220,8 +215,6 @@ def record(folder: Path, version: str, target: Target = ON_A100) -> None:
     """Writes the record: clocks, and what a round executes. ValueError names a kernel that is in
     none of the folder's cubins."""
     cubins = [path.read_bytes() for path in sorted(folder.glob("*.cubin"))]
-    columns = ("pass", "head_dim", "causal", "block_m", "block_n", "torch", "digest",
-               "blocks_per_sm", "slowdown", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
     rows, rounds = [], {}
     for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
         entries = (
@@ -242,11 +235,9 @@ def record(folder: Path, version: str, target: Target = ON_A100) -> None:
             "digest": digest(cubin)[:16],
             **follow(programs, ROUNDS[-1], form.blocks_per_sm, target.machine),
         })  # fmt: skip
-    target.lines.parent.mkdir(exist_ok=True)
-    with target.lines.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    columns = ("pass", "head_dim", "causal", "block_m", "block_n", "torch", "digest",
+               "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
+    records.write(target.lines, columns, rows)
     write_counts(target.counts, rounds, ROUNDS[-1] - ROUNDS[-2])
 
 

@@ -15,12 +15,10 @@ The record needs nvdisasm and a C compiler; no GPU, and no FlashAttention that i
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import mean, median
 
@@ -36,8 +34,10 @@ from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch, TensorMapArgument
 from kernels.sass.run import PARAMETERS
+from kernels.timing import records
 from kernels.timing.followed_blocks import NEVER, ROUNDS, clocks_of
 from kernels.timing.hopper_time import longest_first
+from kernels.timing.records import Recorded, clock_columns
 from repro import cli
 from repro.measuring.records import COMMITTED, Record, load
 from repro.timing.flash3_comparison import CLOCK
@@ -47,7 +47,6 @@ FOLDER = COMMITTED / "flash3"
 LINES = FOLDER / "lines.csv"
 COUNTS = FOLDER / "counts.csv"
 BLOCK = Block("time.md", "fa3-code", "repro.timing.flash3_time")
-COLUMN = "clocks_"
 HEADS = 8
 """Of the small problems: tiles of one length lie side by side."""
 L2_BYTES = 32 << 20
@@ -130,28 +129,25 @@ def program(code: Code, key: Key, rounds: int, tiles: int) -> Program:
     return loops.program(code, Launch(form.threads, (1, 1, 1), given, taken=taken))
 
 
-@cache
-def _rows() -> dict[Key, dict[str, str]]:
-    with LINES.open(encoding="utf-8") as file:
-        return {
-            ("forward", int(row["head_dim"]), row["causal"] == "True"): row
-            for row in csv.DictReader(file)
-        }
-
-
 def version() -> str:
     """Of the package whose machine code is on record."""
-    return next(iter(_rows().values()))["fa3_fwd"]
+    return records.rows(LINES)[0]["fa3_fwd"]
+
+
+def recorded(head_dim: int, causal: bool) -> Recorded:
+    """What is on record of a kernel. LookupError where that is nothing."""
+    row = records.find(LINES, head_dim=head_dim, causal=causal)
+    if row is None:
+        raise LookupError(f"nothing of head_dim={head_dim} is on record")
+    return Recorded.read(row)
 
 
 def clocks(shape: AttentionShape, sms: int) -> float:
     """Of a launch: persistent blocks, under a causal mask the longest tiles of some heads first.
-    KeyError for another head dimension than is on record."""
-    key = ("forward", shape.head_dim, shape.causal)
-    row = _rows()[key]
-    line = card.through([(float(n), float(row[f"{COLUMN}{n}"])) for n in ROUNDS])
-    tiles = (line(max(1, n)) for n in _rounds(FORMS[key].tile, shape))
-    return float(row["beside"]) + card.fill(tiles, sms)
+    Errors as :func:`recorded`."""
+    found = recorded(shape.head_dim, shape.causal)
+    assert found.tile is not None
+    return found.clocks(_rounds(found.tile, shape), sms)
 
 
 def _rounds(tile: Tile, shape: AttentionShape) -> Iterator[int]:
@@ -237,16 +233,15 @@ def record(folder: Path, release: str) -> None:
         alone = [(b - a) / 2 for a, b in zip(few, more, strict=True)]
         beside = mean(a - 2 * one for a, one in zip(few, alone, strict=True))
         ends[key] = (program(code, key, ROUNDS[-2], 1), program(code, key, ROUNDS[-1], 1))
-        rows.append((*key[1:], form.tile.block_m, form.tile.block_n, release, digest(cubin)[:16],
-                     round(max(0.0, beside)), *map(round, alone)))  # fmt: skip
-    FOLDER.mkdir(exist_ok=True)
-    with LINES.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("head_dim", "causal", "block_m", "block_n", "fa3_fwd", "digest", "beside",
-                         *(f"{COLUMN}{n}" for n in ROUNDS)))  # fmt: skip
-        writer.writerows(rows)
+        rows.append({
+            "head_dim": key[1], "causal": key[2], "block_m": form.tile.block_m,
+            "block_n": form.tile.block_n, "fa3_fwd": release, "digest": digest(cubin)[:16],
+            "beside": round(max(0.0, beside)),
+            **dict(zip(clock_columns(ROUNDS), map(round, alone), strict=True)),
+        })  # fmt: skip
+    columns = ("head_dim", "causal", "block_m", "block_n", "fa3_fwd", "digest", "beside")
+    records.write(LINES, (*columns, *clock_columns(ROUNDS)), rows)
     write_counts(COUNTS, ends, ROUNDS[-1] - ROUNDS[-2])
-    _rows.cache_clear()
 
 
 def main(asked: Sequence[str] | None = None) -> None:

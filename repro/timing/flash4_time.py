@@ -11,12 +11,10 @@ needs nvdisasm and a C compiler; no GPU, and no FlashAttention that is installed
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from analysis.hardware import H200
@@ -29,16 +27,17 @@ from kernels.launch import ITEMSIZE
 from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch, TensorMapArgument
+from kernels.timing import records
 from kernels.timing.followed_blocks import ROUNDS, clocks_of
-from kernels.timing.hopper_time import Line, longest_first, seconds_around
+from kernels.timing.hopper_time import longest_first, seconds_around
+from kernels.timing.records import COLUMN, Recorded, clock_columns
 from repro import cli
 from repro.measuring.records import COMMITTED
-from repro.timing.round_counts import Key, write_counts
+from repro.timing.round_counts import Key, peer_record, write_counts
 
 FOLDER = COMMITTED / "flash4"
 LINES = FOLDER / "lines.csv"
 COUNTS = FOLDER / "counts.csv"
-COLUMN = "clocks_"
 GPU = H200
 L2_BYTES = 50 << 20
 """Of keys and values of heads that FlashAttention-4 lets run side by side under a causal mask."""
@@ -122,26 +121,14 @@ def program(code: Code, key: Key, rounds: int) -> Program:
     return loops.program(code, launch)
 
 
-@cache
-def _rows() -> dict[Key, dict[str, str]]:
-    with LINES.open(encoding="utf-8") as file:
-        return {
-            (row["pass"], int(row["head_dim"]), row["causal"] == "True"): row
-            for row in csv.DictReader(file)
-        }
-
-
-def lines() -> dict[Key, Line]:
-    """Clocks of a block by its rounds, by pass, head dimension and causal mask."""
-    return {
-        key: card.through([(float(n), float(row[f"{COLUMN}{n}"])) for n in ROUNDS])
-        for key, row in _rows().items()
-    }
+def recorded(key: Key) -> Recorded:
+    """What is on record by pass, head dimension and causal mask. KeyError for others."""
+    return peer_record(LINES, key)
 
 
 def versions() -> tuple[str, str]:
     """Of FlashAttention-4 and of its DSL, whose machine code is on record."""
-    row = next(iter(_rows().values()))
+    row = records.rows(LINES)[0]
     return row["flash_attn"], row["cutlass_dsl"]
 
 
@@ -169,10 +156,8 @@ def seconds(pass_: str, shape: AttentionShape, clock: card.Clock = card.H200_SUS
     """Predicted time of a pass on an H200. KeyError for another head dimension than is on
     record."""
     key = (pass_, shape.head_dim, shape.causal)
-    line = lines()[key]
-    blocks = (line(max(1, n)) for n in rounds_of(pass_, FORMS[key].tile, shape))
-    around = seconds_around(pass_, shape, 1, GPU.hbm_bandwidth_bytes_per_s)
-    return card.fill(blocks, GPU.sms) / clock.hz + around
+    clocks = recorded(key).clocks(rounds_of(pass_, FORMS[key].tile, shape), GPU.sms)
+    return clocks / clock.hz + seconds_around(pass_, shape, 1, GPU.hbm_bandwidth_bytes_per_s)
 
 
 def _code_of(folder: Path, key: Key) -> tuple[Code, str]:
@@ -189,22 +174,21 @@ def _code_of(folder: Path, key: Key) -> tuple[Code, str]:
 
 def record(folder: Path, version: str, dsl: str) -> None:
     """Writes the record. ValueError names a folder without its kernel."""
-    columns = ("pass", "head_dim", "causal", "block_m", "block_n", "flash_attn", "cutlass_dsl",
-               "digest", *(f"{COLUMN}{n}" for n in ROUNDS))  # fmt: skip
     rows, ends = [], {}
     for key, form in FORMS.items():
         code, hash_ = _code_of(folder, key)
         programs = {n: program(code, key, n) for n in ROUNDS}
         ends[key] = (programs[ROUNDS[-2]], programs[ROUNDS[-1]])
-        clocks = [round(clocks_of(programs[n])) for n in ROUNDS]
-        rows.append((*key, form.tile.block_m, form.tile.block_n, version, dsl, hash_, *clocks))
-    FOLDER.mkdir(exist_ok=True)
-    with LINES.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
+        rows.append({
+            "pass": key[0], "head_dim": key[1], "causal": key[2], "block_m": form.tile.block_m,
+            "block_n": form.tile.block_n, "flash_attn": version, "cutlass_dsl": dsl,
+            "digest": hash_,
+            **{f"{COLUMN}{n}": round(clocks_of(programs[n])) for n in ROUNDS},
+        })  # fmt: skip
+    columns = ("pass", "head_dim", "causal", "block_m", "block_n", "flash_attn", "cutlass_dsl",
+               "digest", *clock_columns(ROUNDS))  # fmt: skip
+    records.write(LINES, columns, rows)
     write_counts(COUNTS, ends, ROUNDS[-1] - ROUNDS[-2])
-    _rows.cache_clear()
 
 
 def main(asked: list[str] | None = None) -> None:

@@ -66,7 +66,7 @@ class Case:
             self.form(seqlen), shape, sms=H200.sms,
             hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s, features=self.features,
         )  # fmt: skip
-        return hopper_s, sm80_on_hopper.seconds(shape, self.pass_, self.features)
+        return hopper_s, sm80_on_hopper.on_h200(shape, self.pass_, self.features)
 
 
 UNSETTLED = Case("forward", 64, True, ("window", "softcap", "fp16"))

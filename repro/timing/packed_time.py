@@ -42,7 +42,7 @@ def times() -> Iterator[tuple[str, str, int, bool, float, float]]:
         shape, lengths = batch(dataset, head_dim, causal)
         hopper = predict("flash-sm90", shape, pass_, H200, lengths=lengths).predicted_s
         assert hopper is not None, "their clocks are of another source"
-        sm80 = sm80_on_hopper.seconds(shape, pass_, lengths=lengths)
+        sm80 = sm80_on_hopper.on_h200(shape, pass_, lengths=lengths)
         yield pass_, dataset, head_dim, causal, hopper, sm80
 
 

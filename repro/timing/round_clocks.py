@@ -40,7 +40,7 @@ def ours(form: hopper.ForwardForm | hopper.BackwardForm) -> float:
 
     Raises LookupError when the form's clocks are not on record.
     """
-    line, _ = hopper_time.line_of(form, False)
+    line = hopper_time.recorded(form, False).line
     return (line(16) - line(8)) / 8
 
 

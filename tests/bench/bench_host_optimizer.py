@@ -17,7 +17,7 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from analysis.model_states import host_optimizer_step
-from repro.experiments.training_memory import PARAMETERS, stream_bandwidth
+from repro.experiments.checkpointing.training_memory import PARAMETERS, stream_bandwidth
 from repro.training.host_optimizer import HostAdamW, MasterWeightAdamW
 
 

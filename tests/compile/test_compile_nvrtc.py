@@ -17,7 +17,7 @@ from kernels.launch import Kernel
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
 
 ROOT = Path(__file__).resolve().parents[2]
-VOCABULARY = (ROOT / "tests" / "vocabulary.cu").read_text()
+VOCABULARY = (ROOT / "tests" / "support" / "vocabulary.cu").read_text()
 ENTRIES = ("convert", "multiply", "matrices", "lanes", "functions", "widths")
 
 

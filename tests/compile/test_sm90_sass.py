@@ -29,7 +29,7 @@ from kernels.hopper import (
 from kernels.launch import Kernel
 from kernels.sass import code as sass
 from repro.experiments import Cell
-from repro.experiments.sm_ceilings import SM80, cells, form_of, round_of
+from repro.experiments.bytes.sm_ceilings import SM80, cells, form_of, round_of
 
 pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSING)
 CAUSAL = pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from kernels.host import HostBackend
 from kernels.launch import Argument, Array, Kernel, from_numpy
 from kernels.launching.cupy_backend import CupyBackend
 
-SOURCE = (Path(__file__).resolve().parents[1] / "vocabulary.cu").read_text()
+SOURCE = (Path(__file__).resolve().parents[1] / "support" / "vocabulary.cu").read_text()
 DTYPES = {"fp16": 0, "bf16": 1}
 
 

@@ -1,6 +1,6 @@
 """Decoding on a GPU: right in every form that is timed, on a stream, with any number of splits.
 
-The other cases run on the GPU from ``tests/cpu/test_decode_attention.py`` (``pytest -k cuda``).
+The other cases run on the GPU from ``tests/decode/test_decode_attention.py`` (``pytest -k cuda``).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The flash kernels of step 3 on a GPU, held to float64: the shapes and features that the host
-backend runs in tests/cpu, at the default tiles of the device and at others."""
+backend runs in tests/sm80, at the default tiles of the device and at others."""
 
 from __future__ import annotations
 

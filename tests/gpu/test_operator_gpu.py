@@ -1,6 +1,6 @@
 """The operator where only a GPU will do: large counts, streams, devices, back ends (EC-12, EC-18).
 
-The other edge cases run on the GPU from ``tests/cpu`` (``pytest -k cuda``).
+The other edge cases run on the GPU from ``tests/operator`` (``pytest -k cuda``).
 """
 
 from __future__ import annotations

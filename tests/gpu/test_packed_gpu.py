@@ -1,6 +1,6 @@
 """Packed sequences on a GPU: the bits of separate calls, and the reference's numbers.
 
-The host runs the same sources in ``tests/cpu/test_packed.py``; here a card's own order of blocks,
+The host runs the same sources in ``tests/sm80/test_packed.py``; here a card's own order of blocks,
 barriers and atomic additions are at work.
 """
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from attention_support import BOUNDS, inputs
+from sequence_by_sequence import by_sequence, separate_calls
 
 import repro
 from analysis.packed import Lengths
-from repro.attention.by_sequence import by_sequence, separate_calls
 from repro.attention.packed import each_sequence
 from repro.attention.reference import Reference, attention_reference, max_error
 

@@ -1,8 +1,8 @@
-"""What the attention experiments share: predicted traffic (``_host`` has the counted one)."""
+"""What the attention experiments share: rows of traffic, predicted or counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from analysis.traffic import predict_traffic
@@ -19,6 +19,7 @@ __all__ = [
     "shape_of",
     "sum_of",
     "tile_of",
+    "traffic_rows",
 ]
 
 TRAFFIC = {"metric": "traffic_bytes", "unit": "B", "level": "sm"}
@@ -35,14 +36,31 @@ def sum_of(implementation: str) -> tuple[str, dict[str, Any]]:
 
 
 def predicted_traffic(experiment: str, cell: Cell) -> Iterator[Record]:
-    """A row per kernel, tensor and direction: the exact sum over the tile loop."""
+    """The exact sum over the tile loop."""
     traffic = predict_traffic(
         str(cell["implementation"]), shape_of(cell), tile_of(cell), str(cell["pass"])
     )
-    for kernel, entries in traffic.kernels.items():
+    return traffic_rows(cell, traffic.kernels, experiment=experiment)
+
+
+def traffic_rows(
+    cell: Cell,
+    kernels: Mapping[str, Mapping[tuple[str, str], int]],
+    *,
+    experiment: str,
+    source: str = "predicted",
+    tool: str = "sum over the tile loop",
+    times: int = 1,
+    **more: Any,
+) -> Iterator[Record]:
+    """A row per kernel, tensor and direction.
+
+    times: how often the cell moves them. more: fields of every row.
+    """
+    for kernel, entries in kernels.items():
         for (tensor, direction), count in entries.items():
             yield record(
-                cell, experiment=experiment, source="predicted", tool="sum over the tile loop",
-                kernel=kernel, tensor=tensor, direction=direction, value=count,
-                cell=cell.id, **TRAFFIC,
+                cell, experiment=experiment, source=source, tool=tool, kernel=kernel,
+                tensor=tensor, direction=direction, value=times * count, cell=cell.id,
+                **TRAFFIC, **more,
             )  # fmt: skip

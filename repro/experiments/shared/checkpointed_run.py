@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from analysis.algorithms import Family, find
 from analysis.shapes import Tile
+from analysis.traffic import Traffic
 from kernels import attention
 from repro.attention.reference import attention_reference, max_error
 from repro.attention.views import array_of
 from repro.experiments import Context
-from repro.experiments.shared.host import GIVEN, HeadResult
+from repro.experiments.shared.host import HeadResult
 from repro.measuring.cells import Cell, shape_of
 
 Tiles = Mapping[str, Tile]
@@ -30,7 +31,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, backend: Any, algorithm: str, tiles: Tiles
     ) -> Tensor:
         out, scale = torch.empty_like(q), 1 / math.sqrt(q.shape[3])
-        rows = {name: torch.empty(q.shape[:3]) for name in GIVEN.get(algorithm, ())}
+        rows = {"lse": torch.empty(q.shape[:3])} if find(algorithm).family is Family.FLASH else {}
         ctx.stats = {name: array_of(name, row) for name, row in rows.items()}
         attention.forward(
             backend, algorithm, array_of("q", q), array_of("k", k), array_of("v", v),
@@ -66,13 +67,10 @@ def run_checkpointed(cell: Cell, context: Context, tiles: Tiles) -> HeadResult:
         for _ in range(4)
     )
     backend, operands = context.host(), [x.requires_grad_() for x in (q, k, v)]
-    start = time.perf_counter()
     out = checkpoint(_Attention.apply, *operands, backend, algorithm, tiles, use_reentrant=True)
     out.backward(dout)
-    seconds = time.perf_counter() - start
     right = attention_reference(q.detach(), k.detach(), v.detach(), dout)
     got = {"out": out.detach()} | {f"d{n}": x.grad for n, x in zip("qkv", operands, strict=True)}
     errors = {name: max_error(got[name], getattr(right, name)) for name in got}
-    worst = max(errors, key=errors.__getitem__)
     traffic = {kernel: dict(entries) for kernel, entries in backend.traffic.items()}
-    return HeadResult(traffic, errors[worst], worst, seconds)
+    return HeadResult(Traffic(traffic), errors)

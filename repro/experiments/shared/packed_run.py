@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analysis.packed import Lengths
 from analysis.traffic import Traffic
 from repro.experiments import Context
+from repro.instruments.run_pass import run_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,13 +30,13 @@ def run_packed(
     tensors = {name: torch.cat([each[name] for each in sequences], 2) for name in NAMES}
     table = torch.tensor(lengths.tables[0], dtype=torch.int32)
     of_q, of_k = (array_of(name, table) for name in ("cu_seqlens_q", "cu_seqlens_k"))
-    results, counted = _run(tensors, pass_, context, packed=Packed(of_q, of_k, lengths))
+    ran = run_pass("flash", pass_, tensors, context.host(), packed=Packed(of_q, of_k, lengths))
     starts = accumulate(lengths.queries, initial=0)
     of_each = [
-        {name: x[:, :, start : start + rows] for name, x in results.items()}
+        {name: x[:, :, start : start + rows] for name, x in ran.tensors.items() if name != "lse"}
         for start, rows in zip(starts, lengths.queries, strict=False)
     ]
-    return counted, _error(sequences, of_each)
+    return ran.traffic, _error(sequences, of_each)
 
 
 def run_padded(
@@ -46,21 +47,19 @@ def run_padded(
     import torch
     from torch.nn.functional import pad
 
-    from repro.attention.views import array_of
-
     sequences, rows = _inputs(lengths, head_dim, seed), lengths.longest_q
     tensors = {
         name: torch.cat([pad(x[name], (0, 0, 0, rows - x[name].shape[2])) for x in sequences])
         for name in NAMES
     }
     real = torch.arange(rows)[None] < torch.tensor(lengths.keys)[:, None]
-    mask = array_of("key_mask", real.contiguous().view(torch.uint8))
-    results, counted = _run(tensors, pass_, context, key_mask=mask)
+    mask = real.contiguous().view(torch.uint8)
+    ran = run_pass("flash", pass_, tensors, context.host(), key_mask=mask)
     of_each = [
-        {name: x[at : at + 1, :, :length] for name, x in results.items()}
+        {name: x[at : at + 1, :, :length] for name, x in ran.tensors.items() if name != "lse"}
         for at, length in enumerate(lengths.queries)
     ]
-    return counted, _error(sequences, of_each)
+    return ran.traffic, _error(sequences, of_each)
 
 
 def _inputs(lengths: Lengths, head_dim: int, seed: int) -> list[dict[str, Tensor]]:
@@ -72,34 +71,6 @@ def _inputs(lengths: Lengths, head_dim: int, seed: int) -> list[dict[str, Tensor
         {name: torch.randn(1, 1, n, head_dim, generator=generator).half() for name in NAMES}
         for n in lengths.queries
     ]
-
-
-def _run(
-    tensors: dict[str, Tensor], pass_: str, context: Context, **options: Any
-) -> tuple[dict[str, Tensor], Traffic]:
-    """Results of the pass, and what it alone moves."""
-    import torch
-
-    from kernels import attention
-    from repro.attention.views import array_of
-
-    q = tensors["q"]
-    results = {name: torch.empty_like(q) for name in ("out", "dq", "dk", "dv")}
-    at = {name: array_of(name, x) for name, x in (tensors | results).items()}
-    stats = {"lse": array_of("lse", torch.empty(q.shape[:3]))}
-    options["scale"] = q.shape[3] ** -0.5
-    backend = context.host()
-    names: tuple[str, ...] = ("out",)
-    attention.forward(backend, "flash", at["q"], at["k"], at["v"], at["out"], stats, **options)
-    if pass_ == "backward":
-        names = ("dq", "dk", "dv")
-        backend.reset()
-        attention.backward(
-            backend, "flash", at["q"], at["k"], at["v"], at["out"], at["dout"], stats,
-            at["dq"], at["dk"], at["dv"], **options,
-        )  # fmt: skip
-    counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
-    return {name: results[name] for name in names}, counted
 
 
 def _error(sequences: Sequence[dict[str, Tensor]], results: Sequence[dict[str, Tensor]]) -> float:

@@ -1,0 +1,1 @@
+"""Figures of counted and predicted bytes."""

@@ -1,0 +1,53 @@
+"""Korthikanti et al. 2022, Eq. 1 and Table 2: bytes a transformer layer saves against length."""
+
+import matplotlib.pyplot as plt
+import pandas
+
+from figures.common import (
+    Drawing,
+    devices,
+    key,
+    label_ends,
+    note,
+    pick,
+    powers_of_two,
+    series,
+)
+from repro.experiments.checkpointing.checkpoint_layer_bytes import BATCH, HEADS, HIDDEN
+
+EXPERIMENTS = ("checkpoint-layer-bytes",)
+NAMES = {
+    "none": ("everything, 34 + 5as/h", "#D55E00"),
+    "selective": ("selective, 34", "#0072B2"),
+    "full": ("full recomputation, 2", "#009E73"),
+}
+
+
+def draw(frame: pandas.DataFrame) -> Drawing:
+    """Bytes a layer in units of sbh."""
+    rows = pick(frame, metric="saved_bytes_per_layer").copy()
+    rows["per_sbh"] = rows["value"] / (rows["seqlen_q"] * BATCH * HIDDEN)
+    figure, ax = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
+    ends = []
+    for name, (text, colour) in NAMES.items():
+        some = pick(rows, implementation=name)
+        line = series(ax, pick(some, source="predicted"), "seqlen_q", f"predicted {name}",
+                      y="per_sbh", color=colour)  # fmt: skip
+        series(ax, pick(some, source="measured"), "seqlen_q", f"measured {name}", y="per_sbh",
+               color=colour)  # fmt: skip
+        last = line.iloc[-1]
+        ends.append((float(last["seqlen_q"]), float(last["per_sbh"]), text, colour))
+    powers_of_two(ax, [16, 64, 256, 1024])
+    ax.set_yscale("log", base=2)
+    ax.set_yticks([2, 4, 8, 16, 32, 64, 128, 256, 512], [str(2**k) for k in range(1, 10)])
+    ax.minorticks_off()
+    ax.set(xlabel="sequence length s", ylabel="saved bytes a layer / (s b h)",
+           xlim=(14, 2048 * 12))  # fmt: skip
+    ax.set_title("what a transformer layer keeps for the backward pass")
+    label_ends(ax, ends)
+    key(ax, "CPU", published=False, loc="upper left")
+    note(figure, f"h = {HIDDEN}, a = {HEADS} heads, b = {BATCH}, bf16, one-byte dropout masks.\n"
+         f"Measured on {devices(rows)}: allocator, three layers less one.\n"
+         "Full recomputation also keeps the random generator's 5,056 bytes a layer.")  # fmt: skip
+    columns = ["implementation", "seqlen_q", "source", "value", "per_sbh"]
+    return Drawing(figure, rows[columns])

@@ -1,0 +1,1 @@
+"""Figures that repeat a figure or table of a paper."""

@@ -1,0 +1,1 @@
+"""Figures of layers and states that are spread over ranks."""

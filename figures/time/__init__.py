@@ -1,0 +1,1 @@
+"""Figures of predicted and measured time."""

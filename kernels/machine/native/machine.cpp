@@ -1,0 +1,483 @@
+// Runs machine code: every warp of every block, instruction by instruction.
+//
+// Decoding happens in Python (../decode.py); here is what each decoded instruction does.
+#include <thread>
+
+#include "control.hpp"
+#include "hopper.hpp"
+#include "matrices.hpp"
+#include "products.hpp"
+
+#define OPERATIONS(X)                                                                             \
+    X(NOP) X(IADD3) X(IMAD) X(LEA) X(SHF) X(LOP3) X(PLOP3) X(PRMT) X(SEL) X(MOV) X(IMNMX) X(IABS) \
+    X(ISETP) X(POPC) X(FLO) X(BREV) X(BMSK) X(SGXT) X(P2R) X(R2P) X(IDP) X(VOTE) X(SHFL) X(MATCH) \
+    X(REDUX) X(R2UR) X(ELECT) X(FADD) X(FMUL) X(FFMA) X(FMNMX) X(FSETP) X(FSET) X(FCHK) X(DADD)   \
+    X(DMUL) X(DFMA) X(DSETP) X(MUFU) X(F2F) X(FRND) X(F2I) X(I2F) X(HADD2) X(HMUL2) X(HFMA2)      \
+    X(HMNMX2) X(HSETP2) X(HSET2) X(F2FP) X(LDG) X(STG) X(LDS) X(STS) X(LDL) X(STL) X(LD) X(ST)    \
+    X(LDC) X(LDGSTS) X(LDGDEPBAR) X(DEPBAR) X(ATOMG) X(ATOM) X(ATOMS) X(LDSM) X(STSM) X(MOVM)     \
+    X(HMMA) X(BRA) X(BRX) X(CALL) X(RET) X(EXIT) X(BSSY) X(BSYNC) X(BREAK) X(WARPSYNC) X(BAR)     \
+    X(B2R) X(S2R) X(BRA_DIV) X(BRA_ANY) X(KILL) X(BMOV_TO) X(BMOV_FROM) X(LEPC) X(YIELD)          \
+    X(SYNCS) X(UTMALDG) X(UTMASTG) X(UBLKCP) X(UTMACMDFLUSH) X(HGMMA) X(WARPGROUP) X(FENCE_ASYNC) \
+    X(SETMAXREG) X(PREEXIT) X(ARRIVES)
+
+enum Operation {
+#define AS_ENUM(name) OP_##name,
+    OPERATIONS(AS_ENUM) OP_COUNT
+};
+
+static const char* const NAMES[] = {
+#define AS_TEXT(name) #name,
+    OPERATIONS(AS_TEXT)
+};
+
+enum class After { NEXT, MOVED, ENDS_SLICE };
+
+static u32 index_of_address(const LaunchArguments& l, u64 address) {
+    u64 index = address / 16;
+    if (address % 16 || index >= u64(l.code_count)) fail("a jump to 0x%llx, outside of the code", address);
+    return u32(index);
+}
+
+// A jump to an address in a register pair, each thread its own.
+static After jump_by_register(Warp& w, const Instruction& i) {
+    u64 at[LANES];
+    const Operand& o = i.o[A];
+    for (int l = 0; l < LANES; l++) {
+        i64 offset = o.kind == K_REGISTER ? i64(i32(w.r[o.reg][l])) : o.kind == K_UNIFORM ? i64(i32(w.u[o.reg])) : 0;
+        at[l] = i.mod[0] ? u64(offset + i.o[B].value) + i.address + 16 : u64(u32(offset)) + u64(i.o[B].value);
+    }
+    if (w.active != w.group_mask)
+        leave_group(w, w.group_mask & ~w.active, w.groups[w.current].pc + 1);
+    u32 left = w.active;
+    const LaunchArguments& launch = *w.block->machine->launch;
+    while (left) {
+        u64 there = at[first_lane(left)];
+        u32 same = lanes_where([&](int l) { return lane_on(left, l) && at[l] == there; });
+        leave_group(w, same, index_of_address(launch, there));
+        left &= ~same;  // the rest is still at the jump
+    }
+    return After::MOVED;
+}
+
+static After step(Warp& w, const Instruction& i) {
+    switch (Operation(i.op)) {
+        case OP_NOP: case OP_FENCE_ASYNC: case OP_PREEXIT: return After::NEXT;
+        case OP_SETMAXREG: put_predicate(w, i.o[OUT0], ALL_LANES); break;
+        case OP_YIELD: return After::NEXT;
+        case OP_IADD3: iadd3(w, i); break;
+        case OP_IMAD: imad(w, i); break;
+        case OP_LEA: lea(w, i); break;
+        case OP_SHF: shf(w, i); break;
+        case OP_LOP3: lop3(w, i); break;
+        case OP_PLOP3: plop3(w, i); break;
+        case OP_PRMT: prmt(w, i); break;
+        case OP_SEL: select(w, i); break;
+        case OP_MOV: mov(w, i); break;
+        case OP_IMNMX: imnmx(w, i); break;
+        case OP_IABS: iabs(w, i); break;
+        case OP_ISETP: isetp(w, i); break;
+        case OP_POPC: popc(w, i); break;
+        case OP_FLO: flo(w, i); break;
+        case OP_BREV: brev(w, i); break;
+        case OP_BMSK: bmsk(w, i); break;
+        case OP_SGXT: sgxt(w, i); break;
+        case OP_P2R: p2r(w, i); break;
+        case OP_R2P: r2p(w, i); break;
+        case OP_IDP: idp(w, i); break;
+        case OP_VOTE: vote(w, i); break;
+        case OP_SHFL: shfl(w, i); break;
+        case OP_MATCH: match(w, i); break;
+        case OP_REDUX: redux(w, i); break;
+        case OP_R2UR: r2ur(w, i); break;
+        case OP_ELECT: elect(w, i); break;
+        case OP_FADD: fadd(w, i); break;
+        case OP_FMUL: fmul(w, i); break;
+        case OP_FFMA: ffma(w, i); break;
+        case OP_FMNMX: fmnmx(w, i); break;
+        case OP_FSETP: fsetp(w, i, false); break;
+        case OP_FSET: fsetp(w, i, true); break;
+        case OP_FCHK: fchk(w, i); break;
+        case OP_DADD: double_operation(w, i, 0); break;
+        case OP_DMUL: double_operation(w, i, 1); break;
+        case OP_DFMA: double_operation(w, i, 2); break;
+        case OP_DSETP: dsetp(w, i); break;
+        case OP_MUFU: mufu(w, i); break;
+        case OP_F2F: f2f(w, i, false); break;
+        case OP_FRND: f2f(w, i, true); break;
+        case OP_F2I: f2i(w, i); break;
+        case OP_I2F: i2f(w, i); break;
+        case OP_HADD2: half_operation(w, i, 0); break;
+        case OP_HMUL2: half_operation(w, i, 1); break;
+        case OP_HFMA2: half_operation(w, i, 2); break;
+        case OP_HMNMX2: half_extreme(w, i); break;
+        case OP_HSETP2: half_compare(w, i, false); break;
+        case OP_HSET2: half_compare(w, i, true); break;
+        case OP_F2FP: f2fp(w, i); break;
+        case OP_LDG: load(w, i, GLOBAL); break;
+        case OP_STG: store(w, i, GLOBAL); break;
+        case OP_LDS: load(w, i, SHARED); break;
+        case OP_STS: store(w, i, SHARED); break;
+        case OP_LDL: load(w, i, LOCAL); break;
+        case OP_STL: store(w, i, LOCAL); break;
+        case OP_LD: load(w, i, GENERIC); break;
+        case OP_ST: store(w, i, GENERIC); break;
+        case OP_LDC: load_constant(w, i); break;
+        case OP_LDGSTS: ldgsts(w, i); break;
+        case OP_LDGDEPBAR: end_copy_group(w); break;
+        case OP_DEPBAR:
+            wait_copy_groups(w, size_t(i.mod[0]));
+            wait_bulk_groups(w, size_t(i.mod[0]));
+            break;
+        case OP_ATOMG: atomic(w, i, GLOBAL); break;
+        case OP_ATOM: atomic(w, i, GENERIC); break;
+        case OP_ATOMS: atomic(w, i, SHARED); break;
+        case OP_LDSM: ldsm(w, i); break;
+        case OP_STSM: stsm(w, i); break;
+        case OP_MOVM: movm(w, i); break;
+        case OP_HMMA: hmma(w, i); break;
+        case OP_S2R: read_special(w, i); break;
+        case OP_BSSY: bssy(w, i.o[A].reg); break;
+        case OP_BREAK:
+            break_(w, i.o[A].reg);
+            w.groups[w.current].pc++;
+            settle(w);
+            return After::MOVED;
+        case OP_BMOV_TO: {  // a register into a convergence barrier
+            u32 s[LANES];
+            const u32* a = raw(w, i.o[A], s);
+            for (int l = 0; l < LANES; l++)
+                if (lane_on(w.active, l)) w.b[i.o[B].reg][l] = a[l];
+            break;
+        }
+        case OP_BMOV_FROM: {
+            put(w, i.o[DST], w.b[i.o[B].reg]);
+            if (i.mod[0])
+                for (int l = 0; l < LANES; l++)
+                    if (lane_on(w.active, l)) w.b[i.o[B].reg][l] = 0;
+            break;
+        }
+        case OP_B2R: {
+            u32 out[LANES];
+            for (u32& x : out) x = w.barrier_result;
+            put(w, i.o[DST], out);
+            put_predicate(w, i.o[OUT0], w.barrier_result ? ALL_LANES : 0);
+            break;
+        }
+        case OP_LEPC: {
+            u64 out[LANES];
+            for (u64& x : out) x = i.address + 16;
+            put_wide(w, i.o[DST], out);
+            break;
+        }
+        case OP_BRA: {
+            u32 taken = w.active;
+            if (i.o[IN0].kind != K_NONE) taken &= predicate(w, i.o[IN0]);
+            branch(w, taken, u32(i.target));
+            return After::MOVED;
+        }
+        case OP_BRA_DIV: {  // mod[0] 0: if the warp has diverged, 1: if it has not
+            bool diverged = (w.groups[w.current].mask != w.live);
+            branch(w, diverged != bool(i.mod[0]) ? w.active : 0, u32(i.target));
+            return After::MOVED;
+        }
+        case OP_BRA_ANY: {  // mod[0] 0 any, 1 all, 2: a uniform branch
+            u32 p = w.active;
+            bool taken = i.mod[0] == 0 ? p != 0 : p == w.group_mask;
+            branch(w, taken ? w.group_mask : 0, u32(i.target));
+            return After::MOVED;
+        }
+        case OP_BRX: return jump_by_register(w, i);
+        case OP_RET: return jump_by_register(w, i);
+        case OP_CALL: {
+            branch(w, w.active, u32(i.target));
+            return After::MOVED;
+        }
+        case OP_EXIT: finish_threads(w, w.active); return After::MOVED;
+        case OP_KILL: fail("the kernel stopped itself (a trap or a failed assertion)");
+        case OP_BSYNC: {
+            if (w.active != w.group_mask) leave_group(w, w.group_mask & ~w.active, w.groups[w.current].pc + 1);
+            converge(w, i.o[A].reg);
+            return After::MOVED;
+        }
+        case OP_WARPSYNC: {
+            u32 s[LANES];
+            u32 mask = i.mod[0] ? ALL_LANES : raw(w, i.o[A], s)[first_lane(w.active)];
+            if (w.active != w.group_mask) leave_group(w, w.group_mask & ~w.active, w.groups[w.current].pc + 1);
+            warp_sync(w, mask);
+            return After::MOVED;
+        }
+        case OP_BAR: {
+            if (w.active != w.group_mask) leave_group(w, w.group_mask & ~w.active, w.groups[w.current].pc + 1);
+            bar(w, i);
+            return After::ENDS_SLICE;
+        }
+        case OP_SYNCS: return syncs(w, i) ? After::NEXT : After::ENDS_SLICE;
+        case OP_UTMALDG: utmaldg(w, i); break;
+        case OP_UTMASTG: utmastg(w, i); break;
+        case OP_UBLKCP: ublkcp(w, i); break;
+        case OP_UTMACMDFLUSH: end_bulk_group(w); break;
+        case OP_ARRIVES: arrives(w, i); break;
+        case OP_HGMMA: hgmma(w, i); break;
+        case OP_WARPGROUP: warpgroup(w, i); break;
+        default: fail("an operation without a meaning");
+    }
+    return After::NEXT;
+}
+
+static bool choose_group(Warp& w) {
+    if (w.current < int(w.groups.size()) && w.groups[w.current].wait == Wait::RUNS) return true;
+    for (size_t k = 0; k < w.groups.size(); k++)
+        if (w.groups[k].wait == Wait::RUNS) {
+            w.current = int(k);
+            return true;
+        }
+    return false;
+}
+
+// Runs a warp until it must wait or its slice is over. Whether it did anything.
+static bool run_warp(Warp& w, u64 slice) {
+    Machine& m = *w.block->machine;
+    const LaunchArguments& l = *m.launch;
+    release_from_barriers(w);
+    bool any = false;
+    u64 first = w.steps;
+    i64 tried = w.tried;
+    w.tried = -1;
+    for (u64 k = 0; k < slice && !w.done; k++) {
+        if (!choose_group(w)) break;
+        Group& g = w.groups[w.current];
+        if (g.pc >= u64(l.code_count)) fail("the end of the code without an EXIT");
+        const Instruction& i = l.code[g.pc];
+        w.group_mask = g.mask;
+        u32 guard = ALL_LANES;
+        if (i.guard != 7 || i.guard_flags) {
+            guard = i.guard_flags & 2 ? (w.up[i.guard] ? ALL_LANES : 0) : w.p[i.guard];
+            if (i.guard_flags & 1) guard = ~guard;
+        }
+        w.active = g.mask & guard;
+        w.steps++;
+        if (!w.active) {
+            g.pc++;
+            any = true;
+            continue;
+        }
+        m.executed[i.index]++;
+        m.lanes[i.index] += u32(__builtin_popcount(w.active));
+        u32 before = g.pc;
+        After after = step(w, i);
+        if (after == After::NEXT) w.groups[w.current].pc = before + 1;
+        if (after == After::ENDS_SLICE) {
+            if (i.op == OP_SYNCS) {
+                w.groups[w.current].pc = before + 1;
+                // Once around the same wait and nothing else is no progress.
+                if (tried == i64(before) && w.steps - first < 16) any = false;
+                w.tried = before;
+            } else {
+                any = true;
+            }
+            release_from_barriers(w);
+            // Another arm of a diverged warp may go on.
+            if (w.groups.size() > 1) w.current = (w.current + 1) % int(w.groups.size());
+            if (i.op == OP_SYNCS) break;
+            continue;
+        }
+        any = true;
+    }
+    if (w.groups.size() > 1) w.current = (w.current + 1) % int(w.groups.size());
+    if (w.steps > l.step_limit) fail("more than %llu instructions of a warp: no end in sight", l.step_limit);
+    return any;
+}
+
+static Block* start_block(Machine& m, u64 number) {
+    const LaunchArguments& l = *m.launch;
+    Block* b = new Block;
+    b->machine = &m;
+    b->number = number;
+    b->id[0] = u32(number % l.grid[0]);
+    b->id[1] = u32(number / l.grid[0] % l.grid[1]);
+    b->id[2] = u32(number / l.grid[0] / l.grid[1]);
+    b->shared.assign(size_t(l.shared_base + l.shared_bytes), l.adversarial ? 0xff : 0);
+    u32 threads = l.block[0] * l.block[1] * l.block[2];
+    b->live_threads = threads;
+    for (u32 first = 0; first < threads; first += LANES) {
+        Warp* w = new Warp;
+        u32 here = threads - first < LANES ? threads - first : LANES;
+        u32 fresh = l.adversarial ? 0xffffffffu : 0;
+        for (auto& row : w->r)
+            for (u32& x : row) x = fresh;
+        memset(w->r[ZERO_REGISTER], 0, sizeof w->r[0]);
+        for (u32& x : w->u) x = fresh;
+        memset(w->p, 0, sizeof w->p);
+        w->p[7] = ALL_LANES;
+        memset(w->up, 0, sizeof w->up);
+        w->up[7] = 1;
+        memset(w->b, 0, sizeof w->b);
+        w->exists = w->live = here == LANES ? ALL_LANES : (1u << here) - 1;
+        w->groups.push_back(Group{w->live, 0, Wait::RUNS, 0, 0, 0});
+        w->number = int(first / LANES);
+        w->block = b;
+        w->local.assign(size_t(l.local_bytes) * LANES, 0);
+        b->warps.push_back(w);
+    }
+    return b;
+}
+
+static void end_block(Block* b) {
+    for (Warp* w : b->warps) {
+        if (b->machine->launch->adversarial && w->done && !b->machine->launch->stop->load()) {
+            end_bulk_group(*w);
+            wait_bulk_groups(*w, 0);
+        }
+        delete w;
+    }
+    delete b;
+}
+
+struct Where {
+    i64 block = -1, warp = -1, address = -1;
+};
+
+// Runs a block until it ends, cannot go on, or has used its turn. Whether it did anything.
+static bool run_block(Block& b, u64 turn, Where& where) {
+    Machine& m = *b.machine;
+    const LaunchArguments& l = *m.launch;
+    bool any_at_all = false;
+    size_t count = b.warps.size();
+    std::vector<size_t> order(count);
+    for (size_t k = 0; k < count; k++) order[k] = k;
+    for (u64 used = 0; used < turn;) {
+        bool any = false, left = false;
+        if (l.adversarial)
+            for (size_t k = count; k > 1; k--) std::swap(order[k - 1], order[m.draw() % k]);
+        for (size_t k : order) {
+            Warp& w = *b.warps[k];
+            if (w.done) continue;
+            left = true;
+            where.warp = w.number;
+            u64 slice = l.adversarial ? 1 + m.draw() % 400 : 4000, before = w.steps;
+            auto place = [&] {
+                int g = w.current < int(w.groups.size()) ? w.current : 0;
+                where.address = w.groups.empty() ? -1 : i64(l.code[w.groups[g].pc].address);
+            };
+            try {
+                any |= run_warp(w, slice);
+            } catch (Fault&) {
+                place();
+                throw;
+            }
+            place();
+            used += w.steps - before;
+        }
+        if (l.stop->load()) return any_at_all;
+        if (!left) {
+            b.finished = true;
+            return true;
+        }
+        any_at_all |= any;
+        if (!any) {
+            if (b.copies.empty()) return any_at_all;
+            size_t which = m.draw() % b.copies.size();
+            TensorCopy copy = b.copies[which];
+            b.copies.erase(b.copies.begin() + i64(which));
+            deliver_copy(b, copy);
+            any_at_all = true;
+        }
+    }
+    return any_at_all;
+}
+
+static void run_worker(LaunchArguments* l, std::atomic<i64>* next, std::atomic<int>* failed,
+                       Failure* failure, int worker, Machine& m) {
+    m.launch = l;
+    m.tallies.assign(size_t(l->argument_count) * DIRECTIONS, Tally{0, 0, 0});
+    m.executed.assign(size_t(l->code_count), 0);
+    m.lanes.assign(size_t(l->code_count), 0);
+    m.random = l->seed * 0x9e3779b97f4a7c15ull + u64(worker) + 1;
+    std::vector<Block*> active;
+    Where where;
+    bool more = true;
+    size_t turn = 0;
+    constexpr u64 TURN = 1 << 20;
+    bool want_new = true;
+    u64 idle = 0;
+    try {
+        while ((more || !active.empty()) && !failed->load() && !l->stop->load()) {
+            if (more && want_new && active.size() < size_t(l->resident)) {
+                i64 k = next->fetch_add(1);
+                if (k >= l->block_count) {
+                    more = false;
+                } else {
+                    active.push_back(start_block(m, u64(l->chosen ? l->chosen[k] : l->first_block + k)));
+                    turn = active.size() - 1;
+                }
+                want_new = false;
+                if (active.empty()) continue;
+            }
+            if (active.empty()) {
+                want_new = true;
+                continue;
+            }
+            turn %= active.size();
+            Block* b = active[turn];
+            where.block = i64(b->number);
+            bool did = run_block(*b, TURN, where);
+            if (b->finished) {
+                end_block(b);
+                active.erase(active.begin() + i64(turn));
+                want_new = active.empty();
+                idle = 0;
+                continue;
+            }
+            idle = did ? 0 : idle + 1;
+            if (idle > active.size() && (!more || active.size() >= size_t(l->resident))) {
+                std::string text = "waits for ever: nobody of the block can go on";
+                throw Fault{text};
+            }
+            want_new = true;
+            turn++;
+        }
+    } catch (Fault& fault) {
+        if (!failed->exchange(1)) {
+            snprintf(failure->text, sizeof failure->text, "%s", fault.text.c_str());
+            failure->block = where.block;
+            failure->warp = where.warp;
+            failure->address = where.address;
+        }
+    }
+    for (Block* b : active) end_block(b);
+}
+
+extern "C" {
+
+__attribute__((visibility("default"))) int machine_operation_count() { return OP_COUNT; }
+
+__attribute__((visibility("default"))) const char* machine_operation(int k) { return NAMES[k]; }
+
+__attribute__((visibility("default"))) int machine_sizes(int k) {
+    const int sizes[] = {int(sizeof(Instruction)), int(sizeof(Range)), int(sizeof(LaunchArguments)), int(sizeof(Failure))};
+    return sizes[k];
+}
+
+// 0: all blocks ran; 1: a fault, described in failure; 2: stopped from outside.
+__attribute__((visibility("default"))) int machine_launch(LaunchArguments* l, Failure* failure) {
+    std::atomic<i64> next{0};
+    std::atomic<int> failed{0};
+    int workers = l->workers < 1 ? 1 : l->workers;
+    std::vector<Machine> machines(static_cast<size_t>(workers));
+    std::vector<std::thread> threads;
+    for (int k = 1; k < workers; k++)
+        threads.emplace_back(run_worker, l, &next, &failed, failure, k, std::ref(machines[size_t(k)]));
+    run_worker(l, &next, &failed, failure, 0, machines[0]);
+    for (std::thread& t : threads) t.join();
+    for (const Machine& m : machines) {
+        for (size_t k = 0; k < m.tallies.size(); k++) {
+            l->tallies[k].requests += m.tallies[k].requests;
+            l->tallies[k].sectors += m.tallies[k].sectors;
+            l->tallies[k].bytes += m.tallies[k].bytes;
+        }
+        for (size_t k = 0; k < m.executed.size(); k++) l->executed[k] += m.executed[k], l->lanes[k] += m.lanes[k];
+        for (int k = 0; k < 6; k++) l->shared[k] += m.shared_counts[k];
+    }
+    return failed.load() ? 1 : l->stop->load() ? 2 : 0;
+}
+}

@@ -1,0 +1,1 @@
+"""Claims about attention: bytes, memory, time and error."""

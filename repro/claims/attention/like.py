@@ -1,0 +1,61 @@
+"""Standard attention beside FlashAttention on one card, by sequence length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas
+
+from repro.claims.register import NOT_MEASURED
+
+#: Standard attention and the framework's FlashAttention-2, on the same card in the same run.
+STANDARD, FLASH = "standard-eager", "sdpa-flash2"
+
+
+CHECKPOINTED = "standard-eager-checkpointed"
+
+
+_SHOWN = (128, 256, 512, 2048, 4096)
+
+
+def ratio(
+    frame: pandas.DataFrame,
+    metric: str,
+    pass_: str,
+    *,
+    source: str = "measured",
+    over: str = STANDARD,
+    under: str = FLASH,
+) -> pandas.Series:
+    """over / under by sequence length, without mask and dropout."""
+    rows = frame[
+        (frame["metric"] == metric)
+        & (frame["pass"] == pass_)
+        & (frame["source"] == source)
+        & frame["implementation"].isin([over, under])
+    ]
+    rows = rows[(rows["dropout"].fillna(0) == 0) & ~rows["key_mask"].fillna(False).astype(bool)]
+    wide = rows.pivot_table(index="seqlen_q", columns="implementation", values="value")
+    if not {over, under} <= set(wide.columns):
+        return pandas.Series(dtype=float)
+    return (wide[over] / wide[under]).dropna()
+
+
+def share_inside(values: Iterable[float], low: float, high: float) -> float:
+    """The share of the values in [low, high]; NaN without any."""
+    known = list(values)
+    return sum(low <= v <= high for v in known) / len(known) if known else math.nan
+
+
+def span(series: pandas.Series, form: str = ".2f") -> str:
+    """Least to most, and for which lengths; "not measured" without any."""
+    if series.empty:
+        return NOT_MEASURED
+    low, high = (f"{v:{form}}" for v in (series.min(), series.max()))
+    return f"{low} to {high}, N = {series.index.min():g} to {series.index.max():g}"
+
+
+def by_length(series: pandas.Series) -> str:
+    """A few of the ratios with their lengths."""
+    return ", ".join(f"{v:.1f}x at {n:g}" for n, v in series.items() if n in _SHOWN) or NOT_MEASURED

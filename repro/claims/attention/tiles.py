@@ -1,0 +1,65 @@
+"""Which tile is best: K9."""
+
+from __future__ import annotations
+
+import pandas
+
+from repro.claims.mutations import Scale
+from repro.claims.protocol import Evidence, Part
+from repro.claims.register import Finding, claim
+from repro.claims.values import pick
+from repro.claims.works import TILING
+
+
+@claim(
+    "K9",
+    "the best tile is 128 to 256 on its longer side",
+    TILING,
+    "section 4.1",
+    experiments=("tile-rules", "gpu-ladder"),
+    shown="tile_rules",
+    conditions="other authors' tiles, not timed here",
+    overturn=(Scale({"note": "rule: released, FlashAttention-2"}, 4, "predicted", "block_m"),),
+)
+def k9(frame: pandas.DataFrame) -> Finding:
+    """K9: the longer side of the fastest measured tile; without one, of the released kernels'."""
+    rows = pick(frame, experiment="tile-rules")
+    ours = rows[rows["note"] == "rule: ours: least traffic, busy SMs"]
+    released = rows[rows["note"] == "rule: released, FlashAttention-2"]
+    timed = pick(
+        frame, experiment="gpu-ladder", source="measured", metric="time_ms", implementation="flash"
+    ).dropna(subset=["value"])
+    fastest = timed.loc[timed.groupby("pass")["value"].idxmin()] if len(timed) else timed
+
+    def tiles(some: pandas.DataFrame) -> str:
+        return ", ".join(
+            f"{r.block_m:.0f} x {r.block_n:.0f} (d = {r.head_dim:.0f})" for r in some.itertuples()
+        )
+
+    def outside(some: pandas.DataFrame) -> float:
+        longer = some[["block_m", "block_n"]].max(axis=1)
+        return float((~longer.between(128, 256)).sum()) if len(some) else float("nan")
+
+    return Finding(
+        predicted=f"least traffic with busy SMs: {tiles(ours)}",
+        measured=f"fastest: {tiles(fastest)}"
+        if len(fastest)
+        else "time over all tiles: not measured",
+        published=f"{tiles(released)}, FlashAttention-2 as released",
+        parts=[
+            Part(
+                what="fastest tiles whose longer side is not 128 to 256",
+                value=outside(fastest),
+                low=0,
+                high=0,
+                evidence=Evidence.HARDWARE,
+                otherwise=Part(
+                    what="released tiles whose longer side is not 128 to 256",
+                    value=outside(released),
+                    low=0,
+                    high=0,
+                    evidence=Evidence.PUBLISHED,
+                ),
+            )
+        ],
+    )

@@ -1,0 +1,1 @@
+"""Claims about levels of memory, and about time against a bound."""

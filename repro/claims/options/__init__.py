@@ -1,0 +1,1 @@
+"""Claims about options of attention, and about decoding."""

@@ -1,0 +1,66 @@
+"""The price of a deterministic backward, in bytes."""
+
+from __future__ import annotations
+
+import pandas
+
+from repro.claims.mutations import Scale
+from repro.claims.protocol import Evidence, agreement
+from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.values import pick, worst
+from repro.claims.works import OURS
+from repro.experiments.bytes.deterministic_price import BASELINES, EXECUTED
+
+LONGEST = EXECUTED[-1]
+
+
+def change(value: float, base: float) -> str:
+    """How much more than the base, in per cent of it, to two digits."""
+    return f"{100 * (value / base - 1):+.2g}%"
+
+
+def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Bytes per source, algorithm, length and mask."""
+    rows = pick(frame, metric="traffic_bytes")
+    keys = ["source", "implementation", "causal", "seqlen_q"]
+    return rows.groupby(keys, as_index=False)["value"].sum()
+
+
+@claim(
+    "determinism",
+    "what determinism costs in bytes: an ordered workspace, a pass for dQ, additions in turns",
+    OURS,
+    experiments=("deterministic-price",),
+    shown="deterministic_price",
+    conditions="bytes at the SM boundary, executed on the host; the time is not measured",
+    overturn=(Scale(),),
+)
+def determinism(frame: pandas.DataFrame) -> Finding:
+    """What determinism costs in bytes, and that the count is the prediction."""
+    table = totals(frame).pivot_table(
+        index=["implementation", "causal", "seqlen_q"], columns="source", values="value"
+    )
+    ratio = table["measured"] / table["predicted"] if "measured" in table else pandas.Series()
+
+    def against_atomic(algorithm: str, source: str) -> str:
+        try:
+            ours, base = (
+                table.loc[(name, False, LONGEST), source]
+                for name in (algorithm, BASELINES[algorithm])
+            )
+        except KeyError:
+            return NOT_MEASURED
+        if not (ours > 0 and base > 0):  # nothing counted adds up to 0
+            return NOT_MEASURED
+        return change(ours, base)
+
+    def each(source: str) -> str:
+        return ", ".join(f"{name} {against_atomic(name, source)}" for name in BASELINES)
+
+    return Finding(
+        predicted=f"{each('predicted')} over atomic additions, N = {LONGEST}",
+        measured=each("measured"),
+        parts=[
+            agreement("bytes counted over the sums, worst", worst(ratio), 1, 0.0, Evidence.COUNTED)
+        ],
+    )

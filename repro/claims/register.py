@@ -1,0 +1,161 @@
+"""The claims that are judged: each is one decorated function, which may stand in any module here.
+
+::
+
+    @claim(
+        "K9",                                     # its name in tables, and in `repro judge K9`
+        "the best tile is 128 to 256",            # what it says
+        TILING, "section 4.1",                    # who says so, and where
+        experiments=("tile-rules", "gpu-ladder"),  # whose records decide
+        shown="tile_rules",                       # the figure that shows them
+        conditions="...",                         # how the run differs from the source's
+        overturn=(Scale({"metric": "time_ms"}),),  # changes of records that must change the verdict
+    )
+    def k9(frame: pandas.DataFrame) -> Finding:
+        return Finding(parts=[...], predicted=..., measured=..., published=...)
+
+``frame`` is the tidy frame of the experiments. Every module of a folder below is imported, so a new
+claim is one function in one file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repro.claims.protocol import Claim, Part
+
+if TYPE_CHECKING:
+    import pandas
+
+    from repro.claims.mutations import Change, Mirror, Scale
+    from repro.claims.works import Work
+
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a frame says of a claim; without parts it is not tested."""
+
+    parts: Sequence[Part]
+    predicted: str = "-"
+    measured: str = NOT_MEASURED
+    published: str = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A claim before it is judged: what is claimed, by whom, and what judges it."""
+
+    name: str
+    statement: str
+    work: Work
+    where: str
+    experiments: tuple[str, ...]
+    shown: str
+    judge: Callable[[pandas.DataFrame], Finding]
+    conditions: str
+    chosen: str
+    #: Changes of the records, each of which must change the verdict.
+    overturn: tuple[Scale | Mirror, ...]
+    #: For a refuted claim: the records as they would have to be for it to be right.
+    as_claimed: Change | None
+    #: For a claim whose quantity nobody has measured: the test of what a record would do.
+    no_records: str
+
+    @property
+    def source(self) -> str:
+        """Who says so, and where."""
+        return f"{self.work.title}, {self.where}" if self.where else self.work.title
+
+    @property
+    def command(self) -> str:
+        """What judges it again: its figure, or an experiment that no figure shows."""
+        experiment = "-" in self.shown
+        return f"make {'measure EXPERIMENT=' if experiment else 'figures/out/'}{self.shown}" + (
+            "" if experiment else ".svg"
+        )
+
+    def judged(self, frame: pandas.DataFrame) -> Claim:
+        """The claim as the frame has it."""
+        return self.found(self.judge(frame))
+
+    def found(self, finding: Finding) -> Claim:
+        """The claim with this finding."""
+        return Claim(
+            name=self.name,
+            statement=self.statement,
+            source=self.source,
+            origin=self.work.origin,
+            predicted=finding.predicted,
+            measured=finding.measured,
+            published=finding.published,
+            parts=tuple(finding.parts),
+            unlike=self.conditions,
+            chosen=self.chosen,
+            command=self.command,
+        )
+
+
+_ROWS: dict[str, Row] = {}
+
+
+def claim(
+    name: str,
+    statement: str,
+    work: Work,
+    where: str = "",
+    *,
+    experiments: tuple[str, ...],
+    shown: str,
+    conditions: str = "",
+    chosen: str = "",
+    overturn: tuple[Scale | Mirror, ...] = (),
+    as_claimed: Change | None = None,
+    no_records: str = "",
+) -> Callable[[Callable[[pandas.DataFrame], Finding]], Callable[[pandas.DataFrame], Finding]]:
+    """Register the function that judges a claim; ValueError if its name is taken.
+
+    conditions: how what is measured differs from the source's own run.
+    chosen: which coefficients were chosen after seeing the numbers they are compared with; such a
+    claim is at most consistent, whatever agrees.
+    """
+
+    def register(
+        judge: Callable[[pandas.DataFrame], Finding],
+    ) -> Callable[[pandas.DataFrame], Finding]:
+        if name in _ROWS:
+            raise ValueError(f"{name!r} is claimed by {_ROWS[name].judge} and by {judge}")
+        _ROWS[name] = Row(
+            name=name,
+            statement=statement,
+            work=work,
+            where=where,
+            experiments=experiments,
+            shown=shown,
+            judge=judge,
+            conditions=conditions,
+            chosen=chosen,
+            overturn=overturn,
+            as_claimed=as_claimed,
+            no_records=no_records,
+        )
+        return judge
+
+    return register
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """Every claim by its name."""
+    here = Path(__file__).parent
+    for folder in sorted(path.parent for path in here.glob("*/__init__.py")):
+        for module in pkgutil.iter_modules([str(folder)]):
+            importlib.import_module(f"repro.claims.{folder.name}.{module.name}")
+    return _ROWS

@@ -1,0 +1,1 @@
+"""Claims about training: several ranks, offloading, optimiser states."""

@@ -1,0 +1,1 @@
+"""Experiments that count bytes, and what is derived from counts."""

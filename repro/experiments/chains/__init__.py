@@ -1,0 +1,1 @@
+"""Experiments on what attention stands beside: matrix products and fused chains."""

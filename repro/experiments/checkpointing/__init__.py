@@ -1,0 +1,1 @@
+"""Experiments on recomputed activations, training memory and several ranks."""

@@ -1,0 +1,1 @@
+"""Experiments that only a GPU can measure."""

@@ -1,0 +1,59 @@
+"""The forms of the Hopper kernels in turn, each against the others.
+
+They say whether the rules that pick one (``kernels.hopper.forward_form``, ``backward_form``) pick
+the right one on a card. Shapes are those of ``gpu-throughput``, and head_dim 256 of the forward.
+"""
+
+from __future__ import annotations
+
+from kernels import hopper
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments.gpu.gpu_throughput import HIDDEN, TOKENS, measure_in_turn, seconds_of
+from repro.measuring.records import Record
+
+NAME = "gpu-forms"
+
+
+def cells() -> list[Cell]:
+    """The ends of the rules first."""
+    return [
+        Cell(
+            pass_=pass_, batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
+            kv_heads=HIDDEN // head_dim, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
+            dtype="bf16", causal=causal,
+        )
+        for seqlen in (2048, 16384, 4096, 8192)
+        for pass_, head_dims in (("backward", (128, 64)), ("forward", (128, 64, 256)))
+        for head_dim in head_dims
+        for causal in (False, True)
+    ]  # fmt: skip
+
+
+def implementations(one: Cell) -> tuple[str, ...]:
+    """The forms of the cell's pass and head dimension, by name."""
+    kind = hopper.ForwardForm if one["pass"] == "forward" else hopper.BackwardForm
+    return tuple(
+        name for name, form in hopper.FORMS.items()
+        if isinstance(form, kind) and form.head_dim == one["head_dim"]
+    )  # fmt: skip
+
+
+def predict(one: Cell) -> list[Record]:
+    """None: forms differ in what they overlap, which the time model's bound does not know."""
+    return []
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """Time and throughput of every form that runs and is right; the others' reasons."""
+    return measure_in_turn(one, implementations(one), NAME)
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="the Hopper kernels' forms in turn",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cuda",
+    seconds=seconds_of(cells(), lambda one: len(implementations(one))),
+)

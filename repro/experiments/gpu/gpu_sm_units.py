@@ -1,0 +1,99 @@
+"""How busy an SM's units are while our kernels run, by hardware counters.
+
+``sm-ceilings`` says which unit sets the pace of a round and how much of the time the tensor cores
+can be busy at most. Here Nsight Compute says how busy units were: tensor cores, shared memory's
+banks, the special-function units, the schedulers. Every percentage that its sections give of them
+is kept under its own name, since names differ from card to card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from analysis.shapes import Tile
+from kernels import hopper
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments.bytes.sm_ceilings import DIRECT, EXACT, SM80, round_of
+from repro.experiments.shared.profiled import Profiled, seconds_of
+from repro.instruments.counters import KernelBusy
+from repro.measuring.records import Record, record
+
+NAME = "gpu-sm-units"
+#: Cells of one profiled process, and seconds for it; each kernel is replayed some dozens of times.
+BATCH = 4
+LIMIT_S = 45.0
+SEQLEN = 8192
+
+
+def cells() -> list[Cell]:
+    """Every form of the backward, the forward's of the rule, and the sm_80 kernels."""
+    forwards = [hopper.forward_form(head_dim, False, SEQLEN) for head_dim in (128, 64, 256)]
+    return [
+        *(_cell(f"{EXACT} {form.name}", "backward", form.head_dim, form.tile)
+          for form in hopper.BACKWARD_FORMS),
+        *(_cell(f"{EXACT} {form.name}", "forward", form.head_dim, form.tile) for form in forwards),
+        _cell(SM80, "forward", 128, Tile(128, 64)),
+        _cell(SM80, "backward", 128, Tile(64, 128)),
+    ]  # fmt: skip
+
+
+def _cell(implementation: str, pass_: str, head_dim: int, tile: Tile) -> Cell:
+    heads = 2048 // head_dim
+    return Cell(
+        implementation=implementation, pass_=pass_, batch=2, heads=heads, kv_heads=heads,
+        seqlen_q=SEQLEN, seqlen_k=SEQLEN, head_dim=head_dim, dtype="bf16", causal=False,
+        block_m=tile.block_m, block_n=tile.block_n,
+    )  # fmt: skip
+
+
+def predict(one: Cell) -> Iterator[Record]:
+    """Percent of the time that the tensor cores can be busy at most, by the SM's other units."""
+    name = str(one["implementation"])
+    kind = SM80 if name == SM80 else DIRECT if name.endswith("direct") else EXACT
+    found = round_of(Cell(**{**one, "implementation": kind}))
+    yield record(
+        one, experiment=NAME, source="predicted", metric="tensor_busy_at_most", unit="%",
+        value=100 * found.tensor_share(), tool="clocks of a round",
+    )  # fmt: skip
+
+
+@cache
+def watched() -> Profiled[KernelBusy]:
+    """The counters of this process' run."""
+    from repro.instruments.counted import watch_cells
+
+    return Profiled(cells(), watch_cells, batch=BATCH, limit_s=LIMIT_S, as_run=_as_run)
+
+
+def _as_run(cell: Cell) -> dict[str, Any]:
+    """A form has its tile; only the sm_80 kernels are told theirs."""
+    given = dict(cell)
+    if cell["implementation"] != SM80:
+        del given["block_m"], given["block_n"]
+    return given
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """Every percentage of every kernel of the cell."""
+    kernels = watched().kernels(one)
+    return [
+        record(
+            one, experiment=NAME, source="measured", metric="unit_busy", unit="%", value=percent,
+            kernel=kernel.name, counter=counter, tool="ncu",
+        )
+        for kernel in kernels
+        for counter, percent in kernel.percent.items()
+    ]  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="how busy an SM's units are, by hardware counters",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cuda",
+    seconds=seconds_of(len(cells()), BATCH),
+)

@@ -1,0 +1,1 @@
+"""Experiments that repeat a figure or table of a paper."""

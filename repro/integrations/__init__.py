@@ -1,0 +1,1 @@
+"""Other packages' names for attention, computed by this package's kernels."""

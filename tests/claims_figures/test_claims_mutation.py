@@ -1,0 +1,97 @@
+"""Every verdict can fail: records changed beyond the tolerance change it, dropped ones take it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pandas
+import pytest
+
+from repro.claims import Claim, Verdict, rows
+from repro.experiments import tidy
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = list(rows())
+
+
+@cache
+def frame_of(experiments: tuple[str, ...]) -> pandas.DataFrame:
+    frame = tidy(experiments, local=False)
+    return frame.assign(value=frame["value"].astype(float))
+
+
+@cache
+def judged(name: str) -> Claim:
+    """The claim on committed records."""
+    row = rows()[name]
+    return row.judged(frame_of(row.experiments))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_has_its_mutations(name: str) -> None:
+    row = rows()[name]
+    assert bool(row.overturn or row.as_claimed) != bool(row.no_records)
+    if judged(name).verdict is Verdict.REFUTED:
+        assert row.as_claimed is not None
+    if row.no_records:
+        assert judged(name).verdict is Verdict.NOT_TESTED, f"{name} has records now"
+        assert name.split()[0] in (ROOT / row.no_records).read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_records_beyond_the_tolerance_change_the_verdict(name: str) -> None:
+    row = rows()[name]
+    frame, before = frame_of(row.experiments), judged(name).verdict
+    if before is Verdict.REFUTED:  # then as the records would have to be for the claim to be right
+        assert row.as_claimed is not None
+        frame = row.as_claimed(frame)
+        before = row.judged(frame).verdict
+    for change in row.overturn:
+        seen = [row.judged(changed).verdict for changed in change.both(frame)]
+        assert any(v is not before for v in seen), f"{name} is {before} for {change}"
+
+
+@pytest.mark.parametrize("name", [name for name, row in rows().items() if row.as_claimed])
+def test_records_as_claimed_would_not_refute(name: str) -> None:
+    row = rows()[name]
+    assert row.as_claimed is not None
+    as_claimed = row.judged(row.as_claimed(frame_of(row.experiments))).verdict
+    assert as_claimed in (Verdict.REPRODUCED, Verdict.WITHIN_LIMITS, Verdict.CONSISTENT)
+    assert judged(name).verdict in (Verdict.REFUTED, as_claimed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_measured_records_nothing_is_reproduced_or_refuted_by_them(name: str) -> None:
+    row, claim = rows()[name], judged(name)
+    frame = frame_of(row.experiments)
+    left = row.judged(frame[frame["source"] != "measured"].copy()).verdict
+    allowed = {Verdict.NOT_TESTED, Verdict.CONSISTENT}
+    if not any(part.decides.evidence.measured for part in claim.parts):
+        allowed.add(claim.verdict)  # what was published or derived is still there
+    assert left in allowed
+    nothing = row.judged(frame[frame["source"] == "predicted"].copy()).verdict
+    assert nothing in {Verdict.NOT_TESTED, Verdict.CONSISTENT}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_says_what_would_overturn_it(name: str) -> None:
+    claim = judged(name)
+    assert claim.falsifier
+    assert claim.falsifier != "no test yet"
+    assert "nan" not in f"{claim.predicted} {claim.measured} {claim.published}".lower()
+    for part in claim.parts:
+        assert part.verdict is not Verdict.REPRODUCED or part.decides.evidence.measured
+    if claim.chosen:
+        assert claim.verdict in (Verdict.CONSISTENT, Verdict.REFUTED, Verdict.NOT_TESTED)
+
+
+@pytest.mark.parametrize("source", ["measured", "published"])
+@pytest.mark.parametrize("name", NAMES)
+def test_cells_that_failed_leave_a_verdict(name: str, source: str) -> None:
+    row = rows()[name]
+    frame = frame_of(row.experiments).copy()
+    frame.loc[frame["source"] == source, "value"] = float("nan")
+    claim = row.judged(frame)
+    assert claim.verdict in Verdict
+    assert claim.falsifier

@@ -1,0 +1,320 @@
+"""Predicted times of the Hopper forms: what is recorded, what follows from it for a shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.hardware import gpu_named
+from analysis.loop_model import card
+from analysis.shapes import AttentionShape
+from kernels import hopper
+from kernels.building.compile import nvrtc_version
+from kernels.sass.code import find_nvdisasm
+from kernels.timing import followed_blocks, hopper_time, records
+from repro.prediction import PASSES, NoTime, predict
+from repro.timing import flash3_comparison, round_clocks
+
+AGAIN = "the source is not the recorded one: run `python -m kernels.timing.hopper_time`"
+
+
+def shape_of(seqlen: int, head_dim: int, causal: bool, **options: int) -> AttentionShape:
+    values = {"batch": 2, "heads": 4, "seqlen_q": seqlen, "seqlen_k": seqlen, **options}
+    return AttentionShape(head_dim=head_dim, dtype="bf16", causal=causal, **values)
+
+
+def current() -> list[tuple[hopper_time.Form, bool]]:
+    """Forms whose clocks are recorded for the source as it is."""
+    found = []
+    for form in hopper_time.predictable():
+        for causal in (False, True):
+            try:
+                hopper_time.recorded(form, causal)
+            except LookupError:
+                continue
+            found.append((form, causal))
+    return found
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k"), [(512, 512), (333, 461), (1024, 640), (64, 2048)]
+)
+def test_rounds_are_the_tiles_that_a_mask_leaves(
+    causal: bool, seqlen_q: int, seqlen_k: int
+) -> None:
+    shape = shape_of(seqlen_q, 128, causal, seqlen_k=seqlen_k)
+    form = hopper.ForwardForm(128, 2, 128)
+    walked = sorted(hopper_time._key_tiles(form, shape))
+    rows = -(-seqlen_q // 128)
+    offset = seqlen_k - seqlen_q
+    expected = []
+    for m in range(rows):
+        last = min((m + 1) * 128, seqlen_q) - 1 + offset
+        keys = min(seqlen_k, last + 1) if causal else seqlen_k
+        expected.append(max(0, -(-keys // 128)))
+    assert walked == sorted(expected * 8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sinks", [0, 300])
+def test_rounds_are_the_tiles_that_a_window_leaves(causal: bool, sinks: int) -> None:
+    shape = replace(shape_of(700, 128, causal, seqlen_k=900), window=(200, 50), sinks=sinks)
+    form = hopper.ForwardForm(128, 2, 128)
+    walked = sorted(hopper_time._key_tiles(form, shape))
+    diagonal, key = np.arange(700)[:, None] + 200, np.arange(900)
+    seen = (key >= diagonal - 200) & (key <= diagonal + 50) | (key < sinks)
+    seen = seen & (key <= diagonal) if causal else seen
+    met = [
+        sum(seen[m : m + 128, n : n + 128].any() for n in range(0, 900, 128))
+        for m in range(0, 700, 128)
+    ]
+    assert walked == sorted(met * 8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rounds_of_the_backward_are_those_of_each_head_of_a_group(causal: bool) -> None:
+    shape = replace(shape_of(300, 128, causal, seqlen_k=500), kv_heads=2, window=(70, 20), sinks=9)
+    form = hopper.BackwardForm(128, 64)
+    diagonal, key = np.arange(300)[:, None] + 200, np.arange(500)
+    seen = (key >= diagonal - 70) & (key <= diagonal + 20) | (key < 9)
+    seen = seen & (key <= diagonal) if causal else seen
+    met = [
+        sum(seen[m : m + 64, n : n + 128].any() for m in range(0, 300, 64))
+        for n in range(0, 500, 128)
+    ]
+    walked = sorted(hopper_time._query_tiles(form, shape))
+    assert walked == sorted(2 * n for n in met * 2 * shape.batch)
+
+
+def test_every_clock_on_record_is_of_the_source_as_it_is() -> None:
+    """A form with a record of an older source has no predicted time: `predict` would say less."""
+    for causal in (False, True):
+        for form, optimistic in hopper_time.kinds():
+            hopper_time.recorded(form, causal, optimistic)
+        for form, features in hopper_time.featured():
+            hopper_time.recorded(form, causal, features=features)
+    assert len(records.rows(hopper_time.LINES)) == 2 * len(
+        [*hopper_time.kinds(), *hopper_time.featured()]
+    )
+
+
+def test_a_window_is_predicted_by_its_own_clocks() -> None:
+    shape = shape_of(16384, 128, True)
+    narrow = replace(shape, window=(1024, 0))
+    whole, found, capped = (
+        predict("flash-sm90", *asked, "forward", "H200", waves=True, softcap=cap)
+        for asked, cap in (((shape,), False), ((narrow,), False), ((narrow,), True))
+    )
+    assert whole.predicted_s is not None, AGAIN
+    assert found.predicted_s is not None, AGAIN
+    assert capped.predicted_s is not None, AGAIN
+    assert found.time.seconds < found.predicted_s < 0.2 * whole.predicted_s
+    assert found.predicted_s < capped.predicted_s
+    form = hopper.forward_form(128, True, 16384, featured=True)
+    line = hopper_time.recorded(form, True, features=("window",)).line
+    rounds = 2 * 4 * [*hopper_time._key_tiles(form, replace(narrow, batch=1, heads=1, kv_heads=1))]
+    main = card.fill((line(n) for n in rounds), 132) / card.H200_SUSTAINED.hz
+    assert found.predicted_s == pytest.approx(main + card.LAUNCH_S, rel=0.01)
+
+
+def test_features_without_a_record_are_named() -> None:
+    point = predict("flash-sm90", shape_of(512, 64, True), "forward", "H200", waves=True,
+                    softcap=True, alibi=True)  # fmt: skip
+    assert isinstance(point.predicted, NoTime)
+    assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (
+        point.predicted.reason
+    )
+
+
+def test_the_table_of_features_is_what_the_recorded_clocks_say() -> None:
+    block = hopper_time.FEATURES_BLOCK
+    page = block.path.read_text(encoding="utf-8")
+    table = hopper_time.feature_table()
+    assert block.put(table, page) == page, "run `python -m kernels.timing.hopper_time`"
+    assert len(table.splitlines()) == 2 + sum(map(len, hopper.HEAD_DIMS.values()))
+
+
+def test_longest_tiles_start_first_within_a_group_of_heads() -> None:
+    order = list(hopper_time.longest_first([3, 2, 1], heads=3, group=2))
+    assert order == [3, 3, 2, 2, 1, 1, 3, 2, 1]
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_predicted_time_is_no_shorter_than_the_bound(pass_: str, head_dim: int) -> None:
+    """The bound takes the highest clock, the prediction that under load."""
+    for seqlen in (1024, 8192):
+        point = predict("flash-sm90", shape_of(seqlen, head_dim, False), pass_, "H200", waves=True)
+        assert point.predicted_s is not None, AGAIN
+        assert point.predicted_s > point.time.seconds
+        row = point.row()
+        assert row["time_predicted_s"] == point.predicted_s
+        rate = row["useful_flops"] / row["time_predicted_s"] / 1e12
+        assert row["tflops_predicted"] == pytest.approx(rate)
+
+
+def test_more_heads_than_the_card_holds_take_another_wave() -> None:
+    for form, causal in current()[:1]:
+        one = hopper_time.clocks(form, shape_of(2048, form.head_dim, causal, heads=4), 10_000)
+        found = hopper_time.recorded(form, causal)
+        rounds = -(-2048 // form.tile.block_n)
+        assert one == pytest.approx(found.line(rounds) + found.beside)
+        narrow = hopper_time.clocks(form, shape_of(2048, form.head_dim, causal, heads=4), 1)
+        assert narrow > 50 * one
+
+
+def test_a_form_without_a_record_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = hopper.FORWARD_FORMS[0]
+    monkeypatch.setattr(records, "find", lambda *_, **__: None)
+    with pytest.raises(LookupError, match="no clocks on record for the forward d64 192x128"):
+        hopper_time.recorded(form, False)
+    point = predict("flash-sm90", shape_of(1024, 64, False), "forward", "H200", waves=True)
+    assert point.predicted_s is None
+    assert point.row()["tflops_predicted"] is None
+
+
+def test_clocks_of_another_source_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    form, causal = hopper_time.predictable()[0], False
+    monkeypatch.setattr(hopper_time, "digest_of", lambda *of: "another")
+    with pytest.raises(LookupError, match=r"the source of the forward .* has changed"):
+        hopper_time.recorded(form, causal)
+
+
+def test_kernels_that_differ_are_not_predicted_by_their_form() -> None:
+    shape = shape_of(1024, 64, False)
+    fixed = predict("flash-sm90-deterministic", shape, "backward", "H200", waves=True)
+    assert isinstance(fixed.predicted, NoTime)
+    assert "blocks wait for the additions of other blocks" in fixed.predicted.reason
+    older, newer = (
+        predict(name, shape, "forward", "H200", waves=True).predicted_s
+        for name in ("flash", "flash-sm90")
+    )
+    assert newer is not None
+    assert older is not None, "it has the sm_80 kernels' own clocks"
+    assert older > newer
+
+
+def test_passes_that_algorithms_share_have_one_time() -> None:
+    """In a fixed order only a backward is another kernel, optimistic only a forward."""
+    shape = shape_of(2048, 128, False)
+    exact, fixed, hopeful = (
+        [predict(a, shape, pass_, "H200", waves=True).predicted_s for pass_ in PASSES]
+        for a in ("flash-sm90", "flash-sm90-deterministic", "flash-sm90-optimistic")
+    )
+    assert None not in exact, AGAIN
+    assert fixed == [exact[0], None]
+    assert hopeful[1] == exact[1]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_optimistic_time_has_the_repair_s_in_it(causal: bool) -> None:
+    """A launch more, and a look at the flags of as many tiles as an SM has."""
+    form = hopper.forward_form(128, causal, 16384)
+    shape = shape_of(16384, 128, causal)
+    options = {"sms": 132, "hbm_bytes_per_s": 4.8e12, "clock": card.H200_SUSTAINED}
+    took = hopper_time.seconds(form, shape, optimistic=True, **options)
+    found = hopper_time.recorded(form, causal, optimistic=True)
+    main = card.fill((found.line(n) for n in hopper_time._key_tiles(form, shape)), 132)
+    rest = took - 2 * card.LAUNCH_S - (main + found.beside) / card.H200_SUSTAINED.hz
+    tiles = -(-2 * 4 * 16384 // form.tile.block_m // 132)
+    clocks = found.repair + (tiles - 1) * found.repair_tile
+    assert rest * card.H200_SUSTAINED.hz == pytest.approx(clocks, rel=1e-6)
+    assert 0 < clocks < 0.02 * main
+
+
+def test_clock_is_that_under_load_where_it_is_known() -> None:
+    shape = shape_of(1024, 64, False)
+    assert predict("flash-sm90", shape, "forward", "H200", waves=True).clock == card.H200_SUSTAINED
+    other = predict("flash-sm90", shape, "forward", "H100", waves=True)
+    assert other.clock.hz == gpu_named("H100").boost_clock_hz
+
+
+def test_recorded_clocks_are_what_the_model_says() -> None:
+    """One form from compiler to clocks. Another compiler orders instructions otherwise."""
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    form = next(f for f in hopper_time.predictable() if isinstance(f, hopper.BackwardForm))
+    hopper_time.recorded(form, False)  # it is recorded for the source as it is
+    row = records.find(
+        hopper_time.LINES, **{"pass": "backward", "form": form.name, "causal": False}
+    )
+    assert row is not None
+    if row["nvrtc"] != nvrtc_version():
+        pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
+    points, beside = followed_blocks.points_of(form, causal=False)
+    assert [round(value) for _, value in points] == [
+        int(row[f"clocks_{n}"]) for n in hopper_time.ROUNDS
+    ]
+    assert beside == 0
+
+
+def test_recorded_clocks_of_a_window_are_what_the_model_says() -> None:
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    form, features = hopper_time.featured()[0]
+    name = hopper_time.name_of(form, features=features)
+    row = records.find(hopper_time.LINES, **{"pass": "forward", "form": name, "causal": True})
+    assert row is not None
+    if row["nvrtc"] != nvrtc_version():
+        pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
+    assert row["digest"] == hopper_time.digest_of(form, True, features=features), AGAIN
+    points, _ = followed_blocks.points_of(form, True, lengths=(2, 4), features=features)
+    assert [round(value) for _, value in points] == [int(row[f"clocks_{n}"]) for n in (2, 4)]
+
+
+def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:
+    direct = next(form for form in hopper.BACKWARD_FORMS if form.dq_from_registers)
+    if find_nvdisasm() is None:
+        pytest.skip("needs nvdisasm")
+    with pytest.raises(ValueError, match=r"no unit is known for instruction REDG"):
+        followed_blocks.points_of(direct, causal=False)
+    with pytest.raises(LookupError, match=r"64x128, direct: what additions to memory from regis"):
+        hopper_time.recorded(direct, False)
+
+
+def test_the_table_of_the_page_is_what_the_recorded_clocks_say() -> None:
+    page = hopper_time.BLOCK.path.read_text(encoding="utf-8")
+    table = hopper_time.form_table()
+    assert hopper_time.BLOCK.put(table, page) == page, "run `python -m kernels.timing.hopper_time`"
+    assert len(table.splitlines()) == 2 + len(hopper_time.kinds())
+
+
+def test_the_page_has_the_clocks_of_a_round() -> None:
+    """All of ours, from the recorded clocks; of the prototype's one forward and one backward."""
+    shown = round_clocks.BLOCK.path.read_text().split(round_clocks.BLOCK.markers[0])[1]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in shown.split(round_clocks.BLOCK.markers[1])[0].splitlines()
+        if line.startswith("| d")
+    ]
+    forms = {form.name: form for form in hopper_time.predictable()}
+    assert [row[0] for row in rows] == list(forms)
+    for name, mine, theirs, beside, ratio in rows:
+        found = round_clocks.ours(forms[name])
+        assert mine == f"{found:.0f}"
+        assert theirs == round_clocks.VARIANTS.get(name, "")
+        if name in ("d128 128x128, pingpong", "d128 64x128"):
+            again = round_clocks.of_prototype(theirs)
+            assert (beside, ratio) == (f"{again:.0f}", f"{found / again:.2f}")
+
+
+def test_the_page_has_the_comparison_with_flash_attention_3() -> None:
+    page = flash3_comparison.BLOCK.path.read_text(encoding="utf-8")
+    again = flash3_comparison.BLOCK.put(flash3_comparison.table(), page)
+    assert again == page, "run `python -m repro.timing.flash3_comparison`"
+    found = flash3_comparison.pairs()
+    assert len(found) == 24
+    long = [pair.default / pair.published for pair in found if pair.seqlen >= 2048]
+    assert len(long) == 12
+    assert 0.945 < min(long) < max(long) < 1.085, "the page says 0.95 to 1.08"
+    short = [pair.default / pair.published for pair in found if pair.seqlen == 512]
+    assert len(short) == 8
+    assert 0.735 < min(short) < max(short) < 0.995, "the page says 0.74 to 0.99"
+
+
+def test_a_comment_changes_no_digest() -> None:
+    code = "int x;  // why\n\n/* a long\n   one */\nint y;\n"
+    assert records._code(code) == records._code("int x;\nint y;") != records._code("int x;int z;")
