@@ -34,11 +34,10 @@ from .arguments import Arguments
 from .block_runs import again_in_backward, replaced
 from .memory import memory_meter
 from .profiling import Profile, ZeroGradients, profile_of, stage_bytes, stage_seconds
-from .replay import RandomState, autocast_now, cuda_devices
+from .replay import autocast_now, cuda_devices
 from .saved import INNER_HOOKS
 from .span import Part
-from .stage_parts import StandIns
-from .state import ModuleState
+from .state import left_alone
 from .values import Held, State, Values, storage_bytes
 
 __all__ = ["BlockPlan", "blocks_of", "plan_blocks"]
@@ -250,8 +249,6 @@ def _profile(
     """The chain before, blocks, after, with the weights that both ends share; and the bytes of the
     model's result."""
     entire = Arguments(args, kwargs)
-    random = RandomState.now(cuda_devices(entire.tensors, model.parameters()))
-    memory = ModuleState(model, copied_bytes=math.inf)
     device = next(model.parameters()).device.type
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
     stages: list[Part] = []
@@ -315,46 +312,43 @@ def _profile(
         raise ValueError("the model's forward does not call its first block")
 
     before = Part("before", model, to_first)
-    try:
-        with StandIns([model]), torch.enable_grad(), memory_meter(device) as meter:
-            measure(before, entire.tensors)
-            handles = [b.register_forward_pre_hook(before_block, with_kwargs=True) for b in blocks]
-            handles += [b.register_forward_hook(after_block) for b in blocks]
-            try:
-                hooks = saved_tensors_hooks(lambda t: t.detach() if holding else None, lambda t: t)
-                with INNER_HOOKS.without_graph(), hooks:
-                    whole = model(*args, **kwargs)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            if len(stages) != len(blocks) + 1 or len(results) != 1:
-                raise ValueError(
-                    f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
-                )
-            last = Values.of(results.pop(), "the last block")
-            leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
-            result_bytes = storage_bytes(leaves)
-            del whole, leaves
+    devices = cuda_devices(entire.tensors, model.parameters())
+    with left_alone([model], devices), torch.enable_grad(), memory_meter(device) as meter:
+        measure(before, entire.tensors)
+        handles = [b.register_forward_pre_hook(before_block, with_kwargs=True) for b in blocks]
+        handles += [b.register_forward_hook(after_block) for b in blocks]
+        try:
+            hooks = saved_tensors_hooks(lambda t: t.detach() if holding else None, lambda t: t)
+            with INNER_HOOKS.without_graph(), hooks:
+                whole = model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(stages) != len(blocks) + 1 or len(results) != 1:
+            raise ValueError(
+                f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
+            )
+        last = Values.of(results.pop(), "the last block")
+        leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
+        result_bytes = storage_bytes(leaves)
+        del whole, leaves
 
-            def from_last(*tensors: Tensor) -> Tensor:
-                result = last.rebuild(tensors)
+        def from_last(*tensors: Tensor) -> Tensor:
+            result = last.rebuild(tensors)
 
-                def last_block(*args: Any, **kwargs: Any) -> Any:
-                    torch.set_grad_enabled(True)
-                    after.begins()
-                    return result
+            def last_block(*args: Any, **kwargs: Any) -> Any:
+                torch.set_grad_enabled(True)
+                after.begins()
+                return result
 
-                forwards = dict.fromkeys(blocks, lambda *args, **kwargs: result)
-                forwards[blocks[-1]] = last_block
-                # What comes before the blocks runs too, and keeps nothing.
-                with replaced(forwards), torch.no_grad():
-                    return loss(model(*args, **kwargs))
+            forwards = dict.fromkeys(blocks, lambda *args, **kwargs: result)
+            forwards[blocks[-1]] = last_block
+            # What comes before the blocks runs too, and keeps nothing.
+            with replaced(forwards), torch.no_grad():
+                return loss(model(*args, **kwargs))
 
-            after = Part("after", model, from_last, late=True)
-            measure(after, last.tensors)
-    finally:
-        memory.put_back()
-        random.restore()
+        after = Part("after", model, from_last, late=True)
+        measure(after, last.tensors)
     inside = {id(p) for block in blocks for p in block.parameters()}
     names: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):

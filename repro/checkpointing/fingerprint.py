@@ -42,6 +42,7 @@ class Prints:
                 self._inputs[tensor.untyped_storage()._cdata] = number, tensor
         self._known: dict[int, tuple[weakref.ref[Tensor], int | None, Print]] = {}
 
+    @torch.compiler.disable  # a compiled stage saves tensors too
     def add(self, tensors: Iterable[Tensor]) -> None:
         self.found += [self._of(tensor) for tensor in tensors]
 

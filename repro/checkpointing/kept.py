@@ -58,6 +58,7 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         saved[kept.untyped_storage()._cdata] = kept
         return kept if hold else None
 
+    torch.clear_autocast_cache()  # its casts belong to whatever run needed them first
     start = _newest_node()
     with (
         torch.enable_grad(),

@@ -7,7 +7,6 @@ with everything stored can be profiled all the same.
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
 from collections import Counter
@@ -38,11 +37,11 @@ from .fingerprint import Prints
 from .joining import given_to_first, join_stages, stages_of
 from .kept import Kept, left_behind
 from .memory import MemoryMeter, Region, memory_meter
-from .replay import RandomState, autocast_now, cuda_devices
+from .replay import autocast_now, cuda_devices
 from .saved import INNER_HOOKS
 from .span import span
-from .stage_parts import StandIns, parameters_of
-from .state import ModuleState
+from .stage_parts import parameters_of
+from .state import ModuleState, left_alone
 from .values import Held, StageFn, State, Values, call, stage_name, storage_bytes
 
 
@@ -164,11 +163,10 @@ def profile(
     unpack = not isinstance(model, nn.Sequential)
     given = stages_of(model)
     tensors = Values.of(inputs, "the sample").tensors
-    random = RandomState.now(cuda_devices(tensors, *(parameters_of(s) for s in given)))
-    memory = ModuleState(given, copied_bytes=math.inf)
+    devices = cuda_devices(tensors, *(parameters_of(s) for s in given))
     kinds = tuple(sorted({"cpu", *(t.device.type for t in tensors)}))
     try:
-        with StandIns(given):
+        with left_alone(given, devices) as random:
             stages = join_stages(given, inputs, unpack=unpack)
             random.restore()
             count, total = itertools.count(1), (2 if repeats else 1) * len(stages)
@@ -186,8 +184,6 @@ def profile(
             )
     finally:
         torch.clear_autocast_cache()
-        memory.put_back()
-        random.restore()
     return profile_of(
         stages,
         measured.stages,

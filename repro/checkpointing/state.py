@@ -7,16 +7,18 @@ refused by comparison (fingerprint.py, outside.py).
 
 from __future__ import annotations
 
+import math
 import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .stage_parts import modules_of
+from .replay import RandomState
+from .stage_parts import StandIns, modules_of
 from .values import storage_bytes, version
 
 #: Larger tensors are watched but not copied before each run: masks, tables, weights.
@@ -171,6 +173,20 @@ def _write(tensors: list[Tensor], values: list[Tensor]) -> None:
     if tensors:
         with torch.no_grad():
             torch._foreach_copy_(tensors, values)
+
+
+@contextmanager
+def left_alone(stages: Sequence[Any], devices: tuple[int, ...]) -> Iterator[RandomState]:
+    """What runs inside leaves weights, gradients, buffers, attributes, random state as they were."""
+    random = RandomState.now(devices)
+    with StandIns(stages):
+        # Inside: a module that keeps a list of its parameters must get the real ones back in it.
+        state = ModuleState(stages, copied_bytes=math.inf)
+        try:
+            yield random
+        finally:
+            state.put_back()
+            random.restore()
 
 
 def is_sharded(value: Any) -> bool:

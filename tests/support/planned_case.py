@@ -102,7 +102,7 @@ def _bytes_wrong(case: Case, device: str) -> str | None:
     off = measured - predicted
     if set(case.stages) & {"keeps-dict", "hooks", "hooks-size", "hooks-cpu"}:
         off = max(0, off)  # of these an upper bound
-    if abs(off) > max(2**12, predicted // 100):
+    if abs(off) > max(2**14, predicted // 100):
         return f"peak: {predicted} B predicted, {measured} B measured"
     if set(case.stages) & {"remembers", "buffer", "spectral", "batch-norm", "keeps", "keeps-dict"}:
         return None  # they keep something of a step by design
