@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
 from analysis.arguments import flag, names, whole
@@ -46,8 +47,20 @@ def check_sample(sample: Any) -> None:
         if tensor.is_nested or tensor.layout != torch.strided:
             kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
             raise TypeError(f"a tensor of the sample is {kind}; dense (strided) ones are planned")
-        if tensor.is_meta:
-            raise TypeError("a tensor of the sample is on meta, where nothing runs: profiling does")
+    refuse_unreal("the sample", tensors)
+
+
+def refuse_unreal(where: str, tensors: Iterable[Tensor]) -> None:
+    """TypeError where tensors have no elements: a plan measures stages, and runs them again."""
+    faking = torch._guards.detect_fake_mode() is not None
+    for tensor in tensors:
+        kind = "on meta" if tensor.is_meta else "fake" if isinstance(tensor, FakeTensor) else ""
+        if kind or faking:
+            raise TypeError(
+                f"a tensor of {where} is {kind or 'in a fake mode'}: a planned model needs real "
+                "tensors; to estimate memory without them use the model that was planned "
+                "(planned.model)"
+            )
 
 
 class Arguments:

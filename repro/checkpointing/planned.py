@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree
 
 from analysis import checkpointing as theory
@@ -22,7 +22,7 @@ from analysis.checkpointing import (
     simulate,
 )
 
-from .arguments import check_options, check_sample
+from .arguments import check_options, check_sample, refuse_unreal
 from .executor import Counts, Program, Run
 from .joining import Joined
 from .profiling import Profile, profile
@@ -54,10 +54,10 @@ class PlannedModel(nn.Module):
     """A sequential model that trains by a schedule.
 
     Call it as the model; its graph, and so its gradients, are the model's, bit for bit, wherever
-    running a stage again gives the same bits: every repeated run is compared with the first
-    (`check_recompute`) and a difference raises.  Modules, parameters, buffers and state_dict are
-    the model's own, under its names.  `predicted` is what the simulator says the schedule costs;
-    `last_run.forwards[l]` how often the latest step ran stage l.
+    running a stage again gives the same bits: results and saved tensors of every repeated run are
+    compared with the first one's (`check_recompute`) and a difference raises.  Modules, parameters,
+    buffers and state_dict are the model's own, under its names.  `predicted` is what the simulator
+    says the schedule costs; `last_run.forwards[l]` how often the latest step ran stage l.
 
     retain_graph=True keeps what was recomputed, as the plain model keeps what it saved.  Forward
     hooks of modules inside run each time their stage does.  torch.func transforms and tracing
@@ -147,6 +147,8 @@ class PlannedModel(nn.Module):
     def _forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(self.stages, inputs, self.profiled.unpack)
+        leaves = _pytree.tree_leaves(inputs)
+        refuse_unreal("the input", [leaf for leaf in leaves if isinstance(leaf, Tensor)])
         self._warn_of_autocast()
         run = Run(self._program)
         self.__dict__["last_run"] = run.counts
@@ -253,7 +255,9 @@ def plan(
         parameter gradients; the fastest plan that fits is chosen
     strategy: a name from STRATEGIES instead, with its own options (segments=, states=, k=, ...)
     profiled: an earlier profile() of the same model and sample
-    check_recompute: compare the result of every repeated run with the first one (one pass over it)
+    check_recompute: compare results of every repeated run, and what it saves for the backward, with
+        the first run's, by a hash over all elements (one pass over each where it lies); without it
+        a stage that does not do the same each time gives wrong gradients without a word
     verify: run one step on `sample` both ways; the report is `planned.verification`, and a warning
         where gradients or the peak are not as promised
 
@@ -263,8 +267,10 @@ def plan(
 
     Raises, before anything runs, TypeError for arguments of another kind, ValueError for an unknown
     strategy, an impossible value, a missing budget or option. What only the profiled chain tells is
-    said after that: ValueError for more segments than it has stages, or kinds that none has, and
-    InfeasibleBudgetError (a ValueError that names the smallest feasible budget) when nothing fits.
+    said after that: ValueError for more segments than it has stages, kinds that none has, or a
+    stage to run again that changes what nobody puts back; InfeasibleBudgetError (a ValueError that
+    names the smallest feasible budget) when nothing fits; RuntimeError for a stage that goes on
+    from a result of an earlier run with its graph.
     """
     if strategy is None:
         if budget_bytes is None:

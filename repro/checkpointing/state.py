@@ -177,7 +177,7 @@ def _write(tensors: list[Tensor], values: list[Tensor]) -> None:
 
 @contextmanager
 def left_alone(stages: Sequence[Any], devices: tuple[int, ...]) -> Iterator[RandomState]:
-    """What runs inside leaves weights, gradients, buffers, attributes, random state as they were."""
+    """What runs inside leaves weights, gradients, buffers, attributes and random state alone."""
     random = RandomState.now(devices)
     with StandIns(stages):
         # Inside: a module that keeps a list of its parameters must get the real ones back in it.
