@@ -151,7 +151,7 @@ HEAD_DIM ?= 64
 DTYPE ?= bf16
 check: | $(ENV)
 	@test -n "$(K)" || { echo "error: which kernel? make check K=flash_forward" >&2; exit 1; }
-	@$(PY) -m repro.check "$(K)" --head-dim $(HEAD_DIM) --dtype $(DTYPE)
+	@$(PY) -m repro dev check "$(K)" --head-dim $(HEAD_DIM) --dtype $(DTYPE)
 
 FOR_S ?= 60
 fuzz: | $(ENV)
@@ -220,7 +220,7 @@ record: | $(ENV)
 
 # For the authors: registers, spills and instructions of every kernel, in docs/kernel-audit.md.
 audit: | $(ENV)
-	@$(PY) -m kernels.audit
+	@$(PY) -m repro dev audit
 
 # For the authors: the README's tables and pictures, from the records that are committed.
 readme: | $(ENV)

@@ -16,7 +16,7 @@ import operator
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -215,6 +215,8 @@ def check_of(hint: Any) -> Check:
         return lambda name, value: one_of(name, value, inside)
     if origin is tuple:
         return _each_of(inside)
+    if origin is Collection and inside == (str,):
+        return names
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _mapping(origin, check_of(inside[1]))
     if isinstance(hint, type) and getattr(hint, "_is_protocol", False):

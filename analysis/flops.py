@@ -62,13 +62,11 @@ def executed_flops(shape: AttentionShape, tile: Tile, pass_: str, *, recompute: 
     return products(pass_, recompute=recompute) * 2 * pairs * shape.head_dim
 
 
-def executed_exponentials(
-    shape: AttentionShape, tile: Tile, pass_: str, *, softcap: bool = False
-) -> int:
+def executed_exponentials(shape: AttentionShape, tile: Tile, pass_: str, specials: int = 0) -> int:
     """Exponentials of the tiled form: one per visited pair, and in the forward pass one per row
     and visited tile to rescale what was accumulated before (FlashAttention-2, Alg. 1, line 10),
-    which every one of the row's four threads computes for itself. ``softcap`` adds those of tanh,
-    the reciprocal included: the same units compute it.
+    which every one of the row's four threads computes for itself. ``specials``: other operations
+    of the same units for each score (``analysis.features``).
     """
     loop = tile_loop(shape, tile)
     per_head = visited_pairs(shape, tile)
@@ -76,8 +74,7 @@ def executed_exponentials(
         per_head += THREADS_A_ROW * int(loop.query_rows @ loop.visits_of_query_tile)
     elif pass_ != "backward":
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
-    if softcap:
-        per_head += TANH_SPECIALS[shape.dtype] * visited_pairs(shape, tile)
+    per_head += specials * visited_pairs(shape, tile)
     return shape.batch * shape.heads * per_head
 
 

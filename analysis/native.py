@@ -10,12 +10,14 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from analysis.files import cache_dir, find_library, keep_library, private, workshop
 
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c99", "-shared", "-fPIC")
+NATIVE = "-march=native"
+FLAGS = ("-O3", NATIVE, "-fno-math-errno", "-std=c99", "-shared", "-fPIC")
 
 
 @cache
@@ -38,14 +40,21 @@ def library(source: Path, *macros: str, flags: tuple[str, ...] = FLAGS) -> ctype
             with workshop(folder) as draft:
                 # Copied and named without its folder: any character may be in a path.
                 shutil.copy(source, draft / "source.c")
-                subprocess.run(
-                    [*command, "source.c", "-o", "built.so"], cwd=draft, check=True,
-                    capture_output=True, env={**os.environ, "TMPDIR": str(draft)},
-                )  # fmt: skip
+                try:
+                    _compile(command, draft)
+                except subprocess.CalledProcessError:  # some compilers do not know their machine
+                    _compile([word for word in command if word != NATIVE], draft)
                 kept = keep_library(draft / "built.so", place)
         return ctypes.CDLL(str(kept))
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _compile(command: Sequence[str], folder: Path) -> None:
+    subprocess.run(
+        [*command, "source.c", "-o", "built.so"], cwd=folder, check=True, capture_output=True,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )  # fmt: skip
 
 
 def _processor() -> str:

@@ -1,6 +1,7 @@
-"""Time as a roofline over four ceilings: tensor cores, exponentials, SM boundary, HBM.
+"""Time as a roofline over ceilings: tensor cores, FMA units, exponentials, SM boundary, HBM.
 
-A kernel cannot be faster than the slowest of: its FLOPs at the tensor cores' rate, its exponentials
+A kernel cannot be faster than the slowest of: its FLOPs at the rate of the tensor cores, or of the
+FMA units where its products are those of fp32 or of FlashAttention 2022's kernels; its exponentials
 at the special-function units' rate, its SM-boundary bytes at L2's rate, its HBM bytes at HBM's
 rate. The prediction is that maximum, as if all of them overlapped perfectly, so it is a lower
 bound: how far a measured time stands above it says what is left to gain, and which ceiling binds
@@ -8,7 +9,7 @@ says where. Kernels of one pass run one after another and their times add. Block
 leave SMs idle in their last wave; under a mask blocks differ, and only SMs without a block are sure
 to idle (:func:`~analysis.occupancy.wave_efficiency`).
 
-The flash kernels of steps 3 and 4 have a fifth, shared memory at the tensor cores' clock: what one
+The flash kernels of steps 3 and 4 have one more, shared memory at the tensor cores' clock: what one
 iteration of their loops moves through it is known (``analysis.sm_ceilings``).
 
 The ceilings should be those measured on the card in the same run; datasheet peaks are a fallback
@@ -33,9 +34,10 @@ from analysis.sm_ceilings import backward_round, forward_round
 from analysis.standard_passes import KernelPasses
 from analysis.traffic import Traffic, predict_traffic
 
-RESOURCES = ("tensor cores", "exponentials", "SM boundary", "HBM")
+TENSOR_CORES, FMA_UNITS = "tensor cores", "FMA units"
+RESOURCES = (TENSOR_CORES, FMA_UNITS, "exponentials", "SM boundary", "HBM")
 SHARED_MEMORY = "shared memory"
-"""The fifth, of kernels whose :class:`Work` says how much they ask of it."""
+"""One more, of kernels whose :class:`Work` says how much they ask of it."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,27 @@ class Ceilings:
     sm_boundary_bytes_per_s: float | None
     hbm_bytes_per_s: float
     origin: str
+    fma_flops: float | None = None
+    """Of fp32 units, outside tensor cores."""
 
     def __post_init__(self) -> None:
-        for name in ("tensor_flops", "exp_per_s", "sm_boundary_bytes_per_s", "hbm_bytes_per_s"):
+        for name in (
+            "tensor_flops", "exp_per_s", "sm_boundary_bytes_per_s", "hbm_bytes_per_s", "fma_flops",
+        ):  # fmt: skip
             rate = getattr(self, name)
             if rate is not None and not rate > 0:
                 raise ValueError(f"{name}={rate} is not a positive rate")
 
 
 def datasheet_ceilings(gpu: Gpu) -> Ceilings:
-    """Peaks of ``analysis.hardware``."""
+    """Peaks as printed; those of one clock are ``analysis.clocks.ceilings_of``."""
     return Ceilings(
         gpu.fp16_tensor_flops,
         gpu.exp_per_s,
         gpu.l2_bandwidth_bytes_per_s,
         gpu.hbm_bandwidth_bytes_per_s,
         origin=f"datasheet of {gpu.name}",
+        fma_flops=gpu.fp32_flops,
     )
 
 
@@ -72,6 +79,7 @@ class Work:
 
     efficiency: share of the SMs that its launch keeps busy, (0, 1].
     shared_per_tensor: clocks of shared memory for each clock of the tensor cores; 0 is unknown.
+    fma: whether the FLOPs are those of FMA units, not of tensor cores.
     """
 
     flops: float = 0
@@ -80,11 +88,15 @@ class Work:
     hbm_bytes: float = 0
     efficiency: float = 1.0
     shared_per_tensor: float = 0.0
+    fma: bool = False
 
 
 @dataclass(frozen=True)
 class TimePrediction:
-    """Seconds each ceiling alone would take, summed over kernels, and their roofline."""
+    """Seconds each ceiling alone would take, summed over kernels, and their roofline.
+
+    Ceilings whose rate is unknown are left out.
+    """
 
     seconds: float
     """Sum over kernels of each kernel's slowest ceiling."""
@@ -92,6 +104,8 @@ class TimePrediction:
     """Sum over kernels of the time at each ceiling."""
     bound_by: Mapping[str, str]
     """Kernel -> the ceiling that binds it."""
+    bytes_seconds: float = 0.0
+    """Sum over kernels of the slower of SM boundary and HBM: what their bytes alone take."""
 
     @property
     def binding(self) -> str:
@@ -108,28 +122,49 @@ def predict_time(
 
     without: ceilings to leave out, to see what they do to the bound.
     """
-    total = 0.0
-    by_resource = dict.fromkeys(RESOURCES, 0.0)
+    rates = {
+        TENSOR_CORES: ceilings.tensor_flops,
+        FMA_UNITS: ceilings.fma_flops,
+        "exponentials": ceilings.exp_per_s,
+        "SM boundary": ceilings.sm_boundary_bytes_per_s,
+        "HBM": ceilings.hbm_bytes_per_s,
+    }
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    total = bytes_seconds = 0.0
+    by_resource = dict.fromkeys(known, 0.0)
     bound_by = {}
     for name, work in kernels.items():
         if not 0 < work.efficiency <= 1:
             raise ValueError(f"{name}: efficiency={work.efficiency} is outside (0, 1]")
-        boundary = ceilings.sm_boundary_bytes_per_s
+        amounts = {
+            TENSOR_CORES: 0.0 if work.fma else work.flops,
+            FMA_UNITS: work.flops if work.fma else 0.0,
+            "exponentials": work.exponentials,
+            "SM boundary": work.sm_bytes,
+            "HBM": work.hbm_bytes,
+        }
         seconds = {
-            "tensor cores": work.flops / ceilings.tensor_flops / work.efficiency,
-            "exponentials": work.exponentials / ceilings.exp_per_s / work.efficiency,
-            "SM boundary": work.sm_bytes / boundary / work.efficiency if boundary else 0.0,
-            "HBM": work.hbm_bytes / ceilings.hbm_bytes_per_s,
+            resource: amounts[resource] / rate / (1 if resource == "HBM" else work.efficiency)
+            for resource, rate in known.items()
         }
         if work.shared_per_tensor:
-            seconds[SHARED_MEMORY] = seconds["tensor cores"] * work.shared_per_tensor
+            seconds[SHARED_MEMORY] = seconds[TENSOR_CORES] * work.shared_per_tensor
         for resource in without:
             seconds.pop(resource, None)
         bound_by[name] = max(seconds, key=lambda resource: seconds[resource])
         total += seconds[bound_by[name]]
+        bytes_seconds += max(seconds.get("SM boundary", 0.0), seconds.get("HBM", 0.0))
         for resource, value in seconds.items():
             by_resource[resource] = by_resource.get(resource, 0.0) + value
-    return TimePrediction(total, MappingProxyType(by_resource), MappingProxyType(bound_by))
+    return TimePrediction(
+        total, MappingProxyType(by_resource), MappingProxyType(bound_by), bytes_seconds
+    )
+
+
+def on_fma_units(algorithm: str, dtype: str) -> bool:
+    """Whether an algorithm's products are fused multiply-adds of fp32 units: in fp32, which no
+    kernel here gives to tensor cores, and in those of FlashAttention 2022."""
+    return dtype == "fp32" or algorithms.find(algorithm).family is Family.FLASH1
 
 
 def attention_work(
@@ -143,6 +178,7 @@ def attention_work(
     shared_per_tensor: float | None = None,
     traffic: Traffic | None = None,
     hbm: HbmTraffic | None = None,
+    specials: int = 0,
     **options: Any,
 ) -> dict[str, Work]:
     """Work of each kernel of a tiled algorithm ("flash…" or "flash1…").
@@ -150,6 +186,7 @@ def attention_work(
     shared_per_tensor: of the main kernel, where its caller knows how its warps share a tile; that
         of the Hopper kernels is known here.
     traffic, hbm: bytes, where the caller has them (other kernels of the pass included).
+    specials: of :func:`~analysis.flops.executed_exponentials`.
     options: of :func:`~analysis.traffic.predict_traffic`.
     """
     if algorithm == "standard":
@@ -175,11 +212,12 @@ def attention_work(
         if kernel == main:
             works[kernel] = Work(
                 executed_flops(shape, tile, pass_),
-                executed_exponentials(shape, tile, pass_, softcap=options.get("softcap", False)),
+                executed_exponentials(shape, tile, pass_, specials),
                 bytes_,
                 hbm_bytes,
                 wave_efficiency(gpu, blocks, alike=alike),
                 shared,
+                on_fma_units(algorithm, shape.dtype),
             )
         else:
             works[kernel] = Work(sm_bytes=bytes_, hbm_bytes=hbm_bytes)
@@ -232,5 +270,6 @@ def standard_work(
             exponentials=pairs if kernel.kernel == "softmax" else 0,
             sm_bytes=moved,
             hbm_bytes=moved,
+            fma=shape.dtype == "fp32",
         )
     return works

@@ -41,7 +41,9 @@ from typing import Any
 
 from analysis import algorithms
 from analysis.algorithms import Algorithm, DqSum, Family
+from analysis.features import FEATURES
 from analysis.packed import Lengths
+from analysis.problem import Problem
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_backward, flash_backward_split, flash_forward
@@ -158,8 +160,8 @@ def predict_traffic(
     """SM-boundary traffic of one pass, exact to the byte.
 
     algorithm: a name of ``analysis.algorithms``; pass_: "forward" or "backward". Options, where the
-    algorithm has them (``analysis.sums``): key_mask, block_mask, mask_block, dropout,
-    softcap, alibi, bias, bias_gradient, lse_gradient, dq_tile, persistent, flagged; and lengths
+    algorithm has them (``analysis.sums``): key_mask, block_mask, mask_block, alibi, bias,
+    bias_gradient, lse_gradient, dq_tile, persistent, flagged; and lengths
     (``analysis.packed.Lengths``), with ``shape`` that of the packed arrays, (1, H, total, D).
 
     Raises ValueError for an unknown algorithm, pass or option, and for a shape that the
@@ -186,6 +188,21 @@ def predict_traffic(
     return Traffic(_packed(algorithm, shape, tile, pass_, lengths, {**variant, **options}))
 
 
+def traffic_options(problem: Problem, pass_: str) -> dict[str, Any]:
+    """Those of :func:`predict_traffic` that say what a problem asks for: what moves bytes."""
+    named = (each.name for each in FEATURES.values() if pass_ in each.passes)
+    flags = [name for name in named if isinstance(getattr(problem, name, None), bool)]
+    options: dict[str, Any] = {name: True for name in flags if getattr(problem, name)}
+    options.pop("deterministic", None)  # that is the algorithm's
+    if problem.bias is not None:
+        options["bias"] = problem.bias
+    if problem.block_mask is not None:
+        options |= {"block_mask": problem.block_mask, "mask_block": problem.tile}
+    if problem.lengths is not None:
+        options["lengths"] = problem.lengths
+    return options
+
+
 def _packed(
     algorithm: str,
     shape: AttentionShape,
@@ -209,7 +226,7 @@ def _packed(
     if hopper:
         windowed = any(each.windowed for each in lengths.shapes(shape))
         asked = {**options, "window": windowed}
-        refused = [name for name in ("softcap", "alibi", "window") if asked.get(name)]
+        refused = [name for name in ("alibi", "window") if asked.get(name)]
         if refused:
             raise ValueError(f"{algorithm}: packed sequences do not go with {', '.join(refused)}")
         if pass_ == "forward":

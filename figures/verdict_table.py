@@ -231,43 +231,55 @@ def start_page(readme: str, page: str) -> str:
 
 
 def claims_page(rows: Sequence[Claim]) -> str:
-    """``docs/claims.md``: a table for each origin, then every claim with all that is known."""
+    """``docs/claims.md``: every claim in a line, and those that do not hold, or only within limits,
+    with what was found."""
     parts = [
         "# Every claim, judged",
         untimed(),
-        "Written by `make readme` from the committed records. A verdict is computed from the "
-        "ranges that the last column of each table names; a claim with several parts is as good "
-        "as its weakest, and one whose coefficients were chosen after seeing the numbers is at "
-        "most consistent. *Predicted* is a formula or a simulation, and no evidence. What was run, "
-        "ran on the machine that *measured* and *conditions* name: bytes that were executed and "
-        "counted on the host are those at the SM boundary, and say nothing about HBM or time.",
+        "Written by `make readme` from the committed records. A verdict is computed from ranges "
+        "that are written down beside the claim; one with several parts is as good as its weakest, "
+        "and one whose coefficients were chosen after seeing the numbers is at most consistent. "
+        "What was run, ran on the machine that is named: bytes that were executed and counted on "
+        "the host are those at the SM boundary, and say nothing about HBM or time. `make docs` and "
+        "`make report` have each claim in full: its predicted, measured and published numbers, its "
+        "conditions, what would overturn it, and the command that rechecks it.",
         _github(["verdict", "claims", "meaning"],
                 [[f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
                  for v in reversed(Verdict)]),
         "Evidence, the strongest kind first: " + "; ".join(Evidence) + ".",
     ]  # fmt: skip
+    told = [row for row in rows if row.verdict in (Verdict.REFUTED, Verdict.WITHIN_LIMITS)]
     for origin, title in TITLES.items():
-        group = [row for row in rows if row.origin is origin]
-        columns = ["claim", "what it says", "source", "evidence", "verdict",
-                   "what would overturn it"]  # fmt: skip
         lines = []
-        for row in group:
-            words = cells(row)
-            words["claim"] = f"[{row.name}](#{anchor(row.name)})"
-            words["verdict"] = f"**{row.verdict}**"
-            lines.append([words[c] for c in columns])
-        parts += [f"## {title}", _github(columns, lines)]
-    parts.append("## Each claim in full")
-    for row in rows:
-        words = cells(row)
-        details = [
-            f"- {name}: `{words[name]}`" if name == "recheck" else f"- {name}: {words[name]}"
-            for name in ("source", "predicted", "measured", "published", "evidence", "found",
-                         "conditions", "chosen after seeing the data", "what would overturn it",
-                         "recheck")
-        ]  # fmt: skip
-        parts += [f"### {row.name}", f"{row.statement}: **{row.verdict}**.", "\n".join(details)]
+        for row in (row for row in rows if row.origin is origin):
+            place = anchor(row.name)
+            name = f"[{row.name}](#{place})" if row in told else f'<a id="{place}"></a>{row.name}'
+            lines.append([name, row.statement, f"**{row.verdict}**", row.evidence])
+        parts += [f"## {title}", _github(["claim", "what it says", "verdict", "evidence"], lines)]
+    parts.append("## Refuted, or reproduced within limits")
+    shown = ("source", "measured", "published", "found", "what would overturn it", "recheck")
+    parts += [_in_words(row, shown) for row in told]
     return "\n\n".join(parts) + "\n"
+
+
+def claims_in_full(rows: Sequence[Claim]) -> str:
+    """The site's page of every claim with all that is known (``docs/hooks.py`` makes it)."""
+    shown = ("source", "predicted", "measured", "published", "evidence", "found", "conditions",
+             "chosen after seeing the data", "what would overturn it", "recheck")  # fmt: skip
+    parts = ["# Every claim in full", *(_in_words(row, shown) for row in rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _in_words(row: Claim, shown: Sequence[str]) -> str:
+    """A claim under its heading, a line for each of the cells that are shown."""
+    words = cells(row)
+    lines = [
+        f"- {name}: `{words[name]}`" if name == "recheck" else f"- {name}: {words[name]}"
+        for name in shown
+    ]
+    return "\n\n".join(
+        [f"### {row.name}", f"{row.statement}: **{row.verdict}**.", "\n".join(lines)]
+    )
 
 
 def anchor(name: str) -> str:

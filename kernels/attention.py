@@ -34,8 +34,7 @@ from typing import Any
 from analysis import algorithms
 from analysis.algorithms import DqSum, Family, of_family
 from analysis.arguments import checked
-from analysis.shapes import Tile
-from analysis.window import Sides
+from analysis.features import FEATURES
 from kernels import flash, hopper, ladder
 from kernels.flash_config import (
     OTHER_REGISTERS,
@@ -46,12 +45,8 @@ from kernels.flash_config import (
     padded_head_dim,
     shared_bytes,
 )
-from kernels.fp8 import key_scales
 from kernels.ladder_arrays import saved
-from kernels.launch import Array, Backend, Size, Word
-from kernels.packed import Packed
-from kernels.scores import ScoreChanges
-from kernels.window import window_of
+from kernels.launch import Array, Backend, Size
 
 __all__ = [
     "FLASH",
@@ -81,120 +76,67 @@ def forward(
     out: Array,
     stats: dict[str, Array],
     *,
-    scale: float,
-    causal: bool = False,
-    window: Sides = (None, None),
-    sinks: Size = 0,
-    tile: Tile | None = None,
-    key_mask: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: Word = 0,
-    block_mask: Array | None = None,
-    block_size: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Array | None = None,
-    bias: Array | None = None,
-    k_scale: Array | None = None,
-    v_scale: Array | None = None,
-    scale_block: int | None = None,
-    packed: Packed | None = None,
-    order: str = "rows",
-    wave: Size | None = None,
     progress: Array | None = None,
     progress_tiles: Size = 0,
-    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
-    stream: Word | None = None,
     pdl: bool = False,
+    **asked: Any,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and its row statistics.
 
     Args:
         stats: receives the statistics; "flash" fills ``stats["lse"]`` if it is there already.
-        causal: query i sees key j when j <= i + Nk - Nq.
-        window, sinks: (left, right) keys around its diagonal i + Nk - Nq, None: unlimited; and the
-            first keys, whatever the window.
-        tile: rows of q and of k, v a tile; default :func:`default_tile`.
-        dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
-        block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
-            tile.
-        softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…"; without a
-            bias Hopper's but the optimistic forward and, at head_dim 64, a softcap's backward.
-        k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; the same.
-        packed: :class:`kernels.packed.Packed`; refused with key_mask, block_mask, bias, scales
-            of e4m3, a sawtooth, progress, the backward of "flash-deterministic", and by Hopper's
-            kernels with a window, softcap or alibi_slopes, and in their optimistic forward.
-        order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
-            "sawtooth": the other way round in every second wave of blocks, for the same bytes at
-            the SM boundary and fewer from HBM where what blocks share outgrows L2
-            (``analysis.l2``). Sums are then added in another order in those waves.
-        wave: blocks that run at a time, of "sawtooth" alone; by default SMs times the blocks that
-            an SM holds.
         progress: (blocks, notes) int64, zeros; "flash" only. Receives of each block its SM, the
             time it started, the time after every ``progress_tiles`` key tiles, and in the last
             column the time of its end: ``progress_notes`` columns.
-        shared_limit_bytes: shared memory a block may have.
-        stream: where a GPU backend queues the work.
         pdl: let kernels of the pass overlap where they meet (programmatic dependent launch); the
             Hopper kernels do, no others.
+        asked: the fields of :class:`kernels.flash.Options`, ``scale`` at least.
 
     Raises:
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
     chosen = algorithms.find(algorithm)
-    _check_order(algorithm, "forward", order, wave)
-    options = flash.Options(
-        scale=scale, causal=causal,
-        window=window_of(q, k, causal, window, sinks, None if packed is None else packed.lengths),
-        changes=ScoreChanges(softcap, alibi_slopes, bias), tile=tile, key_mask=key_mask,
-        dropout_p=dropout_p, seed=seed, block_mask=block_mask, block_size=block_size,
-        order=order, wave=wave, shared_limit_bytes=shared_limit_bytes, stream=stream,
-        key_scales=key_scales(k_scale, v_scale, scale_block),
-        packed=packed,
-    )  # fmt: skip
+    options = flash.Options(**asked)
+    algorithms.check_order(algorithm, "forward", options.order)
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
+    if pdl and chosen.family is not Family.HOPPER:
+        raise ValueError(f"{algorithm} has no kernels that start early: pdl=True is for Hopper's")
+    _refuse(algorithm, "forward", options.features(q, k))
     if chosen.family is Family.HOPPER:
-        _refuse(algorithm, options, but=() if chosen.optimistic else HOPPER_FEATURES)
         _with_lse(backend, q, stats)
         hopper.forward(
-            backend, q, k, v, out, stats["lse"], scale=scale, causal=causal,
-            window=options.window, changes=options.changes, tile=tile, order=order, wave=wave,
-            optimistic=chosen.optimistic, packed=packed, pdl=pdl, stream=stream,
+            backend, q, k, v, out, stats["lse"], optimistic=chosen.optimistic, pdl=pdl,
+            **_for_hopper(options, q, k),
         )  # fmt: skip
-        return
-    if pdl:
-        raise ValueError(f"{algorithm} has no kernels that start early: pdl=True is for Hopper's")
-    if chosen.family is not Family.FLASH:
-        _refuse(algorithm, options)
-        settings: dict[str, Any] = {
-            "scale": scale, "tile": tile,
-            "shared_limit_bytes": shared_limit_bytes, "stream": stream,
-        }  # fmt: skip
-        if chosen.form:
-            ladder.flash1_forward(
-                backend, q, k, v, out, stats, causal=causal, form=chosen.form, **settings
-            )
-        else:
-            ladder.standard_forward(backend, q, k, v, out, stats, causal=causal, **settings)
-        return
-    flash.forward(
-        backend, q, k, v, out, _with_lse(backend, q, stats),
-        options, progress=progress, progress_tiles=progress_tiles,
-    )  # fmt: skip
+    elif chosen.family is Family.FLASH:
+        lse = _with_lse(backend, q, stats)
+        flash.forward(backend, q, k, v, out, lse, options, progress, progress_tiles)
+    elif chosen.form:
+        ladder.flash1_forward(
+            backend, q, k, v, out, stats, causal=options.causal, form=chosen.form,
+            **_for_ladder(options),
+        )  # fmt: skip
+    else:
+        ladder.standard_forward(
+            backend, q, k, v, out, stats, causal=options.causal, **_for_ladder(options)
+        )
+
+
+def _for_hopper(options: flash.Options, q: Array, k: Array) -> dict[str, Any]:
+    same = ("scale", "causal", "tile", "order", "wave", "packed", "stream")
+    of_scores = {"window": options.hidden(q, k), "changes": options.changes}
+    return {name: getattr(options, name) for name in same} | of_scores
+
+
+def _for_ladder(options: flash.Options) -> dict[str, Any]:
+    same = ("scale", "tile", "shared_limit_bytes", "stream")
+    return {name: getattr(options, name) for name in same}
 
 
 def _saved_lse(algorithm: str, q: Array, stats: dict[str, Array]) -> Array:
     """What the forward pass left; ValueError if it is not there, or of another shape."""
     return saved(stats, "lse", algorithm, q.shape[:3], "fp32")
-
-
-def _check_order(algorithm: str, pass_: str, order: str, wave: int | None) -> None:
-    algorithms.check_order(algorithm, pass_, order)
-    if wave is not None and (order != "sawtooth" or wave < 1):
-        raise ValueError(
-            f"wave={wave} with order={order!r}: it is the number of blocks that run at a time, of "
-            "a sawtooth"
-        )
 
 
 @checked
@@ -211,27 +153,10 @@ def backward(
     dk: Array | None,
     dv: Array | None,
     *,
-    scale: float,
-    causal: bool = False,
-    window: Sides = (None, None),
-    sinks: Size = 0,
-    tile: Tile | None = None,
     dlse: Array | None = None,
     dbias: Array | None = None,
-    key_mask: Array | None = None,
-    dropout_p: float = 0.0,
-    seed: Word = 0,
-    block_mask: Array | None = None,
-    block_size: tuple[int, int] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Array | None = None,
-    bias: Array | None = None,
-    packed: Packed | None = None,
-    order: str = "rows",
-    wave: Size | None = None,
-    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
-    stream: Word | None = None,
     pdl: bool = False,
+    **asked: Any,
 ) -> None:
     """dq, dk, dv from dout (and ``dlse``, the gradient of lse), P recomputed from the statistics.
 
@@ -243,50 +168,36 @@ def backward(
     "flash-sm90-deterministic" has no sawtooth: its waves would wait for each other.
     """
     chosen = algorithms.find(algorithm)
-    _check_order(algorithm, "backward", order, wave)
-    options = flash.Options(
-        scale=scale, causal=causal,
-        window=window_of(q, k, causal, window, sinks, None if packed is None else packed.lengths),
-        changes=ScoreChanges(softcap, alibi_slopes, bias), tile=tile, key_mask=key_mask,
-        dropout_p=dropout_p, seed=seed, block_mask=block_mask, block_size=block_size,
-        order=order, wave=wave, shared_limit_bytes=shared_limit_bytes, stream=stream,
-        packed=packed,
-    )  # fmt: skip
+    options = flash.Options(**asked)
+    algorithms.check_order(algorithm, "backward", options.order)
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
         raise ValueError(f"{algorithm} makes dq, dk and dv together, none of them may be None")
     if pdl and chosen.family is not Family.HOPPER:
         raise ValueError(f"{algorithm} has no kernels that start early: pdl=True is for Hopper's")
-    if chosen.family is not Family.FLASH:
-        assert dq is not None
-        assert dk is not None
-        assert dv is not None
-        if chosen.family is Family.HOPPER:
-            _refuse(algorithm, options, but=HOPPER_FEATURES)
-            hopper.backward(
-                backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
-                scale=scale, causal=causal, window=options.window, changes=options.changes,
-                tile=tile, dlse=dlse, order=order, wave=wave, packed=packed,
-                deterministic=chosen.dq is DqSum.ORDERED, pdl=pdl, stream=stream,
-            )  # fmt: skip
-            return
-        _refuse(algorithm, options, dlse=dlse)
-        settings: dict[str, Any] = {
-            "scale": scale, "tile": tile,
-            "shared_limit_bytes": shared_limit_bytes, "stream": stream,
-        }  # fmt: skip
-        if chosen.form:
-            ladder.flash1_backward(
-                backend, q, k, v, out, dout, stats, dq, dk, dv,
-                causal=causal, form=chosen.form, **settings,
-            )  # fmt: skip
-        else:  # the mask is in the stored P
-            ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **settings)
+    with_lse = {"lse_gradient"} if dlse is not None else set()
+    _refuse(algorithm, "backward", options.features(q, k) | with_lse)
+    if chosen.family is Family.FLASH:
+        flash.backward(
+            backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv, options,
+            dlse=dlse, dbias=dbias, workspace=chosen.dq is DqSum.WORKSPACE, split=split,
+        )  # fmt: skip
         return
-    flash.backward(
-        backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv,
-        options, dlse=dlse, dbias=dbias, workspace=chosen.dq is DqSum.WORKSPACE, split=split,
-    )  # fmt: skip
+    assert dq is not None
+    assert dk is not None
+    assert dv is not None
+    if chosen.family is Family.HOPPER:
+        hopper.backward(
+            backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv, dlse=dlse,
+            deterministic=chosen.dq is DqSum.ORDERED, pdl=pdl, **_for_hopper(options, q, k),
+        )  # fmt: skip
+    elif chosen.form:
+        ladder.flash1_backward(
+            backend, q, k, v, out, dout, stats, dq, dk, dv,
+            causal=options.causal, form=chosen.form, **_for_ladder(options),
+        )  # fmt: skip
+    else:  # the mask is in the stored P
+        ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **_for_ladder(options))
 
 
 def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
@@ -295,19 +206,12 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
     return stats["lse"]
 
 
-#: What the Hopper kernels take beside a causal mask, but for the optimistic forward.
-HOPPER_FEATURES = ("window", "softcap", "alibi_slopes", "packed")
-
-
-def _refuse(algorithm: str, options: flash.Options, but: Collection[str] = (), **more: Any) -> None:
-    """All but the sm_80 flash kernels have causal masks and nothing else, ``but`` what is named."""
-    features = {
-        "key_mask": options.key_mask, "dropout_p": options.dropout_p,
-        "block_mask": options.block_mask, "window": options.window,
-        "softcap": options.changes.softcap, "alibi_slopes": options.changes.alibi_slopes,
-        "bias": options.changes.bias, "k_scale": options.key_scales, "packed": options.packed,
-    }  # fmt: skip
-    given = {name: x for name, x in (features | more).items() if name not in but}
-    asked = [name for name, value in given.items() if value not in (None, 0.0)]
+def _refuse(algorithm: str, pass_: str, features: Collection[str]) -> None:
+    """ValueError naming the options that the algorithm's kernels do not take."""
+    asked = [
+        each.argument
+        for name, each in FEATURES.items()
+        if name in features and not each.taken(algorithm, pass_)
+    ]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")

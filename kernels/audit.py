@@ -1,6 +1,6 @@
 """What the compiler made of the kernels: a table of every shipped form and architecture.
 
-    make audit           (or: python -m kernels.audit)
+    make audit           (or: python -m repro dev audit)
 
 writes docs/kernel-audit.md. Compiling needs NVRTC, counting instructions nvdisasm; neither a GPU
 nor a driver. With a second NVRTC at hand (``kernels.building.nvrtc``) both versions' code is
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from analysis.hardware import find_gpu
 from analysis.occupancy import occupancy
@@ -28,10 +27,9 @@ from kernels import decode_config, hopper, ladder
 from kernels.building import nvrtc
 from kernels.building.cache import digest
 from kernels.building.compile import compile_cubin
-from kernels.command_line import program
 from kernels.hopper_forms import SEQUENCE_BYTES
 from kernels.launch import INCLUDE_DIR, KERNELS_DIR, Kernel
-from kernels.prebuild import Problem
+from kernels.prebuild import shipped
 from kernels.sass import code as sass
 from kernels.sass.kept import disassembled
 from kernels.variants import shipped_variants
@@ -104,7 +102,7 @@ def subjects() -> list[Subject]:
             )
     listed += _decoding()
     for algorithm in ladder.ALGORITHMS:
-        recorded = Problem(algorithm, 64, "fp16", seqlen=1024).launches()
+        recorded = shipped(algorithm).launches()
         shared = {launch.kernel: launch.shared_bytes for launch in recorded}
         for kernel, shared_bytes in shared.items():
             for arch in ("sm_80", "sm_90"):
@@ -135,7 +133,7 @@ def _decoding() -> list[Subject]:
     return listed
 
 
-_FEATURES = (("window",), ("softcap",), ("alibi",), ("window", "softcap", "alibi"))
+_FEATURES = (*((name,) for name in hopper.MASKS_AND_SCORES), hopper.MASKS_AND_SCORES)
 
 
 def _featured_forward() -> list[Subject]:
@@ -144,8 +142,7 @@ def _featured_forward() -> list[Subject]:
     for head_dim in hopper.HEAD_DIMS["forward"]:
         form = hopper.forward_form(head_dim, True, 1, featured=True)
         for names in _FEATURES:
-            features: dict[str, Any] = dict.fromkeys(names, True)
-            kernel = form.kernel("bf16", True, **features)
+            kernel = form.kernel("bf16", True, features=names)
             name = f"flash-sm90 forward bf16 {form.name}, {', '.join(names)} {_mask(True)}"
             shared_bytes = form.bytes_of(alibi="alibi" in names)
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
@@ -160,8 +157,7 @@ def _featured_backward() -> list[Subject]:
         for names in _FEATURES:
             if not form.takes("bf16", names):
                 continue
-            features: dict[str, Any] = dict.fromkeys(names, True)
-            kernel = form.kernel("", "bf16", True, **features)
+            kernel = form.kernel("", "bf16", True, features=names)
             name = f"flash-sm90 backward bf16 {form.name}, {', '.join(names)} {_mask(True)}"
             shared_bytes = form.bytes_of(alibi="alibi" in names)
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
@@ -215,7 +211,7 @@ def _packed_backward() -> list[Subject]:
         for causal, turns in product((False, True), repeat=2):
             algorithm = hopper.DETERMINISTIC if turns else hopper.ALGORITHM
             name = f"{algorithm} backward packed bf16 {form.name} {_mask(causal)}"
-            kernel = form.kernel("", "bf16", causal, deterministic=turns, packed=True)
+            kernel = form.kernel("", "bf16", causal, deterministic=turns, features=["packed"])
             listed.append(Subject(name, kernel, form.bytes_of(packed=True), "sm_90a"))
         around = (
             ("preprocess", SEQUENCE_BYTES),
@@ -223,7 +219,7 @@ def _packed_backward() -> list[Subject]:
         )
         for part, shared_bytes in around:
             name = f"{hopper.ALGORITHM} {part} packed bf16 {form.name} full"
-            kernel = form.kernel(part, "bf16", False, packed=True)
+            kernel = form.kernel(part, "bf16", False, features=["packed"])
             listed.append(Subject(name, kernel, shared_bytes, "sm_90a"))
     return listed
 
@@ -235,12 +231,12 @@ def _hopper_sawtooth() -> list[Subject]:
         for forward in hopper.FORWARD_FORMS:
             if not forward.persistent:
                 name = f"flash-sm90 forward sawtooth bf16 {forward.name} {_mask(causal)}"
-                kernel = forward.kernel("bf16", causal, sawtooth=True)
+                kernel = forward.kernel("bf16", causal, features=["sawtooth"])
                 listed.append(Subject(name, kernel, forward.shared_bytes, "sm_90a"))
         for form in hopper.BACKWARD_FORMS:
             if not form.dq_from_registers:
                 name = f"flash-sm90 backward sawtooth bf16 {form.name} {_mask(causal)}"
-                kernel = form.kernel("", "bf16", causal, sawtooth=True)
+                kernel = form.kernel("", "bf16", causal, features=["sawtooth"])
                 spilled = form.spill_bytes(causal)
                 listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a", spilled))
     return listed
@@ -349,7 +345,3 @@ def main() -> None:
     wrong = complaints(text)
     if wrong:
         raise SystemExit("\n".join(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

@@ -1,27 +1,26 @@
 """Which kernels take which option of ``repro.flash_attention``: a table, from the drivers.
 
 For each option and algorithm the driver is run on a recorder (``kernels.launches``) for a Hopper
-card; what it refuses it does not take. ``python -m kernels.coverage`` writes the table of
+card; what it refuses it does not take. ``python -m repro dev coverage`` writes the table of
 ``docs/pages/coverage.md``.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from tabulate import tabulate
 
 from analysis.algorithms import ALGORITHMS
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
-from kernels.command_line import program
 from kernels.launches import AUTO, Device, launches_of
 from kernels.pages import Block
 
-BLOCK = Block("coverage.md", "coverage", "kernels.coverage")
+BLOCK = Block("coverage.md", "coverage", "repro dev coverage")
 SHAPE = AttentionShape(2, 4, 1024, 1024, 128, dtype="bf16")
 HOPPER = Device("90")
 PASSES = ("forward", "backward")
@@ -55,8 +54,8 @@ OPTIONS = (
     Option("`window`", {"window": (128, 0)}),
     Option("`window` and `sinks`", {"window": (128, 0), "sinks": 4}),
     Option("`key_mask`", asked={"key_mask": True}),
-    Option("`block_mask`", asked={"block_mask": True, "tile": Tile(64, 64)}),
-    Option("`dropout_p`", asked={"dropout": True}),
+    Option("`block_mask`", asked={"block_mask": np.ones((1, 1, 1, 1), bool), "tile": Tile(64, 64)}),
+    Option("`dropout_p`", asked={"dropout_p": 0.5}),
     Option("`softcap`", asked={"softcap": True}),
     Option("`alibi_slopes`", asked={"alibi": True}),
     Option("`softcap` at head dimension 64", {"head_dim": 64}, {"softcap": True}),
@@ -113,7 +112,3 @@ def table() -> str:
 def main() -> None:
     """Writes the page's table."""
     BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

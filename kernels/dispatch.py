@@ -17,18 +17,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from analysis.algorithms import Family, find
 from analysis.arguments import checked, items
+from analysis.features import FEATURES, features_of
+from analysis.problem import Problem
 from analysis.shapes import Tile
 from kernels import hopper
 from kernels.flash_config import SHARED_LIMIT_BYTES, configure
 from kernels.flash_config import default_tile as sm80_tile
-from kernels.launch import Array, Order, Pass, Size
+from kernels.launch import Array, Pass, Size
 from kernels.launching.plan import Device
 
 HOPPER = "90"
@@ -55,28 +57,18 @@ class Choice:
 def choose(
     backend: Device,
     arrays: Iterable[Array],
+    features: Collection[str] = (),
     *,
-    scale: float,
+    scale: float = 1.0,
     pass_: Pass = "forward",
     tile: Tile | None = None,
-    key_mask: bool = False,
-    dropout: bool = False,
-    block_mask: bool = False,
-    softcap: bool = False,
-    alibi: bool = False,
-    bias: bool = False,
-    window: bool = False,
-    fp8: bool = False,
-    packed: bool = False,
-    deterministic: bool = False,
-    causal: bool = False,
-    order: Order = "rows",
 ) -> Choice:
     """ "flash-sm90" or "flash", by the rule above.
 
-    deterministic: dq must be the same bit for bit in every run: "flash-sm90-deterministic" or
-    "flash-split", which a sawtooth leaves as the only one.
     arrays: all (B, H, N, D) arrays of the pass, q first.
+    features: names of ``analysis.features``. With "deterministic" dq must be the same bit for bit
+        in every run: "flash-sm90-deterministic" or "flash-split", which a sawtooth leaves as the
+        only one.
     pass_: "forward" or "backward", chosen each for itself: both forms keep the same lse.
 
     Raises ValueError for a GPU that is too old for any of them.
@@ -84,7 +76,8 @@ def choose(
     listed = items("arrays", arrays, Array)
     if not listed:
         raise ValueError("arrays=[] has no q")
-    q = listed[0]
+    used, q = features, listed[0]
+    deterministic = "deterministic" in used
     capability = getattr(backend, "compute_capability", None)
     if capability is not None and not has_flash(capability):
         raise ValueError(
@@ -98,31 +91,16 @@ def choose(
     elif tile is not None:
         objection = f"tile ({tile.block_m}, {tile.block_n}) was asked for"
     else:
+        keys = min(array.shape[2] for array in listed)
         objection = hopper.unsupported_reason(
-            q.dtype,
-            q.shape[3],
-            scale=scale,
-            pass_=pass_,
-            keys=min((array.shape[2] for array in listed), default=0),
-            key_mask=key_mask,
-            dropout=dropout,
-            block_mask=block_mask,
-            softcap=softcap,
-            alibi=alibi,
-            bias=bias,
-            window=window,
-            fp8=fp8,
-            packed=packed,
+            q.dtype, q.shape[3], used, scale=scale, pass_=pass_, keys=keys
         )
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
-    if objection is None and deterministic and pass_ == "backward" and order == "sawtooth":
+    if objection is None and deterministic and pass_ == "backward" and "sawtooth" in used:
         objection = "dq in a fixed order and a sawtooth (the turns of two waves would cross)"
     if objection is None:
-        form = form_name(
-            q.shape[3], pass_, causal=causal, seqlen_q=q.shape[2], order=order,
-            featured=softcap or alibi or window, packed=packed,
-        )  # fmt: skip
+        form = form_name(q.shape[3], pass_, q.shape[2], used)
         named = (name for name in (algorithm, form) if name in left_out())
         objection = next((f"{name} is left out: {left_out()[name]}" for name in named), None)
     if objection is None:
@@ -157,30 +135,12 @@ def left_out() -> Mapping[str, str]:
 
 
 @checked
-def form_name(
-    head_dim: int,
-    pass_: Pass,
-    *,
-    causal: bool,
-    seqlen_q: Size,
-    order: Order = "rows",
-    featured: bool = False,
-    packed: bool = False,
-) -> str:
+def form_name(head_dim: int, pass_: Pass, seqlen_q: Size, features: Collection[str] = ()) -> str:
     """The name in ``hopper.FORMS`` of the form that the rule picks for a pass.
 
-    featured: with a window, a softcap or ALiBi.
+    features: names of ``analysis.features``.
     """
-    form: hopper.ForwardForm | hopper.BackwardForm
-    if packed and pass_ == "forward":
-        form = hopper.packed_form(head_dim)
-    elif pass_ == "forward":
-        form = hopper.forward_form(
-            head_dim, causal, seqlen_q, sawtooth=order == "sawtooth", featured=featured
-        )
-    else:
-        form = hopper.backward_form(head_dim, causal, featured=featured or packed)
-    return f"{hopper.ALGORITHM} {form.name}"
+    return f"{hopper.ALGORITHM} {hopper.form_for(head_dim, pass_, seqlen_q, features).name}"
 
 
 def _unreachable(array: Array) -> str | None:
@@ -211,30 +171,27 @@ def default_tile(
 
 
 @checked
-def kernel_tile(
-    pass_: Pass,
-    dtype: str,
-    head_dim: int,
-    tile: Tile,
-    *,
-    limit: Size = SHARED_LIMIT_BYTES,
-    block_size: tuple[int, int] | None = None,
-    **features: bool,
-) -> Tile:
-    """The tile that the sm_80 kernels of a pass run with where ``tile`` is asked for.
+def kernel_tile(pass_: Pass, problem: Problem, limit: Size = SHARED_LIMIT_BYTES) -> Tile | None:
+    """The tile that the sm_80 kernels of a pass run with where the problem asks for one.
 
     With a block mask the caller's tile is the block; a block too large for the kernels is walked
     in the largest tile that divides it.
 
     Raises ValueError with both numbers if the tile does not fit some kernel of the pass.
     """
+    tile = problem.tile
+    if tile is None:
+        return None
+    sparse = problem.block_mask is not None
+    shape, block_size = problem.shape.padded, (tile.block_m, tile.block_n) if sparse else None
+    features = {name for name in features_of(problem) if FEATURES[name].macro} - {"sawtooth"}
     complaint: ValueError | None = None
-    for candidate in (tile, *_DIVISORS) if block_size is not None else (tile,):
+    for candidate in (tile, *_DIVISORS) if sparse else (tile,):
         try:
             for kernel in _KERNELS[pass_]:
                 configure(
-                    kernel, dtype, head_dim, tile=candidate, limit=limit, block_size=block_size,
-                    **features,
+                    kernel, shape.dtype, shape.head_dim, tile=candidate, limit=limit,
+                    block_size=block_size, features=features,
                 )  # fmt: skip
             return candidate
         except ValueError as error:

@@ -5,60 +5,115 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from analysis.arguments import checked
+from analysis.arguments import check_fields, checked
+from analysis.features import FEATURES
 from analysis.shapes import Tile
-from analysis.window import Window
+from analysis.window import Sides, Window
 from kernels.bias_gradient import BiasGradient
 from kernels.checks import check_shapes, finite
-from kernels.flash_config import FlashConfig, configure, default_tile
-from kernels.fp8 import KeyScales
-from kernels.launch import Argument, Array, Backend, Count, Size
+from kernels.flash_config import SHARED_LIMIT_BYTES, FlashConfig, configure, default_tile
+from kernels.fp8 import KeyScales, key_scales
+from kernels.launch import Argument, Array, Backend, Count, Order, Size, Word
 from kernels.packed import Packed, rows_of_all
 from kernels.philox import drop_threshold, keep_scale
 from kernels.scores import ScoreChanges, check_bias
-from kernels.window import window_arguments
+from kernels.window import window_arguments, window_of
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a pass is asked for beside its arrays; the fields are ``kernels.attention``'s.
+    """What a pass is asked for beside its arrays; ``kernels.attention`` takes these by name.
 
-    window: as the kernels see it (``kernels.window``), None where it hides nothing.
-    key_scales: of K and V in e4m3, the forward's alone; None where they have the type of q.
+    Args:
+        scale: that scores are multiplied with.
+        causal: query i sees key j when j <= i + Nk - Nq.
+        window, sinks: (left, right) keys around its diagonal i + Nk - Nq, None: unlimited; and the
+            first keys, whatever the window.
+        tile: rows of q and of k, v a tile; default ``kernels.flash_config.default_tile``.
+        dropout_p, seed: :func:`kernels.philox.kept_weights` is the mask.
+        block_size: (rows, keys) of a block of ``block_mask``, multiples of the tile; default: the
+            tile.
+        softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…"; without a
+            bias Hopper's but the optimistic forward and, at head_dim 64, a softcap's backward.
+        k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; of the
+            sm_80 forward.
+        packed: :class:`kernels.packed.Packed`; refused with what ``analysis.features`` says does
+            not go with it, progress, the backward of "flash-deterministic", and by Hopper's
+            kernels with a window, softcap or alibi_slopes, and in their optimistic forward.
+        order: of the walk, of the flash kernels of either family. "rows": as each does by itself.
+            "sawtooth": the other way round in every second wave of blocks, for the same bytes at
+            the SM boundary and fewer from HBM where what blocks share outgrows L2
+            (``analysis.l2``). Sums are then added in another order in those waves.
+        wave: blocks that run at a time, of "sawtooth" alone; by default SMs times the blocks that
+            an SM holds.
+        shared_limit_bytes: shared memory a block may have.
+        stream: where a GPU backend queues the work.
     """
 
     scale: float
-    causal: bool
-    window: Window | None
-    changes: ScoreChanges
-    tile: Tile | None
-    key_mask: Array | None
-    dropout_p: float
-    seed: int
-    block_mask: Array | None
-    block_size: tuple[int, int] | None
-    order: str
-    wave: int | None
-    shared_limit_bytes: int
-    stream: int | None
-    key_scales: KeyScales | None = None
+    causal: bool = False
+    window: Sides = (None, None)
+    sinks: Size = 0
+    tile: Tile | None = None
+    key_mask: Array | None = None
+    dropout_p: float = 0.0
+    seed: Word = 0
+    block_mask: Array | None = None
+    block_size: tuple[int, int] | None = None
+    softcap: float | None = None
+    alibi_slopes: Array | None = None
+    bias: Array | None = None
+    k_scale: Array | None = None
+    v_scale: Array | None = None
+    scale_block: int | None = None
     packed: Packed | None = None
+    order: Order = "rows"
+    wave: Size | None = None
+    shared_limit_bytes: Size = SHARED_LIMIT_BYTES
+    stream: Word | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        key_scales(self.k_scale, self.v_scale, self.scale_block)  # refuses one without the other
+        wave = self.wave
+        if wave is not None and (self.order != "sawtooth" or wave < 1):
+            raise ValueError(
+                f"wave={wave} with order={self.order!r}: it is the number of blocks that run at a "
+                "time, of a sawtooth"
+            )
+
+    @property
+    def changes(self) -> ScoreChanges:
+        """Of the scores."""
+        return ScoreChanges(self.softcap, self.alibi_slopes, self.bias)
+
+    @property
+    def key_scales(self) -> KeyScales | None:
+        """Of K and V in e4m3; None where they have the type of q."""
+        return key_scales(self.k_scale, self.v_scale, self.scale_block)
+
+    def hidden(self, q: Array, k: Array) -> Window | None:
+        """The window as the kernels see it (``kernels.window``), None where it hides nothing."""
+        lengths = None if self.packed is None else self.packed.lengths
+        return window_of(q, k, self.causal, self.window, self.sinks, lengths)
+
+    def features(self, q: Array, k: Array) -> frozenset[str]:
+        """Names of the options that are used, as in ``analysis.features``."""
+        named = {name: getattr(self, each.argument, None) for name, each in FEATURES.items()}
+        named |= {"window": self.hidden(q, k), "sawtooth": self.order == "sawtooth" or None}
+        return frozenset(name for name, value in named.items() if value not in (None, False, 0.0))
 
     def config(self, kernel: str, q: Array, k: Array, **more: Any) -> FlashConfig:
         """The compiled form of "forward", "backward" or "backward-dq"."""
         return configure(
             kernel, q.dtype, q.shape[3],
             tile=self.tile, limit=self.shared_limit_bytes,
-            block_size=self._block_size(kernel, q, k),
-            causal=self.causal, window=self.window is not None,
-            key_mask=self.key_mask is not None, dropout=self.dropout_p != 0.0,
-            fp8=self.key_scales is not None, packed=self.packed is not None,
-            sawtooth=self.order == "sawtooth", **self.changes.features, **more,
+            block_size=self._block_size(kernel, q, k), features=self.features(q, k), **more,
         )  # fmt: skip
 
     def check(self, q: Array, k: Array, **refused: Any) -> None:
@@ -66,10 +121,9 @@ class Options:
         if self.packed is None:
             self.changes.check(q, k)
             return
-        self.packed.refuse(
-            key_mask=self.key_mask, block_mask=self.block_mask, bias=self.changes.bias,
-            k_scale=self.key_scales, order=self.order, **refused,
-        )  # fmt: skip
+        alone = [each.argument for each in FEATURES.values() if not each.with_packed]
+        asked = {name: getattr(self, name) for name in alone if hasattr(self, name)}
+        self.packed.refuse(**asked, **refused)
         self.packed.check(q, k)
         self.changes.check(q, k, self.packed.lengths.sequences)
 
@@ -121,15 +175,21 @@ class Options:
             args.append(self.block_mask.with_access("r", "block_mask"))
         return args
 
-    def walk(self, backend: Backend, config: FlashConfig) -> list[Argument]:
+    def walk(self, backend: Backend, config: FlashConfig, q: Array, k: Array) -> list[Argument]:
         """The blocks of a wave, of a kernel that walks in a sawtooth, the window, and the tables of
         packed sequences."""
         wave: list[Argument] = []
-        if config.sawtooth:
+        if "sawtooth" in config.features:
             blocks = backend.multiprocessors * config.blocks_per_sm(self.shared_limit_bytes)
             wave = [np.int32(self.wave or blocks)]
         tables = [] if self.packed is None else self.packed.arguments()
-        return [*wave, *window_arguments(self.window), *tables]
+        return [*wave, *window_arguments(self.hidden(q, k)), *tables]
+
+
+#: Options that are no arrays, under the names that a problem and its shape have for them.
+VALUES = tuple(
+    each.name for each in fields(Options) if "Array" not in str(each.type) and each.name != "scale"
+)
 
 
 def forward(
@@ -177,7 +237,7 @@ def forward(
         *([] if scales is None else scales.arguments(k)),
         *options.changes.arguments(scale),
         *options.masks(),
-        *options.walk(backend, config),
+        *options.walk(backend, config, q, k),
     ]
     if progress is not None:
         args += [progress.with_access("rw", "progress"), np.int32(progress.shape[1])]
@@ -237,7 +297,7 @@ def backward(
     )  # fmt: skip
     gradient = None
     if dbias is not None:
-        partial = options.causal or options.window is not None or options.block_mask is not None
+        partial = not options.features(q, k).isdisjoint(("causal", "window", "block_mask"))
         gradient = _bias_gradient(
             backend, options.changes, q, k, dk, dbias,
             deterministic=workspace or split, partial=partial,
@@ -296,7 +356,7 @@ def backward(
             *options.changes.arguments(scale),
             *([] if gradient is None else [gradient.argument()]),
             *options.masks(),
-            *options.walk(backend, config),
+            *options.walk(backend, config, q, k),
         ]
         backend.launch(config.kernel(), (key_blocks, 1, 1), config.shared_bytes, args, stream)
         if gradient is not None:
@@ -316,7 +376,7 @@ def backward(
             np.float32(scale),
             *options.changes.arguments(scale),
             *options.masks(),
-            *options.walk(backend, config),
+            *options.walk(backend, config, q, k),
         ]
         blocks = items * heads * _tiles(seqlen_q, config.tile.block_m)
         backend.launch(config.kernel(), (blocks, 1, 1), config.shared_bytes, args, stream)
@@ -336,7 +396,7 @@ def backward(
             args.append(options.block_mask.with_access("r", "block_mask"))
             flags_bytes = 4 * postprocess.threads
         if workspace:
-            args += window_arguments(options.window)
+            args += window_arguments(options.hidden(q, k))
         backend.launch(postprocess, (query_blocks, 1, 1), flags_bytes, args, stream)
 
 

@@ -15,6 +15,7 @@ from analysis.shapes import Tile
 from kernels.checks import finite
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.ladder_arrays import (
+    LadderForm,
     flat_grid,
     pad4,
     require_arrays,
@@ -85,7 +86,7 @@ def flash1_kernel(
         ("SHARED_BYTES", flash1_shared_bytes(tile, head_dim, dtype, pass_)),
         ("THREADS", THREADS),
     )
-    return Kernel(f"flash1_{pass_}.cu", entry, macros, THREADS)
+    return Kernel(f"flash1_{pass_}.cu", entry, macros, THREADS, LadderForm(tile, head_dim))
 
 
 def _require_tile(tile: Tile, head_dim: int, dtype: str, pass_: str, limit_bytes: int) -> int:

@@ -6,9 +6,12 @@ host backend refuses a kernel that steps outside the shared memory computed here
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 from analysis.arguments import check_fields, checked
+from analysis.features import FEATURES
 from analysis.hardware import H100_SXM, Gpu
 from analysis.occupancy import (
     MAX_REGISTERS_PER_THREAD,
@@ -31,6 +34,9 @@ OTHER_REGISTERS = 64
 
 PASSES = ("forward", "backward", "backward-dq")
 """The main kernels; "backward-dq" is the split form's second pass, dQ with the queries outside."""
+
+MACROS = {each.name: each.macro for each in FEATURES.values() if each.macro}
+"""Options that kernels are compiled for."""
 
 BIAS_GRADIENTS = ("", "write", "atomic", "workspace")
 """How the gradient of a bias leaves the backward; the place in this list is BIAS_GRADIENT."""
@@ -117,30 +123,15 @@ class FlashConfig:
     dtype: str
     head_dim: int
     tile: Tile
-    causal: bool = False
+    features: frozenset[str] = frozenset()
+    """Those of ``analysis.features`` with a macro; a block mask's is ``block_size``."""
     stages: int = 2
-    key_mask: bool = False
-    dropout: bool = False
     block_size: tuple[int, int] | None = None
     """(rows, keys) of a block of the block mask, multiples of the tile; None without one."""
-    softcap: bool = False
-    """Scores are capped (``scores.cuh``)."""
-    alibi: bool = False
-    """A distance times the head's slope is taken off the scores (``scores.cuh``)."""
-    bias: bool = False
-    """A bias is added to the scores (``scores.cuh``)."""
     bias_gradient: str = ""
     """How its gradient leaves, one of ``BIAS_GRADIENTS`` (backward only); "" for no gradient."""
-    fp8: bool = False
-    """K and V are e4m3 with scales (``fp8_tiles.cuh``; forward only)."""
     any_scale: bool = False
     """The scale may be zero or negative (forward only)."""
-    window: bool = False
-    """A sliding window, with or without sinks (analysis.window)."""
-    packed: bool = False
-    """Sequences of different lengths, all tokens one after another (``packed.cuh``)."""
-    sawtooth: bool = False
-    """Every second wave of blocks walks the other way."""
     progress: int = 0
     """Tiles after which a block notes the time; 0: never (forward only)."""
     deterministic: bool = False
@@ -158,19 +149,23 @@ class FlashConfig:
             raise TypeError(f"dtype {self.dtype!r} is not one of {list(DTYPE_CODE)}")
         if self.head_dim not in HEAD_DIMS:
             raise ValueError(f"padded head_dim={self.head_dim} is not one of {HEAD_DIMS}")
+        unknown = self.features - MACROS.keys()
+        if unknown:
+            raise TypeError(f"no kernel is compiled for {', '.join(sorted(unknown))}")
         if self.progress < 0:
             raise ValueError(f"progress={self.progress} is negative")
-        if self.packed and self.deterministic:
+        if "packed" in self.features and self.deterministic:
             raise ValueError(f"{self.pass_}: packed sequences have no ordered workspace for dQ")
         if self.pass_ != "forward" and self.progress:
             raise ValueError(f"{self.pass_}: progress={self.progress} is the forward's")
         if self.bias_gradient not in BIAS_GRADIENTS:
             raise ValueError(f"bias_gradient={self.bias_gradient!r} is not one of {BIAS_GRADIENTS}")
-        if self.bias_gradient and not (self.bias and self.pass_ == "backward"):
+        if self.bias_gradient and not ("bias" in self.features and self.pass_ == "backward"):
             raise ValueError(
                 f"{self.pass_}: bias_gradient={self.bias_gradient!r} is of a backward with a bias"
             )
-        if self.fp8 and (self.pass_ != "forward" or self.dtype == "fp32" or self.stages != 1):
+        wide = self.dtype == "fp32" or self.stages != 1
+        if "fp8" in self.features and (self.pass_ != "forward" or wide):
             raise ValueError(
                 f"fp8: K and V of e4m3 are of a forward in 16 bits with one stage, not of a "
                 f"{self.pass_} in {self.dtype} with {self.stages}"
@@ -201,8 +196,8 @@ class FlashConfig:
     @property
     def num_warps(self) -> int:
         """Warps a block."""
-        masks = self.key_mask or self.dropout or self.block_size is not None
-        masks = masks or self.window or self.softcap or self.alibi or self.bias or self.fp8
+        masks = any(FEATURES[name].registers for name in self.features)
+        masks = masks or self.block_size is not None
         groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
@@ -264,17 +259,18 @@ class FlashConfig:
         key_tile = block_n * self.head_dim * size
         scores = block_m * block_n * size
         flags = 4 * self.threads if self.block_size else 0
-        slopes = 16 if self.alibi else 0
-        lengths = 16 if self.packed else 0
+        fp8, masked = "fp8" in self.features, "key_mask" in self.features
+        slopes = 16 if "alibi" in self.features else 0
+        lengths = 16 if "packed" in self.features else 0
         if self.pass_ != "backward":
             queries = query_tile if self.pass_ == "forward" else 2 * query_tile
             staged = scores if self.dtype == "fp32" else 0
-            keep = 2 * 4 * block_n if self.key_mask else 0
-            codes = 2 * block_n * self.head_dim + 2 * 4 * block_n // SCALE_UNIT if self.fp8 else 0
+            keep = 2 * 4 * block_n if masked else 0
+            codes = 2 * block_n * self.head_dim + 2 * 4 * block_n // SCALE_UNIT if fp8 else 0
             words = keep + slopes + lengths + flags
             return queries + 2 * self.stages * key_tile + staged + codes + words
         staged = scores if self.dtype == "fp32" or self.head_dim > 128 else 0
-        keep = 4 * block_n if self.key_mask else 0
+        keep = 4 * block_n if masked else 0
         stats = 4 * block_m * 4
         fixed = scores + staged + stats + keep + slopes + lengths + flags
         return 2 * key_tile + 2 * self.stages * query_tile + fixed
@@ -285,9 +281,9 @@ class FlashConfig:
             "HEAD_DIM": self.head_dim,
             "BLOCK_M": self.tile.block_m,
             "BLOCK_N": self.tile.block_n,
-            "CAUSAL": int(self.causal),
+            "CAUSAL": int("causal" in self.features),
         }
-        if self.window:
+        if "window" in self.features:
             macros["WINDOW"] = 1
         if self.block_size is not None:
             macros |= {
@@ -300,20 +296,11 @@ class FlashConfig:
     def kernel(self) -> Kernel:
         """``flash_forward``, ``flash_backward`` or ``flash_backward_dq``."""
         macros = self._macros() | {"NUM_WARPS": self.num_warps, "STAGES": self.stages}
-        for name, wanted in (
-            ("KEY_MASK", self.key_mask),
-            ("DROPOUT", self.dropout),
-            ("SOFTCAP", self.softcap),
-            ("ALIBI", self.alibi),
-            ("BIAS", self.bias),
-            ("FP8", self.fp8),
-            ("PACKED", self.packed),
-            ("ANY_SCALE", self.any_scale),
-            ("SAWTOOTH", self.sawtooth),
-            ("DETERMINISTIC", self.deterministic),
-        ):
-            if wanted:
-                macros[name] = 1
+        macros |= {MACROS[name]: 1 for name in self.features}
+        if self.any_scale:
+            macros["ANY_SCALE"] = 1
+        if self.deterministic:
+            macros["DETERMINISTIC"] = 1
         if self.bias_gradient:
             macros["BIAS_GRADIENT"] = BIAS_GRADIENTS.index(self.bias_gradient)
         if self.progress:
@@ -321,7 +308,7 @@ class FlashConfig:
         if not self.query_gradient:
             macros["QUERY_GRADIENT"] = 0
         entry = f"flash_{self.pass_}".replace("-", "_")
-        return Kernel(f"{entry}.cu", entry, tuple(macros.items()), self.threads)
+        return Kernel(f"{entry}.cu", entry, tuple(macros.items()), self.threads, self)
 
     @property
     def row_block_m(self) -> int:
@@ -375,10 +362,11 @@ def default_tile(
     if pass_ not in PASSES:
         raise ValueError(f"pass_={pass_!r} is not one of {PASSES}")
     padded = padded_head_dim(head_dim)
+    keys = frozenset({"fp8"} if fp8 else ())
     tiles = [Tile(m, n) for m, n in _TILES[pass_, dtype == "fp32"][padded]]
     smallest = 0
     for tile in tiles:
-        smallest = FlashConfig(pass_, dtype, padded, tile, stages=1, fp8=fp8).shared_bytes
+        smallest = FlashConfig(pass_, dtype, padded, tile, keys, stages=1).shared_bytes
         # Masks add up to 2 KiB.
         if smallest + 2048 <= limit:
             return tile
@@ -397,15 +385,19 @@ def configure(
     tile: Tile | None = None,
     limit: Size = SHARED_LIMIT_BYTES,
     block_size: tuple[int, int] | None = None,
-    progress: Size = 0,
-    **features: bool,
+    features: Collection[str] = (),
+    **more: Any,
 ) -> FlashConfig:
     """The form for a problem: tiles double-buffered where shared memory allows it.
+
+    features: as of :class:`FlashConfig`; a flag of the name does as well. more: its other fields.
 
     ValueError with both numbers when a tile does not fit into ``limit`` bytes.
     """
     padded = padded_head_dim(head_dim)
-    fp8 = features.get("fp8", False)
+    asked = {name for name in MACROS if more.pop(name, False)} | set(features)
+    asked.discard("block_mask")  # block_size says more
+    fp8 = "fp8" in asked
     if tile is None:
         tile = default_tile(head_dim, dtype, pass_, limit, fp8=fp8)
     form = FlashConfig(
@@ -413,11 +405,10 @@ def configure(
         dtype,
         padded,
         tile,
+        frozenset(asked),
         stages=1 if fp8 else 2,
         block_size=block_size,
-        progress=progress,
-        bias_gradient="",
-        **features,
+        **more,
     )
     if form.shared_bytes <= limit:
         return form

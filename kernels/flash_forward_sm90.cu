@@ -44,8 +44,6 @@
 // STAGES     K and V tiles in flight
 // SHARED_BYTES  dynamic shared memory of the launch, kernels/hopper_forms.py
 // PINGPONG   1: warpgroups issue their products in turn. Default 0.
-// LATE_WAIT  1: K is waited for at the start of its round, which leaves the order of the softmax and the
-//            wait for P V to ptxas: to be timed beside the other. Default 0.
 // OPTIMISTIC 0: exact; 1: with the stale reference, flagging; 2: exact, flagged tiles only. Default 0.
 // SAWTOOTH   1: every second wave of blocks walks the keys upwards, and finds in L2 what the wave
 //            before it read last. Default 0; not with OPTIMISTIC, which looks at the masked tiles first.
@@ -60,9 +58,6 @@
 #endif
 #ifndef OPTIMISTIC
 #define OPTIMISTIC 0
-#endif
-#ifndef LATE_WAIT
-#define LATE_WAIT 0
 #endif
 #ifndef PINGPONG
 #define PINGPONG 0
@@ -321,13 +316,12 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
             change_and_mask(score, 0);
             softmax_step(score, state, rescale, log2_scale);
             round_weights(p, score);
-            if (!LATE_WAIT) wait_for_k(1);
+            wait_for_k(1);
         }
         warp_scheduler_open(warpgroup);
         for (int it = 1; it < end; ++it) {
             float score[SCORES];
             const PipelineState slot(earlier + it), before(earlier + it - 1);
-            if (LATE_WAIT) wait_for_k(it);
             warp_scheduler_wait(warpgroup);
             wgmma_fence();
             issue_scores(score, q, k_of(slot));
@@ -348,7 +342,7 @@ ENTRY(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap
                 optimistic_step(score, state, log2_scale);
                 rescale[0] = rescale[1] = 1.0f;
             }
-            if (!LATE_WAIT) wait_for_k(it + 1);
+            wait_for_k(it + 1);
             wgmma_wait<0>();
             keep(out_acc);
             release(&barriers->v_empty[before.stage]);

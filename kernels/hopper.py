@@ -14,11 +14,13 @@ for in the first key tiles alone, and what overflows for that is done again by t
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 
+from analysis.algorithms import Family
 from analysis.arguments import checked
+from analysis.features import FEATURES
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.shapes import AttentionShape, Tile
 from analysis.window import Window
@@ -28,12 +30,14 @@ from kernels.hopper_forms import (
     BACKWARD_FORMS,
     FORWARD_FORMS,
     HEAD_DIMS,
+    MASKS_AND_SCORES,
     PACKED_FORMS,
     REPAIR_TILES,
     WARPGROUP,
     BackwardForm,
     ForwardForm,
     backward_form,
+    form_for,
     form_of_tile,
     forward_form,
     packed_form,
@@ -59,12 +63,14 @@ __all__ = [
     "FORMS",
     "FORWARD_FORMS",
     "HEAD_DIMS",
+    "MASKS_AND_SCORES",
     "PACKED_FORMS",
     "BackwardForm",
     "ForwardForm",
     "backward",
     "backward_form",
     "default_tile",
+    "form_for",
     "form_of_tile",
     "forward",
     "forward_form",
@@ -88,23 +94,16 @@ FORMS: dict[str, ForwardForm | BackwardForm] = {
 def unsupported_reason(
     dtype: IoType,
     head_dim: Size,
+    features: Collection[str] = (),
     *,
-    scale: float,
+    scale: float = 1.0,
     pass_: Pass = "forward",
     keys: Size = 1,
-    key_mask: bool = False,
-    dropout: bool = False,
-    block_mask: bool = False,
-    softcap: bool = False,
-    alibi: bool = False,
-    bias: bool = False,
-    window: bool = False,
-    fp8: bool = False,
-    packed: bool = False,
 ) -> str | None:
     """The first reason why the Hopper kernels do not cover a pass of a problem, or None.
 
-    keys: how many there are; the sequences may be empty elsewhere.
+    features: names of ``analysis.features``. keys: how many there are; the sequences may be empty
+    elsewhere.
     """
     if dtype not in ("fp16", "bf16"):
         return f"dtype {dtype} (tensor cores take fp16 and bf16)"
@@ -115,24 +114,18 @@ def unsupported_reason(
         return f"scale {scale} (it must be positive)"
     if keys < 1:
         return "a sequence without rows"
-    features = {
-        "a key mask": key_mask,
-        "dropout": dropout,
-        "a block mask": block_mask,
-        "a bias": bias,
-        "K and V of e4m3": fp8,
-        "packed sequences of head_dim 256 (no persistent form)": packed and head_dim == 256,
-        "packed sequences with a window, a softcap or ALiBi": packed
-        and (window or softcap or alibi),
-    }
-    if pass_ == "backward":
-        form = backward_form(head_dim, causal=True, featured=True)
-        together = {"a softcap": softcap, "a window": window, "ALiBi": alibi}
-        asked = " and ".join(name for name, used in together.items() if used)
-        spilling = f"{asked} in {dtype} at head_dim {head_dim} (the backward would spill registers)"
-        names = {"softcap": softcap, "window": window, "alibi": alibi}
-        features[spilling] = not form.takes(dtype, [name for name, used in names.items() if used])
-    return next((name for name, used in features.items() if used), None)
+    for name, each in FEATURES.items():
+        if name in features and Family.HOPPER not in each.families:
+            return each.title
+    changes = [name for name in MASKS_AND_SCORES if name in features]
+    if "packed" in features and head_dim == 256:
+        return "packed sequences of head_dim 256 (no persistent form)"
+    if "packed" in features and changes:
+        return "packed sequences with a window, a softcap or ALiBi"
+    if pass_ == "forward" or backward_form(head_dim, True, featured=True).takes(dtype, changes):
+        return None
+    asked = " and ".join(each.title for name, each in FEATURES.items() if name in changes)
+    return f"{asked} in {dtype} at head_dim {head_dim} (the backward would spill registers)"
 
 
 @checked
@@ -190,30 +183,36 @@ def forward(
     """
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, None)
     scale = finite(scale)
+    features = changes.features | ({"window"} if window is not None else set())
     if packed is not None:
         packed.refuse(
-            order=order, optimistic=optimistic, window=window, softcap=changes.softcap,
-            alibi_slopes=changes.alibi_slopes,
-        )  # fmt: skip
+            order=order,
+            optimistic=optimistic,
+            **{FEATURES[name].argument: True for name in features},
+        )
     changes.check(q, k)
-    features: dict[str, Any] = changes.features | {"window": window is not None}
-    _check(unsupported_reason(q.dtype, q.shape[3], scale=scale, keys=k.shape[2], **features))
-    del features["bias"]
+    _check(unsupported_reason(q.dtype, q.shape[3], features, scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     sawtooth = order == "sawtooth"
+    features |= {"sawtooth"} if sawtooth else set()
     if packed is not None:
         form = form or packed_form(head_dim, tile)
         hopper_packed.forward(backend, q, k, v, out, lse, packed, form, scale, causal, stream, pdl)
         return
     if form is None or tile is not None:
         form = forward_form(
-            head_dim, causal, seqlen_q, tile, sawtooth=sawtooth, featured=any(features.values())
+            head_dim,
+            causal,
+            seqlen_q,
+            tile,
+            sawtooth=sawtooth,
+            featured=bool(features - {"sawtooth"}),
         )
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
     part = "optimistic" if optimistic else ""
-    main = form.kernel(q.dtype, causal, part, sawtooth=sawtooth, **features)
+    main = form.kernel(q.dtype, causal, part, features=features)
     if q.size == 0:
         return
     if optimistic and q.dtype != "bf16":
@@ -244,7 +243,7 @@ def forward(
         grid = (min(query_tiles, backend.multiprocessors), 1, 1)
     if not optimistic:
         waves = [np.int32(wave or backend.multiprocessors)] if sawtooth else []
-        shared_bytes = form.bytes_of(alibi=features["alibi"])
+        shared_bytes = form.bytes_of(alibi="alibi" in features)
         backend.launch(
             main, grid, shared_bytes, [*args, *tile_counter, *waves, *window_arguments(window)],
             stream, pdl=pdl and form.persistent,
@@ -309,22 +308,17 @@ def backward(
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
     scale = finite(scale)
+    features = changes.features | ({"window"} if window is not None else set())
     if packed is not None:
-        packed.refuse(
-            order=order, window=window, softcap=changes.softcap, alibi_slopes=changes.alibi_slopes
-        )
+        packed.refuse(order=order, **_named(features))
     changes.check(q, k)
-    features: dict[str, Any] = changes.features | {"window": window is not None}
+    least = min(k.shape[2], q.shape[2])
     _check(
-        unsupported_reason(
-            q.dtype, q.shape[3], scale=scale, pass_="backward", keys=min(k.shape[2], q.shape[2]),
-            **features,
-        )
-    )  # fmt: skip
-    del features["bias"]
+        unsupported_reason(q.dtype, q.shape[3], features, scale=scale, pass_="backward", keys=least)
+    )
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    featured = any(features.values()) or packed is not None
+    featured = bool(features) or packed is not None
     form = form or backward_form(head_dim, causal, tile, featured=featured)
     if packed is not None:
         hopper_packed.backward(
@@ -340,11 +334,12 @@ def backward(
     query_tiles = -(-seqlen_q // block_m)
     padded_rows = batch * heads * query_tiles * block_m
     sawtooth = order == "sawtooth"
+    features |= {"sawtooth"} if sawtooth else set()
 
     def kernel(part: str) -> Kernel:
         return form.kernel(
             part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None,
-            sawtooth=sawtooth, **features,
+            features=features,
         )  # fmt: skip
 
     lse2 = backend.empty("lse2", (padded_rows,), "fp32")
@@ -375,7 +370,7 @@ def backward(
     backend.launch(
         kernel(""),
         (batch * kv_heads * -(-seqlen_k // block_n), 1, 1),
-        form.bytes_of(alibi=features["alibi"]),
+        form.bytes_of(alibi="alibi" in features),
         [
             TensorMap(q.with_access("r", "q"), block_m),
             TensorMap(k.with_access("r", "k"), block_n),
@@ -422,6 +417,11 @@ def _shape(q: Array, k: Array, causal: bool) -> AttentionShape:
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     return AttentionShape(batch, heads, seqlen_q, seqlen_k, head_dim, kv_heads, q.dtype, causal)
+
+
+def _named(features: Collection[str]) -> dict[str, bool]:
+    """The options by what drivers call them."""
+    return {each.argument: True for name, each in FEATURES.items() if name in features}
 
 
 def _check(reason: str | None) -> None:

@@ -13,9 +13,6 @@ pingpong
     the warpgroups issue their products in turn (FlashAttention-3, §3.1);
 packed
     sequences of different lengths one after another (``include/packed_sm90.cuh``), persistent;
-late_wait
-    the compiler orders the softmax and the wait for P V as it likes, which undoes their overlap:
-    there to be timed beside the form that holds the order.
 
 Backward. A block has 128 keys and walks tiles of queries; ``dq_from_registers`` says how dq leaves
 it.
@@ -29,7 +26,7 @@ from dataclasses import dataclass
 from analysis.arguments import checked, one_of
 from analysis.shapes import Tile
 from kernels.flash_config import DTYPE_CODE
-from kernels.launch import Kernel, Size
+from kernels.launch import Kernel, Pass, Size
 
 WARPGROUP = 128
 STAGES = 2
@@ -41,6 +38,8 @@ PACKED_BYTES = 56
 SEQUENCE_BYTES = 32
 #: At 256 dk and dv together would take every register of a thread.
 HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
+#: Options of ``analysis.features`` that a form may be compiled with beside a causal mask.
+MASKS_AND_SCORES = ("window", "softcap", "alibi")
 #: Query tiles that a block of the repair looks after at most (``flash_forward_sm90.cu``).
 REPAIR_TILES = 256
 #: Longest sequence of queries for which blocks stay and take several query tiles.
@@ -56,12 +55,9 @@ class ForwardForm:
     block_n: int
     persistent: bool = False
     pingpong: bool = False
-    late_wait: bool = False
     packed: bool = False
 
     def __post_init__(self) -> None:
-        if self.late_wait and self.persistent:
-            raise ValueError("late_wait=True is for one block a query tile, not persistent=True")
         if self.packed and not self.persistent:
             raise ValueError("packed=True is for blocks that stay, not persistent=False")
 
@@ -70,7 +66,6 @@ class ForwardForm:
         extras = {
             "persistent": self.persistent,
             "pingpong": self.pingpong,
-            "late wait": self.late_wait,
             "packed": self.packed,
         }
         tile = f"d{self.head_dim} {self.tile.block_m}x{self.block_n}"
@@ -115,18 +110,16 @@ class ForwardForm:
         causal: bool,
         part: str = "",
         *,
-        sawtooth: bool = False,
-        window: bool = False,
-        softcap: bool = False,
-        alibi: bool = False,
+        features: Collection[str] = (),
     ) -> Kernel:
         """The exact kernel; of the optimistic pair "optimistic" or "repair"; or "clear_counter".
 
         The repair is that of one block a tile whichever form flagged it. "clear_counter" sets the
-        counter of the persistent form to 0. sawtooth: every second wave walks the keys upwards;
-        ValueError for what has no such walk. window, softcap, alibi: of the exact kernel with one
-        block a tile; ValueError for others.
+        counter of the persistent form to 0. features: of ``MASKS_AND_SCORES``, and "sawtooth", in
+        which every second wave walks the keys upwards; of the exact kernel with one block a tile,
+        ValueError for others.
         """
+        sawtooth = "sawtooth" in features
         if part == "clear_counter" and not self.persistent:
             raise ValueError(f"{self.name} has no counter to set to 0")
         if self.packed and part in ("optimistic", "repair"):
@@ -134,8 +127,7 @@ class ForwardForm:
         if sawtooth and (self.persistent or part):
             raise ValueError(f"{self.name}{part and ', '}{part} has no sawtooth: that is for the "
                              "exact kernel with one block a tile")  # fmt: skip
-        features = {"window": window, "softcap": softcap, "alibi": alibi}
-        asked = [name for name, used in features.items() if used]
+        asked = [name for name in MASKS_AND_SCORES if name in features]
         if asked and (self.persistent or part):
             raise ValueError(f"{self.name}{part and ', '}{part} has no {', '.join(asked)}: that is "
                              "for the exact kernel with one block a tile")  # fmt: skip
@@ -147,12 +139,10 @@ class ForwardForm:
             ("CONSUMERS", self.consumers),
             ("CAUSAL", int(causal)),
             ("STAGES", STAGES),
-            ("SHARED_BYTES", self.bytes_of(repair=part == "repair", alibi=alibi)),
+            ("SHARED_BYTES", self.bytes_of(repair=part == "repair", alibi="alibi" in features)),
         ]
         if self.pingpong:
             macros.append(("PINGPONG", 1))
-        if self.late_wait:
-            macros.append(("LATE_WAIT", 1))
         if self.packed:
             macros.append(("PACKED", 1))
         if part in ("optimistic", "repair"):
@@ -165,11 +155,10 @@ class ForwardForm:
         if part == "clear_counter":
             return Kernel(source, f"{stem}_{part}", tuple(macros), 32)
         words = (stem, "persistent" if persistent else "", part)
-        return Kernel(source, "_".join(filter(None, words)), tuple(macros), self.threads)
+        return Kernel(source, "_".join(filter(None, words)), tuple(macros), self.threads, self)
 
 
-#: Those that :func:`forward_form` picks, and two to be timed beside the third: what turns gain, and
-#: the order of the machine code.
+#: Those that :func:`forward_form` picks, and one to be timed beside the third: what turns gain.
 FORWARD_FORMS = (
     ForwardForm(64, 3, 128, pingpong=True),
     ForwardForm(64, 3, 128, persistent=True, pingpong=True),
@@ -178,7 +167,6 @@ FORWARD_FORMS = (
     ForwardForm(128, 2, 176, pingpong=True),
     ForwardForm(256, 2, 80),
     ForwardForm(128, 2, 128),
-    ForwardForm(128, 2, 128, pingpong=True, late_wait=True),
 )
 #: Those of packed sequences, one a head dimension.
 PACKED_FORMS = (
@@ -343,24 +331,21 @@ class BackwardForm:
         *,
         deterministic: bool = False,
         dlse: bool = False,
-        sawtooth: bool = False,
-        window: bool = False,
-        softcap: bool = False,
-        alibi: bool = False,
-        packed: bool = False,
+        features: Collection[str] = (),
     ) -> Kernel:
         """The main kernel (part "") or what runs around it, "preprocess" or "postprocess", which
-        knows nothing of window, softcap and alibi.
+        knows nothing of ``features``, those of ``MASKS_AND_SCORES``, "sawtooth" and "packed", but
+        for the last.
 
         ValueError for a fixed order of additions in the form that has none, for a sawtooth in one
         that adds dq directly or in a fixed order, for what it has no registers for (:meth:`takes`),
         and for packed sequences beside any of them, in a sawtooth or in the form that adds dq
         directly.
         """
-        if packed and (window or softcap or alibi or sawtooth or self.dq_from_registers):
+        asked = [name for name in MASKS_AND_SCORES if name in features]
+        packed, sawtooth = "packed" in features, "sawtooth" in features
+        if packed and (asked or sawtooth or self.dq_from_registers):
             raise ValueError(f"{self.name}: packed sequences go with a causal mask and turns alone")
-        features = {"window": window, "softcap": softcap, "alibi": alibi}
-        asked = [name for name, used in features.items() if used]
         if not part and not self.takes(dtype, asked):
             raise ValueError(
                 f"{self.name} has no {' and '.join(asked)} in {dtype}, for want of registers"
@@ -381,7 +366,7 @@ class BackwardForm:
         if not part:
             macros += [
                 ("CAUSAL", int(causal)),
-                ("SHARED_BYTES", self.bytes_of(alibi=alibi, packed=packed)),
+                ("SHARED_BYTES", self.bytes_of(alibi="alibi" in features, packed=packed)),
             ]
             macros += [(name.upper(), 1) for name in asked]
         if deterministic and part != "postprocess":
@@ -396,7 +381,7 @@ class BackwardForm:
             macros.append(("PACKED", 1))
         stem = "flash_backward_sm90"
         source = f"{stem}_rows.cu" if part else f"{stem}.cu"
-        return Kernel(source, f"{stem}_{part}" if part else stem, tuple(macros), threads)
+        return Kernel(source, f"{stem}_{part}" if part else stem, tuple(macros), threads, self)
 
 
 #: Every form of the backward, for tests and tuning. One adds dq directly: a prediction to be tried.
@@ -438,3 +423,25 @@ def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
         if form.tile == tile:
             return form
     raise _no_tile("backward", head_dim, tile, [form.tile for form in forms])
+
+
+@checked
+def form_for(
+    head_dim: int,
+    pass_: Pass,
+    seqlen_q: Size,
+    features: Collection[str] = (),
+    tile: Tile | None = None,
+) -> ForwardForm | BackwardForm:
+    """The form that a pass of a problem runs with.
+
+    features: names of ``analysis.features``. tile: asked for by the caller.
+    """
+    causal, packed = "causal" in features, "packed" in features
+    featured = not set(MASKS_AND_SCORES).isdisjoint(features)
+    if pass_ == "backward":
+        return backward_form(head_dim, causal, tile, featured=featured or packed)
+    if packed:
+        return packed_form(head_dim, tile)
+    sawtooth = "sawtooth" in features
+    return forward_form(head_dim, causal, seqlen_q, tile, sawtooth=sawtooth, featured=featured)

@@ -95,8 +95,9 @@ def backward(
 
     def kernel(part: str) -> Kernel:
         return form.kernel(
-            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None, packed=True
-        )
+            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None,
+            features=["packed"],
+        )  # fmt: skip
 
     main = kernel("")
     if q.size == 0 or k.size == 0:

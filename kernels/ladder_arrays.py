@@ -6,12 +6,21 @@ Errors come before any launch and name both values that disagree.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from analysis.shapes import Tile
 from kernels.checks import require_int32
 from kernels.launch import DTYPE_CODE, GRID_LIMIT, ITEMSIZE, Array, Backend
 
 MAX_HEAD_DIM = 128
 VECTOR_BYTES = 16
+
+
+class LadderForm(NamedTuple):
+    """What a kernel of the first steps is cut to; ``head_dim`` as it is, nothing is padded."""
+
+    tile: Tile
+    head_dim: int
 
 
 def pad4(rows: int) -> int:

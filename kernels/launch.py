@@ -61,12 +61,15 @@ class Kernel:
         entry: name of the ``extern "C" __global__`` function.
         macros: ``-D`` constants as (name, value) pairs; the order does not matter.
         threads: threads a block, a multiple of 32, at most 1024.
+        config: the form that it was made from, which has at least a ``tile`` and a ``head_dim``,
+            the columns of a tile; None for kernels without tiles.
     """
 
     source: str
     entry: str
     macros: tuple[tuple[str, int], ...]
     threads: int
+    config: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

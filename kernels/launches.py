@@ -7,15 +7,16 @@ the command line or a figure.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.algorithms import Family, find
-from analysis.arguments import check_fields, checked, names, one_of
-from analysis.packed import Lengths
-from analysis.shapes import AttentionShape, Tile, scale_blocks
-from kernels import attention, dispatch
+from analysis.arguments import check_fields, checked
+from analysis.features import features_of
+from analysis.problem import GRADIENTS, Problem
+from analysis.shapes import AttentionShape, scale_blocks
+from kernels import attention, dispatch, flash
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, Count, Pass, Size, contiguous_strides
 from kernels.launching.plan import Launch, Recorder, record
@@ -23,7 +24,15 @@ from kernels.packed import Packed
 
 AUTO = "auto"
 """The algorithm that ``kernels.dispatch`` picks."""
-GRADIENTS = ("dq", "dk", "dv")
+OPERANDS = {
+    "forward": ("q", "k", "v", "out"),
+    "backward": ("q", "k", "v", "out", "dout", "dq", "dk", "dv"),
+}
+"""(B, H, N, D) arrays of a pass."""
+#: Arrays that a driver takes by name.
+OPTIONAL = (
+    "key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale", "progress",
+)  # fmt: skip
 #: Endings of the kernels around the one that walks the tile loop.
 _AROUND = (
     "_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq", "_bias_zero",
@@ -76,154 +85,117 @@ class Launched:
         """The second pass of "flash-split"."""
         return next((x for x in self.launches if x.kernel.entry == "flash_backward_dq"), None)
 
-    @property
-    def columns(self) -> int:
-        """Columns of a tile in shared memory and registers: products run over all of them."""
-        return dict(self.main.kernel.macros)["HEAD_DIM"]
-
-
-@checked
-def tile_of(launch: Launch) -> Tile:
-    """The tile that a main kernel is compiled for."""
-    macros = dict(launch.kernel.macros)
-    # The Hopper kernels: 64 query rows a consumer warpgroup (forward), 128 keys (backward).
-    block_m = macros["BLOCK_M"] if "BLOCK_M" in macros else 64 * macros["CONSUMERS"]
-    return Tile(block_m, macros.get("BLOCK_N", 128))
-
 
 @checked
 def launches_of(
     algorithm: str,
-    shape: AttentionShape,
+    problem: Problem | AttentionShape,
     pass_: Pass,
     device: Device = HOST,
     *,
-    tile: Tile | None = None,
-    key_mask: bool = False,
-    dropout: bool = False,
-    block_mask: bool = False,
-    softcap: bool = False,
-    alibi: bool = False,
-    bias: tuple[int, int] | None = None,
-    bias_gradient: bool = False,
-    lse_gradient: bool = False,
-    deterministic: bool = False,
-    order: str = "rows",
-    gradients: Collection[str] = GRADIENTS,
-    lengths: Lengths | None = None,
+    progress_tiles: Size = 0,
+    **options: Any,
 ) -> Launched:
-    """What ``kernels.attention`` launches for contiguous arrays of the shape.
+    """What ``kernels.attention`` launches for contiguous arrays of a problem.
 
     algorithm: one of ``kernels.attention.ALGORITHMS``, or :data:`AUTO` for dispatch's choice.
-    shape: the caller's; arrays have its ``padded`` one, as the operator makes them.
-    tile: asked for by the caller; with ``block_mask`` the size of a block.
-    bias: (items, heads) of a bias, each 1 or as many as there are.
-    bias_gradient: the backward makes its gradient too.
-    gradients: those that a backward is asked for; dk and dv are made together, and with the
-        gradient of a bias all three.
-    lengths: of packed sequences; ``shape`` is that of the arrays, (1, H, total, D).
+    problem: the caller's; arrays have its ``padded`` shape, as the operator makes them.
+    progress_tiles: key tiles between two notes of a forward's progress; 0: no notes.
+    options: fields of the problem to be changed.
 
     Raises ValueError or TypeError as the drivers do for what they cannot run.
     """
+    problem, asked = Problem.of(problem, **options), algorithm
+    shape = problem.shape
     tensor_cores = algorithm == AUTO or find(algorithm).family in (Family.FLASH, Family.HOPPER)
     if tensor_cores and shape.head_dim > HEAD_DIMS[-1]:
         raise ValueError(f"head_dim={shape.head_dim} is outside 1…{HEAD_DIMS[-1]}")
     if shape.fp8 and pass_ == "backward":
         raise ValueError(f"{algorithm}: k and v of e4m3 have no gradient, so no backward")
-    shape, asked = shape.padded, algorithm
-    windowed = shape.windowed
-    arrays = _arrays(shape, pass_, key_mask=key_mask, alibi=alibi, lse_gradient=lse_gradient)
-    if lengths is not None:
-        lengths.check(shape)
-        windowed = any(each.windowed for each in lengths.shapes(shape))
-        size = (lengths.sequences + 1,)
-        arrays |= {name: _array(name, size, "int32") for name in ("cu_seqlens_q", "cu_seqlens_k")}
-        if alibi:
-            slopes = (lengths.sequences, shape.heads, 1)
-            arrays["alibi_slopes"] = _array("alibi_slopes", slopes, "fp32")
-    if bias is not None:
-        pairs = (*bias, shape.seqlen_q, shape.seqlen_k)
-        arrays |= {n: _array(n, pairs, shape.dtype) for n in ("bias", "dbias")}
-    bias_gradient = bias_gradient and pass_ == "backward"
-    if bias_gradient and bias is None:
-        raise ValueError("bias_gradient=True without a bias")
+    problem = problem.padded
+    arrays = _arrays(problem, pass_)
     reason = None
-    for each in names("gradients", gradients):
-        one_of("gradients", each, GRADIENTS)
-    made = set(gradients) | ({"dk", "dv"} if {"dk", "dv"} & set(gradients) else set())
-    made |= set(GRADIENTS) if bias_gradient else set()
-    if algorithm == AUTO and pass_ == "backward" and made != set(GRADIENTS):
-        algorithm, reason = "flash-split", f"only {', '.join(sorted(made))} are asked for"
-    elif algorithm == AUTO:
-        rows = [a for a in arrays.values() if len(a.shape) == 4]
-        operands = [a for a in rows if a.name not in ("bias", "dbias")]
-        choice = dispatch.choose(
-            device, operands, scale=1.0, pass_=pass_, tile=tile, key_mask=key_mask,
-            dropout=dropout, block_mask=block_mask, window=windowed, softcap=softcap,
-            alibi=alibi, bias=bias is not None, fp8=shape.fp8, packed=lengths is not None,
-            deterministic=deterministic and pass_ == "backward", causal=shape.causal, order=order,
-        )  # fmt: skip
-        algorithm, reason = choice.algorithm, choice.reason
-    options: dict[str, Any] = {
-        "scale": 1.0, "causal": shape.causal, "window": shape.window, "sinks": shape.sinks,
-        "dropout_p": 0.5 if dropout else 0.0,
-        "softcap": 1.0 if softcap else None, "shared_limit_bytes": device.shared_limit_bytes,
-        "order": order,
-    }  # fmt: skip
-    if shape.fp8:
-        options["scale_block"] = shape.scale_block
-    block_size = None
-    if block_mask:
-        if tile is None:
-            raise ValueError("a block mask needs a tile: the size of its blocks")
-        block_size = (tile.block_m, tile.block_n)
-        blocks = (-(-shape.seqlen_q // tile.block_m), -(-shape.seqlen_k // tile.block_n))
-        arrays["block_mask"] = _array("block_mask", (shape.batch, shape.heads, *blocks), "uint8")
-        options["block_size"] = block_size
-    if tile is not None and asked == AUTO:  # as the operator does
-        options["tile"] = dispatch.kernel_tile(
-            pass_, shape.dtype, shape.head_dim, tile, limit=device.shared_limit_bytes,
-            block_size=block_size, causal=shape.causal, window=shape.window != (None, None),
-            key_mask=key_mask, dropout=dropout, softcap=softcap, alibi=alibi,
-            bias=bias is not None, fp8=shape.fp8, packed=lengths is not None,
-        )  # fmt: skip
-    else:
-        options["tile"] = tile
+    if algorithm == AUTO:
+        algorithm, reason = choose(device, arrays, problem, pass_)
+    limit, tile = device.shared_limit_bytes, problem.tile
+    if asked == AUTO:  # as the operator does
+        tile = dispatch.kernel_tile(pass_, problem, limit)
 
-    keeps_lse = find(algorithm).family in (Family.FLASH, Family.HOPPER)
+    more: dict[str, Any] = {"tile": tile, "shared_limit_bytes": limit}
+    if progress_tiles and pass_ == "forward" and tile is not None:
+        notes = flash.progress_notes(shape.seqlen_k, tile.block_n, progress_tiles)
+        blocks = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)
+        arrays["progress"] = _array("progress", (blocks, notes), "int64")
+        more["progress_tiles"] = progress_tiles
 
     def driver(backend: Recorder, at: dict[str, Array]) -> None:
-        optional = ("key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale")
-        masks: dict[str, Any] = {n: at[n] for n in optional if n in at}
-        if lengths is not None:
-            masks["packed"] = Packed(at["cu_seqlens_q"], at["cu_seqlens_k"], lengths)
-        if pass_ == "forward":
-            attention.forward(
-                backend, algorithm, at["q"], at["k"], at["v"], at["out"],
-                {"lse": at["lse"]} if keeps_lse else {},
-                **options, **masks,
-            )  # fmt: skip
-            return
-        stats = {name: at[name] for name in ("lse", "m", "l", "p")}
-        dq, dk, dv = (at[name] if name in made else None for name in GRADIENTS)
-        attention.backward(
-            backend, algorithm, at["q"], at["k"], at["v"], at["out"], at["dout"], stats,
-            dq, dk, dv, dlse=at.get("dlse"),
-            dbias=at["dbias"] if bias_gradient else None, **options, **masks,
-        )  # fmt: skip
+        run(backend, algorithm, at, problem, pass_, **more)
 
     plan = record(device, arrays, driver)
     return Launched(algorithm, reason, plan.launches, plan.scratch)
+
+
+def choose(
+    backend: Any, arrays: Mapping[str, Array], problem: Problem, pass_: str
+) -> tuple[str, str]:
+    """The algorithm that runs a problem on these arrays, and why.
+
+    A fused backward makes all gradients; where dq, or both dk and dv, are not wanted, it is the
+    split one. So it is where a fixed order of dq is asked for and Hopper's kernels do not run: at
+    most as many bytes as the ordered workspace, and none of its memory, which grows with Nq · Nk.
+    """
+    if pass_ == "backward" and problem.made != set(GRADIENTS):
+        return "flash-split", f"only {', '.join(sorted(problem.made))} are asked for"
+    operands = [arrays[name] for name in OPERANDS[pass_] if name in arrays]
+    features = features_of(problem) - ({"deterministic"} if pass_ == "forward" else set())
+    choice = dispatch.choose(
+        backend, operands, features, scale=problem.softmax_scale, pass_=pass_, tile=problem.tile
+    )
+    return choice.algorithm, choice.reason
+
+
+def run(
+    backend: Any,
+    algorithm: str,
+    at: Mapping[str, Array],
+    problem: Problem,
+    pass_: str,
+    **more: Any,
+) -> None:
+    """A pass of an algorithm on the arrays of a problem, by their names in this package.
+
+    more: of ``kernels.attention.forward`` and ``backward``, beside what the problem says.
+    """
+    options: dict[str, Any] = {"scale": problem.softmax_scale}
+    for each in (problem.shape, problem):
+        options |= {name: getattr(each, name) for name in flash.VALUES if hasattr(each, name)}
+    options |= {name: at[name] for name in OPTIONAL if name in at} | more
+    if problem.lengths is not None:
+        tables = (at["cu_seqlens_q"], at["cu_seqlens_k"])
+        options["packed"] = Packed(*tables, problem.lengths)
+    if problem.block_mask is not None and problem.tile is not None:
+        options["block_size"] = (problem.tile.block_m, problem.tile.block_n)
+    operands = (at["q"], at["k"], at["v"], at["out"])
+    keeps_lse = find(algorithm).family in (Family.FLASH, Family.HOPPER)
+    if pass_ == "forward":
+        stats = {"lse": at["lse"]} if keeps_lse else {}
+        attention.forward(backend, algorithm, *operands, stats, **options)
+        return
+    stats = {name: at[name] for name in ("lse", "m", "l", "p") if name in at}
+    made = (at[name] if name in problem.made else None for name in GRADIENTS)
+    attention.backward(
+        backend, algorithm, *operands, at["dout"], stats, *made, dlse=at.get("dlse"),
+        dbias=at["dbias"] if problem.bias_gradient else None, **options,
+    )  # fmt: skip
 
 
 def _array(name: str, shape: tuple[int, ...], dtype: str) -> Array:
     return Array(name, 0, shape, contiguous_strides(shape), dtype, "rw")
 
 
-def _arrays(
-    shape: AttentionShape, pass_: str, *, key_mask: bool, alibi: bool, lse_gradient: bool
-) -> dict[str, Array]:
+def _arrays(problem: Problem, pass_: str) -> dict[str, Array]:
     """Stand-ins for the caller's arrays, q first."""
+    shape = problem.shape
     queries = (shape.batch, shape.heads, shape.seqlen_q, shape.head_dim)
     keys = (shape.batch, shape.kv_heads, shape.seqlen_k, shape.head_dim)
     scores = (shape.batch, shape.heads, shape.seqlen_q, shape.seqlen_k)
@@ -231,7 +203,7 @@ def _arrays(
     rows = ["lse"]
     if pass_ == "backward":
         sizes |= {"dout": queries, "dq": queries, "dk": keys, "dv": keys}
-        rows += ["m", "l", *(["dlse"] if lse_gradient else [])]
+        rows += ["m", "l", *(["dlse"] if problem.lse_gradient else [])]
     arrays = {name: _array(name, size, shape.dtype) for name, size in sizes.items()}
     arrays |= {name: _array(name, queries[:3], "fp32") for name in rows}
     if shape.fp8:
@@ -241,8 +213,19 @@ def _arrays(
     if pass_ == "backward":
         p = _array("p", (*scores[:3], -(-scores[3] // 8) * 8), shape.dtype)
         arrays["p"] = replace(p, shape=scores)
-    if key_mask:
+    if problem.key_mask:
         arrays["key_mask"] = _array("key_mask", (shape.batch, shape.seqlen_k), "uint8")
-    if alibi:
-        arrays["alibi_slopes"] = _array("alibi_slopes", (*queries[:2], 1), "fp32")
+    lengths, tile = problem.lengths, problem.tile
+    if problem.alibi:
+        items = shape.batch if lengths is None else lengths.sequences
+        arrays["alibi_slopes"] = _array("alibi_slopes", (items, shape.heads, 1), "fp32")
+    if lengths is not None:
+        size = (lengths.sequences + 1,)
+        arrays |= {name: _array(name, size, "int32") for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    if problem.bias is not None:
+        pairs = (*problem.bias, *scores[2:])
+        arrays |= {n: _array(n, pairs, shape.dtype) for n in ("bias", "dbias")}
+    if problem.block_mask is not None and tile is not None:
+        blocks_of = (-(-shape.seqlen_q // tile.block_m), -(-shape.seqlen_k // tile.block_n))
+        arrays["block_mask"] = _array("block_mask", (*scores[:2], *blocks_of), "uint8")
     return arrays

@@ -22,95 +22,81 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
+from analysis.algorithms import ORDERS
 from analysis.packed import Lengths
-from analysis.shapes import Tile
-from kernels import attention, decode_config, dispatch, flash, hopper, ladder
+from analysis.problem import Problem
+from analysis.shapes import AttentionShape, Tile
+from kernels import attention, decode_config, dispatch, hopper, ladder
 from kernels.command_line import program
-from kernels.launch import Array, Kernel, Order
-from kernels.launching.plan import Launch, Recorder
-from kernels.packed import Packed
+from kernels.launch import Kernel
+from kernels.launches import launches_of
+from kernels.launching.plan import Launch
 
 PASSES = ("forward", "backward")
-#: That ``gpu-features`` times.
-FEATURES = ("window", "softcap", "alibi", "packed")
-
-ORDERS: tuple[Order, ...] = ("rows", "sawtooth")
 #: That ``gpu-l2-order`` asks for.
 PROGRESS_TILES = 16
 
 
+#: Of a problem, by the name that ``gpu-features`` has for it; kernels know that an option is there,
+#: not its value.
+FEATURED: dict[str, dict[str, Any]] = {
+    "": {}, **{name: {name: True} for name in hopper.MASKS_AND_SCORES},
+    "window": {"window": (512, None)}, "packed": {"lengths": Lengths.equal([1024])},
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
-class Problem:
-    """What decides which kernels a driver launches."""
+class Shipped:
+    """A problem whose kernels are compiled ahead, and the algorithm that it is solved by.
+
+    passes: of both, the forward walks in rows whatever the order.
+    progress_tiles: key tiles between two notes of the forward's progress; 0: no notes.
+    """
 
     algorithm: str
-    head_dim: int = 64
-    dtype: str = "fp16"
-    causal: bool = False
-    tile: Tile | None = None
+    problem: Problem
     passes: tuple[str, ...] = PASSES
-    seqlen: int = 1024
-    #: One of ``FEATURES``, or none.
-    feature: str = ""
-    #: Of the walk in the last of the passes.
-    order: Order = "rows"
-    #: Key tiles between two notes of the forward's progress; 0: no notes.
     progress_tiles: int = 0
 
+    def launches(self) -> list[Launch]:
+        """What is launched, as far as the driver accepts it."""
+        found: list[Launch] = []
+        for pass_ in self.passes:
+            problem = self.problem
+            if pass_ == "forward" and "backward" in self.passes:
+                problem = replace(problem, order="rows")
+            try:
+                found += launches_of(
+                    self.algorithm, problem, pass_, progress_tiles=self.progress_tiles
+                ).launches
+            except ValueError:
+                break  # a tile too large for the device, refused there in the same words
+        return found
+
     def kernels(self) -> list[Kernel]:
-        """The kernels of the passes, as far as the driver accepts them."""
+        """Their kernels."""
         return [launch.kernel for launch in self.launches()]
 
-    def launches(self) -> list[Launch]:
-        """The launches themselves."""
-        recorder = Recorder()
-        shape = (1, 1, self.seqlen, self.head_dim)
-        q, k, v, out, dout, dq, dk, dv = (
-            recorder.empty(name, shape, self.dtype)
-            for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-        )
-        options: dict[str, Any] = {"scale": 1.0, "causal": self.causal, **self._asked(recorder)}
-        stats: dict[str, Array] = {}
-        # A backward pass runs behind the forward of the default tile.
-        alone = "backward" not in self.passes
-        forward: dict[str, Any] = {"order": self.order} if alone else {}
-        if "forward" in self.passes:
-            forward["tile"] = self.tile
-        if self.progress_tiles:
-            forward["progress"] = self._notes(recorder)
-            forward["progress_tiles"] = self.progress_tiles
-        try:
-            attention.forward(recorder, self.algorithm, q, k, v, out, stats, **options, **forward)
-            if "backward" in self.passes:
-                attention.backward(
-                    recorder, self.algorithm, q, k, v, out, dout, stats, dq, dk, dv,
-                    tile=self.tile, order=self.order, **options,
-                )  # fmt: skip
-        except ValueError:
-            pass  # a tile too large for the device, refused there in the same words
-        return recorder.launches
 
-    def _notes(self, recorder: Recorder) -> Array:
-        """Where each block of the forward notes its progress."""
-        assert self.tile is not None
-        notes = flash.progress_notes(self.seqlen, self.tile.block_n, self.progress_tiles)
-        blocks = -(-self.seqlen // self.tile.block_m)
-        return recorder.empty("progress", (blocks, notes), "int64")
-
-    def _asked(self, recorder: Recorder) -> dict[str, Any]:
-        """The driver's options for the feature; kernels know that it is there, not its values."""
-        if self.feature == "packed":
-            q, k = (recorder.empty(f"cu_seqlens_{x}", (2,), "int32") for x in "qk")
-            return {"packed": Packed(q, k, Lengths.equal([self.seqlen]))}
-        if self.feature == "alibi":
-            return {"alibi_slopes": recorder.empty("alibi_slopes", (1, 1, 1), "fp32")}
-        asked: dict[str, dict[str, Any]] = {
-            "": {}, "window": {"window": (self.seqlen // 2, None)}, "softcap": {"softcap": 1.0},
-        }  # fmt: skip
-        return asked[self.feature]
+def shipped(
+    algorithm: str,
+    head_dim: int = 64,
+    dtype: str = "fp16",
+    causal: bool = False,
+    passes: tuple[str, ...] = PASSES,
+    seqlen: int = 1024,
+    feature: str = "",
+    progress_tiles: int = 0,
+    **options: Any,
+) -> Shipped:
+    """One head of a square problem. feature: one of ``FEATURED``. options: of the problem."""
+    options = FEATURED[feature] | options
+    masks = {name: options.pop(name) for name in ("window",) if name in options}
+    shape = AttentionShape(1, 1, seqlen, seqlen, head_dim, dtype=dtype, causal=causal, **masks)
+    return Shipped(algorithm, Problem(shape, scale=1.0, **options), passes, progress_tiles)
 
 
-def problems() -> Iterator[Problem]:
+def problems() -> Iterator[Shipped]:
     """The problems of plain attention, of all steps of the ladder, the most valuable first."""
     both = (False, True)
     # Throughput and the Hopper kernels' own checks.
@@ -118,52 +104,57 @@ def problems() -> Iterator[Problem]:
         for causal in both:
             for algorithm in (*attention.HOPPER, "flash"):
                 for seqlen in (1024, 16384):
-                    yield Problem(algorithm, head_dim, "bf16", causal, seqlen=seqlen)
+                    yield shipped(algorithm, head_dim, "bf16", causal, seqlen=seqlen)
     # The ladder at the shape of FlashAttention 2022, Fig. 2.
-    yield Problem(hopper.ALGORITHM)
+    yield shipped(hopper.ALGORITHM)
     for pass_ in PASSES:
         for m in (64, 128):
             for n in (32, 64, 128):
-                yield Problem("flash", tile=Tile(m, n), passes=(pass_,))
-    yield Problem("flash-deterministic", tile=Tile(64, 64), passes=("backward",))
+                yield shipped("flash", tile=Tile(m, n), passes=(pass_,))
+    yield shipped("flash-deterministic", tile=Tile(64, 64), passes=("backward",))
     for block_n in (64, 128, 256, 512):
         for pass_ in PASSES:
-            yield Problem("flash1-released", tile=Tile(16, block_n), passes=(pass_,))
+            yield shipped("flash1-released", tile=Tile(16, block_n), passes=(pass_,))
     for pass_ in PASSES:
-        yield Problem("flash1-literal", tile=Tile(16, 256), passes=(pass_,))
-        yield Problem("flash1-skip-first", tile=Tile(16, 256), passes=(pass_,))
-        yield Problem("standard", tile=Tile(64, 64), passes=(pass_,))
+        yield shipped("flash1-literal", tile=Tile(16, 256), passes=(pass_,))
+        yield shipped("flash1-skip-first", tile=Tile(16, 256), passes=(pass_,))
+        yield shipped("standard", tile=Tile(64, 64), passes=(pass_,))
     # Ragged shapes and long heads of the counted traffic; peak memory.
     for causal in both:
-        yield Problem("flash", 128, "bf16", causal, Tile(64, 64))
-        yield Problem("flash-deterministic", 64, "bf16", causal)
-        yield Problem("flash-split", 64, "bf16", causal)
+        yield shipped("flash", 128, "bf16", causal, tile=Tile(64, 64))
+        yield shipped("flash-deterministic", 64, "bf16", causal)
+        yield shipped("flash-split", 64, "bf16", causal)
     # What L2 absorbs: keys in a sawtooth, and a forward that notes its progress.
-    long = Problem("flash", 128, "bf16", tile=Tile(128, 64), passes=("forward",))
+    long: dict[str, Any] = {
+        "head_dim": 128,
+        "dtype": "bf16",
+        "tile": Tile(128, 64),
+        "passes": ("forward",),
+    }
     for order in ORDERS:
-        yield replace(long, order=order)
-        yield replace(long, order=order, progress_tiles=PROGRESS_TILES)
-    yield Problem("flash", 128, "bf16", passes=("backward",), order="sawtooth")
-    yield Problem(
+        for tiles in (0, PROGRESS_TILES):
+            yield shipped("flash", order=order, progress_tiles=tiles, **long)
+    yield shipped("flash", 128, "bf16", passes=("backward",), order="sawtooth")
+    yield shipped(
         hopper.ALGORITHM, 128, "bf16", passes=("forward",), order="sawtooth", seqlen=65536
     )
 
 
-def later_problems() -> Iterator[Problem]:
+def later_problems() -> Iterator[Shipped]:
     """Those of the features, in the order of their turns, and the small cases of tests/gpu."""
     for algorithm in (hopper.ALGORITHM, "flash"):
         for head_dim in (128, 64):
-            for feature in FEATURES:
-                yield Problem(algorithm, head_dim, "bf16", True, feature=feature)
+            for feature in list(FEATURED)[1:]:
+                yield shipped(algorithm, head_dim, "bf16", True, feature=feature)
     both = (False, True)
     for dtype in ("fp16", "bf16", "fp32"):
         for causal in both:
             for algorithm in ("flash", *ladder.ALGORITHMS):
-                yield Problem(algorithm, 64, dtype, causal, seqlen=128)
+                yield shipped(algorithm, 64, dtype, causal, seqlen=128)
     for dtype in ("fp16", "bf16"):
         for causal in both:
             for head_dim in (64, 128):
-                yield Problem(hopper.ALGORITHM, head_dim, dtype, causal, seqlen=128)
+                yield shipped(hopper.ALGORITHM, head_dim, dtype, causal, seqlen=128)
 
 
 def plain() -> list[Kernel]:
@@ -196,18 +187,18 @@ def kernels() -> list[Kernel]:
         for causal in (False, True)
     ]
     # The GPU tests' windows, caps and slopes.
-    asked: list[dict[str, Any]] = [
-        {"window": True}, {"window": True, "softcap": True, "alibi": True},
-    ]  # fmt: skip
+    asked = [("window",), hopper.MASKS_AND_SCORES]
     listed += [
-        hopper.forward_form(head_dim, causal, 1, featured=True).kernel("bf16", causal, **features)
+        hopper.forward_form(head_dim, causal, 1, featured=True).kernel(
+            "bf16", causal, features=features
+        )
         for head_dim in (64, 128)
         for causal in (False, True)
         for features in asked
     ]
     listed += [
         hopper.backward_form(128, causal, featured=True).kernel(
-            "", "bf16", causal, deterministic=deterministic, **features
+            "", "bf16", causal, deterministic=deterministic, features=features
         )
         for causal in (False, True)
         for deterministic in (False, True)
@@ -222,7 +213,7 @@ def kernels() -> list[Kernel]:
     # The GPU tests' packed sequences.
     listed += [
         hopper.backward_form(head_dim, True).kernel(
-            part, dtype, True, deterministic=deterministic, packed=True
+            part, dtype, True, deterministic=deterministic, features=["packed"]
         )
         for head_dim in hopper.HEAD_DIMS["backward"]
         for dtype in ("bf16", "fp16")

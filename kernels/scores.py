@@ -61,13 +61,10 @@ class ScoreChanges:
             check_bias("bias", self.bias, q, k)
 
     @property
-    def features(self) -> dict[str, bool]:
-        """Those of ``kernels.flash_config.FlashConfig``."""
-        return {
-            "softcap": self.softcap is not None,
-            "alibi": self.alibi_slopes is not None,
-            "bias": self.bias is not None,
-        }
+    def features(self) -> frozenset[str]:
+        """Names of those that there are, as in ``analysis.features``."""
+        named = {"softcap": self.softcap, "alibi": self.alibi_slopes, "bias": self.bias}
+        return frozenset(name for name, value in named.items() if value is not None)
 
     def arguments(self, scale: float) -> list[Argument]:
         """Of each kernel that makes scores, after ``scale``."""

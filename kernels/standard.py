@@ -13,6 +13,7 @@ from kernels.checks import finite
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.ladder_arrays import (
     VECTOR_BYTES,
+    LadderForm,
     flat_grid,
     pad4,
     require_arrays,
@@ -96,7 +97,7 @@ def standard_kernel(entry: str, tile: Tile, head_dim: Count, dtype: IoType) -> K
         ("SHARED_BYTES_QUERIES", shared["queries"]),
         ("THREADS", threads),
     )
-    return Kernel("standard.cu", entry, macros, threads)
+    return Kernel("standard.cu", entry, macros, threads, LadderForm(tile, head_dim))
 
 
 class _Launcher:

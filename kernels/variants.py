@@ -1,31 +1,30 @@
 """The compiled forms that ship: what the compile tests and the audit of registers go through.
 
-``python -m kernels.variants --arch sm_90`` compiles all of them and prints registers, spilled bytes
-and shared memory of each. No GPU and no driver is needed.
+``python -m repro dev variants --arch sm_90`` compiles all of them and prints registers, spilled
+bytes and shared memory of each. No GPU and no driver is needed.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import dataclass
+from typing import Any
 
 from tabulate import tabulate
 
 from kernels.building.compile import compile_cubin
-from kernels.command_line import program
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, configure
 from kernels.launch import Kernel
 
 # The backward pass comes in three forms, for three ways to sum dQ.
-_FORMS: dict[str, tuple[str, dict[str, bool]]] = {
+_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "forward": ("forward", {}),
     "backward": ("backward", {}),
     "backward deterministic": ("backward", {"deterministic": True}),
     "backward without dq": ("backward", {"query_gradient": False}),
     "backward dq": ("backward-dq", {}),
 }
-_FEATURES: dict[str, dict[str, bool]] = {
+_FEATURES: dict[str, dict[str, Any]] = {
     "key mask": {"key_mask": True},
     "dropout": {"dropout": True},
     "window": {"window": True},
@@ -150,7 +149,3 @@ def main() -> None:
     if not chosen:
         raise ValueError(f"--only {arguments.only!r}: no variant has this in its name")
     print(table(chosen, arguments.arch))
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

@@ -34,6 +34,8 @@ COMMANDS = {
     "compare": ("compare", "command",
                 "Compare two machines' records: ratio second / first, with the range its spreads "
                 "allow."),
+    "cubin": ("cubin", "command",
+              "Say what a compiled kernel file holds: entries, registers, instructions."),
     "doctor": ("doctor", "command",
                'Say what this machine can do; for each "no", the cause and a cure.'),
     "archive": ("archive", "command",
@@ -42,6 +44,7 @@ COMMANDS = {
                 "Measure experiments on this machine; goes on where an earlier run stopped."),
     "list": ("measuring", "list_",
              "List the experiments and whether this machine can measure them."),
+    "dev": ("dev", "app", "The authors' tools: `dev TOOL --help` has the arguments of one."),
 }  # fmt: skip
 
 
@@ -55,9 +58,12 @@ class _Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"repro.commands.{COMMANDS[cmd_name][0]}")
+        found = getattr(module, COMMANDS[cmd_name][1])
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
         register = one.command(cmd_name, epilog=getattr(module, "EPILOG", None))
-        register(getattr(module, COMMANDS[cmd_name][1]))
+        register(found)
         return typer.main.get_command(one)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

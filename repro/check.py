@@ -1,6 +1,6 @@
 """Check one kernel while it is being written: compile, run, count, registers and spills.
 
-    make check K=flash_forward            (or: python -m repro.check flash_forward)
+    make check K=flash_forward            (or: python -m repro dev check flash_forward)
     make check K=flash_backward HEAD_DIM=128
 
 Runs every pass of the attention ladder that launches a kernel of ``kernels/NAME.cu``, causal and
@@ -27,7 +27,7 @@ from kernels import attention
 from kernels.launch import KERNELS_DIR, Kernel
 from kernels.launches import launches_of
 from kernels.prebuild import is_hopper
-from repro import check_decode, cli
+from repro import check_decode
 
 __all__ = ["Subject", "compiled", "main", "subjects", "wrong"]
 
@@ -152,7 +152,7 @@ def _judged(
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, or 1 if anything is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m repro.check", description=__doc__,
+        prog="python -m repro dev check", description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )  # fmt: skip
     parser.add_argument("kernel", help="a source in kernels/, with or without .cu")
@@ -180,7 +180,3 @@ def main(arguments: list[str] | None = None) -> int:
     print(tabulate(rows, ("kernel", "arch", "registers", "spilled [B]", "remarks")))
     failures += sum(row[3] != "0" or row[4] != "-" for row in rows)
     return int(failures > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -41,13 +41,10 @@ def flash_forward(
     key_mask: bool = False,
     block_mask: BlockMask | None = None,
     mask_block: Tile | None = None,
-    dropout: bool = False,
-    softcap: bool = False,
     alibi: bool = False,
     bias: BiasShape | None = None,
 ) -> KernelBytes:
     """O = softmax(QKᵀ)V without S or P in memory. A query tile that meets no key reads nothing."""
-    del dropout, softcap  # move nothing
     loop = tile_loop(shape, tile, block_mask, mask_block)
     heads = shape.batch * shape.heads
     row, key_row = shape.head_dim * shape.itemsize, shape.head_dim * shape.key_itemsize
@@ -80,9 +77,7 @@ def flash_backward(
     key_mask: bool = False,
     block_mask: BlockMask | None = None,
     mask_block: Tile | None = None,
-    dropout: bool = False,
     lse_gradient: bool = False,
-    softcap: bool = False,
     alibi: bool = False,
     bias: BiasShape | None = None,
     bias_gradient: bool = False,
@@ -95,7 +90,6 @@ def flash_backward(
     bias_gradient: the bias has one. Where heads or items share the bias it is added up in fp32: by
     atomic additions or, deterministically, by way of all of dS.
     """
-    del dropout, softcap  # move nothing
     loop = tile_loop(shape, tile, block_mask, mask_block)
     row = shape.head_dim * shape.itemsize
     accumulator_row = shape.head_dim * STAT_BYTES
@@ -164,10 +158,8 @@ def flash_backward_split(
     key_mask: bool = False,
     block_mask: BlockMask | None = None,
     mask_block: Tile | None = None,
-    dropout: bool = False,
     lse_gradient: bool = False,
     dq_tile: Tile | None = None,
-    softcap: bool = False,
     alibi: bool = False,
     bias: BiasShape | None = None,
     bias_gradient: bool = False,
@@ -179,8 +171,8 @@ def flash_backward_split(
     """
     whole = flash_backward(
         shape, tile, deterministic=True, key_mask=key_mask, block_mask=block_mask,
-        mask_block=mask_block, dropout=dropout, lse_gradient=lse_gradient, softcap=softcap,
-        alibi=alibi, bias=bias, bias_gradient=bias_gradient,
+        mask_block=mask_block, lse_gradient=lse_gradient, alibi=alibi, bias=bias,
+        bias_gradient=bias_gradient,
     )  # fmt: skip
     main = {key: count for key, count in whole["flash_backward"].items() if key[0] != "dq_accum"}
 

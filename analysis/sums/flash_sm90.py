@@ -23,14 +23,13 @@ def flash_forward_sm90(
     tile: Tile,
     *,
     persistent: bool = False,
-    softcap: bool = False,
     alibi: bool = False,
 ) -> KernelBytes:
     """O = softmax(QKᵀ)V, one thread block per query tile.
 
     persistent: one per multiprocessor, which takes its query tiles from a counter.
     """
-    one_tile = flash_forward(shape, tile, softcap=softcap, alibi=alibi)["flash_forward"]
+    one_tile = flash_forward(shape, tile, alibi=alibi)["flash_forward"]
     return _first_launches(shape, tile, one_tile, "", persistent)
 
 
@@ -97,12 +96,11 @@ def flash_backward_sm90(
     *,
     deterministic: bool = False,
     lse_gradient: bool = False,
-    softcap: bool = False,
     alibi: bool = False,
 ) -> KernelBytes:
     """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O).
 
-    softcap, alibi: the cap moves nothing, and every visit reads the slope of its head.
+    alibi: every visit reads the slope of its head.
     deterministic: key tiles take turns at a query tile, whose counter every visit reads once (a
     block that has to wait looks again, which no loop nest predicts) and writes once.
     lse_gradient: lse has an incoming gradient, which joins delta.

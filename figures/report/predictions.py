@@ -99,7 +99,10 @@ def _numbers(row: pandas.Series) -> list[Cell]:
     sm = row["sm_read_bytes"] + row["sm_write_bytes"]
     hbm = row["hbm_read_bytes"] + row["hbm_write_bytes"]
     predicted = row["time_predicted_s"]
-    known = not pandas.isna(predicted)
+    shown = ""
+    if not pandas.isna(predicted):
+        ends = row["time_low_s"], row["time_high_s"]
+        shown = f"{output.between(output.of_seconds, *ends)} {row['time_state']}"
     return [
         Cell(kernel, kernel),
         Cell(output.of_bytes(sm), sm),
@@ -107,7 +110,7 @@ def _numbers(row: pandas.Series) -> list[Cell]:
         Cell(output.of_bytes(row["peak_bytes"]), row["peak_bytes"]),
         Cell(output.of_seconds(row["time_bound_s"]), row["time_bound_s"]),
         Cell(row["bound_by"], row["bound_by"]),
-        Cell(output.of_seconds(predicted) if known else "", predicted if known else ""),
+        Cell(shown, predicted if shown else ""),
     ]
 
 

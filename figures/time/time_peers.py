@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED
 from figures.common import FILLED, HOLLOW, Drawing, label_end, note, pick, powers_of_two
 from repro.timing import flash2_time, flash3_time, flash4_time, peers
-from repro.timing.flash3_comparison import CLOCK
+from repro.timing.flash3_time import CLOCK
 from repro.timing.peers import FLASH2, FLASH4, WIDENED, Comparison
 
 EXPERIMENTS = ("throughput", "fig3-runtime", "throughput-peers")

@@ -153,7 +153,7 @@ def _decode(line: Line, resolve: Callable[[str], int]) -> Decoded:
         tokens = _pair_immediates(tokens, "BF16_V2" in modifiers)
     read = [ops.read(token, opcode.numbers, resolve) for token in tokens]
     slots = _assign(opcode, read)
-    _refine(name, mod, slots)
+    _refine(name, modifiers, mod, slots)
     target = slots[B].value if name in ("CALL", "BSSY") else -1
     operation = opcode.operation
     if operation == "BMOV_FROM" and slots[DST].kind == ops.NONE:
@@ -175,7 +175,7 @@ def _finished(
 
 
 _SLOT_OF = {"d": DST, "a": A, "b": B, "c": C, "A": A, "B": B, "C": C, "m": MEM, "x": EXTRA,
-            "s": EXTRA, "t": MEM, "L": B, "S": A}  # fmt: skip
+            "s": EXTRA, "t": MEM, "k": B, "L": B, "S": A}  # fmt: skip
 
 
 def _assign(opcode: Opcode, read: list[Operand]) -> list[Operand]:
@@ -198,6 +198,8 @@ def _fits(letter: str, o: Operand) -> bool:
         return o.kind == ops.MEMORY
     if letter in "st":
         return o.kind == ops.IMMEDIATE
+    if letter == "k":
+        return o.kind == ops.BARRIER
     if letter == "L":
         return o.kind == ops.LABEL
     if letter == "S":
@@ -230,11 +232,13 @@ def _fit(pattern: str, read: list[Operand]) -> list[Operand] | None:
     return None if left else slots
 
 
-def _refine(name: str, mod: list[int], slots: list[Operand]) -> None:
+def _refine(name: str, modifiers: list[str], mod: list[int], slots: list[Operand]) -> None:
     """What a few opcodes need beyond their operands' order."""
     if name in ("LDG", "STG", "LDGSTS", "ATOMG", "ATOM", "RED", "REDG", "LD", "ST"):
         memory = slots[EXTRA] if name == "LDGSTS" else slots[MEM]
         memory.bank = 1  # a uniform register in a global address is a pair
+        if "E" in modifiers and memory.wide == 0:
+            memory.wide = 1  # so is a register, with .64 or without
     if name in ("S2R", "S2UR", "CS2R"):
         register = slots[A].suffixes[0]
         if register not in SPECIAL_REGISTERS:
@@ -334,6 +338,13 @@ _TYPED: dict[str, Callable[[list[str], list[int]], list[str]]] = {
     "F2FP": _packs, "IDP": _dot_of_bytes, "UBLKCP": _bulk_copy, "ATOMS": _shared_atomic,
 }  # fmt: skip
 
+
+CONVERSIONS = {
+    "F2F": tuple(TYPES), "F2I": (*WHOLE_TYPES, *TYPES), "I2F": (*WHOLE_TYPES, *TYPES),
+    "I2FP": (*WHOLE_TYPES, *TYPES), "F2FP": ("F16", "BF16", "F32", "E4M3", "E5M2"),
+    "IDP": ("S8", "U8"), "ATOMS": ("POPC.INC",), "UBLKCP": ("S.G", "G.S"),
+}  # fmt: skip
+"""Modifiers that are read here, not by the table."""
 
 # ---- branches and products
 

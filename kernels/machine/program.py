@@ -173,7 +173,7 @@ class Program:
         code = self._code(entry)
         memory = Memory()
         parameters = parameter_bytes(found, args, memory)
-        local = -(-(found.local_bytes + 512) // 16) * 16
+        local = -(-(found.local_bytes + 1024) // 16) * 16
         bank = constant_bank(self.cubin, found, parameters, grid, shape, local)  # type: ignore[arg-type]
         banks = self._banks(entry, bank, memory)
         chosen = None if blocks is None else np.ascontiguousarray(blocks, dtype=np.int64)

@@ -5,7 +5,7 @@ The one place that says so: the decoder refuses what is not here, and the page
 
 An operand pattern is a word of letters. ``d`` target register, ``p`` target predicate, ``a``
 ``b`` ``c`` sources, ``q`` predicate that comes in, ``m`` ``x`` addresses, ``s`` ``t`` immediates,
-``L`` label, ``B`` convergence barrier, ``S`` special register, ``-`` ignored. ``?`` behind a
+``L`` label, ``B`` ``k`` convergence barrier, ``S`` special register, ``-`` ignored. ``?`` behind a
 letter: may be missing. The first pattern that fits counts.
 """
 
@@ -77,6 +77,9 @@ _ATOMIC = {
     **_nothing("FTZ", "RN"),
 }  # fmt: skip
 _SET_INTEGER = {**_values(0, *_COMPARE[:7]), **_values(1, *_COMBINE), "U32": {2: 1}, "EX": {3: 1}}
+_SET_DOUBLE = {
+    **_values(0, *_COMPARE), **_values(1, *_COMBINE), "MIN": {2: 1}, "MAX": {2: 2},
+}  # fmt: skip
 _SET_FLOAT = {**_values(0, *_COMPARE), **_values(1, *_COMBINE), "FTZ": {2: 1}, "BF": {3: 1}}
 _SET_HALF = {**_values(2, *_COMPARE), **_values(3, *_COMBINE), "BF16_V2": {0: 1}, "FTZ": {1: 1},
              "BF": {4: 1}, "H_AND": {5: 1}}  # fmt: skip
@@ -121,9 +124,13 @@ _INTEGER = {
 
 _OTHER_INTEGER = {
     "IADD": Opcode("IADD3", ("dabq?",), {"64": {1: 1}}),
-    "VIADD": Opcode("IADD3", ("dab",), {}, source=_NOTES),
+    "VIADD": Opcode("IADD3", ("dab",), {"16x2": {2: 1}}, source=_NOTES),
     "IABS": Opcode("IABS", ("da",)),
-    "VIMNMX": Opcode("IMNMX", ("dabq",), {"U32": {0: 1}, "S32": IGNORED, "RELU": {2: 1}}),
+    "VIMNMX": Opcode(
+        "IMNMX", ("dabq",),
+        {"U32": {0: 1}, "S32": IGNORED, "RELU": {2: 1}, "S16x2": {3: 1}, "U16x2": {0: 1, 3: 1}},
+    ),
+    "VABSDIFF": Opcode("VABSDIFF", ("dabc",), {"U32": {0: 1}}, source="PTX ISA (sad)"),
     "VIMNMX3": Opcode("IMNMX", ("dabcqq?",), {"U32": {0: 1}, "RELU": {2: 1}}, {1: 2}),
     "VIADDMNMX": Opcode(
         "IMNMX", ("dabcq",), {"U32": {0: 1}, "RELU": {2: 1}}, {1: 1}, source=_NOTES
@@ -162,7 +169,8 @@ _FLOAT = {
     "DMUL": Opcode("DMUL", ("dab",), _values(1, *_ROUNDING), numbers="double"),
     "DFMA": Opcode("DFMA", ("dabc",), _values(1, *_ROUNDING), numbers="double"),
     "DSETP": Opcode(
-        "DSETP", ("ppabq",), {**_values(0, *_COMPARE), **_values(1, *_COMBINE)}, numbers="double"
+        "DSETP", ("ppabq",), _SET_DOUBLE,
+        numbers="double"
     ),
     "MUFU": Opcode(
         "MUFU", ("da",),
@@ -239,7 +247,7 @@ _CONTROL = {
         "WARPSYNC", ("aL", "a", ""),
         {"ALL": {0: 1}, "COLLECTIVE": IGNORED, "EXCLUSIVE": IGNORED}, source=_NOTES,
     ),
-    "BMOV": Opcode("BMOV_FROM", ("dB", "Ba"), {"32": IGNORED, "CLEAR": {0: 1}}, source=_NOTES),
+    "BMOV": Opcode("BMOV_FROM", ("dk", "ka"), {"32": IGNORED, "CLEAR": {0: 1}}, source=_NOTES),
     "BAR": Opcode(
         "BAR", ("q?", "abq?", "aq?"),
         {"SYNC": {0: 0}, "ARV": {0: 1}, "DEFER_BLOCKING": IGNORED, "RED": IGNORED, "POPC": {0: 2},

@@ -1,6 +1,6 @@
 """Clocks and seconds of the sm_80 flash kernels on an A100, predicted from their machine code.
 
-``python -m kernels.timing.ampere_time`` compiles the kernels that run there by default,
+``python -m kernels.timing ampere`` compiles the kernels that run there by default,
 disassembles them, and follows one block of small problems through the model of an SM
 (``analysis.loop_model``); it needs NVRTC, nvdisasm and a C compiler, no GPU. What a block takes
 alone is a line in the rounds of its loop; how much longer it takes beside as many others as an SM
@@ -11,7 +11,6 @@ a prediction needs neither compiler nor time.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -30,7 +29,6 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from kernels.building.compile import nvrtc_version
-from kernels.command_line import program
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, FlashConfig, configure
 from kernels.launch import Kernel
 from kernels.launches import Device, launches_of
@@ -96,7 +94,13 @@ def _program(config: FlashConfig, rounds: int) -> Program:
     forward = config.pass_ == "forward"
     seqlen = rounds * (config.tile.block_n if forward else config.tile.block_m)
     shape = AttentionShape(
-        1, 1, seqlen, seqlen, config.head_dim, dtype=config.dtype, causal=config.causal
+        1,
+        1,
+        seqlen,
+        seqlen,
+        config.head_dim,
+        dtype=config.dtype,
+        causal="causal" in config.features,
     )
     device = Device(ARCH.removeprefix("sm_"), GPU.shared_bytes_per_block, 1)
     main = launches_of("flash", shape, config.pass_, device, tile=config.tile).main
@@ -154,7 +158,7 @@ def recorded(kernel: Kernel) -> Recorded:
     row = records.find(LINES, digest=digest_of(kernel))
     if row is None:
         raise LookupError(
-            f"no clocks on record for this {kernel.entry}: python -m kernels.timing.ampere_time "
+            f"no clocks on record for this {kernel.entry}: python -m kernels.timing ampere "
             "records those of the default forms"
         )
     return Recorded.read(row)
@@ -238,10 +242,6 @@ def _record() -> Iterator[dict[str, object]]:
         }  # fmt: skip
 
 
-def main() -> None:
+def record() -> None:
     """Records the clocks of the forms that run by default. Half a minute."""
     records.write(LINES, COLUMNS, _record())
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

@@ -1,6 +1,6 @@
 """Clocks and seconds of the Hopper kernels on packed sequences, predicted from machine code.
 
-``python -m kernels.timing.hopper_packed_time`` follows a block of a small batch through the model
+``python -m kernels.timing hopper-packed`` follows a block of a small batch through the model
 of an SM, as ``kernels.timing.hopper_time`` does for plain ones: clocks of a tile by the rounds of
 its loop, and what a number without rows takes, which ends with its search. The forward's blocks
 stay for many tiles, so that its search runs under the products of the tile before, and a block has
@@ -11,7 +11,6 @@ numbers.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -28,7 +27,6 @@ from analysis.shapes import AttentionShape
 from analysis.sums.packed import ENTRY_BYTES
 from kernels import hopper
 from kernels.building.compile import nvrtc_version
-from kernels.command_line import program
 from kernels.hopper_packed import side_by_side
 from kernels.launch import ITEMSIZE
 from kernels.launching.plan import Launch, Recorder
@@ -83,7 +81,7 @@ def recorded(form: Form, causal: bool) -> Recorded:
     """
     pass_ = pass_of(form)
     row = records.find(LINES, **{"pass": pass_, "form": form.name, "causal": causal})
-    again = "python -m kernels.timing.hopper_packed_time records it"
+    again = "python -m kernels.timing hopper-packed records it"
     if row is None:
         raise LookupError(f"no clocks on record for the packed {pass_} {form.name}: {again}")
     if row["digest"] != digest_of(form, causal):
@@ -242,11 +240,7 @@ def _record() -> Iterator[dict[str, object]]:
         }  # fmt: skip
 
 
-def main() -> None:
+def record() -> None:
     """Records the clocks of every form, bf16. A minute."""
     columns = ("pass", "form", "causal", "nvrtc", "digest", "beside", "empty")
     records.write(LINES, (*columns, *clock_columns(ROUNDS)), _record())
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

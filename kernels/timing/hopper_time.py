@@ -1,6 +1,6 @@
 """Clocks and seconds of the Hopper kernels, predicted from their machine code.
 
-``python -m kernels.timing.hopper_time`` follows single blocks of small problems through the model
+``python -m kernels.timing hopper`` follows single blocks of small problems through the model
 of an SM (``kernels.timing.followed_blocks``). What a tile takes is a line in the rounds of its
 loop, recorded in ``hopper_lines.csv`` with a digest of the source. The tiles of a shape then fill
 the card in the order in which they start, which takes neither compiler nor time.
@@ -8,7 +8,6 @@ the card in the order in which they start, which takes neither compiler nor time
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,9 +20,7 @@ from analysis.shapes import AttentionShape
 from analysis.tile_loop import tile_loop
 from kernels import hopper
 from kernels.building.compile import nvrtc_version
-from kernels.command_line import program
 from kernels.launch import ITEMSIZE
-from kernels.pages import Block
 from kernels.timing import records
 from kernels.timing.followed_blocks import ROUNDS, Features, Form, dtype_of, points_of, repair_of
 from kernels.timing.records import Recorded, clock_columns, digest_of_source
@@ -32,8 +29,6 @@ LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
 COLUMNS = ("pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile",
            *clock_columns(ROUNDS))  # fmt: skip
-BLOCK = Block("time.md", "forms", "kernels.timing.hopper_time")
-FEATURES_BLOCK = Block("hopper.md", "features", "kernels.timing.hopper_time")
 
 FEATURES_ON_RECORD: tuple[Features, ...] = (
     ("window",), ("softcap",), ("alibi",), ("window", "softcap"),
@@ -45,10 +40,11 @@ FEATURES_ON_RECORD: tuple[Features, ...] = (
 def digest_of(form: Form, causal: bool, optimistic: bool = False, features: Features = ()) -> str:
     """Of all that the main kernel's machine code follows from, but for the compiler."""
     dtype = dtype_of(features)
-    asked = dict.fromkeys(options_of(features), True)
-    kernel = form.kernel("", dtype, causal, **asked) if isinstance(form, hopper.BackwardForm) else (
-        form.kernel(dtype, causal, "optimistic" if optimistic else "", **asked)
-    )  # fmt: skip
+    if isinstance(form, hopper.BackwardForm):
+        kernel = form.kernel("", dtype, causal, features=features)
+    else:
+        part = "optimistic" if optimistic else ""
+        kernel = form.kernel(dtype, causal, part, features=features)
     return digest_of_source(kernel)
 
 
@@ -96,7 +92,7 @@ def recorded(
     if refused is not None:
         raise LookupError(f"the {pass_} {name}: {refused}")
     row = records.find(LINES, **{"pass": pass_, "form": name, "causal": causal})
-    again = "python -m kernels.timing.hopper_time records it"
+    again = "python -m kernels.timing hopper records it"
     if row is None:
         raise LookupError(f"no clocks on record for the {pass_} {name}: {again}")
     if row["digest"] != digest_of(form, causal, optimistic, features):
@@ -198,7 +194,7 @@ def kinds() -> list[tuple[Form, bool]]:
     :func:`featured`."""
     picked = [
         form for form in hopper.FORWARD_FORMS
-        if not form.late_wait and (form.pingpong or form.head_dim == 256)
+        if form.pingpong or form.head_dim == 256
     ]  # fmt: skip
     return [*((form, False) for form in predictable()), *((form, True) for form in picked)]
 
@@ -280,16 +276,10 @@ def _row(form: Form, optimistic: bool, features: Features, causal: bool) -> dict
     }  # fmt: skip
 
 
-def main() -> None:
-    """Records the clocks of every form, bf16, and the tables of the pages. Minutes."""
+def record() -> None:
+    """Records the clocks of every form, bf16. Minutes."""
     forms: list[tuple[Form, bool, Features]] = [
         *((form, optimistic, ()) for form, optimistic in kinds()),
         *((form, False, features) for form, features in featured()),
     ]
     records.write(LINES, COLUMNS, (_row(*of, mask) for of in forms for mask in (False, True)))
-    BLOCK.write(form_table())
-    FEATURES_BLOCK.write(feature_table())
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

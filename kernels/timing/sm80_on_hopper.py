@@ -1,6 +1,6 @@
 """Clocks and seconds of the sm_80 flash kernels on an H200, predicted from their machine code.
 
-What dispatch weighs the Hopper kernels against. ``python -m kernels.timing.sm80_on_hopper``
+What dispatch weighs the Hopper kernels against. ``python -m kernels.timing sm80-on-hopper``
 compiles the sm_80 kernels for sm_90 and follows one block of small problems, as
 ``kernels.timing.ampere_time`` does for an A100, through the model of an SM that runs products of
 warps (``analysis.loop_model.hopper_warps``). ``sm80_on_hopper_lines.csv`` keeps the clocks with a
@@ -9,7 +9,6 @@ digest of the source. Minutes; needs NVRTC, nvdisasm and a C compiler, no GPU.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,7 +22,6 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.sums.packed import ENTRY_BYTES
 from kernels.building.compile import nvrtc_version
-from kernels.command_line import program
 from kernels.flash_config import FlashConfig, configure
 from kernels.hopper import HEAD_DIMS, BackwardForm
 from kernels.launch import Kernel
@@ -154,7 +152,7 @@ def recorded(kernel: Kernel) -> Recorded:
     if row is None:
         raise LookupError(
             f"no clocks in {LINES.name} for this {kernel.entry}: "
-            "python -m kernels.timing.sm80_on_hopper"
+            "python -m kernels.timing sm80-on-hopper"
         )
     return Recorded.read(row)
 
@@ -206,12 +204,8 @@ def _record() -> Iterator[dict[str, object]]:
         }  # fmt: skip
 
 
-def main() -> None:
+def record() -> None:
     """Records the clocks of every kind. Minutes."""
     columns = ("pass", "head_dim", "causal", "options", "block_m", "block_n", "nvrtc", "digest",
                "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
     records.write(LINES, columns, _record())
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

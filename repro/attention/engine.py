@@ -6,7 +6,7 @@
 2. Where a gradient is wanted, an autograd function saves q for the backward pass; then ``forward``
    below looks for the recorded launches of an earlier call with equal shapes, strides, types and
    options, and on a cache hit goes on with step 5 (calls with a mask, a seed or a copied tensor
-   are not cached).
+   are not cached). Where nothing but these decides, ``flash_attention`` looks before it checks.
 3. On a miss ``readable`` makes q an ``Array`` (address, shape, strides), by way of a padded copy
    where 16-byte loads cannot read it in place.
 4. ``record`` runs the driver once on arrays without memory: ``choose`` picks the algorithm for the
@@ -21,155 +21,135 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from analysis.packed import Lengths
-from analysis.shapes import Tile, aligned_head_dim
-from analysis.window import Sides
-from kernels import attention, dispatch
+from analysis.problem import GRADIENTS, Problem
+from analysis.shapes import AttentionShape, Tile, aligned_head_dim
+from kernels import dispatch, launches
+from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.launch import Array, Backend
 from kernels.launching.plan import record, replay
-from kernels.packed import Packed
 from kernels.window import hides
 from repro.attention import launcher
+from repro.attention.options import VALUES, Options
 from repro.attention.packed import lengths_of
-from repro.attention.validation import DTYPES
+from repro.attention.validation import DTYPES, resolve_scale
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
 
 __all__ = [
-    "KeptForward",
-    "Options",
     "backward",
     "check_tile",
     "forget",
     "forward",
-    "kept",
+    "recorded",
+    "repeat",
     "shared_limit",
 ]
 
-#: Recorded calls by layouts and options, and the forward calls among them by q, k, v alone.
-#: Emptied when they reach the limit.
+#: Recorded calls by layouts and options. Emptied when they reach the limit.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
-_KEPT: dict[Hashable, KeptForward] = {}
 _REPEATED_LIMIT = 4096
+#: What a pass writes; and all tensors of a forward, in their order.
+_RESULTS = {"forward": ("out", "lse"), "backward": (*GRADIENTS, "dbias")}
+_FORWARD = ("q", "k", "v", "out", "lse")
+#: Stands for a block mask, whose bits the kernels alone look at.
+SOME_BLOCKS = np.ones((1, 1, 1, 1), np.bool_)
 
 
-class Options(NamedTuple):
-    """What shapes the computation beside q, k and v; the operator's schema in the same order."""
+def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> launcher.Repeated | None:
+    """The recorded forward of a call that nobody has checked yet; None on a miss.
 
-    key_mask: Tensor | None
-    block_mask: Tensor | None
-    seed: Tensor | None
-    causal: bool
-    scale: float
-    dropout_p: float
-    tile: Sequence[int] | None
-    deterministic: bool
-    order: str
-    softcap: float | None = None
-    alibi_slopes: Tensor | None = None
-    bias: Tensor | None = None
-    left: int | None = None
-    right: int | None = None
-    sinks: int = 0
-    k_scale: Tensor | None = None
-    v_scale: Tensor | None = None
-    scale_block: int | None = None
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-
-    @property
-    def window(self) -> Sides:
-        return self.left, self.right
-
-    @property
-    def fp8(self) -> bool:
-        """Whether k and v are e4m3; then there are scales, and no backward."""
-        return self.k_scale is not None
-
-    @property
-    def plain(self) -> bool:
-        """No tile, dropout, order, window, change of the scores, scales or packed sequences."""
-        changes = (self.softcap, self.alibi_slopes, self.bias, self.k_scale, self.cu_seqlens_q)
-        asked = (self.tile, self.dropout_p or None, *changes, *self.window)
-        return all(option is None for option in asked) and self.order == "rows"
+    Equal layouts and values passed the checks before, and a bool is no number. Calls with a tile, a
+    mask or scales, and those of packed sequences, whose tables are read, are checked every time.
+    """
+    causal, scale, dropout_p, tile, deterministic, _, softcap, _, _, sinks, _, *tensors = options
+    key_mask, block_mask, seed, slopes, bias, k_scale, v_scale, tables_q, tables_k = tensors
+    if (
+        tile is key_mask is block_mask is seed is k_scale is v_scale is tables_q is tables_k is None
+        and type(causal) is type(deterministic) is bool
+        and type(sinks) is int
+        and type(dropout_p) is float
+        and type(scale) is float
+        and type(softcap) is not bool
+    ):
+        given = () if slopes is bias is None else _tensors(options)
+        if all(isinstance(each, Tensor) for _, each in given):
+            if slopes is not None and slopes.requires_grad:
+                return None  # a gradient that there is not
+            return _REPEATED.get(_key("forward", (q, k, v), options, given, _FORWARD))
+    return None
 
 
-class KeptForward:
-    """A recorded forward: replayed without any check, as equal layouts and options passed them."""
-
-    def __init__(self, call: launcher.Repeated, rows: torch.Size) -> None:
-        self._call = call
-        self._rows = rows
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(q)
-        lse = torch.empty(self._rows, dtype=torch.float32, device=self._call.device)
-        addresses = [t.data_ptr() for t in (q, k, v, out, lse)]
-        if _aligned(addresses):
-            self._call(addresses)
-        else:
-            forward(q, k, v, out, lse, Options(*options))
-        return out, lse
-
-
-def kept(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
-) -> KeptForward | None:
-    """The recorded forward of plain tensors without mask, dropout, tile, order, window; None on a
-    miss."""
-    return _KEPT.get(_kept_key(q, k, v, causal, scale, deterministic))
-
-
-def _kept_key(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
-) -> Hashable:
-    return (
-        launcher.backend_of(q.device), causal, scale, deterministic,
-        q.shape, q.stride(), q.dtype, q.device,
-        k.shape, k.stride(), k.dtype, k.device,
-        v.shape, v.stride(), v.dtype, v.device,
-    )  # fmt: skip
+def repeat(
+    call: launcher.Repeated, tensors: Sequence[Tensor], options: Options
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of a recorded forward on q, k, v and the options' tensors."""
+    q, k, v, *given = tensors
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    addresses = [each.data_ptr() for each in (q, k, v, out, lse, *given)]
+    if _aligned(addresses):
+        call(addresses)
+    else:
+        forward(q, k, v, out, lse, options)
+    return out, lse
 
 
 def forget() -> None:
     """Empty the cache of recorded calls."""
     _REPEATED.clear()
-    _KEPT.clear()
 
 
-def check_tile(q: Tensor, options: Options, limit: int = attention.SHARED_LIMIT_BYTES) -> None:
+def check_tile(q: Tensor, options: Options, limit: int = SHARED_LIMIT_BYTES) -> None:
     """Raise ``ValueError`` with both numbers if the tile asked for does not fit some kernel.
 
     limit: shared memory a block may have; by default what no device exceeds.
     """
-    for pass_ in ("forward",) if options.fp8 else ("forward", "backward"):
-        _kernel_tile(pass_, q, options, limit)
-
-
-def _kernel_tile(pass_: str, q: Tensor, options: Options, limit: int) -> Tile | None:
-    """The tile a pass runs with: the caller's, or None for the kernels' own choice."""
     if options.tile is None:
-        return None
-    block = Tile(*options.tile)
-    return dispatch.kernel_tile(
-        pass_, DTYPES[q.dtype], aligned_head_dim(int(q.shape[3])), block, limit=limit,
-        block_size=(block.block_m, block.block_n) if options.block_mask is not None else None,
-        causal=options.causal, window=options.window != (None, None),
-        key_mask=options.key_mask is not None, dropout=options.dropout_p > 0.0,
-        softcap=options.softcap is not None, alibi=options.alibi_slopes is not None,
-        bias=options.bias is not None, fp8=options.fp8,
-        packed=options.cu_seqlens_q is not None,
+        return
+    problem = problem_of((1, 1, 1, 1, 1), q, options)  # sizes decide nothing, and may be symbols
+    for pass_ in ("forward",) if options.fp8 else ("forward", "backward"):
+        dispatch.kernel_tile(pass_, problem, limit)
+
+
+def problem_of(
+    sizes: Sequence[int],
+    q: Tensor,
+    options: Options,
+    lengths: Lengths | None = None,
+    **gradients: Any,
+) -> Problem:
+    """The problem of a call, as its kernels see it.
+
+    sizes: batch, heads, key/value heads, queries, keys. gradients: fields of a backward.
+    """
+    batch, heads, kv_heads, seqlen_q, seqlen_k = sizes
+    columns = aligned_head_dim(int(q.shape[3]))
+    shape = AttentionShape(
+        batch, heads, seqlen_q, seqlen_k, columns, kv_heads, DTYPES[q.dtype], options.causal,
+        options.window, options.sinks, options.fp8, options.scale_block,
+    )  # fmt: skip
+    bias = options.bias
+    scale = resolve_scale(options.scale, int(q.shape[3]))
+    return Problem(
+        shape, lengths, scale, options.key_mask is not None,
+        None if options.block_mask is None else SOME_BLOCKS, options.dropout_p, options.softcap,
+        options.alibi_slopes is not None,
+        None if bias is None else (int(bias.shape[0]), int(bias.shape[1])),
+        tile=None if options.tile is None else Tile(*options.tile), order=options.order,
+        deterministic=options.deterministic, **gradients,
     )  # fmt: skip
 
 
 def shared_limit(device: torch.device) -> int:
     """Shared memory that a block may have on a device."""
     found = getattr(launcher.backend_of(device), "shared_limit_bytes", None)
-    return attention.SHARED_LIMIT_BYTES if found is None else int(found)
+    return SHARED_LIMIT_BYTES if found is None else int(found)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options) -> None:
@@ -181,43 +161,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
         return
     if options.fp8:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
-    tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
-    key = _key("forward", tensors, options, lengths)
-    if _run_again(key, tensors):
-        return
-    with ExitStack() as results:
-        views = Views()
-        arrays = {
-            "q": views.readable("q", q),
-            "k": views.readable("k", k),
-            "v": views.readable("v", v),
-            "out": array_of("out", results.enter_context(views.written("out", out))),
-            "lse": array_of("lse", lse),
-        }
-        arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
-        arrays |= {n: views.pairs(n, x) for n, x in _scales(k, options).items()}
-        arrays |= {n: views.dense(n, x) for n, x in _tables(options).items()}
-
-        def driver(backend: Backend, at: dict[str, Array]) -> None:
-            operands = (at["q"], at["k"], at["v"], at["out"])
-            attention.forward(
-                backend,
-                _choose("forward", backend, operands, options, lengths).algorithm,
-                *operands,
-                {"lse": at["lse"]},
-                tile=_kernel_tile("forward", q, options, shared_limit(q.device)),
-                k_scale=at.get("k_scale"),
-                v_scale=at.get("v_scale"),
-                scale_block=options.scale_block,
-                **_features(q, options, at, lengths),
-            )
-
-        call = _run(driver, tensors, arrays | _masks(q, options, views), key)
-    launcher.note_copies(q.device, views.copied)
-    if call is not None and options.plain:
-        taken = (options.causal, options.scale, options.deterministic)
-        _KEPT[_kept_key(q, k, v, *taken)] = KeptForward(call, lse.shape)
+    _launch("forward", {"q": q, "k": k, "v": v, "out": out, "lse": lse}, options, lengths)
 
 
 def backward(
@@ -238,112 +182,104 @@ def backward(
         for grad in grads:
             grad.zero_()
         return
-    need_bias = needed[3]  # its gradient comes with the others, which then go to scratch
-    need_dq, need_kv = needed[0] or need_bias, needed[1] or needed[2] or need_bias
-    made = {"dq": need_dq, "dk": need_kv, "dv": need_kv}
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
     if dlse is not None:
         tensors["dlse"] = dlse
-    for (name, wanted), grad, like, asked in zip(
-        made.items(), grads[:3], (q, k, v), needed[:3], strict=True
+    # Gradients are made together: one that nobody asked for goes to scratch.
+    need_bias = needed[3]
+    need_dq, need_kv = needed[0] or need_bias, needed[1] or needed[2] or need_bias
+    for name, wanted, asked, grad, like in zip(
+        GRADIENTS, (need_dq, need_kv, need_kv), needed, grads, (q, k, v), strict=False
     ):
-        # dk and dv come together: if only one is asked for, the other goes to scratch.
         if wanted:
             tensors[name] = grad if asked else like.new_empty(like.shape)
     if need_bias:
         tensors["dbias"] = grads[3]
-    tensors |= _changes(q, options) | _tables(options)
-    key = _key("backward", tensors, options, lengths)
-    if _run_again(key, tensors):
-        return
+    _launch("backward", tensors, options, lengths)
+
+
+def _launch(
+    pass_: str, tensors: dict[str, Tensor], options: Options, lengths: Lengths | None
+) -> None:
+    """Run a pass on its tensors and those of the options."""
+    q, k = tensors["q"], tensors["k"]
+    key = None
+    if options.key_mask is None and options.block_mask is None and options.seed is None:
+        if options.tile is not None:
+            options = options._replace(tile=tuple(options.tile))
+        read = [x for name, x in tensors.items() if name not in _RESULTS[pass_]]
+        more = () if lengths is None else _of_lengths(options, lengths)
+        key = _key(pass_, read, options, _tensors(options), tuple(tensors), more)
+    tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
+    call = None if key is None else _REPEATED.get(key)
+    if call is not None:
+        addresses = [tensor.data_ptr() for tensor in tensors.values()]
+        if _aligned(addresses):
+            call(addresses)
+            return
+    gradients: dict[str, Any] = {}
+    if pass_ == "backward":
+        gradients = {
+            "gradients": [name for name in GRADIENTS if name in tensors],
+            "bias_gradient": "dbias" in tensors,
+            "lse_gradient": "dlse" in tensors,
+        }
+    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2])
+    problem = problem_of(sizes, q, options, lengths, **gradients)
+    limit = shared_limit(q.device)
+    tile = dispatch.kernel_tile(pass_, problem, limit)
+    given: dict[str, Any] = {"shared_limit_bytes": limit, "tile": tile}
+    if options.seed is not None:
+        given["seed"] = int(options.seed)
+
+    def driver(backend: Backend, at: dict[str, Array]) -> None:
+        algorithm, _ = launches.choose(backend, at, problem, pass_)
+        launches.run(backend, algorithm, at, problem, pass_, **given)
+
     with ExitStack() as results:
         views = Views()
-        arrays = {
-            "q": views.readable("q", q),
-            "k": views.readable("k", k),
-            "v": views.readable("v", v),
-            "out": views.readable("out", out),
-            "dout": views.readable("dout", dout),
-            "lse": views.dense("lse", lse),
-        }
-        if dlse is not None:
-            arrays["dlse"] = views.dense("dlse", dlse)
-        for name, wanted in made.items():
-            if wanted:
-                memory = results.enter_context(views.written(name, tensors[name]))
-                arrays[name] = array_of(name, memory)
-        if need_bias:
-            arrays["dbias"] = array_of("dbias", grads[3])
-        arrays |= {n: views.pairs(n, x) for n, x in _changes(q, options).items()}
-        arrays |= {n: views.dense(n, x) for n, x in _tables(options).items()}
-
-        def driver(backend: Backend, at: dict[str, Array]) -> None:
-            operands = (at["q"], at["k"], at["v"], at["out"], at["dout"])
-            # A fused pass makes all three; where dq, or both dk and dv, are not wanted, neither
-            # is it.
-            algorithm = "flash-split"
-            if all(made.values()):
-                arrays = (*operands, at["dq"], at["dk"], at["dv"])
-                algorithm = _choose("backward", backend, arrays, options, lengths).algorithm
-            attention.backward(
-                backend,
-                algorithm,
-                *operands,
-                {"lse": at["lse"]},
-                *(at.get(name) for name in made),
-                tile=_kernel_tile("backward", q, options, shared_limit(q.device)),
-                dlse=at.get("dlse"),
-                dbias=at.get("dbias"),
-                **_features(q, options, at, lengths),
-            )
-
+        arrays = {n: _array(pass_, n, x, views, results) for n, x in tensors.items()}
         _run(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
 
 
-def _key(
-    pass_: str, tensors: Mapping[str, Tensor], options: Options, lengths: Lengths | None
-) -> Hashable:
-    """The cache key of a call; None for calls with a mask or a seed, which are not cached.
+def _array(pass_: str, name: str, tensor: Tensor, views: Views, results: ExitStack) -> Array:
+    """A tensor as kernels take it, by way of a copy where they cannot."""
+    if name in _RESULTS[pass_]:
+        if name in ("out", *GRADIENTS):
+            tensor = results.enter_context(views.written(name, tensor))
+        return array_of(name, tensor)
+    if name in ("q", "k", "v", "out", "dout"):
+        return views.readable(name, tensor)
+    if name in launches.OPTIONAL:
+        return views.pairs(name, tensor)
+    return views.dense(name, tensor)
 
-    Of packed sequences the launches depend on the longest and on whether a window hides anything
-    in any of them.
+
+def _key(
+    pass_: str,
+    read: Sequence[Tensor],
+    options: Options,
+    given: Sequence[tuple[str, Tensor]],
+    named: Sequence[str],
+    more: Any = (),
+) -> Hashable:
+    """The cache key of a call that reads these tensors; what it writes is laid out like them.
+
+    given: the tensors among the options. named: all others, in their order. more: what else decides
+    on the launches.
     """
-    if options.key_mask is not None or options.block_mask is not None or options.seed is not None:
-        return None
-    key: list[Any] = [
-        pass_,
-        launcher.backend_of(tensors["q"].device),
-        *tensors,
-        options.causal,
-        options.scale,
-        options.dropout_p,
-        None if options.tile is None else tuple(options.tile),
-        options.deterministic,
-        options.order,
-        options.softcap,
-        options.window,
-        options.sinks,
-        options.scale_block,
-    ]
-    if lengths is not None:
-        windowed = _windowed(tensors["q"].shape, tensors["k"].shape, options, lengths)
-        key += (lengths.longest_q, lengths.longest_k, windowed)
-    for tensor in tensors.values():
-        key += (tensor.shape, tensor.stride(), tensor.dtype)
+    key: list[Any] = [pass_, launcher.backend_of(read[0].device), options[:VALUES], named, more]
+    for each in read:
+        key += (each.shape, each.stride(), each.dtype, each.device)
+    for name, option in given:
+        key += (name, option.shape, option.stride(), option.dtype, option.device)
     return tuple(key)
 
 
-def _run_again(key: Hashable, tensors: Mapping[str, Tensor]) -> bool:
-    """Replay the recorded call with this key; False on a cache miss."""
-    call = None if key is None else _REPEATED.get(key)
-    if call is None:
-        return False
-    addresses = [tensor.data_ptr() for tensor in tensors.values()]
-    if not _aligned(addresses):
-        return False
-    call(addresses)
-    return True
+def _tensors(options: Options) -> list[tuple[str, Tensor]]:
+    pairs = zip(Options._fields[VALUES:], options.tensors, strict=True)
+    return [(name, each) for name, each in pairs if each is not None]
 
 
 def _aligned(addresses: Sequence[int]) -> bool:
@@ -355,7 +291,7 @@ def _run(
     tensors: Mapping[str, Tensor],
     arrays: Mapping[str, Array],
     key: Hashable,
-) -> launcher.Repeated | None:
+) -> None:
     """Record what the driver launches, run it, and cache it unless a tensor had to be copied."""
     device = tensors["q"].device
     with launcher.launcher_for(device) as backend:
@@ -364,53 +300,17 @@ def _run(
         replay(plan, backend, addresses, launcher.stream_of(device))
     in_place = all(arrays[name].pointer == tensor.data_ptr() for name, tensor in tensors.items())
     if key is None or not in_place:
-        return None
+        return
     if len(_REPEATED) >= _REPEATED_LIMIT:
         forget()
-    call = _REPEATED[key] = launcher.Repeated(plan, device)
-    return call
+    _REPEATED[key] = launcher.Repeated(plan, device)
 
 
-def _choose(
-    pass_: str,
-    backend: Backend,
-    arrays: Sequence[Array],
-    options: Options,
-    lengths: Lengths | None,
-) -> dispatch.Choice:
-    """The kernels for a pass. The forward is deterministic whichever it is.
-
-    Where Hopper's kernels do not run, of the two deterministic backwards the split one: at most as
-    many bytes as the ordered workspace, and none of its memory, which grows with Nq · Nk (the price
-    of determinism is a figure of its own).
-    """
-    return dispatch.choose(
-        backend,
-        arrays,
-        scale=options.scale,
-        pass_=pass_,
-        tile=None if options.tile is None else Tile(*options.tile),
-        key_mask=options.key_mask is not None,
-        dropout=options.dropout_p > 0.0,
-        block_mask=options.block_mask is not None,
-        softcap=options.softcap is not None,
-        alibi=options.alibi_slopes is not None,
-        bias=options.bias is not None,
-        window=_windowed(arrays[0].shape, arrays[1].shape, options, lengths),
-        fp8=options.fp8,
-        packed=lengths is not None,
-        deterministic=options.deterministic and pass_ == "backward",
-        causal=options.causal,
-        order=options.order,
-    )
-
-
-def _windowed(
-    q: Sequence[int], k: Sequence[int], options: Options, lengths: Lengths | None
-) -> bool:
-    """Whether the window hides anything, so that kernels must know of it. q, k: their shapes."""
-    sizes = [(q[2], k[2])] if lengths is None else lengths.pairs
-    return hides(sizes, options.causal, options.window, options.sinks)
+def _of_lengths(options: Options, lengths: Lengths) -> tuple[Any, ...]:
+    """What the launches of packed sequences depend on: the longest, and whether a window hides
+    anything in any of them."""
+    windowed = hides(lengths.pairs, options.causal, options.window, options.sinks)
+    return lengths.longest_q, lengths.longest_k, windowed
 
 
 def _lengths(q: Tensor, k: Tensor, options: Options) -> Lengths | None:
@@ -423,35 +323,6 @@ def _lengths(q: Tensor, k: Tensor, options: Options) -> Lengths | None:
 def _tables(options: Options) -> dict[str, Tensor]:
     tables = {"cu_seqlens_q": options.cu_seqlens_q, "cu_seqlens_k": options.cu_seqlens_k}
     return {name: table for name, table in tables.items() if table is not None}
-
-
-def _features(
-    q: Tensor, options: Options, arrays: Mapping[str, Array], lengths: Lengths | None
-) -> dict[str, Any]:
-    features: dict[str, Any] = {
-        "scale": options.scale,
-        "causal": options.causal,
-        "window": options.window,
-        "sinks": options.sinks,
-        "dropout_p": options.dropout_p,
-        "shared_limit_bytes": shared_limit(q.device),
-        "order": options.order,
-        "softcap": options.softcap,
-        "alibi_slopes": arrays.get("alibi_slopes"),
-        "bias": arrays.get("bias"),
-    }
-    if lengths is not None:
-        tables = (arrays["cu_seqlens_q"], arrays["cu_seqlens_k"])
-        features["packed"] = Packed(*tables, lengths)
-    if options.seed is not None:
-        features["seed"] = int(options.seed)
-    if options.key_mask is not None:
-        features["key_mask"] = arrays["key_mask"]
-    if options.block_mask is not None:
-        assert options.tile is not None
-        features["block_mask"] = arrays["block_mask"]
-        features["block_size"] = tuple(options.tile)
-    return features
 
 
 def _changes(q: Tensor, options: Options) -> dict[str, Tensor]:

@@ -2,97 +2,71 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from analysis.arguments import flag, probability
+from analysis.arguments import probability
+from analysis.window import sides
 from repro.attention.operator import flash_attention
-from repro.attention.validation import (
-    resolve_order,
-    resolve_scale,
-    resolve_softcap,
-    resolve_tile,
-    resolve_window,
-)
+from repro.attention.options import Options
+from repro.attention.validation import resolve
 
 __all__ = ["FlashAttention"]
+
+_NAMES = (
+    "causal", "dropout_p", "scale", "softcap", "deterministic", "tile", "order", "window", "sinks",
+)  # fmt: skip
+USUAL: dict[str, Any] = {name: Options._field_defaults.get(name) for name in _NAMES}
+"""Options of a module, and what they are where nothing is said."""
 
 
 class FlashAttention(nn.Module):
     """:func:`repro.flash_attention` with its options fixed; drops weights in training mode only.
 
     Args:
-        causal, scale, softcap, deterministic, tile, order, window, sinks: as in
-            :func:`repro.flash_attention`.
-        dropout_p: probability used while ``self.training``; in eval mode nothing is dropped.
+        options: those of :func:`repro.flash_attention` that are no tensors: causal, scale, softcap,
+            deterministic, tile, order, window, sinks, and dropout_p, which is used while
+            ``self.training`` (in eval mode nothing is dropped). Each is an attribute.
+
+    Raises TypeError or ValueError for a wrong one, and TypeError for another name.
     """
 
-    def __init__(
-        self,
-        *,
-        causal: bool = False,
-        dropout_p: float = 0.0,
-        scale: float | None = None,
-        softcap: float | None = None,
-        deterministic: bool = False,
-        tile: tuple[int, int] | None = None,
-        order: str = "rows",
-        window: tuple[int | None, int | None] | None = None,
-        sinks: int = 0,
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.causal = flag("causal", causal)
-        self.dropout_p = probability("dropout_p", dropout_p)
-        self.scale = None if scale is None else resolve_scale(scale, 1)
-        self.softcap = resolve_softcap(softcap)
-        self.deterministic = flag("deterministic", deterministic)
-        block = resolve_tile(tile)
-        self.tile = None if block is None else (block[0], block[1])
-        self.order = resolve_order(order)
-        left, right, self.sinks = resolve_window(window, sinks)
-        self.window = None if window is None else (left, right)
+        unknown = options.keys() - USUAL.keys()
+        if unknown:
+            raise TypeError(f"FlashAttention takes no option {', '.join(sorted(unknown))}")
+        given = USUAL | options
+        window = given.pop("window")
+        probability("dropout_p", given["dropout_p"])
+        found = resolve(Options(**given), 1)._asdict() | {"window": window and sides(window)}
+        if given["scale"] is None:
+            found["scale"] = None
+        if found["tile"] is not None:
+            found["tile"] = tuple(found["tile"])
+        for name in USUAL:
+            setattr(self, name, found[name])
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None = None,
-        block_mask: Tensor | None = None,
-        alibi_slopes: Tensor | None = None,
-        bias: Tensor | None = None,
-        cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **tensors: Any
     ) -> Tensor:
-        """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D)."""
-        out = flash_attention(
-            q,
-            k,
-            v,
-            causal=self.causal,
-            key_mask=key_mask,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            scale=self.scale,
-            block_mask=block_mask,
-            softcap=self.softcap,
-            alibi_slopes=alibi_slopes,
-            bias=bias,
-            deterministic=self.deterministic,
-            tile=self.tile,
-            order=self.order,
-            window=self.window,
-            sinks=self.sinks,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k=cu_seqlens_k,
-        )
+        """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D).
+
+        tensors: others that :func:`repro.flash_attention` takes by name.
+        """
+        options = {name: getattr(self, name) for name in USUAL}
+        if not self.training:
+            options["dropout_p"] = 0.0
+        out = flash_attention(q, k, v, key_mask=key_mask, **options, **tensors)
         assert isinstance(out, Tensor)
         return out
 
     def extra_repr(self) -> str:
         """The options that every instance shows, and of the others those that are not as usual."""
-        text = f"causal={self.causal}, dropout_p={self.dropout_p}, scale={self.scale}"
-        usual = {"softcap": None, "deterministic": False, "tile": None, "order": "rows",
-                 "window": None, "sinks": 0}  # fmt: skip
-        others = {name: getattr(self, name) for name in usual}
-        return text + "".join(
-            f", {name}={value!r}" for name, value in others.items() if value != usual[name]
+        values = {name: getattr(self, name) for name in USUAL}
+        return ", ".join(
+            f"{name}={value!r}"
+            for place, (name, value) in enumerate(values.items())
+            if place < 3 or value != USUAL[name]
         )

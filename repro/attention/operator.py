@@ -7,16 +7,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from analysis.arguments import flag, whole
+from analysis.window import sides
 from repro.attention import registered
+from repro.attention.options import Options
 from repro.attention.validation import (
     DTYPES,
     FP8,
     check_arguments,
-    resolve_order,
+    resolve,
     resolve_scale,
-    resolve_softcap,
-    resolve_tile,
-    resolve_window,
 )
 
 __all__ = ["flash_attention"]
@@ -153,76 +152,33 @@ def flash_attention(
     through torch.func's grad, vjp, jacrev and vmap (a loop over calls).
     """
     q, k, v, bias = _autocast(q, k, v, bias)
-    plain = key_mask is None and block_mask is None and tile is None and dropout_p == 0
-    plain = plain and order == "rows" and softcap is None and alibi_slopes is None
-    plain = plain and bias is None and window is None and k_scale is None and v_scale is None
-    plain = plain and cu_seqlens_q is None and cu_seqlens_k is None
-    plain = plain and seed is None and scale_block is None and type(sinks) is int and sinks >= 0
-    plain = plain and type(return_lse) is bool and type(dropout_p) is not bool
-    if plain and type(causal) is bool and type(deterministic) is bool:
-        found = _again(q, k, v, causal, scale, deterministic)
-        if found is not None:
-            return found if return_lse else found[0]
-    check_arguments(
-        q,
-        k,
-        v,
-        key_mask=key_mask,
-        dropout_p=dropout_p,
-        block_mask=block_mask,
-        tile=tile,
-        alibi_slopes=alibi_slopes,
-        bias=bias,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        scale_block=scale_block,
-        order=order,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-    )
-    if k.dtype == FP8:
-        _refuse_gradient(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, bias=bias)
-        ones = torch.ones(k.shape[1], dtype=torch.float32, device=k.device)
-        k_scale = ones if k_scale is None else k_scale
-        v_scale = ones if v_scale is None else v_scale
-    _refuse_forward_mode(q, k, v, *(() if bias is None else (bias,)))
     return_lse = flag("return_lse", return_lse)
-    out, lse = registered.attention(
-        q,
-        k,
-        v,
-        key_mask,
-        block_mask,
-        _seed_tensor(seed, dropout_p),
-        flag("causal", causal),
-        resolve_scale(scale, q.shape[3]),
-        float(dropout_p),
-        resolve_tile(tile),
-        flag("deterministic", deterministic),
-        resolve_order(order),
-        resolve_softcap(softcap),
-        alibi_slopes,
-        bias,
-        *resolve_window(window, sinks),
-        k_scale,
-        v_scale,
-        None if scale_block is None else int(scale_block),
-        cu_seqlens_q,
-        cu_seqlens_k,
-    )
-    return (out, lse) if return_lse else out
-
-
-def _again(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, deterministic: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Replay a cached call with this signature; None on a cache miss."""
-    if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
-        return None
-    if q.dim() != 4 or q.numel() == 0 or forward_ad._current_level >= 0:
-        return None
-    chosen = scale if type(scale) is float else resolve_scale(scale, q.shape[3])
-    return registered.attention_again(q, k, v, causal, chosen, deterministic)
+    usual = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    usual = usual and q.dim() == 4 and q.numel() != 0
+    if usual and scale is None:
+        scale = resolve_scale(None, q.shape[3])
+    left, right = (None, None) if window is None else sides(window)
+    given = Options(
+        causal=causal, scale=scale, dropout_p=dropout_p, tile=tile, deterministic=deterministic,
+        order=order, softcap=softcap, left=left, right=right, sinks=sinks, scale_block=scale_block,
+        key_mask=key_mask, block_mask=block_mask, seed=seed,  # type: ignore[arg-type]
+        alibi_slopes=alibi_slopes, bias=bias, k_scale=k_scale, v_scale=v_scale,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+    )  # fmt: skip
+    found = registered.attention_again(q, k, v, given) if usual else None
+    if found is None:
+        check_arguments(q, k, v, given)
+        if k.dtype == FP8:
+            _refuse_gradient(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, bias=bias)
+            ones = torch.ones(k.shape[1], dtype=torch.float32, device=k.device)
+            given = given._replace(
+                k_scale=ones if k_scale is None else k_scale,
+                v_scale=ones if v_scale is None else v_scale,
+            )
+        _refuse_forward_mode(q, k, v, *(() if bias is None else (bias,)))
+        given = given._replace(seed=_seed_tensor(seed, dropout_p))
+        found = registered.attention(q, k, v, *resolve(given, q.shape[3]))
+    return found if return_lse else found[0]
 
 
 def _refuse_gradient(**tensors: Tensor | None) -> None:

@@ -30,18 +30,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from repro.attention import engine
+from repro.attention.options import SCHEMA, Options
 
 __all__ = ["attention", "attention_again"]
-
-_OPTIONS = (
-    "Tensor? key_mask, Tensor? block_mask, Tensor? seed, bool causal, float scale, "
-    "float dropout_p, int[]? tile, bool deterministic, str order, float? softcap, "
-    "Tensor? alibi_slopes, Tensor? bias, int? left, int? right, int sinks, "
-    "Tensor? k_scale, Tensor? v_scale, int? scale_block, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
-)
 
 _Key: Any = torch._C.DispatchKey
 
@@ -69,20 +63,21 @@ def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def attention_again(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, deterministic: bool
+    q: Tensor, k: Tensor, v: Tensor, options: Options
 ) -> tuple[Tensor, Tensor] | None:
-    """Replay a cached call; None on a cache miss, or where the dispatcher must see the call."""
-    if torch.compiler.is_compiling() or not _direct((q, k, v)):
+    """Replay a recorded call; None where there is none, or where the dispatcher must see it."""
+    tensors = [q, k, v, *[each for each in options.tensors if each is not None]]
+    if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or not _direct(tensors):
         return None
-    kernel = engine.kept(q, k, v, causal, scale, deterministic)
-    if kernel is None:
+    call = engine.recorded(q, k, v, options)
+    if call is None:
         return None
-    options = engine.Options(None, None, None, causal, scale, 0.0, None, deterministic, "rows")
-    inputs = (q, k, v, *options)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        result: tuple[Tensor, Tensor] = _Attention.apply(kernel, *inputs)
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        result: tuple[Tensor, Tensor] = _Attention.apply(
+            lambda *_: engine.repeat(call, tensors, options), q, k, v, *options
+        )
         return result
-    return kernel(*inputs)
+    return engine.repeat(call, tensors, options)
 
 
 def _call(name: str, inputs: tuple[Any, ...]) -> Any:
@@ -115,7 +110,7 @@ def _with_autograd(name: str, kernel: Callable[..., Any], inputs: tuple[Any, ...
     return kernel(*inputs)
 
 
-def _direct(inputs: tuple[Any, ...]) -> bool:
+def _direct(inputs: Sequence[Any]) -> bool:
     """Whether the dispatcher would only pass the call on.
 
     It would do more under a mode (a dispatch or fake-tensor mode, a functorch transformation, a
@@ -147,7 +142,7 @@ def _row_statistics(q: Tensor) -> Tensor:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    chosen = engine.Options(*options)
+    chosen = Options(*options)
     engine.check_tile(q, chosen, engine.shared_limit(q.device))
     out, lse = _like(q), _row_statistics(q)
     engine.forward(q, k, v, out, lse, chosen)
@@ -155,7 +150,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Te
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    engine.check_tile(q, engine.Options(*options))
+    engine.check_tile(q, Options(*options))
     return _like(q), _row_statistics(q)
 
 
@@ -169,7 +164,7 @@ def _backward(
     lse: Tensor,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    chosen, needed = engine.Options(*options[:-1]), options[-1]
+    chosen, needed = Options(*options[:-1]), options[-1]
     grads = _gradients(q, k, v, chosen.bias, needed)
     engine.backward(dout, dlse, q, k, v, out, lse, grads, chosen, needed)
     return grads
@@ -177,7 +172,7 @@ def _backward(
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, ...]:
     _dout, _dlse, q, k, v, _out, _lse, *options, needed = inputs
-    return _gradients(q, k, v, engine.Options(*options).bias, needed)
+    return _gradients(q, k, v, Options(*options).bias, needed)
 
 
 def _gradients(
@@ -220,7 +215,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> 
 
 
 #: Where the bias stands among the operator's inputs.
-_BIAS = 3 + engine.Options._fields.index("bias")
+_BIAS = 3 + Options._fields.index("bias")
 
 
 def _needed(inputs: Sequence[bool]) -> list[bool]:
@@ -344,10 +339,10 @@ def _register(name: str, schema: str) -> None:
 _LIBRARY = torch.library.Library("repro", "DEF")
 _register(
     "flash_attention",
-    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor, Tensor)",
 )
 _register(
     "flash_attention_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}, bool[] needed) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{SCHEMA}, bool[] needed) -> (Tensor, Tensor, Tensor, Tensor)",
 )

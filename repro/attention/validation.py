@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from torch import Tensor
 from analysis import arguments
 from analysis.algorithms import ORDERS
 from analysis.shapes import scale_blocks
-from analysis.window import sides
 from kernels.scores import capped
+from repro.attention.options import Options
 
 __all__ = [
     "DEVICES",
@@ -24,11 +25,11 @@ __all__ = [
     "FP8",
     "HEAD_DIM_MAX",
     "check_arguments",
+    "resolve",
     "resolve_order",
     "resolve_scale",
     "resolve_softcap",
     "resolve_tile",
-    "resolve_window",
 ]
 
 #: torch type -> the name the kernels and the records use.
@@ -43,45 +44,51 @@ TABLES = ("cu_seqlens_q", "cu_seqlens_k")
 SCALE_MAX = torch.finfo(torch.float32).max / math.log2(math.e)
 
 
-def check_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    key_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    block_mask: Tensor | None = None,
-    tile: Sequence[int] | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-    scale_block: int | None = None,
-    order: str = "rows",
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-) -> None:
+def check_arguments(q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
     """Raise ``TypeError`` or ``ValueError`` for anything the operator cannot compute, but for the
-    values of the tables of packed sequences (``repro.attention.packed``)."""
+    values of the tables of packed sequences (``repro.attention.packed``) and what :func:`resolve`
+    refuses."""
     _check_tensors(q, k, v)
-    _check_key_scales(q, k, k_scale, v_scale, scale_block)
-    arguments.probability("dropout_p", dropout_p)
-    tile = resolve_tile(tile)
-    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+    _check_key_scales(q, k, options.k_scale, options.v_scale, options.scale_block)
+    arguments.probability("dropout_p", options.dropout_p)
+    tile, key_mask, block_mask = resolve_tile(options.tile), options.key_mask, options.block_mask
+    if options.cu_seqlens_q is not None or options.cu_seqlens_k is not None:
         _check_tables(
-            q, cu_seqlens_q, cu_seqlens_k,
+            q, options.cu_seqlens_q, options.cu_seqlens_k,
             key_mask=key_mask is not None, block_mask=block_mask is not None,
-            bias=bias is not None,
-            **{f"order='{order}'": order != "rows", "k and v of e4m3": k.dtype == FP8},
+            bias=options.bias is not None,
+            **{f"order='{options.order}'": options.order != "rows",
+               "k and v of e4m3": k.dtype == FP8},
         )  # fmt: skip
     if key_mask is not None:
         _check_key_mask(key_mask, q, k)
     if block_mask is not None:
         _check_block_mask(block_mask, q, k, tile)
-    if alibi_slopes is not None:
-        _check_alibi_slopes(alibi_slopes, q, cu_seqlens_q)
-    if bias is not None:
-        _check_bias(bias, q, k)
+    if options.alibi_slopes is not None:
+        _check_alibi_slopes(options.alibi_slopes, q, options.cu_seqlens_q)
+    if options.bias is not None:
+        _check_bias(options.bias, q, k)
+
+
+def resolve(options: Options, head_dim: int) -> Options:
+    """The options with every value of the type that the operator has it in.
+
+    TypeError or ValueError for what stands for no such value.
+    """
+    found = options._replace(
+        scale=resolve_scale(options.scale, head_dim),
+        dropout_p=float(options.dropout_p),
+        tile=resolve_tile(options.tile),
+        order=resolve_order(options.order),
+        softcap=resolve_softcap(options.softcap),
+        sinks=arguments.whole("sinks", options.sinks, least=0),
+    )
+    more: dict[str, Any] = {
+        name: arguments.flag(name, getattr(options, name)) for name in ("causal", "deterministic")
+    }
+    if options.scale_block is not None:
+        more["scale_block"] = int(options.scale_block)
+    return found._replace(**more)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -308,13 +315,6 @@ def resolve_order(order: str) -> str:
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
     return order
-
-
-def resolve_window(
-    window: tuple[int | None, int | None] | None, sinks: int
-) -> tuple[int | None, int | None, int]:
-    """(left, right, sinks). TypeError for what are no whole numbers, ValueError below 0."""
-    return *sides(window), arguments.whole("sinks", sinks, least=0)
 
 
 def resolve_scale(scale: float | None, head_dim: int) -> float:

@@ -106,11 +106,12 @@ def stage_seconds(
     around it take what tensor cores or HBM take, operands and result once, and in the backward two
     as large. Norms and activations are left out.
     """
+    from analysis.clocks import ceilings_of
     from analysis.shapes import AttentionShape
-    from analysis.time_model import Work, datasheet_ceilings, predict_time
+    from analysis.time_model import Work, predict_time
     from repro.prediction import AUTO, PASSES, predict
 
-    tokens, ceilings = decoder.seqlen * batch, datasheet_ceilings(gpu)
+    tokens, ceilings = decoder.seqlen * batch, ceilings_of(gpu)
     standard = attention == "standard"
     shape = AttentionShape(
         batch, decoder.heads, decoder.seqlen, decoder.seqlen, decoder.hidden // decoder.heads,

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -163,6 +163,13 @@ def _scaled(count: float, unit: str) -> str:
 def of_rate(flops_per_s: float) -> str:
     """312 TFLOP/s."""
     return f"{flops_per_s / 1e12:.4g}"
+
+
+def between(of: Callable[[float], str], low: float, high: float) -> str:
+    """ "0.21 – 0.25 ms": two ends of a range, the unit once where it is the same."""
+    first, last = of(low), of(high)
+    number, _, unit = first.partition(" ")
+    return f"{number if unit == last.partition(' ')[2] else first} – {last}"
 
 
 def of_seconds(seconds: float) -> str:

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from analysis.algorithms import ALGORITHMS, ORDERS
+from analysis.clocks import ceilings_of
 from analysis.hardware import H200, Gpu, find_gpu
 from analysis.shapes import ITEMSIZE, AttentionShape
-from analysis.time_model import Ceilings, datasheet_ceilings
-from repro.commands import completion, gpus, output, sweep
+from analysis.time_model import Ceilings
+from repro.commands import completion, gpus, output, predict_peers, sweep
 from repro.commands.predict_tables import tables
 from repro.measuring import machine
 from repro.measuring.progress import say
@@ -155,6 +156,10 @@ def command(
             help="rates of the time bound: datasheet, or measured (on record)",
         ),
     ] = "datasheet",
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="also recorded times of other kernels, of that shape"),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON, bytes per tensor included")
     ] = False,
@@ -217,6 +222,9 @@ def command(
     waves = l2 == "waves" or (l2 == "auto" and len(chosen) > SIMULATED_POINTS)
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
+    same: dict[str, Any] = {
+        "softcap": softcap, "alibi": alibi, "lengths": lengths, "deterministic": deterministic,
+    }  # fmt: skip
     points: list[Prediction | dict[str, Any]] = []
     for (
         g, name, visible, kind, (fp8, block), b, h, kv, d, n, nk, sides, first, asked, walk,
@@ -227,11 +235,9 @@ def command(
                 b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first, fp8, block
             )
             points.append(
-                predict(name, shape, one_pass, g, tile=asked, ceilings=rates[g.name],
-                        deterministic=deterministic, order=walk, waves=waves,
-                        once=l2 == "once", softcap=softcap, alibi=alibi,
-                        bias=bias_of(bias, b, h), bias_gradient=bias != "none",
-                        lengths=lengths)
+                predict(name, shape, one_pass, g, ceilings=rates[g.name], waves=waves,
+                        once=l2 == "once", tile=asked, order=walk, bias=bias_of(bias, b, h),
+                        bias_gradient=bias != "none", **same)
             )  # fmt: skip
         except ValueError as error:
             if len(chosen) == 1:
@@ -247,6 +253,8 @@ def command(
             points.append(failed | {"error": str(error)})
     output.require_a_point(points)
     _show(points, as_json, as_csv, output.style_of(markdown, latex))
+    if compare and not (as_json or as_csv):
+        predict_peers.table(points, output.style_of(markdown, latex))
 
 
 def _refuse_beside_seqlens(
@@ -283,11 +291,12 @@ def here() -> Gpu:
 
 
 def rates_of(gpu: Gpu, kind: str) -> Ceilings:
-    """Ceilings from the datasheet, or as measured on this GPU where that is on record.
+    """Ceilings from the datasheet, at the clock that is held under load, or as measured on this GPU
+    where that is on record.
 
     Raises ValueError where nothing was measured.
     """
-    sheet = datasheet_ceilings(gpu)
+    sheet = ceilings_of(gpu)
     if kind == "datasheet":
         return sheet
     from repro.measuring.records import load
@@ -332,6 +341,7 @@ def _show(
                 row["peak"] = {t.name: t.bytes for t in point.peak}
                 row["ceilings"] = point.ceilings.origin
                 row["tensors"] = point.tensors()
+                row["recorded"] = predict_peers.recorded(point)
             full.append(row)
         output.print_json(full)
     else:

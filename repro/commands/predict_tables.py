@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from repro.commands import output
-from repro.prediction import NoTime, Prediction
+from repro.prediction import NoTime, Prediction, Time
 
 _FIELDS = (
     "gpu", "algorithm", "pass", "order", "causal", "window_left", "window_right", "sinks", "dtype",
@@ -70,8 +70,11 @@ def tables(
                 output.of_rate(row["tflops_bound"] * 1e12),
             ]
             if predicted and row["time_predicted_s"]:
-                line.append(output.of_seconds(row["time_predicted_s"]))
-                line.append(output.of_rate(row["tflops_predicted"] * 1e12))
+                ends = row["time_low_s"], row["time_high_s"]
+                state = " untimed" if row["time_state"] == "untimed" else ""
+                line.append(output.between(output.of_seconds, *ends) + state)
+                rates = (row["useful_flops"] / seconds for seconds in reversed(ends))
+                line.append(output.between(output.of_rate, *rates))
             elif predicted:
                 line += [None, None]
             line.append(row["bound_by"])
@@ -105,14 +108,27 @@ def _remarks(points: list[Prediction]) -> None:
                 f"no time ≈ of {point.algorithm} in the {point.pass_}: {point.predicted.reason}"
             )
         else:
-            remarks.append(
-                f"time ≈ is predicted from machine code at {point.clock.hz / 1e9:.2f} GHz, "
-                f"{point.clock.origin} (docs/pages/time.md says how good that is)"
-            )
+            remarks += _of_time(point, point.predicted)
     if remarks:
         print()
     for remark in dict.fromkeys(remarks):
         output.print_text(f"- {remark}", "  ")
+
+
+def _of_time(point: Prediction, time: Time) -> list[str]:
+    """How a predicted time is known, and how well."""
+    timed = "" if time.timed else "; untimed: no card has run it"
+    said = [
+        f"time ≈ follows from machine code at {time.clocks} ({time.clocks.origin}), give or take "
+        f"{time.error:.0%}, in which nine of ten times of others' kernels are{timed} "
+        "(docs/pages/time.md)"
+    ]
+    if time.seconds < point.time.seconds:
+        said.append(
+            "time ≈ may be below time ≥: measured ceilings are what some kernel reached, not what "
+            "the card can"
+        )
+    return said
 
 
 def _in_full(point: Prediction, style: str) -> None:

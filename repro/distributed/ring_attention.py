@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from analysis.arguments import flag, instance, methods, real, whole
-from repro.attention.engine import Options
+from repro.attention.options import Options
 
 PLACEMENTS = ("contiguous", "zigzag")
 
@@ -67,7 +67,7 @@ class FlashLocal:
 
 
 def _options(causal: bool, scale: float) -> Options:
-    return Options(None, None, None, causal, scale, 0.0, None, False, "rows")
+    return Options(causal=causal, scale=scale)
 
 
 class DenseLocal:

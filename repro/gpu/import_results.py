@@ -14,14 +14,13 @@ experiment's file. With ``FROM=results`` these files are merged where they are, 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro import archive, cli
+from repro import archive
 from repro.gpu.run import ARCHIVE
 from repro.measuring import ranks, records
 from repro.measuring.progress import say
@@ -145,12 +144,8 @@ def report(done: Sequence[Imported]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Merge the records of a run elsewhere into results/ and say what they show."""
     parser = argparse.ArgumentParser(
-        prog="python -m repro.gpu.import_results", description=main.__doc__
+        prog="python -m repro dev import-results", description=main.__doc__
     )
     parser.add_argument("source", type=Path, help="what `make gpu-run OUT=...` left")
     for line in report(import_results(parser.parse_args(arguments).source)):
         say(line)
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -142,7 +142,7 @@ def left_out(found: Sequence[Shape]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     ratios: dict[str, list[float]] = {}
     for s in found:
-        form = form_name(s.head_dim, s.pass_, causal=s.causal, seqlen_q=s.seqlen)
+        form = form_name(s.head_dim, s.pass_, s.seqlen, ["causal"] if s.causal else [])
         for name, why in s.refused.items():
             if name.startswith(hopper.ALGORITHM) and why.startswith("wrong"):
                 reasons.setdefault(form if name == hopper.ALGORITHM else name, why)

@@ -1,6 +1,6 @@
 """Write the predictions of an experiment before anybody has measured it.
 
-    python -m repro.gpu.register gpu-l2-registered
+    python -m repro dev register gpu-l2-registered
 
 They go to ``results/registered/NAME.jsonl`` with date and commit. A cell that is registered already
 keeps its prediction: only cells that are new are added, so a change of the model cannot make an old
@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import sys
 from pathlib import Path
 
-from repro import cli, experiments
+from repro import experiments
 from repro.measuring import machine, records
 from repro.measuring.records import Record
 
@@ -57,7 +56,3 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name", help="the experiment")
     name = parser.parse_args(arguments).name
     print(f"{name}: {register(name)} predictions registered")
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -14,6 +14,7 @@ from typing import Any
 
 from analysis import memory
 from analysis.algorithms import find
+from analysis.clocks import ceilings_of, clocks_of
 from analysis.flops import (
     BACKWARD_PRODUCTS,
     DQ_PRODUCTS,
@@ -24,16 +25,16 @@ from analysis.flops import (
 from analysis.hardware import Gpu, gpu_named
 from analysis.hbm import HbmTraffic, compulsory_hbm, compulsory_packed, predict_hbm
 from analysis.loop_model.card import Clock
-from analysis.packed import Lengths, summed
+from analysis.packed import summed
+from analysis.problem import GRADIENTS, Problem
 from analysis.shapes import AttentionShape, Tile
 from analysis.sums.copies import KERNEL as COPY
 from analysis.sums.copies import copies
-from analysis.tile_loop import BlockMask
-from analysis.time_model import Ceilings, TimePrediction, datasheet_ceilings, predict_time
+from analysis.time_model import RESOURCES, SHARED_MEMORY, Ceilings, TimePrediction, predict_time
 from analysis.traffic import Traffic, predict_traffic
-from kernels import attention, hopper
+from kernels import attention
 from kernels.launch import Kernel
-from kernels.launches import AUTO, GRADIENTS, tile_of
+from kernels.launches import AUTO
 from repro.prediction.packed import packed_works
 from repro.prediction.runs import (
     Run,
@@ -46,7 +47,7 @@ from repro.prediction.runs import (
     sum_options,
     works_of,
 )
-from repro.prediction.time import NoTime, Time, clock_of, time_of
+from repro.prediction.time import NoTime, Time, time_of
 
 PASSES = ("forward", "backward")
 #: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
@@ -65,7 +66,7 @@ ALGORITHMS = attention.ALGORITHMS
 class Prediction:
     """What one pass costs. Bytes and FLOPs are of the whole batch; times are lower bounds.
 
-    shape: as asked for; ``padded`` is what the kernels see (head_dim a multiple of 8).
+    problem: as asked for; of packed sequences ``blocks`` are those with rows.
     reason: why this algorithm, where the choice was left to dispatch.
     theory: why none of our kernels runs this, or None. The numbers are then those of the formulas.
     warning: what the numbers leave out (registers that the compiler will spill), or None.
@@ -79,19 +80,17 @@ class Prediction:
         at the pass's worst moment.
     form: the name of the compiled form, for kernels that come in several.
     main: the main kernel as it is compiled, or None for theory.
-    lengths: of packed sequences, whose arrays are ``shape``; ``blocks`` are those with rows.
     """
 
     algorithm: str
     reason: str | None
     theory: str | None
     warning: str | None
-    shape: AttentionShape
+    problem: Problem
     tile: Tile
     dq_tile: Tile | None
     columns: int
     pass_: str
-    order: str
     gpu: Gpu
     blocks: int
     busy: float
@@ -107,10 +106,15 @@ class Prediction:
     ceilings: Ceilings
     form: str | None = None
     main: Kernel | None = None
-    lengths: Lengths | None = None
+
+    @property
+    def shape(self) -> AttentionShape:
+        """As asked for."""
+        return self.problem.shape
 
     @property
     def padded(self) -> AttentionShape:
+        """What the kernels see: head_dim a multiple of 8."""
         return self.shape.padded
 
     @property
@@ -152,15 +156,9 @@ class Prediction:
 
     @property
     def clock(self) -> Clock:
-        """The clock of the predicted time."""
-        return clock_of(self.gpu)
-
-    @property
-    def hopper_form(self) -> hopper.ForwardForm | hopper.BackwardForm | None:
-        """The compiled form of a Hopper kernel, None of other kernels."""
-        if self.lengths is None:
-            return hopper.FORMS.get(f"{hopper.ALGORITHM} {self.form}")
-        return form_of(self.algorithm, self.padded, self.pass_, self.tile, packed=True)
+        """The highest clock under load: of the bound, and of :attr:`predicted_s`."""
+        clocks = clocks_of(self.gpu)
+        return Clock(clocks.high_hz, clocks.origin)
 
     @cached_property
     def predicted(self) -> Time | NoTime:
@@ -168,11 +166,11 @@ class Prediction:
 
         The optimistic softmax: on data of which its repair has nothing to do again.
         """
-        return time_of(self, self.clock)
+        return time_of(self)
 
     @property
     def predicted_s(self) -> float | None:
-        """Seconds of :attr:`predicted`, None where there are none."""
+        """Seconds of :attr:`predicted` at the highest clock, None where there are none."""
         return self.predicted.seconds if isinstance(self.predicted, Time) else None
 
     def row(self) -> dict[str, Any]:
@@ -197,8 +195,8 @@ class Prediction:
             "window_left": shape.window[0],
             "window_right": shape.window[1],
             "sinks": shape.sinks,
-            "sequences": None if self.lengths is None else self.lengths.sequences,
-            "order": self.order,
+            "sequences": None if self.problem.lengths is None else self.problem.lengths.sequences,
+            "order": self.problem.order,
             "gpu": self.gpu.name,
             "theory": self.theory,
             "warning": self.warning,
@@ -222,16 +220,25 @@ class Prediction:
             "peak_bytes": self.peak_bytes,
             "fits_memory": self.fits,
             **{
-                f"{resource.replace(' ', '_').lower()}_s": seconds
-                for resource, seconds in self.time.by_resource.items()
+                f"{resource.replace(' ', '_').lower()}_s": self.time.by_resource.get(resource)
+                for resource in (*RESOURCES, SHARED_MEMORY)
             },
             "time_bound_s": self.time.seconds,
             "tflops_bound": self.useful_flops / self.time.seconds / 1e12,
             "time_predicted_s": predicted,
             "tflops_predicted": predicted and self.useful_flops / predicted / 1e12,
-            "no_time": None if isinstance(self.predicted, Time) else self.predicted.reason,
+            **self._expected(),
             "bound_by": self.time.binding,
         }
+
+    def _expected(self) -> dict[str, Any]:
+        """The range of the predicted time and whether a card has run the kernel, or why not."""
+        if isinstance(self.predicted, NoTime):
+            return {"time_low_s": None, "time_high_s": None, "time_state": None,
+                    "no_time": self.predicted.reason}  # fmt: skip
+        state = "timed" if self.predicted.timed else "untimed"
+        return {"time_low_s": self.predicted.low, "time_high_s": self.predicted.high,
+                "time_state": state, "no_time": None}  # fmt: skip
 
     def tensors(self) -> list[dict[str, Any]]:
         """Bytes per kernel, tensor and direction at the SM boundary, and at HBM.
@@ -258,53 +265,33 @@ class Prediction:
 
 def predict(
     algorithm: str,
-    shape: AttentionShape,
+    problem: Problem | AttentionShape,
     pass_: str,
     gpu: Gpu | str,
     *,
-    tile: Tile | None = None,
     ceilings: Ceilings | None = None,
-    key_mask: bool = False,
-    dropout: bool = False,
-    block_mask: BlockMask | None = None,
-    softcap: bool = False,
-    alibi: bool = False,
-    bias: tuple[int, int] | None = None,
-    bias_gradient: bool = False,
-    lse_gradient: bool = False,
-    deterministic: bool = False,
-    order: str = "rows",
-    gradients: Collection[str] = GRADIENTS,
-    lengths: Lengths | None = None,
     copied: Collection[str] = (),
     waves: bool = False,
     once: bool = False,
+    **options: Any,
 ) -> Prediction:
     """What one pass of attention on contiguous tensors costs on a GPU.
 
     algorithm: one of ``ALGORITHMS``, or "auto": the kernels that ``repro.flash_attention`` runs
         there (``kernels.dispatch``).
+    problem: or a shape without options.
     pass_: "forward" or "backward".
     gpu: a ``Gpu``, or the name of one (``analysis.hardware.gpu_named``).
-    tile: by default the kernels' own; with ``block_mask`` the size of its blocks.
-    ceilings: by default the GPU's datasheet.
-    block_mask: broadcasts to (B, H, blocks of rows, blocks of keys), True = computed.
-    softcap: scores are capped: no byte more; a special-function operation a score more in bf16, two
-        in fp16 and fp32.
-    alibi: a distance times the head's slope is taken off the scores.
-    bias: (items, heads) of a stored bias (items, heads, Nq, Nk), each 1 or as many as there are.
-    bias_gradient: the backward makes the gradient of the bias too.
-    lse_gradient: the backward also gets a gradient of the log-sum-exp.
-    deterministic: with "auto", the backward that adds dq in a fixed order.
-    order: of the walk, "rows" or "sawtooth" (``analysis.algorithms.ORDERS``); HBM bytes alone
-        depend on it, and on Hopper the form of a short forward.
-    gradients: those that the backward is asked for; dk and dv are made together.
-    lengths: of packed sequences; ``shape`` is that of the arrays, (1, H, total, D). No L2 is
-        simulated then: each kernel moves each tensor once in HBM.
+    ceilings: by default the GPU's datasheet, at the clock under load (``analysis.clocks``).
     copied: tensors that are copied because kernels cannot read or write their layout; a head
         dimension that is no multiple of 8 copies all of them.
     waves: predict HBM bytes by whole waves of blocks instead of a simulated L2: for large sweeps.
     once: count each kernel's tensors once in HBM instead, the least there can be.
+    options: fields of the problem to be changed, as ``softcap=30.0``: all of
+        ``analysis.problem.Problem``. Of these the order of the walk changes HBM bytes alone, and on
+        Hopper the form of a short forward; a cap moves no byte, but costs a special-function
+        operation a score more in bf16, two in fp16 and fp32. Of packed sequences no L2 is
+        simulated: each kernel moves each tensor once in HBM.
 
     Textbook algorithms ("standard" and the forms of flash1) are predicted beyond what our
     kernels of them run, and all on GPUs that cannot run ours: ``Prediction.theory`` says so.
@@ -313,20 +300,18 @@ def predict(
     tile that does not fit, Hopper kernels elsewhere), and shapes and options that no kernel takes.
     """
     gpu = gpu_named(gpu) if isinstance(gpu, str) else gpu
-    _require(shape, gpu, tile)
+    problem = Problem.of(problem, **options)
+    if not isinstance(gpu, Gpu):
+        raise TypeError(f"gpu={gpu!r} is a {type(gpu).__name__}, not Gpu")
     if algorithm not in (AUTO, *ALGORITHMS):
         raise ValueError(f"algorithm={algorithm!r} is not one of {AUTO}, {', '.join(ALGORITHMS)}")
     if pass_ not in PASSES:
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
-    if bias_gradient:
-        gradients = GRADIENTS  # they are made together
-    run = find_run(
-        algorithm, shape, pass_, gpu, tile=tile, key_mask=key_mask, dropout=dropout,
-        block_mask=block_mask, softcap=softcap, alibi=alibi, bias=bias,
-        bias_gradient=bias_gradient, lse_gradient=lse_gradient, deterministic=deterministic,
-        order=order, gradients=gradients, lengths=lengths,
-    )  # fmt: skip
-    ceilings = ceilings or datasheet_ceilings(gpu)
+    if problem.bias_gradient:
+        problem = replace(problem, gradients=GRADIENTS)  # they are made together
+    run = find_run(algorithm, problem, pass_, gpu)
+    shape, lengths, bias = problem.shape, problem.lengths, problem.bias
+    ceilings = ceilings or ceilings_of(gpu)
     padded, algorithm = shape.padded, run.algorithm
     kernels = _launched(predict_traffic(algorithm, padded, run.tile, pass_, **run.options), run)
     if lengths is None:
@@ -337,11 +322,11 @@ def predict(
         hbm = replace(least, l2_bytes=gpu.l2_bytes)
     else:
         hbm = predict_hbm(
-            algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=order, waves=waves,
-            **run.options,
+            algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=problem.order,
+            waves=waves, **run.options,
         )  # fmt: skip
-    hbm = _within(hbm, kernels, masked=block_mask is not None)
-    around = Traffic(copies(shape, pass_, copied, gradients, bias))
+    hbm = _within(hbm, kernels, masked=problem.block_mask is not None)
+    around = Traffic(copies(shape, pass_, copied, problem.gradients, bias))
     traffic, hbm = kernels + around, _with_copies(hbm, around)
     asked = (pass_, gpu, traffic, hbm)
     if lengths is None:
@@ -350,19 +335,18 @@ def predict(
         works, executed = packed_works(run, shape, lengths, *asked)
 
     def useful(each: AttentionShape) -> int:
-        return _useful_flops(run, each, pass_, block_mask, tile, gradients)
+        return _useful_flops(run, each, pass_, problem)
 
     return Prediction(
         algorithm=algorithm,
         reason=run.reason,
         theory=run.theory,
         warning=run.warning,
-        shape=shape,
+        problem=problem,
         tile=run.tile,
         dq_tile=run.dq_tile,
         columns=run.columns,
         pass_=pass_,
-        order=order,
         gpu=gpu,
         blocks=run.blocks,
         busy=share_of_sms(run, padded, gpu, run.blocks),
@@ -378,31 +362,14 @@ def predict(
         ceilings=ceilings,
         form=run.form.name if run.form else None,
         main=run.main,
-        lengths=lengths,
     )
 
 
-def _require(shape: Any, gpu: Any, tile: Any) -> None:
-    """TypeError naming what is not the kind of thing that ``predict`` takes."""
-    for name, value, kind in (("shape", shape, AttentionShape), ("gpu", gpu, Gpu),
-                              ("tile", tile, Tile | None)):  # fmt: skip
-        if not isinstance(value, kind):
-            wanted = getattr(kind, "__name__", "Tile or None")
-            raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not {wanted}")
-
-
-def _useful_flops(
-    run: Run,
-    shape: AttentionShape,
-    pass_: str,
-    block_mask: BlockMask | None,
-    block: Tile | None,
-    gradients: Collection[str],
-) -> int:
+def _useful_flops(run: Run, shape: AttentionShape, pass_: str, problem: Problem) -> int:
     whole = useful_flops(shape, pass_, recompute=find(run.algorithm).tiled)
-    if block_mask is not None:
-        assert block is not None  # the drivers refuse a block mask without a tile
-        pairs = pairs_in_blocks(shape, block_mask, block)
+    gradients = problem.gradients
+    if problem.block_mask is not None and problem.tile is not None:
+        pairs = pairs_in_blocks(shape, problem.block_mask, problem.tile)
         whole = whole // (shape.batch * shape.heads * shape.visible_pairs) * pairs
     if pass_ == "backward" and set(gradients) == {"dq"}:
         return whole * DQ_PRODUCTS // BACKWARD_PRODUCTS
@@ -456,5 +423,4 @@ __all__ = [
     "predict",
     "shared_per_tensor",
     "sum_options",
-    "tile_of",
 ]

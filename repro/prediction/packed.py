@@ -41,6 +41,7 @@ def packed_works(
                     flops=works[kernel].flops + work.flops,
                     exponentials=works[kernel].exponentials + work.exponentials,
                     shared_per_tensor=work.shared_per_tensor,
+                    fma=work.fma,
                 )
     for kernel, work in works.items():
         if work.flops:

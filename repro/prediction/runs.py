@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from analysis import memory
 from analysis.algorithms import DqSum, Family, find
+from analysis.features import FEATURES, features_of, specials_of
 from analysis.flops import (
     BACKWARD_PRODUCTS,
     DQ_PRODUCTS,
@@ -19,19 +20,19 @@ from analysis.flops import (
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
 from analysis.occupancy import wave_efficiency
-from analysis.packed import Lengths
+from analysis.problem import Problem
 from analysis.shapes import AttentionShape, Tile
 from analysis.sm_ceilings import warp_backward_round, warp_forward_round
 from analysis.sums.copies import KERNEL as COPY
 from analysis.sums.flash import bias_elements
 from analysis.sums.packed import working_blocks
-from analysis.tile_loop import BlockMask, tile_loop
+from analysis.tile_loop import tile_loop
 from analysis.tiles import paper_tile
-from analysis.time_model import Work, attention_work, blocks_alike
-from analysis.traffic import Traffic
+from analysis.time_model import Work, attention_work, blocks_alike, on_fma_units
+from analysis.traffic import Traffic, traffic_options
 from kernels import attention, dispatch, hopper, ladder
 from kernels.launch import Kernel
-from kernels.launches import AUTO, Device, Launched, launches_of, tile_of
+from kernels.launches import AUTO, Device, Launched, launches_of
 
 
 @dataclass(frozen=True)
@@ -49,36 +50,25 @@ class Run:
     reason: str | None = None
     theory: str | None = None
     warning: str | None = None
-    form: hopper.ForwardForm | hopper.BackwardForm | None = None
     main: Kernel | None = None
     """The kernel that walks the tile loop, as it is compiled; None for theory."""
     kernels: frozenset[str] | None = None
     """Those that are launched; None for all that the sums know."""
     scratch: tuple[memory.LiveTensor, ...] = ()
+    specials: int = 0
+    """Special-function operations a score, of the options."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def form(self) -> hopper.ForwardForm | hopper.BackwardForm | None:
+        """The compiled form, for kernels that come in several."""
+        config = None if self.main is None else self.main.config
+        return config if isinstance(config, hopper.ForwardForm | hopper.BackwardForm) else None
 
-def find_run(
-    algorithm: str,
-    shape: AttentionShape,
-    pass_: str,
-    gpu: Gpu,
-    *,
-    tile: Tile | None,
-    key_mask: bool,
-    dropout: bool,
-    block_mask: BlockMask | None,
-    softcap: bool,
-    alibi: bool,
-    bias: tuple[int, int] | None,
-    bias_gradient: bool,
-    lse_gradient: bool,
-    deterministic: bool,
-    order: str,
-    gradients: Collection[str],
-    lengths: Lengths | None = None,
-) -> Run:
+
+def find_run(algorithm: str, problem: Problem, pass_: str, gpu: Gpu) -> Run:
     """What runs, or what would if there were a kernel for it. Errors as of ``predict``."""
+    shape, tile = problem.shape, problem.tile
     gpu.require_dtype(shape.dtype)
     family = None if algorithm == AUTO else find(algorithm).family
     if family is Family.HOPPER and gpu.compute_capability != (9, 0):
@@ -94,46 +84,25 @@ def find_run(
         )
         capability = None
     device = Device(capability, gpu.shared_bytes_per_block, gpu.sms)
-    flags = {"key_mask": key_mask, "softcap": softcap, "alibi": alibi}
-    options: dict[str, Any] = {name: True for name, used in flags.items() if used}
-    if bias is not None:
-        bias_elements(shape, bias)  # refuses another shape
-        options["bias"] = bias
-    if bias_gradient and pass_ == "backward":
-        options["bias_gradient"] = True
-    if lse_gradient and pass_ == "backward":
-        options["lse_gradient"] = True
-    if block_mask is not None:
-        options |= {"block_mask": block_mask, "mask_block": tile}
-    if lengths is not None:
-        options["lengths"] = lengths
     try:
-        launched = launches_of(
-            algorithm, shape, pass_, device, tile=tile, block_mask=block_mask is not None,
-            deterministic=deterministic, order=order, gradients=gradients, key_mask=key_mask,
-            dropout=dropout, softcap=softcap, alibi=alibi, bias=bias, bias_gradient=bias_gradient,
-            lse_gradient=lse_gradient, lengths=lengths,
-        )  # fmt: skip
+        launched = launches_of(algorithm, problem, pass_, device)
     except ValueError as error:
-        if ours or dropout or options or shape.windowed or shape.fp8 or order != "rows":
+        more = features_of(problem) - {"causal", "deterministic"}
+        if ours or any(pass_ == "backward" or "forward" in FEATURES[name].passes for name in more):
             raise
         return _theory(algorithm, shape, pass_, gpu, tile, str(error))
-    form = form_of(
-        launched.algorithm, shape, pass_, tile, order,
-        featured=softcap or alibi or shape.windowed, packed=lengths is not None,
-    )  # fmt: skip
+    options = traffic_options(problem, pass_)
     main = launched.main
     blocks_per_sm, warning = _blocks_per_sm(launched, shape, gpu)
     run = Run(
         algorithm=launched.algorithm,
         reason=launched.reason if algorithm == AUTO else None,
         theory=theory,
-        tile=tile_of(main),
-        columns=launched.columns,
+        tile=main.kernel.config.tile,
+        columns=main.kernel.config.head_dim,
         blocks=main.grid[0],
         blocks_per_sm=blocks_per_sm,
         warning=warning,
-        form=form,
         main=main.kernel,
         kernels=frozenset(launch.kernel.entry for launch in launched.launches),
         scratch=tuple(
@@ -141,17 +110,18 @@ def find_run(
             for array in launched.scratch
             if array.size
         ),
-        options=options | sum_options(form),
+        specials=specials_of(problem),
+        options=options | sum_options(main.kernel.config),
     )
-    if isinstance(form, hopper.ForwardForm) and form.persistent:  # its blocks share the tiles
+    if "persistent" in run.options:  # its blocks share the tiles
         tiles = -(-shape.seqlen_q // run.tile.block_m)
         run = replace(run, blocks=shape.batch * shape.heads * tiles)
-    if lengths is not None:  # the others leave at once
+    if problem.lengths is not None:  # the others leave at once
         keys_outside = main.kernel.entry in ("flash_backward", "flash_backward_sm90")
-        blocks = working_blocks(lengths, shape, run.tile, keys_outside=keys_outside)
+        blocks = working_blocks(problem.lengths, shape, run.tile, keys_outside=keys_outside)
         run = replace(run, blocks=blocks)
     if launched.dq is not None:
-        dq_tile = tile_of(launched.dq)
+        dq_tile = launched.dq.kernel.config.tile
         run = replace(
             run, dq_tile=dq_tile, dq_blocks=launched.dq.grid[0],
             options={**run.options, "dq_tile": dq_tile},
@@ -190,35 +160,23 @@ def _own_ladder_tile(
 
 
 def form_of(
-    implementation: str,
-    shape: AttentionShape,
-    pass_: str,
-    tile: Tile | None = None,
-    order: str = "rows",
-    featured: bool = False,
-    packed: bool = False,
+    implementation: str, problem: Problem | AttentionShape, pass_: str
 ) -> hopper.ForwardForm | hopper.BackwardForm | None:
     """The compiled form that runs under a name: an algorithm of ``kernels.attention`` or a form of
     ``kernels.hopper.FORMS``. None for kernels that are no Hopper kernels.
 
-    tile: asked for by the caller; by default the Hopper kernels' rule decides. featured: with a
-    window, a softcap or ALiBi.
+    A tile that the problem does not ask for is by the Hopper kernels' rule.
     """
     if implementation in hopper.FORMS:
         return hopper.FORMS[implementation]
     if find(implementation).family is not Family.HOPPER:
         return None
-    if packed and pass_ == "forward":
-        return hopper.packed_form(shape.head_dim, tile)
-    if pass_ == "forward":
-        return hopper.forward_form(
-            shape.head_dim, shape.causal, shape.seqlen_q, tile, sawtooth=order == "sawtooth",
-            featured=featured,
-        )  # fmt: skip
-    return hopper.backward_form(shape.head_dim, shape.causal, tile, featured=featured or packed)
+    problem = Problem.of(problem)
+    shape, features = problem.shape, features_of(problem)
+    return hopper.form_for(shape.head_dim, pass_, shape.seqlen_q, features, problem.tile)
 
 
-def sum_options(form: hopper.ForwardForm | hopper.BackwardForm | None) -> dict[str, Any]:
+def sum_options(form: Any) -> dict[str, Any]:
     """The options of ``analysis.traffic.predict_traffic`` that select a form's sum."""
     persistent = isinstance(form, hopper.ForwardForm) and form.persistent
     return {"persistent": True} if persistent else {}
@@ -247,21 +205,6 @@ def shared_per_tensor(
     return found.shared_per_tensor(flops)
 
 
-def _config_of(launched: Launched, shape: AttentionShape) -> attention.FlashConfig:
-    """The configuration that the main sm_80 kernel was made from."""
-    kernel = launched.main.kernel
-    macros = dict(kernel.macros)
-    sparse = (macros["SPARSE_M"], macros["SPARSE_N"]) if "BLOCK_SPARSE" in macros else None
-    return attention.FlashConfig(
-        kernel.entry.removeprefix("flash_").replace("_", "-"), shape.dtype, launched.columns,
-        tile_of(launched.main), stages=macros["STAGES"], key_mask="KEY_MASK" in macros,
-        dropout="DROPOUT" in macros, window="WINDOW" in macros, block_size=sparse,
-        softcap="SOFTCAP" in macros, alibi="ALIBI" in macros, bias="BIAS" in macros,
-        fp8="FP8" in macros,
-        packed="PACKED" in macros,
-    )  # fmt: skip
-
-
 def _blocks_per_sm(launched: Launched, shape: AttentionShape, gpu: Gpu) -> tuple[int, str | None]:
     """Blocks of the main kernel an SM holds, and a warning where registers will be spilled.
 
@@ -270,7 +213,8 @@ def _blocks_per_sm(launched: Launched, shape: AttentionShape, gpu: Gpu) -> tuple
     """
     if find(launched.algorithm).family is not Family.FLASH:
         return 1, None
-    config, tile = _config_of(launched, shape), tile_of(launched.main)
+    config: attention.FlashConfig = launched.main.kernel.config
+    tile = config.tile
     shown = f"tile {tile.block_m}x{tile.block_n} at head_dim={shape.head_dim}, {shape.dtype}"
     fit = config.fit(gpu)
     if fit.blocks_per_sm < 1:
@@ -299,7 +243,7 @@ def works_of(
         works = attention_work(
             run.algorithm, shape.padded, run.tile, pass_, gpu, run.blocks_per_sm,
             shared_per_tensor=shared_per_tensor(run.algorithm, shape, run.tile, pass_, gpu),
-            traffic=traffic, hbm=hbm, **run.options,
+            traffic=traffic, hbm=hbm, specials=run.specials, **run.options,
         )  # fmt: skip
         works = _with_columns(works, run, padded, pass_, gpu)
     else:
@@ -325,9 +269,10 @@ def _with_columns(
         works["flash_backward_dq"] = replace(
             works["flash_backward_dq"], flops=round(flops * share),
             exponentials=share * executed_exponentials(
-                padded, run.dq_tile, pass_, softcap="softcap" in run.options
+                padded, run.dq_tile, pass_, run.specials
             ),
             efficiency=share_of_sms(run, padded, gpu, run.dq_blocks),
+            fma=on_fma_units(run.algorithm, padded.dtype),
         )  # fmt: skip
     return works
 
@@ -382,6 +327,7 @@ def _standard_work(
             sm_bytes=sum(entries.values()),
             hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values()),
             efficiency=wave_efficiency(gpu, heads * blocks) if is_product else 1.0,
+            fma=shape.dtype == "fp32",
         )
     return works
 

@@ -1,24 +1,20 @@
 """The choice of tile on an A100, as the model of time sees it: each tile compiled and followed.
 
-``python -m repro.timing.ampere_tiles`` writes the table of docs/pages/time.md. A minute; needs
+``python -m repro.timing tables tiles`` writes the table of docs/pages/time.md. A minute; needs
 NVRTC, nvdisasm and a C compiler, no GPU.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import cache
 
 from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
-from kernels.pages import Block
 from kernels.timing import ampere_time
 from kernels.timing.ampere_time import Recorded
-from repro import cli
 from repro.timing.ampere_validation import CLOCK, GPU
 
-BLOCK = Block("time.md", "tiles", "repro.timing.ampere_tiles")
 #: Tiles of a pass and head dimension, the default first.
 TILES = {
     ("forward", 64): ((128, 64), (128, 128), (64, 128), (64, 64)),
@@ -79,12 +75,3 @@ def table() -> str:
     for (pass_, head_dim), tiles in TILES.items():
         lines += [row(choice(pass_, head_dim, *tile)) for tile in tiles]
     return "\n".join(lines)
-
-
-def main() -> None:
-    """Writes the page's table."""
-    BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -4,14 +4,10 @@ Of FlashAttention-2's own kernels, from the machine code in torch's wheel
 (``repro.timing.flash2_time``), and of ours (``kernels.timing.ampere_time``). Published are 24
 labels of a figure, forward and backward together, and 8 end points of two more, read by others
 (``results/published/throughput.jsonl``).
-
-``python -m repro.timing.ampere_validation`` records our kernels' clocks anew, after a change of
-their source, and writes the table of docs/pages/time.md. A minute.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,15 +16,12 @@ from analysis.flops import paper_flops
 from analysis.hardware import find_gpu
 from analysis.loop_model.card import Clock
 from analysis.shapes import AttentionShape
-from kernels.pages import Block
 from kernels.timing import ampere_time
-from repro import cli
 from repro.measuring.records import Record, load
 from repro.timing import flash2_time
 
 PUBLISHED = "flash2"
 GPU = flash2_time.GPU
-BLOCK = Block("time.md", "a100", "repro.timing.ampere_validation")
 CLOCK = Clock(GPU.boost_clock_hz, "boost clock of the datasheet")
 
 
@@ -103,13 +96,3 @@ def table() -> str:
         ]
         lines.append(f"| d = {head_dim} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def main() -> None:
-    """Records our kernels' clocks and writes the page's table."""
-    ampere_time.main()
-    BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

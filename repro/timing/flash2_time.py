@@ -6,17 +6,15 @@ executes in a round of its loop, counted (``results/flash2``). Times of FlashAtt
 and an H200 are then a test on which nobody decided anything.
 
     cuobjdump -xelf sm_90 libtorch_cuda.so                  # into an empty folder
-    python -m repro.timing.flash2_time FOLDER VERSION --arch sm_90 # version of torch
+    python -m repro.timing flash2 FOLDER VERSION --arch sm_90 # version of torch
 
 needs nvdisasm and a C compiler; no GPU, and no torch that is installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import struct
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -37,7 +35,6 @@ from kernels.timing import records
 from kernels.timing.ampere_time import PASSES, follow
 from kernels.timing.hopper_time import seconds_around
 from kernels.timing.records import Recorded, clock_columns
-from repro import cli
 from repro.measuring.records import COMMITTED
 from repro.timing.round_counts import Key, peer_record, write_counts
 
@@ -239,17 +236,3 @@ def record(folder: Path, version: str, target: Target = ON_A100) -> None:
                "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
     records.write(target.lines, columns, rows)
     write_counts(target.counts, rounds, ROUNDS[-1] - ROUNDS[-2])
-
-
-def main(asked: list[str] | None = None) -> None:
-    """Records what the model says of torch's kernels. A minute."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="of the extracted cubins")
-    parser.add_argument("version", help="of torch, as 2.8.0")
-    parser.add_argument("--arch", choices=TARGETS, default=ON_A100.arch, help="of the cubins")
-    given = parser.parse_args(asked)
-    record(given.folder, given.version, TARGETS[given.arch])
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -6,30 +6,28 @@ is how many clocks the model says a tile takes, and what a round of its loop exe
 FlashGPU-Sim, so that here no clock is open.
 
     cuobjdump -xelf sm_90a fa3_fwd/_C.abi3.so     # into an empty folder
-    python -m repro.timing.flash3_time FOLDER VERSION    # of fa3-fwd; writes the record
-    python -m repro.timing.flash3_time                   # writes the table of docs/pages/time.md
+    python -m repro.timing flash3 FOLDER VERSION    # of fa3-fwd; writes the record
+    python -m repro.timing tables fa3-code          # writes the table of docs/pages/time.md
 
 The record needs nvdisasm and a C compiler; no GPU, and no FlashAttention that is installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
 from analysis.hardware import gpu_named
 from analysis.loop_model import card
+from analysis.loop_model.card import Clock
 from analysis.loop_model.program import Program
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
 from kernels.building.cache import digest
 from kernels.launch import ITEMSIZE
-from kernels.pages import Block
 from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch, TensorMapArgument
@@ -38,15 +36,13 @@ from kernels.timing import records
 from kernels.timing.followed_blocks import NEVER, ROUNDS, clocks_of
 from kernels.timing.hopper_time import longest_first
 from kernels.timing.records import Recorded, clock_columns
-from repro import cli
 from repro.measuring.records import COMMITTED, Record, load
-from repro.timing.flash3_comparison import CLOCK
 from repro.timing.round_counts import Key, write_counts
 
 FOLDER = COMMITTED / "flash3"
 LINES = FOLDER / "lines.csv"
 COUNTS = FOLDER / "counts.csv"
-BLOCK = Block("time.md", "fa3-code", "repro.timing.flash3_time")
+CLOCK = Clock(1.5e9, "locked for the published measurement")
 HEADS = 8
 """Of the small problems: tiles of one length lie side by side."""
 L2_BYTES = 32 << 20
@@ -242,19 +238,3 @@ def record(folder: Path, release: str) -> None:
     columns = ("head_dim", "causal", "block_m", "block_n", "fa3_fwd", "digest", "beside")
     records.write(LINES, (*columns, *clock_columns(ROUNDS)), rows)
     write_counts(COUNTS, ends, ROUNDS[-1] - ROUNDS[-2])
-
-
-def main(asked: Sequence[str] | None = None) -> None:
-    """Records what the model says of FlashAttention-3's kernels, if a folder is given, and writes
-    the page's table. A minute."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", help="of the extracted cubins")
-    parser.add_argument("version", nargs="?", help="of fa3-fwd, as 0.0.3")
-    given = parser.parse_args(asked)
-    if given.folder is not None:
-        record(given.folder, given.version)
-    BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

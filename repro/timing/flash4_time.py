@@ -3,16 +3,14 @@
 They are compiled without a GPU (``results/flash4/README.md`` says how), read and not kept: what is
 kept is how many clocks the model says a block takes, and what it executes in a round of its loop.
 
-    python -m repro.timing.flash4_time FOLDER VERSION DSL_VERSION
+    python -m repro.timing flash4 FOLDER VERSION DSL_VERSION
 
 needs nvdisasm and a C compiler; no GPU, and no FlashAttention that is installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,6 @@ from kernels.timing import records
 from kernels.timing.followed_blocks import ROUNDS, clocks_of
 from kernels.timing.hopper_time import longest_first, seconds_around
 from kernels.timing.records import COLUMN, Recorded, clock_columns
-from repro import cli
 from repro.measuring.records import COMMITTED
 from repro.timing.round_counts import Key, peer_record, write_counts
 
@@ -189,17 +186,3 @@ def record(folder: Path, version: str, dsl: str) -> None:
                "digest", *clock_columns(ROUNDS))  # fmt: skip
     records.write(LINES, columns, rows)
     write_counts(COUNTS, ends, ROUNDS[-1] - ROUNDS[-2])
-
-
-def main(asked: list[str] | None = None) -> None:
-    """Records what the model says of FlashAttention-4's kernels. A minute."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path, help="with a folder of cubins for each kernel")
-    parser.add_argument("version", help="of flash-attn-4, as 4.0.0b36")
-    parser.add_argument("dsl", help="of nvidia-cutlass-dsl, as 4.8.1")
-    given = parser.parse_args(asked)
-    record(given.folder, given.version, given.dsl)
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

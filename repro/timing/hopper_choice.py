@@ -2,13 +2,12 @@
 
 Dispatch takes the Hopper kernels wherever they can run, and no card has timed either. Both are
 predicted from their machine code, as if nothing waited for HBM: ``kernels.timing.hopper_time`` and
-``kernels.timing.sm80_on_hopper``. ``python -m repro.timing.hopper_choice`` writes the table of
+``kernels.timing.sm80_on_hopper``. ``python -m repro.timing tables choice`` writes the table of
 ``docs/pages/hopper.md``; the experiment ``gpu-features`` times both.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,14 +16,11 @@ from tabulate import tabulate
 from analysis.hardware import H200
 from analysis.shapes import AttentionShape
 from kernels import hopper
-from kernels.pages import Block
 from kernels.timing import hopper_time, sm80_on_hopper
 from kernels.timing.ampere_time import PASSES
 from kernels.timing.followed_blocks import dtype_of
 from kernels.timing.hopper_time import FEATURES_ON_RECORD, Features, options_of
-from repro import cli
 
-BLOCK = Block("hopper.md", "choice", "repro.timing.hopper_choice")
 SEQLENS = (512, 1024, 4096, 16384)
 TOKENS, HIDDEN = 16384, 2048
 LEFT = 256
@@ -112,12 +108,3 @@ def table() -> str:
         cells = (" / ".join(pair) for pair in zip(dense, causal, strict=True))
         rows.append((pass_, head_dim, option, *cells))
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
-
-
-def main() -> None:
-    """Writes the page's table."""
-    BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

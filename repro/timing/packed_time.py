@@ -1,6 +1,6 @@
 """Where the Hopper kernels pay for packed sequences: predicted times for published lengths.
 
-``python -m repro.timing.packed_time`` writes the table of ``docs/pages/packed.md`` for an H200, a
+``python -m repro.timing tables packed`` writes the table of ``docs/pages/packed.md`` for an H200, a
 batch of each dataset of ``repro.measuring.lengths``. Both forms are predicted from their machine
 code, Hopper's by ``kernels.timing.hopper_packed_time``, the sm_80 form by
 ``kernels.timing.sm80_on_hopper``.
@@ -8,7 +8,6 @@ code, Hopper's by ``kernels.timing.hopper_packed_time``, the sm_80 form by
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import product
 
@@ -17,14 +16,11 @@ from tabulate import tabulate
 from analysis.hardware import H200
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
-from kernels.pages import Block
 from kernels.timing import sm80_on_hopper
 from kernels.timing.ampere_time import PASSES
-from repro import cli
 from repro.measuring.lengths import LIMITS, drawn
 from repro.prediction import predict
 
-BLOCK = Block("packed.md", "hopper", "repro.timing.packed_time")
 SEQUENCES, HEADS, DTYPE, HEAD_DIMS = 64, 16, "fp16", (64, 128)
 
 
@@ -55,12 +51,3 @@ def table() -> str:
         for pass_, dataset, head_dim, causal, hopper, sm80 in times()
     ]  # fmt: skip
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
-
-
-def main() -> None:
-    """Writes the page's table."""
-    BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -13,7 +13,7 @@ kernels (``repro.timing.flash4_time``). The rules were fixed before any predicti
   first. Whatever would have to be decided may be decided on the first half; the second is looked
   at once.
 
-``python -m repro.timing.peers`` adds what is new to the predictions, ``h200_predicted.csv`` in the
+``python -m repro.timing peers`` adds what is new to the predictions, ``h200_predicted.csv`` in the
 folder of each, and writes the table of docs/pages/time.md. A cell that is recorded keeps its
 prediction.
 """
@@ -21,7 +21,6 @@ prediction.
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,8 +31,6 @@ from analysis.flops import paper_flops
 from analysis.hardware import H200, find_gpu
 from analysis.loop_model.card import H200_NOMINAL, H200_SUSTAINED, Clock
 from analysis.shapes import AttentionShape
-from kernels.pages import Block
-from repro import cli
 from repro.measuring.records import Record, load
 from repro.timing import flash2_time, flash4_time
 from repro.timing.flash2_time import ON_H200
@@ -44,7 +41,6 @@ LEAST_S = 100e-6
 WIDENED = 0.10
 FLASH2 = "sdpa-flash2"
 FLASH4 = "flash-attn-4 4.0.0b36 (Hopper path)"
-BLOCK = Block("time.md", "peers", "repro.timing.peers")
 FOLDERS = {FLASH2: flash2_time.FOLDER, FLASH4: flash4_time.FOLDER}
 PREDICTED = "h200_predicted.csv"
 COLUMNS = ("peer", "pass", "batch", "heads", "seqlen", "head_dim", "dtype", "causal",
@@ -236,8 +232,8 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Predicts what is new of the cells that have a time, and writes the table. Seconds."""
+def record() -> None:
+    """Predicts what is new of the cells that have a time. Seconds."""
     for peer, folder in FOLDERS.items():
         path = folder / PREDICTED
         text = path.read_text(encoding="utf-8") if path.exists() else ",".join(COLUMNS) + "\n"
@@ -248,8 +244,3 @@ def main() -> None:
                 text += ",".join((*cell.fields, *values)) + "\n"
         write_whole(path, text.encode())
     predicted.cache_clear()
-    BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -4,24 +4,18 @@ The prototype was timed on an H200 and ours have not been, so its loops are the 
 is one more key tile of the forward (query tile of the backward) in a block alone on its SM. Both
 come from machine code of NVRTC 13.0 by the same model of an SM (``analysis.loop_model``).
 
-``python -m repro.timing.round_clocks`` writes the table of ``docs/pages/hopper.md``. Under a
+``python -m repro.timing tables rounds`` writes the table of ``docs/pages/hopper.md``. Under a
 minute.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from tabulate import tabulate
 
 from kernels import hopper
-from kernels.pages import Block
 from kernels.timing import hopper_time
-from repro import cli
 from repro.timing import prototype
 
-BLOCK = Block("hopper.md", "rounds", "repro.timing.round_clocks")
 #: The prototype's variant that the page's table of machine code has beside a form.
 VARIANTS = {
     "d64 192x128, pingpong": "d64",
@@ -73,12 +67,3 @@ def table() -> str:
         rows.append((form.name, f"{mine:.0f}", *beside))
     headers = ("loop", "clocks a round", "prototype's", "clocks a round", "ours / prototype's")
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)
-
-
-def main(page: Path | None = None) -> None:
-    """Writes the page's table."""
-    BLOCK.write(table(), page)
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

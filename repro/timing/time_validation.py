@@ -16,20 +16,18 @@ decided on the first half:
 
 The second half was looked at once, after that.
 
-``python -m repro.timing.time_validation`` writes ``results/prototype/predicted.csv``.
+``python -m repro.timing prototype`` writes ``results/prototype/predicted.csv``.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
-from repro import cli
 from repro.measuring.records import Record, load
 from repro.timing import prototype
 from repro.timing.prototype import FOLDER
@@ -126,7 +124,7 @@ def measured_cells() -> list[tuple[str, int]]:
     return sorted({(row.implementation, row.seqlen_q or 0) for row in rows})
 
 
-def main() -> None:
+def record() -> None:
     """Predicts every cell that has a time. About two minutes."""
     with PREDICTED.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -138,7 +136,3 @@ def main() -> None:
                  f"{prototype.seconds(name, seqlen):.4e}")
             )  # fmt: skip
             file.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(cli.program(main))

@@ -12,6 +12,7 @@ import pytest
 
 import repro
 from analysis.checkpointing import Action, Chain, Keep, Op, Value, simulate
+from analysis.clocks import ceilings_of
 from analysis.hardware import H200
 from analysis.parallel_activations import LayerShape, saved_bytes
 from repro.commands import plan
@@ -267,13 +268,13 @@ def test_attention_takes_what_predict_says(capsys, name: str, gpu: str, attentio
                                  "fp16" if gpu == "T4" else "bf16", causal=True)  # fmt: skip
     card = repro.gpu_named(gpu)
     tokens, h = 2 * preset.seqlen, preset.hidden
-    products = 2 * tokens * h * (2 * h + 2 * preset.kv_width) / card.fp16_tensor_flops
+    products = 2 * tokens * h * (2 * h + 2 * preset.kv_width) / ceilings_of(card).tensor_flops
     first = chain.stages[0]
     algorithm = "standard" if attention == "standard" else "auto"
     for pass_, found, times in (("forward", first.forward_s, 1), ("backward", first.backward_s, 2)):
         whole = repro.predict(algorithm, shape, pass_, card).time.seconds
         assert found == pytest.approx(whole + times * products, rel=1e-12)
-    mlp = preset.forward_flops(tokens, preset.seqlen)["mlp"] / card.fp16_tensor_flops
+    mlp = preset.forward_flops(tokens, preset.seqlen)["mlp"] / ceilings_of(card).tensor_flops
     assert chain.stages[1].forward_s == pytest.approx(mlp, rel=1e-12)
     line = ("plan", name, "--batch", "2", "--gpu", gpu, "--attention", attention, "--json")
     rows = json.loads(run(capsys, *line, "--strategy", "store-all")[1])["plans"]

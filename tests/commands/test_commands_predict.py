@@ -21,7 +21,7 @@ from analysis.standard_passes import ALGORITHM_0_AND_3, total_bytes
 from analysis.traffic import predict_traffic
 from kernels.attention import HOPPER
 from repro.commands import output, sweep
-from repro.measuring import machine
+from repro.measuring import machine, records
 from repro.prediction import ALGORITHMS, PASSES, predict
 from tests.support.command_support import run
 
@@ -472,3 +472,36 @@ def test_keys_and_values_of_e4m3_have_half_the_bytes_and_no_backward(capsys):
     status, _, err = run(capsys, *arguments, "e4m3", "--scale-block", "24")
     assert status == 1
     assert "scale_block=24 is not a multiple of 16" in err
+
+
+def test_recorded_times_of_other_kernels_stand_beside_the_prediction(capsys):
+    """Those of the shape, pass and card, and of a plain problem alone."""
+    asked = ("predict", "--batch", "4", "-n", "4096", "--pass", "forward", "--l2", "once")
+    status, out, _ = run(capsys, *asked, "--gpu", "H200", "--json")
+    assert status == 0
+    (point,) = json.loads(out)
+    peers = point["recorded"]
+    fourth = next(peer for peer in peers if peer["kernel"].startswith("flash-attn-4"))
+    flops = 4 * 4 * 16 * 4096**2 * 128  # the record is a rate, counted as FlashAttention-2 does
+    assert fourth["time_s"] == pytest.approx(flops / (fourth["tflops"] * 1e12))
+    assert {peer["source"] for peer in peers} == {"measured"}
+    assert peers == sorted(peers, key=lambda peer: peer["time_s"])
+    second = next(peer for peer in peers if peer["kernel"] == "sdpa-flash2")
+    assert (second["time_s"] * 1e3, "torch 2.11" in second["origin"]) == (
+        pytest.approx(_recorded_ms("sdpa-flash2")), True,
+    )  # fmt: skip
+    status, out, _ = run(capsys, *asked, "--gpu", "H200", "--compare")
+    assert "untimed" in out
+    assert "flash-attn-4" in out
+    status, out, _ = run(capsys, *asked, "--gpu", "H200", "--compare", "--window", "256,0")
+    assert "nothing of another kernel is on record" in out
+
+
+def _recorded_ms(implementation: str) -> float:
+    (found,) = (
+        row.value
+        for row in records.load(["throughput"])
+        if (row.implementation, row.pass_, row.source) == (implementation, "forward", "measured")
+        and (row.batch, row.seqlen_q, row.head_dim, row.causal) == (4, 4096, 128, False)
+    )
+    return float(found)

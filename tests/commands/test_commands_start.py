@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import typer
 
 import repro
 from analysis.hardware import H200
@@ -91,7 +92,8 @@ def test_the_list_of_commands_says_what_they_say(capsys: pytest.CaptureFixture[s
     _, listed, _ = run(capsys, "--help")
     for name, (module, function, summary) in COMMANDS.items():
         command = getattr(import_module(f"repro.commands.{module}"), function)
-        text = " ".join((command.__doc__ or "").split("\n\n")[0].split())
+        said = command.info.help if isinstance(command, typer.Typer) else command.__doc__
+        text = " ".join((said or "").split("\n\n")[0].split())
         assert text == summary
         _, out, _ = run(capsys, name, "--help")
         assert summary in " ".join(out.split())

@@ -21,7 +21,10 @@ from kernels.variants import Variant, shipped_variants, table
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
 
 REGISTERS = 65536  # of a multiprocessor
-ARCH = pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
+THOROUGH = pytest.mark.thorough
+ARCH = pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=THOROUGH)])
+#: The widest needs most registers, and 128 those of two products at a time.
+HEAD_DIM = pytest.mark.parametrize("head_dim", [pytest.param(64, marks=THOROUGH), 128, 256])
 
 
 def core(v: Variant) -> bool:
@@ -68,7 +71,7 @@ def test_orders_and_notes_spill_nothing(pass_: str, option: dict[str, Any]) -> N
 
 
 @ARCH
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=THOROUGH), True])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("pass_", ["forward", "backward", "backward-dq"])
 @pytest.mark.parametrize("feature", ["window", "packed"])
@@ -82,7 +85,7 @@ def test_windows_and_packed_sequences_spill_nothing(
 
 
 @ARCH
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@HEAD_DIM
 def test_keys_and_values_of_e4m3_spill_nothing(head_dim: int, arch: str) -> None:
     for dtype, features in (("fp16", {}), ("bf16", {"causal": True, "key_mask": True})):
         config = configure("forward", dtype, head_dim, fp8=True, **features)
@@ -97,21 +100,21 @@ def test_keys_and_values_of_e4m3_spill_nothing(head_dim: int, arch: str) -> None
      ("backward-dq", {})],
     ids=["forward", "backward", "backward-without-dq", "backward-dq"],
 )  # fmt: skip
-def test_changed_scores_spill_nothing(pass_: str, form: dict[str, Any]) -> None:
-    for head_dim in (64, 128, 256):
-        config = configure(pass_, "bf16", head_dim, causal=True, softcap=True, alibi=True, **form)
-        facts = compile_cubin(config.kernel(), "sm_80")
-        assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), head_dim
+@HEAD_DIM
+def test_changed_scores_spill_nothing(pass_: str, form: dict[str, Any], head_dim: int) -> None:
+    config = configure(pass_, "bf16", head_dim, causal=True, softcap=True, alibi=True, **form)
+    facts = compile_cubin(config.kernel(), "sm_80")
+    assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward", "backward-dq"])
-def test_a_bias_spills_nothing(pass_: str) -> None:
+@HEAD_DIM
+def test_a_bias_spills_nothing(pass_: str, head_dim: int) -> None:
     """Nor does its gradient, in any form; only the backward without dq does, at head_dim 128."""
-    for head_dim in (64, 128, 256):
-        config = configure(pass_, "bf16", head_dim, causal=True, bias=True)
-        for gradient in BIAS_GRADIENTS if pass_ == "backward" else ("",):
-            facts = compile_cubin(replace(config, bias_gradient=gradient).kernel(), "sm_80")
-            assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), (head_dim, gradient)
+    config = configure(pass_, "bf16", head_dim, causal=True, bias=True)
+    for gradient in BIAS_GRADIENTS if pass_ == "backward" else ("",):
+        facts = compile_cubin(replace(config, bias_gradient=gradient).kernel(), "sm_80")
+        assert (facts.spill_bytes, facts.stack_bytes) == (0, 0), gradient
 
 
 def test_the_kernels_around_a_bias_gradient_compile() -> None:

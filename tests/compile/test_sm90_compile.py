@@ -13,23 +13,27 @@ from kernels.hopper import BACKWARD_FORMS, BackwardForm
 from kernels.hopper_forms import FORWARD_FORMS, PACKED_FORMS, ForwardForm, forward_form
 from kernels.launch import Kernel
 
+THOROUGH = pytest.mark.thorough
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+#: fp16 differs in one word of PTX.
+DTYPE = pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=THOROUGH)])
 
 
+@DTYPE
 @CAUSAL
 @pytest.mark.parametrize("form", [*FORWARD_FORMS, *PACKED_FORMS], ids=lambda f: f.name)
-def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
-    # fp16 differs in one word of PTX.
-    for dtype in ("bf16", "fp16") if causal else ("bf16",):
-        compiled = compile_cubin(form.kernel(dtype, causal), "sm_90a", nvrtc)
-        assert compiled.wgmma_remarks == ()
-        assert compiled.spill_bytes == 0
-        # What the registers of a whole block allow each thread before warpgroups trade them.
-        assert compiled.registers == (168 if form.consumers == 2 else 128)
+def test_forward(form: ForwardForm, causal: bool, dtype: str, nvrtc: str) -> None:
+    compiled = compile_cubin(form.kernel(dtype, causal), "sm_90a", nvrtc)
+    assert compiled.wgmma_remarks == ()
+    assert compiled.spill_bytes == 0
+    # What the registers of a whole block allow each thread before warpgroups trade them.
+    assert compiled.registers == (168 if form.consumers == 2 else 128)
 
 
 @pytest.mark.parametrize("part", ["optimistic", "repair"])
-@CAUSAL
+@pytest.mark.parametrize(
+    "causal", [pytest.param(False, marks=THOROUGH), True], ids=["dense", "causal"]
+)
 @pytest.mark.parametrize(
     "form",
     dict.fromkeys(forward_form(d, True, n) for d in (64, 128, 256) for n in (0, 8192)),
@@ -41,19 +45,19 @@ def test_the_optimistic_pair(form: ForwardForm, causal: bool, part: str, nvrtc: 
     assert compiled.spill_bytes == 0
 
 
+@DTYPE
 @CAUSAL
 @pytest.mark.parametrize("form", BACKWARD_FORMS, ids=lambda f: f.name)
-def test_backward(form: BackwardForm, causal: bool, nvrtc: str) -> None:
-    for dtype in ("bf16", "fp16") if causal else ("bf16",):
-        for deterministic in (False, True)[: 1 if form.dq_from_registers else 2]:
-            kernel = form.kernel("", dtype, causal, deterministic=deterministic)
-            compiled = compile_cubin(kernel, "sm_90a", nvrtc)
-            assert compiled.wgmma_remarks == ()
-            assert compiled.spill_bytes <= form.spill_bytes(causal)
-            assert compiled.registers == 168
+def test_backward(form: BackwardForm, causal: bool, dtype: str, nvrtc: str) -> None:
+    for deterministic in (False, True)[: 1 if form.dq_from_registers else 2]:
+        kernel = form.kernel("", dtype, causal, deterministic=deterministic)
+        compiled = compile_cubin(kernel, "sm_90a", nvrtc)
+        assert compiled.wgmma_remarks == ()
+        assert compiled.spill_bytes <= form.spill_bytes(causal)
+        assert compiled.registers == 168
 
 
-@pytest.mark.thorough
+@THOROUGH
 @CAUSAL
 @pytest.mark.parametrize("feature", ["window", "softcap", "alibi", "all"])
 @pytest.mark.parametrize(
@@ -65,18 +69,17 @@ def test_features_of_the_backward_spill_nothing(
     asked = ("window", "softcap", "alibi") if feature == "all" else (feature,)
     if not form.takes("bf16", asked):
         asked = ("window", "alibi")  # all that a head dimension of 64 has room for together
-    for options in ({}, {"deterministic": True}, {"sawtooth": True}):
-        if options and form.dq_from_registers:
+    for options, more in (({}, ()), ({"deterministic": True}, ()), ({}, ("sawtooth",))):
+        if (options or more) and form.dq_from_registers:
             continue
-        features = dict.fromkeys(asked, True)
-        kernel = form.kernel("", "bf16", causal, **features, **options)
+        kernel = form.kernel("", "bf16", causal, features=(*asked, *more), **options)
         compiled = compile_cubin(kernel, "sm_90a", nvrtc)
         assert compiled.wgmma_remarks == ()
         assert compiled.spill_bytes == 0
         assert compiled.registers == 168
 
 
-@pytest.mark.thorough
+@THOROUGH
 @CAUSAL
 @pytest.mark.parametrize(
     "form", [BackwardForm(64, 128), BackwardForm(128, 64)], ids=lambda f: f.name
@@ -87,7 +90,9 @@ def test_packed_sequences_of_the_backward_spill_nothing(
     for dtype in ("bf16", "fp16"):
         for deterministic in (False, True):
             for part in ("", "preprocess", "postprocess"):
-                kernel = form.kernel(part, dtype, causal, deterministic=deterministic, packed=True)
+                kernel = form.kernel(
+                    part, dtype, causal, deterministic=deterministic, features=["packed"]
+                )
                 compiled = compile_cubin(kernel, "sm_90a", nvrtc)
                 assert compiled.wgmma_remarks == ()
                 assert compiled.spill_bytes == 0

@@ -28,7 +28,7 @@ CASES = [
 @pytest.mark.parametrize(("head_dim", "causal", "features"), CASES)
 def test_features(head_dim: int, causal: bool, features: tuple[str, ...], nvrtc: str) -> None:
     form = forward_form(head_dim, causal, 1, featured=True)
-    kernel = form.kernel("bf16", causal, **dict.fromkeys(features, True))
+    kernel = form.kernel("bf16", causal, features=features)
     compiled = compile_cubin(kernel, "sm_90a", nvrtc)
     assert compiled.wgmma_remarks == ()
     assert compiled.spill_bytes == 0

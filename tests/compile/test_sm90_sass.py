@@ -36,8 +36,6 @@ CAUSAL = pytest.mark.parametrize(
     "causal", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["dense", "causal"]
 )
 SLOW = ("R2UR", "LDL", "STL")
-#: One leaves the order to ptxas, so that a card can say what it is worth.
-ORDERED = [form for form in FORWARD_FORMS if not form.late_wait]
 EXACT = (*FORWARD_FORMS, *PACKED_FORMS)
 
 
@@ -66,7 +64,7 @@ def check_registers(code: sass.Code) -> None:
 
 
 @CAUSAL
-@forms_and_parts([*ORDERED, *PACKED_FORMS])
+@forms_and_parts([*FORWARD_FORMS, *PACKED_FORMS])
 def test_the_softmax_runs_under_a_product(
     form: ForwardForm, part: str, causal: bool, nvrtc: str
 ) -> None:
@@ -98,15 +96,6 @@ def test_so_does_that_of_the_next_tile(
     assert step["MUFU"] == scores + 2
     assert step["FFMA"] >= scores
     assert step["HGMMA"] == 0
-
-
-def test_ptxas_orders_the_late_wait_otherwise(nvrtc: str) -> None:
-    """What the form is for: nothing of its softmax runs under P V."""
-    (form,) = (form for form in FORWARD_FORMS if form.late_wait)
-    code, _ = code_of(form.kernel("bf16", False), nvrtc)
-    counted = sass.count(code.between_waits(1)[0])
-    assert counted["MUFU"] == 0
-    assert counted["FMNMX"] <= 2
 
 
 @CAUSAL
@@ -160,7 +149,9 @@ def test_a_round_of_packed_sequences_is_that_of_others(
     """The same products and exponentials, and neither a spill nor a descriptor in a register."""
     counts = []
     for packed in (False, True):
-        kernel = form.kernel("", "bf16", causal, deterministic=deterministic, packed=packed)
+        kernel = form.kernel(
+            "", "bf16", causal, deterministic=deterministic, features=["packed"] * packed
+        )
         code, loop = code_of(kernel, nvrtc)
         check_registers(code)
         counts.append(sass.count(loop))
@@ -214,7 +205,7 @@ def test_a_window_costs_a_round_that_it_does_not_cut_little(
     """A few instructions say that the tile is whole; the exponentials stay under dP."""
     form = backward_form(head_dim, causal=True)
     plain, _ = code_of(form.kernel("", "bf16", causal), nvrtc)
-    code, _ = code_of(form.kernel("", "bf16", causal, window=True), nvrtc)
+    code, _ = code_of(form.kernel("", "bf16", causal, features=["window"]), nvrtc)
     check_registers(code)
     whole = code.shortest_round("HGMMA")
     assert len(whole) <= 1.06 * len(plain.shortest_round("HGMMA"))

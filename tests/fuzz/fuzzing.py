@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 """For all tests that are collected; 0: a fixed number of examples."""
+BATCH = 10
+"""Examples between two looks at the clock."""
 share = SECONDS
 """Of one test; set when the tests are counted (conftest.py)."""
 
@@ -25,29 +27,22 @@ def fuzzed(drawn: st.SearchStrategy[Any], *, examples: int) -> Callable[..., Cal
     or of new ones until its share of the time is up."""
 
     def test_of(body: Callable[[Any], None]) -> Callable[[], None]:
+        @settings(
+            max_examples=BATCH if SECONDS else examples,
+            derandomize=not SECONDS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        )
+        @given(drawn)
+        def try_some(value: Any) -> None:
+            body(value)
+
         def test() -> None:
-            until, failed = time.monotonic() + share, False
-
-            @settings(
-                max_examples=1_000_000 if SECONDS else examples,
-                derandomize=not SECONDS,
-                deadline=None,
-                suppress_health_check=list(HealthCheck),
-                print_blob=True,
-            )
-            @given(drawn)
-            def try_one(value: Any) -> None:
-                nonlocal failed
-                # Once one has failed the clock is not asked: smaller ones are looked for.
-                if SECONDS and not failed and time.monotonic() > until:
-                    return
-                try:
-                    body(value)
-                except BaseException:
-                    failed = True
-                    raise
-
-            try_one()
+            until = time.monotonic() + share
+            try_some()
+            while time.monotonic() < until:
+                try_some()
 
         test.__doc__ = body.__doc__
         test.__name__ = test.__qualname__ = body.__name__

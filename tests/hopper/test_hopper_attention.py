@@ -348,9 +348,9 @@ def test_one_key_is_returned_bit_for_bit() -> None:
         ({"head_dim": 96}, "head_dim 96"),
         ({"scale": 0.0}, "scale 0.0"),
         ({"scale": -1.0}, "scale -1.0"),
-        ({"key_mask": True}, "a key mask"),
-        ({"dropout": True}, "dropout"),
-        ({"block_mask": True}, "a block mask"),
+        ({"features": ["key_mask"]}, "a key mask"),
+        ({"features": ["dropout"]}, "dropout"),
+        ({"features": ["block_mask"]}, "a block mask"),
     ],
 )
 def test_what_is_not_covered_is_said(settings: dict[str, Any], reason: str) -> None:

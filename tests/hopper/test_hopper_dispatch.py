@@ -56,11 +56,12 @@ def test_hopper_takes_what_it_covers() -> None:
         (PretendedHopper(), [array(dtype="fp32")], {}, "dtype fp32"),
         (PretendedHopper(), [array(shape=(1, 1, 8, 32))], {}, "head_dim 32"),
         (PretendedHopper(), [array()], {"scale": -1.0}, "scale -1.0"),
-        (PretendedHopper(), [array()], {"key_mask": True}, "a key mask"),
-        (PretendedHopper(), [array()], {"dropout": True}, "dropout"),
-        (PretendedHopper(), [array()], {"block_mask": True}, "a block mask"),
-        (PretendedHopper(), [array()], {"softcap": True, "pass_": "backward"}, "a softcap in"),
-        (PretendedHopper(), [array()], {"bias": True}, "a bias"),
+        (PretendedHopper(), [array()], {"features": ["key_mask"]}, "a key mask"),
+        (PretendedHopper(), [array()], {"features": ["dropout"]}, "dropout"),
+        (PretendedHopper(), [array()], {"features": ["block_mask"]}, "a block mask"),
+        (PretendedHopper(), [array()], {"features": ["softcap"], "pass_": "backward"},
+         "a softcap in"),
+        (PretendedHopper(), [array()], {"features": ["bias"]}, "a bias"),
         (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {},
          "a sequence without rows"),
         (PretendedHopper(), [array(), shifted(array("k"), strides=(0, 0, 64, 1))], {},
@@ -78,14 +79,14 @@ def test_the_sm80_form_takes_the_rest(
 
 
 def test_a_deterministic_backward_has_a_form_of_its_own() -> None:
-    options: dict[str, Any] = {"scale": 1.0, "deterministic": True}
+    options: dict[str, Any] = {"scale": 1.0, "features": ["deterministic"]}
     chosen = dispatch.choose(PretendedHopper(), [array()], **options)
     assert chosen.algorithm == "flash-sm90-deterministic"
     chosen = dispatch.choose(PretendedAmpere(), [array()], **options)
     assert chosen.algorithm == "flash-split"
     assert chosen.reason == "the Hopper kernels need compute capability 9.0, this has 8.0"
     chosen = dispatch.choose(
-        PretendedHopper(), [array()], pass_="backward", order="sawtooth", **options
+        PretendedHopper(), [array()], ["deterministic", "sawtooth"], pass_="backward"
     )
     assert chosen.algorithm == "flash-split"
     assert chosen.reason.startswith("dq in a fixed order and a sawtooth")

@@ -147,7 +147,7 @@ def test_dispatch_takes_the_hopper_kernels() -> None:
         assert found.reason == (reason or "the Hopper kernels cover it")
     changed = "packed sequences with a window, a softcap or ALiBi"
     for more, reason in (
-        ({"softcap": True}, changed), ({"alibi": True}, changed), ({"dropout": True}, "dropout"),
+        ({"softcap": True}, changed), ({"alibi": True}, changed), ({"dropout_p": 0.5}, "dropout"),
     ):  # fmt: skip
         found = launches_of("auto", shape, "forward", HOPPER, lengths=lengths, **more)
         assert (found.algorithm, found.reason) == ("flash", reason)
@@ -164,7 +164,6 @@ def test_sums_refuse_what_the_kernels_do() -> None:
     lengths = Lengths.equal([100, 28])
     shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, 64))
     for some, options, name in (
-        (shape, {"softcap": True}, "softcap"),
         (shape, {"alibi": True}, "alibi"),
         (replace(shape, window=(30, 30)), {}, "window"),
     ):

@@ -181,12 +181,12 @@ def test_what_does_not_go_together_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             backward(**options)
-    for more in ({"sawtooth": True}, {"window": True}):
+    for more in ("sawtooth", "window"):
         with pytest.raises(ValueError, match="packed sequences go with a causal mask and turns al"):
-            backward_form(64, False).kernel("", "bf16", False, packed=True, **more)
+            backward_form(64, False).kernel("", "bf16", False, features=["packed", more])
     direct = BackwardForm(128, 64, dq_from_registers=True)
     with pytest.raises(ValueError, match="packed sequences go with a causal mask and turns alone"):
-        direct.kernel("", "bf16", False, packed=True)
+        direct.kernel("", "bf16", False, features=["packed"])
 
 
 @pytest.mark.thorough

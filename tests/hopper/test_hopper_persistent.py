@@ -148,11 +148,6 @@ def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm)
     assert form in FORWARD_FORMS
 
 
-def test_only_one_block_a_tile_leaves_the_order_to_the_compiler() -> None:
-    with pytest.raises(ValueError, match=r"late_wait=True is for one .*, not persistent=True"):
-        ForwardForm(128, 2, 128, persistent=True, late_wait=True)
-
-
 def test_one_block_a_tile_has_no_counter() -> None:
     with pytest.raises(ValueError, match="d64 192x128 has no counter"):
         ForwardForm(64, 3, 128).kernel("bf16", False, "clear_counter")

@@ -44,9 +44,9 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
         ours = [algorithm for algorithm in ours if algorithm not in FORMS]
         for algorithm in ours:
             assert algorithm in attention.ALGORITHMS
-            problem = prebuild.Problem(
-                algorithm, cell["head_dim"], cell["dtype"], cell["causal"],
-                tile_of(cell) if "block_m" in cell else None, (cell["pass"],), cell["seqlen_q"],
+            problem = prebuild.shipped(
+                algorithm, cell["head_dim"], cell["dtype"], cell["causal"], (cell["pass"],),
+                cell["seqlen_q"], tile=tile_of(cell) if "block_m" in cell else None,
             )  # fmt: skip
             for kernel in problem.kernels():
                 checked += 1

@@ -122,8 +122,10 @@ def test_what_dispatch_picks() -> None:
     assert dict(found.main.kernel.macros)["WINDOW"] == 1
     plain = launches_of("auto", replace(shape, window=(None, None)), "forward", Device("90"))
     assert plain.main.kernel.entry == "flash_forward_sm90_persistent"
-    options: dict[str, Any] = {"causal": True, "seqlen_q": 1024, "featured": True}
-    assert dispatch.form_name(128, "forward", **options) == "flash-sm90 d128 128x128, pingpong"
+    assert (
+        dispatch.form_name(128, "forward", 1024, ["causal", "window"])
+        == "flash-sm90 d128 128x128, pingpong"
+    )
     assert hopper.default_tile(128, "forward", False, 9999, featured=True) == Tile(128, 128)
     assert hopper.default_tile(128, "forward", False, 9999) == Tile(128, 176)
 
@@ -142,7 +144,7 @@ def test_what_has_none_of_it_says_so() -> None:
         attention.forward(HostBackend(), FORWARD, q, q, q, q, {}, scale=1.0, alibi_slopes=wrong)
     persistent = forward_form(64, False, 100)
     with pytest.raises(ValueError, match="persistent, pingpong has no window, alibi: that is for"):
-        persistent.kernel("bf16", False, window=True, alibi=True)
+        persistent.kernel("bf16", False, features=["window", "alibi"])
 
 
 @pytest.mark.thorough

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import repro
 from kernels import dispatch
 from repro.attention.launcher import backend_of, host_as
+from repro.attention.options import Options
 
 TABLE = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
 #: Options of the operator, on 20 rows of head dimension 128.
@@ -49,17 +50,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
     return out
 
 
-def arguments(options: dict[str, Any]) -> tuple[Any, ...]:
+def arguments(options: dict[str, Any]) -> Options:
     left, right = options.get("window", (None, None))
-    values: dict[str, Any] = {
-        "key_mask": None, "block_mask": None, "seed": None, "causal": True, "scale": 0.25,
-        "dropout_p": 0.0, "tile": None, "deterministic": True, "order": "rows", "softcap": None,
-        "alibi_slopes": None, "bias": None, "left": left, "right": right, "sinks": 0,
-        "k_scale": None, "v_scale": None, "scale_block": None,
-        "cu_seqlens_q": None, "cu_seqlens_k": None,
-    }  # fmt: skip
     given = {name: value for name, value in options.items() if name != "window"}
-    return tuple((values | given).values())
+    return Options(causal=True, scale=0.25, deterministic=True, left=left, right=right, **given)
 
 
 @EVERY_FORM

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from analysis import native
 from kernels.host import HostCompileError, compiler
 from repro import doctor
+from repro.attention import launcher
+from tests.support.attention_support import BOUNDS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
@@ -141,3 +147,61 @@ def test_doctor_tries_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.detail == "CXX=no-such-compiler: no such compiler"
     monkeypatch.setenv("CXX", "")
     assert doctor.compiler().ok
+
+
+def test_a_c_compiler_that_does_not_know_its_machine_compiles_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do some for Apple silicon. What is compiled without the flag counts the same."""
+    shy = tmp_path / "shy-cc"
+    shy.write_text(
+        '#!/bin/sh\ncase " $* " in *" -march=native "*) exit 1 ;; esac\n'
+        f'echo asked >> {tmp_path}/calls\nexec {shutil.which("gcc")} "$@"\n'
+    )
+    shy.chmod(0o755)
+    source = tmp_path / "seven.c"
+    source.write_text("int seven(void) { return 7; }\n")
+    monkeypatch.setenv("CC", str(shy))
+    built = native.library(source)
+    assert built is not None
+    assert built.seven() == 7
+    assert (tmp_path / "calls").read_text() == "asked\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about processors of this family")
+def test_a_processor_without_avx2_gives_right_results_and_the_same_bytes(tmp_path: Path) -> None:
+    """Nor has it instructions for fp16: both are emulated."""
+    plain = tmp_path / "plain-g++"
+    plain.write_text(
+        '#!/bin/sh\nfor a; do shift; [ "$a" = -march=native ] && a=-march=x86-64\n'
+        f'set -- "$@" "$a"; done\nexec {GXX} "$@"\n'
+    )
+    plain.chmod(0o755)
+    code = (
+        "import torch, repro\n"
+        "from repro.attention import launcher\n"
+        "from repro.attention.reference import attention_reference, max_error\n"
+        "x = torch.randn(4, 1, 2, 80, 64, generator=torch.Generator().manual_seed(0)).half()\n"
+        "q, k, v = (t.requires_grad_() for t in x[:3])\n"
+        "out = repro.flash_attention(q, k, v, causal=True)\n"
+        "out.backward(x[3])\n"
+        "exact = attention_reference(*x[:3], x[3], causal=True)\n"
+        "got = {'out': out.detach(), 'dq': q.grad, 'dk': k.grad, 'dv': v.grad}\n"
+        "print({n: max_error(t, getattr(exact, n)) for n, t in got.items()})\n"
+        "print(launcher.backend_of(q.device).traffic)\n"
+    )
+    said = []
+    for chosen in (str(GXX), str(plain)):
+        environment = os.environ | {"CXX": chosen, launcher.CHECKS_VARIABLE: "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        said.append(done.stdout.splitlines())
+    (native, bytes_native), (emulated, bytes_emulated) = said
+    assert bytes_native == bytes_emulated
+    assert "flash_forward" in bytes_native
+    for errors in map(ast.literal_eval, (native, emulated)):
+        assert errors["out"] <= BOUNDS[torch.float16][0]
+        assert max(errors[name] for name in ("dq", "dk", "dv")) <= BOUNDS[torch.float16][1]

@@ -15,6 +15,7 @@ import torch
 
 from analysis.arguments import check_fields
 from analysis.gemm import GemmTile
+from analysis.problem import Problem
 from analysis.shapes import AttentionShape, Tile
 from kernels import (
     attention,
@@ -38,6 +39,7 @@ from kernels.launching.plan import Recorder
 
 NAN, INF = math.nan, math.inf
 B, H, N, D = 1, 2, 64, 64
+SHAPE = AttentionShape(B, H, N, N, D)
 
 
 def array(name: str, shape: tuple[int, ...] = (B, H, N, D), dtype: str = "fp16") -> Array:
@@ -87,14 +89,15 @@ WORKS: dict[Callable[..., Any], dict[str, Any]] = {
     },
     flash_config.default_tile: {"head_dim": 64, "dtype": "fp16", "pass_": "forward"},
     flash_config.configure: {"head_dim": 64, "dtype": "fp16", "pass_": "forward"},
+    flash.Options: {"scale": 0.1},
     dispatch.choose: {"arrays": [array("q")], "scale": 0.1},
-    dispatch.form_name: FORM | {"pass_": "forward"},
+    dispatch.form_name: {"head_dim": 64, "pass_": "forward", "seqlen_q": 64},
     dispatch.default_tile: FORM | {"algorithm": "flash", "dtype": "fp16", "pass_": "forward"},
     dispatch.kernel_tile: {
-        "pass_": "forward", "dtype": "fp16", "head_dim": 64, "tile": Tile(64, 64)
+        "pass_": "forward", "problem": Problem(SHAPE, tile=Tile(64, 64))
     },
     launches.launches_of: {
-        "algorithm": "flash", "shape": AttentionShape(B, H, N, N, D), "pass_": "forward"
+        "algorithm": "flash", "problem": SHAPE, "pass_": "forward"
     },
     launches.Device: {},
     gemm.gemm_kernel: {"variant": "tiled", "dtype": "fp16"},
@@ -192,7 +195,7 @@ def test_every_argument_is_refused_by_name(function: Callable[..., Any], name: s
     kind, optional = kind_of(function, name)
     backend = Recorder()
     for value in (*HOSTILE.get(kind, ()), *ANYTHING):
-        if (value is None and optional) or name == "owner":
+        if (value is None and optional) or name in ("owner", "config"):
             continue
         if name in FREE and isinstance(value, str):
             continue
@@ -224,8 +227,13 @@ BESIDE = {
 }
 #: These stand alone: there is no other array that they could disagree with. (``progress`` has its
 #: own test, in test_flash_kernels_order.py.)
-ALONE = {probes.read, probes.tile_read, probes.chase}
+ALONE = {probes.read, probes.tile_read, probes.chase, flash.Options}
 COMPARED = [p for p in ARRAYS if p.values[0] not in ALONE and p.values[1] != "progress"]
+COMPARED += [
+    pytest.param(attention.forward, name, id=f"attention.forward-{name}")
+    for name in OPTIONAL
+    if name not in ("dbias", "dlse")
+]
 
 
 @pytest.mark.parametrize(("function", "name"), COMPARED)

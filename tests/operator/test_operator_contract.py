@@ -16,19 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import repro
 from repro.attention import decode, registered
+from repro.attention.options import Options
 from repro.attention.reference import attention_reference, max_error
-
-
-def _operator_arguments(**changes: Any) -> tuple[Any, ...]:
-    values: dict[str, Any] = {
-        "key_mask": None, "block_mask": None, "seed": None, "causal": False, "scale": 0.25,
-        "dropout_p": 0.0, "tile": None, "deterministic": False, "order": "rows", "softcap": None,
-        "alibi_slopes": None, "bias": None, "left": None, "right": None, "sinks": 0,
-        "k_scale": None, "v_scale": None, "scale_block": None,
-        "cu_seqlens_q": None, "cu_seqlens_k": None,
-    }  # fmt: skip
-    return tuple((values | changes).values())
-
 
 VARIATIONS: list[dict[str, Any]] = [
     {},
@@ -45,7 +34,7 @@ VARIATIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", VARIATIONS)
 def test_opcheck_forward(changes: dict[str, Any]) -> None:
     q, k, v, _ = inputs(2, 2, 20, 20, 16)
-    arguments = (q.requires_grad_(), k.requires_grad_(), v, *_operator_arguments(**changes))
+    arguments = (q.requires_grad_(), k.requires_grad_(), v, *Options(scale=0.25, **changes))
     torch.library.opcheck(torch.ops.repro.flash_attention, arguments)
 
 
@@ -57,7 +46,7 @@ PACKED = dict.fromkeys(
 @pytest.mark.parametrize("changes", [{}, {"alibi_slopes": torch.rand(3, 2), "left": 7}])
 def test_opcheck_packed(changes: dict[str, Any]) -> None:
     q, k, v, dout = inputs(1, 2, 20, 20, 16)
-    options = _operator_arguments(**PACKED, **changes)
+    options = Options(scale=0.25, **PACKED, **changes)
     out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
     leaves = (q.requires_grad_(), k.requires_grad_(), v)
     torch.library.opcheck(torch.ops.repro.flash_attention, (*leaves, *options))
@@ -74,7 +63,7 @@ def test_opcheck_packed(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", [{}, {"left": 7, "sinks": 3}], ids=["plain", "window"])
 def test_opcheck_backward(needed: list[bool], changes: dict[str, Any]) -> None:
     q, k, v, dout = inputs(2, 2, 20, 20, 16)
-    options = _operator_arguments(causal=True, bias=torch.ones(2, 1, 20, 20), **changes)
+    options = Options(scale=0.25, causal=True, bias=torch.ones(2, 1, 20, 20), **changes)
     out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
     torch.library.opcheck(
         torch.ops.repro.flash_attention_backward,

@@ -44,13 +44,11 @@ def test_a_layout_is_kept_once_and_every_call_has_its_own_numbers() -> None:
         expected = attention_reference(q, k, v, causal=True, scale=32**-0.5)
         assert max_error(got.out, expected.out) < BOUNDS[torch.float32][0]
         assert len(engine._REPEATED) == 2
-        assert len(engine._KEPT) == 1
-        calls = dict(engine._REPEATED), dict(engine._KEPT)
+        calls = dict(engine._REPEATED)
         engine.forget()
         assert same(got, attend(q, k, v, dout, causal=True))
         engine.forget()
-        engine._REPEATED.update(calls[0])
-        engine._KEPT.update(calls[1])
+        engine._REPEATED.update(calls)
 
 
 VARIATIONS: dict[str, dict[str, Any]] = {
@@ -159,12 +157,12 @@ def test_what_is_wrong_is_refused_beside_a_call_that_is_kept() -> None:
 def test_a_kept_call_has_the_results_of_the_others() -> None:
     q, k, v, dout = inputs(1, 2, 24, 24, 16)
     first, lse = repro.flash_attention(q, k, v, return_lse=True)
-    assert len(engine._KEPT) == 1
+    assert len(engine._REPEATED) == 1
     for options in ({}, {"scale": 0.25}, {"causal": False}, {"deterministic": False}):
         again = repro.flash_attention(q, k, v, return_lse=True, **options)
         assert torch.equal(again[0], first)
         assert torch.equal(again[1], lse)
-    assert len(engine._KEPT) == 1  # 0.25 is 1 / sqrt(16)
+    assert len(engine._REPEATED) == 1  # 0.25 is 1 / sqrt(16)
     with torch.inference_mode():
         assert torch.equal(repro.flash_attention(q, k, v), first)
     leaf = q.clone().requires_grad_()

@@ -26,7 +26,7 @@ PROBLEMS: list[tuple[Problem, Tile, dict[str, Any]]] = [
             key_mask=RNG.random((2, 130)) < 0.6, dropout_p=0.3, dropout_seed=5, with_dlse=True,
         ),
         Tile(32, 32),
-        {"key_mask": True, "dropout": True, "lse_gradient": True},
+        {"key_mask": True, "lse_gradient": True},
     ),
     (
         Problem(

@@ -87,8 +87,8 @@ def test_dispatch_picks_hopper_and_all_is_compiled_ahead(
     given = operands(feature, head_dim)
     arrays = {name: array_of(name, tensor) for name, tensor in given.tensors.items()}
     chosen = dispatch.choose(
-        Card(), [arrays[name] for name in ("q", "k", "v", "out")], scale=1.0, pass_=pass_,
-        causal=True, **{feature: True},
+        Card(), [arrays[name] for name in ("q", "k", "v", "out")], ["causal", feature],
+        pass_=pass_,
     )  # fmt: skip
     assert chosen.algorithm == gpu_features.HOPPER
     ready = {(kernel.source, kernel.macros) for kernel in prebuild.kernels()}
@@ -109,7 +109,7 @@ def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() ->
     current = {(now.cell, now.device): now for now in gpu_features.registered()}
     for key, now in current.items():
         assert now.value == pytest.approx(known[key].value, rel=0.05), (
-            "python -m repro.gpu.register"
+            "python -m repro dev register"
         )
     cells = gpu_features.cells()
     assert {cell for cell, _ in current} == {c.id for c in cells}

@@ -187,7 +187,7 @@ def test_on_the_stand_in_card_a_hang_of_the_persistent_loop_is_met_by_the_guard(
 
 
 def test_dispatch_leaves_out_what_a_run_refuses(tmp_path: Path) -> None:
-    form = dispatch.form_name(128, "forward", causal=False, seqlen_q=1024)
+    form = dispatch.form_name(128, "forward", 1024)
     path = tmp_path / "checked.json"
     Findings(["flash-sm90"], {form: "0.83 x of the sm_80 kernels"}).write(path)
     code = (

@@ -70,9 +70,9 @@ def test_the_form_follows_who_shares() -> None:
     assert form_of((1, 3), (2, 3), False) == "atomic"
     assert form_of((1, 3), (2, 3), True) == "workspace"
     with pytest.raises(ValueError, match="bias_gradient='sum' is not one of"):
-        FlashConfig("backward", "fp16", 64, Tile(64, 64), bias=True, bias_gradient="sum")
+        FlashConfig("backward", "fp16", 64, Tile(64, 64), frozenset({"bias"}), bias_gradient="sum")
     with pytest.raises(ValueError, match="forward: bias_gradient='write' is of a backward"):
-        FlashConfig("forward", "fp16", 64, Tile(64, 64), bias=True, bias_gradient="write")
+        FlashConfig("forward", "fp16", 64, Tile(64, 64), frozenset({"bias"}), bias_gradient="write")
 
 
 def test_wrong_arrays_are_refused_with_both_values() -> None:

@@ -179,10 +179,10 @@ def test_hopper_forms_without_a_sawtooth_are_refused_before_a_launch() -> None:
     direct = next(form for form in hopper.BACKWARD_FORMS if form.dq_from_registers)
     for form, arguments in ((persistent, ("bf16", False)), (direct, ("", "bf16", False))):
         with pytest.raises(ValueError, match=f"{form.name}.* has no sawtooth"):
-            form.kernel(*arguments, sawtooth=True)
+            form.kernel(*arguments, features=["sawtooth"])
     turns = hopper.backward_form(64, False)
     with pytest.raises(ValueError, match="deterministic=True has no sawtooth"):
-        turns.kernel("", "bf16", False, sawtooth=True, deterministic=True)
+        turns.kernel("", "bf16", False, features=["sawtooth"], deterministic=True)
 
 
 def notes_of(shape: tuple[int, int]) -> tuple[Array, np.ndarray]:

@@ -22,6 +22,7 @@ from kernels.fp8 import KeyScales, key_scales
 from kernels.launch import from_numpy
 from kernels.launches import Device, launches_of
 from repro.attention import launcher
+from repro.attention.options import Options
 from repro.attention.quantize import quantize_e4m3
 from repro.attention.reference import attention_reference, framework_result, max_error, visible
 from repro.attention.validation import FP8
@@ -177,8 +178,7 @@ def test_compiled_and_checked_by_the_framework() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(repro.flash_attention, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(q, k8, v8, **scales), repro.flash_attention(q, k8, v8, **scales))
-    options = (None, None, None, False, 0.25, 0.0, None, False, "rows", None, None, None, None,
-               None, 0, k_scale, v_scale, 16, None, None)  # fmt: skip
+    options = Options(scale=0.25, **scales)
     # Not its test of the schema, which multiplies the inputs: torch has no product of e4m3 here.
     others = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     arguments = (q, k8, v8, *options)

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from analysis.hardware import H200, Gpu
 from analysis.packed import Lengths
+from analysis.problem import GRADIENTS, Problem
 from analysis.shapes import AttentionShape, Tile
 from kernels import dispatch
-from kernels.launches import AUTO, GRADIENTS
+from kernels.launches import AUTO
 from kernels.philox import kept_weights
 from repro.attention.launcher import HOST_GPU, backend_of, host_as
 from repro.attention.operator import flash_attention
@@ -392,8 +393,7 @@ class _Counter:
         if self._backend is None:
             return None
         copied = copied + [name for name, tensor in tensors.items() if not fits(tensor)]
-        features = _features(case, masks)
-        found = predict(AUTO, shape_of(case), pass_, self._gpu, copied=copied, **features).traffic
+        found = predict(AUTO, problem_of(case, masks), pass_, self._gpu, copied=copied).traffic
         counted = {kernel: entries for kernel, entries in self._backend.traffic.items() if entries}
         self._reset()
         wanted = {kernel: dict(entries) for kernel, entries in found.kernels.items() if entries}
@@ -413,20 +413,22 @@ def shape_of(case: Case) -> AttentionShape:
     )  # fmt: skip
 
 
-def _features(case: Case, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a case that ``predict`` is told of."""
-    mask = options.get("block_mask")
-    return {
-        "tile": None if case.tile is None else Tile(*case.tile),
-        "key_mask": "key_mask" in options,
-        "dropout": case.dropout_p > 0.0,
-        "softcap": case.softcap is not None,
-        "alibi": bool(case.alibi),
-        "bias": bias_shape(case),
-        "bias_gradient": case.bias_gradient,
-        "block_mask": None if mask is None else mask.numpy(),
-        "deterministic": case.deterministic,
-        "order": case.order,
-        "lengths": case.lengths,
-        "gradients": [n for n, w in zip(GRADIENTS, case.needed, strict=True) if w],
-    }
+def problem_of(case: Case, masks: dict[str, Any] | None = None) -> Problem:
+    """The case as predictions know it; masks: of its call, with the bits of a block mask."""
+    mask = (masks or {}).get("block_mask")
+    return Problem(
+        shape_of(case),
+        lengths=case.lengths,
+        scale=case.scale,
+        key_mask=case.key_keep > 0.0,
+        block_mask=None if mask is None else mask.numpy(),
+        dropout_p=case.dropout_p,
+        softcap=case.softcap,
+        alibi=bool(case.alibi),
+        bias=bias_shape(case),
+        bias_gradient=case.bias_gradient,
+        gradients=[n for n, w in zip(GRADIENTS, case.needed, strict=True) if w],
+        tile=None if case.tile is None else Tile(*case.tile),
+        order=case.order,
+        deterministic=case.deterministic,
+    )

@@ -290,8 +290,6 @@ def expected_traffic(
         p.window, p.sinks,
     )  # fmt: skip
     options: dict[str, Any] = {} if p.key_mask is None else {"key_mask": True}
-    if p.softcap is not None:
-        options["softcap"] = True
     if p.alibi_slopes is not None:
         options["alibi"] = True
     if p.block_mask is not None:

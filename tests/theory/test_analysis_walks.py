@@ -283,14 +283,6 @@ def test_a_full_block_mask_only_adds_the_mask_itself() -> None:
         assert masked == plain
 
 
-def test_dropout_moves_nothing() -> None:
-    shape, tile = AttentionShape(1, 2, 100, 100, 64), Tile(32, 32)
-    for pass_ in ("forward", "backward"):
-        assert predict_traffic("flash", shape, tile, pass_, dropout=True) == predict_traffic(
-            "flash", shape, tile, pass_
-        )
-
-
 def test_block_masks_that_do_not_fit_are_refused() -> None:
     shape, tile = AttentionShape(1, 2, 100, 100, 64), Tile(32, 32)
     with pytest.raises(ValueError, match=r"\(3, 4\).*\(1, 2, 4, 4\)"):

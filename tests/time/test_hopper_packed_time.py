@@ -88,7 +88,7 @@ def test_a_time_that_is_not_there_says_why(pass_: str, monkeypatch: pytest.Monke
         return found.reason
 
     monkeypatch.setattr(hopper_packed_time, "digest_of", lambda *_: "another")
-    assert "has changed: python -m kernels.timing.hopper_packed_time" in told("flash-sm90")
+    assert "has changed: python -m kernels.timing hopper-packed" in told("flash-sm90")
     monkeypatch.setattr(records, "find", lambda *_, **__: None)
     assert f"no clocks on record for the packed {pass_}" in told("flash-sm90")
     if pass_ == "backward":
@@ -102,10 +102,3 @@ def test_it_pays_for_real_lengths() -> None:
     assert len(times) == 16
     for pass_, dataset, head_dim, causal, hopper_s, sm80_s in times:
         assert hopper_s < sm80_s, (pass_, dataset, head_dim, causal)
-
-
-def test_the_page_s_times_are_the_model_s() -> None:
-    page = packed_time.BLOCK.path.read_text(encoding="utf-8")
-    assert packed_time.BLOCK.put(packed_time.table(), page) == page, (
-        "python -m repro.timing.packed_time"
-    )

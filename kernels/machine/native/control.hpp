@@ -77,7 +77,8 @@ inline bool release_from_barriers(Warp& w) {
         if (g.wait == Wait::BLOCK_BARRIER && w.block->named[g.barrier].generation != g.generation) {
             g.wait = Wait::RUNS;
             g.pc++;
-            w.barrier_result = 0;
+            const NamedBarrier& n = w.block->named[g.barrier];
+            w.barrier_result = g.collected == 2 ? n.result_count : g.collected == 3 ? n.result_all : n.result_any;
             any = true;
         }
     if (any) merge_groups(w), w.current = 0;
@@ -203,6 +204,7 @@ inline void bar(Warp& w, const Instruction& i) {
     g.wait = Wait::BLOCK_BARRIER;
     g.barrier = u8(number);
     g.generation = n.generation;
+    g.collected = i.mod[0];
     check_barriers(*w.block);
 }
 

@@ -142,6 +142,16 @@ inline void dsetp(Warp& w, const Instruction& i) {
     double a[LANES], b[LANES];
     doubles(w, i.o[A], a);
     doubles(w, i.o[B], b);
+    if (i.mod[2]) {  // .MIN, .MAX: whether a is chosen, and whether both are NaN
+        u32 chosen = lanes_where([&](int l) {
+            return std::isnan(b[l]) || (i.mod[2] == 1 ? a[l] <= b[l] : a[l] >= b[l]);
+        });
+        put_predicate(w, i.o[OUT0], chosen);
+        put_predicate(w, i.o[OUT1], lanes_where([&](int l) {
+                          return std::isnan(a[l]) && std::isnan(b[l]);
+                      }));
+        return;
+    }
     u32 found = lanes_where([&](int l) { return compares(i.mod[0], a[l], b[l]); });
     put_comparison(w, i, found, i.mod[1], predicate(w, i.o[IN0]));
 }

@@ -319,7 +319,6 @@ inline void multiply(Warp& w, const Product& p) {
     const Instruction& i = *p.i;
     Block& b = *w.block;
     u32 columns = 8u * i.mod[0], depth = i.mod[1] == E_TF32 ? 8 : i.mod[1] >= E_E4M3 ? 32 : 16;
-    if (i.mod[5]) fail("HGMMA with an fp16 result");
     Values *a = b.machine->a.data(), *bs = b.machine->b.data();
     const u32* db = p.u + 2;
     if (!i.mod[6]) {
@@ -337,7 +336,22 @@ inline void multiply(Warp& w, const Product& p) {
     }
     read_operand(b, descriptor(db[0], db[1]), i.mod[3], 0, columns, depth, i.mod[7], bs);
     Arithmetic how = arithmetic(i.mod[1], 90);
+    how.half = i.mod[5];
     bool exact = b.machine->launch->exact_products;
+    if (how.half) {  // two results of a row share a register
+        for (u32 k = 0; k < columns / 4; k++)
+            for (int t = 0; t < LANES; t++) {
+                u32* place = &w.r[i.o[DST].reg + k][t];
+                u32 packed = 0;
+                for (int h = 0; h < 2; h++) {
+                    u32 c = p.scaled ? as_bits(from_half(*place >> (16 * h) & 0xffff)) : 0;
+                    u32 d = dot(c, a[t / 4 + 8 * (k % 2)], bs[8 * (k / 2) + 2 * (t % 4) + h], int(depth), how, exact);
+                    packed |= half_of(as_float(d)) << (16 * h);
+                }
+                *place = packed;
+            }
+        return;
+    }
     for (u32 k = 0; k < columns / 2; k++) {
         u32* row = w.r[i.o[DST].reg + k];
         for (int t = 0; t < LANES; t++)
@@ -351,6 +365,8 @@ inline void poison(Warp& w, int reg, int count) {
         for (u32& x : w.r[reg + k]) x = NAN32;
 }
 
+inline int accumulator_registers(const Instruction& i) { return (i.mod[5] ? 2 : 4) * i.mod[0]; }
+
 inline void hgmma(Warp& w, const Instruction& i) {
     if (w.active != ALL_LANES) fail("HGMMA where only some threads of the warp are here");
     const Operand& desc = i.o[MEM];
@@ -360,7 +376,7 @@ inline void hgmma(Warp& w, const Instruction& i) {
         multiply(w, p);
         return;
     }
-    int reg = i.o[DST].reg, count = 4 * i.mod[0];
+    int reg = i.o[DST].reg, count = accumulator_registers(i);
     if (!w.accumulators.count(reg)) {
         std::vector<u32>& kept = w.accumulators[reg];
         kept.resize(size_t(count) * LANES);
@@ -375,7 +391,7 @@ inline void finish_products(Warp& w, int left) {
     while (w.product_groups > left && !w.products.empty()) {
         Product p = w.products.front();
         w.products.pop_front();
-        int reg = p.i->o[DST].reg, count = 4 * p.i->mod[0];
+        int reg = p.i->o[DST].reg, count = accumulator_registers(*p.i);
         std::vector<u32>& kept = w.accumulators[reg];
         memcpy(w.r[reg], kept.data(), kept.size() * 4);
         multiply(w, p);

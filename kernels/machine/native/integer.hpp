@@ -6,7 +6,13 @@
 using u128 = unsigned __int128;
 using i128 = __int128;
 
-// IADD3, VIADD: mod[0] .X (carries in), mod[1] .64.
+// VIADD.16x2, VIMNMX.S16x2: each half of a word apart.
+template <typename F>
+inline u32 by_halves(u32 a, u32 b, F f) {
+    return (f(a & 0xffff, b & 0xffff) & 0xffff) | f(a >> 16, b >> 16) << 16;
+}
+
+// IADD3, VIADD: mod[0] .X (carries in), mod[1] .64, mod[2] .16x2.
 inline void iadd3(Warp& w, const Instruction& i) {
     const Operand* sources[3] = {&i.o[A], &i.o[B], &i.o[C]};
     if (i.mod[1]) {
@@ -16,6 +22,15 @@ inline void iadd3(Warp& w, const Instruction& i) {
             for (int l = 0; l < LANES; l++) total[l] += x[l];
         }
         put_wide(w, i.o[DST], total);
+        return;
+    }
+    if (i.mod[2]) {
+        u32 sa[LANES], sb[LANES], out[LANES];
+        const u32 *a = integers(w, i.o[A], sa), *b = integers(w, i.o[B], sb);
+        if (i.o[A].flags || i.o[B].flags) fail("a sign in front of two halves");
+        for (int l = 0; l < LANES; l++)
+            out[l] = by_halves(a[l], b[l], [](u32 x, u32 y) { return x + y; });
+        put(w, i.o[DST], out);
         return;
     }
     u64 total[LANES] = {};
@@ -205,7 +220,7 @@ inline void mov(Warp& w, const Instruction& i) {  // mod[0]: 64 bits
 }
 
 // IMNMX, VIMNMX, VIADDMNMX, VIMNMX3: mod[0] unsigned, mod[1] 1: a + b first, 2: of three,
-// mod[2] .RELU. A predicate that holds asks for the minimum.
+// mod[2] .RELU, mod[3] of halves. A predicate that holds asks for the minimum.
 inline void imnmx(Warp& w, const Instruction& i) {
     u32 sa[LANES], sb[LANES], sc[LANES], out[LANES];
     const u32 *a = integers(w, i.o[A], sa), *b = integers(w, i.o[B], sb);
@@ -218,6 +233,11 @@ inline void imnmx(Warp& w, const Instruction& i) {
         u32 x = i.mod[1] == 1 ? a[l] + b[l] : a[l];
         u32 y = i.mod[1] == 1 ? c[l] : b[l];
         u32 z = choose(x, y, lane_on(p, l));
+        if (i.mod[3])
+            z = by_halves(x, y, [&](u32 g, u32 h) {
+                bool less = i.mod[0] ? g < h : int16_t(g) < int16_t(h);
+                return less == lane_on(p, l) ? g : h;
+            });
         if (i.mod[1] == 2) z = choose(z, c[l], lane_on(p2, l));
         if (i.mod[2] && i32(z) < 0) z = 0;
         out[l] = z;
@@ -229,6 +249,18 @@ inline void iabs(Warp& w, const Instruction& i) {
     u32 s[LANES], out[LANES];
     const u32* a = integers(w, i.o[A], s);
     for (int l = 0; l < LANES; l++) out[l] = i32(a[l]) < 0 ? 0 - a[l] : a[l];
+    put(w, i.o[DST], out);
+}
+
+// VABSDIFF: c plus the distance of a and b; mod[0] unsigned.
+inline void vabsdiff(Warp& w, const Instruction& i) {
+    u32 sa[LANES], sb[LANES], sc[LANES], out[LANES];
+    const u32 *a = integers(w, i.o[A], sa), *b = integers(w, i.o[B], sb);
+    const u32* c = integers(w, i.o[C], sc);
+    for (int l = 0; l < LANES; l++) {
+        bool less = i.mod[0] ? a[l] < b[l] : i32(a[l]) < i32(b[l]);
+        out[l] = (less ? b[l] - a[l] : a[l] - b[l]) + c[l];
+    }
     put(w, i.o[DST], out);
 }
 

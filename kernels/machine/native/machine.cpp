@@ -16,7 +16,7 @@
     X(HMNMX2) X(HSETP2) X(HSET2) X(F2FP) X(LDG) X(STG) X(LDS) X(STS) X(LDL) X(STL) X(LD) X(ST)    \
     X(LDC) X(LDGSTS) X(LDGDEPBAR) X(DEPBAR) X(ATOMG) X(ATOM) X(ATOMS) X(LDSM) X(STSM) X(MOVM)     \
     X(HMMA) X(BRA) X(BRX) X(CALL) X(RET) X(EXIT) X(BSSY) X(BSYNC) X(BREAK) X(WARPSYNC) X(BAR)     \
-    X(B2R) X(S2R) X(BRA_DIV) X(BRA_ANY) X(KILL) X(BMOV_TO) X(BMOV_FROM) X(LEPC) X(YIELD)          \
+    X(B2R) X(S2R) X(BRA_DIV) X(BRA_ANY) X(KILL) X(BMOV_TO) X(BMOV_FROM) X(LEPC) X(YIELD) X(VABSDIFF) \
     X(SYNCS) X(UTMALDG) X(UTMASTG) X(UBLKCP) X(UTMACMDFLUSH) X(HGMMA) X(WARPGROUP) X(FENCE_ASYNC) \
     X(SETMAXREG) X(PREEXIT) X(ARRIVES)
 
@@ -75,6 +75,7 @@ static After step(Warp& w, const Instruction& i) {
         case OP_MOV: mov(w, i); break;
         case OP_IMNMX: imnmx(w, i); break;
         case OP_IABS: iabs(w, i); break;
+        case OP_VABSDIFF: vabsdiff(w, i); break;
         case OP_ISETP: isetp(w, i); break;
         case OP_POPC: popc(w, i); break;
         case OP_FLO: flo(w, i); break;
@@ -357,7 +358,8 @@ static bool run_block(Block& b, u64 turn, Where& where) {
             u64 slice = l.adversarial ? 1 + m.draw() % 400 : 4000, before = w.steps;
             auto place = [&] {
                 int g = w.current < int(w.groups.size()) ? w.current : 0;
-                where.address = w.groups.empty() ? -1 : i64(l.code[w.groups[g].pc].address);
+                bool inside = !w.groups.empty() && w.groups[g].pc < u64(l.code_count);
+                where.address = inside ? i64(l.code[w.groups[g].pc].address) : -1;
             };
             try {
                 any |= run_warp(w, slice);

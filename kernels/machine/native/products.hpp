@@ -13,6 +13,7 @@ struct Arithmetic {
     int bits;       // F
     int terms;      // of a block
     int kept_bits;  // of the result behind the point, 23 or 13
+    bool half;      // the result is rounded to fp16, nearest even, once a block
 };
 
 // The formats differ in what a row of bits means; a factor has at most 11 significant bits.
@@ -54,7 +55,7 @@ inline u32 block_sum(u32 c, const Factor* a, const Factor* b, int n, const Arith
         int x = a[k].exponent + b[k].exponent;
         most = x > most ? x : most;
     }
-    if (most < -2048) return (c >> 31) && zero_c ? 0 : 0;  // all terms are zero
+    if (most < -2048) return 0;  // all terms are zero
     if (most < -133) most = -133;
     i64 total = 0;
     if (!zero_c) {
@@ -72,6 +73,7 @@ inline u32 block_sum(u32 c, const Factor* a, const Factor* b, int n, const Arith
             total += p >= 0 ? p >> by : -(-p >> by);
     }
     if (!total) return 0;
+    if (how.half) return as_bits(from_half(to_half(ldexp(double(total), most - how.bits))));
     u32 sign = total < 0 ? 1u << 31 : 0;
     u64 t = u64(total < 0 ? -total : total);
     int top = 63 - __builtin_clzll(t), exponent = top - how.bits + most;
@@ -86,16 +88,17 @@ inline u32 block_sum(u32 c, const Factor* a, const Factor* b, int n, const Arith
 }
 
 // NaN and infinities follow IEEE's rules; every NaN is the same.
-inline u32 special_sum(u32 c, const Values& a, const Values& b, int from, int n) {
+inline u32 special_sum(u32 c, const Values& a, const Values& b, int from, int n,
+                       const Arithmetic& how) {
     double total = as_float(c);
     for (int k = from; k < from + n; k++) total += double(a.plain[k]) * b.plain[k];
-    float x = float(total);
+    float x = how.half ? from_half(to_half(total)) : float(total);
     return x != x ? NAN32 : as_bits(x);
 }
 
 // c plus the dot product of n terms, in blocks.
 inline u32 dot(u32 c, const Values& a, const Values& b, int n, const Arithmetic& how, bool exact) {
-    if (!exact) {
+    if (!exact && !how.half) {
         float total = as_float(c), sum = 0;
         for (int k = 0; k < n; k++) sum += a.plain[k] * b.plain[k];
         total += sum;
@@ -104,7 +107,7 @@ inline u32 dot(u32 c, const Values& a, const Values& b, int n, const Arithmetic&
     for (int from = 0; from < n; from += how.terms) {
         int count = how.terms < n - from ? how.terms : n - from;
         if (a.special || b.special || (c & 0x7f800000) == 0x7f800000)
-            c = special_sum(c, a, b, from, count);
+            c = special_sum(c, a, b, from, count, how);
         else
             c = block_sum(c, a.factors + from, b.factors + from, count, how);
     }
@@ -116,10 +119,10 @@ inline void add_value(Values& v, int place, u32 bits, int element) {
 }
 
 inline Arithmetic arithmetic(int element, int architecture) {
-    if (element == E_E4M3 || element == E_E5M2) return {13, 32, 13};
+    if (element == E_E4M3 || element == E_E5M2) return {13, 32, 13, false};
     bool tf32 = element == E_TF32;
-    if (architecture == 80) return {24, tf32 ? 4 : 8, 23};
-    return {25, tf32 ? 8 : 16, 23};
+    if (architecture == 80) return {24, tf32 ? 4 : 8, 23, false};
+    return {25, tf32 ? 8 : 16, 23, false};
 }
 
 // HMMA m16n8: mod[0] depth (8, 16; 4, 8 of tf32), mod[1] element, mod[2] result fp16.
@@ -147,13 +150,23 @@ inline void hmma(Warp& w, const Instruction& i) {
                           each == 1 ? y[t] : y[t] >> (16 * h) & 0xffff, element);
     }
     Arithmetic how = arithmetic(element, launch.architecture);
-    if (i.mod[2]) fail("HMMA with an fp16 result");
+    how.half = i.mod[2];
     u32 out[4][LANES];
     for (int k = 0; k < 4; k++) {
-        const u32* c = raw(w, i.o[C], space, k);
+        // Two fp16 results share a register, the left one below.
+        const u32* c = raw(w, i.o[C], space, how.half ? k / 2 : k);
         for (int t = 0; t < LANES; t++)
-            out[k][t] = dot(c[t], a[t / 4 + 8 * (k / 2)], b[2 * (t % 4) + k % 2], depth, how,
+            out[k][t] = dot(how.half ? as_bits(from_half(c[t] >> (16 * (k % 2)) & 0xffff)) : c[t], a[t / 4 + 8 * (k / 2)], b[2 * (t % 4) + k % 2], depth, how,
                             launch.exact_products);
+    }
+    if (how.half) {
+        for (int k = 0; k < 2; k++) {
+            u32 packed[LANES];
+            for (int t = 0; t < LANES; t++)
+                packed[t] = half_of(as_float(out[2 * k][t])) | half_of(as_float(out[2 * k + 1][t])) << 16;
+            put(w, i.o[DST], packed, k);
+        }
+        return;
     }
     for (int k = 0; k < 4; k++) put(w, i.o[DST], out[k], k);
 }

@@ -117,7 +117,7 @@ struct Group {  // threads of a warp that are at the same instruction
     u32 pc;
     Wait wait;
     u8 barrier;
-    u32 collected;  // mask of a WARPSYNC
+    u32 collected;  // mask of a WARPSYNC, or what a BAR asks for
     u64 generation;
 };
 

@@ -61,10 +61,8 @@ def _of_length(seqlen: int) -> list[Cell]:
         for pass_ in PASSES
         for feature, more in FEATURES.items()
         for head_dim in HEAD_DIMS
-        if hopper.unsupported_reason(
-            DTYPE, head_dim, scale=1.0, pass_=pass_, **{feature: True}
-        ) is None
-    ]  # fmt: skip
+        if hopper.unsupported_reason(DTYPE, head_dim, [feature], pass_=pass_) is None
+    ]
 
 
 def _packed() -> list[Cell]:
