@@ -61,6 +61,8 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
     torch.clear_autocast_cache()  # its casts belong to whatever run needed them first
     start = _newest_node()
     with (
+        # Nothing can be compiled while operations are watched, and would stay so.
+        torch.compiler.set_stance("force_eager"),
         torch.enable_grad(),
         Watched() as watched,
         INNER_HOOKS.without_graph(),
