@@ -218,7 +218,7 @@ record: | $(ENV)
 	@$(PY) -m repro measure --again --into host $(EXPERIMENT)
 	@$(PY) -m figures readme
 
-# For the authors: registers, spills and instructions of every kernel, in docs/kernel-audit.md.
+# For the authors: registers, spills and instructions of every kernel, in docs/kernel-audit.csv.
 audit: | $(ENV)
 	@$(PY) -m repro dev audit
 

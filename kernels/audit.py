@@ -2,15 +2,24 @@
 
     make audit           (or: python -m repro dev audit)
 
-writes docs/kernel-audit.md. Compiling needs NVRTC, counting instructions nvdisasm; neither a GPU
+writes docs/kernel-audit.csv. Compiling needs NVRTC, counting instructions nvdisasm; neither a GPU
 nor a driver. With a second NVRTC at hand (``kernels.building.nvrtc``) both versions' code is
-listed. Each row carries a digest of the code it speaks of, comments apart, so that a test notices a
-row that is out of date without compiling it again.
+listed: where it differs a cell has a value for each, in the order of the last column. A test fails
+when a row is out of date or more is spilled than the kernels' lists allow.
+
+Shared memory is static and dynamic together. Tensor ops are HMMA or, on Hopper, HGMMA instructions
+in the code; 16-byte accesses are loads and stores of 16 bytes a thread, matrix loads and stores,
+and the copies of whole tiles. Blocks an SM are predicted for an A100 (sm_80) or H200 (sm_90,
+sm_90a). The Hopper kernels' registers are those at launch; their warpgroups trade them afterwards
+(producer 24, 32 or 40, consumers 240, 160 or 232 a thread). ``code`` is a digest of source,
+included headers and macros, comments apart: a row that is out of date is noticed without compiling.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import os
 import re
 import sys
@@ -34,13 +43,14 @@ from kernels.sass import code as sass
 from kernels.sass.kept import disassembled
 from kernels.variants import shipped_variants
 
-PAGE = KERNELS_DIR.parent / "docs" / "kernel-audit.md"
+TABLE = KERNELS_DIR.parent / "docs" / "kernel-audit.csv"
 #: The card whose occupancy is predicted, by architecture.
 CARDS = {"sm_80": "A100 80GB", "sm_90": "H200", "sm_90a": "H200"}
 HEADER = (
     "kernel", "arch", "threads", "registers", "shared [B]", "spilled [B]", "tensor ops",
     "16-byte accesses", "blocks an SM", "limited by", "code",
 )  # fmt: skip
+VERSIONS = "NVRTC"
 
 
 @dataclass(frozen=True)
@@ -284,40 +294,25 @@ def rows(
     return [future.result() for future in waiting]
 
 
-def page(lines: Sequence[tuple[str, ...]], versions: Sequence[str]) -> str:
-    """The document."""
-    cells = [HEADER, tuple("---" for _ in HEADER), *lines]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in cells)
-    return f"""# What the compiler made of the kernels
-
-Written by `make audit` (NVRTC {" and ".join(versions)}); a test fails when a line is out of date or
-more is spilled than the kernels' lists allow (`spill_bytes` of their forms). Where the versions'
-code differs a cell has a value for each, in that order.
-
-Shared memory is static and dynamic together. Tensor ops are HMMA or, on Hopper, HGMMA instructions
-in the code; 16-byte accesses are loads and stores of 16 bytes a thread, matrix loads and stores,
-and the copies of whole tiles. Blocks an SM are predicted for an A100 (sm_80) or H200 (sm_90,
-sm_90a). The Hopper kernels' registers are those at launch; their warpgroups trade them afterwards
-(producer 24, 32 or 40, consumers 240, 160 or 232 a thread). `code` is a digest of source, included
-headers and macros, comments apart.
-
-{table}
-"""
+def written(lines: Sequence[tuple[str, ...]], versions: Sequence[str]) -> str:
+    """The table as CSV, with the compilers' versions in the last column."""
+    out = io.StringIO()
+    rows_of = csv.writer(out, lineterminator="\n")
+    rows_of.writerow([*HEADER, VERSIONS])
+    rows_of.writerows([*line, " / ".join(versions)] for line in lines)
+    return out.getvalue()
 
 
 def read(text: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The compilers' versions and the lines of a page."""
-    named = re.search(r"NVRTC ([\d.]+(?: and [\d.]+)*)\)", text)
-    if named is None:
-        raise ValueError("the page names no version of NVRTC")
-    lines = [line for line in text.split("\n") if line.startswith("| ")][2:]
-    return tuple(named[1].split(" and ")), [
-        tuple(c.strip() for c in line.strip("| ").split("|")) for line in lines
-    ]
+    """The compilers' versions and the lines of a table."""
+    head, *lines = list(csv.reader(io.StringIO(text))) or [[]]
+    if head != [*HEADER, VERSIONS] or not lines:
+        raise ValueError(f"no table of {', '.join(HEADER)} and {VERSIONS}")
+    return tuple(lines[0][-1].split(" / ")), [tuple(line[:-1]) for line in lines]
 
 
 def complaints(text: str) -> list[str]:
-    """What is wrong with a page, without compiling: missing, unknown and stale lines, spills."""
+    """What is wrong with a table, without compiling: missing, unknown and stale lines, spills."""
     wanted = {(subject.name, subject.arch): subject for subject in subjects()}
     _, lines = read(text)
     there = {(line[0], line[1]): line for line in lines}
@@ -334,12 +329,12 @@ def complaints(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Write the page. SystemExit names every form that spills."""
+    """Write the table. SystemExit names every form that spills."""
     parser = argparse.ArgumentParser(description="compile every kernel and write the audit")
-    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--out", type=Path, default=TABLE)
     arguments = parser.parse_args()
     versions = sorted(nvrtc.versions(), key=lambda version: [int(n) for n in version.split(".")])
-    text = page(rows(subjects(), versions), versions)
+    text = written(rows(subjects(), versions), versions)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(text, encoding="utf-8")
     wrong = complaints(text)

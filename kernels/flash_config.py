@@ -214,7 +214,7 @@ class FlashConfig:
     def registers_per_thread(self) -> int:
         """Estimate: fp32 accumulators, the forward's fragments of Q where they stay in registers,
         and ``OTHER_REGISTERS``. How many blocks an SM holds follows (a test compares with what the
-        compiler made, docs/kernel-audit.md). More than a thread can have are spilled."""
+        compiler made, docs/kernel-audit.csv). More than a thread can have are spilled."""
         rows, columns = self.tile.block_m, self.tile.block_n
         fragments = 0
         if self.pass_ == "backward":

@@ -16,10 +16,9 @@ with   R[t, k] <= sum of P[t, k, v] over the values v that can serve as its inpu
 from __future__ import annotations
 
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from analysis.arguments import byte_count
 
@@ -28,6 +27,9 @@ from .optimal import InfeasibleBudgetError, smallest_budget
 from .plan_tree import Plan
 from .schedule import Action, Keep, Value, backward, drop, forward, loss
 from .simulator import simulate
+
+if TYPE_CHECKING:  # SciPy's solvers take long to import, and few callers ask for this judge
+    from scipy.optimize import LinearConstraint
 
 MAX_STAGES = 8
 
@@ -45,6 +47,9 @@ class _Programme:
         self.upper.append(bound)
 
     def constraint(self, columns: int) -> LinearConstraint:
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import coo_array
+
         rows, cols, factors = zip(*self.entries, strict=True)
         matrix = coo_array((factors, (rows, cols)), shape=(len(self.upper), columns))
         return LinearConstraint(matrix.tocsr(), -np.inf, np.array(self.upper))
@@ -59,6 +64,8 @@ def exact(chain: Chain, budget_bytes: int, *, time_limit_s: float = 60.0) -> Pla
     Raises ValueError for longer chains, InfeasibleBudgetError where nothing fits (it names the
     least budget of the planners' family), RuntimeError when the solver runs out of time.
     """
+    from scipy.optimize import Bounds, milp
+
     budget_bytes = byte_count("budget_bytes", budget_bytes)
     length = len(chain)
     if length > MAX_STAGES:

@@ -285,6 +285,10 @@ _HOPPER = {
                              "RN": IGNORED},
         source="public simulator's reading, in part",
     ),
+    "FENCE": Opcode(
+        "FENCE_ASYNC", ("",), dict.fromkeys(("VIEW", "ASYNC", "S", "G", "T"), IGNORED),
+        source="PTX ISA (fence.proxy.async)",
+    ),
     "UTMACMDFLUSH": Opcode("UTMACMDFLUSH", ("",), source=_NOTES),
     "WARPGROUP": Opcode(
         "WARPGROUP", ("-s", ""), {"ARRIVE": {0: 0}, "DEPBAR": {0: 1}, "LE": IGNORED}, source=_NOTES
@@ -305,7 +309,6 @@ _WITHOUT_EFFECT = {
         ("CGAERRBAR", (), "memory is not modelled as weak"),
         ("CCTL", ("IVALL", "E", "PF2", "IV", "C", "LDC", "PF1"), "no caches are modelled"),
         ("UCCTL", ("IVALL",), "no caches are modelled"),
-        ("FENCE", ("VIEW", "ASYNC", "S", "G", "T"), "memory is not modelled as weak"),
         ("ACQBULK", (), "kernels run one after another"),
         ("PREEXIT", (), "kernels run one after another"),
         ("NANOSLEEP", (), "time is not modelled"),

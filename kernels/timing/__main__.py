@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from kernels.command_line import program
-from kernels.timing import ampere_time, hopper_packed_time, hopper_time, sm80_on_hopper
+from kernels.timing import followed_warps, hopper_packed_time, hopper_time
+from kernels.timing.sm80_time import TARGETS
 
-RECORDS = {
-    "ampere": ampere_time.record,
+RECORDS: dict[str, Callable[[], None]] = {
     "hopper": hopper_time.record,
     "hopper-packed": hopper_packed_time.record,
-    "sm80-on-hopper": sm80_on_hopper.record,
+    **{target.name: partial(followed_warps.record, target) for target in TARGETS},
 }
 """What is recorded, by name."""
 

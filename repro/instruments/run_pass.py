@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,10 @@ __all__ = ["PassResult", "run_pass"]
 @dataclass(frozen=True)
 class PassResult:
     """tensors: what the pass makes, and lse where the algorithm keeps one. traffic: of the pass
-    alone, counted. seconds: of the pass alone, executed wherever the backend does."""
+    alone, counted."""
 
     tensors: Mapping[str, Tensor]
     traffic: Traffic
-    seconds: float
 
     def errors(self, want: Reference) -> dict[str, float]:
         """Largest absolute error of each result, lse aside."""
@@ -81,17 +79,14 @@ def run_pass(
         names = (*names, "lse")
     operands = (at["q"], at["k"], at["v"], at["out"])
     backend.reset()
-    start = time.perf_counter()
     # A tile that was asked for is the pass's own; of a block mask it is the block, of both passes.
     other = {"tile": None} if backwards and "block_mask" not in given else {}
     attention.forward(backend, algorithm, *operands, stats, **{**given, **other})
     if backwards:
         backend.reset()
-        start = time.perf_counter()
         attention.backward(
             backend, algorithm, *operands, at["dout"], stats, at["dq"], at["dk"], at["dv"],
             **{**given, **gradients},
         )  # fmt: skip
-    seconds = time.perf_counter() - start
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
-    return PassResult({name: made[name] for name in names}, counted, seconds)
+    return PassResult({name: made[name] for name in names}, counted)

@@ -18,7 +18,7 @@ from analysis.hardware import find_gpu
 from analysis.loop_model import card
 from analysis.loop_model.card import Clock
 from kernels import hopper
-from kernels.timing import ampere_time, hopper_packed_time, hopper_time, sm80_on_hopper
+from kernels.timing import hopper_packed_time, hopper_time, sm80_time
 from repro.measuring.records import load
 
 if TYPE_CHECKING:
@@ -137,9 +137,10 @@ def _of_instructions(point: Prediction, clock: Clock) -> float:
     sms, hbm = gpu.sms, gpu.hbm_bandwidth_bytes_per_s
     assert point.main is not None
     if find(point.algorithm).family is Family.FLASH:
-        on = ampere_time if gpu.compute_capability == (8, 0) else sm80_on_hopper
-        return on.seconds(
-            point.main, point.pass_, shape, lengths=point.problem.lengths, sms=sms,
+        target = sm80_time.target_of(gpu)
+        assert target is not None
+        return sm80_time.seconds(
+            point.main, point.pass_, shape, target, lengths=point.problem.lengths, sms=sms,
             hbm_bytes_per_s=hbm, clock=clock,
         )  # fmt: skip
     form = point.main.config

@@ -1,7 +1,7 @@
 """The choice of tile on an A100, as the model of time sees it: each tile compiled and followed.
 
-``python -m repro.timing tables tiles`` writes the table of docs/pages/time.md. A minute; needs
-NVRTC, nvdisasm and a C compiler, no GPU.
+``python -m repro.timing tables tiles`` writes its table in docs/pages/time-validation.md. A minute;
+needs NVRTC, nvdisasm and a C compiler, no GPU.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from functools import cache
 
 from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
-from kernels.timing import ampere_time
-from kernels.timing.ampere_time import Recorded
+from kernels.timing.followed_warps import Kind, columns_of
+from kernels.timing.records import Recorded
+from kernels.timing.sm80_time import ON_A100, rounds_of
 from repro.timing.ampere_validation import CLOCK, GPU
 
 #: Tiles of a pass and head dimension, the default first.
@@ -43,18 +44,18 @@ class Choice:
 def choice(pass_: str, head_dim: int, block_m: int, block_n: int) -> Choice:
     """What the model says of a tile without a mask, fp16."""
     tile = Tile(block_m, block_n)
-    config = ampere_time.config_of(pass_, head_dim, False, tile)
+    kind = Kind(ON_A100, pass_, head_dim, causal=False, tile=tile)
     found = Recorded.read(
-        {name: str(value) for name, value in ampere_time.follow_form(config, ROUNDS).items()}
+        {name: str(value) for name, value in columns_of(kind, ROUNDS).items()}
         | {"block_m": str(block_m), "block_n": str(block_n)}
     )
     rates = []
     for seqlen in SEQLENS:
         heads = HIDDEN // head_dim
         shape = AttentionShape(TOKENS // seqlen, heads, seqlen, seqlen, head_dim, dtype="fp16")
-        clocks = found.clocks(ampere_time.rounds_of(pass_, tile, shape), GPU.sms)
+        clocks = found.clocks(rounds_of(pass_, tile, shape), GPU.sms)
         rates.append(paper_flops(shape, pass_) * CLOCK.hz / clocks / 1e12)
-    return Choice(pass_, head_dim, tile, found.blocks_per_sm, config.num_warps, tuple(rates))
+    return Choice(pass_, head_dim, tile, found.blocks_per_sm, kind.config.num_warps, tuple(rates))
 
 
 def row(found: Choice) -> str:

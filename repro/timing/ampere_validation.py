@@ -1,7 +1,7 @@
 """What the model of time says of an A100 beside what FlashAttention-2 published for one.
 
 Of FlashAttention-2's own kernels, from the machine code in torch's wheel
-(``repro.timing.flash2_time``), and of ours (``kernels.timing.ampere_time``). Published are 24
+(``repro.timing.flash2_time``), and of ours (``kernels.timing.sm80_time``). Published are 24
 labels of a figure, forward and backward together, and 8 end points of two more, read by others
 (``results/published/throughput.jsonl``).
 """
@@ -16,7 +16,8 @@ from analysis.flops import paper_flops
 from analysis.hardware import find_gpu
 from analysis.loop_model.card import Clock
 from analysis.shapes import AttentionShape
-from kernels.timing import ampere_time
+from kernels.timing import sm80_time
+from kernels.timing.sm80_time import ON_A100
 from repro.measuring.records import Record, load
 from repro.timing import flash2_time
 
@@ -68,9 +69,9 @@ def point(
 
 def ours(pass_: str, shape: AttentionShape) -> float:
     """Seconds of our kernels that run on an A100 by default."""
-    config = ampere_time.config_of(pass_, shape.head_dim, shape.causal)
-    return ampere_time.seconds(
-        config.kernel(), pass_, shape,
+    main = sm80_time.main_launch(shape, pass_, ON_A100)
+    return sm80_time.seconds(
+        main.kernel, pass_, shape, ON_A100,
         sms=GPU.sms, hbm_bytes_per_s=GPU.hbm_bandwidth_bytes_per_s, clock=CLOCK,
     )  # fmt: skip
 

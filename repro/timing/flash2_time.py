@@ -32,9 +32,10 @@ from kernels.sass import loops
 from kernels.sass.code import Code, disassemble
 from kernels.sass.operands import Launch
 from kernels.timing import records
-from kernels.timing.ampere_time import PASSES, follow
+from kernels.timing.followed_warps import follow
 from kernels.timing.hopper_time import seconds_around
 from kernels.timing.records import Recorded, clock_columns
+from kernels.timing.sm80_time import PASSES
 from repro.measuring.records import COMMITTED
 from repro.timing.round_counts import Key, peer_record, write_counts
 

@@ -7,7 +7,7 @@ FlashGPU-Sim, so that here no clock is open.
 
     cuobjdump -xelf sm_90a fa3_fwd/_C.abi3.so     # into an empty folder
     python -m repro.timing flash3 FOLDER VERSION    # of fa3-fwd; writes the record
-    python -m repro.timing tables fa3-code          # writes the table of docs/pages/time.md
+    python -m repro.timing tables fa3-code        # its table in docs/pages/time-validation.md
 
 The record needs nvdisasm and a C compiler; no GPU, and no FlashAttention that is installed.
 """

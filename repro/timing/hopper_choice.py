@@ -2,8 +2,8 @@
 
 Dispatch takes the Hopper kernels wherever they can run, and no card has timed either. Both are
 predicted from their machine code, as if nothing waited for HBM: ``kernels.timing.hopper_time`` and
-``kernels.timing.sm80_on_hopper``. ``python -m repro.timing tables choice`` writes the table of
-``docs/pages/hopper.md``; the experiment ``gpu-features`` times both.
+``kernels.timing.sm80_time``. ``python -m repro.timing tables choice`` writes the table of
+``docs/pages/hopper-code.md``; the experiment ``gpu-features`` times both.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tabulate import tabulate
 from analysis.hardware import H200
 from analysis.shapes import AttentionShape
 from kernels import hopper
-from kernels.timing import hopper_time, sm80_on_hopper
-from kernels.timing.ampere_time import PASSES
+from kernels.timing import hopper_time, sm80_time
 from kernels.timing.followed_blocks import dtype_of
 from kernels.timing.hopper_time import FEATURES_ON_RECORD, Features, options_of
+from kernels.timing.sm80_time import PASSES
 
 SEQLENS = (512, 1024, 4096, 16384)
 TOKENS, HIDDEN = 16384, 2048
@@ -62,7 +62,7 @@ class Case:
             self.form(seqlen), shape, sms=H200.sms,
             hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s, features=self.features,
         )  # fmt: skip
-        return hopper_s, sm80_on_hopper.on_h200(shape, self.pass_, self.features)
+        return hopper_s, sm80_time.on_h200(shape, self.pass_, self.features)
 
 
 UNSETTLED = Case("forward", 64, True, ("window", "softcap", "fp16"))

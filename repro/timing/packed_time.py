@@ -3,7 +3,7 @@
 ``python -m repro.timing tables packed`` writes the table of ``docs/pages/packed.md`` for an H200, a
 batch of each dataset of ``repro.measuring.lengths``. Both forms are predicted from their machine
 code, Hopper's by ``kernels.timing.hopper_packed_time``, the sm_80 form by
-``kernels.timing.sm80_on_hopper``.
+``kernels.timing.sm80_time``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tabulate import tabulate
 from analysis.hardware import H200
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
-from kernels.timing import sm80_on_hopper
-from kernels.timing.ampere_time import PASSES
+from kernels.timing import sm80_time
+from kernels.timing.sm80_time import PASSES
 from repro.measuring.lengths import LIMITS, drawn
 from repro.prediction import predict
 
@@ -38,7 +38,7 @@ def times() -> Iterator[tuple[str, str, int, bool, float, float]]:
         shape, lengths = batch(dataset, head_dim, causal)
         hopper = predict("flash-sm90", shape, pass_, H200, lengths=lengths).predicted_s
         assert hopper is not None, "their clocks are of another source"
-        sm80 = sm80_on_hopper.on_h200(shape, pass_, lengths=lengths)
+        sm80 = sm80_time.on_h200(shape, pass_, lengths=lengths)
         yield pass_, dataset, head_dim, causal, hopper, sm80
 
 

@@ -14,7 +14,7 @@ kernels (``repro.timing.flash4_time``). The rules were fixed before any predicti
   at once.
 
 ``python -m repro.timing peers`` adds what is new to the predictions, ``h200_predicted.csv`` in the
-folder of each, and writes the table of docs/pages/time.md. A cell that is recorded keeps its
+folder of each, and writes its table in docs/pages/time-validation.md. A cell on record keeps its
 prediction.
 """
 

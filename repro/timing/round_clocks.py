@@ -4,7 +4,7 @@ The prototype was timed on an H200 and ours have not been, so its loops are the 
 is one more key tile of the forward (query tile of the backward) in a block alone on its SM. Both
 come from machine code of NVRTC 13.0 by the same model of an SM (``analysis.loop_model``).
 
-``python -m repro.timing tables rounds`` writes the table of ``docs/pages/hopper.md``. Under a
+``python -m repro.timing tables rounds`` writes the table of ``docs/pages/hopper-code.md``. Under a
 minute.
 """
 

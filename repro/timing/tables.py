@@ -18,14 +18,14 @@ from repro.timing import (
 
 COMMAND = "repro.timing tables"
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
-    "a100": ("time.md", ampere_validation.table),
-    "tiles": ("time.md", ampere_tiles.table),
-    "peers": ("time.md", peers.table),
-    "fa3-code": ("time.md", flash3_time.table),
-    "forms": ("time.md", hopper_time.form_table),
-    "choice": ("hopper.md", hopper_choice.table),
-    "rounds": ("hopper.md", round_clocks.table),
-    "features": ("hopper.md", hopper_time.feature_table),
+    "a100": ("time-validation.md", ampere_validation.table),
+    "tiles": ("time-validation.md", ampere_tiles.table),
+    "peers": ("time-validation.md", peers.table),
+    "fa3-code": ("time-validation.md", flash3_time.table),
+    "forms": ("time-validation.md", hopper_time.form_table),
+    "choice": ("hopper-code.md", hopper_choice.table),
+    "rounds": ("hopper-code.md", round_clocks.table),
+    "features": ("hopper-code.md", hopper_time.feature_table),
     "packed": ("packed.md", packed_time.table),
 }
 """Name of a table -> its page, and its Markdown. ``tiles`` and ``rounds`` follow machine code and

@@ -26,20 +26,20 @@ def small_page(monkeypatch: pytest.MonkeyPatch) -> str:
     listed = small()
     monkeypatch.setattr(audit, "subjects", lambda: listed)
     versions = [nvrtc_version()]
-    return audit.page([audit.row(subject, versions) for subject in listed], versions)
+    return audit.written([audit.row(subject, versions) for subject in listed], versions)
 
 
 def test_the_page_is_up_to_date_and_nothing_spills() -> None:
-    if not audit.PAGE.exists():
-        pytest.skip("docs/kernel-audit.md is not there: make audit")
-    assert audit.complaints(audit.PAGE.read_text()) == []
+    if not audit.TABLE.exists():
+        pytest.skip("docs/kernel-audit.csv is not there: make audit")
+    assert audit.complaints(audit.TABLE.read_text()) == []
 
 
 @NEEDS_TOOLS
 def test_lines_of_the_page_are_what_the_compiler_says() -> None:
-    if not audit.PAGE.exists():
-        pytest.skip("docs/kernel-audit.md is not there: make audit")
-    versions, lines = audit.read(audit.PAGE.read_text())
+    if not audit.TABLE.exists():
+        pytest.skip("docs/kernel-audit.csv is not there: make audit")
+    versions, lines = audit.read(audit.TABLE.read_text())
     shared = [version for version in versions if version in nvrtc.versions()]
     if not shared:
         pytest.skip(f"the page was made with NVRTC {versions}, here is {nvrtc.versions()}")
@@ -57,7 +57,7 @@ def test_versions_that_differ_have_a_value_each(monkeypatch: pytest.MonkeyPatch)
     subject = small()[0]
     assert audit.row(subject, ["13.0", "13.5"]) == ("k", "128 / 168", "0")
     assert audit.row(subject, ["13.5"]) == facts["13.5"]
-    text = audit.page([facts["13.0"]], ["13.0", "13.5"])
+    text = audit.written([facts["13.0"]], ["13.0", "13.5"])
     assert audit.read(text) == (("13.0", "13.5"), [facts["13.0"]])
 
 
@@ -83,15 +83,15 @@ def test_what_is_wrong_is_named(small_page: str, monkeypatch: pytest.MonkeyPatch
         f"out of date: {first.name} {first.arch}"
     ]
     spilled = [tuple("8" if i == 5 else c for i, c in enumerate(line)) for line in lines]
-    assert audit.complaints(audit.page(spilled, ["13.0"])) == [
+    assert audit.complaints(audit.written(spilled, ["13.0"])) == [
         f"spills 8 bytes: {s.name} {s.arch}" for s in (first, second)
     ]
-    assert audit.complaints(audit.page(lines[:1], ["13.0"])) == [
+    assert audit.complaints(audit.written(lines[:1], ["13.0"])) == [
         f"missing: {second.name} {second.arch}"
     ]
     monkeypatch.setattr(audit, "subjects", lambda: [first])
     assert audit.complaints(small_page) == [f"unknown: {second.name} {second.arch}"]
-    with pytest.raises(ValueError, match="no version"):
+    with pytest.raises(ValueError, match="no table of kernel, arch"):
         audit.read("nothing")
 
 

@@ -228,7 +228,7 @@ def test_what_surrounds_the_backward_waits_and_lets_go() -> None:
     assert found == [(0, 1), (1, 0)]
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "hopper.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "hopper-code.md"
 VERSIONS = ("13.0", "13.5")  # of the page's pairs of numbers
 
 
@@ -243,7 +243,7 @@ def listed_kernel(name: str) -> Kernel:
 
 
 def test_the_page_s_numbers_are_the_code_s(nvrtc: str) -> None:
-    """``docs/pages/hopper.md``: every form, and what its round consists of."""
+    """``docs/pages/hopper-code.md``: every form, and what its round consists of."""
     if nvrtc not in VERSIONS:
         pytest.skip(f"the page has no numbers of NVRTC {nvrtc}")
     table = PAGE.read_text().split("<!-- rounds:")[0]

@@ -8,6 +8,9 @@ the checkout, and those test files are run until one fails. A failure counts onl
 passes without the change. What has been decided already is in FILE and is not run again.
 
 A file that has moved is found by its text. A mutation whose text is gone is reported as "gone".
+``results.csv`` keeps what was noticed at 7e2fe10, before the tests of options became one suite, and
+after it: run again were those that a test noticed whose file was cut. "survived so far" had 14 CPU
+seconds a test file.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from flash_support import Problem, execute
 import repro
 from analysis.hardware import A100_40GB, GPUS, H200, T4, Gpu
 from analysis.shapes import AttentionShape, Tile
-from kernels import attention, ladder
+from kernels import attention, audit, ladder
 from kernels.flash_config import padded_head_dim
 from kernels.host import HostBackend
 from kernels.launch import Kernel
@@ -221,13 +220,13 @@ def test_theory_is_called_theory() -> None:
 
 
 def test_blocks_per_sm_are_those_of_the_audit() -> None:
-    """docs/kernel-audit.md has what the compiler made; the prediction has an estimate."""
-    audit = (Path(__file__).parents[2] / "docs" / "kernel-audit.md").read_text()
-    lines = re.findall(
-        r"\| flash (forward|backward|backward dq) bf16 (\d+) full \| sm_80 \| (\d+) \| [\d /]+ "
-        r"\| \d+ \|(?: [\d /]+ \|){3} (\d+) \|",
-        audit,
-    )
+    """docs/kernel-audit.csv has what the compiler made; the prediction has an estimate."""
+    _, rows = audit.read(audit.TABLE.read_text(encoding="utf-8"))
+    lines = []
+    for row in (dict(zip(audit.HEADER, each, strict=True)) for each in rows):
+        named = re.fullmatch(r"flash (forward|backward|backward dq) bf16 (\d+) full", row["kernel"])
+        if named and row["arch"] == "sm_80":
+            lines.append((*named.groups(), row["threads"], row["blocks an SM"]))
     assert len(lines) == 12
     for pass_, columns, threads, blocks in lines:
         head_dim, shape = int(columns), AttentionShape(1, 1, 512, 512, int(columns), dtype="bf16")

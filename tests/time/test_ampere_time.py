@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +12,7 @@ from analysis.loop_model import ampere
 from analysis.loop_model.card import fill, fill_shared
 from analysis.loop_model.native import simulate
 from analysis.loop_model.program import Event, Program, Step, Way, side_by_side
+from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from kernels.building.compile import nvrtc_version
 from kernels.sass import loops
@@ -21,7 +20,9 @@ from kernels.sass.code import Control, Instruction, find_nvdisasm
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch
 from kernels.sass.run import ways
-from kernels.timing import ampere_time, records
+from kernels.timing import followed_warps, records, sm80_time
+from kernels.timing.followed_warps import Kind
+from kernels.timing.sm80_time import ON_A100, ON_H200, TARGETS, Target
 from repro.prediction import NoTime, predict
 from repro.prediction.time import WAITS_FOR_MEMORY
 from repro.timing import ampere_tiles, tables
@@ -223,30 +224,39 @@ def shape_of(seqlen: int, head_dim: int, causal: bool = False, **options: object
     return AttentionShape(head_dim=head_dim, causal=causal, **{**values, **options})  # type: ignore[arg-type]
 
 
-def test_all_that_runs_by_default_is_on_record() -> None:
-    """A change of a source needs ``python -m kernels.timing ampere``, a minute."""
-    for row in records.rows(ampere_time.LINES):
-        config = ampere_time.config_of(row["pass"], int(row["head_dim"]), row["causal"] == "True")
-        found = ampere_time.recorded(config.kernel())
-        assert found.tile == config.tile
-        assert found.blocks_per_sm == config.fit(ampere_time.GPU).blocks_per_sm
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_all_that_runs_by_default_is_on_record(target: Target) -> None:
+    """A change of a source needs ``python -m kernels.timing``, minutes."""
+    listed = list(followed_warps.kinds(target))
+    for kind in listed:
+        found = sm80_time.recorded(kind.config.kernel(), target)
+        assert found.tile == kind.config.tile
+        assert found.blocks_per_sm == kind.blocks_per_sm
         assert 1 <= found.slowdown <= found.blocks_per_sm
-    assert len(records.rows(ampere_time.LINES)) == 16
+    digests = [row["digest"] for row in records.rows(target.lines)]
+    assert len(set(digests)) == len(digests) == len(listed)
 
 
-@pytest.mark.parametrize("row", [("forward", 64, True), ("backward", 32, False)])
-def test_recorded_clocks_are_what_the_model_says(row: tuple[str, int, bool]) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind(ON_A100, "forward", 64, causal=True),
+        Kind(ON_A100, "backward", 32, causal=False),
+        Kind(ON_H200, "forward", 64, True, ("window",)),
+        Kind(ON_H200, "backward", 64, False, ("alibi",)),
+        Kind(ON_H200, "forward", 64, False, packed=True),
+    ],
+    ids=str,
+)
+def test_recorded_clocks_are_what_the_model_says(kind: Kind) -> None:
     """From compiler to clocks. Another compiler orders instructions otherwise."""
     if find_nvdisasm() is None:
         pytest.skip("needs nvdisasm")
-    config = ampere_time.config_of(*row)
-    with ampere_time.LINES.open(encoding="utf-8") as file:
-        wanted = {r["digest"]: r for r in csv.DictReader(file)}[
-            ampere_time.digest_of(config.kernel())
-        ]
+    wanted = records.find(kind.target.lines, digest=sm80_time.digest_of(kind.config.kernel()))
+    assert wanted is not None
     if wanted["nvrtc"] != nvrtc_version():
         pytest.skip(f"recorded with NVRTC {wanted['nvrtc']}, here is {nvrtc_version()}")
-    found = ampere_time.follow_form(config)
+    found = followed_warps.columns_of(kind)
     assert {name: wanted[name] for name in found} == {n: str(x) for n, x in found.items()}
 
 
@@ -311,6 +321,20 @@ def test_bf16_takes_as_long_as_fp16() -> None:
     assert a == b
 
 
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_packed_sequences_have_a_time_on_an_a100(pass_: str) -> None:
+    """Of equal lengths that of the batch, but for the search of a block's sequence."""
+    shape = shape_of(1024, 64, True)
+    lengths = Lengths.equal([1024] * shape.batch)
+    packed = predict(
+        "flash", lengths.packed_shape(shape), pass_, "A100", lengths=lengths
+    ).predicted_s
+    plain = predict("flash", shape, pass_, "A100", waves=True).predicted_s
+    assert packed is not None
+    assert plain is not None
+    assert 0.9 * plain < packed < 2 * plain
+
+
 def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
     shape = shape_of(1024, 64)
 
@@ -322,7 +346,7 @@ def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
 
     assert predicted() is not None
     assert predicted(gpu="L4") is None
-    assert predicted(gpu="H200") is not None, "sm80_on_hopper has its clocks"
+    assert predicted(gpu="H200") is not None, "it has clocks of its own"
     assert predicted(of=shape_of(1024, 64, dtype="fp32")) is None
     assert predicted(tile=Tile(64, 64)) is None
     assert predicted(softcap=True) is None
@@ -332,7 +356,7 @@ def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
 
 
 def test_gpus_that_the_model_is_of() -> None:
-    names = [name for name, gpu in GPUS.items() if ampere_time.runs_on(gpu)]
+    names = [name for name, gpu in GPUS.items() if sm80_time.target_of(gpu) is ON_A100]
     assert "A100-SXM4-80GB" in names
     assert all(GPUS[name].compute_capability == (8, 0) for name in names)
 
@@ -340,7 +364,7 @@ def test_gpus_that_the_model_is_of() -> None:
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
 def test_rounds_are_the_visits_of_the_tile_loop(pass_: str) -> None:
     shape = shape_of(700, 64, True, kv_heads=2, seqlen_k=900)
-    found = list(ampere_time.rounds_of(pass_, Tile(128, 64), shape))
+    found = list(sm80_time.rounds_of(pass_, Tile(128, 64), shape))
     if pass_ == "forward":
         last = [min((m + 1) * 128, 700) + 200 for m in range(6)]
         of_head = [-(-min(900, keys) // 64) for keys in last][::-1]
@@ -355,7 +379,7 @@ def test_rounds_are_the_visits_of_the_tile_loop(pass_: str) -> None:
 
 def test_the_first_tile_is_the_default() -> None:
     for (pass_, head_dim), tiles in ampere_tiles.TILES.items():
-        default = ampere_time.config_of(pass_, head_dim, False).tile
+        default = Kind(ON_A100, pass_, head_dim, causal=False).config.tile
         assert tiles[0] == (default.block_m, default.block_n)
 
 
@@ -363,7 +387,7 @@ def test_the_first_tile_is_the_default() -> None:
 def test_the_page_says_what_the_model_says_of_a_tile(asked: tuple[str, int, int, int]) -> None:
     if find_nvdisasm() is None:
         pytest.skip("needs nvdisasm")
-    if records.rows(ampere_time.LINES)[0]["nvrtc"] != nvrtc_version():
+    if records.rows(ON_A100.lines)[0]["nvrtc"] != nvrtc_version():
         pytest.skip(f"written with another NVRTC than {nvrtc_version()}")
     page = tables.block("tiles").path.read_text(encoding="utf-8")
     line = ampere_tiles.row(ampere_tiles.choice(*asked))
@@ -376,9 +400,9 @@ def test_a_default_tile_is_as_fast_as_what_is_on_record() -> None:
     if find_nvdisasm() is None:
         pytest.skip("needs nvdisasm")
     shape = shape_of(2048, 64, batch=8, heads=32)
-    kernel = ampere_time.config_of("forward", 64, False).kernel()
-    clocks_of = ampere_time.clocks(kernel, "forward", shape, ampere_time.GPU.sms)
-    rate = paper_flops(shape, "forward") * ampere_time.GPU.boost_clock_hz / clocks_of / 1e12
+    kernel = Kind(ON_A100, "forward", 64, causal=False).config.kernel()
+    clocks_of = sm80_time.clocks(kernel, "forward", shape, ON_A100, ON_A100.gpu.sms)
+    rate = paper_flops(shape, "forward") * ON_A100.gpu.boost_clock_hz / clocks_of / 1e12
     found = ampere_tiles.choice("forward", 64, 128, 64)
     assert found.rates[0] == pytest.approx(rate, rel=0.02)
     assert found.blocks_per_sm == 2

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-
 import pytest
 
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.sums.packed import working_blocks
 from analysis.tile_loop import tile_loop
-from kernels.building.compile import nvrtc_version
 from kernels.launches import AUTO, launches_of
-from kernels.sass.code import find_nvdisasm
-from kernels.timing import records, sm80_on_hopper
-from kernels.timing.ampere_time import (
-    PASSES,
-    SHARED_ROUNDS,
-    digest_of,
-    follow,
-    packed_rounds,
-    rounds_of,
-)
-from kernels.timing.sm80_on_hopper import Kind
+from kernels.timing import followed_warps, sm80_time
+from kernels.timing.followed_warps import Kind
+from kernels.timing.sm80_time import ON_H200, PASSES, packed_rounds, rounds_of
 from repro.timing import hopper_choice, packed_time, peers
 from repro.timing.hopper_choice import MARGIN, SEQLENS, UNSETTLED, Case, favoured
 
@@ -31,7 +20,7 @@ AGAIN = "python -m kernels.timing sm80-on-hopper"
 
 def of_dispatch(case: Case, seqlen: int) -> str:
     return launches_of(
-        AUTO, case.shape(seqlen), case.pass_, sm80_on_hopper.DEVICE,
+        AUTO, case.shape(seqlen), case.pass_, ON_H200.device,
         softcap="softcap" in case.features, alibi="alibi" in case.features,
     ).algorithm  # fmt: skip
 
@@ -68,57 +57,27 @@ def test_windows_of_the_table_hide_something() -> None:
     assert min(SEQLENS) > hopper_choice.LEFT + 1
 
 
-def test_the_recorded_clocks_are_of_this_source() -> None:
-    rows = [row["digest"] for row in records.rows(sm80_on_hopper.LINES)]
-    digests = [digest_of(kind.config.kernel()) for kind in sm80_on_hopper.kinds()]
-    assert len(set(digests)) == len(digests)
-    assert set(digests) == set(rows), AGAIN
-
-
 def test_clocks_of_another_source_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = AttentionShape(1, 8, 512, 512, 64, dtype="bf16", causal=True)
-    assert sm80_on_hopper.on_h200(shape, "forward") > 0
-    monkeypatch.setattr(sm80_on_hopper, "digest_of", lambda _: "another")
+    assert sm80_time.on_h200(shape, "forward") > 0
+    monkeypatch.setattr(sm80_time, "digest_of", lambda _: "another")
     with pytest.raises(LookupError, match=f"no clocks in .* for this flash_forward: {AGAIN}"):
-        sm80_on_hopper.on_h200(shape, "forward")
+        sm80_time.on_h200(shape, "forward")
 
 
-@pytest.mark.parametrize("kind", list(sm80_on_hopper.kinds()), ids=repr)
+@pytest.mark.parametrize("kind", list(followed_warps.kinds(ON_H200)), ids=str)
 def test_the_followed_block_has_the_rounds_it_stands_for(kind: Kind) -> None:
     """The first block of the small problem: in the forward it is that of the last query tile."""
-    for rounds in sm80_on_hopper.lengths_of(kind):
-        walked = rounds_of(kind.pass_, kind.config.tile, sm80_on_hopper._small(kind, rounds))
+    for rounds in followed_warps.lengths_of(kind):
+        walked = rounds_of(kind.pass_, kind.config.tile, followed_warps._small(kind, rounds))
         assert next(iter(walked)) == rounds
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        Kind("forward", 64, True, ("window",)),
-        Kind("backward", 64, False, ("alibi",)),
-        Kind("forward", 64, False, packed=True),
-    ],
-    ids=repr,
-)
-def test_recorded_clocks_are_what_the_model_says(kind: Kind) -> None:
-    """From compiler to clocks. Another compiler orders instructions otherwise."""
-    if find_nvdisasm() is None:
-        pytest.skip("needs nvdisasm")
-    with sm80_on_hopper.LINES.open(encoding="utf-8") as file:
-        wanted = {r["digest"]: r for r in csv.DictReader(file)}[digest_of(kind.config.kernel())]
-    if wanted["nvrtc"] != nvrtc_version():
-        pytest.skip(f"recorded with NVRTC {wanted['nvrtc']}, here is {nvrtc_version()}")
-    blocks = kind.config.fit(sm80_on_hopper.H200).blocks_per_sm
-    programs = {n: sm80_on_hopper.followed(kind, n) for n in sm80_on_hopper.lengths_of(kind)}
-    found = follow(programs, SHARED_ROUNDS, blocks, sm80_on_hopper.hopper_warps.MACHINE)
-    assert {name: wanted[name] for name in found} == {n: str(x) for n, x in found.items()}
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 @pytest.mark.parametrize("pass_", PASSES)
 def test_packed_blocks_are_those_with_rows(pass_: str, causal: bool) -> None:
     shape, lengths = packed_time.batch("squad-1.1", 64, causal)
-    tile = sm80_on_hopper.Kind(pass_, 64, causal, packed=True).config.tile
+    tile = Kind(ON_H200, pass_, 64, causal, packed=True).config.tile
     walked = list(packed_rounds(pass_, tile, shape, lengths))
     if pass_ == "forward":
         assert len(walked) == working_blocks(lengths, shape, tile, keys_outside=False)
@@ -133,6 +92,6 @@ def test_packed_tiles_without_counterpart_walk_nothing() -> None:
     """Queries without keys are a block each, of 0 rounds; a sequence without either is none."""
     lengths = Lengths((130, 0, 64), (0, 0, 64))
     shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, 64, dtype="fp16"))
-    tile = Kind("forward", 64, False, packed=True).config.tile
+    tile = Kind(ON_H200, "forward", 64, False, packed=True).config.tile
     walked = list(packed_rounds("forward", tile, shape, lengths))
     assert walked == [0] * (2 * -(-130 // tile.block_m)) + [1, 1]

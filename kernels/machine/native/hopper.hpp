@@ -150,7 +150,11 @@ inline void move_box(Block& b, const TensorMap& map, u32 shared, const i32* at, 
         if (row_bytes > sizeof row) fail("a box with rows of %llu bytes", row_bytes);
         if (way != BOX_IN)
             for (u32 c = 0; c < row_bytes; c += 16)
-                memcpy(row + c, shared_at(b, swizzled(place + c, map.swizzle()), 16, 16), 16);
+            {
+                u32 from = swizzled(place + c, map.swizzle());
+                check_fenced(b, from, 16);
+                memcpy(row + c, shared_at(b, from, 16, 16), 16);
+            }
         else
             memset(row, 0, row_bytes);
         if (inside && first < last) {
@@ -196,6 +200,7 @@ inline void start_copy(Block& b, const TensorCopy& copy, u32 bytes) {
     }
     shared_at(b, copy.shared, bytes, 16);
     memset(b.shared.data() + copy.shared, 0xff, bytes);
+    for (u32 k = copy.shared / 16; k < (copy.shared + bytes) / 16; k++) b.unfenced[k] = 0;
     mbarrier_at(b, copy.mbarrier);
     b.copies.push_back(copy);
 }
@@ -218,6 +223,7 @@ inline void deliver_store(Block& b, const BulkStore& s) {
     }
     u8* to = global_at(*b.machine, s.to, s.bytes, WRITE, 16);
     const u8* from = shared_at(b, s.shared, s.bytes, 16);
+    check_fenced(b, s.shared, s.bytes);
     count_row(*b.machine, s.to, s.bytes, s.kind == 3 ? WRITE : ATOMIC);
     if (s.kind == 3)
         memcpy(to, from, s.bytes);
@@ -306,8 +312,9 @@ inline void read_operand(Block& b, const Descriptor& d, bool transposed, u32 fir
     for (u32 r = 0; r < rows; r++) {
         out[r].special = false;
         for (u32 k = 0; k < depth; k++) {
-            u32 bits = 0;
-            memcpy(&bits, shared_at(b, element_address(d, transposed, first + r, k, itemsize), itemsize, itemsize), itemsize);
+            u32 bits = 0, at = element_address(d, transposed, first + r, k, itemsize);
+            memcpy(&bits, shared_at(b, at, itemsize, itemsize), itemsize);
+            check_fenced(b, at, itemsize);
             add_value(out[r], int(k), bits, element);
         }
     }

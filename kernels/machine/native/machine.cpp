@@ -30,7 +30,7 @@ static const char* const NAMES[] = {
     OPERATIONS(AS_TEXT)
 };
 
-enum class After { NEXT, MOVED, ENDS_SLICE };
+enum class After { NEXT, MOVED, ENDS_SLICE, LATER };
 
 static u32 index_of_address(const LaunchArguments& l, u64 address) {
     u64 index = address / 16;
@@ -59,9 +59,21 @@ static After jump_by_register(Warp& w, const Instruction& i) {
     return After::MOVED;
 }
 
+// Whether a wait lets all others go first: what it waits for shall arrive as late as it may.
+static bool postponed(Warp& w) {
+    Machine& m = *w.block->machine;
+    if (!m.launch->adversarial || w.postponed) {
+        w.postponed = false;
+        return false;
+    }
+    w.postponed = m.draw() % 4 != 0;
+    return w.postponed;
+}
+
 static After step(Warp& w, const Instruction& i) {
     switch (Operation(i.op)) {
-        case OP_NOP: case OP_FENCE_ASYNC: case OP_PREEXIT: return After::NEXT;
+        case OP_NOP: case OP_PREEXIT: return After::NEXT;
+        case OP_FENCE_ASYNC: fence_async(w); break;
         case OP_SETMAXREG: put_predicate(w, i.o[OUT0], ALL_LANES); break;
         case OP_YIELD: return After::NEXT;
         case OP_IADD3: iadd3(w, i); break;
@@ -126,6 +138,7 @@ static After step(Warp& w, const Instruction& i) {
         case OP_LDGSTS: ldgsts(w, i); break;
         case OP_LDGDEPBAR: end_copy_group(w); break;
         case OP_DEPBAR:
+            if (postponed(w)) return After::LATER;
             wait_copy_groups(w, size_t(i.mod[0]));
             wait_bulk_groups(w, size_t(i.mod[0]));
             break;
@@ -219,7 +232,10 @@ static After step(Warp& w, const Instruction& i) {
         case OP_UTMACMDFLUSH: end_bulk_group(w); break;
         case OP_ARRIVES: arrives(w, i); break;
         case OP_HGMMA: hgmma(w, i); break;
-        case OP_WARPGROUP: warpgroup(w, i); break;
+        case OP_WARPGROUP:
+            if (i.mod[0] == 1 && postponed(w)) return After::LATER;
+            warpgroup(w, i);
+            break;
         default: fail("an operation without a meaning");
     }
     return After::NEXT;
@@ -266,6 +282,10 @@ static bool run_warp(Warp& w, u64 slice) {
         m.lanes[i.index] += u32(__builtin_popcount(w.active));
         u32 before = g.pc;
         After after = step(w, i);
+        if (after == After::LATER) {
+            any = true;
+            break;
+        }
         if (after == After::NEXT) w.groups[w.current].pc = before + 1;
         if (after == After::ENDS_SLICE) {
             if (i.op == OP_SYNCS) {
@@ -298,6 +318,7 @@ static Block* start_block(Machine& m, u64 number) {
     b->id[1] = u32(number / l.grid[0] % l.grid[1]);
     b->id[2] = u32(number / l.grid[0] / l.grid[1]);
     b->shared.assign(size_t(l.shared_base + l.shared_bytes), l.adversarial ? 0xff : 0);
+    if (l.adversarial) b->unfenced.assign(b->shared.size() / 16 + 1, 0);
     u32 threads = l.block[0] * l.block[1] * l.block[2];
     b->live_threads = threads;
     for (u32 first = 0; first < threads; first += LANES) {
@@ -324,13 +345,7 @@ static Block* start_block(Machine& m, u64 number) {
 }
 
 static void end_block(Block* b) {
-    for (Warp* w : b->warps) {
-        if (b->machine->launch->adversarial && w->done && !b->machine->launch->stop->load()) {
-            end_bulk_group(*w);
-            wait_bulk_groups(*w, 0);
-        }
-        delete w;
-    }
+    for (Warp* w : b->warps) delete w;
     delete b;
 }
 
@@ -372,6 +387,11 @@ static bool run_block(Block& b, u64 turn, Where& where) {
         }
         if (l.stop->load()) return any_at_all;
         if (!left) {
+            for (Warp* w : b.warps) {  // stores that nobody has waited for
+                where.warp = w->number;
+                end_bulk_group(*w);
+                wait_bulk_groups(*w, 0);
+            }
             b.finished = true;
             return true;
         }

@@ -37,6 +37,10 @@ inline void stsm(Warp& w, const Instruction& i) {
     addresses(w, i.o[MEM], at);
     if (w.active != ALL_LANES) fail("STSM where only some threads of the warp are here");
     Machine& m = *w.block->machine;
+    for (int l = 0; l < 8 * i.mod[0]; l++) {
+        shared_at(*w.block, u32(at[l]), 16, 16);
+        mark_unfenced(w, u32(at[l]), 16);
+    }
     for (int k = 0; k < i.mod[0]; k++) {
         u32 space[LANES];
         const u32* a = raw(w, i.o[A], space, k);

@@ -39,6 +39,26 @@ inline u8* shared_at(Block& b, u32 address, u32 bytes, u32 alignment) {
     return b.shared.data() + address;
 }
 
+inline void mark_unfenced(Warp& w, u32 address, u32 bytes) {
+    Block& b = *w.block;
+    if (b.unfenced.empty()) return;
+    for (u32 k = address / 16; k <= (address + bytes - 1) / 16; k++) b.unfenced[k] = u8(w.number + 1);
+}
+
+inline void check_fenced(Block& b, u32 address, u32 bytes) {
+    if (b.unfenced.empty()) return;
+    for (u32 k = address / 16; k <= (address + bytes - 1) / 16; k++)
+        if (b.unfenced[k])
+            fail("the asynchronous proxy reads shared address 0x%llx, which warp %llu has written "
+                 "without a proxy fence since", 16 * k, b.unfenced[k] - 1);
+}
+
+// FENCE.VIEW.ASYNC: what this warp has written is seen by TMA and wgmma.
+inline void fence_async(Warp& w) {
+    for (u8& x : w.block->unfenced)
+        if (x == w.number + 1) x = 0;
+}
+
 inline u8* local_at(Warp& w, int lane, u32 address, u32 bytes) {
     i64 size = w.block->machine->launch->local_bytes;
     if (u64(address) + bytes > u64(size))
@@ -130,7 +150,11 @@ inline u8* generic_at(Warp& w, int lane, u64 address, u32 bytes, Direction way, 
     Machine& m = *w.block->machine;
     if (space == GENERIC && address >> 32 == SHARED_WINDOW >> 32) space = SHARED;
     if (space == GENERIC && address >> 32 == LOCAL_WINDOW >> 32) space = LOCAL;
-    if (space == SHARED) return shared_at(*w.block, u32(address), bytes, bytes);
+    if (space == SHARED) {
+        u8* place = shared_at(*w.block, u32(address), bytes, bytes);
+        if (way == WRITE) mark_unfenced(w, u32(address), bytes);
+        return place;
+    }
     if (space == LOCAL) return local_at(w, lane, u32(address), bytes);
     u8* host = global_at(m, address, bytes, way, bytes);
     if (touched) touched->touch(address, bytes, m.last_range->argument);
@@ -204,6 +228,7 @@ inline void load_constant(Warp& w, const Instruction& i) {
 inline void deliver(Warp& w, const AsyncCopy& copy) {
     u8* to = shared_at(*w.block, copy.to, copy.bytes, 0);
     memset(to, 0, copy.bytes);
+    mark_unfenced(w, copy.to, copy.bytes);
     if (copy.valid) memcpy(to, global_at(*w.block->machine, copy.from, copy.valid, READ, 0), copy.valid);
 }
 

@@ -165,6 +165,7 @@ struct Warp {
     u64 steps = 0;
     bool done = false;
     bool progressed = false;
+    bool postponed = false;
     i64 tried = -1;  // the wait that failed last, an instruction's index
     u32 active = 0;  // threads of the instruction at hand
     u32 group_mask = 0;
@@ -203,6 +204,9 @@ struct Block {
     u64 number = 0;
     u32 id[3];
     std::vector<u8> shared;
+    // In adversarial time, for each 16 bytes: the warp, plus one, that has written there by ordinary
+    // stores and has had no proxy fence since; 0: none.
+    std::vector<u8> unfenced;
     std::vector<Warp*> warps;
     NamedBarrier named[16];
     std::map<u32, Mbarrier> mbarriers;
