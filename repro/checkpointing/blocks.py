@@ -2,7 +2,7 @@
 
     found = plan_blocks(model, (ids,), {"labels": ids}, budget_bytes=2 * 2**30)
     print(found)                  # names of the blocks to recompute, bytes, overhead
-    with found.applied(model):    # torch.utils.checkpoint around them
+    with found.applied(model):    # they run again in the backward
         model(ids, labels=ids).loss.backward()
 
 For models with an embedding, a list of like blocks (`layers`, `h`, ...) and a head, called by their
