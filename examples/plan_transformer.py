@@ -35,7 +35,8 @@ def measured_peak_bytes(plan: BlockPlan, model: Any, ids: torch.Tensor, call: di
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     with plan.applied(model), memory_meter(ids.device) as meter, meter.region("step") as step:
-        model(ids, **call).loss.backward()
+        out = model(ids, **call)
+        out.loss.backward()
     return step.peak_bytes + ids.nbytes
 
 

@@ -92,11 +92,12 @@ def verdicts() -> None:
 
 
 def _keep_verdicts(rows: Sequence[Claim]) -> None:
-    from figures import verdict_table
+    from figures import verdict_strip, verdict_table
 
     print(verdict_table.text(rows, "simple_grid"))
-    table = verdict_table.table(rows).to_csv(index=False, lineterminator="\n")
-    common.write_text(common.OUT / "verdicts.csv", table)
+    common.style()
+    drawing = common.Drawing(verdict_strip.draw(rows), verdict_table.table(rows))
+    common.save("verdicts", drawing, common.OUT, style="")
     common.write_text(common.OUT / "verdicts.tex", verdict_table.latex(rows))
     # The last of them: Make goes by its date.
     common.write_text(common.OUT / "verdicts.md", verdict_table.text(rows) + "\n")

@@ -17,6 +17,7 @@ from tabulate import tabulate
 from figures.common import module, names
 from repro import claims
 from repro.claims import Claim, Evidence, Origin, Verdict
+from repro.claims.tolerances import EXPONENT, TABLE
 from repro.measuring.records import load
 
 README = Path(__file__).resolve().parent.parent / "README.md"
@@ -28,8 +29,8 @@ HEADLINES = (
     "FA-1 Fig. 2 middle",
     "FA-1 Fig. 2 left, flash",
     "FA-1 20x memory",
-    "FA-1 Fig. 3 left",
-    "Chen Fig. 5",
+    "Rabe & Staats, inference",
+    "Chen Fig. 7",
     "K2",
 )
 #: The numbers that a cell begins with, and their unit: "2.1, 2.6, 2.9x", "0.40 to 0.46", "4.43 GB".
@@ -110,6 +111,10 @@ def cells(row: Claim) -> dict[str, str]:
         "what would overturn it": row.falsifier,
         "conditions": row.unlike or "like for like",
         "chosen after seeing the data": row.chosen or "nothing",
+        "consistent at most": row.other,
+        "within limits at most": row.partial,
+        "a test would take": row.needs,
+        "prediction": "decides as well" if row.compared else "none on record decides",
         "recheck": row.command,
     }
 
@@ -231,55 +236,77 @@ def start_page(readme: str, page: str) -> str:
 
 
 def claims_page(rows: Sequence[Claim]) -> str:
-    """``docs/claims.md``: every claim in a line, and those that do not hold, or only within limits,
-    with what was found."""
+    """``docs/claims.md``: an index of all claims, and what is limited, refuted or not tested."""
     parts = [
         "# Every claim, judged",
         untimed(),
-        "Written by `make readme` from the committed records. A verdict is computed from ranges "
-        "that are written down beside the claim; one with several parts is as good as its weakest, "
-        "and one whose coefficients were chosen after seeing the numbers is at most consistent. "
-        "What was run, ran on the machine that is named: bytes that were executed and counted on "
-        "the host are those at the SM boundary, and say nothing about HBM or time. `make docs` and "
-        "`make report` have each claim in full: its predicted, measured and published numbers, its "
-        "conditions, what would overturn it, and the command that rechecks it.",
-        _github(["verdict", "claims", "meaning"],
-                [[f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
-                 for v in reversed(Verdict)]),
+        "Written by `make readme` from the committed records. `python -m repro judge NAME` says "
+        "all of one claim; `make docs` and `make report` have all of them. A verdict is computed "
+        "from ranges that follow from the kind of quantity (the last table), and a claim "
+        "with several numbers is as good as its weakest. What was run, ran on the machine that is "
+        "named: bytes that were executed and counted on the host are those at the SM boundary, and "
+        "say nothing about HBM or time. Rows of an H200 can be judged anew only on such a card, "
+        "and four experiments of it (`fig1-right`, `fig3-memory`, `fig3-runtime`, `l2-absorption`) "
+        "are records of runs that this repository cannot repeat.",
+        _github(
+            ["verdict", "claims", "meaning"],
+            [
+                [f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
+                for v in reversed(Verdict)
+            ],
+        ),
         "Evidence, the strongest kind first: " + "; ".join(Evidence) + ".",
-    ]  # fmt: skip
-    told = [row for row in rows if row.verdict in (Verdict.REFUTED, Verdict.WITHIN_LIMITS)]
+    ]
     for origin, title in TITLES.items():
-        lines = []
-        for row in (row for row in rows if row.origin is origin):
-            place = anchor(row.name)
-            name = f"[{row.name}](#{place})" if row in told else f'<a id="{place}"></a>{row.name}'
-            lines.append([name, row.statement, f"**{row.verdict}**", row.evidence])
+        lines = [
+            [f'<a id="{anchor(r.name)}"></a>{r.name}', r.statement, f"**{r.verdict}**", r.evidence]
+            for r in rows
+            if r.origin is origin
+        ]
         parts += [f"## {title}", _github(["claim", "what it says", "verdict", "evidence"], lines)]
-    parts.append("## Refuted, or reproduced within limits")
-    shown = ("source", "measured", "published", "found", "what would overturn it", "recheck")
-    parts += [_in_words(row, shown) for row in told]
+    for title, verdict in (
+        ("Refuted", Verdict.REFUTED),
+        ("Reproduced within limits", Verdict.WITHIN_LIMITS),
+    ):
+        lines = [
+            [r.name, r.findings, r.partial or r.unlike or "like for like"]
+            for r in rows
+            if r.verdict is verdict
+        ]
+        parts += [f"## {title}", _github(["claim", "found", "conditions"], lines)]
+    needed = [[r.name, r.needs or "records: see `python -m repro judge`"] for r in rows
+              if r.verdict is Verdict.NOT_TESTED]  # fmt: skip
+    parts += ["## Not tested", _github(["claim", "a test would take"], needed)]
+    parts += ["## How far a number may be off", tolerance_table()]
     return "\n\n".join(parts) + "\n"
+
+
+def tolerance_table() -> str:
+    """The ranges by kind of quantity (``repro.claims.tolerances``)."""
+    lines = [
+        [
+            kind.kind,
+            f"{kind.share:g}" if kind is EXPONENT else f"{kind.share:.1%}",
+            "-" if kind.factor is None else f"a factor of {kind.factor:g}",
+            kind.because,
+        ]
+        for kind in TABLE
+    ]
+    return _github(["kind", "agrees within", "within limits", "because"], lines)
 
 
 def claims_in_full(rows: Sequence[Claim]) -> str:
     """The site's page of every claim with all that is known (``docs/hooks.py`` makes it)."""
-    shown = ("source", "predicted", "measured", "published", "evidence", "found", "conditions",
-             "chosen after seeing the data", "what would overturn it", "recheck")  # fmt: skip
-    parts = ["# Every claim in full", *(_in_words(row, shown) for row in rows)]
+    parts = ["# Every claim in full"]
+    for row in rows:
+        words = cells(row)
+        details = [
+            f"- {name}: `{word}`" if name == "recheck" else f"- {name}: {word}"
+            for name, word in words.items()
+            if name not in ("claim", "what it says", "verdict") and word not in ("", "-")
+        ]
+        parts += [f"## {row.name}", f"{row.statement}: **{row.verdict}**.", "\n".join(details)]
     return "\n\n".join(parts) + "\n"
-
-
-def _in_words(row: Claim, shown: Sequence[str]) -> str:
-    """A claim under its heading, a line for each of the cells that are shown."""
-    words = cells(row)
-    lines = [
-        f"- {name}: `{words[name]}`" if name == "recheck" else f"- {name}: {words[name]}"
-        for name in shown
-    ]
-    return "\n\n".join(
-        [f"### {row.name}", f"{row.statement}: **{row.verdict}**.", "\n".join(lines)]
-    )
 
 
 def anchor(name: str) -> str:

@@ -31,6 +31,9 @@ COMMANDS = {
     "explain": ("explain", "command",
                 "Explain one cell: predicted, measured, published, and where the difference comes "
                 "from."),
+    "judge": ("judge", "command",
+              "Judge a claim: its verdict, each number with its range, and where each was "
+              "measured."),
     "compare": ("compare", "command",
                 "Compare two machines' records: ratio second / first, with the range its spreads "
                 "allow."),

@@ -174,13 +174,13 @@ def chen_search(chain: Chain, *, grid: int = 6) -> Plan:
 def selective(chain: Chain, kinds: frozenset[str] | set[str] = frozenset({"attention"})) -> Plan:
     """Run again exactly the stages whose kind is in `kinds`, keep all others whole.
 
-    Raises ValueError when no stage is of these kinds, TypeError for one string.
+    Raises ValueError for a kind that no stage has, TypeError for one string.
     """
     kinds = names("kinds", kinds)
+    present = {stage.kind for stage in chain.stages}
+    if absent := sorted(set(kinds) - present):
+        raise ValueError(f"no stage of kind {absent} in a chain of kinds {sorted(present)}")
     chosen = [i for i, stage in enumerate(chain.stages, start=1) if stage.kind in kinds]
-    if not chosen:
-        present = sorted({stage.kind for stage in chain.stages})
-        raise ValueError(f"no stage of kind {sorted(kinds)} in a chain of kinds {present}")
     build = PlanBuilder(chain)
     return plan_of("selective", build, recompute_stages(build, chosen))
 

@@ -16,17 +16,15 @@ from torch import Tensor
 from analysis.arguments import flag, whole
 from kernels import decode
 from kernels.launch import Array, Backend
-from kernels.launching.plan import record, replay
-from repro.attention import launcher
+from repro.attention import engine, launcher
 from repro.attention.decode_validation import (
     FP8,
     capacity_of,
     check_decode_arguments,
     check_values,
 )
-from repro.attention.engine import shared_limit
 from repro.attention.validation import resolve_scale
-from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
+from repro.attention.views import Views, array_of
 
 __all__ = ["decode_attention"]
 
@@ -176,19 +174,10 @@ def _forward(
         "splits": splits, "scale": scale, "causal": causal, "scale_block": scale_block,
     }  # fmt: skip
     layouts = [(name, t.shape, t.stride(), t.dtype) for name, t in tensors.items()]
-    key = (launcher.backend_of(q.device), q.device, *options.values(), *layouts)
-    call = _REPEATED.get(key)
-    if call is not None and not any(t.data_ptr() % ALIGNMENT_BYTES for t in rows.values()):
-        call([tensor.data_ptr() for tensor in tensors.values()])
-        return out, lse
-    _first(key, tensors, caches, options)
+    key = ("decode", launcher.backend_of(q.device), q.device, *options.values(), *layouts)
+    if not engine.again(key, tensors.values(), rows=len(rows)):
+        _first(key, tensors, caches, options)
     return out, lse
-
-
-#: Recorded calls by layouts and options; emptied when they reach the limit. A step of decoding is
-#: short, and the next one differs in nothing but addresses and lengths.
-_REPEATED: dict[Hashable, launcher.Repeated] = {}
-_REPEATED_LIMIT = 1024
 
 
 def _first(
@@ -197,37 +186,29 @@ def _first(
     caches: Mapping[str, Tensor],
     options: Mapping[str, Any],
 ) -> None:
-    """Record what the driver launches, run it, and keep it unless a tensor had to be copied."""
+    """Record what the driver launches, run it, and keep it unless a tensor had to be copied. A step
+    of decoding is short, and the next one differs in nothing but addresses and lengths."""
     device = tensors["q"].device
-    limit = shared_limit(device)
-    with ExitStack() as results, launcher.launcher_for(device) as backend:
+    limit = engine.shared_limit(device)
+
+    def driver(backend: Backend, at: dict[str, Array]) -> None:
+        given: dict[str, Any] = {"v": None} | at
+        decode.forward(backend, **given, **options, shared_limit_bytes=limit)
+
+    with ExitStack() as results:
         views = Views()
         arrays: dict[str, Array] = {}
         for name, tensor in tensors.items():
             if name == "out":
                 arrays[name] = array_of(name, results.enter_context(views.written(name, tensor)))
-            elif name in caches:
-                arrays[name] = array_of(name, tensor)
             elif name == "q":
                 arrays[name] = views.readable(name, tensor)
-            elif tensor.dim() == 4:  # scales of blocks of keys
+            elif name in caches or tensor.dim() == 4:  # scales of blocks of keys
                 arrays[name] = array_of(name, tensor)
             else:
                 arrays[name] = views.dense(name, tensor)
-
-        def driver(backend: Backend, at: dict[str, Array]) -> None:
-            given: dict[str, Any] = {"v": None} | at
-            decode.forward(backend, **given, **options, shared_limit_bytes=limit)
-
-        plan = record(backend, arrays, driver)
-        addresses = [array.pointer for array in arrays.values()]
-        replay(plan, backend, addresses, launcher.stream_of(device))
+        engine.first(driver, tensors, arrays, key)
     launcher.note_copies(device, views.copied)
-    if views.copied:
-        return
-    if len(_REPEATED) >= _REPEATED_LIMIT:
-        _REPEATED.clear()
-    _REPEATED[key] = launcher.Repeated(plan, device)
 
 
 def _by_heads(cache: Tensor, heads: int) -> Tensor:

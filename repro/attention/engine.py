@@ -19,8 +19,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -42,8 +44,10 @@ from repro.attention.validation import DTYPES, resolve_scale
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
 
 __all__ = [
+    "again",
     "backward",
     "check_tile",
+    "first",
     "forget",
     "forward",
     "recorded",
@@ -51,7 +55,7 @@ __all__ = [
     "shared_limit",
 ]
 
-#: Recorded calls by layouts and options. Emptied when they reach the limit.
+#: Recorded calls, those of decoding too, by layouts and options. Emptied when they reach the limit.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
 _REPEATED_LIMIT = 4096
 #: What a pass writes; and all tensors of a forward, in their order.
@@ -61,28 +65,11 @@ _FORWARD = ("q", "k", "v", "out", "lse")
 SOME_BLOCKS = np.ones((1, 1, 1, 1), np.bool_)
 
 
-def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> launcher.Repeated | None:
-    """The recorded forward of a call that nobody has checked yet; None on a miss.
-
-    Equal layouts and values passed the checks before, and a bool is no number. Calls with a tile, a
-    mask or scales, and those of packed sequences, whose tables are read, are checked every time.
-    """
-    causal, scale, dropout_p, tile, deterministic, _, softcap, _, _, sinks, _, *tensors = options
-    key_mask, block_mask, seed, slopes, bias, k_scale, v_scale, tables_q, tables_k = tensors
-    if (
-        tile is key_mask is block_mask is seed is k_scale is v_scale is tables_q is tables_k is None
-        and type(causal) is type(deterministic) is bool
-        and type(sinks) is int
-        and type(dropout_p) is float
-        and type(scale) is float
-        and type(softcap) is not bool
-    ):
-        given = () if slopes is bias is None else _tensors(options)
-        if all(isinstance(each, Tensor) for _, each in given):
-            if slopes is not None and slopes.requires_grad:
-                return None  # a gradient that there is not
-            return _REPEATED.get(_key("forward", (q, k, v), options, given, _FORWARD))
-    return None
+def recorded(tensors: Sequence[Tensor], options: Options) -> launcher.Repeated | None:
+    """The recorded forward of a call on q, k, v and the options' tensors that nobody has checked
+    yet: equal layouts and values passed the checks before. None on a miss."""
+    given = () if len(tensors) == 3 else _tensors(options)
+    return _REPEATED.get(_key("forward", tensors[:3], options, given, _FORWARD))
 
 
 def repeat(
@@ -211,12 +198,8 @@ def _launch(
         more = () if lengths is None else _of_lengths(options, lengths)
         key = _key(pass_, read, options, _tensors(options), tuple(tensors), more)
     tensors |= _changes(q, options) | _scales(k, options) | _tables(options)
-    call = None if key is None else _REPEATED.get(key)
-    if call is not None:
-        addresses = [tensor.data_ptr() for tensor in tensors.values()]
-        if _aligned(addresses):
-            call(addresses)
-            return
+    if key is not None and again(key, tensors.values()):
+        return
     gradients: dict[str, Any] = {}
     if pass_ == "backward":
         gradients = {
@@ -239,7 +222,7 @@ def _launch(
     with ExitStack() as results:
         views = Views()
         arrays = {n: _array(pass_, n, x, views, results) for n, x in tensors.items()}
-        _run(driver, tensors, arrays | _masks(q, options, views), key)
+        first(driver, tensors, arrays | _masks(q, options, views), key)
     launcher.note_copies(q.device, views.copied)
 
 
@@ -283,10 +266,23 @@ def _tensors(options: Options) -> list[tuple[str, Tensor]]:
 
 
 def _aligned(addresses: Sequence[int]) -> bool:
-    return not any(address % ALIGNMENT_BYTES for address in addresses)
+    return reduce(or_, addresses) % ALIGNMENT_BYTES == 0
 
 
-def _run(
+def again(key: Hashable, tensors: Iterable[Tensor], rows: int | None = None) -> bool:
+    """Replay the recorded call with this key on these tensors; False where there is none, or where
+    kernels cannot read one of the first ``rows`` (all) in place."""
+    call = _REPEATED.get(key)
+    if call is None:
+        return False
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    if not _aligned(addresses[:rows]):
+        return False
+    call(addresses)
+    return True
+
+
+def first(
     driver: Callable[[Backend, dict[str, Array]], None],
     tensors: Mapping[str, Tensor],
     arrays: Mapping[str, Array],

@@ -153,10 +153,25 @@ def flash_attention(
     """
     q, k, v, bias = _autocast(q, k, v, bias)
     return_lse = flag("return_lse", return_lse)
-    usual = isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
-    usual = usual and q.dim() == 4 and q.numel() != 0
+    tensors = [q, k, v]
+    if alibi_slopes is not None or bias is not None:
+        tensors += [each for each in (alibi_slopes, bias) if each is not None]
+    strangers = [each for each in tensors if not isinstance(each, Tensor)]
+    usual = not strangers and q.dim() == 4 and q.numel() != 0
     if usual and scale is None:
         scale = resolve_scale(None, q.shape[3])
+    # What is left of the checks where layouts and values are those of an earlier call: a bool is no
+    # number, and the slopes have no gradient.
+    usual = (
+        usual
+        and key_mask is block_mask is seed is tile is k_scale is v_scale is None
+        and cu_seqlens_q is cu_seqlens_k is None
+        and type(causal) is type(deterministic) is bool
+        and type(sinks) is int
+        and type(dropout_p) is type(scale) is float
+        and type(softcap) is not bool
+        and (alibi_slopes is None or not alibi_slopes.requires_grad)
+    )
     left, right = (None, None) if window is None else sides(window)
     given = Options(
         causal=causal, scale=scale, dropout_p=dropout_p, tile=tile, deterministic=deterministic,
@@ -165,7 +180,7 @@ def flash_attention(
         alibi_slopes=alibi_slopes, bias=bias, k_scale=k_scale, v_scale=v_scale,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
     )  # fmt: skip
-    found = registered.attention_again(q, k, v, given) if usual else None
+    found = registered.attention_again(tensors, given) if usual else None
     if found is None:
         check_arguments(q, k, v, given)
         if k.dtype == FP8:

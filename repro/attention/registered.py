@@ -62,19 +62,17 @@ def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
     return result
 
 
-def attention_again(
-    q: Tensor, k: Tensor, v: Tensor, options: Options
-) -> tuple[Tensor, Tensor] | None:
-    """Replay a recorded call; None where there is none, or where the dispatcher must see it."""
-    tensors = [q, k, v, *[each for each in options.tensors if each is not None]]
+def attention_again(tensors: Sequence[Tensor], options: Options) -> tuple[Tensor, Tensor] | None:
+    """Replay a recorded call on q, k, v and the options' tensors; None where there is none, or
+    where the dispatcher must see it."""
     if forward_ad._current_level >= 0 or torch.compiler.is_compiling() or not _direct(tensors):
         return None
-    call = engine.recorded(q, k, v, options)
+    call = engine.recorded(tensors, options)
     if call is None:
         return None
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         result: tuple[Tensor, Tensor] = _Attention.apply(
-            lambda *_: engine.repeat(call, tensors, options), q, k, v, *options
+            lambda *_: engine.repeat(call, tensors, options), *tensors[:3], *options
         )
         return result
     return engine.repeat(call, tensors, options)

@@ -1,13 +1,15 @@
-"""What plan() and profile() refuse before they run anything."""
+"""Arguments: what plan() and profile() refuse before they run anything, and those of a call."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree
 
 from analysis.arguments import flag, names, whole
 
@@ -45,5 +47,46 @@ def check_sample(sample: Any) -> None:
         if tensor.is_nested or tensor.layout != torch.strided:
             kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
             raise TypeError(f"a tensor of the sample is {kind}; dense (strided) ones are planned")
-        if tensor.is_meta:
-            raise TypeError("a tensor of the sample is on meta, where nothing runs: profiling does")
+    refuse_unreal("the sample", tensors)
+
+
+def refuse_unreal(where: str, tensors: Iterable[Tensor]) -> None:
+    """TypeError where tensors have no elements: a plan measures stages, and runs them again."""
+    faking = torch._guards.detect_fake_mode() is not None
+    for tensor in tensors:
+        kind = "on meta" if tensor.is_meta else "fake" if isinstance(tensor, FakeTensor) else ""
+        if kind or faking:
+            raise TypeError(
+                f"a tensor of {where} is {kind or 'in a fake mode'}: a planned model needs real "
+                "tensors; to estimate memory without them use the model that was planned "
+                "(planned.model)"
+            )
+
+
+class Arguments:
+    """Arguments of a call, with places for other tensors of the same kinds."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, self._spec = _pytree.tree_flatten((args, kwargs))
+        for leaf in leaves:
+            if type(leaf).__name__.endswith("Cache"):
+                raise ValueError(
+                    f"a block is called with a {type(leaf).__name__}, which a second run would "
+                    "fill twice: call the model with use_cache=False"
+                )
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.tensors: tuple[Tensor, ...] = tuple(leaves[i] for i in self._places)
+
+    def _with(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        found: tuple[tuple[Any, ...], dict[str, Any]] = _pytree.tree_unflatten(leaves, self._spec)
+        return found
+
+    def args(self, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        return self._with(tensors)[0]
+
+    def kwargs(self, tensors: tuple[Tensor, ...]) -> dict[str, Any]:
+        return self._with(tensors)[1]

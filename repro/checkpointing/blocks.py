@@ -2,7 +2,7 @@
 
     found = plan_blocks(model, (ids,), {"labels": ids}, budget_bytes=2 * 2**30)
     print(found)                  # names of the blocks to recompute, bytes, overhead
-    with found.applied(model):    # torch.utils.checkpoint around them
+    with found.applied(model):    # they run again in the backward
         model(ids, labels=ids).loss.backward()
 
 For models with an embedding, a list of like blocks (`layers`, `h`, ...) and a head, called by their
@@ -16,27 +16,28 @@ apply_activation_checkpointing take: a list of modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree
-from torch.utils.checkpoint import checkpoint
 
-from analysis.arguments import byte_count, methods, whole
-from analysis.checkpointing import Chain, InfeasibleBudgetError, Plan, greedy, store_all
+from analysis.arguments import byte_count, flag, methods, whole
+from analysis.checkpointing import Chain, Plan, greedy, store_all
 from analysis.checkpointing.schedule import Keep, Op
 
+from .arguments import Arguments
+from .block_runs import again_in_backward, replaced
 from .memory import memory_meter
-from .profiling import Found, Measured, ZeroGradients, chain_of, stage_bytes, stage_seconds
-from .replay import RandomState, autocast_now, cuda_devices
-from .stage_parts import StandIns
-from .stage_state import Memory
+from .profiling import Profile, ZeroGradients, profile_of, stage_bytes, stage_seconds
+from .replay import autocast_now, cuda_devices
+from .saved import INNER_HOOKS
+from .span import Part
+from .state import left_alone
 from .values import Held, State, Values, storage_bytes
 
 __all__ = ["BlockPlan", "blocks_of", "plan_blocks"]
@@ -65,28 +66,24 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 class BlockPlan:
     """recompute: names of the blocks to put a checkpoint around; keep: the other blocks.
 
-    chain: stage 1 is what comes before the blocks, the last what comes after.  shared_bytes: the
-    gradient of weights that both ends use, which waits for its second part.  resident_bytes:
-    weights, gradients and optimiser states, where the budget was one of everything.
+    chain: stage 1 is what comes before the blocks, the last what comes after.
+    predicted_peak_bytes: activations, interiors, gradients and temporaries at the peak, loss and
+    logits included; weights, their gradients and optimiser states are not.  stored_peak_bytes: the
+    same if nothing is recomputed.  result_bytes: of both, what the model returns, which the usual
+    loop (`out = model(...); out.loss.backward()`) holds to the end; `model(...).loss.backward()`
+    takes up to that much less.  resident_bytes: weights, gradients and optimiser states, where the
+    budget was one of everything.  inner: blocks that call autograd in their own forward.
     """
 
     recompute: tuple[str, ...]
     keep: tuple[str, ...]
     chain: Chain = field(repr=False)
     plan: Plan = field(repr=False)
-    shared_bytes: int = 0
+    predicted_peak_bytes: int
+    stored_peak_bytes: int
+    result_bytes: int = 0
     resident_bytes: int = 0
-
-    @property
-    def predicted_peak_bytes(self) -> int:
-        """Activations, interiors, gradients and temporaries at the peak, loss and logits included;
-        weights, their gradients and optimiser states are not.
-
-        An upper bound: a block's result is counted until its own backward, while autograd lets go
-        of it after the next block's. Where the peak lies in the backward of a block, not of what
-        follows the blocks, the step takes one result less.
-        """
-        return self.plan.peak_bytes + self.shared_bytes
+    inner: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def overhead(self) -> float:
@@ -95,7 +92,6 @@ class BlockPlan:
         return self.plan.seconds / least - 1 if least else 0.0
 
     def __str__(self) -> str:
-        everything = store_all(self.chain).peak_bytes + self.shared_bytes
         mib = 2**20
         what = (
             f"recompute {len(self.recompute)} of {len(self.recompute) + len(self.keep)} blocks: "
@@ -105,7 +101,8 @@ class BlockPlan:
         )
         return (
             f"{what}\npeak {self.predicted_peak_bytes / mib:.1f} MiB of activations predicted, "
-            f"{everything / mib:.1f} MiB if everything is kept; {self.overhead:+.1%} time"
+            f"{self.stored_peak_bytes / mib:.1f} MiB if everything is kept; "
+            f"{self.overhead:+.1%} time"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -130,17 +127,24 @@ class BlockPlan:
             "#     block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n"
         )
 
-    @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
-        """torch.utils.checkpoint (not reentrant) around the blocks, in the modules' own places."""
-        blocks = [model.get_submodule(name) for name in self.recompute]
-        own = [block.__dict__.get("forward") for block in blocks]
-        for block in blocks:
-            block.__dict__["forward"] = partial(checkpoint, block.forward, use_reentrant=False)
-        try:
-            yield
-        finally:
-            _put_back(blocks, own)
+    def applied(
+        self, model: nn.Module, *, check_recompute: bool = True
+    ) -> AbstractContextManager[None]:
+        """While open, the blocks run again in the backward, in the modules' own places.
+
+        Gradients and buffers are the model's, bit for bit, or RuntimeError names the block, as of a
+        planned model; with check_recompute=False nobody looks whether a second run differs.
+        """
+        flag("check_recompute", check_recompute)
+        return replaced(
+            {
+                block: again_in_backward(
+                    block, name, inner=name in self.inner, check=check_recompute
+                )
+                for name in self.recompute
+                for block in (model.get_submodule(name),)
+            }
+        )
 
 
 def plan_blocks(
@@ -188,24 +192,32 @@ def plan_blocks(
     resident = 0
     if total_budget_bytes is not None:
         resident = math.ceil(bytes_a_parameter * sum(p.numel() for p in model.parameters()))
-        if resident >= total_budget_bytes:
-            raise InfeasibleBudgetError(total_budget_bytes, resident + 1)
     given = args if isinstance(args, tuple) else (args,)
-    chain, shared = _profile(
+    measured, results = _profile(
         model, given, dict(kwargs or {}), list(found.values()), loss or loss_of, repeats,
         progress,
     )  # fmt: skip
     available = total_budget_bytes if budget_bytes is None else budget_bytes
     assert available is not None
-    aside = resident + shared
-    try:
-        plan = greedy(chain, max(0, available - aside), among=range(2, len(chain)))
-    except InfeasibleBudgetError as error:
-        raise InfeasibleBudgetError(available, error.smallest_budget_bytes + aside) from None
+    chain, inside = measured.chain, range(2, len(measured.chain))
+    plan = measured.plan_within(
+        lambda budget: greedy(chain, budget, among=inside), available, resident + results, inside
+    )
     again = {a.stage for a in plan.schedule if a.op is Op.FORWARD and a.keep is not Keep.ALL}
+    measured.refuse_changes(again, "blocks= without it")
     recompute = tuple(name for stage, name in enumerate(found, start=2) if stage in again)
     keep = tuple(name for name in found if name not in recompute)
-    return BlockPlan(recompute, keep, chain, plan, shared, resident)
+    return BlockPlan(
+        recompute,
+        keep,
+        chain,
+        plan,
+        measured.peak_bytes(plan.schedule) + results,
+        measured.peak_bytes(store_all(chain).schedule) + results,
+        results,
+        resident,
+        frozenset(name for stage, name in enumerate(found, start=2) if stage in measured.inner),
+    )
 
 
 def loss_of(result: Any) -> Tensor:
@@ -225,19 +237,6 @@ class _FirstBlockError(Exception):  # no error, but what raises has that name
     """Ends a forward where the first block would begin."""
 
 
-class _Part(nn.Module):
-    """A stretch of the model as a stage: tensors in, tensors out."""
-
-    def __init__(self, label: str, owner: nn.Module, run: Callable[..., Any]) -> None:
-        super().__init__()
-        self.label, self.owner = label, owner
-        self.run: Any = run
-
-    def forward(self, *tensors: Tensor) -> State:
-        leaves = _pytree.tree_leaves(self.run(*tensors))
-        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-
-
 def _profile(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -246,34 +245,35 @@ def _profile(
     loss: Callable[[Any], Tensor],
     repeats: int,
     progress: Callable[[int, int], None] | None,
-) -> tuple[Chain, int]:
-    """The chain before, blocks, after; and bytes of gradients that both ends give to one weight."""
-    entire = _Arguments(args, kwargs)
-    random = RandomState.now(cuda_devices(entire.tensors, model.parameters()))
-    memory = Memory(model, copied_bytes=math.inf)
+) -> tuple[Profile, int]:
+    """The chain before, blocks, after, with the weights that both ends share; and the bytes of the
+    model's result."""
+    entire = Arguments(args, kwargs)
     device = next(model.parameters()).device.type
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
-    stages: list[_Part] = []
-    rows: list[Callable[[], Found]] = []
+    stages: list[Part] = []
+    rows: list[Any] = []
     seconds: list[tuple[list[float], list[float]]] = []
-    measuring = False
+    measuring = holding = False  # holding: the block that runs calls autograd itself
     handed_on: set[int] = set()  # storages of the last block's results
 
-    def measure(part: _Part, tensors: State) -> None:
+    def measure(part: Part, tensors: State) -> bool:
         held = Held(Values.of(tensors, part.label))
         with ZeroGradients(part):
-            rows.append(stage_bytes(meter, part, held, True, casting)[1])
+            _, row, inner = stage_bytes(meter, part, held, True, casting, hold_result=False)
+        rows.append(row)
         seconds.append(stage_seconds(part, held, True, repeats)[0] if repeats else ([1.0], [2.0]))
         stages.append(part)
         if progress is not None:
             progress(len(stages), len(blocks) + 2)
+        return inner
 
     def before_block(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        nonlocal measuring
+        nonlocal measuring, holding
         if measuring:
             return
         measuring = True
-        call = _Arguments(given, named)
+        call = Arguments(given, named)
         number = len(stages) - 1
         follows = number == 0 or {_storage(t) for t in call.tensors} & handed_on
         if block is not blocks[number % len(blocks)] or not follows:
@@ -281,9 +281,9 @@ def _profile(
                 f"something else runs before block {number + 1} of the {len(blocks)} named: name "
                 "all blocks between the first and the last, in this order of being called"
             )
-        part = _Part(type(block).__name__, block, lambda *t: block(*call.args(t), **call.kwargs(t)))
+        part = Part(type(block).__name__, block, lambda *t: block(*call.args(t), **call.kwargs(t)))
         with saved_tensors_hooks(lambda t: t.detach(), lambda t: t):  # not those around the model
-            measure(part, call.tensors)
+            holding = measure(part, call.tensors)
         measuring = False
 
     results: list[Any] = []
@@ -298,7 +298,11 @@ def _profile(
             results.append(result)
 
     def to_first(*tensors: Tensor) -> Any:
-        handle = blocks[0].register_forward_pre_hook(_stop, with_kwargs=True, prepend=True)
+        def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            before.ends()  # what the model's own forward holds is still there
+            raise _FirstBlockError(args, kwargs)
+
+        handle = blocks[0].register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
         try:
             model(*entire.args(tensors), **entire.kwargs(tensors))
         except _FirstBlockError as stopped:
@@ -307,94 +311,54 @@ def _profile(
             handle.remove()
         raise ValueError("the model's forward does not call its first block")
 
-    try:
-        with StandIns([model]), torch.enable_grad(), memory_meter(device) as meter:
-            measure(_Part("before", model, to_first), entire.tensors)
-            handles = [b.register_forward_pre_hook(before_block, with_kwargs=True) for b in blocks]
-            handles += [b.register_forward_hook(after_block) for b in blocks]
-            try:
-                with saved_tensors_hooks(lambda t: None, lambda t: t):
-                    model(*args, **kwargs)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            if len(stages) != len(blocks) + 1 or len(results) != 1:
-                raise ValueError(
-                    f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
-                )
-            last = Values.of(results.pop(), "the last block")
+    before = Part("before", model, to_first)
+    devices = cuda_devices(entire.tensors, model.parameters())
+    with left_alone([model], devices), torch.enable_grad(), memory_meter(device) as meter:
+        measure(before, entire.tensors)
+        handles = [b.register_forward_pre_hook(before_block, with_kwargs=True) for b in blocks]
+        handles += [b.register_forward_hook(after_block) for b in blocks]
+        try:
+            hooks = saved_tensors_hooks(lambda t: t.detach() if holding else None, lambda t: t)
+            with INNER_HOOKS.without_graph(), hooks:
+                whole = model(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if len(stages) != len(blocks) + 1 or len(results) != 1:
+            raise ValueError(
+                f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
+            )
+        last = Values.of(results.pop(), "the last block")
+        leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
+        result_bytes = storage_bytes(leaves)
+        del whole, leaves
 
-            def from_last(*tensors: Tensor) -> Tensor:
-                with _replaced(blocks, last.rebuild(tensors)):
-                    return loss(model(*args, **kwargs))
+        def from_last(*tensors: Tensor) -> Tensor:
+            result = last.rebuild(tensors)
 
-            measure(_Part("after", model, from_last), last.tensors)
-    finally:
-        memory.put_back()
-        random.restore()
-    chain = chain_of(
-        stages, Measured([row() for row in rows], None), seconds, storage_bytes(entire.tensors)
-    )
+            def last_block(*args: Any, **kwargs: Any) -> Any:
+                torch.set_grad_enabled(True)
+                after.begins()
+                return result
+
+            forwards = dict.fromkeys(blocks, lambda *args, **kwargs: result)
+            forwards[blocks[-1]] = last_block
+            # What comes before the blocks runs too, and keeps nothing.
+            with replaced(forwards), torch.no_grad():
+                return loss(model(*args, **kwargs))
+
+        after = Part("after", model, from_last, late=True)
+        measure(after, last.tensors)
     inside = {id(p) for block in blocks for p in block.parameters()}
     names: dict[nn.Parameter, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter] = names.get(parameter, 0) + 1
-    tied = sum(p.nbytes for p, n in names.items() if n > 1 and id(p) not in inside)
-    return chain, tied
+    tied = tuple(p for p, count in names.items() if count > 1 and id(p) not in inside)
+    found = profile_of(
+        stages, [row() for row in rows], seconds, storage_bytes(entire.tensors), shared=tied
+    )
+    return found, result_bytes
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    raise _FirstBlockError(args, kwargs)
-
-
-class _Arguments:
-    """Arguments of a call, with places for other tensors of the same kinds."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves, self._spec = _pytree.tree_flatten((args, kwargs))
-        for leaf in leaves:
-            if type(leaf).__name__.endswith("Cache"):
-                raise ValueError(
-                    f"a block is called with a {type(leaf).__name__}, which a second run would "
-                    "fill twice: call the model with use_cache=False"
-                )
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.tensors: State = tuple(leaves[i] for i in self._places)
-
-    def _with(self, tensors: State) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        found: tuple[tuple[Any, ...], dict[str, Any]] = _pytree.tree_unflatten(leaves, self._spec)
-        return found
-
-    def args(self, tensors: State) -> tuple[Any, ...]:
-        return self._with(tensors)[0]
-
-    def kwargs(self, tensors: State) -> dict[str, Any]:
-        return self._with(tensors)[1]
-
-
-@contextmanager
-def _replaced(blocks: Sequence[nn.Module], result: Any) -> Iterator[None]:
-    """Blocks that return `result` at once."""
-    own = [block.__dict__.get("forward") for block in blocks]
-    for block in blocks:
-        block.__dict__["forward"] = lambda *args, **kwargs: result
-    try:
-        yield
-    finally:
-        _put_back(blocks, own)
-
-
-def _put_back(blocks: Sequence[nn.Module], own: Sequence[Any]) -> None:
-    for block, before in zip(blocks, own, strict=True):
-        if before is None:
-            del block.__dict__["forward"]
-        else:
-            block.__dict__["forward"] = before

@@ -7,16 +7,14 @@ which fill those places.  So gradients are summed by autograd itself, in the pla
 and are bitwise equal, those of weights that several stages share included; hooks, retain_graph,
 torch.autograd.grad, second derivatives, DistributedDataParallel and FSDP2 see an ordinary graph.
 
-A repeated run starts from the same random numbers, autocast settings and state of the stage
-(replay.py, stage_state.py), and must give the same bits (fingerprint.py).
+A repeated run starts as the first one did and must give the same bits (repeat.py).
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -25,14 +23,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from analysis.checkpointing.schedule import Action, Keep, Op, Schedule, Value
 
-from .fingerprint import Fingerprint, fingerprint, same
-from .replay import RandomState, Surroundings, cuda_devices
-from .saved import Fill, Pack, Saved, present
+from .repeat import Around, Repeat
+from .replay import Surroundings, cuda_devices
+from .saved import INNER_HOOKS, Pack, Saved
 from .stage_parts import parameters_of
-from .stage_places import Places
-from .stage_state import Memory
 from .swap import HostCopy, Watched
-from .values import Held, StageFn, Values, call
+from .values import Held, StageFn, Values, call, stage_name
 
 
 class Program:
@@ -66,22 +62,14 @@ class Program:
         self.moved = moved
         self.repeated = {stage for stage, count in enumerate(runs) if count > 1}
         kept = {stage for stage, keep in first.items() if keep is Keep.ALL}
-        self.plain = kept - moved - dropped  # these leave the graph as it is
+        self.plain = kept - moved - dropped - self.repeated  # these leave the graph as it is
         weights = [p for stage in stages for p in parameters_of(stage)]
         self.kinds = tuple(sorted({"cpu", *(p.device.type for p in weights)}))
         self.devices = cuda_devices(weights)
         self._labels = [f"{n} ({stage_name(stage)})" for n, stage in enumerate(stages, start=1)]
-        self.places: dict[int, Places] = {}  # where the stages' state lay in the last step
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "places": {}}  # a copy has its own modules
 
     def label(self, stage: int) -> str:
         return self._labels[stage - 1]
-
-
-def stage_name(stage: StageFn) -> str:
-    return getattr(stage, "__name__", None) or type(stage).__name__
 
 
 class Counts:
@@ -104,19 +92,13 @@ class Run:
         self._lock = threading.RLock()  # several devices' threads may go backward
         self._checkpoints: dict[int, Held] = {}
         self._kept: dict[int, Held] = {}
-        self._saved: dict[int, list[weakref.ref[Saved]]] = {}
+        self._repeats: dict[int, Repeat] = {}
         self._storages: dict[int, list[torch.UntypedStorage]] = {}
         self._host: dict[tuple[Value, int], HostCopy] = {}
-        self._random: dict[int, RandomState] = {}
-        self._memory: dict[int, Memory] = {}
-        self._prints: dict[int, Fingerprint] = {}
-        self._open: list[tuple[int, Tensor]] = []  # comparisons whose outcome a GPU knows
         self._gradients: tuple[int, list[Tensor]] = (0, [])
         self._graph_task = -1
         self._provided = (0, -1)  # the stage that was provided for last, in which backward
-        self._devices: tuple[int, ...] = ()
-        self._generators: RandomState | None = None
-        self._surroundings: Surroundings
+        self._around: Around
 
     # -- the forward pass -------------------------------------------------------------------------
 
@@ -125,8 +107,12 @@ class Run:
         program = self.program
         given = Values.of(inputs, "the model's input")
         kinds = {*program.kinds, *(t.device.type for t in given.tensors)}
-        self._surroundings = Surroundings(tuple(sorted(kinds)))
-        self._devices = tuple(sorted({*program.devices, *cuda_devices(given.tensors)}))
+        self._around = Around(
+            Surroundings(tuple(sorted(kinds))),
+            tuple(sorted({*program.devices, *cuda_devices(given.tensors)})),
+            program.preserve_rng_state,
+            program.check_recompute,
+        )
         self._checkpoints[0] = Held(given)
         foreign = {id(tensor) for tensor in given.tensors}
         if not program.unpack and len(inputs) == 1:
@@ -151,58 +137,43 @@ class Run:
         stage, program = action.stage, self.program
         name = f"stage {program.label(stage)}"
         self.counts.forwards[stage] += 1
-        places = program.places.pop(stage, None)
-        repeated = stage in program.repeated
-        memory = Memory(program.stages[stage - 1], places=places) if repeated else None
+        given = Values.of(value, name).tensors
         self._active = stage
-        with self._hooks(stage, action.keep is Keep.ALL), self._drawing(stage):
-            if stage in program.moved:
-                with Watched() as watched:
-                    value = call(program.stages[stage - 1], value, program.unpack)
-            else:
-                value = call(program.stages[stage - 1], value, program.unpack)
+        watched = Watched() if stage in program.moved else nullcontext()
+        hooks = self._hooks(stage, given, action.keep is Keep.ALL)
+        with INNER_HOOKS.without_graph(), hooks as ran, watched:
+            del given
+            value = call(program.stages[stage - 1], value, program.unpack)
         self._active = 0
         result = Values.of(value, name)
-        if memory is not None:
-            memory.settle(name)
-            if (places := memory.reusable()) is not None:
-                program.places[stage] = places
-            self._memory[stage] = memory
-            if program.check_recompute:
-                self._prints[stage] = fingerprint(result.tensors)
-        if stage in program.moved:
-            saved = [s.tensor for ref in self._saved[stage] if (s := ref()) is not None]
+        if ran is not None:
+            ran(result.tensors)
+        if isinstance(watched, Watched):
+            saved = [s.tensor for ref in self._repeats[stage].places if (s := ref()) is not None]
             self._storages[stage] = watched.made([*saved, *result.tensors])
         elif stage in program.inner and action.keep is not Keep.ALL:
-            self._empty(stage)
+            self._repeats[stage].empty()
         self._keep(action, Held(result))
         for tensor in result.tensors:
             if tensor.grad_fn is not None and id(tensor) not in foreign:
                 tensor.register_hook(lambda gradient, stage=stage: self._arrived(stage, gradient))
         return value
 
-    def _hooks(self, stage: int, keep: bool) -> AbstractContextManager[Any]:
+    def _hooks(
+        self, stage: int, given: tuple[Tensor, ...], keep: bool
+    ) -> AbstractContextManager[Any]:
         """Places instead of tensors for a first run, unless its graph stays as it is."""
-        if stage in self.program.plain:
+        program = self.program
+        name, hold = f"stage {program.label(stage)}", stage in program.inner
+        repeat = Repeat(program.stages[stage - 1], name, self._around, hold=hold)
+        self._repeats[stage] = repeat
+        if stage in program.repeated:
+            return repeat.first(self, stage, given, keep=keep)
+        self._around.generators = None
+        if stage in program.plain:
             return nullcontext()
-        found = self._saved[stage] = []
-        hold = keep or stage in self.program.inner
-        # Not a method: the graph would hold the run, and the run knows the graph's places.
-        return saved_tensors_hooks(Pack(self, stage, found, hold), Saved.unpack)
-
-    @contextmanager
-    def _drawing(self, stage: int) -> Iterator[None]:
-        """Notes the random state before a first run, where the stage changes it and runs again."""
-        if not self.program.preserve_rng_state or stage not in self.program.repeated:
-            self._generators = None
-            yield
-            return
-        # Between two stages nobody draws, so one look at the generators a stage is enough.
-        before = self._generators or RandomState.now(self._devices)
-        yield
-        self._generators = RandomState.now(self._devices, before)
-        if self._generators != before:
-            self._random[stage] = before
+        pack = Pack(self, stage, repeat.places, hold=keep or hold, prints=None)
+        return saved_tensors_hooks(pack, Saved.unpack)
 
     # -- actions ----------------------------------------------------------------------------------
 
@@ -214,13 +185,13 @@ class Run:
             self._checkpoints.pop(action.stage - 1, None)
             self._passed = action.stage
             if action.stage == 1:
-                self._random, self._memory, self._prints = {}, {}, {}
+                self._repeats = {}
         elif action.op is Op.DROP:
             if action.value is Value.ACTIVATION:
                 del self._checkpoints[action.stage]
             else:
                 del self._kept[action.stage]
-                self._empty(action.stage)
+                self._repeats[action.stage].empty()
         elif action.op is Op.OFFLOAD:
             assert action.value is not None
             storages = self._of(action.value, action.stage)
@@ -246,43 +217,14 @@ class Run:
         before = self._kept.get(stage - 1) or self._checkpoints[stage - 1]
         origin = f"the result of stage {program.label(stage - 1)}" if stage > 1 else "the input"
         value = before.again(origin)
-        fill = self._fill(stage) if action.keep is Keep.ALL else None
-        hold = stage in program.inner
-        pack: Callable[[Tensor], Any] = fill or (lambda t: t.detach() if hold else None)
         self.counts.forwards[stage] += 1
-        with (
-            self._surroundings.again(),
-            self._as_then(stage, name),
-            saved_tensors_hooks(pack, lambda kept: present(kept, name)),
-        ):
+        inputs = Values.of(value, origin).tensors
+        with self._repeats[stage].again(inputs, fill=action.keep is Keep.ALL) as ran:
+            del inputs
             value = call(program.stages[stage - 1], value, program.unpack)
-        if fill is not None:
-            fill.finish(name)
         result = Values.of(value, name)
-        if stage in self._prints:
-            equal = same(self._prints[stage], fingerprint(result.tensors))
-            if isinstance(equal, Tensor):
-                self._open.append((stage, equal))
-            elif not equal:
-                raise RuntimeError(_different(name))
+        ran(result.tensors)
         self._keep(action, Held(result))
-
-    @contextmanager
-    def _as_then(self, stage: int, name: str) -> Iterator[None]:
-        with ExitStack() as stack:
-            if stage in self._random:
-                stack.callback(RandomState.now(self._devices).restore)
-                self._random[stage].restore()
-            stack.enter_context(self._memory[stage].in_force(name))
-            yield
-
-    def _fill(self, stage: int) -> Fill:
-        return Fill(self._saved[stage])
-
-    def _empty(self, stage: int) -> None:
-        for ref in self._saved[stage]:
-            if (saved := ref()) is not None:
-                saved.tensor = None
 
     def _of(self, value: Value, stage: int) -> list[torch.UntypedStorage]:
         if value is Value.STAGE:
@@ -320,6 +262,9 @@ class Run:
                 self._next += 1
             self._provided = now
 
+    def label(self, stage: int) -> str:
+        return self.program.label(stage)
+
     def refuse(self, stage: int) -> None:
         """RuntimeError for a saved tensor that is not there."""
         name = f"stage {self.program.label(stage)}"
@@ -342,21 +287,6 @@ class Run:
         self._graph_task, self._gradients, self._provided = -1, (0, []), (0, -1)
         if self._passed == 2:  # nothing follows the backward of the first stage
             self._passed = 1
-            self._kept, self._checkpoints, self._memory, self._prints = {}, {}, {}, {}
+            self._kept, self._checkpoints, self._repeats = {}, {}, {}
             self._next = len(self.program.schedule)
-        waiting, self._open = self._open, []
-        if waiting and not bool(
-            torch.stack([w.to(waiting[0][1].device) for _, w in waiting]).all()
-        ):
-            bad = next(stage for stage, equal in waiting if not bool(equal))
-            raise RuntimeError(_different(f"stage {self.program.label(bad)}"))
-
-
-def _different(name: str) -> str:
-    return (
-        f"{name} gave another result when it ran again, so its gradients would be wrong: it "
-        "depends on something that changes between two runs and is not part of it (a global, an "
-        "iterator, memory shared with NumPy, ...), or on an operation that is not deterministic. "
-        "Keep such state in attributes of the stage, or plan with check_recompute=False if the "
-        "difference does not matter"
-    )
+        self._around.settle()

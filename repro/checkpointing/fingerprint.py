@@ -1,93 +1,220 @@
-"""A number for a stage's result, to see whether a repeated run gave the same bits.
+"""Numbers by which a repeated run of a stage shows that it gave the same bits as the first.
 
-Two integers a tensor: the sum of its bits taken as whole numbers, which no summation order changes,
-and a sum over 256 elements weighted by their position, which moves when elements change places.
-One pass over the tensor, no copy of a contiguous one.  On a GPU both stay on the device; on the CPU
-NumPy adds, whose calls take a fifth of the time where results are small.
+Of every tensor a hash over all its elements and their places, in one pass where the tensor lies: on
+the CPU xxHash (XXH3, 64 bits) over the memory itself, elsewhere a sum of all 32-bit words times
+fixed random 64-bit numbers, modulo 2^64, which stays on the device.  Either misses a difference
+with a chance of about 2^-32 or less.  Two kinds of tensors need no pass: a trained parameter, of
+which the graph holds the very object, and the stage's own input, which is compared where it is
+made.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import product
 
-import numpy as np
 import torch
-from torch import Tensor
+import xxhash
+from torch import Tensor, nn
 
-SAMPLES = 256
-FEW_BYTES = 16384  # up to here a hash is quicker than two sums
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from .values import version
 
-#: Types that NumPy has under the same bits.
-_PLAIN = frozenset({torch.float64, torch.float32, torch.float16, torch.int64, torch.int32})
+#: Words of one step on a device: its products take twice the bytes of the words.
+STEP_WORDS = 2**20
+#: Bytes of a piece that is copied where elements do not lie side by side.
+PIECE_BYTES = 2**16
 
-#: Shape, type and the two sums of each tensor.
-Fingerprint = list[tuple[torch.Size, torch.dtype, Tensor | tuple[int, ...]]]
-
-
-@torch.no_grad()
-def fingerprint(tensors: Sequence[Tensor]) -> Fingerprint:
-    return [(tensor.shape, tensor.dtype, _sums(tensor)) for tensor in tensors]
+#: Shape, type, and what tells the elements.
+Print = tuple[torch.Size, torch.dtype, object]
 
 
-def _sums(tensor: Tensor) -> Tensor | tuple[int, ...]:
-    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
-        return ()
+class Prints:
+    """Fingerprints of what one run of a stage saves, in order."""
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        self.found: list[Print] = []
+        self._inputs: dict[int, tuple[int, Tensor]] = {}
+        for number, tensor in enumerate(inputs):
+            if _is_plain(tensor):
+                self._inputs[tensor.untyped_storage()._cdata] = number, tensor
+        self._known: dict[int, tuple[weakref.ref[Tensor], int | None, Print]] = {}
+
+    @torch.compiler.disable  # a compiled stage saves tensors too
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        self.found += [self._of(tensor) for tensor in tensors]
+
+    def results(self, tensors: Iterable[Tensor]) -> Prints:
+        """Those of the run's results.  The tensors themselves are forgotten."""
+        found = Prints(())
+        found.found = [self._of(tensor) for tensor in tensors]
+        self._inputs, self._known = {}, {}
+        return found
+
+    def _of(self, tensor: Tensor) -> Print:
+        earlier = self._known.get(id(tensor))
+        if earlier is not None and earlier[0]() is tensor and earlier[1] == version(tensor):
+            return earlier[2]
+        found = tensor.shape, tensor.dtype, self._elements(tensor)
+        self._known[id(tensor)] = weakref.ref(tensor), version(tensor), found
+        return found
+
+    def _elements(self, tensor: Tensor) -> object:
+        if not _is_plain(tensor):
+            return tuple(elements(part) for part in _parts(tensor))
+        base = tensor if tensor._base is None else tensor._base
+        if isinstance(base, nn.Parameter) and base.requires_grad:
+            where = tensor.storage_offset(), tensor.stride()
+            return "parameter", id(base), base._version, where
+        storage = tensor.untyped_storage()._cdata
+        if storage in self._inputs:
+            number, given = self._inputs[storage]
+            offset = tensor.data_ptr() - given.data_ptr()
+            if offset >= 0 and offset + _extent(tensor) <= _extent(given):
+                return "input", number, offset, tensor.stride()
+        return elements(tensor)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last one."""
+    if not tensor.numel():
+        return 0
+    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _parts(tensor: Tensor) -> Sequence[Tensor]:
+    """The dense tensors that another kind of tensor consists of."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return (
+        [tensor.to_dense()] if tensor.layout is not torch.strided else [tensor.as_subclass(Tensor)]
+    )
+
+
+def elements(tensor: Tensor) -> object:
+    """The hash of all elements in their places; a tensor of one number on another device."""
+    if not _is_plain(tensor):
+        return tuple(elements(part) for part in _parts(tensor))
     bits = tensor.detach()
-    if type(bits) is Tensor and bits.dtype in _PLAIN and bits.is_cpu and bits.is_contiguous():
-        return _sums_of_host(bits)
-    if bits.is_complex():
-        bits = torch.view_as_real(bits.resolve_conj())
-    if bits.dtype is torch.bool:
-        bits = bits.view(torch.uint8)
-    bits = bits.resolve_neg()
-    strides = bits.stride()
-    bits = bits.permute(sorted(range(bits.dim()), key=lambda d: -strides[d]))
-    size = bits.element_size()
-    whole = bits.view(_WHOLE[size])
-    if not whole.is_contiguous():  # gaps or repeats in memory: slower, but no copy either
-        longest = max(range(whole.dim()), key=whole.size)
-        few = whole.sum([d for d in range(whole.dim()) if d != longest], dtype=torch.int64)
+    if bits.is_cpu and bits.is_contiguous() and not bits.is_conj() and not bits.is_neg():
+        return xxhash.xxh3_64_intdigest(_memory(bits))
+    flags = bits.is_conj(), bits.is_neg()
+    bits = bits.conj() if flags[0] else bits  # both are views of the memory as it is
+    bits = torch._neg_view(bits) if flags[1] else bits
+    for dimension, (size, stride) in enumerate(zip(bits.shape, bits.stride(), strict=True)):
+        if size > 1 and stride == 0:  # the same elements again and again
+            bits = bits.narrow(dimension, 0, 1)
+    steps = bits.stride()
+    bits = bits.permute(sorted(range(bits.dim()), key=lambda d: (-steps[d], d)))
+    return flags, tensor.stride(), _of_host(bits) if bits.is_cpu else _of_device(bits)
+
+
+def _of_host(bits: Tensor) -> int:
+    if bits.is_contiguous():
+        return xxhash.xxh3_64_intdigest(_memory(bits))
+    state = xxhash.xxh3_64()
+    for piece in _pieces(bits):
+        copied = piece.contiguous()  # named, so that it is there while its memory is read
+        state.update(_memory(copied))
+    return state.intdigest()
+
+
+def _memory(bits: Tensor) -> memoryview:
+    """Where it lies: Tensor.numpy() would forbid moving the tensor away later."""
+    return memoryview((ctypes.c_char * bits.nbytes).from_address(bits.data_ptr()))
+
+
+def _pieces(bits: Tensor) -> Iterator[Tensor]:
+    """Parts of PIECE_BYTES at most, in order: a copy of each, but never of the whole."""
+    inner, size = bits.dim(), bits.element_size()
+    while inner and size * bits.shape[inner - 1] <= PIECE_BYTES:
+        inner -= 1
+        size *= bits.shape[inner]
+    if inner:
+        rows = max(1, PIECE_BYTES // size)
+        for index in product(*(range(n) for n in bits.shape[: inner - 1])):
+            yield from bits[index].split(rows)
     else:
-        whole = whole.view(-1)
-        few = whole[:: max(1, whole.numel() // SAMPLES)].to(torch.int64)
-        if size < 8 and whole.numel() * size % 8 == 0 and whole.storage_offset() * size % 8 == 0:
-            whole = whole.view(torch.int64)  # as quick as memory allows
-    weighted = (few * torch.arange(1, few.numel() + 1, device=few.device)).sum()
-    total = whole.sum()
-    if total.device.type == "cpu":
-        return int(total), int(weighted)
-    return torch.stack([total, weighted])
+        yield bits
 
 
-def _sums_of_host(bits: Tensor) -> tuple[int, ...]:
-    """The two sums of a contiguous tensor in host memory, as `_sums` takes them on a device; of a
-    few bytes their hash.
-
-    They are read where they lie: Tensor.numpy() would forbid moving the tensor away later.
-    """
-    size, kind = bits.nbytes, f"i{bits.element_size()}"
-    if size <= FEW_BYTES:
-        return (hash(ctypes.string_at(bits.data_ptr(), size)),)
-    there = (ctypes.c_char * size).from_address(bits.data_ptr())
-    raw: np.ndarray = np.frombuffer(memoryview(there), dtype=kind)
-    few = raw[:: max(1, raw.size // SAMPLES)].astype(np.int64)
-    weighted = int(few @ np.arange(1, few.size + 1))
-    whole = raw.view(np.int64) if size % 8 == 0 else raw
-    return int(whole.sum(dtype=np.int64)), weighted
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """Fixed odd numbers, so that one element that differs always shows."""
+    generator = torch.Generator().manual_seed(2022)
+    numbers = torch.randint(-(2**62), 2**62, (STEP_WORDS,), generator=generator)
+    return (numbers * 2 + 1).to(device)
 
 
-def same(first: Fingerprint, second: Fingerprint) -> bool | Tensor:
-    """Whether two results agree; a tensor on the device where that is known only there."""
-    if len(first) != len(second):
-        return False
-    waiting = []
-    for (shape, dtype, sums), (again, other, others) in zip(first, second, strict=True):
-        if shape != again or dtype != other:
-            return False
-        if isinstance(sums, Tensor) and isinstance(others, Tensor):
-            waiting.append((sums == others).all())
-        elif isinstance(sums, Tensor) or isinstance(others, Tensor) or sums != others:
-            return False
-    return torch.stack([w.to(waiting[0].device) for w in waiting]).all() if waiting else True
+def _of_device(bits: Tensor) -> Tensor:
+    if bits.is_complex():
+        bits = torch.view_as_real(bits)
+    weights = _weights(bits.device)
+    pieces = [bits] if bits.is_contiguous() else _pieces(bits)
+    sums = [
+        (step * weights[: step.numel()]).sum()
+        for piece in pieces
+        for step in _words(piece.contiguous().view(-1)).split(STEP_WORDS)
+    ]
+    while len(sums) > 1:
+        sums = [
+            (torch.stack(sums[i : i + STEP_WORDS]) * weights[: len(sums[i : i + STEP_WORDS])]).sum()
+            for i in range(0, len(sums), STEP_WORDS)
+        ]
+    return sums[0] if sums else torch.zeros((), dtype=torch.int64, device=bits.device)
+
+
+def _words(flat: Tensor) -> Tensor:
+    """The bits as whole numbers of 32, or of 16 or 8 where they are no multiple of it."""
+    for kind in (torch.int32, torch.int16, torch.uint8):
+        size = kind.itemsize
+        if flat.nbytes % size == 0 and flat.storage_offset() * flat.element_size() % size == 0:
+            return flat.view(kind)
+    raise AssertionError("every tensor is bytes")
+
+
+def difference(first: Prints, second: Prints) -> tuple[str, Tensor | None]:
+    """How a repeated run differs, "" if not; and where only a device knows, whether all is equal
+    there, as a tensor."""
+    waiting: list[Tensor] = []
+    if len(first.found) != len(second.found):
+        return f"{len(second.found)} tensors where it gave {len(first.found)} at first", None
+    for (shape, dtype, told), (again, other, tells) in zip(first.found, second.found, strict=True):
+        if (shape, dtype) != (again, other):
+            return (
+                f"a tensor {tuple(again)} of {other} where it was {tuple(shape)} of {dtype}",
+                None,
+            )
+        if not _same(told, tells, waiting):
+            return f"other values in a tensor {tuple(shape)} of {dtype}", None
+    if not waiting:
+        return "", None
+    return "", torch.stack([equal.to(waiting[0].device) for equal in waiting]).all()
+
+
+def _same(one: object, other: object, waiting: list[Tensor]) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        waiting.append(one == other)
+        return True
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        return all(_same(a, b, waiting) for a, b in zip(one, other, strict=True))
+    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other

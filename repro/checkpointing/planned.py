@@ -9,21 +9,20 @@ from collections.abc import Callable
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree
 
 from analysis import checkpointing as theory
 from analysis.arguments import byte_count, flag
 from analysis.checkpointing import (
     Chain,
-    InfeasibleBudgetError,
     Plan,
     Replay,
     Schedule,
     simulate,
 )
 
-from .arguments import check_options, check_sample
+from .arguments import check_options, check_sample, refuse_unreal
 from .executor import Counts, Program, Run
 from .joining import Joined
 from .profiling import Profile, profile
@@ -55,10 +54,10 @@ class PlannedModel(nn.Module):
     """A sequential model that trains by a schedule.
 
     Call it as the model; its graph, and so its gradients, are the model's, bit for bit, wherever
-    running a stage again gives the same bits: every repeated run is compared with the first
-    (`check_recompute`) and a difference raises.  Modules, parameters, buffers and state_dict are
-    the model's own, under its names.  `predicted` is what the simulator says the schedule costs;
-    `last_run.forwards[l]` how often the latest step ran stage l.
+    running a stage again gives the same bits: results and saved tensors of every repeated run are
+    compared with the first one's (`check_recompute`) and a difference raises.  Modules, parameters,
+    buffers and state_dict are the model's own, under its names.  `predicted` is what the simulator
+    says the schedule costs; `last_run.forwards[l]` how often the latest step ran stage l.
 
     retain_graph=True keeps what was recomputed, as the plain model keeps what it saved.  Forward
     hooks of modules inside run each time their stage does.  torch.func transforms and tracing
@@ -131,7 +130,7 @@ class PlannedModel(nn.Module):
         autocast has cast count for the whole step, though its cache gives them up where autocast
         ends: with autocast this is an upper bound.
         """
-        return self.predicted.peak_bytes + self.profiled.aside_bytes(self._program.repeated)
+        return self.profiled.peak_bytes(self.schedule, self.predicted)
 
     def train(self, mode: bool = True) -> Self:
         if self.model is not None:
@@ -148,6 +147,8 @@ class PlannedModel(nn.Module):
     def _forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(self.stages, inputs, self.profiled.unpack)
+        leaves = _pytree.tree_leaves(inputs)
+        refuse_unreal("the input", [leaf for leaf in leaves if isinstance(leaf, Tensor)])
         self._warn_of_autocast()
         run = Run(self._program)
         self.__dict__["last_run"] = run.counts
@@ -176,10 +177,11 @@ class PlannedModel(nn.Module):
     def explain(self) -> str:
         """One line: what the schedule costs, against storing everything."""
         all_stored = theory.store_all(self.chain)
+        all_bytes = self.profiled.peak_bytes(all_stored.schedule)
         mib = 1 / 2**20
         return (
             f"{self.name}: peak {self.predicted_peak_bytes * mib:.1f} MiB "
-            f"(store all {all_stored.peak_bytes * mib:.1f} MiB), "
+            f"(store all {all_bytes * mib:.1f} MiB), "
             f"{self.predicted.forwards} stage forwards for {len(self.chain)} stages, "
             f"{self.predicted.seconds * 1e3:.1f} ms (store all {all_stored.seconds * 1e3:.1f} ms)"
         )
@@ -253,7 +255,9 @@ def plan(
         parameter gradients; the fastest plan that fits is chosen
     strategy: a name from STRATEGIES instead, with its own options (segments=, states=, k=, ...)
     profiled: an earlier profile() of the same model and sample
-    check_recompute: compare the result of every repeated run with the first one (one pass over it)
+    check_recompute: compare results of every repeated run, and what it saves for the backward, with
+        the first run's, by a hash over all elements (one pass over each where it lies); without it
+        a stage that does not do the same each time gives wrong gradients without a word
     verify: run one step on `sample` both ways; the report is `planned.verification`, and a warning
         where gradients or the peak are not as promised
 
@@ -263,8 +267,10 @@ def plan(
 
     Raises, before anything runs, TypeError for arguments of another kind, ValueError for an unknown
     strategy, an impossible value, a missing budget or option. What only the profiled chain tells is
-    said after that: ValueError for more segments than it has stages, or kinds that none has, and
-    InfeasibleBudgetError (a ValueError that names the smallest feasible budget) when nothing fits.
+    said after that: ValueError for more segments than it has stages, kinds that none has, or a
+    stage to run again that changes what nobody puts back; InfeasibleBudgetError (a ValueError that
+    names the smallest feasible budget) when nothing fits; RuntimeError for a stage that goes on
+    from a result of an earlier run with its graph.
     """
     if strategy is None:
         if budget_bytes is None:
@@ -288,7 +294,9 @@ def plan(
     if budget_bytes is None:
         chosen = choose(found.chain, strategy, **options)
     else:
-        chosen = _within(found, strategy, budget_bytes, options)
+        chosen = found.plan_within(
+            lambda budget: choose(found.chain, strategy, budget, **options), budget_bytes
+        )
     planned = PlannedModel(
         model,
         found,
@@ -297,6 +305,9 @@ def plan(
         preserve_rng_state=preserve_rng_state,
         check_recompute=check_recompute,
     )
+    if check_recompute:
+        found.refuse_changes(planned._program.repeated, "strategy='store-all', or "
+                             "check_recompute=False if that does not matter")  # fmt: skip
     if verify:
         report = planned.verify(*(sample if isinstance(sample, tuple) else (sample,)))
         planned.__dict__["verification"] = report
@@ -317,18 +328,6 @@ def _require_same_model(model: Any, profiled: Profile) -> None:
                 f"profiled has a stage {type(stage).__name__} with no weight of this "
                 f"{type(model).__name__}: profile() the model that is planned"
             )
-
-
-def _within(found: Profile, strategy: str, budget_bytes: int, options: dict[str, Any]) -> Plan:
-    """A plan whose peak and what lies aside from the chain fit into the budget together."""
-    everything = theory.store_all(found.chain)
-    if everything.peak_bytes + found.aside_bytes(()) <= budget_bytes:
-        return choose(found.chain, strategy, everything.peak_bytes, **options)
-    aside = found.aside_bytes()
-    try:
-        return choose(found.chain, strategy, max(0, budget_bytes - aside), **options)
-    except InfeasibleBudgetError as error:
-        raise InfeasibleBudgetError(budget_bytes, error.smallest_budget_bytes + aside) from None
 
 
 def choose(chain: Chain, strategy: str, budget_bytes: int | None = None, **options: Any) -> Plan:

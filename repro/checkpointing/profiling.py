@@ -7,10 +7,11 @@ with everything stored can be profiled all the same.
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +20,29 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from analysis.arguments import methods, whole
-from analysis.checkpointing import Chain, Stage
+from analysis.checkpointing import (
+    Chain,
+    InfeasibleBudgetError,
+    Plan,
+    Replay,
+    Schedule,
+    Stage,
+    simulate,
+    store_all,
+)
+from analysis.checkpointing.schedule import Op
 
 from .arguments import check_sample
+from .fingerprint import Prints
 from .joining import given_to_first, join_stages, stages_of
+from .kept import Kept, left_behind
 from .memory import MemoryMeter, Region, memory_meter
-from .replay import RandomState, autocast_now, cuda_devices
-from .stage_parts import StandIns, parameters_of
-from .stage_state import Memory
-from .values import Held, StageFn, State, Values, call, storage_bytes
+from .replay import autocast_now, cuda_devices
+from .saved import INNER_HOOKS
+from .span import span
+from .stage_parts import parameters_of
+from .state import ModuleState, left_alone
+from .values import Held, StageFn, State, Values, call, stage_name, storage_bytes
 
 
 @dataclass(frozen=True)
@@ -38,8 +53,9 @@ class Profile:
     becomes the next one's arguments.  inner: stages (1-based) that call autograd in their forward.
     cast_bytes are weights in the type of autocast, which keeps them until its context ends;
     extra_cast_bytes what running a stage again may add for weights that it shares.
-    restored_bytes, per stage, is the state that a second run needs (buffers that change, ...).
-    autocast is what was in force: (device, on, type).
+    restored_bytes, per stage, is the state that a second run needs (buffers that change, ...);
+    kept what a stage leaves behind when it has run.  autocast is what was in force: (device, on,
+    type).
     """
 
     chain: Chain
@@ -50,16 +66,76 @@ class Profile:
     cast_bytes: int = 0
     extra_cast_bytes: tuple[int, ...] = ()  # a stage each
     restored_bytes: tuple[int, ...] = ()
+    kept: tuple[Kept, ...] = ()  # a stage each
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
 
     def aside_bytes(self, repeated: Collection[int] | None = None) -> int:
         """What a step holds beside its chain if it runs the stages `repeated` (1-based; None: all)
         more than once: the sum of the gradients of shared parameters, weights cast by autocast,
-        and the state that stages need to run again."""
+        the state that stages need to run again, and what they keep."""
         again = range(1, len(self.stages) + 1) if repeated is None else repeated
         shared = sum(p.numel() * p.element_size() for p in self.shared if p.requires_grad)
         state = sum(self.restored_bytes[i - 1] + self.extra_cast_bytes[i - 1] for i in again)
-        return shared + self.cast_bytes + state
+        kept = sum(k.kept_bytes + k.graph_bytes for k in self.kept)
+        return shared + self.cast_bytes + state + kept
+
+    def peak_bytes(self, schedule: Schedule, replay: Replay | None = None) -> int:
+        """The peak of a schedule and of what lies beside the chain.
+
+        What a stage keeps is in the chain too where it runs once, until its backward is over.
+        """
+        replay = replay or simulate(self.chain, schedule)
+        runs = Counter(action.stage for action in schedule if action.op is Op.FORWARD)
+        again = {stage for stage, count in runs.items() if count > 1}
+        peak = counted = 0
+        for action, live in zip(schedule, replay.live_bytes, strict=True):
+            once = action.op in (Op.FORWARD, Op.BACKWARD) and action.stage not in again
+            own = self.kept[action.stage - 1].overlap_bytes if once and self.kept else 0
+            if action.op is Op.FORWARD:
+                counted += own
+            peak = max(peak, live - counted)
+            if action.op is Op.BACKWARD:
+                counted -= own
+        return peak + self.aside_bytes(again)
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether a step leaves tensors behind, so that the next one has them from its start."""
+        return any(k.kept_bytes for k in self.kept)
+
+    def plan_within(
+        self,
+        plan: Callable[[int], Plan],
+        budget_bytes: int,
+        more_bytes: int = 0,
+        repeatable: Collection[int] | None = None,
+    ) -> Plan:
+        """The plan that a planner makes for what a budget leaves to the chain.
+
+        more_bytes: what lies beside it too.  repeatable: the stages that may run again (None: all).
+        InfeasibleBudgetError names the least budget that would do.
+        """
+        everything = store_all(self.chain)
+        stored = self.peak_bytes(everything.schedule) + more_bytes
+        if stored <= budget_bytes:
+            return plan(everything.peak_bytes)
+        aside = self.aside_bytes(repeatable) + more_bytes
+        try:
+            return plan(max(0, budget_bytes - aside))
+        except InfeasibleBudgetError as error:
+            least = min(stored, error.smallest_budget_bytes + aside)
+            raise InfeasibleBudgetError(budget_bytes, least) from None
+
+    def refuse_changes(self, repeated: Collection[int], way_out: str) -> None:
+        """ValueError for a stage among `repeated` that changes what nobody puts back."""
+        for stage in sorted(repeated):
+            if changes := self.kept[stage - 1].changes:
+                raise ValueError(
+                    f"stage {stage} ({stage_name(self.stages[stage - 1])}) changes "
+                    f"{', '.join(changes)} each time that it runs, and this plan runs it more than "
+                    "once, which would change it again: keep it in buffers or attributes of the "
+                    f"stage's modules, change it outside of the stage, or choose {way_out}"
+                )
 
 
 def profile(
@@ -87,11 +163,10 @@ def profile(
     unpack = not isinstance(model, nn.Sequential)
     given = stages_of(model)
     tensors = Values.of(inputs, "the sample").tensors
-    random = RandomState.now(cuda_devices(tensors, *(parameters_of(s) for s in given)))
-    memory = Memory(given, copied_bytes=math.inf)
+    devices = cuda_devices(tensors, *(parameters_of(s) for s in given))
     kinds = tuple(sorted({"cpu", *(t.device.type for t in tensors)}))
     try:
-        with StandIns(given):
+        with left_alone(given, devices) as random:
             stages = join_stages(given, inputs, unpack=unpack)
             random.restore()
             count, total = itertools.count(1), (2 if repeats else 1) * len(stages)
@@ -109,29 +184,48 @@ def profile(
             )
     finally:
         torch.clear_autocast_cache()
-        memory.put_back()
-        random.restore()
-    chain = chain_of(stages, measured, seconds, storage_bytes(tensors))
-    shared = tuple(_shared(stages))
-    casts = [stage.cast_bytes for stage in measured.stages]
-    unique = sum(casts) if measured.cast_bytes is None else measured.cast_bytes
-    extra = tuple(casts) if measured.cast_bytes is not None else (0,) * len(casts)
+    return profile_of(
+        stages,
+        measured.stages,
+        seconds,
+        storage_bytes(tensors),
+        shared=tuple(_shared(stages)),
+        unpack=unpack,
+        cast_bytes=measured.cast_bytes,
+        autocast=autocast_now(kinds),
+    )
+
+
+def profile_of(
+    stages: Sequence[StageFn],
+    measured: Sequence[Found],
+    seconds: Sequence[tuple[list[float], list[float]]],
+    input_bytes: int,
+    *,
+    shared: tuple[nn.Parameter, ...],
+    unpack: bool = True,
+    cast_bytes: int | None = None,
+    autocast: tuple[tuple[str, bool, torch.dtype], ...] = (),
+) -> Profile:
+    """The profile of measured stages.  cast_bytes: of all together, where they share weights."""
+    casts = [stage.cast_bytes for stage in measured]
     return Profile(
-        chain,
+        chain_of(stages, measured, seconds, input_bytes),
         tuple(stages),
         shared,
         unpack=unpack,
-        inner=frozenset(i for i, s in enumerate(measured.stages, start=1) if s.inner),
-        cast_bytes=unique,
-        extra_cast_bytes=extra,
-        restored_bytes=tuple(s.restored_bytes for s in measured.stages),
-        autocast=autocast_now(kinds),
+        inner=frozenset(i for i, s in enumerate(measured, start=1) if s.inner),
+        cast_bytes=sum(casts) if cast_bytes is None else cast_bytes,
+        extra_cast_bytes=(0,) * len(casts) if cast_bytes is None else tuple(casts),
+        restored_bytes=tuple(s.restored_bytes for s in measured),
+        kept=tuple(s.kept for s in measured),
+        autocast=autocast,
     )
 
 
 def chain_of(
     stages: Sequence[StageFn],
-    measured: Measured,
+    measured: Sequence[Found],
     seconds: Sequence[tuple[list[float], list[float]]],
     input_bytes: int,
 ) -> Chain:
@@ -139,7 +233,7 @@ def chain_of(
     groups: dict[tuple, tuple[list[float], list[float]]] = {}
     keys = [
         (str(stage) if isinstance(stage, nn.Module) else id(stage), *sorted(found.sizes.items()))
-        for stage, found in zip(stages, measured.stages, strict=True)
+        for stage, found in zip(stages, measured, strict=True)
     ]
     for key, (forward, backward) in zip(keys, seconds, strict=True):
         group = groups.setdefault(key, ([], []))
@@ -147,8 +241,8 @@ def chain_of(
         group[1].extend(backward)
     # The gradient of a_l is measured where it is made, by the backward of stage l + 1; that of a_L
     # is made by the loss.
-    made = [found.input_gradient_bytes for found in measured.stages]
-    made.append(measured.stages[-1].output_gradient_bytes)
+    made = [found.input_gradient_bytes for found in measured]
+    made.append(measured[-1].output_gradient_bytes)
     return Chain(
         tuple(
             Stage(
@@ -159,9 +253,7 @@ def chain_of(
                 name=getattr(stage, "label", type(stage).__name__),
                 kind=str(getattr(stage, "kind", "")),
             )
-            for stage, found, gradient, key in zip(
-                stages, measured.stages, made[1:], keys, strict=True
-            )
+            for stage, found, gradient, key in zip(stages, measured, made[1:], keys, strict=True)
         ),
         input_bytes=input_bytes,
         input_gradient_bytes=made[0],
@@ -200,12 +292,26 @@ def _differentiable(stage: StageFn, held: Held, unpack: bool) -> tuple[State, St
     return Values.of(value, "the input").tensors, Values.of(result, "stage").tensors
 
 
-def _lean(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Held:
-    """A run that keeps nothing, as the executor does it."""
+def _lean(stage: StageFn, held: Held, unpack: bool, *, hold: bool, compared: bool = False) -> Held:
+    """A run that keeps nothing, as the executor does it.  compared: with the fingerprints of it
+    all, whose temporaries count where they are made on a device."""
     value = held.again("the input")
-    hooks = saved_tensors_hooks(lambda t: t.detach() if hold else None, lambda t: t)
-    with torch.enable_grad(), hooks:
-        return Held(Values.of(call(stage, value, unpack), "stage"))
+    prints = Prints(Values.of(value, "the input").tensors) if compared else None
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        if prints is not None:
+            prints.add([tensor])
+        return tensor.detach() if hold else None
+
+    with (
+        torch.enable_grad(),
+        INNER_HOOKS.without_graph(),
+        saved_tensors_hooks(pack, lambda kept: kept),
+    ):
+        result = Values.of(call(stage, value, unpack), "stage")
+    if prints is not None:
+        prints.results(result.tensors)
+    return Held(result)
 
 
 def _differentiates(stage: StageFn, held: Held, unpack: bool) -> bool:
@@ -216,7 +322,11 @@ def _differentiates(stage: StageFn, held: Held, unpack: bool) -> bool:
         used.append(True)
         return tensor
 
-    with torch.enable_grad(), saved_tensors_hooks(lambda t: t.detach(), unpacked):
+    with (
+        torch.enable_grad(),
+        INNER_HOOKS.without_graph(),
+        saved_tensors_hooks(lambda t: t.detach(), unpacked),
+    ):
         call(stage, held.again("the input"), unpack)
     return bool(used)
 
@@ -225,6 +335,18 @@ def _run_backward(outputs: State, gradients: State) -> None:
     pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
     if pairs:
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+
+
+class _Ending(torch.autograd.Function):
+    """Stands for a result whose bytes are needed no more: its gradient is passed on."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor) -> Tensor:
+        return result.new_empty(()).expand(result.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
 
 
 @dataclass(frozen=True)
@@ -238,6 +360,7 @@ class Found:
     restored_bytes: int
     cast_bytes: int
     inner: bool
+    kept: Kept
 
 
 @dataclass(frozen=True)
@@ -270,7 +393,7 @@ def _bytes(
         held = start
         for stage in stages:
             with ZeroGradients(stage):
-                held, row = stage_bytes(meter, stage, held, unpack, casting)
+                held, row, _ = stage_bytes(meter, stage, held, unpack, casting)
             rows.append(row)
             advance()
     # regions are known once the meter is closed
@@ -278,40 +401,56 @@ def _bytes(
 
 
 def stage_bytes(
-    meter: MemoryMeter, stage: StageFn, held: Held, unpack: bool, casting: bool
-) -> tuple[Held, Callable[[], Found]]:
-    """A stage's result, and its sizes once the meter is closed."""
+    meter: MemoryMeter,
+    stage: StageFn,
+    held: Held,
+    unpack: bool,
+    casting: bool,
+    *,
+    hold_result: bool = True,
+) -> tuple[Held, Callable[[], Found], bool]:
+    """A stage's result, its sizes once the meter is closed, and whether it calls autograd itself.
+    hold_result: the result is there
+    until its backward is over, as where a schedule runs it; autograd itself lets go of it."""
     inner = _differentiates(stage, held, unpack)
+    kept = left_behind(stage, held, unpack, hold=inner)
     cold: Region | None = None
     if casting:
         torch.clear_autocast_cache()
         with meter.region("casts") as cold:
             _lean(stage, held, unpack, hold=inner)
-    with meter.region("saving") as saving:
-        leaves, outputs = _differentiable(stage, held, unpack)
-    activation = storage_bytes(outputs)
-    gradients = tuple(torch.ones_like(output) for output in outputs)
-    output_gradient = storage_bytes(
-        [gradient for o, gradient in zip(outputs, gradients, strict=True) if o.requires_grad]
-    )
-    with meter.region("backward") as backward:
-        _run_backward(outputs, gradients)
-    input_gradient = storage_bytes([leaf.grad for leaf in leaves])
-    del leaves, outputs, gradients
-    with meter.region("forward") as forward:
-        memory = Memory(stage)
-        held = _lean(stage, held, unpack, hold=inner)
-        restored = memory.settle(f"stage {type(stage).__name__}", strict=False)
-        del memory
+    with meter.region("both ways") as both:
+        with span(stage, lambda: meter.region("saving")) as saving:
+            leaves, outputs = _differentiable(stage, held, unpack)
+        activation = storage_bytes(outputs)
+        gradients = tuple(torch.ones_like(output) for output in outputs)
+        output_gradient = storage_bytes(
+            [gradient for o, gradient in zip(outputs, gradients, strict=True) if o.requires_grad]
+        )
+        with meter.region("backward") as backward:
+            if not hold_result:
+                outputs = tuple(_Ending.apply(output) for output in outputs)
+            _run_backward(outputs, gradients)
+        input_gradient = storage_bytes([leaf.grad for leaf in leaves])
+        for leaf in leaves:
+            leaf.grad = None  # a graph that somebody keeps would hold it
+        del leaves, outputs, gradients
+    with span(stage, lambda: meter.region("forward")) as forward:
+        state = ModuleState(stage)
+        held = _lean(stage, held, unpack, hold=inner, compared=True)
+        restored = state.settle(f"stage {type(stage).__name__}", strict=False)
+        del state
 
-    def row(forward: Region = forward) -> Found:
-        saved = saving.end_bytes - activation
+    def row() -> Found:
+        # An earlier run's tensors went when this one's took their place; what only piled up did not
+        saved = saving.of.end_bytes - activation - both.end_bytes
+        saved += kept.overlap_bytes - kept.graph_bytes
         return Found(
             {
                 "activation_bytes": activation,
                 "saved_bytes": max(0, saved),
-                "forward_temporary_bytes": max(0, forward.peak_bytes - activation),
-                "saving_temporary_bytes": max(0, saving.peak_bytes - saving.end_bytes),
+                "forward_temporary_bytes": max(0, forward.of.peak_bytes - activation),
+                "saving_temporary_bytes": max(0, saving.of.peak_bytes - saving.of.end_bytes),
                 "backward_temporary_bytes": backward.peak_bytes - input_gradient,
             },
             input_gradient,
@@ -319,9 +458,10 @@ def stage_bytes(
             restored,
             max(0, cold.end_bytes) if cold is not None else 0,
             inner,
+            kept,
         )
 
-    return held, row
+    return held, row, inner
 
 
 def _seconds(
@@ -352,22 +492,27 @@ def stage_seconds(
     inner = _differentiates(stage, held, unpack)
     with ZeroGradients(stage):
         for _ in range(repeats + 1):
-            _wait(held)
-            start = time.perf_counter()
-            after = _lean(stage, held, unpack, hold=inner)
-            _wait(held)
-            middle = time.perf_counter()
+            with span(stage, lambda: _clock(held)) as alone:
+                after = _lean(stage, held, unpack, hold=inner)
             gradients = tuple(torch.ones_like(tensor) for tensor in after.tensors)
-            _wait(held)
-            again = time.perf_counter()
-            _, outputs = _differentiable(stage, held, unpack)
-            _run_backward(outputs, gradients)
-            _wait(held)
-            forwards.append(middle - start)
-            both.append(time.perf_counter() - again)
+            with span(stage, lambda: _clock(held), until_left=True) as pair:
+                _, outputs = _differentiable(stage, held, unpack)
+                _run_backward(outputs, gradients)
+            forwards.append(alone.of[0])
+            both.append(pair.of[0])
             del outputs, gradients
     forward = statistics.median(forwards[1:])  # the first run warms caches up
     return (forwards[1:], [seconds - forward for seconds in both[1:]]), after
+
+
+@contextmanager
+def _clock(held: Held) -> Iterator[list[float]]:
+    """Seconds between, once what a device was given is done."""
+    _wait(held)
+    begin, found = time.perf_counter(), [0.0]
+    yield found
+    _wait(held)
+    found[0] = time.perf_counter() - begin
 
 
 def _wait(held: Held) -> None:

@@ -8,14 +8,29 @@ it recomputed goes as soon as the node that needed it is done, and everything go
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
-if TYPE_CHECKING:
-    from .executor import Run
+from .fingerprint import Prints
+
+
+class Owner(Protocol):
+    """A step, as what its graph saved sees it; stages are numbered from 1."""
+
+    def label(self, stage: int) -> str: ...
+    def provide(self, stage: int) -> None:
+        """Run the stage again, where that is not done yet."""
+
+    def refuse(self, stage: int) -> None:
+        """RuntimeError for a tensor that is not there."""
+
 
 _empty: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
@@ -42,7 +57,7 @@ class Saved:
 
     __slots__ = ("__weakref__", "dtype", "run", "shape", "stage", "tensor", "version", "watch")
 
-    def __init__(self, run: Run, stage: int, given: Tensor, *, keep: bool) -> None:
+    def __init__(self, run: Owner, stage: int, given: Tensor, *, keep: bool) -> None:
         self.run, self.stage = run, stage
         self.shape, self.dtype = given.shape, given.dtype
         self.tensor = given.detach() if keep else None
@@ -61,7 +76,7 @@ class Saved:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 f"inplace operation: a tensor of shape {tuple(self.shape)} that stage "
-                f"{self.run.program.label(self.stage)} saved is at version "
+                f"{self.run.label(self.stage)} saved is at version "
                 f"{self.watch._version}; expected version {self.version} instead"
             )
         self.run.provide(self.stage)
@@ -74,22 +89,39 @@ class Saved:
 class Pack:
     """Makes places for what a first run saves."""
 
-    def __init__(self, run: Run, stage: int, found: list[weakref.ref[Saved]], hold: bool) -> None:
-        self._run, self._stage, self._found, self._hold = run, stage, found, hold
+    def __init__(
+        self,
+        run: Owner,
+        stage: int,
+        found: list[weakref.ref[Saved]],
+        *,
+        hold: bool,
+        prints: Prints | None,
+    ) -> None:
+        self._run, self._stage, self._found = run, stage, found
+        self._hold, self._prints = hold, prints
 
     def __call__(self, tensor: Tensor) -> Saved:
         saved = Saved(self._run, self._stage, tensor, keep=self._hold)
         self._found.append(weakref.ref(saved))
+        if self._prints is not None:
+            self._prints.add([tensor])
         return saved
 
 
 class Fill:
-    """Puts what a repeated run saves into the places that the first run left."""
+    """Puts what a repeated run saves into the places that the first run left.
 
-    def __init__(self, places: list[weakref.ref[Saved]]) -> None:
-        self._places, self._number, self._misfit = places, 0, ""
+    hold: the run's own graph, which is thrown away, needs them too
+    """
 
-    def __call__(self, tensor: Tensor) -> Tensor:
+    def __init__(
+        self, places: list[weakref.ref[Saved]], *, hold: bool, prints: Prints | None
+    ) -> None:
+        self._places, self._hold, self._prints = places, hold, prints
+        self._number, self._misfit = 0, ""
+
+    def __call__(self, tensor: Tensor) -> Tensor | None:
         kept = tensor.detach()
         if self._number < len(self._places):
             saved = self._places[self._number]()
@@ -101,7 +133,9 @@ class Fill:
                     )
                 saved.tensor = kept
         self._number += 1
-        return kept
+        if self._prints is not None:
+            self._prints.add([tensor])
+        return kept if self._hold else None
 
     def finish(self, name: str) -> None:
         if self._number != len(self._places):
@@ -121,3 +155,55 @@ def present(kept: Tensor | None, name: str) -> Tensor:
             "profiled: plan it in the state in which it trains"
         )
     return kept
+
+
+class _InnerHooks:
+    """While stages run: hooks that they set themselves get tensors without a graph.
+
+    A hook that hands a tensor back as it is would make the tensor its own keeper, by the node that
+    made it, and so would every repeated run, whose graph no backward ever takes apart.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here = threading.local()
+        self._open = 0
+        self._enter = saved_tensors_hooks.__enter__
+
+    @contextmanager
+    def without_graph(self) -> Iterator[None]:
+        with self._lock:
+            self._open += 1
+            if self._open == 1:
+                self._enter = saved_tensors_hooks.__enter__
+                self._exchange(lambda hooks: self._enter_inner(hooks))
+        self._here.depth = getattr(self._here, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._here.depth -= 1
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    self._exchange(self._enter)
+
+    @staticmethod
+    def _exchange(enter: Callable[[Any], None]) -> None:
+        saved_tensors_hooks.__enter__ = enter  # type: ignore[method-assign]
+
+    def _enter_inner(self, hooks: saved_tensors_hooks) -> None:
+        own = hooks.pack_hook
+        if not getattr(self._here, "depth", 0):
+            return self._enter(hooks)
+
+        def pack(tensor: Tensor) -> Any:
+            return own(tensor if tensor.grad_fn is None else tensor.detach())
+
+        hooks.pack_hook = pack
+        try:
+            return self._enter(hooks)
+        finally:
+            hooks.pack_hook = own
+
+
+INNER_HOOKS = _InnerHooks()

@@ -23,7 +23,7 @@ class _Made(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: set[int] = set()
+        self.made: dict[int, int] = {}  # bytes by storage, while it is there
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -35,13 +35,14 @@ class _Made(TorchDispatchMode):
             if isinstance(leaf, Tensor):
                 storage = leaf.untyped_storage()
                 if storage._cdata not in given:
-                    self.made.add(storage._cdata)
-                    weakref.finalize(storage, self.made.discard, storage._cdata)
+                    self.made[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.made.pop, storage._cdata, None)
         return out
 
 
 class Watched:
-    """Context around a run; `made` picks the storages that it made out of those of some tensors."""
+    """Context around a run; `made` picks the storages that it made out of those of some tensors,
+    `alive` are all that are still there, with their bytes."""
 
     def __init__(self) -> None:
         self._mode = _Made()
@@ -52,6 +53,10 @@ class Watched:
 
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(*error)
+
+    @property
+    def alive(self) -> dict[int, int]:
+        return dict(self._mode.made)
 
     def made(self, tensors: Iterable[Tensor | None]) -> list[torch.UntypedStorage]:
         found = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t is not None}

@@ -38,7 +38,7 @@ class Values:
         if type(value) is tuple and value and all(isinstance(item, Tensor) for item in value):
             for item in value:
                 _require_dense(item, where)
-            return cls(value, (None,) * len(value), tuple(range(len(value))), tuple)
+            return cls.of_tensors(value)
         leaves, spec = _pytree.tree_flatten(value)
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor))
         for leaf in leaves:
@@ -53,6 +53,11 @@ class Values:
             raise TypeError(f"{where} returned {type(value).__name__} without a tensor in it")
         rest = tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         return cls(tuple(leaves[i] for i in places), rest, places, spec)
+
+    @classmethod
+    def of_tensors(cls, tensors: State) -> Values:
+        """A tuple of tensors, which may be empty."""
+        return cls(tensors, (None,) * len(tensors), tuple(range(len(tensors))), tuple)
 
     def rebuild(self, tensors: Iterable[Tensor]) -> Any:
         """The value with other tensors in the places of these."""
@@ -77,6 +82,11 @@ def call(stage: StageFn, value: Any, unpack: bool) -> Any:
     """Run a stage on what the stage before returned: a tuple becomes its arguments if `unpack`,
     else the stage takes it as one argument, as in nn.Sequential."""
     return stage(*value) if unpack and isinstance(value, tuple) else stage(value)
+
+
+def stage_name(stage: StageFn) -> str:
+    """What messages call a stage: its label, a function's name, or its class."""
+    return getattr(stage, "label", None) or getattr(stage, "__name__", None) or type(stage).__name__
 
 
 def version(tensor: Tensor) -> int | None:

@@ -13,8 +13,7 @@ from torch.utils import _pytree
 
 from .memory import peak_bytes
 from .replay import RandomState, cuda_devices
-from .stage_parts import StandIns
-from .stage_state import Memory
+from .state import left_alone
 from .values import Values, plain, storage_bytes
 
 if TYPE_CHECKING:
@@ -94,18 +93,11 @@ def verify(planned: PlannedModel, inputs: tuple[Any, ...]) -> Verification:
     )
     given = Values.of(inputs, "the input")
     device = given.tensors[0].device
-    random = RandomState.now(cuda_devices(given.tensors, planned.parameters()))
-    memory = Memory([planned.model, *planned.stages], copied_bytes=math.inf)
     steps: list[tuple[dict[str, Tensor], int]] = []
-    try:
-        for run in (unplanned, planned):
-            memory.put_back()
-            random.restore()
-            with StandIns(planned.stages if planned.model is None else [planned.model]):
-                steps.append(_step(run, given, planned, device))
-    finally:
-        memory.put_back()
-        random.restore()
+    for run in (unplanned, planned):
+        parts = [planned.model, *planned.stages]
+        with left_alone(parts, cuda_devices(given.tensors, planned.parameters())):
+            steps.append(_step(run, given, planned, device))
     (expected, plain_peak), (found, peak) = steps
     largest, relative, where = 0.0, 0.0, ""
     for name in sorted(expected.keys() | found.keys()):
@@ -169,8 +161,14 @@ def _step(
         if losses:
             torch.autograd.backward(losses)
 
+    def steps() -> None:
+        """Two, where the second finds what the first has left behind."""
+        step()
+        if planned.profiled.keeps_bytes:
+            step()
+
     with torch.enable_grad():
-        peak = peak_bytes(step, device)
+        peak = peak_bytes(steps, device)
     found = {f"result {i}": result() for i, result in enumerate(results)}
     found |= {f"gradient of input {i}": t.grad for i, t in enumerate(leaves) if t.grad is not None}
     for name, parameter in weights.items():

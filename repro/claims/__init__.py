@@ -50,6 +50,9 @@ def judge(
     found = []
     for name in rows() if names is None else names:
         row = rows()[name]
+        if not row.experiments:
+            found.append(row.found(Finding(parts=())))
+            continue
         if row.experiments not in known:
             known[row.experiments] = tidy(row.experiments, local=local)
         found.append(row.judged(known[row.experiments]))

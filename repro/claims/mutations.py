@@ -29,20 +29,24 @@ def chosen(frame: pandas.DataFrame, where: dict[str, Any]) -> pandas.Series:
 
 @dataclass(frozen=True)
 class Scale:
-    """Multiply a column of some rows by a factor, or divide: one of the two must change the
-    verdict."""
+    """Multiply a column of some rows by a factor, and divide: each must change the verdict.
+
+    ``only``: "up" or "down" where the claim is a bound, which the other direction leaves alone.
+    """
 
     where: dict[str, Any] = field(default_factory=dict)
-    factor: float = 1.5
+    factor: float = 1.3
     source: str = "measured"
     column: str = "value"
+    only: str = ""
 
     def both(self, frame: pandas.DataFrame) -> list[pandas.DataFrame]:
         """The frame with the rows scaled up, and with them scaled down."""
         mask = chosen(frame, {"source": self.source, **self.where})
         assert mask.any(), f"no {self.source} record with {self.where}"
         found = []
-        for factor in (self.factor, 1 / self.factor):
+        ways = {"up": self.factor, "down": 1 / self.factor}
+        for factor in [ways[self.only]] if self.only else ways.values():
             changed = frame.copy()
             changed.loc[mask, self.column] = changed.loc[mask, self.column].astype(float) * factor
             found.append(changed)

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from repro.claims.tolerances import COUNT, EDGE, EXPONENT, Tolerance
+
 
 class Evidence(StrEnum):
     """Where the number that decides comes from, the strongest kind first."""
@@ -47,7 +49,7 @@ _MEANINGS = {
     Verdict.WITHIN_LIMITS: "what was run agrees in part: in a wider range, or in some cases only",
     Verdict.CONSISTENT: "published numbers or a derivation agree, or it was chosen to match",
     Verdict.REFUTED: "the evidence lies outside what the claim allows",
-    Verdict.NOT_TESTED: "there is no evidence yet",
+    Verdict.NOT_TESTED: "there is no evidence that decides; the last section says what would",
 }
 
 
@@ -57,6 +59,10 @@ class Origin(StrEnum):
     PAPER = "paper"
     NOTE = "study note"
     OURS = "this package"
+
+
+#: Of sums of floats: two orders of the same additions differ in the digits after these.
+DIGITS = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +105,28 @@ class Part:
         return self
 
     @property
+    def on_the_edge(self) -> bool:
+        """Whether the value is so near to an end of the range that neither side is sure."""
+        part = self.decides
+        narrow = (part.high - part.low) / 10
+        return narrow > 0 and any(
+            abs(part.value - end) < min(EDGE * abs(end), narrow)
+            for end in (part.low, part.high)
+            if math.isfinite(end)
+        )
+
+    @property
     def verdict(self) -> Verdict:
         """What this part alone says."""
         part = self.decides
         if math.isnan(part.value):
             return Verdict.NOT_TESTED
-        if part.low <= part.value <= part.high:
-            return Verdict.REPRODUCED if part.evidence.measured else Verdict.CONSISTENT
-        if part.limits is not None and part.limits[0] <= part.value <= part.limits[1]:
-            return Verdict.WITHIN_LIMITS if part.evidence.measured else Verdict.CONSISTENT
+        low, high = part.limits or (part.low, part.high)
+        if part.on_the_edge or low <= part.value <= high:
+            if not part.evidence.measured:
+                return Verdict.CONSISTENT
+            inside = part.low <= part.value <= part.high and not part.on_the_edge
+            return Verdict.REPRODUCED if inside else Verdict.WITHIN_LIMITS
         return Verdict.REFUTED
 
     @property
@@ -131,6 +150,8 @@ class Part:
         if math.isnan(part.value):
             return f"{part.what}: not measured"
         text = f"{part.what} {part.value:{part.form}}"
+        if part.on_the_edge:
+            return f"{text} (on the edge)"
         if not part.low <= part.value <= part.high and self.verdict is not Verdict.REFUTED:
             text += f" ({part.why})"
         return text
@@ -140,8 +161,11 @@ class Part:
 class Claim:
     """One claim, judged: what it says, what was found, and what would overturn it.
 
-    ``unlike`` says how the conditions differ from the source's ("" where they are the same), and
-    ``chosen`` which coefficients were chosen after seeing the source's numbers ("" for none).
+    ``unlike`` says how the conditions differ from the source's ("" where they are the same). What
+    a verdict cannot go beyond, each with its reason ("" for none): ``chosen``, coefficients chosen
+    after seeing the source's numbers, and ``other``, another quantity or other conditions than the
+    source's, leave consistent; ``partial``, only some of the cases, leaves within limits;
+    ``needs``, what a test would take that nothing here has, leaves not tested.
     """
 
     name: str
@@ -155,14 +179,23 @@ class Claim:
     unlike: str
     chosen: str
     command: str
+    other: str = ""
+    partial: str = ""
+    needs: str = ""
+    #: Whether the prediction decides anything, or only stands beside.
+    compared: bool = True
 
     @property
     def verdict(self) -> Verdict:
-        """The weakest part's verdict; with coefficients chosen to match, consistent at most."""
+        """The weakest part's verdict, and no more than the claim's conditions allow."""
+        if self.needs:
+            return Verdict.NOT_TESTED
         order = list(Verdict)
         found = [p.verdict for p in self.parts] or [Verdict.NOT_TESTED]
-        if self.chosen:
+        if self.chosen or self.other:
             found.append(Verdict.CONSISTENT)
+        if self.partial:
+            found.append(Verdict.WITHIN_LIMITS)
         return min(found, key=order.index)
 
     @property
@@ -190,20 +223,44 @@ def agreement(
     what: str,
     found: float,
     expected: float,
-    tolerance: float,
+    kind: Tolerance,
     evidence: Evidence,
     *,
+    share: float | None = None,
     limits: float | None = None,
     why: str = "",
     otherwise: Part | None = None,
 ) -> Part:
-    """A part that asks whether found / expected is 1 within a tolerance (a share of it).
+    """A part that asks whether found / expected is 1, within the tolerance of its kind.
 
-    ``limits`` is a wider tolerance, as a factor up or down: 1.5 allows 1/1.5 to 1.5.
+    share, limits: where the row deviates from its kind, with ``why``; limits is a factor up or
+    down: 1.5 allows 1/1.5 to 1.5.
     """
-    low, high = 1 - tolerance, 1 + tolerance
-    wider = None if limits is None else (min(1 / limits, low), max(limits, high))
+    if (share is not None or limits is not None) and not why:
+        raise ValueError(f"{what}: a tolerance of its own without saying why")
+    share, factor = kind.share if share is None else share, limits
+    if limits is None and evidence.measured:  # what is printed or derived agrees or does not
+        factor = kind.factor
+    low, high = 1 - max(share, DIGITS), 1 + max(share, DIGITS)
     return Part(
-        what=what, value=found / expected if expected else math.nan, low=low, high=high,
-        evidence=evidence, limits=wider, why=why, form=".4g", otherwise=otherwise,
-    )  # fmt: skip
+        what=what,
+        value=found / expected if expected else math.nan,
+        low=low,
+        high=high,
+        evidence=evidence,
+        limits=None if factor is None else (min(1 / factor, low), max(factor, high)),
+        why=why or kind.because,
+        form=".4g",
+        otherwise=otherwise,
+    )
+
+
+def exact(what: str, found: float, expected: float = 1) -> Part:
+    """A part that asks whether what was executed and counted is exactly what is expected."""
+    return agreement(what, found, expected, COUNT, Evidence.COUNTED)
+
+
+def exponent(what: str, found: float, expected: float, evidence: Evidence) -> Part:
+    """A part that asks for a log-log slope."""
+    low, high = expected - EXPONENT.share, expected + EXPONENT.share
+    return Part(what=what, value=found, low=low, high=high, evidence=evidence, form=".2f")

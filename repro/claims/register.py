@@ -62,6 +62,11 @@ class Row:
     judge: Callable[[pandas.DataFrame], Finding]
     conditions: str
     chosen: str
+    other: str
+    partial: str
+    needs: str
+    #: Whether the predicted values decide: a formula off by 1.3 changes the verdict.
+    compared: bool
     #: Changes of the records, each of which must change the verdict.
     overturn: tuple[Scale | Mirror, ...]
     #: For a refuted claim: the records as they would have to be for it to be right.
@@ -77,6 +82,8 @@ class Row:
     @property
     def command(self) -> str:
         """What judges it again: its figure, or an experiment that no figure shows."""
+        if not self.shown:
+            return "nothing here"
         experiment = "-" in self.shown
         return f"make {'measure EXPERIMENT=' if experiment else 'figures/out/'}{self.shown}" + (
             "" if experiment else ".svg"
@@ -100,6 +107,10 @@ class Row:
             unlike=self.conditions,
             chosen=self.chosen,
             command=self.command,
+            other=self.other,
+            partial=self.partial,
+            needs=self.needs,
+            compared=self.compared,
         )
 
 
@@ -116,6 +127,10 @@ def claim(
     shown: str,
     conditions: str = "",
     chosen: str = "",
+    other: str = "",
+    partial: str = "",
+    needs: str = "",
+    compared: bool = True,
     overturn: tuple[Scale | Mirror, ...] = (),
     as_claimed: Change | None = None,
     no_records: str = "",
@@ -123,8 +138,7 @@ def claim(
     """Register the function that judges a claim; ValueError if its name is taken.
 
     conditions: how what is measured differs from the source's own run.
-    chosen: which coefficients were chosen after seeing the numbers they are compared with; such a
-    claim is at most consistent, whatever agrees.
+    chosen, other, partial, needs: what keeps the verdict down whatever agrees (see ``Claim``).
     """
 
     def register(
@@ -142,6 +156,10 @@ def claim(
             judge=judge,
             conditions=conditions,
             chosen=chosen,
+            other=other,
+            partial=partial,
+            needs=needs,
+            compared=compared,
             overturn=overturn,
             as_claimed=as_claimed,
             no_records=no_records,
@@ -149,6 +167,15 @@ def claim(
         return judge
 
     return register
+
+
+def untested(name: str, statement: str, work: Work, where: str, needs: str) -> None:
+    """Register a claim of which nothing is on record, with what a test would take."""
+
+    def nothing(frame: pandas.DataFrame) -> Finding:
+        return Finding(parts=())
+
+    claim(name, statement, work, where, experiments=(), shown="", needs=needs)(nothing)
 
 
 @cache

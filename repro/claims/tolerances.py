@@ -6,7 +6,8 @@ the table two rules hold for every range:
 - a value within :data:`EDGE` of a range's end (or within a tenth of the range, where that is less)
   is *on the edge*: neither reproduced nor refuted, but within limits. Exact counts have no edge;
 - a claim about many lengths or models is judged by the share of them for which it is right, and
-  only if the range that it names can hold that share of what was asked.
+  only if the range that it names can hold that share of what was asked;
+- limits are for what was run. Printed numbers and derivations agree or do not.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ class Tolerance:
     #: found / expected from 1 / factor to factor agrees within limits; None: there is no such part.
     factor: float | None
     because: str
+
+    @property
+    def least(self) -> float:
+        """The least that agrees within limits, of what was expected."""
+        return 1 / (self.factor or 1)
 
 
 #: Bytes, operations, runs and stages that were executed and counted.

@@ -63,9 +63,7 @@ def step_bytes(model: nn.Module, *args: Any, **kwargs: Any) -> int:
 
     def step() -> None:
         result = model(*args, **kwargs)
-        loss = result["loss"]
-        del result
-        loss.backward()
+        result["loss"].backward()
 
     return peak_bytes(step) + sum(t.nbytes for t in args)
 
@@ -94,8 +92,8 @@ def test_budgets_are_kept_and_predicted() -> None:
     assert counts[-1] > counts[1] > 0
 
 
-def test_at_a_block_the_peak_is_one_result_less_than_predicted() -> None:
-    """Results of 4 MiB, and a vocabulary so small that the peak is in a block's backward."""
+def test_the_peak_may_be_in_a_block() -> None:
+    """Results of 4 MiB, and a vocabulary so small that the logits are none."""
     torch.manual_seed(0)
     model, ids = LanguageModel(tied=False), torch.randint(VOCABULARY, (16, 1024))
     model.head = nn.Linear(WIDTH, 8, bias=False)
@@ -105,8 +103,7 @@ def test_at_a_block_the_peak_is_one_result_less_than_predicted() -> None:
     for found in (whole, plan_blocks(model, ids, {"labels": labels}, budget_bytes=budget)):
         with found.applied(model):
             measured = step_bytes(model, ids, labels)
-        result = ids.numel() * WIDTH * 4
-        assert measured == pytest.approx(found.predicted_peak_bytes - result, rel=0.01)
+        assert measured == pytest.approx(found.predicted_peak_bytes, rel=0.02)
 
 
 def test_gradients_are_the_models_and_the_model_is_left_alone() -> None:
@@ -139,8 +136,12 @@ def test_gradients_are_the_models_and_the_model_is_left_alone() -> None:
 def test_a_budget_of_everything() -> None:
     model, ids = case()
     weights = 16 * sum(p.numel() for p in model.parameters())
-    with pytest.raises(InfeasibleBudgetError, match=f"smallest feasible budget is {weights + 1} "):
-        plan_blocks(model, ids, total_budget_bytes=weights)  # before anything is profiled
+    with pytest.raises(InfeasibleBudgetError) as error:
+        plan_blocks(model, ids, total_budget_bytes=weights, repeats=0)
+    least = error.value.smallest_budget_bytes
+    assert plan_blocks(model, ids, total_budget_bytes=least, repeats=0).recompute
+    with pytest.raises(InfeasibleBudgetError, match=f"smallest feasible budget is {least} "):
+        plan_blocks(model, ids, total_budget_bytes=least - 1, repeats=0)
     half = plan_blocks(model, ids, budget_bytes=2**40, repeats=0).predicted_peak_bytes // 2
     one = plan_blocks(model, ids, budget_bytes=half, repeats=0)
     all_in = plan_blocks(model, ids, total_budget_bytes=half + weights, repeats=0)

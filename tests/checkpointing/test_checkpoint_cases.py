@@ -8,8 +8,8 @@ import pytest
 from planned_case import Case, failure
 from planned_stages import PAIRS, STAGES
 
-from repro.checkpointing import executor
-from repro.checkpointing.stage_state import Memory
+from repro.checkpointing import repeat
+from repro.checkpointing.state import ModuleState
 
 #: Every kind of stage between two linear ones.
 CHAINS = [
@@ -48,7 +48,7 @@ def test_an_unknown_stage_is_named() -> None:
 
 def test_a_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fault planted: state is not restored, and nobody compares."""
-    monkeypatch.setattr(Memory, "in_force", lambda self, stage: nullcontext())
-    monkeypatch.setattr(executor, "fingerprint", lambda tensors: [])
+    monkeypatch.setattr(ModuleState, "in_force", lambda self, stage: nullcontext())
+    monkeypatch.setattr(repeat, "difference", lambda first, second: ("", None))
     assert failure(Case(stages=("tanh", "buffer", "linear"), rows=8, steps=2, seed=3))
     assert failure(Case(stages=("fork", "shared"))) is None  # the plain one fails too

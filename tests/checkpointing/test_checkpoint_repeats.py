@@ -5,39 +5,106 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from repro.checkpointing.fingerprint import FEW_BYTES, fingerprint, same
+from repro.checkpointing import fingerprint
+from repro.checkpointing.fingerprint import Prints, difference
 from repro.checkpointing.replay import RandomState
 
-SIZES = (1, 7, FEW_BYTES // 4, FEW_BYTES, 4 * FEW_BYTES + 1)
+SIZES = (1, 7, 4096, fingerprint.STEP_WORDS + 1)
+
+
+@pytest.fixture(params=["host", "device"])
+def elements(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both hashes, a device's computed here; its tensors are compared there."""
+    if request.param == "device":
+        monkeypatch.setattr(fingerprint, "_of_host", fingerprint._of_device)
+    return str(request.param)
+
+
+def same(first: Tensor, second: Tensor) -> bool:
+    one, other = Prints(()), Prints(())
+    one.add([first])
+    other.add([second])
+    differs, equal = difference(one, other)
+    return not differs and (equal is None or bool(equal))
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
-def test_one_changed_or_moved_element_is_seen(size: int, dtype: torch.dtype) -> None:
-    values = torch.arange(1, size + 1).to(dtype)
-    first = fingerprint([values])
-    assert same(first, fingerprint([values.clone()]))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool])
+def test_one_changed_or_moved_element_is_seen(elements: str, size: int, dtype: torch.dtype) -> None:
+    values = torch.arange(size).remainder(251).to(dtype)
+    assert same(values, values.clone())
     changed = values.clone()
-    changed[size // 2] += changed[size // 2].abs() + 1
-    assert not same(first, fingerprint([changed]))
-    assert not same(first, fingerprint([values.reshape(1, size)]))
+    changed[size // 2] = not bool(changed[size // 2])
+    assert not same(values, changed)
+    assert not same(values, values.reshape(1, size))
     if size > 1:
-        assert not same(first, fingerprint([values.flip(0)]))
+        one_hot = torch.zeros_like(values)
+        one_hot[1] = 1
+        assert not same(one_hot, one_hot.roll(2))
+        assert not same(one_hot, one_hot.roll(size // 2 + 1))
 
 
-def test_zeros_of_either_sign_differ_and_nan_is_equal_to_itself() -> None:
-    plus, minus = torch.zeros(3), -torch.zeros(3)
-    assert not same(fingerprint([plus]), fingerprint([minus]))
+def test_patterns_that_plain_sums_do_not_see(elements: str) -> None:
+    """Exchanged rows, two signs, all signs, and blocks whose row and column sums stay."""
+    torch.manual_seed(0)
+    values = torch.randn(64, 64)
+    signs = values.clone()
+    signs[0, :2] *= -1
+    square = values.clone()
+    square[:2, :2] = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    turned = square.clone()
+    turned[:2, :2] = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    assert not same(values, values.flip(0))
+    assert not same(values, signs)
+    assert not same(values, -values)
+    assert not same(square, turned)
+    assert not same(torch.zeros(3), -torch.zeros(3))
     nan = torch.full((3,), float("nan"))
-    assert same(fingerprint([nan]), fingerprint([nan.clone()]))
+    assert same(nan, nan.clone())
+
+
+def test_every_layout_is_read_to_its_last_element(elements: str) -> None:
+    torch.manual_seed(0)
+    base = torch.randn(40, 300, 4)
+    kinds = {
+        "transposed": lambda t: t.mT,
+        "gaps": lambda t: t[::2, 1::3],
+        "one column": lambda t: t[..., 1],
+        "expanded": lambda t: t[:, :, :1].expand(40, 300, 4),
+        "complex": lambda t: torch.view_as_complex(t.view(40, 300, 2, 2)).conj(),
+        "sparse": lambda t: t.relu().to_sparse(),
+    }
+    for kind, view in kinds.items():
+        assert same(view(base), view(base.clone())), kind
+        for at in ((0, 1, 1), (38, 298, 1)):
+            other = base.clone()
+            other[at] = 7.0
+            if not torch.equal(view(other).to_dense(), view(base).to_dense()):
+                assert not same(view(base), view(other)), (kind, at)
 
 
 def test_a_fingerprint_leaves_the_storage_as_it_is() -> None:
     for size in SIZES:
         tensor = torch.ones(size)
-        fingerprint([tensor])
+        fingerprint.elements(tensor)
         tensor.untyped_storage().resize_(0)  # as an offload does; NumPy's view would forbid it
+
+
+def test_parameters_and_inputs_are_known_without_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, given = torch.nn.Parameter(torch.ones(4, 4)), torch.ones(4, 4)
+    monkeypatch.setattr(fingerprint, "elements", lambda tensor: pytest.fail("a pass"))
+    prints, again = Prints([given]), Prints([given.clone()])
+    prints.add([weight, weight.t(), given[1:], given.t()])
+    copy = again._inputs[next(iter(again._inputs))][1]
+    again.add([weight, weight.t(), copy[1:], copy.t()])
+    assert difference(prints, again) == ("", None)
+    with torch.no_grad():
+        weight.add_(1)
+    later = Prints([given])
+    later.add([weight, weight.t(), given[1:], given.t()])
+    assert difference(prints, later)[0].startswith("other values")
 
 
 @pytest.mark.parametrize(

@@ -327,9 +327,10 @@ def test_the_committed_records_support_the_verdicts():
     rows = {claim.name: claim for claim in verdict_table.collect(local=False)}
     assert rows["K5"].verdict is Verdict.REPRODUCED
     assert rows["SM boundary"].verdict is Verdict.REPRODUCED
-    assert rows["FA-1 20x memory"].verdict is Verdict.REPRODUCED
+    assert rows["FA-1 20x memory"].verdict is Verdict.WITHIN_LIMITS
     assert rows["FA-1 20x memory"].measured.startswith("21.7x")
-    assert rows["K4"].verdict is rows["K1"].verdict is Verdict.REFUTED
+    assert rows["K2"].verdict is rows["K1"].verdict is Verdict.REFUTED
+    assert rows["K4"].verdict is Verdict.NOT_TESTED
     assert rows["FA-1 Fig. 2 left, GFLOPs"].verdict is Verdict.REFUTED
     assert "80 heads in all" in rows["FA-1 Fig. 2 left, GFLOPs"].predicted
     for name in ("FA-1 Fig. 2 left, standard", "FA-1 Fig. 2 left, flash", "FA-1 Fig. 2 middle"):
@@ -363,13 +364,15 @@ def test_claims_judged_while_drawing_are_those_judged_alone(tmp_path, monkeypatc
     monkeypatch.setattr(common, "OUT", tmp_path / "both")
     some = (verdict_table.APART, "two_levels", "fa1_fig2_middle", "time_ampere")
     monkeypatch.setattr(verdict_table, "judges", lambda: some)
+    alone = [row for name in some for row in verdict_table.judge(name)]
+    monkeypatch.setattr(verdict_table, "collect", lambda: verdict_table.ordered(alone))
     command.draw(["two_levels"], jobs, verdicts=True)
     together = capsys.readouterr().out
     drawn = {p.name: p.read_bytes() for p in (tmp_path / "both").iterdir()}
     assert {name for name in drawn if name.startswith("two_levels")} == {
         "two_levels.csv", "two_levels.png", "two_levels.svg",
     }  # fmt: skip
-    assert len(drawn) == 6, "nothing else is drawn"
+    assert len(drawn) == 8, "and the table of claims with its picture"
 
     monkeypatch.setattr(common, "OUT", tmp_path / "alone")
     command.draw(["two_levels"])

@@ -267,9 +267,9 @@ def test_a_bare_image_is_enough() -> None:
     assert {"gpu-throughput", "gpu-ladder"} <= {r["experiment"] for r in report["measured"]}
     programs = [s.command[2] for s in stages() if s.command[1] == "-m" and s.command[2] != "pytest"]
     code = (
-        "import tests.bare_image, importlib\n"
+        "import tests.support.bare_image, importlib\n"
         f"for name in {sorted(set(programs))}: importlib.import_module(name)\n"
-        "from repro import gpu_run; gpu_run.main(['--dry'])"
+        "from repro.gpu import run; run.main(['--dry'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,

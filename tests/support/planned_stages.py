@@ -94,14 +94,64 @@ class Spectral(Stage):
 
 
 class Noisy(Stage):
-    """Draws from every generator there is, its own included."""
-
-    def setup(self, width: int, shared: nn.Linear) -> None:
-        self.own = torch.Generator().manual_seed(7)
+    """Draws from every generator that everybody shares."""
 
     def forward(self, x: Tensor) -> Tensor:
-        noise = torch.rand(x.shape, generator=self.own) * random.random() * np.random.rand()
+        noise = torch.rand(x.shape) * random.random() * np.random.rand()
         return self.lin(x + noise.to(x.dtype)) + 0.1 * torch.rand_like(x)
+
+
+class KeepsItsResult(Stage):
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.lin(x).tanh()
+        return self.last + x
+
+
+class KeepsInADict(Stage):
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x).tanh()
+        self.seen["y"] = y.detach().clone()
+        return y + x
+
+
+class CountsInADict(Stage):
+    """What nobody puts back."""
+
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.seen = {"calls": 0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["calls"] += 1
+        return self.lin(x)
+
+
+class HooksThatHandBack(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            y = self.lin(x).tanh()
+        return y.sin()
+
+
+class HooksBySize(Stage):
+    """Large tensors are saved as another kind of object."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (t.clone(),) if t.numel() > 16 else t,
+            lambda kept: kept[0] if isinstance(kept, tuple) else kept,
+        ):
+            return self.lin(x).tanh().exp()
+
+
+class SavedOnTheCpu(Stage):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return self.lin(x).tanh().sigmoid()
 
 
 class PartlyFrozen(Stage):
@@ -207,6 +257,12 @@ STAGES: dict[str, Callable[[int, nn.Linear], nn.Module]] = {
     "remembers": Remembers,
     "spectral": Spectral,
     "noisy": Noisy,
+    "keeps": KeepsItsResult,
+    "keeps-dict": KeepsInADict,
+    "outside": CountsInADict,
+    "hooks": HooksThatHandBack,
+    "hooks-size": HooksBySize,
+    "hooks-cpu": SavedOnTheCpu,
     "frozen": PartlyFrozen,
     "inner": InnerGradient,
     "checkpoint": Checkpointed,

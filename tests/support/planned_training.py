@@ -19,6 +19,8 @@ from repro.checkpointing.planned import plan
 from repro.checkpointing.profiling import profile
 
 WAYS = ("plain", "twice", "retain", "grad", "penalty", "kept")
+#: What a plan refuses by name.
+REFUSED = ("writes to the model's input", "each time that it runs")
 WRAPS = ("ddp", "ddp-unused", "ddp-static", "fsdp2")
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pandas
 
 from repro.claims.mutations import Scale, every, times
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import Evidence, agreement, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import COUNTER, PRINTED
 from repro.claims.values import pick
 from repro.claims.works import FA1, OURS
 from repro.experiments.papers.fig2_left import SHAPE
@@ -150,7 +151,8 @@ def flop_rows(frame: pandas.DataFrame) -> Iterator[Row]:
     "40.36 GB, which is another list of kernels",
     chosen="18 N² + 12 Nd: an integer list chosen to match",
     overturn=(
-        Scale({"experiment": "fig2-left-traffic-masked"}),
+        # its range is a factor of 1.5 either way
+        Scale({"experiment": "fig2-left-traffic-masked"}, 2.1),
         Scale({"metric": "hbm_bytes", "implementation": "standard"}, source="published"),
     ),
 )
@@ -176,14 +178,14 @@ def fa_1_fig_2_left_standard(frame: pandas.DataFrame) -> Finding:
                 "printed over 18 N² + 12 Nd",
                 number(standard.published),
                 number(standard.predicted),
-                0.01,
+                PRINTED,
                 Evidence.PUBLISHED,
             ),
             agreement(
                 "counter with mask and dropout over printed",
                 number(masked.measured),
                 number(standard.published),
-                0.05,
+                COUNTER,
                 Evidence.HARDWARE,
                 limits=1.5,
                 why="PyTorch 2.11 runs more kernels",
@@ -232,22 +234,12 @@ def fa_1_fig_2_left_flash(frame: pandas.DataFrame) -> Finding:
                 "printed over 33 Nd",
                 number(flash.published),
                 number(flash.predicted),
-                0.015,
+                PRINTED,
                 Evidence.PUBLISHED,
             ),
-            agreement(
-                "counted over the sum, 33 Nd",
-                number(flash.measured),
-                number(flash.predicted),
-                1e-12,
-                Evidence.COUNTED,
-            ),
-            agreement(
-                "counted over the sum, 45 Nd",
-                number(released.measured),
-                number(released.predicted),
-                1e-12,
-                Evidence.COUNTED,
+            exact("counted over the sum, 33 Nd", number(flash.measured), number(flash.predicted)),
+            exact(
+                "counted over the sum, 45 Nd", number(released.measured), number(released.predicted)
             ),
         ],
     )
@@ -267,6 +259,7 @@ def fa_1_fig_2_left_flash(frame: pandas.DataFrame) -> Finding:
         times(824.6 / 66.6, source="published", metric="flops", implementation="standard"),
         times(962.1 / 75.2, source="published", metric="flops", implementation="flash1"),
     ),
+    overturn=(Scale({"metric": "flops"}, source="published"),),
 )
 def fa_1_fig_2_left_gflops(frame: pandas.DataFrame) -> Finding:
     rows = {r.label.split(":")[0]: r for r in [*traffic_rows(frame), *flop_rows(frame)]}
@@ -286,7 +279,7 @@ def fa_1_fig_2_left_gflops(frame: pandas.DataFrame) -> Finding:
                 f"printed over {count} products of {SHAPE.batch * SHAPE.heads} heads",
                 number(row.published),
                 number(row.predicted),
-                0.05,
+                PRINTED,
                 Evidence.PUBLISHED,
             )
             for count, row in (("six", six), ("seven", seven))
@@ -302,6 +295,7 @@ def fa_1_fig_2_left_gflops(frame: pandas.DataFrame) -> Finding:
     shown="fa1_fig2_left",
     conditions="PyTorch 2.11's eager kernels on an H200",
     overturn=(Scale(),),
+    chosen="the list of kernels was written with the counters' totals in sight",
 )
 def standard_attention_passes(frame: pandas.DataFrame) -> Finding:
     rows = {r.label.split(":")[0]: r for r in [*traffic_rows(frame), *flop_rows(frame)]}
@@ -323,7 +317,7 @@ def standard_attention_passes(frame: pandas.DataFrame) -> Finding:
                 f"counter over passes, {name}",
                 number(row.measured),
                 number(row.predicted),
-                0.02,
+                COUNTER,
                 Evidence.HARDWARE,
             )
             for name, row in (("neither", plain), ("mask and dropout", masked))

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import pandas
 
+from repro.claims.protocol import Evidence, Part
 from repro.claims.register import NOT_MEASURED
+from repro.claims.tolerances import EDGE, SHARE
 
 #: Standard attention and the framework's FlashAttention-2, on the same card in the same run.
 STANDARD, FLASH = "standard-eager", "sdpa-flash2"
@@ -46,6 +48,26 @@ def share_inside(values: Iterable[float], low: float, high: float) -> float:
     """The share of the values in [low, high]; NaN without any."""
     known = list(values)
     return sum(low <= v <= high for v in known) / len(known) if known else math.nan
+
+
+def share_of_octaves(what: str, series: pandas.Series, low: float, high: float) -> Part:
+    """The share of measured lengths, each twice the one before, whose ratio lies in [low, high].
+
+    A ratio that grows as N can pass only as often as the range has octaves, and one length more:
+    half of that is within limits, by the rule for shares. The ends have an edge as other ranges.
+    """
+    inside = share_inside(series, low * (1 - EDGE), high * (1 + EDGE))
+    most = (int(math.log2(high / low)) + 1) / max(len(series), 1)
+    where = [f"{n:g}" for n, v in series.items() if low * (1 - EDGE) <= v <= high * (1 + EDGE)]
+    return Part(
+        what=f"share of measured lengths with {what}",
+        value=inside,
+        low=1.0,
+        high=1.0,
+        limits=(min(most, 1.0) * SHARE.least, 1.0),
+        why=f"N = {' to '.join(dict.fromkeys([where[0], where[-1]]))} only" if where else "nowhere",
+        evidence=Evidence.OTHER,
+    )
 
 
 def span(series: pandas.Series, form: str = ".2f") -> str:

@@ -6,9 +6,10 @@ import math
 
 import pandas
 
-from repro.claims.mutations import RAN, Change, Mirror, Scale, chosen, setting
+from repro.claims.mutations import RAN, Change, Scale, chosen, setting
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import HEADLINE, MEMORY, TIME
 from repro.claims.values import growth, one, picked, text
 from repro.claims.works import CHEN
 
@@ -75,19 +76,9 @@ def published_sizes_at(factor: float) -> Change:
     conditions="the network of the authors' example, in PyTorch: what autograd keeps, "
     "counted without data; the plan executed, its peak with weights and "
     "gradients; theirs are of the whole GPU under MXNet's in-place and sharing",
-    chosen="330 bottlenecks, middle groups in the example's proportion 2:3, activation "
-    "last as in the example: the paper prints neither",
-    overturn=(
-        Scale({"experiment": "chen-resnet", "implementation": "autograd", "batch": 32}),
-        Scale({"experiment": "chen-resnet", "implementation": "autograd", "batch": 2}),
-        Scale({"implementation": "chen-search", "metric": "peak_bytes", "batch": 32}),
-        Scale({"metric": "total_memory_bytes", "implementation": "standard"}, source="published"),
-        # its margin: 5.2 of 7 GB
-        Scale({"metric": "total_memory_bytes", "implementation": "sublinear"}, source="published"),
-        Mirror(
-            "depth", {"model": "resnet", "implementation": "chen-search", "metric": "peak_bytes"}
-        ),
-    ),
+    needs="the network: the paper prints neither its blocks nor their form. With 330 bottlenecks "
+    "the form of the authors' example gives the printed 48 GB, the pre-activation form that "
+    "section 5.2 cites three quarters of it",
 )
 def chen_fig_5(frame: pandas.DataFrame) -> Finding:
     """Chen's ResNet of 1,000 layers, 48 GB to below 7 GB, at its own size (chen-resnet)."""
@@ -131,7 +122,7 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
                 "GB of the network without recomputation over the printed ones",
                 kept("measured"),
                 printed["standard"],
-                0.1,
+                HEADLINE,
                 Evidence.OTHER,
             ),
             Part(
@@ -145,21 +136,21 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
                 "bytes counted without data over the formula",
                 kept("measured"),
                 kept("predicted"),
-                0.001,
+                MEMORY,
                 Evidence.OTHER,
             ),
             agreement(
                 "bytes executed with 2 images over the formula",
                 executed,
                 one(frame, source="predicted", **small),
-                0.01,
+                MEMORY,
                 Evidence.OTHER,
             ),
             agreement(
                 "peak of the executed plan over the simulator's",
                 trained("measured"),
                 trained("predicted"),
-                0.05,
+                MEMORY,
                 Evidence.OTHER,
             ),
             Part(
@@ -192,12 +183,14 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
                     "model": model,
                     "implementation": "chen-search",
                 },
-                1.3,
+                1.7,  # limits of a factor of 1.5
             )
             for model in ("resnet", "lstm")
         ),
     ),
     as_claimed=published_sizes_at(1.3),
+    partial="one depth of each network, the ResNet with 2 images instead of 32",
+    compared=False,
 )
 def chen_fig_7(frame: pandas.DataFrame) -> Finding:
     """Chen's Fig. 7: about 30 % more time than training without recomputation, both networks."""
@@ -205,8 +198,8 @@ def chen_fig_7(frame: pandas.DataFrame) -> Finding:
     small = small[small["implementation"].isin(["sqrt", "chen-search"])]["value"]
     plans = ("chen-search", "store-all")
     found = {m: [published_size(frame, m, p) for p in plans] for m in NETWORKS}
-    shown = "; ".join(
-        f"{NETWORKS[m]} {text(v)}x, storing everything through the executor {text(w)}x"
+    shown = ", ".join(
+        f"{text(v)}x ({NETWORKS[m]}; storing everything through the executor {text(w)}x)"
         for m, (v, w) in found.items()
     )
     aside = (
@@ -219,17 +212,16 @@ def chen_fig_7(frame: pandas.DataFrame) -> Finding:
         )
     )
     return Finding(
-        predicted="at most one more forward, 1/3 of a step where a backward takes two",
+        predicted="1.33x at most: one more forward where a backward takes two",
         measured=NOT_MEASURED if math.isnan(found["resnet"][0]) else shown + aside,
         published="1.3x",
         parts=[
-            Part(
-                what=f"time of the sublinear plan over autograd, {NETWORKS[m]}",
-                value=v,
-                low=1.2,
-                high=1.45,
-                form=".2f",
-                evidence=Evidence.HARDWARE,
+            agreement(
+                f"time of the sublinear plan over autograd, over 1.3, {NETWORKS[m]}",
+                v,
+                1.3,
+                TIME,
+                Evidence.HARDWARE,
             )
             for m, (v, _) in found.items()
         ],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas
 
 from repro.claims.checkpointing.depth import NAN
 from repro.claims.mutations import RAN, Scale, every, times
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY
 from repro.claims.values import one, text
 from repro.claims.works import CODE, KORTHIKANTI, OURS, RECOMPUTE
 
@@ -35,7 +34,9 @@ def granularity(frame: pandas.DataFrame) -> Finding:
         predicted="item by item",
         measured=f"worst of {count} {worst - 1:+.2%}" if count else NOT_MEASURED,
         parts=[
-            agreement("bytes a layer keeps over the formula, worst", worst, 1, 0.03, Evidence.OTHER)
+            agreement(
+                "bytes a layer keeps over the formula, worst", worst, 1, MEMORY, Evidence.OTHER
+            )
         ],
     )
 
@@ -48,6 +49,7 @@ def granularity(frame: pandas.DataFrame) -> Finding:
     experiments=("checkpoint-granularity",),
     shown="checkpoint_granularity",
     as_claimed=times(0.5, metric="saved_bytes_per_layer", implementation="each operation", **RAN),
+    compared=False,
 )
 def checkpoint_each_operation(frame: pandas.DataFrame) -> Finding:
     """A checkpoint around each operation against none at all (checkpoint-granularity)."""
@@ -70,10 +72,11 @@ def checkpoint_each_operation(frame: pandas.DataFrame) -> Finding:
 
 
 @claim(
-    "K14",
-    "non-reentrant checkpoints need O(1) instead of O(N) memory, reentrant ones save less",
+    "K14, F6",
+    "reentrant checkpoints keep intermediate results; non-reentrant ones keep none, and need O(1) "
+    "instead of O(N) memory",
     CODE,
-    "section 1.2",
+    "section 1",
     experiments=("checkpoint-granularity",),
     shown="checkpoint_granularity",
     as_claimed=every(
@@ -86,6 +89,7 @@ def checkpoint_each_operation(frame: pandas.DataFrame) -> Finding:
             **RAN,
         ),
     ),
+    compared=False,
 )
 def k14(frame: pandas.DataFrame) -> Finding:
     """The notes on the two modes: O(N) to O(1) without reentry, less saving with it."""
@@ -144,41 +148,5 @@ def korthikanti_eq_1(frame: pandas.DataFrame) -> Finding:
         predicted="item by item",
         measured=f"worst of {count} {worst - 1:+.2%} (PyTorch's hooks)" if count else NOT_MEASURED,
         published="sbh(34 + 5as/h), 34 sbh",
-        parts=[agreement("saved bytes over the formula, worst", worst, 1, 0.02, Evidence.OTHER)],
-    )
-
-
-@claim(
-    "F6",
-    "reentrant checkpoints keep intermediate results, non-reentrant ones keep none",
-    CODE,
-    "section 1",
-    experiments=("checkpoint-granularity",),
-    shown="checkpoint_granularity",
-    as_claimed=times(
-        2, metric="saved_bytes_per_layer", implementation="each block", mode="reentrant", **RAN
-    ),
-)
-def f6(frame: pandas.DataFrame) -> Finding:
-    """Saved bytes of both checkpoint modes, as measured for each block."""
-    rows = frame[
-        (frame["metric"] == "saved_bytes_per_layer")
-        & (frame["source"] == "measured")
-        & (frame["implementation"] == "each block")
-    ]
-    by_mode = rows.groupby("mode")["value"].max() if "mode" in rows else pandas.Series(dtype=float)
-    known = {"new", "reentrant"} <= set(by_mode.index)
-    return Finding(
-        predicted="both modes keep the inputs of a checkpointed part only",
-        measured=", ".join(f"{mode}: {value:,.0f} B a block" for mode, value in by_mode.items())
-        if known
-        else NOT_MEASURED,
-        parts=[
-            Part(
-                what="bytes a block, reentrant over non-reentrant",
-                value=float(by_mode["reentrant"] / by_mode["new"]) if known else math.nan,
-                low=1.5,
-                evidence=Evidence.OTHER,
-            )
-        ],
+        parts=[agreement("saved bytes over the formula, worst", worst, 1, MEMORY, Evidence.OTHER)],
     )

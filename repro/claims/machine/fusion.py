@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import Evidence, agreement, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY
 from repro.claims.values import pick, worst
 from repro.claims.works import AUTODIFF, OURS
 from repro.experiments.chains.fusion import FULL_BYTES
@@ -28,6 +29,7 @@ def passes(frame: pandas.DataFrame) -> pandas.DataFrame:
     experiments=("fusion",),
     shown="fusion_passes",
     overturn=(Scale({"implementation": "unfused"}),),
+    compared=False,
 )
 def k13(frame: pandas.DataFrame) -> Finding:
     table = passes(frame).set_index(["chain", "implementation"])
@@ -40,15 +42,7 @@ def k13(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=f"{ratio['predicted']:.2f}x",
         measured=times(ratio["measured"]),
-        parts=[
-            agreement(
-                "bytes unfused over fused, counted, over 2",
-                ratio["measured"],
-                2,
-                0.0,
-                Evidence.COUNTED,
-            )
-        ],
+        parts=[exact("bytes unfused over fused, counted, over 2", ratio["measured"], 2)],
     )
 
 
@@ -74,9 +68,7 @@ def fusion_of_longer_chains(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=f"{gain['predicted']:.2f}x fewer bytes",
         measured=times(gain["measured"]),
-        parts=[
-            agreement("bytes counted over passes, worst chain", counts, 1, 0.0, Evidence.COUNTED)
-        ],
+        parts=[exact("bytes counted over passes, worst chain", counts)],
     )
 
 
@@ -100,7 +92,11 @@ def fusion_by_torch_compile(frame: pandas.DataFrame) -> Finding:
         else NOT_MEASURED,
         parts=[
             agreement(
-                "the compiler's bytes over the fused passes, worst", reach, 1, 0.01, Evidence.OTHER
+                "the compiler's bytes over the fused passes, worst",
+                reach,
+                1,
+                MEMORY,
+                Evidence.DERIVED,
             )
         ],
     )

@@ -9,7 +9,7 @@ import pandas
 from analysis.hardware import H200
 from analysis.sm_ceilings import SHARED_BYTES_PER_CLOCK_PER_SM
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, agreement
+from repro.claims.protocol import Evidence, Part, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
@@ -97,6 +97,7 @@ def counted_time(frame: pandas.DataFrame, cell: Cell) -> float:
     shown="sm_ceilings",
     conditions="clocks by datasheet from executed bytes; that this sets the pace was not timed",
     overturn=(Scale(),),
+    compared=False,
 )
 def sm_ceilings(frame: pandas.DataFrame) -> Finding:
     """Bytes are as predicted where counted; that shared memory sets the pace is derived."""
@@ -116,13 +117,7 @@ def sm_ceilings(frame: pandas.DataFrame) -> Finding:
         f"kernels {before.min():.2f} to {before.max():.2f}",
         measured=f"bytes of {len(ratio)} forms, executed; no time" if len(ratio) else NOT_MEASURED,
         parts=[
-            agreement(
-                "shared-memory bytes counted over predicted, worst form",
-                worst(ratio),
-                1,
-                1e-12,
-                Evidence.COUNTED,
-            ),
+            exact("shared-memory bytes counted over predicted, worst form", worst(ratio)),
             Part(
                 what="least clocks of shared memory over the tensor cores', backward",
                 value=float(predicted.min()),

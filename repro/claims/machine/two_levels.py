@@ -8,6 +8,7 @@ from analysis.hardware import H200
 from repro.claims.mutations import Mirror, Scale
 from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import COUNTER
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
 
@@ -43,7 +44,9 @@ def sm_boundary(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=longest(model, "sram_read_bytes"),
         measured=longest(measured, "sram_read_bytes") + " (H200)",
-        parts=[agreement("counter over sum, worst length", worst(sm), 1, 0.02, Evidence.HARDWARE)],
+        parts=[
+            agreement("counter over sum, worst length", worst(sm), 1, COUNTER, Evidence.HARDWARE)
+        ],
     )
 
 
@@ -83,14 +86,14 @@ def hbm_behind_l2(frame: pandas.DataFrame) -> Finding:
                 "counter over model while L2 holds K and V",
                 worst(hbm[held]),
                 1,
-                0.02,
+                COUNTER,
                 Evidence.HARDWARE,
             ),
             agreement(
                 "counter over model after several waves, worst",
                 worst(hbm[~held]),
                 1,
-                0.02,
+                COUNTER,
                 Evidence.HARDWARE,
                 limits=1.10,
                 why="no published pace of thread blocks: analysis/l2",

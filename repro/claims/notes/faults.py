@@ -9,8 +9,8 @@ import pandas
 from repro.claims.mutations import RAN, setting
 from repro.claims.protocol import Evidence, Part
 from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.works import AUTODIFF, CODE, RECOMPUTE, TILING
-from repro.experiments.checkpointing.study_note_faults import CORRECT, LENGTHS, NOTED, SEGMENTS
+from repro.claims.works import CODE, RECOMPUTE, TILING
+from repro.experiments.checkpointing.study_note_faults import CORRECT, NOTED
 
 #: A form with a larger error against float64 is not the same function.
 TOLERANCE = 1e-3
@@ -58,6 +58,7 @@ def _numerical(frame: pandas.DataFrame, fault: str, right_form: str) -> Finding:
     experiments=("study-note-faults",),
     shown="study-note-faults",
     as_claimed=setting(1e-15, fault="F1", implementation="as noted", **RAN),
+    compared=False,
 )
 def f1(frame: pandas.DataFrame) -> Finding:
     """The note's update of a normalised output against softmax."""
@@ -72,6 +73,7 @@ def f1(frame: pandas.DataFrame) -> Finding:
     experiments=("study-note-faults",),
     shown="study-note-faults",
     as_claimed=setting(1e-15, fault="F2", implementation="as noted", **RAN),
+    compared=False,
 )
 def f2(frame: pandas.DataFrame) -> Finding:
     """dS with the row sum over one block against the softmax Jacobian."""
@@ -86,82 +88,12 @@ def f2(frame: pandas.DataFrame) -> Finding:
     experiments=("study-note-faults",),
     shown="study-note-faults",
     as_claimed=setting(0.0, fault="F3", implementation="as noted", **RAN),
+    conditions="the note itself marks the factor 2 as a placeholder",
+    compared=False,
 )
 def f3(frame: pandas.DataFrame) -> Finding:
     """The note's autograd function, whose forward is the identity, against dx = dy."""
     return _numerical(frame, "F3", "dx = dy")
-
-
-@claim(
-    "F4",
-    "states kept at 2^k alone give O(log L) memory",
-    TILING,
-    "section 2.2",
-    experiments=("study-note-faults",),
-    shown="study-note-faults",
-    as_claimed=setting(
-        lambda row: math.log2(row["depth"]), fault="F4", implementation="as noted", **RAN
-    ),
-)
-def f4(frame: pandas.DataFrame) -> Finding:
-    """Growth of the peak of 2^k spacing alone; recursive splitting beside it."""
-    alone, split = (values(frame, "F4", form, "depth") for form in (NOTED, CORRECT))
-    growth, shown = math.nan, NOT_MEASURED
-    if set(LENGTHS) <= set(alone.index) and set(LENGTHS) <= set(split.index):
-        first, last = LENGTHS[0], LENGTHS[-1]
-        growth = math.log(alone[last] / alone[first]) / math.log(last / first)
-        shown = (
-            f"peak {', '.join(f'{alone[n]:.0f}' for n in LENGTHS)} states at L = "
-            f"{', '.join(map(str, LENGTHS))}; split recursively "
-            f"{', '.join(f'{split[n]:.0f}' for n in LENGTHS)}"
-        )
-    return Finding(
-        predicted="the last segment has L/2 layers: O(L); split recursively O(log² L)",
-        measured=shown,
-        parts=[
-            Part(
-                what="exponent of the peak in L",
-                value=growth,
-                high=0.5,
-                form=".2f",
-                evidence=Evidence.DERIVED,
-            )
-        ],
-    )
-
-
-@claim(
-    "F5",
-    "segment-wise recomputation costs 1/k of a forward",
-    AUTODIFF,
-    "section 2.3",
-    experiments=("study-note-faults",),
-    shown="study-note-faults",
-    as_claimed=setting(
-        lambda row: 1 / row["segments"], fault="F5", implementation="correct", **RAN
-    ),
-)
-def f5(frame: pandas.DataFrame) -> Finding:
-    """Extra forwards of segment-wise recomputation, simulated, against 1/k."""
-    noted, found = (values(frame, "F5", form, "segments") for form in (NOTED, CORRECT))
-    known = set(SEGMENTS) <= set(noted.index) and set(SEGMENTS) <= set(found.index)
-    times = max(found[k] / noted[k] for k in SEGMENTS) if known else math.nan
-    return Finding(
-        predicted="(k - 1)/k of a forward when the last segment is kept, not 1/k",
-        measured=", ".join(f"k = {k}: {found[k]:.3f} for {noted[k]:.3f}" for k in SEGMENTS)
-        if known
-        else NOT_MEASURED,
-        parts=[
-            Part(
-                what="extra forward over the note's 1/k, worst k",
-                value=times,
-                low=0.9,
-                high=1.1,
-                form=".2f",
-                evidence=Evidence.DERIVED,
-            )
-        ],
-    )
 
 
 @claim(
@@ -172,6 +104,7 @@ def f5(frame: pandas.DataFrame) -> Finding:
     experiments=("study-note-faults",),
     shown="study-note-faults",
     as_claimed=setting(96, fault="F7", implementation="as noted", **RAN),
+    compared=False,
 )
 def f7(frame: pandas.DataFrame) -> Finding:
     """The notes' tile rule on an A100, fp16 tiles of d = 64 and 128, against a usable tile."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
@@ -61,5 +61,5 @@ def stored_bias(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted="sums over the tile loop, by tensor and direction",
         measured=shown if len(wide) else NOT_MEASURED,
-        parts=[agreement("counted over predicted, worst tensor", off, 1, 0.0, Evidence.COUNTED)],
+        parts=[exact("counted over predicted, worst tensor", off)],
     )

@@ -6,8 +6,9 @@ import pandas
 
 from analysis.hardware import find_gpu
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import Evidence, agreement, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import TIME
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
 from repro.experiments.gpu.gpu_decode import RULE
@@ -67,7 +68,7 @@ def decoding(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted="sums over the tile loop, by tensor and direction",
         measured=shown if len(wide) else NOT_MEASURED,
-        parts=[agreement("counted over predicted, worst tensor", off, 1, 0.0, Evidence.COUNTED)],
+        parts=[exact("counted over predicted, worst tensor", off)],
     )
 
 
@@ -97,5 +98,5 @@ def decode_time(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted="the cache, q and out once at the bandwidth measured on the same card",
         measured=spread if len(ratio) else NOT_MEASURED,
-        parts=[agreement("median time over the roofline", median, 1, 0.1, Evidence.HARDWARE)],
+        parts=[agreement("median time over the roofline", median, 1, TIME, Evidence.HARDWARE)],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, agreement
+from repro.claims.protocol import exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
@@ -60,7 +60,5 @@ def determinism(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=f"{each('predicted')} over atomic additions, N = {LONGEST}",
         measured=each("measured"),
-        parts=[
-            agreement("bytes counted over the sums, worst", worst(ratio), 1, 0.0, Evidence.COUNTED)
-        ],
+        parts=[exact("bytes counted over the sums, worst", worst(ratio))],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, agreement
+from repro.claims.protocol import Evidence, Part, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
@@ -65,7 +65,7 @@ def packed_sequences(frame: pandas.DataFrame) -> Finding:
         else NOT_MEASURED,
         published="up to half of the tokens are padding (Krell et al. 2021, abstract)",
         parts=[
-            agreement("counted over predicted, worst tensor", off, 1, 0.0, Evidence.COUNTED),
+            exact("counted over predicted, worst tensor", off),
             Part(
                 what="bytes of 16 Wikipedia sequences padded over packed",
                 value=ratio,

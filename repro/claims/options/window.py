@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, agreement
+from repro.claims.protocol import Evidence, Part, exact
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick, worst
 from repro.claims.works import OURS
@@ -81,7 +81,7 @@ def sliding_window(frame: pandas.DataFrame) -> Finding:
         if len(wide)
         else NOT_MEASURED,
         parts=[
-            agreement("counted over predicted, worst tensor", off, 1, 0.0, Evidence.COUNTED),
+            exact("counted over predicted, worst tensor", off),
             Part(
                 what="pairs loaded over pairs seen at w = Br, N = 1024",
                 value=at,

@@ -11,6 +11,7 @@ from analysis.parallel_activations import decoder_model_bytes
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.tolerances import MEMORY
 from repro.claims.works import AUTODIFF, KORTHIKANTI, ZERO
 
 #: LLaMA-7B (Touvron et al. 2023): 6.74e9 parameters, 32 layers, h = 4096, 32 heads, MLP 11008.
@@ -74,7 +75,7 @@ def k12(frame: pandas.DataFrame) -> Finding:
                 high=32,
                 evidence=Evidence.DERIVED,
             ),
-            agreement("a layer's saved bytes over the formula", ratio, 1, 0.01, Evidence.OTHER),
+            agreement("a layer's saved bytes over the formula", ratio, 1, MEMORY, Evidence.OTHER),
             Part(
                 what="length from which activations dominate, flash attention",
                 value=flash,
@@ -123,7 +124,7 @@ def zero_table_1(frame: pandas.DataFrame) -> Finding:
                 form=".0f",
                 evidence=Evidence.PUBLISHED,
             ),
-            agreement("bytes held over the formulas, worst", ratio, 1, 0.02, Evidence.OTHER),
+            agreement("bytes held over the formulas, worst", ratio, 1, MEMORY, Evidence.OTHER),
         ],
     )
 
@@ -135,8 +136,9 @@ def zero_table_1(frame: pandas.DataFrame) -> Finding:
     "Table 4",
     experiments=("korthikanti",),
     shown="parallel_layer",
-    conditions="no machine with eight GPUs here",
-    overturn=(Scale({"metric": "time_overhead"}, source="published"),),
+    conditions="like for like, of what Table 4 prints: 7 % for selective recomputation alone, "
+    "where the products say 1.8 %; 4 % is with sequence parallelism, which saves 3 % by itself",
+    needs="a machine with eight GPUs joined by NVLink",
 )
 def korthikanti_4_percent(frame: pandas.DataFrame) -> Finding:
     """Extra FLOPs of selective recomputation against the published overhead of a layer."""
@@ -149,14 +151,15 @@ def korthikanti_4_percent(frame: pandas.DataFrame) -> Finding:
     seqlen, hidden = 2048, 6144  # the 22B model
     forward = 24 * hidden + 4 * seqlen
     extra = 4 * seqlen / (3 * forward)  # attention's two products again, of forward + 2 backward
-    both, full = overhead("selective + sequence parallel"), overhead("full recompute")
+    alone, both = overhead("selective"), overhead("selective + sequence parallel")
+    full = overhead("full recompute")
     return Finding(
         predicted=f"{extra:.1%} more products (22B), {1 / 3:.0%} for full recomputation",
-        published=f"{both:.0%} with sequence parallelism, {full:.0%} full",
+        published=f"{alone:.0%} alone, {both:.0%} with sequence parallelism, {full:.0%} full",
         parts=[
             Part(
                 what="printed overhead less the predicted products, selective",
-                value=both - extra,
+                value=alone - extra,
                 low=-0.03,
                 high=0.03,
                 evidence=Evidence.PUBLISHED,

@@ -1,0 +1,329 @@
+"""What stays when a stage has run: tensors that count, changes that are refused, leaks."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from repro.checkpointing import InfeasibleBudgetError, plan, plan_blocks
+from repro.training.live_bytes import LiveBytes
+
+WIDTH = 16
+OUTSIDE: dict[str, Any] = {"calls": 0}
+TICKS = itertools.count(2)
+
+
+class Attends(nn.Module):
+    """A block whose attention map somebody keeps."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__()
+        self.q, self.keep, self.kept = nn.Linear(64, 64), keep, {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.softmax(torch.tanh(self.q(x)) @ x.mT, -1)
+        y = x + a @ x
+        if self.keep == "graph":
+            self.last = a
+        elif self.keep == "detached":
+            self.last = a.detach()
+        elif self.keep == "half":
+            self.last = a.detach().half()
+        elif self.keep == "result":
+            self.last = y
+        elif self.keep == "dict":
+            self.kept["a"] = a.detach().clone()
+        elif self.keep == "global":
+            OUTSIDE[str(id(self))] = a.detach().clone()
+        elif self.keep == "dict with graph":
+            self.kept["a"] = a
+        return y
+
+
+@pytest.fixture(autouse=True)
+def nothing_outside() -> None:
+    OUTSIDE.clear()
+    OUTSIDE["calls"] = 0
+
+
+def attends(keep: str) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Attends(keep) for _ in range(6))), torch.randn(4, 128, 64)
+
+
+@pytest.mark.parametrize("strategy", ["store-all", "sqrt", "recompute-all"])
+@pytest.mark.parametrize("keep", ["", "graph", "detached", "half", "result", "dict", "global"])
+def test_what_a_stage_keeps_is_in_the_predicted_peak(keep: str, strategy: str) -> None:
+    model, x = attends(keep)
+    report = plan(model, x, strategy=strategy, repeats=0).verify(x)
+    assert report.equal
+    assert report.measured_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.03)
+    assert report.measured_peak_bytes <= report.predicted_peak_bytes + 64
+
+
+@pytest.mark.parametrize("keep", ["graph", "detached", "dict"])
+def test_budgets_are_monotone_and_the_least_one_is_accepted(keep: str) -> None:
+    model, x = attends(keep)
+
+    def least(budget: int) -> int | None:
+        try:
+            assert plan(model, x, budget_bytes=budget, repeats=0).predicted_peak_bytes <= budget
+        except InfeasibleBudgetError as error:
+            return error.smallest_budget_bytes
+        return None
+
+    named = least(1)
+    assert named is not None
+    assert least(named) is None
+    assert least(named - 1) == named
+    accepted = [least(round(named * share)) is None for share in (0.8, 0.99, 1.01, 1.3, 2)]
+    assert accepted == sorted(accepted)
+
+
+class Counts(nn.Module):
+    total = 0
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.lin, self.where, self.seen = nn.Linear(WIDTH, WIDTH), where, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "the global OUTSIDE":
+            OUTSIDE["calls"] += 1
+        elif self.where == "Counts.total":
+            Counts.total += 1
+        else:
+            self.seen.append(1)
+        return self.lin(x)
+
+
+@pytest.mark.parametrize("where", ["the global OUTSIDE", "Counts.total", "Counts.seen"])
+def test_changes_that_nobody_puts_back_are_refused_by_name(where: str) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Counts(where), nn.Tanh(), Counts(where))
+    x = torch.randn(2, WIDTH)
+    with pytest.raises(ValueError, match=rf"stage 2 \(Counts\) changes {where} each time"):
+        plan(model, x, strategy="recompute-all", repeats=0)
+    plan(model, x, strategy="recompute-all", repeats=0, check_recompute=False)
+    plan(model, x, strategy="store-all", repeats=0)(x).sum().backward()
+
+
+def test_a_graph_in_a_dict_is_such_a_change() -> None:
+    model, x = attends("dict with graph")
+    with pytest.raises(ValueError, match=r"changes Attends\.kept each time"):
+        plan(model, x, strategy="sqrt", repeats=0)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.h = nn.GRUCell(WIDTH, WIDTH), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.h = self.cell(x, self.h)
+        return self.h
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.past = nn.Linear(WIDTH, WIDTH), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.past.append(self.lin(x))
+        return torch.stack(self.past).sum(0)
+
+
+class Listed(nn.Module):
+    """An embedding, blocks, a head."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
+        self.layers = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("make", "place"), [(Recurrent, "h"), (Cached, "past")])
+def test_a_stage_that_keeps_its_graph_is_named(make: type[nn.Module], place: str) -> None:
+    x = torch.randn(3, WIDTH)
+    message = rf"stage {make.__name__} uses a result of an earlier run .*{make.__name__}\.{place}"
+    with pytest.raises(RuntimeError, match=message):
+        plan(nn.Sequential(nn.Linear(WIDTH, WIDTH), make(), nn.Tanh()), x, strategy="sqrt")
+    with pytest.raises(RuntimeError, match=message):
+        plan_blocks(Listed(make(), make()), x, budget_bytes=10**6)
+
+
+class GradientScale(nn.Module):
+    """The identity forward; backward another factor each time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x * torch.tensor(float(next(TICKS)))
+        return x + (z - z.detach())
+
+
+def test_a_saved_tensor_that_differs_is_seen_where_the_result_is_the_same() -> None:
+    x = torch.ones(1, WIDTH)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), GradientScale(), nn.Linear(WIDTH, 1))
+    planned = plan(model, x, strategy="recompute-all", repeats=0)
+    with pytest.raises(RuntimeError, match=r"stage 2 \(GradientScale\) saved another tensor"):
+        planned(x).sum().backward()
+    again = plan(model, x, strategy="recompute-all", repeats=0, check_recompute=False)
+    again(x).sum().backward()
+
+
+# -- the same promise of block plans ---------------------------------------------------------------
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("c", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor, *, use_reentrant: bool = True) -> Tensor:
+        y = self.norm(torch.tanh(self.lin(x - self.c)))
+        with torch.no_grad():
+            self.c += 1
+        return y * torch.rand_like(y)
+
+
+class Slope(nn.Module):
+    """Calls autograd in its own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x).tanh()
+        return y + torch.autograd.grad(y.sum(), x, create_graph=True)[0]
+
+
+class Ticking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.lin(x) * next(TICKS))
+
+
+def applied(model: nn.Module, x: Tensor) -> Any:
+    names = [f"layers.{i}" for i in range(4)]
+    with pytest.raises(InfeasibleBudgetError) as error:
+        plan_blocks(model, x, budget_bytes=1, repeats=0, blocks=names)
+    least = error.value.smallest_budget_bytes
+    found = plan_blocks(model, x, budget_bytes=least, repeats=0, blocks=names)
+    assert len(found.recompute) >= 2
+    return found
+
+
+@pytest.mark.parametrize("make", [Running, Slope, lambda: nn.utils.parametrizations.spectral_norm(
+    nn.Linear(WIDTH, WIDTH))])  # fmt: skip
+def test_blocks_find_their_state_again(make: Callable[[], nn.Module]) -> None:
+    x, left = torch.randn(64, WIDTH), []
+    for way in ("plain", "applied"):
+        torch.manual_seed(0)
+        model = Listed(*(make() for _ in range(4)))
+        torch.manual_seed(3)
+        if way == "plain":
+            model(x).square().mean().backward()
+        else:
+            found = applied(model, x)
+            torch.manual_seed(3)
+            with found.applied(model):
+                model(x).square().mean().backward()
+        left.append([*(p.grad for p in model.parameters()), *model.buffers(), torch.rand(2)])
+    assert all(torch.equal(a, b) for a, b in zip(*left, strict=True))
+
+
+def test_a_block_that_differs_is_named() -> None:
+    model, x = Listed(*(Ticking() for _ in range(4))), torch.randn(64, WIDTH)
+    found = applied(model, x)
+    with (
+        found.applied(model),
+        pytest.raises(RuntimeError, match=r"block layers\.\d \(Ticking\) gave another result"),
+    ):
+        model(x).sum().backward()
+    with found.applied(model, check_recompute=False):
+        model(x).sum().backward()
+
+
+# -- leaks -----------------------------------------------------------------------------------------
+
+
+def identity() -> Any:
+    return saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
+def by_size() -> Any:
+    return saved_tensors_hooks(
+        lambda t: (t.clone(),) if t.numel() > 100 else t,
+        lambda kept: kept[0] if isinstance(kept, tuple) else kept,
+    )
+
+
+class Hooked(nn.Module):
+    def __init__(self, hooks: Callable[[], Any]) -> None:
+        super().__init__()
+        self.lin, self.hooks = nn.Linear(WIDTH, WIDTH), hooks
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.hooks():
+            return torch.tanh(self.lin(x)).exp()
+
+
+def backward(run: nn.Module, x: Tensor) -> None:
+    run(x).sum().backward()
+
+
+def dropped(run: nn.Module, x: Tensor) -> None:
+    run(x)
+
+
+def failed(run: nn.Module, x: Tensor) -> None:
+    out = run(x)
+    out.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        out.sum().backward()
+
+
+def checkpointed(run: nn.Module, x: Tensor) -> None:
+    checkpoint(run, x, use_reentrant=False).sum().backward()
+
+
+@pytest.mark.parametrize("step", [backward, dropped, failed, checkpointed])
+@pytest.mark.parametrize("hooks", [identity, save_on_cpu, by_size])
+def test_no_step_leaves_anything(hooks: Callable[[], Any], step: Callable[..., None]) -> None:
+    """Without the collector of cycles, for which a graph's are none."""
+    x = torch.randn(64, WIDTH)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Hooked(hooks), nn.Tanh(), Hooked(hooks))
+    run = plan(model, x, strategy="recompute-all", repeats=0)
+    backward(model, x)
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    backward(run, x)
+    assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+    gc.collect()
+    gc.disable()
+    try:
+        known = [x, *model.parameters(), *(p.grad for p in model.parameters())]
+        with LiveBytes(known=known) as live:
+            for _ in range(5):
+                step(run, x)
+            assert live.live_bytes == 0
+    finally:
+        gc.enable()
