@@ -245,7 +245,7 @@ def test_dispatch_takes_them_in_tiles_of_64_queries(
     ("dtype", "window", "asked", "named"),
     [
         ("fp16", None, {"softcap": True}, "a softcap in fp16"),
-        ("bf16", 60, {"softcap": True}, "a softcap and a window in bf16"),
+        ("bf16", 60, {"softcap": True}, "a window and a softcap in bf16"),
         ("bf16", None, {"softcap": True, "alibi": True}, "a softcap and ALiBi in bf16"),
     ],
 )
