@@ -28,8 +28,8 @@ THEMED = {
     "#555555": "var(--muted)",
     "#e6e6e6": "var(--line)",
 }
-#: The figure of all verdicts, which opens the report where there is one.
-STRIP = "verdict_strip"
+#: The picture of all verdicts, which opens the report where it is drawn.
+STRIP = "verdicts.svg"
 #: So many of the chosen figures open the report.
 HEADLINES = 3
 #: What matplotlib calls the group that holds a whole picture.
@@ -54,7 +54,7 @@ def write(path: Path, *, out: Path = common.OUT, local: bool = True) -> int:
         boxes[name] = view_box(svg)
     groups = gallery.grouped()
     sections = [
-        ("overview", "Overview", overview_section(boxes, groups)),
+        ("overview", "Overview", overview_section(boxes, groups, strip(out / STRIP))),
         ("verdicts", "Verdicts", verdict_section(verdict_table.collect(local=local))),
         ("predictions", "Predictions", predictions.section()),
         ("figures", "Figures", figures_section(drawn, groups)),
@@ -165,14 +165,27 @@ def view_box(svg: Path) -> str:
     return found[1]
 
 
-def overview_section(boxes: Mapping[str, str], groups: Mapping[str, Sequence[str]]) -> str:
+def strip(svg: Path) -> str:
+    """The picture of all verdicts, linked to their table; nothing where it is not drawn."""
+    if not svg.exists():
+        return ""
+    picture = inline(
+        svg.read_text(encoding="utf-8"), "strip", "Every claim by verdict and evidence"
+    )
+    return f'<a class="scroll picture" href="#verdicts">{picture}</a>'
+
+
+def overview_section(
+    boxes: Mapping[str, str], groups: Mapping[str, Sequence[str]], opening: str = ""
+) -> str:
     """The strip of verdicts, three figures at full width, then every figure small, by paper.
 
     boxes: the figures that are drawn, with their view boxes. A small picture is the large one below
-    shown a second time, which costs the file nothing.
+        shown a second time, which costs the file nothing.
+    opening: comes first.
     """
-    opening = [name for name in (STRIP, *gallery.CHOSEN[:HEADLINES]) if name in boxes]
-    large = "".join(thumbnail(name, boxes[name]) for name in opening)
+    chosen = [name for name in gallery.CHOSEN[:HEADLINES] if name in boxes]
+    large = "".join(thumbnail(name, boxes[name]) for name in chosen)
     small = []
     for paper, members in groups.items():
         drawn = [name for name in ordered(members) if name in boxes]
@@ -181,7 +194,7 @@ def overview_section(boxes: Mapping[str, str], groups: Mapping[str, Sequence[str
             head = f"<h3>{html.escape(paper)}</h3>"
             small.append(f'<div class="paper">{head}<ul class="small">{shown}</ul></div>')
     return (
-        f'<ul class="headlines">{large}</ul>'
+        f'{opening}<ul class="headlines">{large}</ul>'
         '<p class="search" hidden><label>Search the figures <input type="search" '
         'id="figure-search" autocomplete="off"></label></p>'
         f'<div id="thumbnails">{"".join(small)}</div>'

@@ -53,7 +53,6 @@ def test_a_cell_counts_what_is_predicted_and_computes_attention(algorithm, pass_
     predicted = predict_traffic(algorithm, shape, Tile(16, 32), pass_)
     assert result.traffic == predicted
     assert max(result.errors.values()) < (3e-3 if pass_ == "forward" else 5e-3)
-    assert result.seconds > 0
 
 
 @pytest.mark.parametrize("name", COUNTED)
