@@ -15,11 +15,13 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import product
+from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor, nn
 
+from .stage_parts import modules_of
 from .values import version
 
 #: Words of one step on a device: its products take twice the bytes of the words.
@@ -34,7 +36,8 @@ Print = tuple[torch.Size, torch.dtype, object]
 class Prints:
     """Fingerprints of what one run of a stage saves, in order."""
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
+    def __init__(self, inputs: Iterable[Tensor], stage: Any = None) -> None:
+        self._stage = stage
         self.found: list[Print] = []
         self._inputs: dict[int, tuple[int, Tensor]] = {}
         for number, tensor in enumerate(inputs):
@@ -44,7 +47,19 @@ class Prints:
 
     @torch.compiler.disable  # a compiled stage saves tensors too
     def add(self, tensors: Iterable[Tensor]) -> None:
-        self.found += [self._of(tensor) for tensor in tensors]
+        self.found += [
+            (tensor.shape, tensor.dtype, None) if self._is_workspace(tensor) else self._of(tensor)
+            for tensor in tensors
+        ]
+
+    def _is_workspace(self, tensor: Tensor) -> bool:
+        """Bytes of a library's recurrent layer, between which it leaves some that nobody wrote."""
+        return (
+            tensor.dtype is torch.uint8
+            and tensor.dim() == 1
+            and self._stage is not None
+            and any(isinstance(m, nn.RNNBase) for r in modules_of(self._stage) for m in r.modules())
+        )
 
     def results(self, tensors: Iterable[Tensor]) -> Prints:
         """Those of the run's results.  The tensors themselves are forgotten."""

@@ -79,7 +79,7 @@ class Repeat:
         Afterwards give its results to what this returns."""
         around = self._around
         self._state = ModuleState(self.stage)
-        self._saved = Prints(inputs) if around.check else None
+        self._saved = Prints(inputs, self.stage) if around.check else None
         pack = Pack(run, number, self.places, hold=keep or self.hold, prints=self._saved)
         before = (around.generators or RandomState.now(around.devices)) if around.preserve else None
         # Not a method of the run: the graph would hold it, and it knows the graph's places.
@@ -102,7 +102,7 @@ class Repeat:
         Afterwards give its results to what this returns: RuntimeError where they differ."""
         around, saved = self._around, None
         if self._results is not None:
-            saved = Prints(inputs)
+            saved = Prints(inputs, self.stage)
         pack: Any = lambda tensor: tensor.detach() if self.hold else None  # noqa: E731
         if fill:
             pack = Fill(self.places, hold=self.hold, prints=saved)

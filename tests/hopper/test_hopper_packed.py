@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flash_support import Problem, aligned, check, to_bits, to_float, view
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from packed_support import lengths_of, packed_of, problems
 
 from analysis.hardware import H200
@@ -106,6 +108,21 @@ def test_what_lies_in_the_neighbours_changes_nothing(
         for name in ("q", "k", "v"):
             p.data[name][...] = bad
     hold(sequences, form)
+
+
+length = st.sampled_from([0, 0, 1, 1, 15, 64, 65, 128, 191, 192, 193, 260])
+
+
+@given(st.lists(st.tuples(length, length), min_size=1, max_size=7), st.integers(0, 9))
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_drawn_lengths(pairs: list[tuple[int, int]], seed: int) -> None:
+    """Also of numbers without rows that a block is given, last or alone."""
+    if not sum(q for q, _ in pairs) or not sum(k for _, k in pairs):
+        pairs.append((1, 1))
+    lengths = Lengths(tuple(q for q, _ in pairs), tuple(k for _, k in pairs))
+    form = packed_form(64)
+    sequences = problems(lengths, form.head_dim, "fp16", True, heads=1 + seed % 2, seed=seed)
+    hold(sequences, form, seed=seed or None)
 
 
 def test_more_sequences_than_a_step_of_the_search_looks_at() -> None:
