@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,8 @@ from analysis.checkpointing.schedule import Keep, Op
 from .arguments import Arguments
 from .block_runs import again_in_backward, replaced
 from .memory import memory_meter
-from .profiling import Profile, ZeroGradients, profile_of, stage_bytes, stage_seconds
+from .passed import Around, Passing
+from .profiling import Found, Profile, ZeroGradients, profile_of, stage_bytes, stage_seconds
 from .replay import autocast_now, cuda_devices
 from .saved import INNER_HOOKS
 from .span import Part
@@ -335,16 +336,21 @@ def _profile(
 
         def from_last(*tensors: Tensor) -> Tensor:
             result = last.rebuild(tensors)
+            around = after.around or Around()
+            stretch = ExitStack()
 
-            def last_block(*args: Any, **kwargs: Any) -> Any:
-                torch.set_grad_enabled(True)
-                after.begins()
+            def block(*args: Any, **kwargs: Any) -> Any:
+                around.held.append((args, kwargs))
                 return result
 
-            forwards = dict.fromkeys(blocks, lambda *args, **kwargs: result)
-            forwards[blocks[-1]] = last_block
-            # What comes before the blocks runs too, and keeps nothing.
-            with replaced(forwards), torch.no_grad():
+            def last_block(*args: Any, **kwargs: Any) -> Any:
+                stretch.enter_context(Passing(around))
+                after.begins()
+                return block(*args, **kwargs)
+
+            # What comes before the blocks runs too.
+            forwards = {**dict.fromkeys(blocks, block), blocks[-1]: last_block}
+            with replaced(forwards), stretch:
                 return loss(model(*args, **kwargs))
 
         after = Part("after", model, from_last, late=True)
@@ -354,10 +360,22 @@ def _profile(
     for _, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter] = names.get(parameter, 0) + 1
     tied = tuple(p for p, count in names.items() if count > 1 and id(p) not in inside)
-    found = profile_of(
-        stages, [row() for row in rows], seconds, storage_bytes(entire.tensors), shared=tied
-    )
+    measured = [row() for row in rows]
+    _passed_around(measured[0], measured[-1])
+    found = profile_of(stages, measured, seconds, storage_bytes(entire.tensors), shared=tied)
     return found, result_bytes
+
+
+def _passed_around(before: Found, after: Found) -> None:
+    """Gradients of tensors that go around all blocks, from the backward of what comes after the
+    blocks until that of what comes before.
+
+    A chain has no such thing.  They count as saved by stage 1, which is from the start, and so much
+    less as saved by the last stage: that is exact in its runs, which measured them, and later.
+    """
+    passed = after.passed_gradient_bytes
+    before.sizes["saved_bytes"] += passed
+    after.sizes["saved_bytes"] = max(0, after.sizes["saved_bytes"] - passed)
 
 
 def _storage(tensor: Tensor) -> int:

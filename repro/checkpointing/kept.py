@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from .passed import newest_node
 from .saved import INNER_HOOKS
 from .stage_parts import modules_of
 from .swap import Watched
@@ -59,7 +60,7 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         return kept if hold else None
 
     torch.clear_autocast_cache()  # its casts belong to whatever run needed them first
-    start = _newest_node()
+    start = newest_node()
     with (
         # Nothing can be compiled while operations are watched, and would stay so.
         torch.compiler.set_stance("force_eager"),
@@ -90,11 +91,6 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
 
 
 # -- a graph of an earlier run ---------------------------------------------------------------------
-
-
-def _newest_node() -> int:
-    node: Any = torch.ones((), requires_grad=True).mul(1).grad_fn
-    return int(node._sequence_nr())
 
 
 def _refuse_earlier_graph(stage: StageFn, outputs: Iterable[Tensor], start: int) -> None:
