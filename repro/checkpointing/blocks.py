@@ -70,10 +70,11 @@ class BlockPlan:
     chain: stage 1 is what comes before the blocks, the last what comes after.
     predicted_peak_bytes: activations, interiors, gradients and temporaries at the peak, loss and
     logits included; weights, their gradients and optimiser states are not.  stored_peak_bytes: the
-    same if nothing is recomputed.  result_bytes: of both, what the model returns, which the usual
-    loop (`out = model(...); out.loss.backward()`) holds to the end; `model(...).loss.backward()`
-    takes up to that much less.  resident_bytes: weights, gradients and optimiser states, where the
-    budget was one of everything.  inner: blocks that call autograd in their own forward.
+    same if nothing is recomputed.  result_bytes: of both, what the model returns and its loss,
+    which the usual loop (`out = model(...); out.loss.backward()`) holds to the end;
+    `model(...).loss.backward()` takes up to that much less.  resident_bytes: weights, gradients and
+    optimiser states, where the budget was one of everything.  inner: blocks that call autograd in
+    their own forward.
     """
 
     recompute: tuple[str, ...]
@@ -248,7 +249,7 @@ def _profile(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Profile, int]:
     """The chain before, blocks, after, with the weights that both ends share; and the bytes of the
-    model's result."""
+    model's result and loss."""
     entire = Arguments(args, kwargs)
     device = next(model.parameters()).device.type
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
@@ -322,6 +323,9 @@ def _profile(
             hooks = saved_tensors_hooks(lambda t: t.detach() if holding else None, lambda t: t)
             with INNER_HOOKS.without_graph(), hooks:
                 whole = model(*args, **kwargs)
+                leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
+                result_bytes = storage_bytes([*leaves, loss(whole)])
+                del whole, leaves
         finally:
             for handle in handles:
                 handle.remove()
@@ -330,9 +334,6 @@ def _profile(
                 f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
             )
         last = Values.of(results.pop(), "the last block")
-        leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
-        result_bytes = storage_bytes(leaves)
-        del whole, leaves
 
         def from_last(*tensors: Tensor) -> Tensor:
             result = last.rebuild(tensors)
@@ -362,6 +363,7 @@ def _profile(
     tied = tuple(p for p, count in names.items() if count > 1 and id(p) not in inside)
     measured = [row() for row in rows]
     _passed_around(measured[0], measured[-1])
+    _let_go(measured[-2], measured[-1])
     found = profile_of(stages, measured, seconds, storage_bytes(entire.tensors), shared=tied)
     return found, result_bytes
 
@@ -376,6 +378,19 @@ def _passed_around(before: Found, after: Found) -> None:
     passed = after.passed_gradient_bytes
     before.sizes["saved_bytes"] += passed
     after.sizes["saved_bytes"] = max(0, after.sizes["saved_bytes"] - passed)
+
+
+def _let_go(block: Found, after: Found) -> None:
+    """The last block's result, where no backward needs it: joined to something, or added to it.
+
+    A chain holds it until the last stage's backward is over; autograd lets go of it in the forward,
+    nobody knows when: so the peak of that forward, if it is the step's, is an upper bound.
+    """
+    if block.kept.uses_result or after.kept.uses_input or block.kept.kept_bytes:
+        return
+    gone = min(block.sizes["activation_bytes"], after.sizes["saved_bytes"])
+    after.sizes["saved_bytes"] -= gone
+    after.sizes["saving_temporary_bytes"] += gone
 
 
 def _storage(tensor: Tensor) -> int:

@@ -35,13 +35,16 @@ _FOREIGN = ("torch", "numpy", "builtins")
 class Kept:
     """kept_bytes: of tensors that outlive the run and its graph; overlap_bytes: those of them that
     the stage also saves or returns.  graph_bytes: what its graph holds though it saves nothing.
-    changes: what it changes that nobody puts back, by name.
+    changes: what it changes that nobody puts back, by name.  uses_input, uses_result: whether it
+    saves anything of its input, and of its result, for its backward.
     """
 
     kept_bytes: int
     overlap_bytes: int
     graph_bytes: int
     changes: tuple[str, ...]
+    uses_input: bool
+    uses_result: bool
 
 
 def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept:
@@ -77,6 +80,8 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
     returned = {tensor.untyped_storage()._cdata for tensor in outputs}
     with_graph = watched.alive
     counted = returned | saved.keys()
+    given = {tensor.untyped_storage()._cdata for tensor in held.tensors}
+    uses_input, uses_result = bool(given & saved.keys()), bool(returned & saved.keys())
     del value, outputs
     gc.collect()
     saved.clear()
@@ -87,6 +92,8 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         sum(nbytes for key, nbytes in kept.items() if key in counted),
         0 if hold else graph,
         changes,
+        uses_input,
+        uses_result,
     )
 
 

@@ -35,17 +35,18 @@ def newest_node() -> int:
 
 
 class _Passed(torch.autograd.Function):
-    """A tensor whose gradient goes no further."""
+    """A tensor whose gradient goes no further.  start: any leaf; the graph holds it, so it is not
+    the tensor."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
+    def forward(ctx: Any, start: Tensor, tensor: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
         ctx.keep = keep
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         ctx.keep(gradients[0])
-        return None, None
+        return None, None, None
 
 
 class Passing(TorchFunctionMode):
@@ -66,8 +67,10 @@ class Passing(TorchFunctionMode):
         if id(leaf) not in self._passed:
             self._around.held.append(leaf)
             with torch.enable_grad():
-                source = leaf.detach().requires_grad_()
-                self._passed[id(leaf)] = _Passed.apply(source, self._around.gradients.append)
+                start = torch.empty((), device=leaf.device, requires_grad=True)
+                self._passed[id(leaf)] = _Passed.apply(
+                    start, leaf.detach(), self._around.gradients.append
+                )
         return self._passed[id(leaf)]
 
     def __torch_function__(
