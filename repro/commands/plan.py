@@ -13,6 +13,7 @@ import typer
 from analysis.rank_memory import Ranks
 from repro.commands import output, sweep
 from repro.commands.chains import PRESETS, Resident, chain_of, imported, is_whole
+from repro.measuring.images import UNSAID, own_look, settle
 from repro.measuring.progress import counter
 
 if TYPE_CHECKING:
@@ -336,6 +337,11 @@ def draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    with own_look():
+        _draw(chain, plans, path, title)
+
+
+def _draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     least = chain.forward_s + chain.backward_s
@@ -352,7 +358,8 @@ def draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
     axes.set(xlabel="peak of activations (GB)", ylabel="extra time (%)", title=title)
     axes.set_xscale("log")
     axes.legend(frameon=False)
+    settle(figure)
     try:
-        figure.savefig(path)
+        figure.savefig(path, metadata=UNSAID[path.suffix[1:]])
     except OSError as error:
         raise ValueError(f"--plot {path}: {error.strerror}") from None
