@@ -234,7 +234,11 @@ def chain_of(
 
     Raises ValueError that lists the names, or for sizes that the model does not take.
     """
-    given = [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size]
+    given = [
+        f"--{name.replace('_', '-')}" + ("" if size is True else f" {size}")
+        for name, size in sizes.items()
+        if size
+    ]
     chain = textbook_chain(model)
     if ":" in model or chain is not None:
         if given:
