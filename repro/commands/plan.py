@@ -56,8 +56,14 @@ def command(
     hidden: Annotated[int | None, typer.Option(min=1, help="named models: hidden size")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="named models: heads of q")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="llama kind: of k and v")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, help="llama kind: of a head (default: hidden / heads)")
+    ] = None,
     ffn: Annotated[int | None, typer.Option(min=1, help="llama kind: width of the MLP")] = None,
     vocab: Annotated[int | None, typer.Option(min=1, help="named models: vocabulary")] = None,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="llama kind: the logits use the embedding")
+    ] = False,
     attention: Annotated[str, typer.Option(help="named models: flash or standard")] = "flash",
     data: Annotated[int, typer.Option(min=1, help="named models: data parallel ranks")] = 1,
     tensor: Annotated[int, typer.Option(min=1, help="named models: tensor parallel ranks")] = 1,
@@ -109,7 +115,8 @@ def command(
         whole(model, found, budget, total_budget, bytes_a_parameter, repeats, as_json)
         return
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
-             "ffn": ffn, "vocab": vocab, "seqlen": seqlen}  # fmt: skip
+             "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "seqlen": seqlen,
+             "tied": tied or None}  # fmt: skip
     ranks = Ranks(data, tensor, pipeline, sequence_parallel, zero, microbatches)
     chain = chain_of(
         model, found=found, repeats=repeats, batch=batch, attention=attention, gpu=gpu,
