@@ -2,10 +2,11 @@
 
 Two kinds. "gpt": layer norm, biases, an MLP of width 4h with GeLU, dropout, learned positions, the
 embedding used again for the logits. "llama": RMS norm without biases, grouped keys and values,
-rotary positions, a gated MLP (SiLU), no dropout, a matrix of its own for the logits; Mistral and
-Qwen 2 are of this kind, Qwen 2 with a bias on q, k and v.
+rotary positions, a gated MLP (SiLU), no dropout, a matrix of its own for the logits unless they are
+tied; Mistral and Qwen 2 are of this kind, Qwen 2 with a bias on q, k and v.
 
-Letters: T = sequence x batch tokens, h hidden, g = kv_heads · h / heads, f ffn, V vocabulary.
+Letters: T = sequence x batch tokens, h hidden, d head dimension, a = heads · d, g = kv_heads · d,
+f ffn, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ class Decoder:
     """Sizes of a decoder; half precision (2 bytes) wherever bytes are meant.
 
     Args:
-        layers, hidden, heads, vocab: as the papers have them; head dimension hidden / heads.
+        layers, hidden, heads, vocab: as the papers have them.
         seqlen: tokens of a sequence, and the learned positions of a "gpt".
         kind: "gpt" or "llama".
         kv_heads: heads of k and v; None: as many as ``heads``.
         ffn: width of the MLP; None: 4 · hidden.
         qkv_bias: of a "llama": whether q, k and v have a bias.
+        head_dim: of a "llama"; None: hidden / heads.
+        tied: of a "llama": whether the logits use the embedding, as those of a "gpt" do.
 
     Raises:
-        ValueError: a size below 1, heads that do not divide hidden, kv_heads that do not divide
-            heads, an unknown kind, or a "gpt" with kv_heads or ffn of its own.
+        ValueError: a size below 1, heads that do not divide hidden (unless head_dim is given),
+            kv_heads that do not divide heads, an unknown kind, or a "gpt" with kv_heads, ffn or
+            head_dim of its own.
     """
 
     layers: int
@@ -45,21 +49,30 @@ class Decoder:
     kv_heads: int | None = None
     ffn: int | None = None
     qkv_bias: bool = False
+    head_dim: int | None = None
+    tied: bool = False
 
     def __post_init__(self) -> None:
         sizes = {
             "layers": self.layers, "hidden": self.hidden, "heads": self.heads,
             "seqlen": self.seqlen, "vocab": self.vocab, "kv_heads": self.groups, "ffn": self.width,
         }  # fmt: skip
+        if self.head_dim is not None:
+            sizes["head_dim"] = self.head_dim
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name} = {size} is not positive")
         if self.kind not in KINDS:
             raise ValueError(f"kind {self.kind!r} is not one of {', '.join(KINDS)}")
-        if self.hidden % self.heads:
+        if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
         if self.heads % self.groups:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.groups}")
+        if self.kind == "gpt" and self.q_width != self.hidden:
+            raise ValueError(
+                f"a gpt has a head_dim of hidden / heads ({self.hidden} / {self.heads}), not "
+                f"{self.head_dim}: kind llama has its own"
+            )
         plain = self.groups == self.heads and self.width == 4 * self.hidden and not self.qkv_bias
         if self.kind == "gpt" and not plain:
             raise ValueError(
@@ -80,7 +93,22 @@ class Decoder:
     @property
     def kv_width(self) -> int:
         """g: numbers of k, and of v, a token."""
-        return self.hidden // self.heads * self.groups
+        return self.head_width * self.groups
+
+    @property
+    def head_width(self) -> int:
+        """d: the head dimension."""
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def q_width(self) -> int:
+        """a: numbers of q, and of the attention's result, a token."""
+        return self.head_width * self.heads
+
+    @property
+    def one_embedding(self) -> bool:
+        """Whether the logits use the embedding instead of a matrix of their own."""
+        return self.tied or self.kind == "gpt"
 
     @property
     def parameters(self) -> int:
@@ -89,9 +117,10 @@ class Decoder:
         if self.kind == "gpt":
             layer = 12 * h * h + 13 * h  # 9 h of biases, 4 h of the two norms
             return self.layers * layer + 2 * h + (vocab + self.seqlen) * h
-        layer = 2 * h * h + 2 * h * g + 3 * h * f + 2 * h
-        layer += (h + 2 * g) * self.qkv_bias
-        return self.layers * layer + h + 2 * vocab * h
+        a = self.q_width
+        layer = 2 * h * a + 2 * h * g + 3 * h * f + 2 * h
+        layer += (a + 2 * g) * self.qkv_bias
+        return self.layers * layer + h + (1 if self.tied else 2) * vocab * h
 
     def saved_bytes(
         self,
@@ -106,9 +135,9 @@ class Decoder:
 
         "gpt": Korthikanti et al. 2022, Eq. 1. "llama", with fused norms and products in half
         precision: the norm's result and one fp32 number a token (each half); q, k, v and the
-        result of the attention; gate, SiLU(gate), up and their product: 2 T (3 h + 2 g) + 4 T and
-        2 T (h + 4 f) + 4 T. ``attention="flash"`` adds 4 bytes a row and head (log-sum-exp),
-        "standard" the softmax output, 2 bytes a score.
+        result of the attention; gate, SiLU(gate), up and their product:
+        2 T (h + 2 a + 2 g) + 4 T and 2 T (h + 4 f) + 4 T. ``attention="flash"`` adds 4 bytes a
+        row and head (log-sum-exp), "standard" the softmax output, 2 bytes a score.
 
         Args:
             tokens: T, all sequences of the micro-batch together.
@@ -139,7 +168,7 @@ class Decoder:
             norm = (HALF * h + FP32) * outside
             return {
                 "attention": norm
-                + HALF * tokens * (2 * h + 2 * g) // tensor
+                + HALF * tokens * (2 * self.q_width + 2 * g) // tensor
                 + (statistics if attention == "flash" else scores),
                 "mlp": norm + HALF * tokens * 4 * f // tensor,
             }
@@ -164,14 +193,14 @@ class Decoder:
             half: sum(2 * tokens * inputs * outputs for inputs, outputs in matrices)
             for half, matrices in self.matrices().items()
         }
-        found["attention"] += 4 * tokens * seqlen * self.hidden
+        found["attention"] += 4 * tokens * seqlen * self.q_width
         return found
 
     def matrices(self) -> dict[str, list[tuple[int, int]]]:
         """(inputs, outputs) of every matrix that the two halves of a layer multiply a token by."""
-        h, g, f = self.hidden, self.kv_width, self.width
+        h, a, g, f = self.hidden, self.q_width, self.kv_width, self.width
         up = 2 if self.kind == "llama" else 1  # the gate beside it
-        return {"attention": [(h, h + 2 * g), (h, h)], "mlp": [(h, up * f), (f, h)]}
+        return {"attention": [(h, a + 2 * g), (a, h)], "mlp": [(h, up * f), (f, h)]}
 
     def logits_bytes(self, tokens: int) -> int:
         """Logits in fp32 (Korthikanti et al. 2022, §4.3: 4 s b v), which the loss keeps."""

@@ -128,8 +128,8 @@ def rank_bytes(
 def parameters_of(model: Decoder, ranks: Ranks, stage: int) -> float:
     """Parameters on a GPU of a pipeline stage, before ZeRO shards them.
 
-    Embeddings are on the first stage, the last norm and the logits on the last; a "gpt", which uses
-    one matrix for both, holds it on both where they are not the same.
+    Embeddings are on the first stage, the last norm and the logits on the last; a model that
+    uses one matrix for both holds it on both where they are not the same.
     """
     count = model.layers / ranks.pipeline * _layer_parameters(model, ranks.tensor)
     words = model.vocab * model.hidden / ranks.tensor
@@ -138,16 +138,16 @@ def parameters_of(model: Decoder, ranks: Ranks, stage: int) -> float:
         count += words + (model.seqlen * model.hidden if model.kind == "gpt" else 0)
     if last:
         count += (2 if model.kind == "gpt" else 1) * model.hidden
-        count += 0 if first and model.kind == "gpt" else words
+        count += 0 if first and model.one_embedding else words
     return count
 
 
 def _layer_parameters(model: Decoder, tensor: int) -> float:
     """Of one layer on one rank: matrices, and the biases of columns, in parts; the rest whole."""
-    h, g, f = model.hidden, model.kv_width, model.width
+    h, a, g, f = model.hidden, model.q_width, model.kv_width, model.width
     matrices = sum(
         inputs * outputs for half in model.matrices().values() for inputs, outputs in half
     )
     if model.kind == "gpt":
         return (matrices + 3 * h + f) / tensor + 6 * h  # two norms, biases of the two rows
-    return (matrices + (h + 2 * g) * model.qkv_bias) / tensor + 2 * h
+    return (matrices + (a + 2 * g) * model.qkv_bias) / tensor + 2 * h

@@ -100,7 +100,7 @@ def decoding_step(
         max(1, model.groups // ranks),
         width,
         (context,) * batch,
-        model.hidden // model.heads,
+        model.head_width,
         fp8=fp8_cache,
     )
     of_keys = max(1, ranks // model.groups)  # ranks that hold the same key/value head
@@ -124,8 +124,7 @@ def decoding_step(
         ),
     )
     reduced = HALF * tokens * model.hidden
-    tied = model.kind == "gpt"
-    embedding = 0 if tied else HALF * elements["logits"] / ranks
+    embedding = 0 if model.one_embedding else HALF * elements["logits"] / ranks
     return Step(
         tuple(parts),
         weight_bytes=sum(HALF * count / ranks for count in elements.values()) + embedding,

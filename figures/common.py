@@ -41,6 +41,7 @@ from figures import _paper
 from repro.claims.values import pick as pick
 from repro.claims.values import worst as worst
 from repro.measuring import machine
+from repro.measuring.images import HASH_SALT, UNSAID, settle
 from repro.measuring.modules import in_folders
 
 log = logging.getLogger("figures")
@@ -111,7 +112,7 @@ def style() -> None:
         "xtick.labelsize": 8,
         "ytick.labelsize": 8,
         "svg.fonttype": "none",
-        "svg.hashsalt": "recompute-repro",
+        "svg.hashsalt": HASH_SALT,
         "pdf.fonttype": 42,  # TrueType, embedded: publishers refuse matplotlib's Type 3
     })  # fmt: skip
 
@@ -139,33 +140,6 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(_modules()[name])
 
 
-def settle(figure: Figure) -> None:
-    """Lay the figure out once and for all, in positions rounded to a millionth of its size.
-
-    The layout's solver visits its variables in the order of their addresses, so two runs may differ
-    in the last bit of a position, and with it in every id that the SVG derives from one.
-    """
-    if (layout := figure.get_layout_engine()) is not None:
-        layout.execute(figure)  # without drawing anything: that comes once, at the end
-    # Not "none", which leaves a placeholder for which savefig draws everything twice; None is what
-    # the style's rcParams say, no engine.
-    figure.set_layout_engine(None)
-    for ax in figure.axes:
-        left, bottom, width, height = ax.get_position(original=True).bounds
-        ax.set_position((round(left, 6), round(bottom, 6), round(width, 6), round(height, 6)))
-    for text in figure.texts:
-        x, y = text.get_position()
-        text.set_position((round(x, 6), round(y, 6)))
-
-
-#: What must not be in a file for two runs to write the same bytes: dates and programs.
-_UNSAID: dict[str, dict[str, None]] = {
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
-
-
 def formats() -> tuple[str, ...]:
     """The image files of a figure: PNG, SVG, and what ``FORMATS`` names beside them (pdf).
 
@@ -173,8 +147,8 @@ def formats() -> tuple[str, ...]:
     """
     chosen = os.environ.get("FORMATS", "").replace(",", " ").split()
     for name in chosen:
-        if name not in _UNSAID:
-            raise ValueError(f"FORMATS={name!r} is not one of {', '.join(_UNSAID)}")
+        if name not in UNSAID:
+            raise ValueError(f"FORMATS={name!r} is not one of {', '.join(UNSAID)}")
     return tuple(dict.fromkeys(("png", "svg", *chosen)))
 
 
@@ -204,10 +178,10 @@ def save(
     contents = {"csv": rows.encode()}
     for ending in formats() if images is None else images:
         if style:
-            contents[ending] = _paper.WRITERS[ending](drawing.figure, _UNSAID[ending])
+            contents[ending] = _paper.WRITERS[ending](drawing.figure, UNSAID[ending])
             continue
         image = io.BytesIO()
-        drawing.figure.savefig(image, format=ending, metadata=_UNSAID[ending])
+        drawing.figure.savefig(image, format=ending, metadata=UNSAID[ending])
         contents[ending] = image.getvalue()
     plt.close(drawing.figure)
     paths = []

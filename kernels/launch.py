@@ -23,7 +23,10 @@ from analysis.shapes import ITEMSIZE as IO_ITEMSIZE
 KERNELS_DIR = Path(__file__).resolve().parent
 INCLUDE_DIR = KERNELS_DIR / "include"
 
-ITEMSIZE = {**IO_ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1}
+ITEMSIZE = {
+    **IO_ITEMSIZE, "fp64": 8,
+    "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint32": 4, "uint64": 8,
+}  # fmt: skip
 """Bytes of an element of every type that an array can have."""
 DTYPE_CODE = {name: code for code, name in enumerate(IO_ITEMSIZE)}
 """Type of q, k, v, out -> the DTYPE macro."""
@@ -40,7 +43,8 @@ Order: TypeAlias = Annotated[str, ORDERS]
 Pass: TypeAlias = Annotated[str, ("forward", "backward")]
 NUMPY_TYPES = {
     "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
-    "int32": np.int32, "int64": np.int64, "uint8": np.uint8,
+    "fp64": np.float64, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64,
+    "uint8": np.uint8, "uint32": np.uint32, "uint64": np.uint64,
 }  # fmt: skip
 """What holds a type in NumPy, which has no bf16: its bits."""
 ACCESS = ("r", "w", "rw", "atomic")
@@ -259,7 +263,10 @@ def from_numpy(
     found = names.get(values.dtype.name)
     dtype = found if dtype is None else dtype
     if dtype is None or ITEMSIZE.get(dtype) != values.itemsize:
-        raise TypeError(f"{name}: a NumPy array of {values.dtype} cannot be passed as {dtype}")
+        known = "" if dtype else f", only those of {', '.join(names)}"
+        raise TypeError(
+            f"{name}: a NumPy array of {values.dtype} cannot be passed as {dtype}{known}"
+        )
     if access != "r" and not values.flags.writeable:
         raise ValueError(f"{name}: access {access!r} of a read-only NumPy array")
     return Array(

@@ -56,7 +56,7 @@ def command(model: str, lengths: Sequence[int], pass_: str, gpus: Sequence[str])
         *("-n", ",".join(str(length) for length in lengths)),
         *("--heads", str(sizes.heads)),
         *("--kv-heads", str(sizes.groups)),
-        *("-d", str(sizes.hidden // sizes.heads)),
+        *("-d", str(sizes.head_width)),
         "--causal",
         *("--pass", pass_),
         *("--gpu", ",".join(gpus)),

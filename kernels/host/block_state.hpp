@@ -23,6 +23,22 @@ inline const char* wait_name(Wait w) {
     return names[static_cast<int>(w)];
 }
 
+inline const char* word_name(Word w) {
+    static const char* const names[] = {
+        "__syncwarp",      "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+        "__shfl_xor_sync", "__all_sync",  "__any_sync",     "__ballot_sync"};
+    return names[static_cast<int>(w)];
+}
+
+// A lane that waits for the lanes of its mask.
+struct MaskedWait {
+    Word word;
+    std::uint32_t mask;
+    std::uint64_t value;
+    Brought* all;
+    Site site;
+};
+
 struct Copy {  // a cp_async that has not been waited for
     unsigned char* to;
     const void* from;  // null: zeros
@@ -81,6 +97,7 @@ struct alignas(64) Fiber {
     std::vector<BulkStore> bulk_stores;
     // Bulk groups up to here hold a store; have been waited for until they were complete.
     std::uint32_t bulk_issued = 0, bulk_complete = 0;
+    Site other_barrier{};  // where it waits while others wait in another barrier of the block
     Site apart{};  // of a bulk store or its wait since the warp last came together; no file: none
     const int* turn_at = nullptr;  // the counter whose turn the thread holds
     Site turn_site{};
@@ -96,6 +113,8 @@ struct Warp {
     const void* in[32];
     const void* in2[32];
     int number[32];
+    std::uint32_t masked;  // lanes that wait for those of their own masks
+    MaskedWait masked_waits[32];
     Clock clock;
     std::uint32_t product_group;  // the open wgmma group
     std::vector<WarpProduct> products;
@@ -104,7 +123,8 @@ struct Warp {
 struct Barrier {
     int arrived;
     Site site;
-    std::uint32_t waiting[MAX_WARPS];  // lanes
+    std::uint32_t waiting[MAX_WARPS];    // lanes
+    std::uint32_t elsewhere[MAX_WARPS];  // lanes that wait in another barrier of the block
 };
 
 // What an OS thread knows of a tensor: bytes moved, and the row that the last access fell into.

@@ -35,6 +35,16 @@ enum Number { FP16 = 0, BF16 = 1 };
 struct Site {
     const char* file;
     int line;
+    int number = 0;  // tells the barriers of one line apart (counted.cuh); 0: not numbered
+};
+
+// CUDA's words for a warp whose first argument is a mask of lanes (counted.cuh).
+enum class Word { SYNCWARP, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, ALL, ANY, BALLOT };
+
+// What the lanes of such a mask brought. A lane that did not come has all bits set.
+struct Brought {
+    unsigned lanes;
+    unsigned long long values[32];
 };
 
 // Answer of a call that may have to wait: the caller then switches contexts. Null: go on.
@@ -93,6 +103,8 @@ struct Runtime {
     Switch (*shuffle)(unsigned* value, int source_lane, Site site);
     Switch (*ldmatrix_x4)(unsigned* r, const void* row, bool transposed, Site site);
     Switch (*mma_16816)(float* d, const unsigned* a, const unsigned* b, Number type, Site site);
+    // Waits for the lanes of the mask and for no others.
+    Switch (*exchange)(Word word, unsigned mask, unsigned long long value, Brought* all, Site site);
     const HopperRuntime* hopper;
 };
 

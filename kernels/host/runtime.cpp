@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "collectives.hpp"
+#include "deadlock.hpp"
 #include "faults.hpp"
 #include "global_memory.hpp"
 #include "hopper_runtime.hpp"
@@ -67,6 +68,10 @@ Switch mma_16816(float* d, const unsigned* a, const unsigned* b, Number type, Si
     return {};
 }
 
+Switch exchange(Word word, unsigned mask, unsigned long long value, Brought* all, Site site) {
+    return current_worker->exchange({word, mask, value, all, site});
+}
+
 const Thread* thread() { return &current_worker->fiber->info; }
 
 template <bool CHECKS>
@@ -83,6 +88,7 @@ constexpr Runtime RUNTIME = {thread,
                              shuffle,
                              ldmatrix_x4<CHECKS>,
                              mma_16816,
+                             exchange,
                              &HOPPER<CHECKS>};
 
 // ---- launch ------------------------------------------------------------------------------------

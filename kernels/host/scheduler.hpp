@@ -35,6 +35,7 @@ constexpr std::size_t STACKS_BYTES = 1024 * STACK_STEP;
 constexpr std::uint64_t CANARY = 0x5afe57ac4b0770a5u;
 
 struct Worker;
+[[noreturn]] void fail_deadlock(Worker& w);  // deadlock.hpp
 // One per OS thread; read at every call of the vocabulary.
 inline thread_local Worker* current_worker = nullptr;
 
@@ -197,42 +198,9 @@ struct Worker {
             running = (running & ~31u) | l;
             fiber = &fibers[running];
         } else if (!pick_elsewhere()) {
-            fail_deadlock();
+            fail_deadlock(*this);
         }
         return {&from->context, &fiber->context};
-    }
-
-    [[noreturn]] void fail_deadlock() {
-        char text[900] = "", what[120];
-        int used = 0;
-        auto tell = [&](unsigned w, std::uint32_t lanes, const char* what, Site site) {
-            if (!lanes || used > 700) return;
-            used += std::snprintf(text + used, sizeof text - used, "%s", used ? "; " : "");
-            if (lanes == ~0u)
-                used += std::snprintf(text + used, sizeof text - used, "threads %u-%u", w * 32,
-                                      w * 32 + 31);
-            else
-                used += std::snprintf(text + used, sizeof text - used, "lanes %08x of warp %u",
-                                      lanes, w);
-            used += std::snprintf(text + used, sizeof text - used, " wait in %s at %s:%d", what,
-                                  site.file, site.line);
-        };
-        for (int w = 0; w < warp_count; ++w) {
-            tell(w, barrier.waiting[w], "block_sync", barrier.site);
-            tell(w, warps[w].arrived, wait_name(warps[w].kind), warps[w].site);
-            for (const auto& b : mbarriers) {
-                std::snprintf(what, sizeof what,
-                              "mbarrier_wait (offset %lld: %d of %d arrivals and %d bytes missing)",
-                              static_cast<long long>(b.offset), b.pending, b.count, b.bytes);
-                tell(w, b.waiting[w], what, b.site);
-            }
-            for (int id = 1; id < 16; ++id) {
-                std::snprintf(what, sizeof what, "named barrier %d (%d of %d threads have come)",
-                              id, named[id].arrived, named[id].threads);
-                tell(w, named[id].waiting[w], what, named[id].site);
-            }
-        }
-        fail("deadlock", -1, 0, "%d threads wait for threads that never come: %s", live, text);
     }
 
     // ---- barriers ----------------------------------------------------------------------------
@@ -248,10 +216,12 @@ struct Worker {
     Switch block_sync(Site site) {
         fiber->apart = Site{};
         if (barrier.arrived == 0) barrier.site = site;
-        if (barrier.site.line != site.line)
-            fail("divergence", -1, 0,
-                 "block_sync at %s:%d while other threads of the block wait in block_sync at %s:%d",
-                 site.file, site.line, barrier.site.file, barrier.site.line);
+        if (barrier.site.line != site.line || barrier.site.number != site.number) {
+            // Wrong already. Who is missing is known once nobody can go on.
+            fiber->other_barrier = site;
+            barrier.elsewhere[running / 32] |= 1u << lane();
+            return leave();
+        }
         ++barrier.arrived;
         if (barrier.arrived == live) {
             complete_barrier();
@@ -340,6 +310,48 @@ struct Worker {
         warp->arrived = 0;
     }
 
+    // ---- collectives of some lanes -------------------------------------------------------------
+
+    Switch exchange(const MaskedWait& wait) {
+        Warp& w = *warp;
+        if (!(wait.mask >> lane() & 1u))
+            fail("divergence", -1, 0, "%s at %s:%d in lane %u, which the mask %08x does not name",
+                 word_name(wait.word), wait.site.file, wait.site.line, lane(), wait.mask);
+        if (wait.mask == ~0u) fiber->apart = Site{};
+        w.masked |= 1u << lane();
+        w.masked_waits[lane()] = wait;
+        if (!complete_exchange(lane())) return leave();
+        w.ready &= ~(1u << lane());
+        return {};
+    }
+
+    // Lanes that have exited are not waited for.
+    bool complete_exchange(unsigned of_lane) {
+        Warp& w = *warp;
+        const MaskedWait& mine = w.masked_waits[of_lane];
+        const std::uint32_t lanes = mine.mask & ~w.exited;
+        if (lanes & ~w.masked) return false;
+        Brought brought{lanes, {}};
+        for (unsigned l = 0; l < 32; ++l) {
+            brought.values[l] = ~0ull;
+            if (!(lanes >> l & 1u)) continue;
+            const MaskedWait& other = w.masked_waits[l];
+            if (other.mask != mine.mask || other.word != mine.word) return false;
+            brought.values[l] = other.value;
+        }
+        for (std::uint32_t left = lanes; left; left &= left - 1)
+            *w.masked_waits[__builtin_ctz(left)].all = brought;
+        w.masked &= ~lanes;
+        w.ready |= lanes;
+        // A warp has one clock: lanes that the mask does not name count as ordered too.
+        if (mine.word == Word::SYNCWARP) {
+            Clock& c = clock();
+            c.seen[running / 32] = c.time;
+            c.advance(tick(), clock_warps);
+        }
+        return true;
+    }
+
     // ---- a block -----------------------------------------------------------------------------
 
     static void fiber_main() {
@@ -365,6 +377,8 @@ struct Worker {
             fail("race", -1, 0, "the warp exits before its wgmma at %s:%d has been waited for",
                  warp->products[0].site.file, warp->products[0].site.line);
         if (warp->arrived && (warp->arrived | warp->exited) == ~0u) complete_warp_sync();
+        for (unsigned l = 0; warp->masked && l < 32; ++l)
+            if (warp->masked >> l & 1u) complete_exchange(l);
         --live;
         if (live == 0) {
             check_registers();
@@ -429,7 +443,7 @@ struct Worker {
             start_context(&f.context, canary(t), STACK_BYTES - colour, fiber_main);
         }
         for (int w = 0; w < warp_count; ++w) {
-            warps[w].exited = warps[w].arrived = 0;
+            warps[w].exited = warps[w].arrived = warps[w].masked = 0;
             warps[w].ready = 0xffffffffu;
             warps[w].product_group = 0;
             warps[w].products.clear();

@@ -10,9 +10,16 @@
 // them is ld_global, st_global, ld_shared or st_shared: counted, checked, its line named. An access
 // through any other pointer into a tensor or shared memory is an error.
 //
-// Words of CUDA that an ordinary kernel uses are given on the host as well: __syncthreads,
-// __syncwarp, __shfl_sync, __shfl_xor_sync and __shfl_down_sync (all 32 lanes), atomicAdd of float
-// (without its result), __ldg, __expf, rsqrtf, INFINITY.
+// Words of CUDA that an ordinary kernel uses are given on the host as well, with CUDA's rules:
+//
+//   __syncthreads          every thread of the block that has not ended comes to the same one
+//   __syncwarp, __shfl_sync, __shfl_up_sync, __shfl_down_sync, __shfl_xor_sync, __all_sync,
+//   __any_sync, __ballot_sync
+//                          wait for the lanes of their mask and for no others. What a shuffle takes
+//                          from a lane that did not come has all bits set.
+//   atomicAdd, Sub, Exch, Min, Max, And, Or, Xor, Inc, Dec, CAS
+//                          on Global<T>, of the types that CUDA has them for; give the old value
+//   __ldg, __expf, rsqrtf, INFINITY
 #pragma once
 
 #include "device.cuh"
@@ -130,27 +137,6 @@ inline host::Counted<U, SHARED> as(host::Counted<T, SHARED> x) {
     return host::Counted<U, SHARED>(reinterpret_cast<U*>(x.p));
 }
 
-inline void __syncthreads(HOST_SITE) { block_sync(site); }
-inline void __syncwarp(unsigned = ~0u, HOST_SITE) { warp_sync(site); }
-template <class T>
-inline T __shfl_sync(unsigned, T v, int lane, HOST_SITE) {
-    return shfl(v, lane, site);
-}
-template <class T>
-inline T __shfl_xor_sync(unsigned, T v, int lane_mask, HOST_SITE) {
-    return shfl_xor(v, lane_mask, site);
-}
-template <class T>
-inline T __shfl_down_sync(unsigned, T v, unsigned delta, HOST_SITE) {
-    const unsigned lane = threadIdx.x & 31u;
-    return shfl(v, static_cast<int>(lane + delta < 32 ? lane + delta : lane), site);
-}
-inline void atomicAdd(Global<float> p, float v, HOST_SITE) { atomic_add_global(p.p, v, site); }
-template <class T>
-inline typename host::Plain<T>::type __ldg(Global<T> p, HOST_SITE) {
-    return ld_global(p.p, site);
-}
-inline float __expf(float x) { return expf(x); }
-inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+#include "../host/cuda_words.hpp"
 
 #endif

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,8 @@ from analysis.checkpointing.schedule import Keep, Op
 from .arguments import Arguments
 from .block_runs import again_in_backward, replaced
 from .memory import memory_meter
-from .profiling import Profile, ZeroGradients, profile_of, stage_bytes, stage_seconds
+from .passed import Around, Passing
+from .profiling import Found, Profile, ZeroGradients, profile_of, stage_bytes, stage_seconds
 from .replay import autocast_now, cuda_devices
 from .saved import INNER_HOOKS
 from .span import Part
@@ -69,10 +70,11 @@ class BlockPlan:
     chain: stage 1 is what comes before the blocks, the last what comes after.
     predicted_peak_bytes: activations, interiors, gradients and temporaries at the peak, loss and
     logits included; weights, their gradients and optimiser states are not.  stored_peak_bytes: the
-    same if nothing is recomputed.  result_bytes: of both, what the model returns, which the usual
-    loop (`out = model(...); out.loss.backward()`) holds to the end; `model(...).loss.backward()`
-    takes up to that much less.  resident_bytes: weights, gradients and optimiser states, where the
-    budget was one of everything.  inner: blocks that call autograd in their own forward.
+    same if nothing is recomputed.  result_bytes: of both, what the model returns and its loss,
+    which the usual loop (`out = model(...); out.loss.backward()`) holds to the end;
+    `model(...).loss.backward()` takes up to that much less.  resident_bytes: weights, gradients and
+    optimiser states, where the budget was one of everything.  inner: blocks that call autograd in
+    their own forward.
     """
 
     recompute: tuple[str, ...]
@@ -247,7 +249,7 @@ def _profile(
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Profile, int]:
     """The chain before, blocks, after, with the weights that both ends share; and the bytes of the
-    model's result."""
+    model's result and loss."""
     entire = Arguments(args, kwargs)
     device = next(model.parameters()).device.type
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
@@ -321,6 +323,9 @@ def _profile(
             hooks = saved_tensors_hooks(lambda t: t.detach() if holding else None, lambda t: t)
             with INNER_HOOKS.without_graph(), hooks:
                 whole = model(*args, **kwargs)
+                leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
+                result_bytes = storage_bytes([*leaves, loss(whole)])
+                del whole, leaves
         finally:
             for handle in handles:
                 handle.remove()
@@ -329,22 +334,24 @@ def _profile(
                 f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
             )
         last = Values.of(results.pop(), "the last block")
-        leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
-        result_bytes = storage_bytes(leaves)
-        del whole, leaves
 
         def from_last(*tensors: Tensor) -> Tensor:
             result = last.rebuild(tensors)
+            around = after.around or Around()
+            stretch = ExitStack()
 
-            def last_block(*args: Any, **kwargs: Any) -> Any:
-                torch.set_grad_enabled(True)
-                after.begins()
+            def block(*args: Any, **kwargs: Any) -> Any:
+                around.held.append((args, kwargs))
                 return result
 
-            forwards = dict.fromkeys(blocks, lambda *args, **kwargs: result)
-            forwards[blocks[-1]] = last_block
-            # What comes before the blocks runs too, and keeps nothing.
-            with replaced(forwards), torch.no_grad():
+            def last_block(*args: Any, **kwargs: Any) -> Any:
+                stretch.enter_context(Passing(around))
+                after.begins()
+                return block(*args, **kwargs)
+
+            # What comes before the blocks runs too.
+            forwards = {**dict.fromkeys(blocks, block), blocks[-1]: last_block}
+            with replaced(forwards), stretch:
                 return loss(model(*args, **kwargs))
 
         after = Part("after", model, from_last, late=True)
@@ -354,10 +361,36 @@ def _profile(
     for _, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter] = names.get(parameter, 0) + 1
     tied = tuple(p for p, count in names.items() if count > 1 and id(p) not in inside)
-    found = profile_of(
-        stages, [row() for row in rows], seconds, storage_bytes(entire.tensors), shared=tied
-    )
+    measured = [row() for row in rows]
+    _passed_around(measured[0], measured[-1])
+    _let_go(measured[-2], measured[-1])
+    found = profile_of(stages, measured, seconds, storage_bytes(entire.tensors), shared=tied)
     return found, result_bytes
+
+
+def _passed_around(before: Found, after: Found) -> None:
+    """Gradients of tensors that go around all blocks, from the backward of what comes after the
+    blocks until that of what comes before.
+
+    A chain has no such thing.  They count as saved by stage 1, which is from the start, and so much
+    less as saved by the last stage: that is exact in its runs, which measured them, and later.
+    """
+    passed = after.passed_gradient_bytes
+    before.sizes["saved_bytes"] += passed
+    after.sizes["saved_bytes"] = max(0, after.sizes["saved_bytes"] - passed)
+
+
+def _let_go(block: Found, after: Found) -> None:
+    """The last block's result, where no backward needs it: joined to something, or added to it.
+
+    A chain holds it until the last stage's backward is over; autograd lets go of it in the forward,
+    nobody knows when: so the peak of that forward, if it is the step's, is an upper bound.
+    """
+    if block.kept.uses_result or after.kept.uses_input or block.kept.kept_bytes:
+        return
+    gone = min(block.sizes["activation_bytes"], after.sizes["saved_bytes"])
+    after.sizes["saved_bytes"] -= gone
+    after.sizes["saving_temporary_bytes"] += gone
 
 
 def _storage(tensor: Tensor) -> int:

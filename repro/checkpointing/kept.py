@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from .passed import newest_node
 from .saved import INNER_HOOKS
 from .stage_parts import modules_of
 from .swap import Watched
@@ -34,13 +35,16 @@ _FOREIGN = ("torch", "numpy", "builtins")
 class Kept:
     """kept_bytes: of tensors that outlive the run and its graph; overlap_bytes: those of them that
     the stage also saves or returns.  graph_bytes: what its graph holds though it saves nothing.
-    changes: what it changes that nobody puts back, by name.
+    changes: what it changes that nobody puts back, by name.  uses_input, uses_result: whether it
+    saves anything of its input, and of its result, for its backward.
     """
 
     kept_bytes: int
     overlap_bytes: int
     graph_bytes: int
     changes: tuple[str, ...]
+    uses_input: bool
+    uses_result: bool
 
 
 def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept:
@@ -59,7 +63,7 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         return kept if hold else None
 
     torch.clear_autocast_cache()  # its casts belong to whatever run needed them first
-    start = _newest_node()
+    start = newest_node()
     with (
         # Nothing can be compiled while operations are watched, and would stay so.
         torch.compiler.set_stance("force_eager"),
@@ -76,6 +80,8 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
     returned = {tensor.untyped_storage()._cdata for tensor in outputs}
     with_graph = watched.alive
     counted = returned | saved.keys()
+    given = {tensor.untyped_storage()._cdata for tensor in held.tensors}
+    uses_input, uses_result = bool(given & saved.keys()), bool(returned & saved.keys())
     del value, outputs
     gc.collect()
     saved.clear()
@@ -86,15 +92,12 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         sum(nbytes for key, nbytes in kept.items() if key in counted),
         0 if hold else graph,
         changes,
+        uses_input,
+        uses_result,
     )
 
 
 # -- a graph of an earlier run ---------------------------------------------------------------------
-
-
-def _newest_node() -> int:
-    node: Any = torch.ones((), requires_grad=True).mul(1).grad_fn
-    return int(node._sequence_nr())
 
 
 def _refuse_earlier_graph(stage: StageFn, outputs: Iterable[Tensor], start: int) -> None:

@@ -37,9 +37,10 @@ from .fingerprint import Prints
 from .joining import given_to_first, join_stages, stages_of
 from .kept import Kept, left_behind
 from .memory import MemoryMeter, Region, memory_meter
+from .passed import Around
 from .replay import autocast_now, cuda_devices
 from .saved import INNER_HOOKS
-from .span import span
+from .span import Part, span
 from .stage_parts import parameters_of
 from .state import ModuleState, left_alone
 from .values import Held, StageFn, State, Values, call, stage_name, storage_bytes
@@ -352,10 +353,12 @@ class _Ending(torch.autograd.Function):
 @dataclass(frozen=True)
 class Found:
     """One stage: sizes are fields of analysis.checkpointing.Stage; gradients are of what has one,
-    so that results such as masks and indices add nothing."""
+    so that results such as masks and indices add nothing.  passed_gradient_bytes: of tensors that
+    reach the stage around the ones before it."""
 
     sizes: dict[str, int]
     input_gradient_bytes: int
+    passed_gradient_bytes: int
     output_gradient_bytes: int
     restored_bytes: int
     cast_bytes: int
@@ -419,10 +422,14 @@ def stage_bytes(
         torch.clear_autocast_cache()
         with meter.region("casts") as cold:
             _lean(stage, held, unpack, hold=inner)
+    around = Around()
     with meter.region("both ways") as both:
+        if isinstance(stage, Part):
+            stage.around = around
         with span(stage, lambda: meter.region("saving")) as saving:
             leaves, outputs = _differentiable(stage, held, unpack)
-        activation = storage_bytes(outputs)
+        # A result that is the input is there already.
+        activation = storage_bytes([*outputs, *held.tensors]) - storage_bytes(held.tensors)
         gradients = tuple(torch.ones_like(output) for output in outputs)
         output_gradient = storage_bytes(
             [gradient for o, gradient in zip(outputs, gradients, strict=True) if o.requires_grad]
@@ -431,10 +438,15 @@ def stage_bytes(
             if not hold_result:
                 outputs = tuple(_Ending.apply(output) for output in outputs)
             _run_backward(outputs, gradients)
-        input_gradient = storage_bytes([leaf.grad for leaf in leaves])
+        input_gradients = [leaf.grad for leaf in leaves]
+        input_gradient = storage_bytes(input_gradients)
+        passed_gradient = storage_bytes([*input_gradients, *around.gradients]) - input_gradient
+        around.clear()
+        if isinstance(stage, Part):
+            stage.around = None
         for leaf in leaves:
             leaf.grad = None  # a graph that somebody keeps would hold it
-        del leaves, outputs, gradients
+        del leaves, outputs, gradients, input_gradients
     with span(stage, lambda: meter.region("forward")) as forward:
         state = ModuleState(stage)
         held = _lean(stage, held, unpack, hold=inner, compared=True)
@@ -454,6 +466,7 @@ def stage_bytes(
                 "backward_temporary_bytes": backward.peak_bytes - input_gradient,
             },
             input_gradient,
+            passed_gradient,
             output_gradient,
             restored,
             max(0, cold.end_bytes) if cold is not None else 0,

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from .passed import Around
 from .values import StageFn, State
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Part(nn.Module):
     """A stretch of a model as a stage: tensors in, tensors out.
 
     late: `run` calls `begins` where its own work begins.  Where it ends before `run` does, it calls
-    `ends`.
+    `ends`.  around: what has come from before the stretch, while it is measured.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Part(nn.Module):
         self.run: Any = run
         self.begins: Callable[[], None] = _nothing
         self.ends: Callable[[], None] = _nothing
+        self.around: Around | None = None
 
     def forward(self, *tensors: Tensor) -> State:
         leaves = _pytree.tree_leaves(self.run(*tensors))

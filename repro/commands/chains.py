@@ -114,7 +114,7 @@ def stage_seconds(
     tokens, ceilings = decoder.seqlen * batch, ceilings_of(gpu)
     standard = attention == "standard"
     shape = AttentionShape(
-        batch, decoder.heads, decoder.seqlen, decoder.seqlen, decoder.hidden // decoder.heads,
+        batch, decoder.heads, decoder.seqlen, decoder.seqlen, decoder.head_width,
         decoder.heads if standard else decoder.groups, "bf16" if gpu.has_bf16 else "fp16",
         causal=True,
     )  # fmt: skip
@@ -229,11 +229,16 @@ def chain_of(
 
     found: what the import path names, where the caller has it. repeats: timed runs of each of its
     stages. batch: micro-batch of a named decoder. gpu: whose time model times it. ranks: how it is
-    spread over GPUs. sizes: layers, hidden, heads, kv_heads, ffn, vocab, seqlen of a named decoder.
+    spread over GPUs. sizes: layers, hidden, heads, head_dim, kv_heads, ffn, vocab, seqlen,
+    tied of a named decoder.
 
     Raises ValueError that lists the names, or for sizes that the model does not take.
     """
-    given = [f"--{name.replace('_', '-')} {size}" for name, size in sizes.items() if size]
+    given = [
+        f"--{name.replace('_', '-')}" + ("" if size is True else f" {size}")
+        for name, size in sizes.items()
+        if size
+    ]
     chain = textbook_chain(model)
     if ":" in model or chain is not None:
         if given:

@@ -13,6 +13,7 @@ import typer
 from analysis.rank_memory import Ranks
 from repro.commands import output, sweep
 from repro.commands.chains import PRESETS, Resident, chain_of, imported, is_whole
+from repro.measuring.images import UNSAID, own_look, settle
 from repro.measuring.progress import counter
 
 if TYPE_CHECKING:
@@ -55,8 +56,14 @@ def command(
     hidden: Annotated[int | None, typer.Option(min=1, help="named models: hidden size")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="named models: heads of q")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="llama kind: of k and v")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, help="llama kind: of a head (default: hidden / heads)")
+    ] = None,
     ffn: Annotated[int | None, typer.Option(min=1, help="llama kind: width of the MLP")] = None,
     vocab: Annotated[int | None, typer.Option(min=1, help="named models: vocabulary")] = None,
+    tied: Annotated[
+        bool, typer.Option("--tied", help="llama kind: the logits use the embedding")
+    ] = False,
     attention: Annotated[str, typer.Option(help="named models: flash or standard")] = "flash",
     data: Annotated[int, typer.Option(min=1, help="named models: data parallel ranks")] = 1,
     tensor: Annotated[int, typer.Option(min=1, help="named models: tensor parallel ranks")] = 1,
@@ -108,7 +115,8 @@ def command(
         whole(model, found, budget, total_budget, bytes_a_parameter, repeats, as_json)
         return
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
-             "ffn": ffn, "vocab": vocab, "seqlen": seqlen}  # fmt: skip
+             "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "seqlen": seqlen,
+             "tied": tied or None}  # fmt: skip
     ranks = Ranks(data, tensor, pipeline, sequence_parallel, zero, microbatches)
     chain = chain_of(
         model, found=found, repeats=repeats, batch=batch, attention=attention, gpu=gpu,
@@ -336,6 +344,11 @@ def draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    with own_look():
+        _draw(chain, plans, path, title)
+
+
+def _draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     least = chain.forward_s + chain.backward_s
@@ -352,7 +365,8 @@ def draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
     axes.set(xlabel="peak of activations (GB)", ylabel="extra time (%)", title=title)
     axes.set_xscale("log")
     axes.legend(frameon=False)
+    settle(figure)
     try:
-        figure.savefig(path)
+        figure.savefig(path, metadata=UNSAID[path.suffix[1:]])
     except OSError as error:
         raise ValueError(f"--plot {path}: {error.strerror}") from None

@@ -12,6 +12,9 @@ from torch.nn import functional
 
 import repro
 from analysis.decoders import Decoder
+from analysis.hardware import gpu_named
+from analysis.rank_memory import Ranks, parameters_of
+from analysis.serving import decoding_step
 from repro.commands.chains import PRESETS, decoder_of
 
 #: What the authors' own checkpoints hold.
@@ -56,7 +59,7 @@ class Half(nn.Module):
     def __init__(self, decoder: Decoder, kind: str, tensor: int = 1) -> None:
         super().__init__()
         h = decoder.hidden
-        own, g, f = h // tensor, decoder.kv_width // tensor, decoder.width // tensor
+        own, g, f = decoder.q_width // tensor, decoder.kv_width // tensor, decoder.width // tensor
         sizes = {
             "attention": {"q": (h, own), "k": (h, g), "v": (h, g), "o": (own, h)},
             "mlp": {"gate": (h, f), "up": (h, f), "down": (f, h)},
@@ -91,7 +94,7 @@ def saved_bytes(module: Half, x: Tensor) -> int:
     """Storages that the graph keeps beside parameters, the input, and sines and cosines."""
     known = {p.untyped_storage().data_ptr() for p in (*module.parameters(), x)}
     kept: dict[int, Tensor] = {}
-    angles = (x.shape[1], x.shape[2] // module.decoder.heads)
+    angles = (x.shape[1], module.decoder.head_width)
 
     def pack(tensor: Tensor) -> Tensor:
         at = tensor.untyped_storage().data_ptr()
@@ -105,14 +108,36 @@ def saved_bytes(module: Half, x: Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-@pytest.mark.parametrize(("kv_heads", "tensor"), [(1, 1), (4, 1), (4, 2)])
-def test_a_layer_saves_what_the_formula_says(kv_heads: int, tensor: int) -> None:
+@pytest.mark.parametrize(
+    ("kv_heads", "tensor", "head_dim"), [(1, 1, None), (4, 1, None), (4, 2, None), (2, 1, 24)]
+)
+def test_a_layer_saves_what_the_formula_says(
+    kv_heads: int, tensor: int, head_dim: int | None
+) -> None:
     batch, length = 2, 48
-    decoder = Decoder(1, 64, 4, length, 100, "llama", kv_heads, ffn=88)
+    decoder = Decoder(1, 64, 4, length, 100, "llama", kv_heads, ffn=88, head_dim=head_dim)
     x = torch.randn(batch, length, 64, dtype=torch.bfloat16, requires_grad=True)
     expected = decoder.saved_bytes(batch * length, length, tensor=tensor)
     for kind in ("attention", "mlp"):
         assert saved_bytes(Half(decoder, kind, tensor), x) == expected[kind]
+
+
+NEMO = {"hidden": 5120, "layers": 40, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336,
+        "vocab": 131072}  # fmt: skip
+LLAMA_1B = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192,
+            "vocab": 128256, "tied": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "released"), [(NEMO, 12_247_782_400), (LLAMA_1B, 1_235_814_400)])
+def test_a_head_dimension_of_its_own_and_tied_logits(sizes: dict[str, int], released: int) -> None:
+    """Against the weights that the authors publish (Mistral Nemo, Llama 3.2 1B)."""
+    decoder = decoder_of("llama", sizes)
+    assert decoder.parameters == released
+    assert parameters_of(decoder, Ranks(), 0) == released
+    in_layer = sum(a * b for half in decoder.matrices().values() for a, b in half)
+    words = decoder.vocab * decoder.hidden
+    weights = decoder.layers * in_layer + (1 if decoder.tied else 2) * words
+    assert decoding_step(decoder, gpu_named("H200"), context=64).weight_bytes == 2 * weights
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
@@ -121,6 +146,8 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         ({"hidden": 65}, "hidden 65 is not a multiple of heads 4"),
         ({"layers": 0}, "layers = 0 is not positive"),
         ({"kind": "bert"}, "kind 'bert' is not one of gpt, llama"),
+        ({"head_dim": 32}, r"a gpt has a head_dim of hidden / heads \(64 / 4\), not 32"),
+        ({"head_dim": 0}, "head_dim = 0 is not positive"),
         ({"kv_heads": 2}, "a gpt has as many kv_heads as heads"),
         ({"kind": "llama", "kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
     ]:

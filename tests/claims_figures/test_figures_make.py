@@ -212,7 +212,7 @@ def test_make_and_python_know_the_same_styles_formats_and_variables() -> None:
         return re.findall(rf"^{name} := (.+)$", text, re.MULTILINE)[0].split()
 
     assert listed("STYLES") == list(common.STYLES)
-    assert listed("IMAGES") == list(common._UNSAID)
+    assert listed("IMAGES") == list(common.UNSAID)
     read = set(re.findall(r"(?:\$\(|ifdef |\$\(if \$\()([A-Z]\w*)", text))
     made = set(re.findall(r"^([A-Z]\w*) [:+]?= ", text, re.MULTILINE))
     assert set(listed("SETTINGS")) == read - made - {"MAKE", "MAKEFLAGS", "REPRO_FIGURES"}

@@ -171,6 +171,24 @@ def test_a_plot_is_drawn_without_a_display(tmp_path, monkeypatch, capsys):
         assert path.stat().st_size > 5000
 
 
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+@pytest.mark.parametrize(
+    "users", [{}, {"text.usetex": True}, {"savefig.transparent": True}, {"savefig.dpi": 20.0},
+              {"font.size": 30.0, "svg.fonttype": "none"}],
+)  # fmt: skip
+def test_a_plot_is_the_same_whatever_a_matplotlibrc_says(tmp_path, capsys, users, ending):
+    import matplotlib
+
+    images = []
+    for settings in ({}, users):
+        path = tmp_path / f"{len(images)}.{ending}"
+        with matplotlib.rc_context(settings):
+            assert run(capsys, "plan", "chain-8", "--plot", str(path))[0] == 0
+            assert settings.items() <= matplotlib.rcParams.items(), "the user's settings are kept"
+        images.append(path.read_bytes())
+    assert images[0] == images[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

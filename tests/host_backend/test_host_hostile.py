@@ -199,7 +199,7 @@ def test_other_objects_may_be_damaged(tmp_path: Path) -> None:
     """A launch reads nothing of a loaded library whose file has been emptied since."""
     code = (
         "import ctypes, os, sys\n"
-        "from tests.cpu.test_host_hostile import launch\n"
+        "from tests.host_backend.test_host_hostile import launch\n"
         "launch('good')\n"
         "kept = ctypes.CDLL(sys.argv[1])\n"
         "os.truncate(sys.argv[1], 0)\n"
@@ -300,7 +300,7 @@ def test_what_the_process_does_with_signals_is_as_before(tmp_path: Path) -> None
     code = (
         "import ctypes, faulthandler, signal, sys, threading\n"
         "faulthandler.enable()\n"
-        "from tests.cpu.test_host_hostile import launch\n"
+        "from tests.host_backend.test_host_hostile import launch\n"
         "launch('good')\n"
         "if sys.argv[1] == 'during':\n"
         "    t = threading.Timer(0.3, lambda: ctypes.string_at(8)); t.start()\n"

@@ -283,7 +283,7 @@ def test_arrays_that_disagree_are_refused(function: Callable[..., Any], name: st
         (online_softmax.topk, {"values": array("values", (8, 40), "fp32")}, "k = 40 is outside"),
         (probes.read, {"source": array("source", (7,))}, "source: 14 bytes is not a multiple"),
         (Array, {"strides": (3,)}, r"shape \(2, 3\) but strides \(3,\)"),
-        (Array, {"dtype": "fp64"}, "'fp64' is not one of"),
+        (Array, {"dtype": "fp128"}, "'fp128' is not one of"),
         (Kernel, {"threads": 33}, "a multiple of 32 in 32..1024, not 33"),
         (TensorMap, {"box_rows": 257}, "box_rows=257 is outside 1..256"),
         (launch.check_grid, {"grid": (1, 70000, 1)}, "grid.y = 70000 is outside 1..65535"),
