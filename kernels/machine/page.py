@@ -1,17 +1,14 @@
-"""The page of what the executor understands: ``python -m kernels.machine.page`` writes it."""
+"""The page of what the executor understands: ``python -m repro dev machine-code`` writes it."""
 
 from __future__ import annotations
 
-import sys
-
 from tabulate import tabulate
 
-from kernels.command_line import program
 from kernels.machine.decode import CONVERSIONS
 from kernels.machine.table import OPCODES, SPECIAL_REGISTERS
 from kernels.pages import Block
 
-BLOCK = Block("machine-code.md", "opcodes", "kernels.machine.page")
+BLOCK = Block("machine-code.md", "opcodes", "repro dev machine-code")
 PRODUCTS = {
     "HMMA": "`16816`, `1688`, `1684`; `F32`, `F16`; `BF16`, `TF32`",
     "HGMMA": "`64xNxK`; `F32`, `F16`; `BF16`, `TF32`",
@@ -38,7 +35,3 @@ def table() -> str:
 def main() -> None:
     """Writes the page's table."""
     BLOCK.write(table())
-
-
-if __name__ == "__main__":
-    sys.exit(program(main))

@@ -99,7 +99,10 @@ def check_tile(q: Tensor, options: Options, limit: int = SHARED_LIMIT_BYTES) -> 
     """
     if options.tile is None:
         return
-    problem = problem_of((1, 1, 1, 1, 1), q, options)  # sizes decide nothing, and may be symbols
+    # Sizes decide nothing, those of a bias neither, and may be symbols.
+    if options.bias is not None:
+        options = options._replace(bias=q.new_empty((1, 1, 1, 1)))
+    problem = problem_of((1, 1, 1, 1, 1), q, options)
     for pass_ in ("forward",) if options.fp8 else ("forward", "backward"):
         dispatch.kernel_tile(pass_, problem, limit)
 

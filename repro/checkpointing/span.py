@@ -27,7 +27,7 @@ class Span(Generic[T]):
     def __init__(self, context: Callable[[], AbstractContextManager[T]]) -> None:
         self._context, self._stack = context, ExitStack()
 
-    def open(self) -> None:
+    def begin(self) -> None:
         self.of = self._stack.enter_context(self._context())
 
     def close(self) -> None:
@@ -68,12 +68,12 @@ def span(
     what follows the run."""
     found = Span(context)
     if not isinstance(stage, Part):
-        found.open()
+        found.begin()
     else:
-        stage.begins = found.open if stage.late else _nothing
+        stage.begins = found.begin if stage.late else _nothing
         stage.ends = _nothing if until_left else found.close
         if not stage.late:
-            found.open()
+            found.begin()
     try:
         yield found
     finally:

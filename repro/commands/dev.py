@@ -19,6 +19,7 @@ TOOLS = {
     "gpu-run": ("repro.gpu.run", "Measure what this GPU can within a budget."),
     "hopper-guard": ("repro.instruments.hopper_guard", "Try every Hopper kernel on this card."),
     "import-results": ("repro.gpu.import_results", "Merge the records of a run elsewhere."),
+    "machine-code": ("kernels.machine.page", "Write the table of what is executed."),
     "prebuild": ("kernels.prebuild", "Compile the kernels of a GPU run."),
     "register": ("repro.gpu.register", "Write an experiment's predictions before it is run."),
     "sanitizer": ("repro.instruments.sanitizer", "The kernels under compute-sanitizer."),

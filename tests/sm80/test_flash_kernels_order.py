@@ -157,7 +157,7 @@ def test_orders_and_notes_that_cannot_be_are_refused() -> None:
         execute(p, tile=TILE, backward=False, order="sawtooth", wave=0)
     with pytest.raises(ValueError, match="wave=2 with order='rows'"):
         execute(p, tile=TILE, backward=False, wave=2)
-    with pytest.raises(ValueError, match="order='up' is not one of rows, sawtooth"):
+    with pytest.raises(ValueError, match="order='up' is not one of 'rows', 'sawtooth'"):
         execute(p, tile=TILE, backward=False, order="up")
     with pytest.raises(ValueError, match="flash1-skip-first has no order='sawtooth'"):
         execute(p, tile=TILE, backward=False, algorithm="flash1-skip-first", order="sawtooth")
