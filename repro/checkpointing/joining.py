@@ -35,9 +35,11 @@ def stages_of(model: Any) -> list[StageFn]:
             raise TypeError(f"stage {type(stage).__name__} cannot be called")
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     if any(getattr(model, name, None) for name in hooks):
+        cure = "register them on the planned model instead"
+        if type(model).__name__.startswith("FSDP"):
+            cure = "shard its stages, plan, and only then call fully_shard on the whole model"
         raise ValueError(
-            f"{type(model).__name__} has hooks of its own, which its stages do not run: register "
-            "them on the planned model instead"
+            f"{type(model).__name__} has hooks of its own, which its stages do not run: {cure}"
         )
     return found
 
