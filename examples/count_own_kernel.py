@@ -54,8 +54,7 @@ if __name__ == "__main__":
     sizes = [100, 200, 400, 800]
     found = [counted(3, n)[0] for n in sizes]
     print("counted", found, "predicted", [predicted(3, n) for n in sizes])
-    plt.rcdefaults()  # not what a matplotlibrc says
-    plt.plot(sizes, [predicted(3, n) for n in sizes], "-", label="predicted")
+    plt.rcdefaults(), plt.plot(sizes, [predicted(3, n) for n in sizes], "-", label="predicted")
     plt.plot(sizes, found, "o", label="counted on the host")
     plt.xlabel("columns"), plt.ylabel("bytes"), plt.legend()
     plt.savefig(Path(sys.argv[1] if len(sys.argv) > 1 else ".") / "own_kernel.png")
