@@ -19,7 +19,16 @@ from repro.attention.validation import DTYPES
 ALIGNMENT_BYTES = 16
 
 #: Every type that kernels take, masks and scratch included.
-NAMES = DTYPES | {torch.uint8: "uint8", torch.int32: "int32", torch.int64: "int64"}
+NAMES = DTYPES | {
+    torch.float64: "fp64",
+    torch.int8: "int8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint8: "uint8",
+    torch.uint32: "uint32",
+    torch.uint64: "uint64",
+}
 TORCH_TYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
