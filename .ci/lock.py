@@ -41,9 +41,7 @@ HEADER = """\
 # without CUDA leaves the nvidia packages out. No hashes: they would refuse such a torch.
 """
 #: What a connection needs; everything else that speaks to pip or uv is dropped.
-KEPT = re.compile(
-    r"PATH|HOME|USER|LANG|LC_\w+|TMPDIR|\w+_proxy|\w+_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE"
-)
+KEPT = re.compile(r"PATH|HOME|USER|LANG|LC_\w+|TMPDIR|\w+_proxy|\w+_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE")
 
 
 class UnreachableError(Exception):
@@ -57,16 +55,13 @@ class ConflictError(Exception):
 def pip_settings() -> dict[str, str]:
     """What pip's files and environment say here, by option: {"cert": "/etc/ssl/...", ...}."""
     said = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    ).stdout  # fmt: skip
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, cwd=ROOT
+    ).stdout
     found = re.findall(r"^(?:global|install|user|site|:env:)\.([\w-]+)='(.*)'$", said, re.MULTILINE)
     return dict(found)
 
 
-def clean_environment(
-    environment: Mapping[str, str], settings: Mapping[str, str]
-) -> dict[str, str]:
+def clean_environment(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a machine without local wheels, with this one's certificates and proxy."""
     kept = {name: value for name, value in environment.items() if KEPT.fullmatch(name)}
     kept["PIP_CONFIG_FILE"] = os.devnull  # pip then reads no file at all
@@ -90,9 +85,7 @@ class Resolver:
         self.environment = clean_environment(os.environ, settings)
         self.environment |= {"UV_CACHE_DIR": str(folder / "cache"), "UV_NO_CONFIG": "1"}
         self.environment["UV_PYTHON_DOWNLOADS"] = "never"
-        self.environment["MACOSX_DEPLOYMENT_TARGET"] = (
-            "14.0"  # the oldest that torch has wheels for
-        )
+        self.environment["MACOSX_DEPLOYMENT_TARGET"] = "14.0"  # the oldest that torch has wheels for
         venv.create(folder / "tool", with_pip=True)
         self.bin = folder / "tool" / "bin"
         try:
@@ -106,19 +99,20 @@ class Resolver:
 
     def _install_uv(self) -> None:
         command = [self.bin / "python", "-m", "pip", "install", "-q", "--retries", "1", UV]
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UnreachableError((done.stderr.strip().splitlines() or ["pip failed"])[-1])
 
     def compile(self, *options: str) -> str:
         """Output of `uv pip compile pyproject.toml`: a line for each package."""
         done = subprocess.run(
-            [self.bin / "uv", "pip", "compile", "pyproject.toml", "--no-header", "--no-annotate",
-             *options],
-            cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [self.bin / "uv", "pip", "compile", "pyproject.toml", "--no-header", "--no-annotate", *options],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             raise ConflictError(done.stderr.strip())
         return done.stdout
@@ -128,15 +122,15 @@ class Resolver:
         extras = EVERYWHERE if "darwin" in platform else EVERYWHERE + LINUX
         return self.compile(
             *(f"--extra={extra}" for extra in extras),
-            f"--python-version={python}", f"--python-platform={platform}", "--only-binary=:all:",
+            f"--python-version={python}",
+            f"--python-platform={platform}",
+            "--only-binary=:all:",
             *options,
-        )  # fmt: skip
+        )
 
     def universal(self, pins: Path, *options: str) -> str:
         """A lock for every platform; the pins that are in the file already stay where they can."""
-        return self.compile(
-            "--all-extras", "--universal", "--python-version=3.11", "-o", str(pins), *options
-        )
+        return self.compile("--all-extras", "--universal", "--python-version=3.11", "-o", str(pins), *options)
 
 
 def pins(text: str) -> set[str]:
@@ -197,8 +191,14 @@ def lowest(resolver: Resolver) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         print(torch, file=file, flush=True)
         python = "{}.{}".format(*sys.version_info)
-        options = ("--extra=test", f"--python-version={python}", "--only-binary=:all:",
-                   "--resolution=lowest-direct", "-c", file.name)  # fmt: skip
+        options = (
+            "--extra=test",
+            f"--python-version={python}",
+            "--only-binary=:all:",
+            "--resolution=lowest-direct",
+            "-c",
+            file.name,
+        )
         found = resolver.compile(*options)
     unneeded = re.compile(r"(nvidia-|cuda-toolkit|triton)")  # torch brings its own, or needs none
     return "".join(f"{pin}\n" for pin in sorted(pins(found)) if not unneeded.match(pin))
@@ -209,12 +209,11 @@ def install(resolver: Resolver, folder: Path) -> None:
     target = folder / "venv"
     subprocess.run(
         ["make", f"VENV={target}", f"PYTHON={sys.executable}", f"{target}/.installed"],
-        cwd=ROOT, env=resolver.environment, check=True,
-    )  # fmt: skip
-    subprocess.run(
-        [target / "bin/python", "-m", "repro", "doctor"],
-        cwd=ROOT, env=resolver.environment, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=resolver.environment,
+        check=True,
+    )
+    subprocess.run([target / "bin/python", "-m", "repro", "doctor"], cwd=ROOT, env=resolver.environment, check=True)
     files = {f.stat().st_ino: f.stat().st_size for f in target.rglob("*") if f.is_file()}
     print(f"{sum(files.values()) / 1e9:.1f} GB on disk")
 

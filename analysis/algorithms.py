@@ -66,30 +66,56 @@ class Algorithm:
 
 _ALL = (
     Algorithm("flash", Family.FLASH, "FlashAttention-2: queries outside, sm_80 tensor cores"),
-    Algorithm("flash-deterministic", Family.FLASH,
-              "flash, whose backward keeps a partial dq a key tile and adds them in order",
-              DqSum.WORKSPACE),
-    Algorithm("flash-split", Family.FLASH,
-              "flash, whose backward makes dq in a pass of its own: fixed order, no workspace",
-              DqSum.SEPARATE_PASS),
+    Algorithm(
+        "flash-deterministic",
+        Family.FLASH,
+        "flash, whose backward keeps a partial dq a key tile and adds them in order",
+        DqSum.WORKSPACE,
+    ),
+    Algorithm(
+        "flash-split",
+        Family.FLASH,
+        "flash, whose backward makes dq in a pass of its own: fixed order, no workspace",
+        DqSum.SEPARATE_PASS,
+    ),
     Algorithm("flash-sm90", Family.HOPPER, "FlashAttention-3: TMA and wgmma, Hopper only"),
-    Algorithm("flash-sm90-optimistic", Family.HOPPER,
-              "flash-sm90, whose forward guesses the row maximum and repairs (bf16)",
-              optimistic=True),
-    Algorithm("flash-sm90-deterministic", Family.HOPPER,
-              "flash-sm90, whose backward adds dq in turns: a fixed order", DqSum.ORDERED),
-    Algorithm("standard", Family.STANDARD,
-              "S and P in memory, three kernels forward and five backward", DqSum.IN_PLACE),
-    Algorithm("flash1-literal", Family.FLASH1,
-              "FlashAttention 2022 as printed: keys outside, O, l, m re-read at every step",
-              DqSum.IN_PLACE, form="literal"),
-    Algorithm("flash1-skip-first", Family.FLASH1,
-              "FlashAttention 2022 without a read-back in the first pass", DqSum.IN_PLACE,
-              form="skip-first"),
-    Algorithm("flash1-released", Family.FLASH1,
-              "FlashAttention 2022 as released: an unfinished O and dq in fp32", DqSum.IN_PLACE,
-              form="released"),
-)  # fmt: skip
+    Algorithm(
+        "flash-sm90-optimistic",
+        Family.HOPPER,
+        "flash-sm90, whose forward guesses the row maximum and repairs (bf16)",
+        optimistic=True,
+    ),
+    Algorithm(
+        "flash-sm90-deterministic",
+        Family.HOPPER,
+        "flash-sm90, whose backward adds dq in turns: a fixed order",
+        DqSum.ORDERED,
+    ),
+    Algorithm(
+        "standard", Family.STANDARD, "S and P in memory, three kernels forward and five backward", DqSum.IN_PLACE
+    ),
+    Algorithm(
+        "flash1-literal",
+        Family.FLASH1,
+        "FlashAttention 2022 as printed: keys outside, O, l, m re-read at every step",
+        DqSum.IN_PLACE,
+        form="literal",
+    ),
+    Algorithm(
+        "flash1-skip-first",
+        Family.FLASH1,
+        "FlashAttention 2022 without a read-back in the first pass",
+        DqSum.IN_PLACE,
+        form="skip-first",
+    ),
+    Algorithm(
+        "flash1-released",
+        Family.FLASH1,
+        "FlashAttention 2022 as released: an unfinished O and dq in fp32",
+        DqSum.IN_PLACE,
+        form="released",
+    ),
+)
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({each.name: each for each in _ALL})
 """Name -> algorithm."""

@@ -39,9 +39,7 @@ def _index(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{name}={value!r} is a {type(value).__name__}, not a whole number"
-        ) from None
+        raise TypeError(f"{name}={value!r} is a {type(value).__name__}, not a whole number") from None
 
 
 def _as_float(value: Any) -> float:
@@ -147,9 +145,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     Annotated[str, ("a", "b")] is one of these texts, Annotated[int, range(4)] a number from 0 to 3.
     """
     parameters = inspect.signature(function).parameters.values()
-    positional = [
-        p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     checks: dict[str, Check] = {}
     others: list[Check] = []  # of the names that **kwargs takes
 
@@ -172,9 +168,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for i, (name, value) in enumerate(zip(positional, args, strict=False)):
             given[i] = checks[name](name, value)
         rest = others[0]
-        named: dict[str, Any] = {
-            name: checks.get(name, rest)(name, value) for name, value in kwargs.items()
-        }
+        named: dict[str, Any] = {name: checks.get(name, rest)(name, value) for name, value in kwargs.items()}
         return function(*given, **named)
 
     return call

@@ -29,10 +29,7 @@ class Cache:
         if min(self.nbytes, self.ways, self.line_bytes) < 1:
             raise ValueError(f"cache sizes must be positive: {self}")
         if self.nbytes % (self.ways * self.line_bytes):
-            raise ValueError(
-                f"{self.nbytes} bytes are not whole sets of {self.ways} lines of "
-                f"{self.line_bytes} bytes"
-            )
+            raise ValueError(f"{self.nbytes} bytes are not whole sets of {self.ways} lines of {self.line_bytes} bytes")
 
     @property
     def sets(self) -> int:

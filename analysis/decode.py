@@ -119,9 +119,7 @@ class DecodeShape:
         page = self.page_size or max(self.seqlens, default=0)
         a_page = scale_blocks(page, self.scale_block)
         count = sum(
-            keys // page * a_page + scale_blocks(keys % page, self.scale_block)
-            for keys in self.seqlens
-            if keys
+            keys // page * a_page + scale_blocks(keys % page, self.scale_block) for keys in self.seqlens if keys
         )
         return (1 if self.latent else 2) * self.kv_heads * count * SCALE_BYTES
 
@@ -178,9 +176,7 @@ def rows_at_the_ridge(shape: DecodeShape, gpu: Gpu) -> float:
 
 @lru_cache(maxsize=4096)
 @checked
-def best_splits(
-    *, blocks: int, tiles: int, at_once: int, tile_bytes: int, partial_bytes: int
-) -> int:
+def best_splits(*, blocks: int, tiles: int, at_once: int, tile_bytes: int, partial_bytes: int) -> int:
     """Parts that the keys of a sequence are best split into.
 
     Time is counted in bytes that one thread block moves: whole waves of blocks, each as long as

@@ -54,9 +54,14 @@ class Decoder:
 
     def __post_init__(self) -> None:
         sizes = {
-            "layers": self.layers, "hidden": self.hidden, "heads": self.heads,
-            "seqlen": self.seqlen, "vocab": self.vocab, "kv_heads": self.groups, "ffn": self.width,
-        }  # fmt: skip
+            "layers": self.layers,
+            "hidden": self.hidden,
+            "heads": self.heads,
+            "seqlen": self.seqlen,
+            "vocab": self.vocab,
+            "kv_heads": self.groups,
+            "ffn": self.width,
+        }
         if self.head_dim is not None:
             sizes["head_dim"] = self.head_dim
         for name, size in sizes.items():
@@ -123,13 +128,7 @@ class Decoder:
         return self.layers * layer + h + (1 if self.tied else 2) * vocab * h
 
     def saved_bytes(
-        self,
-        tokens: int,
-        seqlen: int,
-        attention: str = "flash",
-        *,
-        tensor: int = 1,
-        sequence_parallel: bool = False,
+        self, tokens: int, seqlen: int, attention: str = "flash", *, tensor: int = 1, sequence_parallel: bool = False
     ) -> dict[str, int]:
         """What a layer's two halves keep for their backward beside their inputs, in bytes.
 
@@ -155,8 +154,7 @@ class Decoder:
             raise ValueError(f"{tokens} tokens are not whole sequences of {seqlen}")
         if self.heads % tensor or self.groups % tensor or self.width % tensor:
             raise ValueError(
-                f"heads {self.heads}, kv_heads {self.groups} and ffn {self.width} do not divide "
-                f"among {tensor} ranks"
+                f"heads {self.heads}, kv_heads {self.groups} and ffn {self.width} do not divide among {tensor} ranks"
             )
         h, g, f = self.hidden, self.kv_width, self.width
         statistics = FP32 * self.heads * tokens // tensor

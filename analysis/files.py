@@ -69,13 +69,9 @@ def private(folder: Path) -> Path:
     for place in (folder.parent, folder):
         found = place.stat()
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            raise PermissionError(
-                f"every user of this machine can write to {place}, and what lies there is run"
-            )
+            raise PermissionError(f"every user of this machine can write to {place}, and what lies there is run")
     if not _is_trusted(found):
-        raise PermissionError(
-            f"{folder} belongs to another user (uid {found.st_uid}), and what lies there is run"
-        )
+        raise PermissionError(f"{folder} belongs to another user (uid {found.st_uid}), and what lies there is run")
     if found.st_mode & stat.S_IWGRP and found.st_uid == os.geteuid():
         folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWGRP)
     return folder

@@ -37,10 +37,7 @@ class Operation:
 #: chain -> unfused operations, fused operation
 CHAINS: dict[str, tuple[tuple[Operation, ...], Operation]] = {
     "scale-shift": (
-        (
-            Operation("scale", ("x",), ("scaled",)),
-            Operation("shift", ("scaled",), ("y",)),
-        ),
+        (Operation("scale", ("x",), ("scaled",)), Operation("shift", ("scaled",), ("y",))),
         Operation("scale_shift", ("x",), ("y",)),
     ),
     "bias-gelu-dropout-residual": (
@@ -56,13 +53,7 @@ CHAINS: dict[str, tuple[tuple[Operation, ...], Operation]] = {
         (
             Operation("row_mean", ("x",), (), statistics_written=("mean",), row_a_block=True),
             Operation("row_variance", ("x",), (), (), ("mean",), ("variance",), True),
-            Operation(
-                "normalise",
-                ("x",),
-                ("normalised",),
-                statistics_read=("mean", "variance"),
-                row_a_block=True,
-            ),
+            Operation("normalise", ("x",), ("normalised",), statistics_read=("mean", "variance"), row_a_block=True),
             Operation("affine", ("normalised",), ("y",), ("gamma", "beta")),
         ),
         Operation("layer_norm", ("x",), ("y",), ("gamma", "beta")),
@@ -83,9 +74,7 @@ def passes(chain: str, fused: bool) -> int:
     return sum(operation.passes for operation in operations(chain, fused))
 
 
-def predict_fusion(
-    chain: str, fused: bool, rows: int, cols: int, dtype: str
-) -> dict[str, dict[tuple[str, str], int]]:
+def predict_fusion(chain: str, fused: bool, rows: int, cols: int, dtype: str) -> dict[str, dict[tuple[str, str], int]]:
     """Kernel -> (tensor, direction) -> bytes at the SM boundary, as the host backend counts."""
     if min(rows, cols) < 1:
         raise ValueError(f"rows {rows} and cols {cols} must be positive")
@@ -98,10 +87,7 @@ def predict_fusion(
             **{(name, "write"): full for name in operation.writes},
             **{(name, "read"): blocks * cols * ITEMSIZE[dtype] for name in operation.vectors},
             # one lane of every warp reads a statistic and hands it to the others
-            **{
-                (name, "read"): rows * THREADS // 32 * STAT_BYTES
-                for name in operation.statistics_read
-            },
+            **{(name, "read"): rows * THREADS // 32 * STAT_BYTES for name in operation.statistics_read},
             **{(name, "write"): rows * STAT_BYTES for name in operation.statistics_written},
         }
     return counted

@@ -108,9 +108,7 @@ def predict_gemm(variant: str, shape: GemmShape, tile: GemmTile | None = None) -
         return GemmTraffic(a_read, b_read, m * n * e, steps * loaded, steps * stored)
     loaded = tile.warps * tile.block_k * (tile.warp_m + tile.warp_n) * e
     staged = rows * cols * tile.block_m * tile.block_n * e  # the result on its way out
-    return GemmTraffic(
-        a_read, b_read, m * n * e, steps * loaded + m * n * e, steps * stored + staged
-    )
+    return GemmTraffic(a_read, b_read, m * n * e, steps * loaded + m * n * e, steps * stored + staged)
 
 
 def lower_bound_bytes(shape: GemmShape, fast_elements: float) -> float:

@@ -100,9 +100,7 @@ class Gpu:
     def require_dtype(self, dtype: str) -> None:
         """ValueError for a type that the card does not compute in."""
         if dtype == "bf16" and not self.has_bf16:
-            raise ValueError(
-                f"{self.name} does not compute in bf16: use fp16 or fp32 (--dtype fp16)"
-            )
+            raise ValueError(f"{self.name} does not compute in bf16: use fp16 or fp32 (--dtype fp16)")
 
     @property
     def usable_l2_bytes(self) -> int:

@@ -26,18 +26,36 @@ WHITEPAPERS = "architecture whitepapers, per compute capability"
 UNPUBLISHED = "not published"
 """In the place of a number; "none" stands for the compute capability of other makers' cards."""
 
-_OF_GUIDE = ("shared_bytes_per_sm", "shared_bytes_per_block", "shared_reserved_per_block",
-             "registers_per_sm", "threads_per_sm", "blocks_per_sm")  # fmt: skip
+_OF_GUIDE = (
+    "shared_bytes_per_sm",
+    "shared_bytes_per_block",
+    "shared_reserved_per_block",
+    "registers_per_sm",
+    "threads_per_sm",
+    "blocks_per_sm",
+)
 _OF_SM = (*_OF_GUIDE, "tensor_flops_per_clock", "fma_flops_per_clock")
 _WHOLE = (*_OF_SM, "sms", "l2_bytes", "l2_partitions")
-_OPTIONAL = ("compute_capability", "l2_bandwidth_bytes_per_s", "tensor_flops_per_clock",
-             "fma_flops_per_clock", "load_clocks_hz")  # fmt: skip
+_OPTIONAL = (
+    "compute_capability",
+    "l2_bandwidth_bytes_per_s",
+    "tensor_flops_per_clock",
+    "fma_flops_per_clock",
+    "load_clocks_hz",
+)
 _NAMES = ("short_names", "driver_names")
 _WITHOUT_SOURCE = ("name", "compute_capability", *_NAMES)
 _UNITS = {
-    "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB, "GB": 1e9, "MHz": 1e6, "GHz": 1e9, "GB/s": 1e9,
-    "TB/s": 1e12, "TFLOP/s": 1e12,
-}  # fmt: skip
+    "KiB": KIB,
+    "MiB": MIB,
+    "GiB": 1024 * MIB,
+    "GB": 1e9,
+    "MHz": 1e6,
+    "GHz": 1e9,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+    "TFLOP/s": 1e12,
+}
 
 Find = Callable[[str], Gpu]
 
@@ -71,13 +89,9 @@ def card(given: Mapping[str, Any], place: str, find: Find, said_by: str = "") ->
     table gives without one."""
     unknown = sorted(set(given) - {*FIELDS, "base", "source"})
     if unknown:
-        raise ValueError(
-            f"{place}: no field {', '.join(unknown)}; there are base, source, {', '.join(FIELDS)}"
-        )
+        raise ValueError(f"{place}: no field {', '.join(unknown)}; there are base, source, {', '.join(FIELDS)}")
     own = {
-        name: _value(place, name, value)
-        for name, value in given.items()
-        if name not in ("base", "source", "sources")
+        name: _value(place, name, value) for name, value in given.items() if name not in ("base", "source", "sources")
     }
     base = find(str(given["base"])) if "base" in given else None
     fields, sources = _inherited(base, own)
@@ -95,10 +109,7 @@ def card(given: Mapping[str, Any], place: str, find: Find, said_by: str = "") ->
     for name in _WITHOUT_SOURCE:
         sources.pop(name, None)
     sources |= _value(place, "sources", given.get("sources", {}))
-    missing = [
-        name for name in FIELDS
-        if name not in fields and name not in (*_OPTIONAL, *_NAMES, "sources")
-    ]  # fmt: skip
+    missing = [name for name in FIELDS if name not in fields and name not in (*_OPTIONAL, *_NAMES, "sources")]
     if missing:
         raise ValueError(f'{place}: {", ".join(missing)} missing, and no base = "..."')
     optional: dict[str, Any] = dict.fromkeys(_OPTIONAL)
@@ -166,9 +177,7 @@ def _number(value: Any) -> float | None:
     """A number, or one with a unit in a text; None for anything else."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    found = (
-        re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z/]+)\s*", value) if isinstance(value, str) else None
-    )
+    found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z/]+)\s*", value) if isinstance(value, str) else None
     if found is None or found[2] not in _UNITS:
         return None
     unit = _UNITS[found[2]]
@@ -180,9 +189,7 @@ def _number(value: Any) -> float | None:
 _TABLES = tomllib.loads(CARDS.read_text(encoding="utf-8"))
 SM: Mapping[tuple[int, int], Mapping[str, Any]] = MappingProxyType(
     {
-        _capability(CARDS.name, capability): {
-            name: _value(CARDS.name, name, value) for name, value in table.items()
-        }
+        _capability(CARDS.name, capability): {name: _value(CARDS.name, name, value) for name, value in table.items()}
         for capability, table in _TABLES["sm"].items()
     }
 )

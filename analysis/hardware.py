@@ -36,16 +36,27 @@ H200 = GPUS["H200"]
 T4 = GPUS["T4"]
 RTX_3090 = GPUS["GeForce RTX 3090"]
 
-SHORT_NAMES: Mapping[str, Gpu] = MappingProxyType(
-    {short: gpu for gpu in GPUS.values() for short in gpu.short_names}
-)
+SHORT_NAMES: Mapping[str, Gpu] = MappingProxyType({short: gpu for gpu in GPUS.values() for short in gpu.short_names})
 """Other names of cards, for people who type them."""
 
 #: Words of a driver's name that tell nothing: makers, series, and sizes that a card has anyway.
-_SILENT = frozenset({
-    "NVIDIA", "TESLA", "GEFORCE", "RTX", "AMD", "INSTINCT", "GRAPHICS", "DEVICE", "SXM", "SXM4",
-    "SXM5", "HBM3", "HBM3E",
-})  # fmt: skip
+_SILENT = frozenset(
+    {
+        "NVIDIA",
+        "TESLA",
+        "GEFORCE",
+        "RTX",
+        "AMD",
+        "INSTINCT",
+        "GRAPHICS",
+        "DEVICE",
+        "SXM",
+        "SXM4",
+        "SXM5",
+        "HBM3",
+        "HBM3E",
+    }
+)
 #: The words that are left -> the card. Others (a Ti, a laptop) are not known.
 _WORDS: Mapping[frozenset[str], Gpu] = MappingProxyType(
     {frozenset(words.split()): gpu for gpu in GPUS.values() for words in gpu.driver_names}

@@ -58,24 +58,24 @@ class HbmTraffic:
     @property
     def write_bytes_at_kernel_end(self) -> int:
         """The least a counter can show if each kernel leaves a whole L2 of dirty lines behind."""
-        return sum(
-            max(0, sum(tensors.values()) - self.l2_bytes) for tensors in self.writes.values()
-        )
+        return sum(max(0, sum(tensors.values()) - self.l2_bytes) for tensors in self.writes.values())
 
 
 _MAIN_KERNELS = tuple(
     f"{name}_{pass_}{form}"
     for name, form in (
-        ("flash", ""), ("flash", "_sm90"), ("flash", "_sm90_persistent"),
-        ("flash", "_sm90_optimistic"), ("flash", "_sm90_persistent_optimistic"), ("flash1", ""),
+        ("flash", ""),
+        ("flash", "_sm90"),
+        ("flash", "_sm90_persistent"),
+        ("flash", "_sm90_optimistic"),
+        ("flash", "_sm90_persistent_optimistic"),
+        ("flash1", ""),
     )
     for pass_ in ("forward", "backward")
-)  # fmt: skip
+)
 #: Read or added to by every item and head that shares a bias.
 SHARED_BY_HEADS = (("bias", "read"), ("dbias_accum", "atomic"))
-_PER_QUERY = frozenset({
-    "q", "out", "dout", "lse", "lse2", "delta", "m", "l", "dq", "dq_accum", "out_tmp", "dq_tmp",
-})  # fmt: skip
+_PER_QUERY = frozenset({"q", "out", "dout", "lse", "lse2", "delta", "m", "l", "dq", "dq_accum", "out_tmp", "dq_tmp"})
 
 
 def main_kernel(traffic: Traffic) -> str:
@@ -98,9 +98,7 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     return sizes | {"tile_counter": COUNTER_BYTES}
 
 
-def compulsory_hbm(
-    traffic: Traffic, shape: AttentionShape, bias: BiasShape | None = None
-) -> HbmTraffic:
+def compulsory_hbm(traffic: Traffic, shape: AttentionShape, bias: BiasShape | None = None) -> HbmTraffic:
     """Each kernel touches each of its tensors once: an L2 of unlimited size, empty at the start.
 
     Queries that see no key, and keys that no query sees, are not read by the main kernels. The
@@ -136,14 +134,7 @@ def compulsory_hbm(
 
 
 def compulsory_packed(
-    algorithm: str,
-    shape: AttentionShape,
-    tile: Tile,
-    pass_: str,
-    traffic: Traffic,
-    *,
-    lengths: Lengths,
-    **options: Any,
+    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, traffic: Traffic, *, lengths: Lengths, **options: Any
 ) -> HbmTraffic:
     """Each kernel of ``traffic``, the pass over packed sequences, touches each tensor once.
 
@@ -153,8 +144,7 @@ def compulsory_packed(
     """
     shared = {"alibi_slopes": shape.heads * SLOPE_BYTES, "tile_counter": COUNTER_BYTES}
     shared |= dict.fromkeys(TABLES, table_bytes(lengths))
-    seen = [(each, predict_traffic(algorithm, each, tile, pass_, **options))
-            for each in lengths.shapes(shape)]  # fmt: skip
+    seen = [(each, predict_traffic(algorithm, each, tile, pass_, **options)) for each in lengths.shapes(shape)]
     parts = [(part, compulsory_hbm(part, each)) for each, part in seen]
     sides: dict[str, dict[str, dict[str, int]]] = {"read": {}, "write": {}}
     for kernel, entries in traffic.kernels.items():
@@ -163,9 +153,7 @@ def compulsory_packed(
             for (tensor, way), count in entries.items():
                 if way not in ways:
                     continue
-                unseen = count - sum(
-                    part.kernels[kernel].get((tensor, way), 0) for part, _ in parts
-                )
+                unseen = count - sum(part.kernels[kernel].get((tensor, way), 0) for part, _ in parts)
                 once = [getattr(found, f"{side}s")[kernel].get(tensor, 0) for _, found in parts]
                 into[tensor] = min(unseen + sum(once), shared.get(tensor, count))
     return HbmTraffic(sides["read"], sides["write"], l2_bytes=0)
@@ -272,8 +260,7 @@ def read_spread(
     """Least and most bytes read over the paces of ``analysis.l2.PACES``: what the prediction would
     be if thread blocks proceeded otherwise. kernel: of one kernel; by default of the whole pass."""
     found = [
-        predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm, pace=pace, **options)
-        for pace in PACES.values()
+        predict_hbm(algorithm, shape, tile, pass_, gpu, blocks_per_sm, pace=pace, **options) for pace in PACES.values()
     ]
     reads = [f.read_bytes if kernel is None else sum(f.reads[kernel].values()) for f in found]
     return min(reads), max(reads)
@@ -288,11 +275,7 @@ def fits(compulsory: HbmTraffic, kernel: str, l2: L2) -> bool:
 
 
 def _moved_again(
-    found: HbmTraffic,
-    kernel: str,
-    entries: Mapping[tuple[str, str], int],
-    times: Times,
-    method: str,
+    found: HbmTraffic, kernel: str, entries: Mapping[tuple[str, str], int], times: Times, method: str
 ) -> HbmTraffic:
     """Compulsory bytes times how often they move; at most what crosses the SM boundary."""
     reads, writes = dict(found.reads[kernel]), dict(found.writes[kernel])
@@ -301,9 +284,4 @@ def _moved_again(
             asked = sum(entries.get((tensor, way), 0) for way in ways)
             repeated = times.get(tensor, (1.0, 1.0))[which]
             moved[tensor] = round(min(max(once, once * repeated), max(once, asked)))
-    return replace(
-        found,
-        reads={**found.reads, kernel: reads},
-        writes={**found.writes, kernel: writes},
-        method=method,
-    )
+    return replace(found, reads={**found.reads, kernel: reads}, writes={**found.writes, kernel: writes}, method=method)

@@ -58,15 +58,9 @@ def compulsory_packed_bytes(shape: AttentionShape, lengths: Lengths, pass_: str)
     lone_q = sum(q for q, k in zip(lengths.queries, lengths.keys, strict=True) if not k)
     lone_k = sum(k for q, k in zip(lengths.queries, lengths.keys, strict=True) if not q)
     if pass_ == "forward":
-        both = summed(
-            lambda x: compulsory_read_bytes(x) + compulsory_write_bytes(x), shape, lengths
-        )
+        both = summed(lambda x: compulsory_read_bytes(x) + compulsory_write_bytes(x), shape, lengths)
         return both + lone_q * compulsory_write_bytes(rows)
-    both = summed(
-        lambda x: compulsory_backward_read_bytes(x) + compulsory_backward_write_bytes(x),
-        shape,
-        lengths,
-    )
+    both = summed(lambda x: compulsory_backward_read_bytes(x) + compulsory_backward_write_bytes(x), shape, lengths)
     return both + lone_q * rows.query_bytes + lone_k * 2 * rows.key_bytes
 
 

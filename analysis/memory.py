@@ -48,9 +48,7 @@ class _Sizes:
         return [LiveTensor(name, count * ITEMSIZE["fp32"]) for name in names]
 
 
-def saved_for_backward(
-    algorithm: str, shape: AttentionShape, *, statistics: str = "lse"
-) -> list[LiveTensor]:
+def saved_for_backward(algorithm: str, shape: AttentionShape, *, statistics: str = "lse") -> list[LiveTensor]:
     """What autograd holds between forward and backward.
 
     algorithm: "flash" (Q, K, V, O and row statistics), "standard" (Q, K, V and P, which is what
@@ -81,11 +79,7 @@ def standard_backward_peak(shape: AttentionShape) -> list[LiveTensor]:
     128 to 8192 once the matrix library's 64 MiB workspace is taken off.
     """
     make = _Sizes(shape)
-    return (
-        make.queries("q", "out", "dout")
-        + make.keys("k", "v", "dv")
-        + make.scores("p", "dp", "dp * p", "ds")
-    )
+    return make.queries("q", "out", "dout") + make.keys("k", "v", "dv") + make.scores("p", "dp", "dp * p", "ds")
 
 
 def standard_backward_peak_2022(shape: AttentionShape) -> list[LiveTensor]:
@@ -137,9 +131,7 @@ def flash2_pytorch_backward_peak(shape: AttentionShape) -> list[LiveTensor]:
     )
 
 
-def flash_backward_peak(
-    shape: AttentionShape, *, deterministic_key_tiles: int = 0
-) -> list[LiveTensor]:
+def flash_backward_peak(shape: AttentionShape, *, deterministic_key_tiles: int = 0) -> list[LiveTensor]:
     """Our own kernels: inputs, output, gradients, statistics and the fp32 accumulator of dQ.
 
     deterministic_key_tiles: with n > 0, dQ is kept as n partial accumulators, one a key tile,
@@ -155,9 +147,7 @@ def flash_backward_peak(
     )
 
 
-def flash_sm90_scratch(
-    shape: AttentionShape, tile: Tile, *, deterministic: bool = False
-) -> list[LiveTensor]:
+def flash_sm90_scratch(shape: AttentionShape, tile: Tile, *, deterministic: bool = False) -> list[LiveTensor]:
     """What our Hopper backward allocates: two row statistics and the fp32 accumulator of dQ for
     whole query tiles; deterministic: a counter a query tile as well."""
     tiles = shape.batch * shape.heads * -(-shape.seqlen_q // tile.block_m)

@@ -17,9 +17,7 @@ POLICIES = ("fp32", "16-bit", "autocast")
 _KEPT_FP32 = ("norm1_input", "norm2_input", "norm_statistics")
 
 
-def saved_under(
-    shape: LayerShape, policy: str, *, softmax_itemsize: int = 2
-) -> dict[str, Fraction]:
+def saved_under(shape: LayerShape, policy: str, *, softmax_itemsize: int = 2) -> dict[str, Fraction]:
     """Saved bytes of one layer by tensor, on one rank, dropout masks of one byte.
 
     ``softmax_itemsize`` is the type autocast gives the softmax: 2 on CPUs, 4 on GPUs. The dropout

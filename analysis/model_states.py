@@ -120,8 +120,7 @@ def step_sent_bytes(schedule: str, parameters: float, itemsize: float, ranks: in
     for name, value in (("parameters", parameters), ("itemsize", itemsize)):
         real(name, value, least=0)
     return sum(
-        times * ring_sent_bytes(name, parameters * itemsize, ranks)
-        for name, times in SCHEDULES[schedule].items()
+        times * ring_sent_bytes(name, parameters * itemsize, ranks) for name, times in SCHEDULES[schedule].items()
     )
 
 

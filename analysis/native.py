@@ -52,9 +52,12 @@ def library(source: Path, *macros: str, flags: tuple[str, ...] = FLAGS) -> ctype
 
 def _compile(command: Sequence[str], folder: Path) -> None:
     subprocess.run(
-        [*command, "source.c", "-o", "built.so"], cwd=folder, check=True, capture_output=True,
+        [*command, "source.c", "-o", "built.so"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
         env={**os.environ, "TMPDIR": str(folder)},
-    )  # fmt: skip
+    )
 
 
 def _processor() -> str:

@@ -42,9 +42,7 @@ def occupancy(gpu: Gpu, *, threads: int, registers_per_thread: int, shared_bytes
     if not 1 <= threads <= MAX_THREADS_PER_BLOCK:
         raise ValueError(f"threads={threads} is outside 1..{MAX_THREADS_PER_BLOCK}")
     if not 1 <= registers_per_thread <= MAX_REGISTERS_PER_THREAD:
-        raise ValueError(
-            f"registers_per_thread={registers_per_thread} is outside 1..{MAX_REGISTERS_PER_THREAD}"
-        )
+        raise ValueError(f"registers_per_thread={registers_per_thread} is outside 1..{MAX_REGISTERS_PER_THREAD}")
     if shared_bytes < 0:
         raise ValueError(f"shared_bytes={shared_bytes} is negative")
     warps = _ceil_to(threads, WARP) // WARP

@@ -130,10 +130,7 @@ class StepTime:
 
 
 def step_timeline(
-    layers: Sequence[LayerCost],
-    actions: Sequence[Action],
-    link: HostLinkModel,
-    prefetch_bytes: int = 1 << 62,
+    layers: Sequence[LayerCost], actions: Sequence[Action], link: HostLinkModel, prefetch_bytes: int = 1 << 62
 ) -> StepTime:
     """Replay forward and backward of a chain with one copy engine a direction.
 

@@ -80,10 +80,7 @@ class Lengths:
     @property
     def tables(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """cu_seqlens_q and cu_seqlens_k: where each sequence starts, and at last the total."""
-        return (
-            tuple(accumulate(self.queries, initial=0)),
-            tuple(accumulate(self.keys, initial=0)),
-        )
+        return (tuple(accumulate(self.queries, initial=0)), tuple(accumulate(self.keys, initial=0)))
 
     def numbered_tiles(self, block: int, *, keys: bool = False) -> int:
         """How many numbers the Hopper kernels give to tiles of ``block`` queries, or keys: of each

@@ -77,9 +77,7 @@ class Problem:
             object.__setattr__(self, name, value)
 
         if not isinstance(self.shape, AttentionShape):
-            raise TypeError(
-                f"shape={self.shape!r} is a {type(self.shape).__name__}, not AttentionShape"
-            )
+            raise TypeError(f"shape={self.shape!r} is a {type(self.shape).__name__}, not AttentionShape")
         if self.tile is not None and not isinstance(self.tile, Tile):
             raise TypeError(f"tile={self.tile!r} is a {type(self.tile).__name__}, not Tile or None")
         for name in ("key_mask", "alibi", "bias_gradient", "lse_gradient", "deterministic"):

@@ -84,9 +84,7 @@ class RankBytes:
         return sum(self.parts.values())
 
 
-def rank_bytes(
-    model: Decoder, ranks: Ranks, micro_batch: int = 1, bytes_a_parameter: float = 16
-) -> list[RankBytes]:
+def rank_bytes(model: Decoder, ranks: Ranks, micro_batch: int = 1, bytes_a_parameter: float = 16) -> list[RankBytes]:
     """What the GPUs of each pipeline stage hold beside activations, of ``micro_batch`` sequences.
 
     Of the bytes a parameter an eighth are the parameter and an eighth its gradient, as with Adam in
@@ -101,18 +99,9 @@ def rank_bytes(
         count = parameters_of(model, ranks, stage)
         eighth = bytes_a_parameter / 8
         states = model_state_bytes(
-            count,
-            ranks.data,
-            ranks.zero,
-            parameter_bytes=eighth,
-            gradient_bytes=eighth,
-            optimizer_bytes=6 * eighth,
+            count, ranks.data, ranks.zero, parameter_bytes=eighth, gradient_bytes=eighth, optimizer_bytes=6 * eighth
         )
-        parts = {
-            "parameters": states.parameters,
-            "gradients": states.gradients,
-            "optimiser": states.optimizer,
-        }
+        parts = {"parameters": states.parameters, "gradients": states.gradients, "optimiser": states.optimizer}
         if stage == ranks.pipeline - 1:
             parts["logits"] = FP32 * tokens * model.vocab / ranks.tensor
         buffers = 0.0
@@ -145,9 +134,7 @@ def parameters_of(model: Decoder, ranks: Ranks, stage: int) -> float:
 def _layer_parameters(model: Decoder, tensor: int) -> float:
     """Of one layer on one rank: matrices, and the biases of columns, in parts; the rest whole."""
     h, a, g, f = model.hidden, model.q_width, model.kv_width, model.width
-    matrices = sum(
-        inputs * outputs for half in model.matrices().values() for inputs, outputs in half
-    )
+    matrices = sum(inputs * outputs for half in model.matrices().values() for inputs, outputs in half)
     if model.kind == "gpt":
         return (matrices + 3 * h + f) / tensor + 6 * h  # two norms, biases of the two rows
     return (matrices + (a + 2 * g) * model.qkv_bias) / tensor + 2 * h

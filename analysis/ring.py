@@ -18,8 +18,7 @@ def ring_bytes(shape: AttentionShape, ranks: int, pass_: str) -> int:
     """
     if shape.seqlen_q != shape.seqlen_k or shape.seqlen_k % ranks:
         raise ValueError(
-            f"seqlen_q {shape.seqlen_q} and seqlen_k {shape.seqlen_k} must be equal and divide "
-            f"among {ranks} ranks"
+            f"seqlen_q {shape.seqlen_q} and seqlen_k {shape.seqlen_k} must be equal and divide among {ranks} ranks"
         )
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_ must be 'forward' or 'backward', got {pass_!r}")
@@ -47,7 +46,5 @@ def causal_pairs(seqlen: int, ranks: int, placement: str) -> list[int]:
     else:
         raise ValueError(f"placement must be 'contiguous' or 'zigzag', got {placement!r}")
     if chunk * len(owned[0]) * ranks != seqlen:
-        raise ValueError(
-            f"seqlen {seqlen} does not divide into {placement} chunks on {ranks} ranks"
-        )
+        raise ValueError(f"seqlen {seqlen} does not divide into {placement} chunks on {ranks} ranks")
     return [sum(chunk * chunk * c + chunk * (chunk + 1) // 2 for c in mine) for mine in owned]

@@ -71,14 +71,7 @@ class Step:
 
 
 def decoding_step(
-    model: Decoder,
-    gpu: Gpu,
-    *,
-    context: int,
-    batch: int = 1,
-    width: int = 1,
-    ranks: int = 1,
-    fp8_cache: bool = False,
+    model: Decoder, gpu: Gpu, *, context: int, batch: int = 1, width: int = 1, ranks: int = 1, fp8_cache: bool = False
 ) -> Step:
     """A step in which ``batch`` sequences of ``context`` keys get ``width`` tokens each.
 
@@ -91,17 +84,11 @@ def decoding_step(
     shared = model.groups % ranks and ranks % model.groups
     if model.heads % ranks or shared:
         raise ValueError(
-            f"{ranks} ranks do not divide {model.heads} query heads and {model.groups} key/value "
-            "heads evenly"
+            f"{ranks} ranks do not divide {model.heads} query heads and {model.groups} key/value heads evenly"
         )
     tokens = batch * width
     attention = DecodeShape(
-        model.heads // ranks,
-        max(1, model.groups // ranks),
-        width,
-        (context,) * batch,
-        model.head_width,
-        fp8=fp8_cache,
+        model.heads // ranks, max(1, model.groups // ranks), width, (context,) * batch, model.head_width, fp8=fp8_cache
     )
     of_keys = max(1, ranks // model.groups)  # ranks that hold the same key/value head
     elements = {
@@ -112,16 +99,10 @@ def decoding_step(
     elements["logits"] = model.hidden * model.vocab
     names = {"attention": "projections of q, k, v and out", "mlp": "MLP", "logits": "logits"}
     parts = [
-        Part(name, HALF * elements[key] / ranks, 2 * tokens * elements[key] / ranks)
-        for key, name in names.items()
+        Part(name, HALF * elements[key] / ranks, 2 * tokens * elements[key] / ranks) for key, name in names.items()
     ]
     parts.insert(
-        1,
-        Part(
-            "attention to the cache",
-            model.layers * attention.compulsory_bytes,
-            model.layers * attention.flops,
-        ),
+        1, Part("attention to the cache", model.layers * attention.compulsory_bytes, model.layers * attention.flops)
     )
     reduced = HALF * tokens * model.hidden
     embedding = 0 if model.one_embedding else HALF * elements["logits"] / ranks

@@ -85,9 +85,7 @@ class AttentionShape:
             if self.dtype == "fp32":
                 raise ValueError("k and v of e4m3 are multiplied in 16 bits, dtype is 'fp32'")
             if self.head_dim % 16:
-                raise ValueError(
-                    f"head_dim={self.head_dim} is not a multiple of 16, as e4m3 rows need"
-                )
+                raise ValueError(f"head_dim={self.head_dim} is not a multiple of 16, as e4m3 rows need")
             scale_blocks(self.seqlen_k, self.scale_block)
         elif self.scale_block is not None:
             raise ValueError(f"scale_block={self.scale_block} with fp8={self.fp8}")
@@ -126,9 +124,7 @@ class AttentionShape:
     @property
     def visible(self) -> Window:
         """What the causal mask, the window and the sinks leave."""
-        return Window.of(
-            self.seqlen_q, self.seqlen_k, causal=self.causal, window=self.window, sinks=self.sinks
-        )
+        return Window.of(self.seqlen_q, self.seqlen_k, causal=self.causal, window=self.window, sinks=self.sinks)
 
     @property
     def windowed(self) -> bool:

@@ -63,9 +63,7 @@ class Round:
         return sum(self.shared_bytes.values())
 
     def clocks(
-        self,
-        instructions: int | None = None,
-        tensor_flops_per_clock: int = HOPPER_TENSOR_FLOPS,
+        self, instructions: int | None = None, tensor_flops_per_clock: int = HOPPER_TENSOR_FLOPS
     ) -> dict[str, float]:
         """Clocks each unit is busy. instructions: of a warp in a round; None leaves them out."""
         served = self.all_shared_bytes - self.repeated_bytes
@@ -135,8 +133,7 @@ def backward_round(head_dim: int, block_m: int, *, dq_from_registers: bool = Fal
         for_dq = {"dS for dQ": both * ds, "K for dQ": keys}
     else:
         raise ValueError(
-            f"two warpgroups of {WARPGROUP_ROWS} rows divide neither block_m={block_m} nor "
-            f"head_dim={head_dim}"
+            f"two warpgroups of {WARPGROUP_ROWS} rows divide neither block_m={block_m} nor head_dim={head_dim}"
         )
     # Every warp loads lse and delta of each group of 8 queries, 8 bytes a thread. Only 32 of the
     # 256 bytes are distinct, but a load takes a clock, as 128 would.
@@ -233,7 +230,5 @@ def warp_backward_round(head_dim: int, block_m: int, block_n: int, warps: int) -
 def _whole(rows: int, rows_at_once: int) -> int:
     groups, rest = divmod(rows, rows_at_once)
     if rest or not groups:
-        raise ValueError(
-            f"{rows} rows are no multiple of the {rows_at_once} that warps take at once"
-        )
+        raise ValueError(f"{rows} rows are no multiple of the {rows_at_once} that warps take at once")
     return groups

@@ -28,11 +28,7 @@ class Passes:
     operands: int = 0
 
     def __add__(self, other: Passes) -> Passes:
-        return Passes(
-            self.scores + other.scores,
-            self.masks + other.masks,
-            self.operands + other.operands,
-        )
+        return Passes(self.scores + other.scores, self.masks + other.masks, self.operands + other.operands)
 
     def bytes(self, shape: AttentionShape) -> int:
         """Bytes these passes move. Operands count as Nq·d; use it with seqlen_q == seqlen_k."""
@@ -43,11 +39,7 @@ class Passes:
                 f"heads={shape.heads}, kv_heads={shape.kv_heads}"
             )
         mask_bytes = shape.score_bytes // shape.itemsize * DROPOUT_MASK_BYTES
-        return (
-            self.scores * shape.score_bytes
-            + self.masks * mask_bytes
-            + self.operands * shape.query_bytes
-        )
+        return self.scores * shape.score_bytes + self.masks * mask_bytes + self.operands * shape.query_bytes
 
     def score_units(self, itemsize: int = 2) -> Fraction:
         """N² units, dropout masks included at their size."""
@@ -94,32 +86,43 @@ _MASK_BACKWARD = _backward("mask backward", _S1, _S1)
 _SCALE_BACKWARD = _backward("scale backward", _S1, _S1)
 _TRANSPOSE = _backward("copy of a transposed gradient", _O1, _O1)
 
-ALGORITHM_0_AND_3 = (
-    _SCORES, _SOFTMAX, _OUTPUT,
-    _DV, _DP, _SOFTMAX_BACKWARD, _DQ, _DK,
-)  # fmt: skip
+ALGORITHM_0_AND_3 = (_SCORES, _SOFTMAX, _OUTPUT, _DV, _DP, _SOFTMAX_BACKWARD, _DQ, _DK)
 """FlashAttention 2022, Alg. 0 and Alg. 3: three kernels and five, 11 N² + 12 Nd."""
 
 PAPER_MASKED_DROPOUT = (
-    _SCORES, _MASK, _SOFTMAX, _DROPOUT, _OUTPUT,
-    _DV, _DP, _DROPOUT_BACKWARD, _SOFTMAX_BACKWARD, _DQ, _DK,
-)  # fmt: skip
+    _SCORES,
+    _MASK,
+    _SOFTMAX,
+    _DROPOUT,
+    _OUTPUT,
+    _DV,
+    _DP,
+    _DROPOUT_BACKWARD,
+    _SOFTMAX_BACKWARD,
+    _DQ,
+    _DK,
+)
 """The kernels of FlashAttention 2022, Fig. 1 right, and their backward: 18 N² + 12 Nd.
 
 The scale rides in the product (baddbmm). The mask is added, so its backward passes the gradient
 through and needs no kernel. At the shape of Fig. 2 left this is 40.27 GB; the paper prints 40.3.
 """
 
-PAPER_MASKED_FILL = (
-    _SCORES, _MASK, _SOFTMAX, _OUTPUT,
-    _DV, _DP, _SOFTMAX_BACKWARD, _MASK_BACKWARD, _DQ, _DK,
-)  # fmt: skip
+PAPER_MASKED_FILL = (_SCORES, _MASK, _SOFTMAX, _OUTPUT, _DV, _DP, _SOFTMAX_BACKWARD, _MASK_BACKWARD, _DQ, _DK)
 """No dropout, and a filled mask, whose backward is a kernel of its own: 15 N² + 12 Nd."""
 
 PAPER_MASKED_SPLIT_SOFTMAX = (
-    _SCORES, _MASK, _SOFTMAX, _OUTPUT,
-    _DV, _DP, _SOFTMAX_BACKWARD_PRODUCT, _SOFTMAX_BACKWARD, _DQ, _DK,
-)  # fmt: skip
+    _SCORES,
+    _MASK,
+    _SOFTMAX,
+    _OUTPUT,
+    _DV,
+    _DP,
+    _SOFTMAX_BACKWARD_PRODUCT,
+    _SOFTMAX_BACKWARD,
+    _DQ,
+    _DK,
+)
 """No dropout, an added mask, softmax backward in two kernels: 16 N² + 12 Nd.
 
 The NeurIPS version prints 35.3 GB for a masked run without dropout; 15 N² + 12 Nd gives 33.8 and
@@ -127,9 +130,19 @@ The NeurIPS version prints 35.3 GB for a masked run without dropout; 15 N² + 12
 """
 
 EAGER = (
-    _SCORES, _SCALE, _SOFTMAX, _OUTPUT,
-    _DV, _DP, _SOFTMAX_BACKWARD_PRODUCT, _SOFTMAX_BACKWARD, _SCALE_BACKWARD, _DQ, _DK, _TRANSPOSE,
-)  # fmt: skip
+    _SCORES,
+    _SCALE,
+    _SOFTMAX,
+    _OUTPUT,
+    _DV,
+    _DP,
+    _SOFTMAX_BACKWARD_PRODUCT,
+    _SOFTMAX_BACKWARD,
+    _SCALE_BACKWARD,
+    _DQ,
+    _DK,
+    _TRANSPOSE,
+)
 """PyTorch 2.11 eager, no mask, no dropout, in order of launch: 18 N² + 14 Nd.
 
 The same 18 as the paper's masked run with dropout, for other reasons: the scale is a kernel of
@@ -137,10 +150,22 @@ its own both ways and softmax backward is two.
 """
 
 EAGER_MASKED_DROPOUT = (
-    _SCORES, _SCALE, _MASK, _SOFTMAX, _DROPOUT, _OUTPUT,
-    _DV, _DP, _DROPOUT_BACKWARD, _SOFTMAX_BACKWARD_PRODUCT, _SOFTMAX_BACKWARD, _SCALE_BACKWARD,
-    _DQ, _DK, _TRANSPOSE,
-)  # fmt: skip
+    _SCORES,
+    _SCALE,
+    _MASK,
+    _SOFTMAX,
+    _DROPOUT,
+    _OUTPUT,
+    _DV,
+    _DP,
+    _DROPOUT_BACKWARD,
+    _SOFTMAX_BACKWARD_PRODUCT,
+    _SOFTMAX_BACKWARD,
+    _SCALE_BACKWARD,
+    _DQ,
+    _DK,
+    _TRANSPOSE,
+)
 """PyTorch 2.11 eager, additive mask and dropout, in order of launch: 25 N² + 14 Nd."""
 
 IMPLEMENTATIONS = {
@@ -162,8 +187,6 @@ def total_passes(kernels: tuple[KernelPasses, ...], pass_: str | None = None) ->
     return total
 
 
-def total_bytes(
-    kernels: tuple[KernelPasses, ...], shape: AttentionShape, pass_: str | None = None
-) -> int:
+def total_bytes(kernels: tuple[KernelPasses, ...], shape: AttentionShape, pass_: str | None = None) -> int:
     """Bytes moved on the two-level machine."""
     return total_passes(kernels, pass_).bytes(shape)

@@ -101,10 +101,7 @@ class TileLoop:
 
 
 def tile_loop(
-    shape: AttentionShape,
-    tile: Tile,
-    block_mask: BlockMask | None = None,
-    mask_block: Tile | None = None,
+    shape: AttentionShape, tile: Tile, block_mask: BlockMask | None = None, mask_block: Tile | None = None
 ) -> TileLoop:
     """The loop over tiles: dense, causal or windowed with empty tiles left out, or block-sparse.
 
@@ -119,9 +116,8 @@ def tile_loop(
     of_key = tiles.sum(axis=2)
     by_group = of_key.reshape(shape.batch, shape.kv_heads, shape.group, head.key_tiles)
     return replace(
-        head, visits_of_query_tile=tiles.sum(axis=3), visits_of_key_tile=of_key,
-        key_tile_met=by_group.any(axis=2),
-    )  # fmt: skip
+        head, visits_of_query_tile=tiles.sum(axis=3), visits_of_key_tile=of_key, key_tile_met=by_group.any(axis=2)
+    )
 
 
 @lru_cache(maxsize=1024)  # a prediction asks for one loop many times: bytes, operations, L2
@@ -141,9 +137,7 @@ def _of_a_head(visible: Window, seqlen_q: int, seqlen_k: int, tile: Tile) -> Til
     return TileLoop(query_rows, key_rows, of_query, of_key, met, pairs, elements, 1, 1)
 
 
-def tiles_met(
-    shape: AttentionShape, tile: Tile, block_mask: BlockMask, mask_block: Tile | None = None
-) -> BlockMask:
+def tiles_met(shape: AttentionShape, tile: Tile, block_mask: BlockMask, mask_block: Tile | None = None) -> BlockMask:
     """(B, H, Tr, Tc): the pairs of tiles that the block mask, causal mask and window leave."""
     tiles = _per_tile(block_mask, shape, tile, mask_block or tile)
     sinks, first, end = shape.visible.key_tiles(tile.block_m, tile.block_n)
@@ -171,9 +165,7 @@ def _per_tile(mask: BlockMask, shape: AttentionShape, tile: Tile, block: Tile) -
     try:
         whole = np.broadcast_to(np.asarray(mask, dtype=bool), wanted)
     except ValueError:
-        raise ValueError(
-            f"block_mask of shape {np.shape(mask)} does not broadcast to {wanted}"
-        ) from None
+        raise ValueError(f"block_mask of shape {np.shape(mask)} does not broadcast to {wanted}") from None
     tr, tc = -(-shape.seqlen_q // tile.block_m), -(-shape.seqlen_k // tile.block_n)
     row_of = np.arange(tr) * tile.block_m // block.block_m
     column_of = np.arange(tc) * tile.block_n // block.block_n

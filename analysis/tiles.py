@@ -23,9 +23,7 @@ def paper_tile(head_dim: int, on_chip_elements: int) -> Tile:
     within M as well. The released kernels used Br = 16 and Bc = 128 or 256 instead.
     """
     if head_dim < 1 or on_chip_elements < head_dim:
-        raise ValueError(
-            f"the rule needs d >= 1 and M >= d, got d={head_dim}, M={on_chip_elements}"
-        )
+        raise ValueError(f"the rule needs d >= 1 and M >= d, got d={head_dim}, M={on_chip_elements}")
     block_n = -(-on_chip_elements // (4 * head_dim))
     return Tile(block_m=min(block_n, head_dim), block_n=block_n)
 
@@ -131,30 +129,16 @@ def candidates(
         if need.registers_per_thread > MAX_REGISTERS_PER_THREAD or need.threads > 1024:
             continue
         fit = occupancy(
-            gpu,
-            threads=need.threads,
-            registers_per_thread=need.registers_per_thread,
-            shared_bytes=need.shared_bytes,
+            gpu, threads=need.threads, registers_per_thread=need.registers_per_thread, shared_bytes=need.shared_bytes
         )
         if fit.blocks_per_sm:
             traffic = predict_traffic(algorithm, shape, tile, pass_).total_bytes
             found.append(TileChoice(tile, traffic, fit, need))
-    return sorted(
-        found,
-        key=lambda c: (
-            c.traffic_bytes,
-            -c.occupancy.warps_per_sm,
-            -c.tile.block_m * c.tile.block_n,
-        ),
-    )
+    return sorted(found, key=lambda c: (c.traffic_bytes, -c.occupancy.warps_per_sm, -c.tile.block_m * c.tile.block_n))
 
 
 def best_tile(
-    shape: AttentionShape,
-    gpu: Gpu,
-    pass_: str = "forward",
-    *,
-    resources: Callable[[Tile], Resources] | None = None,
+    shape: AttentionShape, gpu: Gpu, pass_: str = "forward", *, resources: Callable[[Tile], Resources] | None = None
 ) -> Tile:
     """Our rule: the least predicted SM-boundary traffic among tiles that keep an SM busy.
 

@@ -53,9 +53,7 @@ class Ceilings:
     """Of fp32 units, outside tensor cores."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "tensor_flops", "exp_per_s", "sm_boundary_bytes_per_s", "hbm_bytes_per_s", "fma_flops",
-        ):  # fmt: skip
+        for name in ("tensor_flops", "exp_per_s", "sm_boundary_bytes_per_s", "hbm_bytes_per_s", "fma_flops"):
             rate = getattr(self, name)
             if rate is not None and not rate > 0:
                 raise ValueError(f"{name}={rate} is not a positive rate")
@@ -113,9 +111,7 @@ class TimePrediction:
         return max(self.by_resource, key=lambda resource: self.by_resource[resource])
 
 
-def predict_time(
-    kernels: Mapping[str, Work], ceilings: Ceilings, *, without: Collection[str] = ()
-) -> TimePrediction:
+def predict_time(kernels: Mapping[str, Work], ceilings: Ceilings, *, without: Collection[str] = ()) -> TimePrediction:
     """Roofline of kernels that run one after another.
 
     Idle SMs slow what SMs do (tensor cores, exponentials, their boundary), not HBM.
@@ -156,9 +152,7 @@ def predict_time(
         bytes_seconds += max(seconds.get("SM boundary", 0.0), seconds.get("HBM", 0.0))
         for resource, value in seconds.items():
             by_resource[resource] = by_resource.get(resource, 0.0) + value
-    return TimePrediction(
-        total, MappingProxyType(by_resource), MappingProxyType(bound_by), bytes_seconds
-    )
+    return TimePrediction(total, MappingProxyType(by_resource), MappingProxyType(bound_by), bytes_seconds)
 
 
 def on_fma_units(algorithm: str, dtype: str) -> bool:
@@ -235,9 +229,7 @@ def blocks_alike(algorithm: str, shape: AttentionShape | None = None) -> bool:
     return shape is not None and shape.visible_pairs == shape.seqlen_q * shape.seqlen_k
 
 
-def _hopper_shared_per_tensor(
-    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str
-) -> float:
+def _hopper_shared_per_tensor(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str) -> float:
     """Clocks of shared memory for each clock of the tensor cores; 0 for all but the Hopper kernels.
 
     Raises ValueError for a tile that these kernels cannot have.

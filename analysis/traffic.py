@@ -48,11 +48,7 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.sums import KernelBytes
 from analysis.sums.flash import flash_backward, flash_backward_split, flash_forward
 from analysis.sums.flash1 import flash1_backward, flash1_forward
-from analysis.sums.flash_sm90 import (
-    flash_backward_sm90,
-    flash_forward_sm90,
-    flash_forward_sm90_optimistic,
-)
+from analysis.sums.flash_sm90 import flash_backward_sm90, flash_forward_sm90, flash_forward_sm90_optimistic
 from analysis.sums.packed import packed, packed_backward_sm90, packed_sm90
 from analysis.sums.standard import standard_backward, standard_forward
 
@@ -134,8 +130,7 @@ def sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes]
         return (flash1_forward if forward else flash1_backward), {"form": algorithm.form}
     if algorithm.family is Family.HOPPER:
         if forward:
-            return (flash_forward_sm90_optimistic if algorithm.optimistic
-                    else flash_forward_sm90), {}  # fmt: skip
+            return (flash_forward_sm90_optimistic if algorithm.optimistic else flash_forward_sm90), {}
         return flash_backward_sm90, {"deterministic": algorithm.dq is DqSum.ORDERED}
     if forward:
         return flash_forward, {}
@@ -154,9 +149,7 @@ def _takes_window(algorithm: Algorithm, pass_: str) -> bool:
 _NOT_PACKED = ("key_mask", "block_mask", "mask_block", "bias", "bias_gradient")
 
 
-def predict_traffic(
-    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, **options: Any
-) -> Traffic:
+def predict_traffic(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, **options: Any) -> Traffic:
     """SM-boundary traffic of one pass, exact to the byte.
 
     algorithm: a name of ``analysis.algorithms``; pass_: "forward" or "backward". Options, where the
@@ -171,14 +164,9 @@ def predict_traffic(
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     bytes_of, variant = sum_of(algorithms.find(algorithm), pass_)
     if shape.windowed and not _takes_window(algorithms.find(algorithm), pass_):
-        raise ValueError(
-            f"the {pass_} of {algorithm} takes no window={shape.window}, sinks={shape.sinks}: "
-            "flash does"
-        )
+        raise ValueError(f"the {pass_} of {algorithm} takes no window={shape.window}, sinks={shape.sinks}: flash does")
     if shape.fp8 and (algorithms.find(algorithm).family is not Family.FLASH or pass_ != "forward"):
-        raise ValueError(
-            f"the {pass_} of {algorithm} takes no k and v of e4m3: the forward of flash does"
-        )
+        raise ValueError(f"the {pass_} of {algorithm} takes no k and v of e4m3: the forward of flash does")
     lengths: Lengths | None = options.pop("lengths", None)
     unknown = [name for name in options if name not in inspect.signature(bytes_of).parameters]
     if unknown or set(options) & set(variant):
@@ -204,12 +192,7 @@ def traffic_options(problem: Problem, pass_: str) -> dict[str, Any]:
 
 
 def _packed(
-    algorithm: str,
-    shape: AttentionShape,
-    tile: Tile,
-    pass_: str,
-    lengths: Lengths,
-    options: Mapping[str, Any],
+    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, lengths: Lengths, options: Mapping[str, Any]
 ) -> KernelBytes:
     """ValueError where packed sequences do not go with the shape, the algorithm or an option."""
     lengths.check(shape)
@@ -232,9 +215,12 @@ def _packed(
         if pass_ == "forward":
             return packed_sm90(shape, lengths, tile)
         return packed_backward_sm90(
-            shape, lengths, tile, deterministic=options["deterministic"],
+            shape,
+            lengths,
+            tile,
+            deterministic=options["deterministic"],
             lse_gradient=options.get("lse_gradient", False),
-        )  # fmt: skip
+        )
     split = pass_ == "backward" and chosen.dq is DqSum.SEPARATE_PASS
     dq_tile = options.get("dq_tile", tile) if split else None
     of_equals = partial(sum_of(chosen, pass_)[0], **options)

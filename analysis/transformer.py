@@ -46,13 +46,8 @@ def pipeline_stage_bytes(
     With m > 1 interleaved chunks per stage it is 1 + (p - 1)/(pm) times that.
     """
     if min(layers, pipeline, interleaved) < 1 or layers % pipeline:
-        raise ValueError(
-            f"layers={layers} do not divide among pipeline={pipeline} stages "
-            f"(interleaved={interleaved})"
-        )
-    per_layer = saved_bytes(
-        shape, ranks=ranks, sequence_parallel=sequence_parallel, recompute=recompute
-    )
+        raise ValueError(f"layers={layers} do not divide among pipeline={pipeline} stages (interleaved={interleaved})")
+    per_layer = saved_bytes(shape, ranks=ranks, sequence_parallel=sequence_parallel, recompute=recompute)
     if interleaved == 1:
         return layers * per_layer
     return layers * per_layer * (1 + Fraction(pipeline - 1, pipeline * interleaved))

@@ -38,9 +38,7 @@ def sides(window: Any) -> Sides:
     if window is None:
         return None, None
     if isinstance(window, str) or not isinstance(window, Sequence) or len(window) != 2:
-        raise TypeError(
-            f"window must be (left, right), two whole numbers or None for unlimited, got {window!r}"
-        )
+        raise TypeError(f"window must be (left, right), two whole numbers or None for unlimited, got {window!r}")
     found: list[int | None] = []
     for name, side in zip(("left", "right"), window, strict=True):
         if side is not None:
@@ -83,9 +81,7 @@ class Window:
     @property
     def hides(self) -> bool:
         """Whether it takes out a pair that the causal mask leaves."""
-        without = Window.of(
-            self.seqlen_q, self.seqlen_k, causal=self.causal, window=(None, None), sinks=0
-        )
+        without = Window.of(self.seqlen_q, self.seqlen_k, causal=self.causal, window=(None, None), sinks=0)
         return self != without and self.visible_pairs != without.visible_pairs
 
     @property

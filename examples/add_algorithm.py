@@ -70,14 +70,16 @@ def predicted(shape: AttentionShape) -> Traffic:
     """Bytes at the SM boundary: per query row q and out once, K twice, V once."""
     rows = shape.batch * shape.heads * shape.seqlen_q
     row_bytes = shape.head_dim * shape.itemsize
-    return Traffic({
-        "two_pass": {
-            ("q", "read"): rows * row_bytes,
-            ("k", "read"): 2 * rows * shape.seqlen_k * row_bytes,
-            ("v", "read"): rows * shape.seqlen_k * row_bytes,
-            ("out", "write"): rows * row_bytes,
+    return Traffic(
+        {
+            "two_pass": {
+                ("q", "read"): rows * row_bytes,
+                ("k", "read"): 2 * rows * shape.seqlen_k * row_bytes,
+                ("v", "read"): rows * shape.seqlen_k * row_bytes,
+                ("out", "write"): rows * row_bytes,
+            }
         }
-    })  # fmt: skip
+    )
 
 
 def run(shape: AttentionShape) -> tuple[Traffic, float]:
@@ -95,11 +97,16 @@ def run(shape: AttentionShape) -> tuple[Traffic, float]:
         (shape.batch * shape.heads * shape.seqlen_q, 1, 1),
         4 * shape.head_dim,
         [
-            from_numpy("q", q, "r"), from_numpy("k", k, "r"), from_numpy("v", v, "r"),
-            from_numpy("out", out, "w"), np.int32(shape.heads), np.int32(shape.seqlen_q),
-            np.int32(shape.seqlen_k), np.float32(scale),
+            from_numpy("q", q, "r"),
+            from_numpy("k", k, "r"),
+            from_numpy("v", v, "r"),
+            from_numpy("out", out, "w"),
+            np.int32(shape.heads),
+            np.int32(shape.seqlen_q),
+            np.int32(shape.seqlen_k),
+            np.float32(scale),
         ],
-    )  # fmt: skip
+    )
     scores = scale * q.astype(float) @ k.astype(float).swapaxes(2, 3)
     weights = np.exp(scores - scores.max(axis=3, keepdims=True))
     right = weights / weights.sum(axis=3, keepdims=True) @ v.astype(float)
@@ -117,8 +124,10 @@ def main() -> None:
         print(f"{tensor + ' ' + direction:14}{count:12}{got:12}")
     assert counted == formula
     flash = predict_traffic("flash", shape, Tile(64, 64), "forward").total_bytes
-    print(f"largest error {error:.1e}; with tiles of 64 x 64 it would be "
-          f"{formula.total_bytes / flash:.0f} times fewer bytes")  # fmt: skip
+    print(
+        f"largest error {error:.1e}; with tiles of 64 x 64 it would be "
+        f"{formula.total_bytes / flash:.0f} times fewer bytes"
+    )
 
 
 if __name__ == "__main__":

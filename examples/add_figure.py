@@ -28,9 +28,15 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for tensor, colour in {"q": "#0072B2", "out": "#D55E00", "k": "#009E73"}.items():
         of_tensor = pick(rows, tensor=tensor, direction="read")
         for source in ("predicted", "measured"):
-            series(axes, pick(of_tensor, source=source), "block_n", f"{source} {tensor}",
-                   y="gigabytes", color=colour,
-                   label=tensor if source == "predicted" else None)  # fmt: skip
+            series(
+                axes,
+                pick(of_tensor, source=source),
+                "block_n",
+                f"{source} {tensor}",
+                y="gigabytes",
+                color=colour,
+                label=tensor if source == "predicted" else None,
+            )
     powers_of_two(axes, sorted(rows["block_n"].dropna().unique()))
     axes.set(xlabel="column block Bc (keys)", ylabel="reads (GB)")
     axes.set_title("Q and O are read again for every column block, K is not")

@@ -65,25 +65,40 @@ def main(path: Path = Path("my-records/example-peers.jsonl"), seqlen: int = 512)
         "torch-sdpa": scaled_dot_product_attention,
     }
     torch.testing.assert_close(*(peer(q, k, v) for peer in peers.values()))
-    timings = time_interleaved(
-        {name: partial(peer, q, k, v) for name, peer in peers.items()}, Cpu(), budget_ms=50.0
-    )
+    timings = time_interleaved({name: partial(peer, q, k, v) for name, peer in peers.items()}, Cpu(), budget_ms=50.0)
     shape: dict[str, Scalar] = {
-        "pass": "forward", "batch": 1, "heads": 4, "kv_heads": 4, "seqlen_q": seqlen,
-        "seqlen_k": seqlen, "head_dim": 64, "dtype": "fp32", "causal": False,
-    }  # fmt: skip
+        "pass": "forward",
+        "batch": 1,
+        "heads": 4,
+        "kv_heads": 4,
+        "seqlen_q": seqlen,
+        "seqlen_k": seqlen,
+        "head_dim": 64,
+        "dtype": "fp32",
+        "causal": False,
+    }
     rows = [
         record(
-            shape | machine.provenance("cpu"), experiment=path.stem, implementation=name,
-            source="measured", metric="time_ms", unit="ms", value=t.median_ms, spread_min=t.min_ms,
-            spread_max=t.max_ms, spread_n=t.repeats, tool="perf_counter, median, cache flushed",
+            shape | machine.provenance("cpu"),
+            experiment=path.stem,
+            implementation=name,
+            source="measured",
+            metric="time_ms",
+            unit="ms",
+            value=t.median_ms,
+            spread_min=t.min_ms,
+            spread_max=t.max_ms,
+            spread_n=t.repeats,
+            tool="perf_counter, median, cache flushed",
         )
         for name, t in timings.items()
-    ]  # fmt: skip
+    ]
     records.append(path, rows)
     for row in rows:
-        print(f"{row.implementation:16} {row.value:.3f} ms ({row.spread_min:.3f} to "
-              f"{row.spread_max:.3f}, {row.spread_n} times)")  # fmt: skip
+        print(
+            f"{row.implementation:16} {row.value:.3f} ms ({row.spread_min:.3f} to "
+            f"{row.spread_max:.3f}, {row.spread_n} times)"
+        )
 
 
 if __name__ == "__main__":

@@ -6,15 +6,7 @@ held while it runs backward; the exponential spacing has it last.
 
 from __future__ import annotations
 
-from analysis.checkpointing import (
-    Chain,
-    Plan,
-    exponential,
-    simulate,
-    sqrt,
-    store_all,
-    uniform_chain,
-)
+from analysis.checkpointing import Chain, Plan, exponential, simulate, sqrt, store_all, uniform_chain
 from analysis.checkpointing.plan_tree import PlanBuilder, plan_of
 
 
@@ -35,9 +27,7 @@ def main() -> None:
         plan = planner(chain)
         replay = simulate(chain, plan.schedule)  # raises at the first action that cannot be
         assert (replay.peak_bytes, replay.forwards) == (plan.peak_bytes, plan.forwards)
-        print(
-            f"{plan.name:12} peak {replay.peak_bytes >> 20:3} MiB, {replay.forwards} forward runs"
-        )
+        print(f"{plan.name:12} peak {replay.peak_bytes >> 20:3} MiB, {replay.forwards} forward runs")
 
 
 if __name__ == "__main__":

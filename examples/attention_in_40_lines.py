@@ -74,11 +74,7 @@ def main() -> None:
     dQ, dK, dV = backward(Q, K, V, O, L, dO, Br, Bc)
     dP = dO @ V.T
     dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))
-    worst = max(
-        abs(dQ - dS @ K / np.sqrt(d)).max(),
-        abs(dK - dS.T @ Q / np.sqrt(d)).max(),
-        abs(dV - P.T @ dO).max(),
-    )
+    worst = max(abs(dQ - dS @ K / np.sqrt(d)).max(), abs(dK - dS.T @ Q / np.sqrt(d)).max(), abs(dV - P.T @ dO).max())
     print(f"largest difference of a gradient: {worst:.1e}")
     print(f"kept for the backward beside Q, K, V, O: {L.size:,} elements instead of {P.size:,}")
 

@@ -68,14 +68,11 @@ class Model(nn.Module):
         self.qkv = nn.ModuleList(nn.Linear(WIDTH, columns) for _ in range(LAYERS))
         self.out = nn.ModuleList(nn.Linear(HEADS * HEAD_DIM, WIDTH) for _ in range(LAYERS))
         self.mlp = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-            for _ in range(LAYERS)
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(LAYERS)
         )
         self.logits = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(
-        self, tokens: Tensor, cache: PagedCache | None = None, sequences: list[int] | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, cache: PagedCache | None = None, sequences: list[int] | None = None) -> Tensor:
         """Logits (B, n, vocabulary) of tokens (B, n): the newest of cached sequences, or whole."""
         batch, n = tokens.shape
         places = torch.arange(n).expand(batch, n)
@@ -92,9 +89,12 @@ class Model(nn.Module):
             else:
                 cache.write(layer, sequences, k, v)
                 mixed = repro.decode_attention(
-                    q, cache.k[layer], cache.v[layer], seqlens_k=cache.lengths[sequences],
+                    q,
+                    cache.k[layer],
+                    cache.v[layer],
+                    seqlens_k=cache.lengths[sequences],
                     block_table=cache.table[sequences],
-                )  # fmt: skip
+                )
             x = x + self.out[layer](mixed.transpose(1, 2).reshape(batch, n, -1))
             x = x + self.mlp[layer](x)
         return self.logits(x)

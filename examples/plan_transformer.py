@@ -23,9 +23,13 @@ def model_and_call() -> tuple[Any, torch.Tensor, dict[str, Any]]:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=128, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=352, vocab_size=1000,
-    )  # fmt: skip
+        hidden_size=128,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=352,
+        vocab_size=1000,
+    )
     ids = torch.randint(1000, (2, 256))
     return LlamaForCausalLM(config).train(), ids, {"labels": ids, "use_cache": False}
 

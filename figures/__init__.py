@@ -3,6 +3,4 @@
 from pathlib import Path
 from runpy import run_path
 
-run_path(str(Path(__file__).parents[1] / "analysis" / "neighbours.py"))["require"](
-    "analysis", "kernels", "repro"
-)
+run_path(str(Path(__file__).parents[1] / "analysis" / "neighbours.py"))["require"]("analysis", "kernels", "repro")

@@ -49,9 +49,7 @@ def draw(
         _keep_verdicts(verdict_table.ordered(rows))
 
 
-def _each(
-    work: Callable[[str], list[Claim]], names: Sequence[str], jobs: int
-) -> Iterator[tuple[str, list[Claim]]]:
+def _each(work: Callable[[str], list[Claim]], names: Sequence[str], jobs: int) -> Iterator[tuple[str, list[Claim]]]:
     """Each name with what ``work`` says of it, in the order in which they are done.
 
     RuntimeError at the end names all that failed, where several processes are at work.
@@ -106,9 +104,7 @@ def _keep_verdicts(rows: Sequence[Claim]) -> None:
 
 
 @app.command("import-results")
-def import_(
-    source: Annotated[Path, typer.Argument(help="what `make gpu-run OUT=...` left")],
-) -> None:
+def import_(source: Annotated[Path, typer.Argument(help="what `make gpu-run OUT=...` left")]) -> None:
     """Merge the records of a run elsewhere into results/, say what they show and which claims they
     change."""
     from figures import verdict_table
@@ -126,14 +122,9 @@ def readme() -> None:
     from figures.bytes import memory_hierarchy
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
-    common.write_text(
-        page,
-        verdict_table.readme_with(verdict_table.blocks(rows), page.read_text(encoding="utf-8")),
-    )
+    common.write_text(page, verdict_table.readme_with(verdict_table.blocks(rows), page.read_text(encoding="utf-8")))
     start, readme_text = verdict_table.INDEX, page.read_text(encoding="utf-8")
-    common.write_text(
-        start, verdict_table.start_page(readme_text, start.read_text(encoding="utf-8"))
-    )
+    common.write_text(start, verdict_table.start_page(readme_text, start.read_text(encoding="utf-8")))
     common.write_text(verdict_table.CLAIMS, verdict_table.claims_page(rows))
     levels = memory_hierarchy.page(tidy(memory_hierarchy.EXPERIMENTS, local=False))
     common.write_text(memory_hierarchy.PAGE, levels)
@@ -145,9 +136,7 @@ def readme() -> None:
 
 
 @app.command()
-def report(
-    to: Annotated[Path, typer.Option(help="the file to write")] = common.OUT / "report.html",
-) -> None:
+def report(to: Annotated[Path, typer.Option(help="the file to write")] = common.OUT / "report.html") -> None:
     """Write the report: figures, verdicts, predictions, formulas, provenance in one HTML file."""
     from figures.report import write
 

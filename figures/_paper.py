@@ -42,8 +42,12 @@ NARROW = 5.0
 #: Panels may become narrower by this factor before they go into a further row.
 SQUEEZE = 0.91
 #: What small print calls panels side by side -> when they are folded.
-PLACES = {"Left:": "First panel:", "Middle:": "Second panel:", "Right:": "Last panel:",
-          "the middle panel": "the second panel"}  # fmt: skip
+PLACES = {
+    "Left:": "First panel:",
+    "Middle:": "Second panel:",
+    "Right:": "Last panel:",
+    "the middle panel": "the second panel",
+}
 #: Inches that a further line of text takes.
 LINE = 0.16
 

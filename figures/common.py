@@ -65,18 +65,8 @@ COLOURS = {
     "published": "#555555",
     "bound": "#999999",
 }
-FILLED: dict[str, Any] = {
-    "linestyle": "none",
-    "markeredgecolor": "white",
-    "markeredgewidth": 0.6,
-    "markersize": 6,
-}
-HOLLOW: dict[str, Any] = {
-    "linestyle": "none",
-    "markerfacecolor": "none",
-    "markeredgewidth": 1.3,
-    "markersize": 7,
-}
+FILLED: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.6, "markersize": 6}
+HOLLOW: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markeredgewidth": 1.3, "markersize": 7}
 
 
 @dataclass(frozen=True)
@@ -93,28 +83,33 @@ def style() -> None:
     It starts from matplotlib's own defaults: what a user's matplotlibrc says stays out.
     """
     matplotlib.rcdefaults()
-    seaborn.set_theme(context="paper", style="ticks", palette="colorblind", rc={
-        "figure.dpi": 100,
-        "savefig.dpi": 160,
-        "font.family": "DejaVu Sans",  # ships with matplotlib, so text has one width everywhere
-        "font.size": 9,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.labelsize": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.color": "#E6E6E6",
-        "grid.linewidth": 0.6,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "svg.fonttype": "none",
-        "svg.hashsalt": HASH_SALT,
-        "pdf.fonttype": 42,  # TrueType, embedded: publishers refuse matplotlib's Type 3
-    })  # fmt: skip
+    seaborn.set_theme(
+        context="paper",
+        style="ticks",
+        palette="colorblind",
+        rc={
+            "figure.dpi": 100,
+            "savefig.dpi": 160,
+            "font.family": "DejaVu Sans",  # ships with matplotlib, so text has one width everywhere
+            "font.size": 9,
+            "axes.titlesize": 10,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.labelsize": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.color": "#E6E6E6",
+            "grid.linewidth": 0.6,
+            "legend.frameon": False,
+            "legend.fontsize": 8,
+            "xtick.labelsize": 8,
+            "ytick.labelsize": 8,
+            "svg.fonttype": "none",
+            "svg.hashsalt": HASH_SALT,
+            "pdf.fonttype": 42,  # TrueType, embedded: publishers refuse matplotlib's Type 3
+        },
+    )
 
 
 @cache
@@ -159,11 +154,7 @@ def require_style(style: str) -> None:
 
 
 def save(
-    name: str,
-    drawing: Drawing,
-    out: Path = OUT,
-    images: Sequence[str] | None = None,
-    style: str = STYLE,
+    name: str, drawing: Drawing, out: Path = OUT, images: Sequence[str] | None = None, style: str = STYLE
 ) -> list[Path]:
     """Write NAME.csv and the ``images`` (default: :func:`formats`), without dates or random ids.
 
@@ -203,14 +194,7 @@ def shown(path: Path) -> str:
 
 
 def series(
-    ax: Axes,
-    rows: pandas.DataFrame,
-    x: str,
-    what: str,
-    *,
-    y: str = "value",
-    label: str | None = None,
-    **style: Any,
+    ax: Axes, rows: pandas.DataFrame, x: str, what: str, *, y: str = "value", label: str | None = None, **style: Any
 ) -> pandas.DataFrame:
     """Draw y against x in the manner of the rows' source; returns what was drawn.
 
@@ -238,20 +222,13 @@ def series(
 
 def label_end(ax: Axes, x: float, y: float, text: str, colour: str, **options: Any) -> None:
     """Write a label right of a curve's last point, in the curve's colour."""
-    place: dict[str, Any] = {
-        "xytext": (5, 0),
-        "textcoords": "offset points",
-        "va": "center",
-        "fontsize": 8,
-    }
+    place: dict[str, Any] = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
     # Grid lines stay behind it, and it stays text in the SVG, which an outline would not.
     place["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.3}
     ax.annotate(text, (x, y), color=colour, **{**place, **options})
 
 
-def label_ends(
-    ax: Axes, ends: Sequence[tuple[float, float, str, str]], *, gap: float = 11.0
-) -> None:
+def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]], *, gap: float = 11.0) -> None:
     """Label curves at their last points (x, y, text, colour), at least ``gap`` points apart.
 
     Call it when limits and scales are final: labels that would overlap are moved up and down.

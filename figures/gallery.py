@@ -20,10 +20,16 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "pages" / "figures.md"
 OURS = "Of this package"
 #: The most telling figures, committed as docs/images/NAME.svg; the README shows the first.
 CHOSEN = (
-    "fa1_fig2_middle", "fa1_fig2_left", "fa1_fig3_memory",
-    "fa1_fig1_right", "checkpoint_layer_bytes", "checkpoint_pareto",
-    "traffic_attribution", "two_levels", "time_predicted",
-)  # fmt: skip
+    "fa1_fig2_middle",
+    "fa1_fig2_left",
+    "fa1_fig3_memory",
+    "fa1_fig1_right",
+    "checkpoint_layer_bytes",
+    "checkpoint_pareto",
+    "traffic_attribution",
+    "two_levels",
+    "time_predicted",
+)
 _PAPER = re.compile(r"((?:[A-Z][\w-]+)(?: et al\.)? \d{4}), ([^:]+): (.+)")
 
 
@@ -105,8 +111,6 @@ def page() -> str:
             if seconds:
                 machines.add("host")
             took = f"{max(1, round(seconds))} s" if seconds else "drawn only"
-            rows.append(
-                f"| `{name}` | {subject(name)[1]} | {took} | {', '.join(sorted(machines))} |"
-            )
+            rows.append(f"| `{name}` | {subject(name)[1]} | {took} | {', '.join(sorted(machines))} |")
         parts += [f"## {paper}", "\n".join(rows)]
     return "\n\n".join(parts) + "\n"

@@ -51,14 +51,21 @@ def draw(rows: Sequence[Claim]) -> Figure:
     ax.axis("off")
     counts = {verdict: sum(row.verdict is verdict for row in rows) for verdict in COLOURS}
     handles: list[Patch | Line2D] = [
-        Patch(color=colour, label=f"{verdict} ({counts[verdict]})")
-        for verdict, colour in COLOURS.items()
+        Patch(color=colour, label=f"{verdict} ({counts[verdict]})") for verdict, colour in COLOURS.items()
     ]
     handles += [
-        Line2D([], [], linestyle="none", marker=marker, color=INK, label=str(kind), markersize=5,
-               markerfacecolor=INK if filled else "none")
+        Line2D(
+            [],
+            [],
+            linestyle="none",
+            marker=marker,
+            color=INK,
+            label=str(kind),
+            markersize=5,
+            markerfacecolor=INK if filled else "none",
+        )
         for kind, (marker, filled) in MARKS.items()
-    ]  # fmt: skip
+    ]
     figure.legend(handles=handles, loc="lower center", ncols=5, fontsize=7.5)
     figure.subplots_adjust(left=0.01, right=0.99, top=0.99, bottom=0.07)
     return figure
@@ -70,8 +77,7 @@ def mark(figure: Figure, x: float, y: float, row: Claim) -> None:
     for kind in MARKS:
         if kind in kinds:
             marker, filled = MARKS[kind]
-            figure.axes[0].plot(x, y, marker=marker, markersize=4, color=INK,
-                                markerfacecolor=INK if filled else "none")  # fmt: skip
+            figure.axes[0].plot(x, y, marker=marker, markersize=4, color=INK, markerfacecolor=INK if filled else "none")
             return
 
 
@@ -92,7 +98,18 @@ def by_work(rows: Sequence[Claim]) -> list[Claim]:
 def short(row: Claim, title: str) -> str:
     """A claim's name without what its strip says, as long as a cell is wide."""
     name = row.name
-    for prefix in (title, "FA-1", "FA-2", "FA-3", "Korthikanti", "Chen", "ZeRO", "Flash-Decoding",
-                   "Rabe & Staats", "ring attention", "Milakov"):  # fmt: skip
+    for prefix in (
+        title,
+        "FA-1",
+        "FA-2",
+        "FA-3",
+        "Korthikanti",
+        "Chen",
+        "ZeRO",
+        "Flash-Decoding",
+        "Rabe & Staats",
+        "ring attention",
+        "Milakov",
+    ):
         name = name.removeprefix(prefix).lstrip(", ") or name
     return name if len(name) <= 27 else name[:26] + "…"

@@ -37,8 +37,7 @@ HEADLINES = (
 NUMBERS = re.compile(r"\d[\d.]*x?(?:(?:, | to )\d[\d.]*x?)*(?: (?:[kMGT]B|%))?")
 #: Parts of the README that are generated: name -> the comment lines around it.
 MARKERS = {
-    name: (f"<!-- {name}: written by `make readme` -->", f"<!-- end of {name} -->")
-    for name in ("untimed", "verdicts")
+    name: (f"<!-- {name}: written by `make readme` -->", f"<!-- end of {name} -->") for name in ("untimed", "verdicts")
 }
 #: The site's start page, and the comment lines around what it has from the README.
 INDEX = CLAIMS.parent / "pages" / "index.md"
@@ -50,14 +49,32 @@ UNTIMED = (
     "cuDNN's and FlashAttention's kernels; ours are executed, checked and counted on the host."
 )
 #: Columns of the LaTeX tables, with their shares of a line.
-LATEX_COLUMNS = {"claim": 0.12, "what it says": 0.2, "predicted": 0.15, "measured": 0.17,
-                 "published": 0.09, "verdict": 0.09, "evidence": 0.09}  # fmt: skip
+LATEX_COLUMNS = {
+    "claim": 0.12,
+    "what it says": 0.2,
+    "predicted": 0.15,
+    "measured": 0.17,
+    "published": 0.09,
+    "verdict": 0.09,
+    "evidence": 0.09,
+}
 #: Signs that LaTeX's text fonts lack -> what draws them.
 _SIGNS: dict[str, str | int | None] = {
-    "Ψ": r"$\Psi$", "²": r"$^2$", "∘": r"$\circ$", "√": r"$\surd$", "←": r"$\leftarrow$",
-    "→": r"$\rightarrow$", "×": r"$\times$", "·": r"$\cdot$", "µ": r"$\mu$", "≤": r"$\le$",
-    "≥": r"$\ge$", "≈": r"$\approx$", "–": "--", "±": r"$\pm$",
-}  # fmt: skip
+    "Ψ": r"$\Psi$",
+    "²": r"$^2$",
+    "∘": r"$\circ$",
+    "√": r"$\surd$",
+    "←": r"$\leftarrow$",
+    "→": r"$\rightarrow$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "µ": r"$\mu$",
+    "≤": r"$\le$",
+    "≥": r"$\ge$",
+    "≈": r"$\approx$",
+    "–": "--",
+    "±": r"$\pm$",
+}
 TITLES = {
     Origin.PAPER: "Claims of the papers",
     Origin.NOTE: "Claims and faults of the study notes",
@@ -82,9 +99,7 @@ def judge(name: str, frame: pandas.DataFrame | None = None, *, local: bool = Tru
     """
     figures = set(names())
     wanted = [
-        row.name
-        for row in claims.rows().values()
-        if row.shown == name or (name == APART and row.shown not in figures)
+        row.name for row in claims.rows().values() if row.shown == name or (name == APART and row.shown not in figures)
     ]
     known = {} if frame is None else {module(name).EXPERIMENTS: frame}
     return claims.judge(wanted, local=local, frames=known)
@@ -124,8 +139,15 @@ def text(rows: Sequence[Claim], form: str = "github") -> str:
     if form == "github":
         shown = [cells(row) for row in rows]
         return _github(list(shown[0]) if shown else [], [list(s.values()) for s in shown])
-    wanted = {"claim": 12, "what it says": 30, "measured": 26, "evidence": 14, "verdict": 12,
-              "found": 34, "what would overturn it": 30}  # fmt: skip
+    wanted = {
+        "claim": 12,
+        "what it says": 30,
+        "measured": 26,
+        "evidence": 14,
+        "verdict": 12,
+        "found": 34,
+        "what would overturn it": 30,
+    }
     lines = [[cells(row)[name] for name in wanted] for row in rows]
     widths = list(wanted.values())
     return tabulate(lines, list(wanted), tablefmt=form, maxcolwidths=widths, disable_numparse=True)
@@ -143,9 +165,19 @@ def latex(rows: Sequence[Claim]) -> str:
         written = tabulate(lines, list(LATEX_COLUMNS), "latex_booktabs", disable_numparse=True)
         # Its own environment, rules included, fits one page and breaks no line of text.
         _, _, head, _, *body, _, _ = _without_unicode(written).splitlines()
-        parts += ["", rf"\begin{{longtable}}{{@{{}}{columns}@{{}}}}", rf"\caption{{{title}}}\\",
-                  r"\toprule", head, r"\midrule", r"\endhead", r"\bottomrule", r"\endfoot", *body,
-                  r"\end{longtable}"]  # fmt: skip
+        parts += [
+            "",
+            rf"\begin{{longtable}}{{@{{}}{columns}@{{}}}}",
+            rf"\caption{{{title}}}\\",
+            r"\toprule",
+            head,
+            r"\midrule",
+            r"\endhead",
+            r"\bottomrule",
+            r"\endfoot",
+            *body,
+            r"\end{longtable}",
+        ]
     return "\n".join(parts) + "\n"
 
 
@@ -164,9 +196,7 @@ def changes(before: Sequence[Claim], after: Sequence[Claim]) -> list[str]:
         then = ("not tested", "none") if was is None else (str(was.verdict), was.evidence)
         now = (str(row.verdict), row.evidence)
         if now != then:
-            lines.append(
-                f"{row.name}: {then[0]} ({then[1]}) -> {now[0]} ({now[1]}): {row.findings}"
-            )
+            lines.append(f"{row.name}: {then[0]} ({then[1]}) -> {now[0]} ({now[1]}): {row.findings}")
     return [f"claims that change: {len(lines)} of {len(after)}", *lines]
 
 
@@ -197,10 +227,13 @@ def untimed(*, local: bool = False) -> str:
     timed = {
         r.device
         for r in load(sorted(every), local=local)
-        if r.source == "measured" and r.value is not None and r.metric.startswith("time")
-        and r.device is not None and "NVIDIA" in r.device.upper()
+        if r.source == "measured"
+        and r.value is not None
+        and r.metric.startswith("time")
+        and r.device is not None
+        and "NVIDIA" in r.device.upper()
         and OUR_KERNELS.fullmatch(r.implementation)
-    }  # fmt: skip
+    }
     return f"Our kernels have been timed on: {', '.join(sorted(timed))}." if timed else UNTIMED
 
 
@@ -250,10 +283,7 @@ def claims_page(rows: Sequence[Claim]) -> str:
         "are records of runs that this repository cannot repeat.",
         _github(
             ["verdict", "claims", "meaning"],
-            [
-                [f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning]
-                for v in reversed(Verdict)
-            ],
+            [[f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning] for v in reversed(Verdict)],
         ),
         "Evidence, the strongest kind first: " + "; ".join(Evidence) + ".",
     ]
@@ -264,18 +294,12 @@ def claims_page(rows: Sequence[Claim]) -> str:
             if r.origin is origin
         ]
         parts += [f"## {title}", _github(["claim", "what it says", "verdict", "evidence"], lines)]
-    for title, verdict in (
-        ("Refuted", Verdict.REFUTED),
-        ("Reproduced within limits", Verdict.WITHIN_LIMITS),
-    ):
-        lines = [
-            [r.name, r.findings, r.partial or r.unlike or "like for like"]
-            for r in rows
-            if r.verdict is verdict
-        ]
+    for title, verdict in (("Refuted", Verdict.REFUTED), ("Reproduced within limits", Verdict.WITHIN_LIMITS)):
+        lines = [[r.name, r.findings, r.partial or r.unlike or "like for like"] for r in rows if r.verdict is verdict]
         parts += [f"## {title}", _github(["claim", "found", "conditions"], lines)]
-    needed = [[r.name, r.needs or "records: see `python -m repro judge`"] for r in rows
-              if r.verdict is Verdict.NOT_TESTED]  # fmt: skip
+    needed = [
+        [r.name, r.needs or "records: see `python -m repro judge`"] for r in rows if r.verdict is Verdict.NOT_TESTED
+    ]
     parts += ["## Not tested", _github(["claim", "a test would take"], needed)]
     parts += ["## How far a number may be off", tolerance_table()]
     return "\n\n".join(parts) + "\n"

@@ -106,21 +106,17 @@ def forward(
     if chosen.family is Family.HOPPER:
         _with_lse(backend, q, stats)
         hopper.forward(
-            backend, q, k, v, out, stats["lse"], optimistic=chosen.optimistic, pdl=pdl,
-            **_for_hopper(options, q, k),
-        )  # fmt: skip
+            backend, q, k, v, out, stats["lse"], optimistic=chosen.optimistic, pdl=pdl, **_for_hopper(options, q, k)
+        )
     elif chosen.family is Family.FLASH:
         lse = _with_lse(backend, q, stats)
         flash.forward(backend, q, k, v, out, lse, options, progress, progress_tiles)
     elif chosen.form:
         ladder.flash1_forward(
-            backend, q, k, v, out, stats, causal=options.causal, form=chosen.form,
-            **_for_ladder(options),
-        )  # fmt: skip
-    else:
-        ladder.standard_forward(
-            backend, q, k, v, out, stats, causal=options.causal, **_for_ladder(options)
+            backend, q, k, v, out, stats, causal=options.causal, form=chosen.form, **_for_ladder(options)
         )
+    else:
+        ladder.standard_forward(backend, q, k, v, out, stats, causal=options.causal, **_for_ladder(options))
 
 
 def _for_hopper(options: flash.Options, q: Array, k: Array) -> dict[str, Any]:
@@ -179,23 +175,59 @@ def backward(
     _refuse(algorithm, "backward", options.features(q, k) | with_lse)
     if chosen.family is Family.FLASH:
         flash.backward(
-            backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv, options,
-            dlse=dlse, dbias=dbias, workspace=chosen.dq is DqSum.WORKSPACE, split=split,
-        )  # fmt: skip
+            backend,
+            q,
+            k,
+            v,
+            out,
+            dout,
+            _saved_lse(algorithm, q, stats),
+            dq,
+            dk,
+            dv,
+            options,
+            dlse=dlse,
+            dbias=dbias,
+            workspace=chosen.dq is DqSum.WORKSPACE,
+            split=split,
+        )
         return
     assert dq is not None
     assert dk is not None
     assert dv is not None
     if chosen.family is Family.HOPPER:
         hopper.backward(
-            backend, q, k, v, out, dout, _saved_lse(algorithm, q, stats), dq, dk, dv, dlse=dlse,
-            deterministic=chosen.dq is DqSum.ORDERED, pdl=pdl, **_for_hopper(options, q, k),
-        )  # fmt: skip
+            backend,
+            q,
+            k,
+            v,
+            out,
+            dout,
+            _saved_lse(algorithm, q, stats),
+            dq,
+            dk,
+            dv,
+            dlse=dlse,
+            deterministic=chosen.dq is DqSum.ORDERED,
+            pdl=pdl,
+            **_for_hopper(options, q, k),
+        )
     elif chosen.form:
         ladder.flash1_backward(
-            backend, q, k, v, out, dout, stats, dq, dk, dv,
-            causal=options.causal, form=chosen.form, **_for_ladder(options),
-        )  # fmt: skip
+            backend,
+            q,
+            k,
+            v,
+            out,
+            dout,
+            stats,
+            dq,
+            dk,
+            dv,
+            causal=options.causal,
+            form=chosen.form,
+            **_for_ladder(options),
+        )
     else:  # the mask is in the stored P
         ladder.standard_backward(backend, q, k, v, dout, stats, dq, dk, dv, **_for_ladder(options))
 
@@ -208,10 +240,6 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
 
 def _refuse(algorithm: str, pass_: str, features: Collection[str]) -> None:
     """ValueError naming the options that the algorithm's kernels do not take."""
-    asked = [
-        each.argument
-        for name, each in FEATURES.items()
-        if name in features and not each.taken(algorithm, pass_)
-    ]
+    asked = [each.argument for name, each in FEATURES.items() if name in features and not each.taken(algorithm, pass_)]
     if asked:
         raise ValueError(f"{algorithm} does not take {', '.join(asked)}")

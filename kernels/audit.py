@@ -47,9 +47,18 @@ TABLE = KERNELS_DIR.parent / "docs" / "kernel-audit.csv"
 #: The card whose occupancy is predicted, by architecture.
 CARDS = {"sm_80": "A100 80GB", "sm_90": "H200", "sm_90a": "H200"}
 HEADER = (
-    "kernel", "arch", "threads", "registers", "shared [B]", "spilled [B]", "tensor ops",
-    "16-byte accesses", "blocks an SM", "limited by", "code",
-)  # fmt: skip
+    "kernel",
+    "arch",
+    "threads",
+    "registers",
+    "shared [B]",
+    "spilled [B]",
+    "tensor ops",
+    "16-byte accesses",
+    "blocks an SM",
+    "limited by",
+    "code",
+)
 VERSIONS = "NVRTC"
 
 
@@ -107,9 +116,7 @@ def subjects() -> list[Subject]:
             continue
         for arch in ("sm_80", "sm_90"):
             name = f"flash {variant.name}"
-            listed.append(
-                Subject(name, variant.kernel, variant.shared_bytes, arch, variant.spill_bytes(arch))
-            )
+            listed.append(Subject(name, variant.kernel, variant.shared_bytes, arch, variant.spill_bytes(arch)))
     listed += _decoding()
     for algorithm in ladder.ALGORITHMS:
         recorded = shipped(algorithm).launches()
@@ -130,9 +137,7 @@ def _decoding() -> list[Subject]:
     listed = []
     for head_dim in (64, 128, 256):
         for rows, fp8 in product((1, 64), (False, True)):
-            form = decode_config.configure(
-                "bf16", head_dim, rows, seqlens=True, paged=True, split=True, fp8=fp8
-            )
+            form = decode_config.configure("bf16", head_dim, rows, seqlens=True, paged=True, split=True, fp8=fp8)
             cache = " fp8" if fp8 else ""
             name = f"flash-decode bf16{cache} {head_dim} {form.tile.block_m} rows"
             for arch in ("sm_80", "sm_90"):
@@ -184,9 +189,7 @@ def _optimistic_forward() -> list[Subject]:
                 for part in ("optimistic", "repair"):
                     name = f"flash-sm90 {part} forward bf16 {form.name} {_mask(causal)}"
                     kernel = form.kernel("bf16", causal, part)
-                    shared_bytes = (
-                        form.repair_shared_bytes if part == "repair" else form.shared_bytes
-                    )
+                    shared_bytes = form.repair_shared_bytes if part == "repair" else form.shared_bytes
                     listed[name] = Subject(name, kernel, shared_bytes, "sm_90a")
     return list(listed.values())
 
@@ -199,9 +202,7 @@ def _hopper_backward() -> list[Subject]:
             for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
                 if form.dq_from_registers and algorithm == hopper.DETERMINISTIC:
                     continue  # it takes no turns
-                kernel = form.kernel(
-                    "", "bf16", causal, deterministic=algorithm == hopper.DETERMINISTIC
-                )
+                kernel = form.kernel("", "bf16", causal, deterministic=algorithm == hopper.DETERMINISTIC)
                 name = f"{algorithm} backward bf16 {form.name} {_mask(causal)}"
                 spilled = form.spill_bytes(causal)
                 listed.append(Subject(name, kernel, form.shared_bytes, "sm_90a", spilled))
@@ -223,10 +224,7 @@ def _packed_backward() -> list[Subject]:
             name = f"{algorithm} backward packed bf16 {form.name} {_mask(causal)}"
             kernel = form.kernel("", "bf16", causal, deterministic=turns, features=["packed"])
             listed.append(Subject(name, kernel, form.bytes_of(packed=True), "sm_90a"))
-        around = (
-            ("preprocess", SEQUENCE_BYTES),
-            ("postprocess", form.post_shared_bytes + SEQUENCE_BYTES),
-        )
+        around = (("preprocess", SEQUENCE_BYTES), ("postprocess", form.post_shared_bytes + SEQUENCE_BYTES))
         for part, shared_bytes in around:
             name = f"{hopper.ALGORITHM} {part} packed bf16 {form.name} full"
             kernel = form.kernel(part, "bf16", False, features=["packed"])
@@ -255,8 +253,7 @@ def _hopper_sawtooth() -> list[Subject]:
 def row(subject: Subject, versions: Sequence[str]) -> tuple[str, ...]:
     """The subject's line of the table; where versions of NVRTC differ a cell has a value each."""
     found = [_facts(subject, version) for version in versions]
-    return tuple(cell[0] if len(set(cell)) == 1 else " / ".join(cell)
-                 for cell in zip(*found, strict=True))  # fmt: skip
+    return tuple(cell[0] if len(set(cell)) == 1 else " / ".join(cell) for cell in zip(*found, strict=True))
 
 
 def _facts(subject: Subject, version: str) -> tuple[str, ...]:
@@ -274,16 +271,21 @@ def _facts(subject: Subject, version: str) -> tuple[str, ...]:
         shared_bytes=subject.shared_bytes + compiled.shared_bytes,
     )
     return (
-        subject.name, subject.arch, str(subject.kernel.threads), str(compiled.registers),
-        str(subject.shared_bytes + compiled.shared_bytes), str(compiled.spill_bytes),
-        str(counted["HGMMA"] + counted["HMMA"]), str(sass.wide_accesses(code.instructions)),
-        str(fit.blocks_per_sm), fit.limited_by, subject.code,
-    )  # fmt: skip
+        subject.name,
+        subject.arch,
+        str(subject.kernel.threads),
+        str(compiled.registers),
+        str(subject.shared_bytes + compiled.shared_bytes),
+        str(compiled.spill_bytes),
+        str(counted["HGMMA"] + counted["HMMA"]),
+        str(sass.wide_accesses(code.instructions)),
+        str(fit.blocks_per_sm),
+        fit.limited_by,
+        subject.code,
+    )
 
 
-def rows(
-    listed: Sequence[Subject], versions: Sequence[str], workers: int | None = None
-) -> list[tuple[str, ...]]:
+def rows(listed: Sequence[Subject], versions: Sequence[str], workers: int | None = None) -> list[tuple[str, ...]]:
     """All lines, compiled on all cores, in the order of ``listed``."""
     workers = workers or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:

@@ -43,9 +43,7 @@ class BiasGradient:
     partial: bool
 
     @classmethod
-    def start(
-        cls, backend: Backend, dbias: Array, q: Array, *, deterministic: bool, partial: bool
-    ) -> BiasGradient:
+    def start(cls, backend: Backend, dbias: Array, q: Array, *, deterministic: bool, partial: bool) -> BiasGradient:
         """Asks for the memory that the form needs."""
         batch, heads = q.shape[:2]
         form = form_of((dbias.shape[0], dbias.shape[1]), (batch, heads), deterministic)
@@ -62,9 +60,7 @@ class BiasGradient:
         target = self.dbias if self.accum is None else self.accum
         name = "dbias" if self.accum is None else "dbias_accum"
         items, heads, rows, columns = target.shape
-        args: list[Argument] = [
-            target.with_access("w", name), np.int32(heads), np.int32(rows), np.int32(columns),
-        ]  # fmt: skip
+        args: list[Argument] = [target.with_access("w", name), np.int32(heads), np.int32(rows), np.int32(columns)]
         kernel = _kernel("flash_bias_zero", target.dtype)
         backend.launch(kernel, (items * heads * rows, 1, 1), 0, args, stream)
 

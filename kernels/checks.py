@@ -78,9 +78,7 @@ def check_shapes(
     if key_mask is not None:
         dense = (seqlen_k, 1)
         if key_mask.dtype != "uint8" or key_mask.shape != (batch, seqlen_k):
-            raise ValueError(
-                f"key_mask is {key_mask.dtype} {key_mask.shape}, not uint8 {(batch, seqlen_k)}"
-            )
+            raise ValueError(f"key_mask is {key_mask.dtype} {key_mask.shape}, not uint8 {(batch, seqlen_k)}")
         if batch > 1 and key_mask.strides != dense:
             raise ValueError(f"key_mask has strides {key_mask.strides}, not {dense}")
 
@@ -88,9 +86,7 @@ def check_shapes(
 def check_alignment(name: str, array: Array) -> None:
     """Rows are moved 16 bytes at a time."""
     strides = [s for n, s in zip(array.shape[:3], array.strides[:3], strict=True) if n > 1]
-    if array.size and (
-        array.pointer % 16 or any(stride * array.itemsize % 16 for stride in strides)
-    ):
+    if array.size and (array.pointer % 16 or any(stride * array.itemsize % 16 for stride in strides)):
         raise ValueError(
             f"{name} is not aligned to 16 bytes: address {array.pointer:#x}, strides "
             f"{array.strides} of {array.itemsize} bytes; copy it first"

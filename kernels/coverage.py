@@ -60,18 +60,14 @@ OPTIONS = (
     Option("`alibi_slopes`", asked={"alibi": True}),
     Option("`softcap` at head dimension 64", {"head_dim": 64}, {"softcap": True}),
     Option("the same in fp16", {"head_dim": 64, "dtype": "fp16"}, {"softcap": True}),
-    Option("`softcap` and `window` at head dimension 64", {"head_dim": 64, "window": (128, 0)},
-           {"softcap": True}),
-    Option("`softcap` and `alibi_slopes` at head dimension 64", {"head_dim": 64},
-           {"softcap": True, "alibi": True}),
+    Option("`softcap` and `window` at head dimension 64", {"head_dim": 64, "window": (128, 0)}, {"softcap": True}),
+    Option("`softcap` and `alibi_slopes` at head dimension 64", {"head_dim": 64}, {"softcap": True, "alibi": True}),
     Option("`bias`, and its gradient", asked={"bias": (1, 4)}, backward={"bias_gradient": True}),
-    Option(
-        "`cu_seqlens_q`, `cu_seqlens_k`", {"batch": 1}, {"lengths": Lengths.equal((1000, 0, 24))}
-    ),
+    Option("`cu_seqlens_q`, `cu_seqlens_k`", {"batch": 1}, {"lengths": Lengths.equal((1000, 0, 24))}),
     Option("`tile`", asked={"tile": Tile(64, 64)}),
-    Option("`order=\"sawtooth\"`", asked={"order": "sawtooth"}),
+    Option('`order="sawtooth"`', asked={"order": "sawtooth"}),
     Option("`return_lse`, with a gradient of lse", backward={"lse_gradient": True}),
-)  # fmt: skip
+)
 DETERMINISTIC = Option("`deterministic`: dq in a fixed order", backward={"deterministic": True})
 """Asked of dispatch alone: an algorithm by its name has a fixed order or has none."""
 
@@ -100,9 +96,7 @@ def table() -> str:
     rows = []
     for place, option in enumerate((*OPTIONS, DETERMINISTIC)):
         picked = dict.fromkeys(takes(AUTO, option, pass_) or "nothing" for pass_ in option.passes)
-        own = [
-            "by name" if option is DETERMINISTIC else marks[place] for marks in columns
-        ]  # fmt: skip
+        own = ["by name" if option is DETERMINISTIC else marks[place] for marks in columns]
         rows.append((option.name, ", ".join(f"`{name}`" for name in picked), *own))
     names = (", ".join(f"`{name}`" for name in found) for found in columns.values())
     headers = ("option", "the operator on Hopper", *names)

@@ -23,14 +23,7 @@ from analysis.arguments import checked
 from analysis.decode import best_splits
 from analysis.shapes import scale_blocks
 from kernels.checks import check_alignment, finite, require_int32
-from kernels.decode_config import (
-    MERGE_WARPS,
-    PAGE_UNIT,
-    WIDE_VALUES,
-    DecodeConfig,
-    configure,
-    padded_columns,
-)
+from kernels.decode_config import MERGE_WARPS, PAGE_UNIT, WIDE_VALUES, DecodeConfig, configure, padded_columns
 from kernels.flash_config import DTYPE_CODE, HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Argument, Array, Backend, Count, Size, Word
 
@@ -85,13 +78,9 @@ def forward(
     row_tiles = -(-row_count // config.tile.block_m)
     blocks = batch * kv_heads * row_tiles
     if splits is None:
-        splits = default_splits(
-            config, blocks, seqlen_k, row_count, backend.multiprocessors, shared_limit_bytes
-        )
+        splits = default_splits(config, blocks, seqlen_k, row_count, backend.multiprocessors, shared_limit_bytes)
     if splits > 1:
-        config = configure(
-            q.dtype, head_dim, row_count, limit=shared_limit_bytes, split=True, **features
-        )
+        config = configure(q.dtype, head_dim, row_count, limit=shared_limit_bytes, split=True, **features)
     results = [out.with_access("w", "out"), lse.with_access("w", "lse")]
     partial: list[Array] = []
     if splits > 1:
@@ -145,9 +134,12 @@ def default_splits(
     at_once = multiprocessors * config.blocks_per_sm(limit)
     tile_rows = min(rows, config.tile.block_m)
     return best_splits(
-        blocks=blocks, tiles=-(-seqlen_k // config.tile.block_n), at_once=at_once,
-        tile_bytes=config.cache_tile_bytes, partial_bytes=config.partial_bytes(tile_rows),
-    )  # fmt: skip
+        blocks=blocks,
+        tiles=-(-seqlen_k // config.tile.block_n),
+        at_once=at_once,
+        tile_bytes=config.cache_tile_bytes,
+        partial_bytes=config.partial_bytes(tile_rows),
+    )
 
 
 def check_arrays(
@@ -199,12 +191,8 @@ def check_arrays(
     for name, scales in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scales is not None and scale_block is None:
             _check_whole(name, scales, "fp32", (kv_heads,))
-        elif scales is not None and (
-            scales.dtype != "fp32" or scales.shape != (pages, kv_heads, blocks, 1)
-        ):
-            raise ValueError(
-                f"{name} is {scales.dtype} {scales.shape}, not fp32 {(pages, kv_heads, blocks, 1)}"
-            )
+        elif scales is not None and (scales.dtype != "fp32" or scales.shape != (pages, kv_heads, blocks, 1)):
+            raise ValueError(f"{name} is {scales.dtype} {scales.shape}, not fp32 {(pages, kv_heads, blocks, 1)}")
     if fp8 and head_dim % 16:
         raise ValueError(f"head_dim={head_dim} is not a multiple of 16, as an fp8 cache needs")
     cache = "uint8" if fp8 else q.dtype

@@ -75,8 +75,7 @@ class DecodeConfig:
             )
         if self.tile.block_m not in ROWS or self.tile.block_n not in KEYS:
             raise ValueError(
-                f"tile ({self.tile.block_m}, {self.tile.block_n}): block_m is one of {ROWS}, "
-                f"block_n one of {KEYS}"
+                f"tile ({self.tile.block_m}, {self.tile.block_n}): block_m is one of {ROWS}, block_n one of {KEYS}"
             )
         if self.scale_blocks and not self.fp8:
             raise ValueError(f"scale_blocks={self.scale_blocks} with fp8={self.fp8}")
@@ -146,10 +145,7 @@ class DecodeConfig:
     def fit(self, gpu: Gpu) -> Occupancy:
         """Blocks that an SM holds, by the estimate of the registers."""
         return occupancy(
-            gpu,
-            threads=self.threads,
-            registers_per_thread=self.registers_per_thread,
-            shared_bytes=self.shared_bytes,
+            gpu, threads=self.threads, registers_per_thread=self.registers_per_thread, shared_bytes=self.shared_bytes
         )
 
     def blocks_per_sm(self, limit: int = SHARED_LIMIT_BYTES) -> int:
@@ -204,12 +200,7 @@ class DecodeConfig:
 
 @checked
 def configure(
-    dtype: str,
-    head_dim: int,
-    rows: Count,
-    *,
-    limit: Size = SHARED_LIMIT_BYTES,
-    **features: bool,
+    dtype: str, head_dim: int, rows: Count, *, limit: Size = SHARED_LIMIT_BYTES, **features: bool
 ) -> DecodeConfig:
     """The form for ``rows`` query rows a key/value head.
 

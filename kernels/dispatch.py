@@ -92,9 +92,7 @@ def choose(
         objection = f"tile ({tile.block_m}, {tile.block_n}) was asked for"
     else:
         keys = min(array.shape[2] for array in listed)
-        objection = hopper.unsupported_reason(
-            q.dtype, q.shape[3], used, scale=scale, pass_=pass_, keys=keys
-        )
+        objection = hopper.unsupported_reason(q.dtype, q.shape[3], used, scale=scale, pass_=pass_, keys=keys)
         objection = objection or next(filter(None, map(_unreachable, listed)), None)
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
     if objection is None and deterministic and pass_ == "backward" and "sawtooth" in used:
@@ -190,9 +188,14 @@ def kernel_tile(pass_: Pass, problem: Problem, limit: Size = SHARED_LIMIT_BYTES)
         try:
             for kernel in _KERNELS[pass_]:
                 configure(
-                    kernel, shape.dtype, shape.head_dim, tile=candidate, limit=limit,
-                    block_size=block_size, features=features,
-                )  # fmt: skip
+                    kernel,
+                    shape.dtype,
+                    shape.head_dim,
+                    tile=candidate,
+                    limit=limit,
+                    block_size=block_size,
+                    features=features,
+                )
             return candidate
         except ValueError as error:
             complaint = complaint or error

@@ -83,8 +83,7 @@ class Options:
         wave = self.wave
         if wave is not None and (self.order != "sawtooth" or wave < 1):
             raise ValueError(
-                f"wave={wave} with order={self.order!r}: it is the number of blocks that run at a "
-                "time, of a sawtooth"
+                f"wave={wave} with order={self.order!r}: it is the number of blocks that run at a time, of a sawtooth"
             )
 
     @property
@@ -111,10 +110,15 @@ class Options:
     def config(self, kernel: str, q: Array, k: Array, **more: Any) -> FlashConfig:
         """The compiled form of "forward", "backward" or "backward-dq"."""
         return configure(
-            kernel, q.dtype, q.shape[3],
-            tile=self.tile, limit=self.shared_limit_bytes,
-            block_size=self._block_size(kernel, q, k), features=self.features(q, k), **more,
-        )  # fmt: skip
+            kernel,
+            q.dtype,
+            q.shape[3],
+            tile=self.tile,
+            limit=self.shared_limit_bytes,
+            block_size=self._block_size(kernel, q, k),
+            features=self.features(q, k),
+            **more,
+        )
 
     def check(self, q: Array, k: Array, **refused: Any) -> None:
         """What the options' own arrays may not be; ``refused``: not with packed sequences."""
@@ -155,9 +159,7 @@ class Options:
             raise TypeError(f"block_mask has dtype {self.block_mask.dtype}, not uint8")
         expected = (*q.shape[:2], _tiles(q.shape[2], size[0]), _tiles(k.shape[2], size[1]))
         if self.block_mask.shape != expected:
-            raise ValueError(
-                f"block_mask has shape {self.block_mask.shape}, blocks of {size} make it {expected}"
-            )
+            raise ValueError(f"block_mask has shape {self.block_mask.shape}, blocks of {size} make it {expected}")
         return size
 
     def masks(self) -> list[Argument]:
@@ -187,9 +189,7 @@ class Options:
 
 
 #: Options that are no arrays, under the names that a problem and its shape have for them.
-VALUES = tuple(
-    each.name for each in fields(Options) if "Array" not in str(each.type) and each.name != "scale"
-)
+VALUES = tuple(each.name for each in fields(Options) if "Array" not in str(each.type) and each.name != "scale")
 
 
 def forward(
@@ -212,9 +212,8 @@ def forward(
     options.check(q, k, progress=progress)
     scale = finite(options.scale)
     config = options.config(
-        "forward", q, k, any_scale=scale <= 0.0,
-        progress=progress_tiles if progress is not None else 0,
-    )  # fmt: skip
+        "forward", q, k, any_scale=scale <= 0.0, progress=progress_tiles if progress is not None else 0
+    )
     heads, head_dim = q.shape[1], q.shape[3]
     items, seqlen_q, seqlen_k = options.sizes(q, k)
     blocks = items * heads * _tiles(seqlen_q, config.tile.block_m)
@@ -255,9 +254,7 @@ def progress_notes(seqlen_k: Size, block_n: Count, progress_tiles: Size) -> int:
 def _check_progress(progress: Array, blocks: int, config: FlashConfig, seqlen_k: int) -> None:
     wanted = (blocks, progress_notes(seqlen_k, config.tile.block_n, config.progress))
     if progress.dtype != "int64" or progress.shape != wanted:
-        raise ValueError(
-            f"progress is {progress.dtype} {progress.shape}, not int64 {wanted} (blocks, notes)"
-        )
+        raise ValueError(f"progress is {progress.dtype} {progress.shape}, not int64 {wanted} (blocks, notes)")
 
 
 def backward(
@@ -291,17 +288,13 @@ def backward(
     check_shapes(q, k, v, like_q, like_k, rows, options.key_mask)
     options.check(q, k, workspace=workspace)
     scale, stream = finite(options.scale), options.stream
-    config = options.config(
-        "backward", q, k,
-        deterministic=workspace, dlse=dlse is not None, query_gradient=not split,
-    )  # fmt: skip
+    config = options.config("backward", q, k, deterministic=workspace, dlse=dlse is not None, query_gradient=not split)
     gradient = None
     if dbias is not None:
         partial = not options.features(q, k).isdisjoint(("causal", "window", "block_mask"))
         gradient = _bias_gradient(
-            backend, options.changes, q, k, dk, dbias,
-            deterministic=workspace or split, partial=partial,
-        )  # fmt: skip
+            backend, options.changes, q, k, dk, dbias, deterministic=workspace or split, partial=partial
+        )
         config = replace(config, bias_gradient=gradient.form)
     batch, heads, all_rows, head_dim = q.shape  # packed sequences are rows like others to some
     kv_heads = k.shape[1]
@@ -401,9 +394,16 @@ def backward(
 
 
 def _bias_gradient(
-    backend: Backend, changes: ScoreChanges, q: Array, k: Array, dk: Array | None, dbias: Array,
-    *, deterministic: bool, partial: bool,
-) -> BiasGradient:  # fmt: skip
+    backend: Backend,
+    changes: ScoreChanges,
+    q: Array,
+    k: Array,
+    dk: Array | None,
+    dbias: Array,
+    *,
+    deterministic: bool,
+    partial: bool,
+) -> BiasGradient:
     """ValueError or TypeError for a gradient that has no bias, or does not fit it."""
     if changes.bias is None:
         raise ValueError("dbias without a bias")

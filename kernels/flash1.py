@@ -25,18 +25,7 @@ from kernels.ladder_arrays import (
     row_statistic,
     saved,
 )
-from kernels.launch import (
-    DTYPE_CODE,
-    Argument,
-    Array,
-    Backend,
-    Count,
-    IoType,
-    Kernel,
-    Pass,
-    Size,
-    Word,
-)
+from kernels.launch import DTYPE_CODE, Argument, Array, Backend, Count, IoType, Kernel, Pass, Size, Word
 
 THREADS = 128
 FORMS: tuple[Form, ...] = ("literal", "skip-first", "released")
@@ -60,9 +49,7 @@ def flash1_shared_bytes(tile: Tile, head_dim: Count, dtype: IoType, pass_: Pass)
 
 
 @checked
-def flash1_tile(
-    head_dim: Count, dtype: IoType, pass_: Pass, shared_limit_bytes: Size = SHARED_LIMIT_BYTES
-) -> Tile:
+def flash1_tile(head_dim: Count, dtype: IoType, pass_: Pass, shared_limit_bytes: Size = SHARED_LIMIT_BYTES) -> Tile:
     """Br = 16 and the largest Bc ≤ 256 that fits, as released. ValueError when none does."""
     for block_n in (256, 128, 64, 32, 16):
         tile = Tile(RELEASED_BLOCK_M, block_n)
@@ -73,9 +60,7 @@ def flash1_tile(
 
 
 @checked
-def flash1_kernel(
-    entry: str, tile: Tile, head_dim: Count, dtype: IoType, pass_: Pass, *, form: Form
-) -> Kernel:
+def flash1_kernel(entry: str, tile: Tile, head_dim: Count, dtype: IoType, pass_: Pass, *, form: Form) -> Kernel:
     """One entry point of ``flash1_<pass_>.cu`` at one tile."""
     macros = (
         ("BLOCK_M", tile.block_m),
@@ -135,8 +120,7 @@ def flash1_forward(
     # An argument that a form does not touch is one element.
     out_tmp = backend.empty("out_tmp", q.shape if released else (1, 1, 1, 1), "fp32")
     row_sum = row_statistic(backend, stats, "lse" if released else "l", q)
-    row_max = backend.empty("m", (1, 1, 1), "fp32") if released else row_statistic(
-        backend, stats, "m", q)  # fmt: skip
+    row_max = backend.empty("m", (1, 1, 1), "fp32") if released else row_statistic(backend, stats, "m", q)
 
     def kernel(entry: str) -> Kernel:
         return flash1_kernel(entry, tile, head_dim, q.dtype, "forward", form=form)
@@ -190,8 +174,7 @@ def flash1_backward(
     released = form == "released"
     kept = "lse" if released else "l"
     row_sum = saved(stats, kept, "flash1", q.shape[:3], "fp32")
-    row_max = backend.empty("m", (1, 1, 1), "fp32") if released else saved(
-        stats, "m", "flash1", q.shape[:3], "fp32")  # fmt: skip
+    row_max = backend.empty("m", (1, 1, 1), "fp32") if released else saved(stats, "m", "flash1", q.shape[:3], "fp32")
     dq_tmp = backend.empty("dq_tmp", q.shape if released else (1, 1, 1, 1), "fp32")
 
     def kernel(entry: str) -> Kernel:
@@ -200,10 +183,7 @@ def flash1_backward(
     sizes: list[Argument] = [np.int32(heads), np.int32(seqlen_q)]
     if form == "literal":
         blocks = batch * heads * -(-seqlen_q // tile.block_m)
-        backend.launch(
-            kernel("flash1_backward_init"), flat_grid(blocks), 0,
-            [*roles("w", dq=dq), *sizes], stream,
-        )  # fmt: skip
+        backend.launch(kernel("flash1_backward_init"), flat_grid(blocks), 0, [*roles("w", dq=dq), *sizes], stream)
         delta = backend.empty("delta", (1, 1, 1), "fp32")  # an argument this form does not touch
     else:
         delta = row_statistic(backend, {}, "delta", q)

@@ -13,13 +13,7 @@ from typing import Any
 from analysis.arguments import check_fields, checked
 from analysis.features import FEATURES
 from analysis.hardware import H100_SXM, Gpu
-from analysis.occupancy import (
-    MAX_REGISTERS_PER_THREAD,
-    REGISTER_UNIT,
-    WARP,
-    Occupancy,
-    occupancy,
-)
+from analysis.occupancy import MAX_REGISTERS_PER_THREAD, REGISTER_UNIT, WARP, Occupancy, occupancy
 from analysis.shapes import SCALE_UNIT, Tile
 from kernels.launch import DTYPE_CODE, ITEMSIZE, Kernel, Size
 
@@ -161,9 +155,7 @@ class FlashConfig:
         if self.bias_gradient not in BIAS_GRADIENTS:
             raise ValueError(f"bias_gradient={self.bias_gradient!r} is not one of {BIAS_GRADIENTS}")
         if self.bias_gradient and not ("bias" in self.features and self.pass_ == "backward"):
-            raise ValueError(
-                f"{self.pass_}: bias_gradient={self.bias_gradient!r} is of a backward with a bias"
-            )
+            raise ValueError(f"{self.pass_}: bias_gradient={self.bias_gradient!r} is of a backward with a bias")
         wide = self.dtype == "fp32" or self.stages != 1
         if "fp8" in self.features and (self.pass_ != "forward" or wide):
             raise ValueError(
@@ -182,16 +174,10 @@ class FlashConfig:
             )
         if self.block_size is not None:
             for name, block, rows in zip(
-                ("rows", "keys"),
-                self.block_size,
-                (self.tile.block_m, self.tile.block_n),
-                strict=True,
+                ("rows", "keys"), self.block_size, (self.tile.block_m, self.tile.block_n), strict=True
             ):
                 if block < 1 or block % rows:
-                    raise ValueError(
-                        f"the block mask has {block} {name} a block, not a multiple of the "
-                        f"tile's {rows}"
-                    )
+                    raise ValueError(f"the block mask has {block} {name} a block, not a multiple of the tile's {rows}")
 
     @property
     def num_warps(self) -> int:
@@ -236,12 +222,7 @@ class FlashConfig:
     def fit(self, gpu: Gpu) -> Occupancy:
         """Blocks that an SM holds, by the estimate of the registers."""
         registers = min(self.registers_per_thread, self.most_registers(gpu))
-        return occupancy(
-            gpu,
-            threads=self.threads,
-            registers_per_thread=registers,
-            shared_bytes=self.shared_bytes,
-        )
+        return occupancy(gpu, threads=self.threads, registers_per_thread=registers, shared_bytes=self.shared_bytes)
 
     def blocks_per_sm(self, limit: int = SHARED_LIMIT_BYTES) -> int:
         """Of the device whose blocks may have ``limit`` bytes of shared memory: all that run these
@@ -286,11 +267,7 @@ class FlashConfig:
         if "window" in self.features:
             macros["WINDOW"] = 1
         if self.block_size is not None:
-            macros |= {
-                "BLOCK_SPARSE": 1,
-                "SPARSE_M": self.block_size[0],
-                "SPARSE_N": self.block_size[1],
-            }
+            macros |= {"BLOCK_SPARSE": 1, "SPARSE_M": self.block_size[0], "SPARSE_N": self.block_size[1]}
         return macros
 
     def kernel(self) -> Kernel:
@@ -349,9 +326,7 @@ def shared_bytes(config: FlashConfig, limit: int = SHARED_LIMIT_BYTES) -> int:
 
 
 @checked
-def default_tile(
-    head_dim: int, dtype: str, pass_: str, limit: Size = SHARED_LIMIT_BYTES, *, fp8: bool = False
-) -> Tile:
+def default_tile(head_dim: int, dtype: str, pass_: str, limit: Size = SHARED_LIMIT_BYTES, *, fp8: bool = False) -> Tile:
     """The tile used when the caller names none: the first of the list above that fits ``limit``.
 
     head_dim: of the caller; any multiple of 8 up to 256. pass_: one of ``PASSES``.
@@ -401,14 +376,7 @@ def configure(
     if tile is None:
         tile = default_tile(head_dim, dtype, pass_, limit, fp8=fp8)
     form = FlashConfig(
-        pass_,
-        dtype,
-        padded,
-        tile,
-        frozenset(asked),
-        stages=1 if fp8 else 2,
-        block_size=block_size,
-        **more,
+        pass_, dtype, padded, tile, frozenset(asked), stages=1 if fp8 else 2, block_size=block_size, **more
     )
     if form.shared_bytes <= limit:
         return form

@@ -37,9 +37,7 @@ class KeyScales:
             if scales.dtype != "fp32":
                 raise TypeError(f"{name} has dtype {scales.dtype}, not fp32")
             if scales.shape != expected:
-                raise ValueError(
-                    f"{name} has shape {scales.shape}, not (B, Hkv, blocks of keys) = {expected}"
-                )
+                raise ValueError(f"{name} has shape {scales.shape}, not (B, Hkv, blocks of keys) = {expected}")
 
     def arguments(self, k: Array) -> list[Argument]:
         """Of a kernel with FP8 1, after ``scale``."""

@@ -42,18 +42,7 @@ from kernels.hopper_forms import (
     forward_form,
     packed_form,
 )
-from kernels.launch import (
-    Argument,
-    Array,
-    Backend,
-    IoType,
-    Kernel,
-    Order,
-    Pass,
-    Size,
-    TensorMap,
-    Word,
-)
+from kernels.launch import Argument, Array, Backend, IoType, Kernel, Order, Pass, Size, TensorMap, Word
 from kernels.packed import Packed
 from kernels.scores import UNCHANGED, ScoreChanges
 from kernels.window import window_arguments
@@ -129,9 +118,7 @@ def unsupported_reason(
 
 
 @checked
-def default_tile(
-    head_dim: int, pass_: str, causal: bool, seqlen_q: Size, *, featured: bool = False
-) -> Tile:
+def default_tile(head_dim: int, pass_: str, causal: bool, seqlen_q: Size, *, featured: bool = False) -> Tile:
     """The tile that a pass runs with when none is asked for; ``featured``: :func:`forward_form`."""
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
@@ -185,11 +172,7 @@ def forward(
     scale = finite(scale)
     features = changes.features | ({"window"} if window is not None else set())
     if packed is not None:
-        packed.refuse(
-            order=order,
-            optimistic=optimistic,
-            **{FEATURES[name].argument: True for name in features},
-        )
+        packed.refuse(order=order, optimistic=optimistic, **{FEATURES[name].argument: True for name in features})
     changes.check(q, k)
     _check(unsupported_reason(q.dtype, q.shape[3], features, scale=scale, keys=k.shape[2]))
     batch, heads, seqlen_q, head_dim = q.shape
@@ -201,14 +184,7 @@ def forward(
         hopper_packed.forward(backend, q, k, v, out, lse, packed, form, scale, causal, stream, pdl)
         return
     if form is None or tile is not None:
-        form = forward_form(
-            head_dim,
-            causal,
-            seqlen_q,
-            tile,
-            sawtooth=sawtooth,
-            featured=bool(features - {"sawtooth"}),
-        )
+        form = forward_form(head_dim, causal, seqlen_q, tile, sawtooth=sawtooth, featured=bool(features - {"sawtooth"}))
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
     part = "optimistic" if optimistic else ""
@@ -245,9 +221,13 @@ def forward(
         waves = [np.int32(wave or backend.multiprocessors)] if sawtooth else []
         shared_bytes = form.bytes_of(alibi="alibi" in features)
         backend.launch(
-            main, grid, shared_bytes, [*args, *tile_counter, *waves, *window_arguments(window)],
-            stream, pdl=pdl and form.persistent,
-        )  # fmt: skip
+            main,
+            grid,
+            shared_bytes,
+            [*args, *tile_counter, *waves, *window_arguments(window)],
+            stream,
+            pdl=pdl and form.persistent,
+        )
         return
     flags = backend.empty("flags", (query_tiles * 4 * form.consumers,), "int32")
     outputs = [*tile_counter, flags.with_access("w")]
@@ -257,9 +237,7 @@ def forward(
     args[4] = lse.with_access("rw", "lse")
     second = form.kernel(q.dtype, causal, "repair")
     blocks = max(min(query_tiles, backend.multiprocessors), -(-query_tiles // REPAIR_TILES))
-    backend.launch(
-        second, (blocks, 1, 1), form.repair_shared_bytes, [*args, flags.with_access("r")], stream
-    )
+    backend.launch(second, (blocks, 1, 1), form.repair_shared_bytes, [*args, flags.with_access("r")], stream)
 
 
 @checked
@@ -313,18 +291,32 @@ def backward(
         packed.refuse(order=order, **_named(features))
     changes.check(q, k)
     least = min(k.shape[2], q.shape[2])
-    _check(
-        unsupported_reason(q.dtype, q.shape[3], features, scale=scale, pass_="backward", keys=least)
-    )
+    _check(unsupported_reason(q.dtype, q.shape[3], features, scale=scale, pass_="backward", keys=least))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     featured = bool(features) or packed is not None
     form = form or backward_form(head_dim, causal, tile, featured=featured)
     if packed is not None:
         hopper_packed.backward(
-            backend, q, k, v, out, dout, lse, dq, dk, dv, packed, form, scale=scale, causal=causal,
-            dlse=dlse, deterministic=deterministic, stream=stream, pdl=pdl,
-        )  # fmt: skip
+            backend,
+            q,
+            k,
+            v,
+            out,
+            dout,
+            lse,
+            dq,
+            dk,
+            dv,
+            packed,
+            form,
+            scale=scale,
+            causal=causal,
+            dlse=dlse,
+            deterministic=deterministic,
+            stream=stream,
+            pdl=pdl,
+        )
         return
     if form.head_dim != head_dim:
         raise ValueError(f"form for head_dim {form.head_dim}, arrays with {head_dim}")
@@ -337,10 +329,7 @@ def backward(
     features |= {"sawtooth"} if sawtooth else set()
 
     def kernel(part: str) -> Kernel:
-        return form.kernel(
-            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None,
-            features=features,
-        )  # fmt: skip
+        return form.kernel(part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None, features=features)
 
     lse2 = backend.empty("lse2", (padded_rows,), "fp32")
     delta = backend.empty("delta", (padded_rows,), "fp32")
@@ -401,13 +390,7 @@ def backward(
         kernel("postprocess"),
         (batch * heads * query_tiles, 1, 1),
         form.post_shared_bytes,
-        [
-            dq_accum.with_access("r"),
-            dq.with_access("w", "dq"),
-            np.int32(heads),
-            np.int32(seqlen_q),
-            np.float32(scale),
-        ],
+        [dq_accum.with_access("r"), dq.with_access("w", "dq"), np.int32(heads), np.int32(seqlen_q), np.float32(scale)],
         stream,
         pdl=pdl,
     )

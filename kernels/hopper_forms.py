@@ -63,11 +63,7 @@ class ForwardForm:
 
     @property
     def name(self) -> str:
-        extras = {
-            "persistent": self.persistent,
-            "pingpong": self.pingpong,
-            "packed": self.packed,
-        }
+        extras = {"persistent": self.persistent, "pingpong": self.pingpong, "packed": self.packed}
         tile = f"d{self.head_dim} {self.tile.block_m}x{self.block_n}"
         return ", ".join([tile, *(name for name, used in extras.items() if used)])
 
@@ -104,14 +100,7 @@ class ForwardForm:
         barriers = (4 + 4 * STAGES + 1 if persistent else 2 + 4 * STAGES) * BARRIER_BYTES
         return tiles + barriers + PACKED_BYTES * self.packed + ALIGNMENT_SLACK
 
-    def kernel(
-        self,
-        dtype: str,
-        causal: bool,
-        part: str = "",
-        *,
-        features: Collection[str] = (),
-    ) -> Kernel:
+    def kernel(self, dtype: str, causal: bool, part: str = "", *, features: Collection[str] = ()) -> Kernel:
         """The exact kernel; of the optimistic pair "optimistic" or "repair"; or "clear_counter".
 
         The repair is that of one block a tile whichever form flagged it. "clear_counter" sets the
@@ -125,12 +114,15 @@ class ForwardForm:
         if self.packed and part in ("optimistic", "repair"):
             raise ValueError(f"{self.name} is exact, not {part}")
         if sawtooth and (self.persistent or part):
-            raise ValueError(f"{self.name}{part and ', '}{part} has no sawtooth: that is for the "
-                             "exact kernel with one block a tile")  # fmt: skip
+            raise ValueError(
+                f"{self.name}{part and ', '}{part} has no sawtooth: that is for the exact kernel with one block a tile"
+            )
         asked = [name for name in MASKS_AND_SCORES if name in features]
         if asked and (self.persistent or part):
-            raise ValueError(f"{self.name}{part and ', '}{part} has no {', '.join(asked)}: that is "
-                             "for the exact kernel with one block a tile")  # fmt: skip
+            raise ValueError(
+                f"{self.name}{part and ', '}{part} has no {', '.join(asked)}: that is "
+                "for the exact kernel with one block a tile"
+            )
         persistent = self.persistent and part != "repair"
         macros = [
             ("DTYPE", DTYPE_CODE[dtype]),
@@ -255,8 +247,7 @@ def _no_tile(pass_: str, head_dim: int, tile: Tile | None, tiles: list[Tile]) ->
     assert tile is not None
     known = [(each.block_m, each.block_n) for each in tiles]
     return ValueError(
-        f"the Hopper {pass_} has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; "
-        f"known: {known}"
+        f"the Hopper {pass_} has no tile ({tile.block_m}, {tile.block_n}) at head_dim {head_dim}; known: {known}"
     )
 
 
@@ -347,9 +338,7 @@ class BackwardForm:
         if packed and (asked or sawtooth or self.dq_from_registers):
             raise ValueError(f"{self.name}: packed sequences go with a causal mask and turns alone")
         if not part and not self.takes(dtype, asked):
-            raise ValueError(
-                f"{self.name} has no {' and '.join(asked)} in {dtype}, for want of registers"
-            )
+            raise ValueError(f"{self.name} has no {' and '.join(asked)} in {dtype}, for want of registers")
         if deterministic and self.dq_from_registers:
             raise ValueError(f"{self.name} adds dq in no fixed order: deterministic=True needs one")
         if sawtooth and (deterministic or self.dq_from_registers):
@@ -358,11 +347,7 @@ class BackwardForm:
                 "dq that are added as a whole, in no order"
             )
         threads = {"": 3 * WARPGROUP, "preprocess": WARPGROUP, "postprocess": 2 * WARPGROUP}[part]
-        macros = [
-            ("DTYPE", DTYPE_CODE[dtype]),
-            ("HEAD_DIM", self.head_dim),
-            ("BLOCK_M", self.block_m),
-        ]
+        macros = [("DTYPE", DTYPE_CODE[dtype]), ("HEAD_DIM", self.head_dim), ("BLOCK_M", self.block_m)]
         if not part:
             macros += [
                 ("CAUSAL", int(causal)),
@@ -394,9 +379,7 @@ BACKWARD_FORMS = (
 
 
 @checked
-def backward_form(
-    head_dim: int, causal: bool, tile: Tile | None = None, *, featured: bool = False
-) -> BackwardForm:
+def backward_form(head_dim: int, causal: bool, tile: Tile | None = None, *, featured: bool = False) -> BackwardForm:
     """The form for a shape, or of a tile that is asked for; ValueError lists those there are.
 
     featured: with a window, a softcap or ALiBi.
@@ -416,9 +399,7 @@ def backward_form(
 
 
 def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
-    forms = [
-        form for form in BACKWARD_FORMS if form.head_dim == head_dim and not form.dq_from_registers
-    ]
+    forms = [form for form in BACKWARD_FORMS if form.head_dim == head_dim and not form.dq_from_registers]
     for form in forms:
         if form.tile == tile:
             return form
@@ -427,11 +408,7 @@ def _backward_form_of_tile(head_dim: int, tile: Tile) -> BackwardForm:
 
 @checked
 def form_for(
-    head_dim: int,
-    pass_: Pass,
-    seqlen_q: Size,
-    features: Collection[str] = (),
-    tile: Tile | None = None,
+    head_dim: int, pass_: Pass, seqlen_q: Size, features: Collection[str] = (), tile: Tile | None = None
 ) -> ForwardForm | BackwardForm:
     """The form that a pass of a problem runs with.
 

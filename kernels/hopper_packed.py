@@ -95,9 +95,8 @@ def backward(
 
     def kernel(part: str) -> Kernel:
         return form.kernel(
-            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None,
-            features=["packed"],
-        )  # fmt: skip
+            part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None, features=["packed"]
+        )
 
     main = kernel("")
     if q.size == 0 or k.size == 0:

@@ -19,13 +19,7 @@ from __future__ import annotations
 from analysis.algorithms import Family, find, of_family
 from analysis.arguments import checked
 from analysis.shapes import Tile
-from kernels.flash1 import (
-    flash1_backward,
-    flash1_forward,
-    flash1_kernel,
-    flash1_shared_bytes,
-    flash1_tile,
-)
+from kernels.flash1 import flash1_backward, flash1_forward, flash1_kernel, flash1_shared_bytes, flash1_tile
 from kernels.flash_config import SHARED_LIMIT_BYTES
 from kernels.launch import Count, IoType, Kernel, Pass, Size
 from kernels.standard import (
@@ -57,11 +51,7 @@ ALGORITHMS = of_family(Family.STANDARD, Family.FLASH1)
 
 @checked
 def default_tile(
-    algorithm: str,
-    head_dim: Count,
-    dtype: IoType,
-    pass_: Pass,
-    shared_limit_bytes: Size = SHARED_LIMIT_BYTES,
+    algorithm: str, head_dim: Count, dtype: IoType, pass_: Pass, shared_limit_bytes: Size = SHARED_LIMIT_BYTES
 ) -> Tile:
     """64 × 64 for standard; Br = 16 and the largest Bc ≤ 256 that fits for flash1."""
     _require_known(algorithm)
@@ -81,9 +71,7 @@ def all_kernels(algorithm: str, tile: Tile, head_dim: Count, dtype: IoType) -> l
     entries = [("flash1_forward", "forward"), ("flash1_backward", "backward")]
     if form == "literal":
         entries += [("flash1_init", "forward"), ("flash1_backward_init", "backward")]
-    return [
-        flash1_kernel(entry, tile, head_dim, dtype, pass_, form=form) for entry, pass_ in entries
-    ]
+    return [flash1_kernel(entry, tile, head_dim, dtype, pass_, form=form) for entry, pass_ in entries]
 
 
 def _require_known(algorithm: str) -> None:

@@ -36,9 +36,7 @@ def row_bytes(head_dim: int, dtype: str) -> int:
 def require_fit(what: str, needed_bytes: int, limit_bytes: int) -> None:
     """ValueError with both numbers when a block needs more shared memory than it may have."""
     if needed_bytes > limit_bytes:
-        raise ValueError(
-            f"{what} needs {needed_bytes} bytes of shared memory, the limit is {limit_bytes}"
-        )
+        raise ValueError(f"{what} needs {needed_bytes} bytes of shared memory, the limit is {limit_bytes}")
 
 
 def require_arrays(q: Array, k: Array, others: Sequence[tuple[Array, Array]]) -> None:
@@ -64,9 +62,7 @@ def require_arrays(q: Array, k: Array, others: Sequence[tuple[Array, Array]]) ->
     if min(*q.shape, *k.shape) < 1:
         raise ValueError(f"q {q.shape} and k {k.shape} must not be empty")
     if head_dim % 8 or head_dim > MAX_HEAD_DIM:
-        raise ValueError(
-            f"head_dim {head_dim} is not a multiple of 8 up to the limit of {MAX_HEAD_DIM}"
-        )
+        raise ValueError(f"head_dim {head_dim} is not a multiple of 8 up to the limit of {MAX_HEAD_DIM}")
     for array, like in ((q, q), (k, k), *others):
         if array.shape != like.shape:
             raise ValueError(f"{array.name} is {array.shape}, {like.name} is {like.shape}")
@@ -109,14 +105,10 @@ def row_statistic(backend: Backend, stats: dict[str, Array], name: str, q: Array
     return array
 
 
-def saved(
-    stats: dict[str, Array], name: str, algorithm: str, shape: tuple[int, ...], dtype: str
-) -> Array:
+def saved(stats: dict[str, Array], name: str, algorithm: str, shape: tuple[int, ...], dtype: str) -> Array:
     """What the forward pass left for the backward pass; ValueError if it is not there."""
     if name not in stats:
-        raise ValueError(
-            f"{algorithm} backward needs {name!r} of its forward pass, stats has {sorted(stats)}"
-        )
+        raise ValueError(f"{algorithm} backward needs {name!r} of its forward pass, stats has {sorted(stats)}")
     _require_stat(stats[name], name, shape, dtype)
     return stats[name]
 

@@ -24,9 +24,16 @@ KERNELS_DIR = Path(__file__).resolve().parent
 INCLUDE_DIR = KERNELS_DIR / "include"
 
 ITEMSIZE = {
-    **IO_ITEMSIZE, "fp64": 8,
-    "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint32": 4, "uint64": 8,
-}  # fmt: skip
+    **IO_ITEMSIZE,
+    "fp64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint32": 4,
+    "uint64": 8,
+}
 """Bytes of an element of every type that an array can have."""
 DTYPE_CODE = {name: code for code, name in enumerate(IO_ITEMSIZE)}
 """Type of q, k, v, out -> the DTYPE macro."""
@@ -42,10 +49,18 @@ Order: TypeAlias = Annotated[str, ORDERS]
 """How a pass walks its keys or queries (``analysis.algorithms.check_order``)."""
 Pass: TypeAlias = Annotated[str, ("forward", "backward")]
 NUMPY_TYPES = {
-    "fp16": np.float16, "bf16": np.uint16, "fp32": np.float32,
-    "fp64": np.float64, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64,
-    "uint8": np.uint8, "uint32": np.uint32, "uint64": np.uint64,
-}  # fmt: skip
+    "fp16": np.float16,
+    "bf16": np.uint16,
+    "fp32": np.float32,
+    "fp64": np.float64,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "uint32": np.uint32,
+    "uint64": np.uint64,
+}
 """What holds a type in NumPy, which has no bf16: its bits."""
 ACCESS = ("r", "w", "rw", "atomic")
 SCALARS = (np.int32, np.int64, np.uint32, np.uint64, np.float32)
@@ -79,15 +94,12 @@ class Kernel:
         check_fields(self)
         if not 0 < self.threads <= THREAD_LIMIT or self.threads % 32:
             raise ValueError(
-                f"{self.entry}: threads must be a multiple of 32 in 32..{THREAD_LIMIT}, "
-                f"not {self.threads}"
+                f"{self.entry}: threads must be a multiple of 32 in 32..{THREAD_LIMIT}, not {self.threads}"
             )
         names = [name for name, _ in self.macros]
         if len(set(names)) != len(names):
             raise ValueError(f"{self.entry}: a macro is given twice: {sorted(names)}")
-        object.__setattr__(
-            self, "macros", tuple(sorted((name, int(value)) for name, value in self.macros))
-        )
+        object.__setattr__(self, "macros", tuple(sorted((name, int(value)) for name, value in self.macros)))
 
     @property
     def path(self) -> Path | None:
@@ -131,17 +143,11 @@ class Array:
         if len(self.shape) != len(self.strides):
             raise ValueError(f"{self.name}: shape {self.shape} but strides {self.strides}")
         if min(self.shape, default=0) < 0 or min(self.strides, default=0) < 0:
-            raise ValueError(
-                f"{self.name}: shape {self.shape} and strides {self.strides} must not be negative"
-            )
+            raise ValueError(f"{self.name}: shape {self.shape} and strides {self.strides} must not be negative")
         if self.shape and self.shape[-1] > 1 and self.strides[-1] != 1:
-            raise ValueError(
-                f"{self.name}: the last dimension has stride {self.strides[-1]}, not 1"
-            )
+            raise ValueError(f"{self.name}: the last dimension has stride {self.strides[-1]}, not 1")
         if self.pointer % self.itemsize:
-            raise ValueError(
-                f"{self.name}: address {self.pointer:#x} is not a multiple of {self.itemsize} bytes"
-            )
+            raise ValueError(f"{self.name}: address {self.pointer:#x} is not a multiple of {self.itemsize} bytes")
 
     @property
     def itemsize(self) -> int:
@@ -164,13 +170,7 @@ class Array:
     def with_access(self, access: str, name: str | None = None) -> Array:
         """The same memory for another role."""
         return Array(
-            self.name if name is None else name,
-            self.pointer,
-            self.shape,
-            self.strides,
-            self.dtype,
-            access,
-            self.owner,
+            self.name if name is None else name, self.pointer, self.shape, self.strides, self.dtype, access, self.owner
         )
 
 
@@ -200,9 +200,7 @@ class TensorMap:
         array = self.array
         if len(array.shape) != 4:
             raise ValueError(f"{array.name}: a tensor map needs 4 dimensions, not {array.shape}")
-        if self.longest is not None and (
-            array.shape[0] != 1 or not 1 <= self.longest <= array.shape[2]
-        ):
+        if self.longest is not None and (array.shape[0] != 1 or not 1 <= self.longest <= array.shape[2]):
             raise ValueError(
                 f"{array.name}: longest={self.longest} of sequences in {array.shape[0]} items of "
                 f"{array.shape[2]} rows; it is 1 at least, and they lie in one item"
@@ -211,17 +209,12 @@ class TensorMap:
             raise ValueError(f"{array.name}: box_rows={self.box_rows} is outside 1..256")
         row_bytes = array.shape[-1] * array.itemsize
         if row_bytes % TENSOR_MAP_ROW_BYTES:
-            raise ValueError(
-                f"{array.name}: rows of {row_bytes} bytes are no multiple of {TENSOR_MAP_ROW_BYTES}"
-            )
+            raise ValueError(f"{array.name}: rows of {row_bytes} bytes are no multiple of {TENSOR_MAP_ROW_BYTES}")
         strides = [stride * array.itemsize for stride in array.strides]
-        unaligned = [
-            s for n, s in zip(array.shape[:-1], strides[:-1], strict=True) if n > 1 and s % 16
-        ]
+        unaligned = [s for n, s in zip(array.shape[:-1], strides[:-1], strict=True) if n > 1 and s % 16]
         if array.pointer % 16 or unaligned:
             raise ValueError(
-                f"{array.name}: address {array.pointer:#x} and strides {strides} bytes must be "
-                "multiples of 16"
+                f"{array.name}: address {array.pointer:#x} and strides {strides} bytes must be multiples of 16"
             )
 
 
@@ -255,18 +248,14 @@ class Backend(Protocol):
 
 
 @checked
-def from_numpy(
-    name: str, values: np.ndarray, access: str, dtype: str | None = None, owner: Any = None
-) -> Array:
+def from_numpy(name: str, values: np.ndarray, access: str, dtype: str | None = None, owner: Any = None) -> Array:
     """A NumPy array as an :class:`Array`. bf16 values are uint16 bits with ``dtype="bf16"``."""
     names = {np.dtype(kind).name: name for name, kind in NUMPY_TYPES.items()} | {"bool": "uint8"}
     found = names.get(values.dtype.name)
     dtype = found if dtype is None else dtype
     if dtype is None or ITEMSIZE.get(dtype) != values.itemsize:
         known = "" if dtype else f", only those of {', '.join(names)}"
-        raise TypeError(
-            f"{name}: a NumPy array of {values.dtype} cannot be passed as {dtype}{known}"
-        )
+        raise TypeError(f"{name}: a NumPy array of {values.dtype} cannot be passed as {dtype}{known}")
     if access != "r" and not values.flags.writeable:
         raise ValueError(f"{name}: access {access!r} of a read-only NumPy array")
     return Array(
@@ -328,9 +317,7 @@ def encode_scalar(value: np.generic) -> bytes:
     """A scalar as the kernel receives it. Python numbers are refused: their width is a guess."""
     if not isinstance(value, SCALARS):
         names = [t.__name__ for t in SCALARS]
-        raise TypeError(
-            f"kernel argument {value!r} of type {type(value).__name__}: give one of {names}"
-        )
+        raise TypeError(f"kernel argument {value!r} of type {type(value).__name__}: give one of {names}")
     return value.tobytes()
 
 

@@ -24,20 +24,12 @@ from kernels.packed import Packed
 
 AUTO = "auto"
 """The algorithm that ``kernels.dispatch`` picks."""
-OPERANDS = {
-    "forward": ("q", "k", "v", "out"),
-    "backward": ("q", "k", "v", "out", "dout", "dq", "dk", "dv"),
-}
+OPERANDS = {"forward": ("q", "k", "v", "out"), "backward": ("q", "k", "v", "out", "dout", "dq", "dk", "dv")}
 """(B, H, N, D) arrays of a pass."""
 #: Arrays that a driver takes by name.
-OPTIONAL = (
-    "key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale", "progress",
-)  # fmt: skip
+OPTIONAL = ("key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale", "progress")
 #: Endings of the kernels around the one that walks the tile loop.
-_AROUND = (
-    "_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq", "_bias_zero",
-    "_bias_sum",
-)  # fmt: skip
+_AROUND = ("_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq", "_bias_zero", "_bias_sum")
 
 
 @dataclass(frozen=True)
@@ -55,9 +47,7 @@ class Device:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.compute_capability is not None and not self.compute_capability.isdigit():
-            raise ValueError(
-                f"compute_capability={self.compute_capability!r} is no number such as '80'"
-            )
+            raise ValueError(f"compute_capability={self.compute_capability!r} is no number such as '80'")
 
 
 HOST = Device()
@@ -135,9 +125,7 @@ def launches_of(
     return Launched(algorithm, reason, plan.launches, plan.scratch)
 
 
-def choose(
-    backend: Any, arrays: Mapping[str, Array], problem: Problem, pass_: str
-) -> tuple[str, str]:
+def choose(backend: Any, arrays: Mapping[str, Array], problem: Problem, pass_: str) -> tuple[str, str]:
     """The algorithm that runs a problem on these arrays, and why.
 
     A fused backward makes all gradients; where dq, or both dk and dv, are not wanted, it is the
@@ -148,20 +136,11 @@ def choose(
         return "flash-split", f"only {', '.join(sorted(problem.made))} are asked for"
     operands = [arrays[name] for name in OPERANDS[pass_] if name in arrays]
     features = features_of(problem) - ({"deterministic"} if pass_ == "forward" else set())
-    choice = dispatch.choose(
-        backend, operands, features, scale=problem.softmax_scale, pass_=pass_, tile=problem.tile
-    )
+    choice = dispatch.choose(backend, operands, features, scale=problem.softmax_scale, pass_=pass_, tile=problem.tile)
     return choice.algorithm, choice.reason
 
 
-def run(
-    backend: Any,
-    algorithm: str,
-    at: Mapping[str, Array],
-    problem: Problem,
-    pass_: str,
-    **more: Any,
-) -> None:
+def run(backend: Any, algorithm: str, at: Mapping[str, Array], problem: Problem, pass_: str, **more: Any) -> None:
     """A pass of an algorithm on the arrays of a problem, by their names in this package.
 
     more: of ``kernels.attention.forward`` and ``backward``, beside what the problem says.
@@ -184,9 +163,16 @@ def run(
     stats = {name: at[name] for name in ("lse", "m", "l", "p") if name in at}
     made = (at[name] if name in problem.made else None for name in GRADIENTS)
     attention.backward(
-        backend, algorithm, *operands, at["dout"], stats, *made, dlse=at.get("dlse"),
-        dbias=at["dbias"] if problem.bias_gradient else None, **options,
-    )  # fmt: skip
+        backend,
+        algorithm,
+        *operands,
+        at["dout"],
+        stats,
+        *made,
+        dlse=at.get("dlse"),
+        dbias=at["dbias"] if problem.bias_gradient else None,
+        **options,
+    )
 
 
 def _array(name: str, shape: tuple[int, ...], dtype: str) -> Array:

@@ -35,9 +35,7 @@ class Packed:
             raise ValueError(f"packed sequences lie in one item, q has {q.shape[0]}")
         for name, array, total in (("q", q, self.lengths.total_q), ("k", k, self.lengths.total_k)):
             if array.shape[2] != total:
-                raise ValueError(
-                    f"{name} has {array.shape[2]} rows, its sequences {total} together"
-                )
+                raise ValueError(f"{name} has {array.shape[2]} rows, its sequences {total} together")
 
     def refuse(self, **options: Any) -> None:
         """ValueError naming the options that are asked for beside packed sequences."""
@@ -47,10 +45,7 @@ class Packed:
 
     def arguments(self) -> list[Argument]:
         """Of each kernel that works on tiles of sequences, the last ones."""
-        return [
-            self.cu_seqlens_q.with_access("r", "cu_seqlens_q"),
-            self.cu_seqlens_k.with_access("r", "cu_seqlens_k"),
-        ]
+        return [self.cu_seqlens_q.with_access("r", "cu_seqlens_q"), self.cu_seqlens_k.with_access("r", "cu_seqlens_k")]
 
 
 def rows_of_all(array: Array) -> Array:

@@ -27,10 +27,7 @@ class Block:
     @property
     def markers(self) -> tuple[str, str]:
         """The lines before and after the table."""
-        return (
-            f"<!-- {self.name}: written by `python -m {self.command}` -->",
-            f"<!-- end of {self.name} -->",
-        )
+        return (f"<!-- {self.name}: written by `python -m {self.command}` -->", f"<!-- end of {self.name} -->")
 
     def shown(self, text: str) -> str:
         """What stands between the markers of a page's text."""

@@ -70,8 +70,7 @@ def kept_weights(
         raise ValueError(f"seed={seed} is outside [0, 2**64)")
     b, h, row, col = np.ogrid[:batch, :heads, :seqlen_q, :seqlen_k]
     words = philox_4x32_10(
-        (8 * (col // 16) + col % 8, 8 * (row // 16) + row % 8, h, b),
-        (seed & 0xFFFFFFFF, seed >> 32),
+        (8 * (col // 16) + col % 8, 8 * (row // 16) + row % 8, h, b), (seed & 0xFFFFFFFF, seed >> 32)
     )
     word = np.choose(2 * (row // 8 % 2) + col // 8 % 2, words)
     return (word >= drop_threshold(dropout_p)) & (dropout_p < 1.0)

@@ -40,9 +40,11 @@ PROGRESS_TILES = 16
 #: Of a problem, by the name that ``gpu-features`` has for it; kernels know that an option is there,
 #: not its value.
 FEATURED: dict[str, dict[str, Any]] = {
-    "": {}, **{name: {name: True} for name in hopper.MASKS_AND_SCORES},
-    "window": {"window": (512, None)}, "packed": {"lengths": Lengths.equal([1024])},
-}  # fmt: skip
+    "": {},
+    **{name: {name: True} for name in hopper.MASKS_AND_SCORES},
+    "window": {"window": (512, None)},
+    "packed": {"lengths": Lengths.equal([1024])},
+}
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,7 @@ class Shipped:
             if pass_ == "forward" and "backward" in self.passes:
                 problem = replace(problem, order="rows")
             try:
-                found += launches_of(
-                    self.algorithm, problem, pass_, progress_tiles=self.progress_tiles
-                ).launches
+                found += launches_of(self.algorithm, problem, pass_, progress_tiles=self.progress_tiles).launches
             except ValueError:
                 break  # a tile too large for the device, refused there in the same words
         return found
@@ -125,19 +125,12 @@ def problems() -> Iterator[Shipped]:
         yield shipped("flash-deterministic", 64, "bf16", causal)
         yield shipped("flash-split", 64, "bf16", causal)
     # What L2 absorbs: keys in a sawtooth, and a forward that notes its progress.
-    long: dict[str, Any] = {
-        "head_dim": 128,
-        "dtype": "bf16",
-        "tile": Tile(128, 64),
-        "passes": ("forward",),
-    }
+    long: dict[str, Any] = {"head_dim": 128, "dtype": "bf16", "tile": Tile(128, 64), "passes": ("forward",)}
     for order in ORDERS:
         for tiles in (0, PROGRESS_TILES):
             yield shipped("flash", order=order, progress_tiles=tiles, **long)
     yield shipped("flash", 128, "bf16", passes=("backward",), order="sawtooth")
-    yield shipped(
-        hopper.ALGORITHM, 128, "bf16", passes=("forward",), order="sawtooth", seqlen=65536
-    )
+    yield shipped(hopper.ALGORITHM, 128, "bf16", passes=("forward",), order="sawtooth", seqlen=65536)
 
 
 def later_problems() -> Iterator[Shipped]:
@@ -189,9 +182,7 @@ def kernels() -> list[Kernel]:
     # The GPU tests' windows, caps and slopes.
     asked = [("window",), hopper.MASKS_AND_SCORES]
     listed += [
-        hopper.forward_form(head_dim, causal, 1, featured=True).kernel(
-            "bf16", causal, features=features
-        )
+        hopper.forward_form(head_dim, causal, 1, featured=True).kernel("bf16", causal, features=features)
         for head_dim in (64, 128)
         for causal in (False, True)
         for features in asked
@@ -212,9 +203,7 @@ def kernels() -> list[Kernel]:
     ]
     # The GPU tests' packed sequences.
     listed += [
-        hopper.backward_form(head_dim, True).kernel(
-            part, dtype, True, deterministic=deterministic, features=["packed"]
-        )
+        hopper.backward_form(head_dim, True).kernel(part, dtype, True, deterministic=deterministic, features=["packed"])
         for head_dim in hopper.HEAD_DIMS["backward"]
         for dtype in ("bf16", "fp16")
         for deterministic in (False, True)

@@ -54,9 +54,7 @@ class ScoreChanges:
                 raise TypeError(f"alibi_slopes has dtype {slopes.dtype}, not fp32")
             expected = (q.shape[0] if items is None else items, q.shape[1], 1)
             if slopes.shape != expected:
-                raise ValueError(
-                    f"alibi_slopes has shape {slopes.shape}, not (B, H, 1) = {expected}"
-                )
+                raise ValueError(f"alibi_slopes has shape {slopes.shape}, not (B, H, 1) = {expected}")
         if self.bias is not None:
             check_bias("bias", self.bias, q, k)
 

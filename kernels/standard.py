@@ -23,18 +23,7 @@ from kernels.ladder_arrays import (
     saved,
     score_matrix,
 )
-from kernels.launch import (
-    DTYPE_CODE,
-    ITEMSIZE,
-    Argument,
-    Array,
-    Backend,
-    Count,
-    IoType,
-    Kernel,
-    Size,
-    Word,
-)
+from kernels.launch import DTYPE_CODE, ITEMSIZE, Argument, Array, Backend, Count, IoType, Kernel, Size, Word
 
 DEFAULT_TILE = Tile(64, 64)
 MAX_SUMS = 64
@@ -103,9 +92,7 @@ def standard_kernel(entry: str, tile: Tile, head_dim: Count, dtype: IoType) -> K
 class _Launcher:
     """Launches one kernel of ``standard.cu`` after another at one tile and one problem."""
 
-    def __init__(
-        self, backend: Backend, q: Array, k: Array, tile: Tile | None, stream: int | None
-    ) -> None:
+    def __init__(self, backend: Backend, q: Array, k: Array, tile: Tile | None, stream: int | None) -> None:
         self.backend, self.stream = backend, stream
         self.batch, self.heads, self.seqlen_q, self.head_dim = q.shape
         self.seqlen_k, self.dtype = k.shape[2], q.dtype
@@ -206,9 +193,8 @@ def standard_backward(
     require_arrays(q, k, [(v, k), (dout, q), (dq, q), (dk, k), (dv, k)])
     launch = _Launcher(backend, q, k, tile, stream)
     launch.require_fit(
-        shared_limit_bytes, "standard_dv", "standard_dp", "standard_softmax_backward",
-        "standard_dq", "standard_dk",
-    )  # fmt: skip
+        shared_limit_bytes, "standard_dv", "standard_dp", "standard_softmax_backward", "standard_dq", "standard_dk"
+    )
     p = saved(stats, "p", "standard", (*q.shape[:3], launch.seqlen_k), q.dtype)
     dp = score_matrix(backend, "dp", q, launch.seqlen_k)
     ds = score_matrix(backend, "ds", q, launch.seqlen_k)

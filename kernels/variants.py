@@ -64,11 +64,7 @@ class Variant:
     def name(self) -> str:
         """Readable and unique."""
         mask = "causal" if self.causal else "full"
-        return " ".join(
-            part
-            for part in (self.form, self.dtype, str(self.head_dim), mask, self.features)
-            if part
-        )
+        return " ".join(part for part in (self.form, self.dtype, str(self.head_dim), mask, self.features) if part)
 
     def spill_bytes(self, arch: str) -> int:
         """Bytes that a thread may store to and load from local memory, for want of registers."""
@@ -83,9 +79,7 @@ def _variant(form: str, dtype: str, head_dim: int, causal: bool, features: str) 
     block_size = None
     if wanted.pop("block_sparse", False):
         block_size = (128, 128)  # every default tile divides it
-    config = configure(
-        pass_, dtype, head_dim, tile=None, causal=causal, block_size=block_size, **wanted
-    )
+    config = configure(pass_, dtype, head_dim, tile=None, causal=causal, block_size=block_size, **wanted)
     return Variant(form, dtype, head_dim, causal, features, config.kernel(), config.shared_bytes)
 
 
@@ -93,9 +87,7 @@ def _row_variants(dtype: str, head_dim: int, causal: bool) -> list[Variant]:
     """The preprocess and both postprocesses."""
     found = []
     for deterministic in (False, True):
-        config = configure(
-            "backward", dtype, head_dim, causal=causal, deterministic=deterministic, dlse=True
-        )
+        config = configure("backward", dtype, head_dim, causal=causal, deterministic=deterministic, dlse=True)
         suffix = " deterministic" if deterministic else ""
         for kernel in config.row_kernels():
             form = kernel.entry.removeprefix("flash_backward_") + suffix
@@ -130,11 +122,8 @@ def table(variants: tuple[Variant, ...], arch: str) -> str:
     for variant in variants:
         facts = compile_cubin(variant.kernel, arch)
         rows.append(
-            (
-                variant.name, arch, variant.kernel.threads, facts.registers, facts.spill_bytes,
-                variant.shared_bytes,
-            )
-        )  # fmt: skip
+            (variant.name, arch, variant.kernel.threads, facts.registers, facts.spill_bytes, variant.shared_bytes)
+        )
     headers = ("kernel", "arch", "threads", "registers", "spilled [B]", "shared memory [B]")
     return tabulate(rows, headers=headers)
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import TYPE_CHECKING, Any
 
-run_path(str(Path(__file__).parents[1] / "analysis" / "neighbours.py"))["require"](
-    "analysis", "kernels"
-)
+run_path(str(Path(__file__).parents[1] / "analysis" / "neighbours.py"))["require"]("analysis", "kernels")
 
 if TYPE_CHECKING:
     from analysis.hardware import GPUS, Gpu, gpu_named

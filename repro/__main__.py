@@ -20,35 +20,39 @@ from repro import cli
 
 #: Command -> (module, function, what it does: the first line of the function's docstring).
 COMMANDS = {
-    "predict": ("predict", "command",
-                "Predict FLOPs, bytes at both levels, memory and a time bound."),
-    "decode": ("decode", "command",
-               "Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one "
-               "layer or a whole model."),
-    "plan": ("plan", "command",
-             "Plan the recomputation of a model: schedule, predicted peak and overhead, "
-             "trade-off."),
-    "explain": ("explain", "command",
-                "Explain one cell: predicted, measured, published, and where the difference comes "
-                "from."),
-    "judge": ("judge", "command",
-              "Judge a claim: its verdict, each number with its range, and where each was "
-              "measured."),
-    "compare": ("compare", "command",
-                "Compare two machines' records: ratio second / first, with the range its spreads "
-                "allow."),
-    "cubin": ("cubin", "command",
-              "Say what a compiled kernel file holds: entries, registers, instructions."),
-    "doctor": ("doctor", "command",
-               'Say what this machine can do; for each "no", the cause and a cure.'),
-    "archive": ("archive", "command",
-                "Pack records, figures, tables, sources, environment and commit, with checksums."),
-    "measure": ("measuring", "measure",
-                "Measure experiments on this machine; goes on where an earlier run stopped."),
-    "list": ("measuring", "list_",
-             "List the experiments and whether this machine can measure them."),
+    "predict": ("predict", "command", "Predict FLOPs, bytes at both levels, memory and a time bound."),
+    "decode": (
+        "decode",
+        "command",
+        "Predict a step of decoding: the cache, bytes by tensor, splits, a time bound, one layer or a whole model.",
+    ),
+    "plan": ("plan", "command", "Plan the recomputation of a model: schedule, predicted peak and overhead, trade-off."),
+    "explain": (
+        "explain",
+        "command",
+        "Explain one cell: predicted, measured, published, and where the difference comes from.",
+    ),
+    "judge": (
+        "judge",
+        "command",
+        "Judge a claim: its verdict, each number with its range, and where each was measured.",
+    ),
+    "compare": (
+        "compare",
+        "command",
+        "Compare two machines' records: ratio second / first, with the range its spreads allow.",
+    ),
+    "cubin": ("cubin", "command", "Say what a compiled kernel file holds: entries, registers, instructions."),
+    "doctor": ("doctor", "command", 'Say what this machine can do; for each "no", the cause and a cure.'),
+    "archive": (
+        "archive",
+        "command",
+        "Pack records, figures, tables, sources, environment and commit, with checksums.",
+    ),
+    "measure": ("measuring", "measure", "Measure experiments on this machine; goes on where an earlier run stopped."),
+    "list": ("measuring", "list_", "List the experiments and whether this machine can measure them."),
     "dev": ("dev", "app", "The authors' tools: `dev TOOL --help` has the arguments of one."),
-}  # fmt: skip
+}
 
 
 class _Commands(TyperGroup):

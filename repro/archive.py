@@ -21,10 +21,7 @@ from repro.measuring.progress import say
 from repro.measuring.records import RESULTS
 
 #: Files at the top of the checkout that an archive carries.
-TOP = (
-    "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", "requirements.lock",
-    "Makefile",
-)  # fmt: skip
+TOP = ("README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", "requirements.lock", "Makefile")
 PACKAGES = ("analysis", "kernels", "repro", "figures", "tests", "examples", "docs")
 DRAWN = (".svg", ".png", ".csv", ".md", ".html")
 
@@ -40,15 +37,11 @@ def write(path: Path, drawn: Path) -> list[str]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder, not a file to write")
     if drawn == Path() or not drawn.is_dir():
-        raise ValueError(
-            f"no folder {str(drawn)!r} of figures and tables: run `make figures` first"
-        )
+        raise ValueError(f"no folder {str(drawn)!r} of figures and tables: run `make figures` first")
     contents = dict(_contents(drawn))
     if not any(name.startswith("figures/out/") for name in contents):
         raise ValueError("nothing is drawn yet: run `make figures` (or `make report`) first")
-    sums = "".join(
-        f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(contents.items())
-    )
+    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(contents.items()))
     contents["SHA256SUMS"] = sums.encode()
     folder = path.name.removesuffix(".tar.gz")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,9 +153,7 @@ def environment() -> str:
         f"gpu {card.name}, driver {card.driver}" if card else "gpu none",
         "",
     ]
-    packages = {
-        d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]
-    }
+    packages = {d.metadata["Name"]: d.version for d in metadata.distributions() if d.metadata["Name"]}
     return "\n".join([*lines, *(f"{n}=={v}" for n, v in sorted(packages.items()))]) + "\n"
 
 

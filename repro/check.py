@@ -62,9 +62,7 @@ def subjects(source: str, head_dim: int, dtype: str) -> Iterator[Subject]:
     for algorithm in attention.ALGORITHMS:
         for pass_ in PASSES:
             for causal in (False, True):
-                shape = AttentionShape(
-                    1, 1, SEQLEN_Q, SEQLEN_K, head_dim, dtype=dtype, causal=causal
-                )
+                shape = AttentionShape(1, 1, SEQLEN_Q, SEQLEN_K, head_dim, dtype=dtype, causal=causal)
                 try:
                     launched = launches_of(algorithm, shape, pass_).launches
                 except (TypeError, ValueError):  # an algorithm that does not take this shape
@@ -88,12 +86,7 @@ def wrong(subject: Subject) -> list[str]:
 
     from kernels.host import HostBackend
     from repro.attention.launcher import HOST_GPU
-    from repro.attention.reference import (
-        attention_reference,
-        beyond_bound,
-        framework_result,
-        visible,
-    )
+    from repro.attention.reference import attention_reference, beyond_bound, framework_result, visible
     from repro.attention.views import TORCH_TYPES
     from repro.instruments.run_pass import run_pass
     from repro.prediction import predict
@@ -112,11 +105,7 @@ def wrong(subject: Subject) -> list[str]:
     want = attention_reference(q, k, v, dout, causal=shape.causal)
     seen = visible(1, 1, shape.seqlen_q, shape.seqlen_k, causal=shape.causal)
     theirs = framework_result(q, k, v, dout, seen=seen, scale=scale)
-    found = [
-        beyond_bound(name, result, want, theirs, dtype)
-        for name, result in ran.tensors.items()
-        if name != "lse"
-    ]
+    found = [beyond_bound(name, result, want, theirs, dtype) for name, result in ran.tensors.items() if name != "lse"]
     gpu = H200 if any(map(is_hopper, subject.kernels)) else HOST_GPU
     predicted = predict(subject.algorithm, shape, subject.pass_, gpu).traffic.kernels
     for kernel in dict.fromkeys((*ran.traffic.kernels, *predicted)):
@@ -137,9 +126,7 @@ def compiled(kernel: Kernel) -> tuple[str, ...]:
     return (kernel.entry, facts.arch, str(facts.registers), str(facts.spill_bytes), remarks)
 
 
-def _judged(
-    source: str, head_dim: int, dtype: str
-) -> Iterator[tuple[Subject | check_decode.DecodeSubject, list[str]]]:
+def _judged(source: str, head_dim: int, dtype: str) -> Iterator[tuple[Subject | check_decode.DecodeSubject, list[str]]]:
     """What launches a source, and what is wrong with it."""
     if source in check_decode.SOURCES:
         for step in check_decode.subjects(head_dim, dtype):
@@ -152,9 +139,8 @@ def _judged(
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, or 1 if anything is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m repro dev check", description=__doc__,
-        formatter_class=argparse.RawTextHelpFormatter,
-    )  # fmt: skip
+        prog="python -m repro dev check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("kernel", help="a source in kernels/, with or without .cu")
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--dtype", default="bf16", choices=("fp16", "bf16", "fp32"))

@@ -29,9 +29,15 @@ class DecodeSubject:
     def name(self) -> str:
         """As in "decode d=64 bf16 fp8 cache, 3 splits"."""
         blocks = f"a scale for {self.shape.scale_block} keys"
-        forms = [text for text, wanted in (("fp8 cache", self.shape.fp8),
-                                           (blocks, self.shape.scale_block is not None),
-                                           ("latent", self.shape.latent)) if wanted]  # fmt: skip
+        forms = [
+            text
+            for text, wanted in (
+                ("fp8 cache", self.shape.fp8),
+                (blocks, self.shape.scale_block is not None),
+                ("latent", self.shape.latent),
+            )
+            if wanted
+        ]
         form = f"d={self.shape.head_dim} {self.shape.dtype} {' '.join(forms)}".rstrip()
         return f"decode {form}, {self.splits} split{'s' * (self.splits > 1)}"
 
@@ -39,10 +45,16 @@ class DecodeSubject:
     def kernels(self) -> tuple[Kernel, ...]:
         """What it launches."""
         config = configure(
-            self.shape.dtype, self.shape.head_dim, self.shape.rows, seqlens=True, paged=True,
-            fp8=self.shape.fp8, scale_blocks=self.shape.scale_block is not None,
-            latent=self.shape.latent, split=self.splits > 1,
-        )  # fmt: skip
+            self.shape.dtype,
+            self.shape.head_dim,
+            self.shape.rows,
+            seqlens=True,
+            paged=True,
+            fp8=self.shape.fp8,
+            scale_blocks=self.shape.scale_block is not None,
+            latent=self.shape.latent,
+            split=self.splits > 1,
+        )
         merging = (config.merge_kernel(),) if self.splits > 1 else ()
         return (config.kernel(), *merging)
 

@@ -37,9 +37,12 @@ class Finding:
 def findings() -> Iterator[Finding]:
     """All checks, cheap ones first; none raises."""
     yield Finding(
-        "Python", sys.version_info >= (3, 11), f"{platform.python_version()} (3.11 or newer)",
-        needed=True, cure="make PYTHON=python3.12 ...",
-    )  # fmt: skip
+        "Python",
+        sys.version_info >= (3, 11),
+        f"{platform.python_version()} (3.11 or newer)",
+        needed=True,
+        cure="make PYTHON=python3.12 ...",
+    )
     yield Finding("CPU", True, machine.cpu())
     yield compiler()
     for package, use in (
@@ -52,13 +55,15 @@ def findings() -> Iterator[Finding]:
         ("tabulate", "tables"),
     ):
         found = machine.version(package)
-        yield Finding(package, found is not None, f"{found or 'not installed'}: {use}",
-                      needed=True, cure=f"pip install {package}")  # fmt: skip
+        yield Finding(
+            package, found is not None, f"{found or 'not installed'}: {use}", needed=True, cure=f"pip install {package}"
+        )
     yield from shadows()
     yield writable("results", RESULTS)
     yield writable("kernel cache", cache_dir())
-    yield check("NVRTC", nvrtc, "compile tests without a driver",
-                "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc")  # fmt: skip
+    yield check(
+        "NVRTC", nvrtc, "compile tests without a driver", "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
+    )
     yield from gpu_findings()
     yield browser()
 
@@ -71,8 +76,13 @@ def compiler() -> Finding:
         found = find_compiler(os.environ.get("CXX"))
         runtime_library()
     except HostCompileError as error:
-        return Finding("C++ compiler", False, " ".join(str(error).split()), needed=True,
-                       cure="apt-get install g++ (or another), or set CXX")  # fmt: skip
+        return Finding(
+            "C++ compiler",
+            False,
+            " ".join(str(error).split()),
+            needed=True,
+            cure="apt-get install g++ (or another), or set CXX",
+        )
     return Finding("C++ compiler", True, found.version or " ".join(found.command), needed=True)
 
 
@@ -104,51 +114,71 @@ def writable(what: str, folder: Path) -> Finding:
         with tempfile.TemporaryFile(dir=place):
             free = shutil.disk_usage(place).free
     except OSError as error:
-        return Finding(what, False, f"cannot write: {error.strerror}", needed=True,
-                       cure="set REPRO_RESULTS / REPRO_CACHE_DIR to a folder of yours")  # fmt: skip
+        return Finding(
+            what,
+            False,
+            f"cannot write: {error.strerror}",
+            needed=True,
+            cure="set REPRO_RESULTS / REPRO_CACHE_DIR to a folder of yours",
+        )
     enough = free > 200e6
-    return Finding(what, enough, f"writable, {free / 1e9:.1f} GB free", needed=True,
-                   cure="free some disk space")  # fmt: skip
+    return Finding(what, enough, f"writable, {free / 1e9:.1f} GB free", needed=True, cure="free some disk space")
 
 
 def gpu_findings() -> Iterator[Finding]:
     """The card, what drives it, and the tools that look into it."""
     card = machine.gpu()
     yield Finding(
-        "NVIDIA GPU", card is not None,
-        f"{card.name}, driver {card.driver}" if card else
-        "none found through NVML: kernels run on the host backend, GPU tests skip",
+        "NVIDIA GPU",
+        card is not None,
+        f"{card.name}, driver {card.driver}"
+        if card
+        else "none found through NVML: kernels run on the host backend, GPU tests skip",
         cure="" if card else _gpu_cure(),
-    )  # fmt: skip
+    )
     cupy = machine.cupy_version()
-    yield Finding("CuPy", cupy is not None, cupy or "not installed: only CUDA tensors need it",
-                  cure='pip install ".[cuda12]" or ".[cuda13]", as the driver has it')  # fmt: skip
+    yield Finding(
+        "CuPy",
+        cupy is not None,
+        cupy or "not installed: only CUDA tensors need it",
+        cure='pip install ".[cuda12]" or ".[cuda13]", as the driver has it',
+    )
     if card is not None:
-        yield check("torch on the GPU", torch_on_gpu, "time, memory and the operator",
-                    "install the torch build for this driver's CUDA version")  # fmt: skip
+        yield check(
+            "torch on the GPU",
+            torch_on_gpu,
+            "time, memory and the operator",
+            "install the torch build for this driver's CUDA version",
+        )
         if cupy is not None:
-            yield check("CuPy on the GPU", cupy_on_gpu, "our kernels",
-                        "the CuPy wheel must match the driver: cuda12 or cuda13")  # fmt: skip
+            yield check(
+                "CuPy on the GPU", cupy_on_gpu, "our kernels", "the CuPy wheel must match the driver: cuda12 or cuda13"
+            )
     ncu = shutil.which("ncu")
     yield Finding(
-        "Nsight Compute", ncu is not None,
+        "Nsight Compute",
+        ncu is not None,
         "found" if ncu else "no ncu on PATH: no hardware traffic counters",
         cure="install nsight-compute (part of the CUDA toolkit)",
-    )  # fmt: skip
+    )
     yield counters_permission()
     sanitizer = shutil.which("compute-sanitizer")
-    yield Finding("compute-sanitizer", sanitizer is not None, "found" if sanitizer else
-                  "not on PATH: no second opinion on memory and races on the device",
-                  cure="install cuda-sanitizer (part of the CUDA toolkit)")  # fmt: skip
+    yield Finding(
+        "compute-sanitizer",
+        sanitizer is not None,
+        "found" if sanitizer else "not on PATH: no second opinion on memory and races on the device",
+        cure="install cuda-sanitizer (part of the CUDA toolkit)",
+    )
     found = {name: machine.version(name) for name in PEERS}
     there = [f"{name} {version}" for name, version in found.items() if version]
     absent = [name for name, version in found.items() if not version]
     yield Finding(
-        "peers", bool(there),
+        "peers",
+        bool(there),
         (f"{', '.join(there)}; " if there else "") + f"not installed: {', '.join(absent) or '-'} "
         "(torch's own are always timed)",
         cure="pip install one of them on a GPU machine",
-    )  # fmt: skip
+    )
 
 
 def _gpu_cure() -> str:
@@ -159,9 +189,7 @@ def _gpu_cure() -> str:
     return "nvidia-smi should say why"
 
 
-def counters_permission(
-    parameters: Path = Path("/proc/driver/nvidia/params"), user: int | None = None
-) -> Finding:
+def counters_permission(parameters: Path = Path("/proc/driver/nvidia/params"), user: int | None = None) -> Finding:
     """Whether this user may read hardware counters (EC-26: without, ncu counts nothing)."""
     what = "counter permission"
     cure = (
@@ -170,9 +198,7 @@ def counters_permission(
     )
     if not parameters.exists():
         return Finding(what, False, "no NVIDIA driver loaded", cure=_gpu_cure())
-    match = re.search(
-        r"RmProfilingAdminOnly:\s*(\d)", parameters.read_text(encoding="utf-8", errors="replace")
-    )
+    match = re.search(r"RmProfilingAdminOnly:\s*(\d)", parameters.read_text(encoding="utf-8", errors="replace"))
     if match is None:
         return Finding(what, False, "the driver does not say who may profile", cure=cure)
     if match[1] == "0":
@@ -205,10 +231,10 @@ def cupy_on_gpu() -> str:
 
 def browser() -> Finding:
     """The browser that the report's own test uses."""
-    found = next((n for n in ("chromium", "google-chrome", "chromium-browser") if shutil.which(n)),
-                 None)  # fmt: skip
-    return Finding("Chromium", found is not None, found or "not found: the report's test skips",
-                   cure="apt-get install chromium")  # fmt: skip
+    found = next((n for n in ("chromium", "google-chrome", "chromium-browser") if shutil.which(n)), None)
+    return Finding(
+        "Chromium", found is not None, found or "not found: the report's test skips", cure="apt-get install chromium"
+    )
 
 
 def check(what: str, probe: Callable[[], str], use: str, cure: str = "") -> Finding:

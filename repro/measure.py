@@ -17,13 +17,7 @@ from repro.measuring import quiet, ranks, records
 from repro.measuring.progress import say
 
 
-def measure(
-    names: Sequence[str] = (),
-    *,
-    into: str | None = None,
-    again: bool = False,
-    quick: bool = False,
-) -> None:
+def measure(names: Sequence[str] = (), *, into: str | None = None, again: bool = False, quick: bool = False) -> None:
     """Measure experiments, all of them if none is named; goes on where an earlier run stopped.
 
     into: folder under results/ (default: local, or the GPU's name);
@@ -57,8 +51,7 @@ def measure(
         if outcome.failed:
             say(f"{one.name}: {outcome.failed} cells failed, see their rows")
         if outcome.skipped and not outcome.measured + outcome.failed and not quick:
-            say(f"{one.name}: nothing to measure: {outcome.skipped} cells are on record "
-                "(--again measures them anew)")  # fmt: skip
+            say(f"{one.name}: nothing to measure: {outcome.skipped} cells are on record (--again measures them anew)")
         if outcome.failed and not outcome.measured + outcome.skipped:
             broken.append(one.name)
     if broken:

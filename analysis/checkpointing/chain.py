@@ -127,9 +127,7 @@ class Chain:
     @cached_property
     def costs(self) -> Costs:
         stages = self.stages
-        gradients = [
-            s.activation_bytes if s.gradient_bytes is None else s.gradient_bytes for s in stages
-        ]
+        gradients = [s.activation_bytes if s.gradient_bytes is None else s.gradient_bytes for s in stages]
 
         def sizes(first: int, rest: list[int]) -> NDArray[np.int64]:
             return np.array([first, *rest], dtype=np.int64)

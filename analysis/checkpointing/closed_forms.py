@@ -47,10 +47,7 @@ RECOMPUTE_ALL = ClosedForm("recompute all", 2 + (1 + s) + GRADIENTS, L * (L + 1)
 UNIFORM = ClosedForm("k segments", k + (L / k) * (1 + s) + GRADIENTS, 2 * L - L / k, "k divides L")
 #: The note's spacing: log2(L) + 1 states and a last part of L/2 stages, whole.
 EXPONENTIAL = ClosedForm(
-    "exponential",
-    1 + sp.log(L, 2) + (L / 2) * (1 + s) + GRADIENTS,
-    3 * L / 2,
-    "L a power of two, L >= 2",
+    "exponential", 1 + sp.log(L, 2) + (L / 2) * (1 + s) + GRADIENTS, 3 * L / 2, "L a power of two, L >= 2"
 )
 #: Every part split the same way again.
 EXPONENTIAL_RECURSIVE = ClosedForm(

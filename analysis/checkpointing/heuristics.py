@@ -46,9 +46,7 @@ def uniform(chain: Chain, segments: int, *, keep_last: bool = True) -> Plan:
 
     keep_last=False runs the last segment again too, as wrapping every segment in a checkpoint does.
     """
-    return _segmented(
-        chain, segment_starts(len(chain), segments), f"{segments} segments", keep_last
-    )
+    return _segmented(chain, segment_starts(len(chain), segments), f"{segments} segments", keep_last)
 
 
 def every(chain: Chain, stages: int, *, keep_last: bool = True) -> Plan:
@@ -86,9 +84,7 @@ def exponential(chain: Chain) -> Plan:
     The last part is L/2 long, so memory stays O(L).
     """
     build = PlanBuilder(chain)
-    return plan_of(
-        "exponential", build, build.segments(_exponential_starts(1, len(chain)), len(chain))
-    )
+    return plan_of("exponential", build, build.segments(_exponential_starts(1, len(chain)), len(chain)))
 
 
 def exponential_recursive(chain: Chain) -> Plan:
@@ -193,8 +189,5 @@ def recompute_stages(build: PlanBuilder, chosen: Iterable[int]) -> Node:
     again = set(chosen)
     node = build.keep(build.length)
     for stage in range(build.length - 1, 0, -1):
-        if stage in again:
-            node = build.split(stage, node, build.keep(stage))
-        else:
-            node = build.keep(stage, node)
+        node = build.split(stage, node, build.keep(stage)) if stage in again else build.keep(stage, node)
     return node

@@ -103,11 +103,7 @@ def exact(chain: Chain, budget_bytes: int, *, time_limit_s: float = 60.0) -> Pla
                 kind, stage = operations[k]
                 needs = [(held[t, k, v], -1.0) for v in sources(stage - 1)]
                 programme.at_most([(runs[t, k], 1.0), *needs], 0.0)
-                temporary = (
-                    costs.forward_temporary
-                    if kind is Value.ACTIVATION
-                    else (costs.saving_temporary)
-                )
+                temporary = costs.forward_temporary if kind is Value.ACTIVATION else (costs.saving_temporary)
                 budget_terms.append((runs[t, k], float(temporary[stage]) * scale))
                 programme.at_most(budget_terms, (budget_bytes - waiting) * scale)
                 # A value that an operation makes is there while it runs.
@@ -158,22 +154,12 @@ def exact(chain: Chain, budget_bytes: int, *, time_limit_s: float = 60.0) -> Pla
     actions = _actions(chain, operations, values, chosen, runs, held)
     replay = simulate(chain, actions)
     return Plan(
-        "integer programme",
-        replay.peak_bytes,
-        replay.forwards,
-        replay.advances,
-        replay.seconds,
-        lambda: actions,
+        "integer programme", replay.peak_bytes, replay.forwards, replay.advances, replay.seconds, lambda: actions
     )
 
 
 def _actions(
-    chain: Chain,
-    operations: list[Operation],
-    values: list[Operation],
-    chosen: np.ndarray,
-    runs: dict,
-    held: dict,
+    chain: Chain, operations: list[Operation], values: list[Operation], chosen: np.ndarray, runs: dict, held: dict
 ) -> tuple[Action, ...]:
     """The solution as a schedule: before each operation, drop what is not held during it."""
     length, last = len(chain), len(operations)

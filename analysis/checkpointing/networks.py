@@ -96,14 +96,7 @@ def resnet_chain(layers: int, width: int, batch: int, image: int, *, itemsize: i
 
 
 def lstm_chain(
-    steps: int,
-    *,
-    batch: int,
-    layers: int,
-    hidden: int,
-    classes: int,
-    inputs: int = 50,
-    itemsize: int = FP32,
+    steps: int, *, batch: int, layers: int, hidden: int, classes: int, inputs: int = 50, itemsize: int = FP32
 ) -> Chain:
     """`steps` steps of an LSTM: a step keeps, per layer, four gates, tanh of the cell and the
     hidden state that feeds the next layer, and the log-softmax of its classes."""
@@ -126,9 +119,7 @@ def lstm_chain(
     return Chain((step,) * steps + (last,), input_bytes=state)
 
 
-def lstm_shared_bytes(
-    *, layers: int, hidden: int, classes: int, inputs: int = 50, itemsize: int = FP32
-) -> int:
+def lstm_shared_bytes(*, layers: int, hidden: int, classes: int, inputs: int = 50, itemsize: int = FP32) -> int:
     """Bytes of the parameters that all steps share: a planned step sums their gradients beside the
     ones that exist already."""
     cells = 4 * hidden * (inputs + hidden + 2 + (layers - 1) * (2 * hidden + 2))
@@ -136,14 +127,7 @@ def lstm_shared_bytes(
 
 
 def gpt_chain(
-    layers: int,
-    *,
-    batch: int,
-    seqlen: int,
-    hidden: int,
-    heads: int,
-    vocabulary: int,
-    itemsize: int = FP32,
+    layers: int, *, batch: int, seqlen: int, hidden: int, heads: int, vocabulary: int, itemsize: int = FP32
 ) -> Chain:
     """A GPT of `layers` layers without dropout; stages are attentions and MLPs.
 
@@ -193,9 +177,7 @@ def gpt_chain(
     return Chain((embedding, *(attention, mlp) * layers, loss), input_bytes=ids)
 
 
-def gpt_layer_bytes(
-    *, batch: int, seqlen: int, hidden: int, heads: int, recompute: str, itemsize: int = 2
-) -> int:
+def gpt_layer_bytes(*, batch: int, seqlen: int, hidden: int, heads: int, recompute: str, itemsize: int = 2) -> int:
     """Korthikanti et al. 2022, Table 2: bytes that one layer saves, with dropout, no parallelism.
 
     recompute: "none" s·b·h·(34 + 5as/h), "selective" 34·s·b·h, "full" 2·s·b·h (in 16 bits).

@@ -46,8 +46,7 @@ class InfeasibleBudgetError(ValueError):
         self.budget_bytes = budget_bytes
         self.smallest_budget_bytes = smallest_budget_bytes
         super().__init__(
-            f"budget of {budget_bytes} bytes: the smallest feasible budget is "
-            f"{smallest_budget_bytes} bytes"
+            f"budget of {budget_bytes} bytes: the smallest feasible budget is {smallest_budget_bytes} bytes"
         )
 
 
@@ -109,13 +108,7 @@ class OptimalTable:
             "done": np.zeros(len(self.rows), dtype=np.uint8),
         }
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
-        table = Table(
-            length=length,
-            limit=self.slots + 1,
-            width=self.width,
-            unit=self.unit_bytes,
-            **pointers,
-        )
+        table = Table(length=length, limit=self.slots + 1, width=self.width, unit=self.unit_bytes, **pointers)
         scratch = np.zeros(16 * (length + 2), dtype=np.int64)  # 16 is TILE in fill.c
         fill.fill(ctypes.byref(table), ctypes.c_void_p(scratch.ctypes.data))
         return True

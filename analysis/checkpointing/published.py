@@ -123,9 +123,7 @@ def kept_bytes(blocks: Sequence[int], *, batch: int = BATCH, pre_activation: boo
     return kept
 
 
-def bottleneck_parameters(
-    blocks: Sequence[int], *, filters: int = FILTERS, classes: int = CLASSES
-) -> int:
+def bottleneck_parameters(blocks: Sequence[int], *, filters: int = FILTERS, classes: int = CLASSES) -> int:
     """Weights of the network: convolutions, norms and the classifier."""
     channels, found = filters, 3 * 49 * filters + 2 * filters
     for group, count in enumerate(blocks):

@@ -20,15 +20,4 @@ asks for what reaches HBM.
 from analysis.l2.launch import Count, Launch, UnavailableError, available, replay, simulate
 from analysis.l2.machine import L2, PACES, SOURCES, Pace
 
-__all__ = [
-    "L2",
-    "PACES",
-    "SOURCES",
-    "Count",
-    "Launch",
-    "Pace",
-    "UnavailableError",
-    "available",
-    "replay",
-    "simulate",
-]
+__all__ = ["L2", "PACES", "SOURCES", "Count", "Launch", "Pace", "UnavailableError", "available", "replay", "simulate"]

@@ -17,17 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from analysis.algorithms import ORDERS
-from analysis.l2.launch import (
-    ALWAYS,
-    ATOMIC,
-    FIRST_BIT,
-    LAST_BIT,
-    READ,
-    STREAM,
-    WRITE,
-    Launch,
-    Table,
-)
+from analysis.l2.launch import ALWAYS, ATOMIC, FIRST_BIT, LAST_BIT, READ, STREAM, WRITE, Launch, Table
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.tile_loop import BlockMask, TileLoop, tile_loop, tiles_met
 
@@ -115,9 +105,17 @@ def query_tiles_outside(
     kv_head = head // shape.heads * shape.kv_heads + head % shape.heads // shape.group
     first = np.arange(len(i)) * len(ranges)
     launch.blocks = _blocks(
-        start, steps, direction, listed, 2 * kv_head, 2,
-        first, np.where(steps > 0, len(before), 0), first + len(before), len(after),
-    )  # fmt: skip
+        start,
+        steps,
+        direction,
+        listed,
+        2 * kv_head,
+        2,
+        first,
+        np.where(steps > 0, len(before), 0),
+        first + len(before),
+        len(after),
+    )
     return launch
 
 
@@ -179,9 +177,8 @@ def key_tiles_outside(
     stream = (np.arange(len(j)) if accumulate == "partial" else head) * len(of_group)
     first = 4 * np.arange(len(j))
     launch.blocks = _blocks(
-        start, steps, direction, listed, stream, len(of_group),
-        first, np.where(steps > 0, 2, 0), first + 2, 2,
-    )  # fmt: skip
+        start, steps, direction, listed, stream, len(of_group), first, np.where(steps > 0, 2, 0), first + 2, 2
+    )
     return launch
 
 
@@ -227,9 +224,17 @@ def one_block_a_head(
         lists = [_with_visits(np.nonzero(met[h].T)[1]) for h in range(heads)]
         steps, listed, launch.tiles = _lists(lists)
     launch.blocks = _blocks(
-        np.zeros(1), steps, np.ones(1), listed, every * len(streams), len(streams),
-        len(ranges) * every, 2, len(ranges) * every + 2, len(after),
-    )  # fmt: skip
+        np.zeros(1),
+        steps,
+        np.ones(1),
+        listed,
+        every * len(streams),
+        len(streams),
+        len(ranges) * every,
+        2,
+        len(ranges) * every + 2,
+        len(after),
+    )
     return launch
 
 
@@ -250,9 +255,7 @@ class _Rows:
     def __init__(self, rows: int, block: int) -> None:
         self.rows, self.block = rows, block
 
-    def _place(
-        self, launch: Launch, shape: AttentionShape, name: str, heads: int
-    ) -> tuple[int, int, int]:
+    def _place(self, launch: Launch, shape: AttentionShape, name: str, heads: int) -> tuple[int, int, int]:
         itemsize = shape.key_itemsize if name in ("k", "v") else shape.itemsize
         row = STAT_BYTES if name in STATISTICS else shape.head_dim * itemsize
         if name in FP32:
@@ -260,9 +263,8 @@ class _Rows:
         return row, *launch.tensor(name, heads * self.rows * row)
 
     def ranges(
-        self, launch: Launch, shape: AttentionShape, name: str, heads: int,
-        head: Table, tile: Table, kind: int,
-    ) -> Table:  # fmt: skip
+        self, launch: Launch, shape: AttentionShape, name: str, heads: int, head: Table, tile: Table, kind: int
+    ) -> Table:
         """(blocks, 4): tile ``tile`` of head ``head``."""
         row, number, base = self._place(launch, shape, name, heads)
         first = tile * self.block
@@ -270,9 +272,7 @@ class _Rows:
         start = base + head * self.rows * row
         return _columns(start + first * row, start + end * row, kind, number)
 
-    def streams(
-        self, launch: Launch, shape: AttentionShape, name: str, heads: int, kind: int = READ
-    ) -> Table:
+    def streams(self, launch: Launch, shape: AttentionShape, name: str, heads: int, kind: int = READ) -> Table:
         """(heads, 7)"""
         row, number, base = self._place(launch, shape, name, heads)
         first = base + np.arange(heads) * self.rows * row
@@ -281,12 +281,7 @@ class _Rows:
 
 
 def _walked(
-    shape: AttentionShape,
-    tile: Tile,
-    block_mask: BlockMask | None,
-    mask_block: Tile | None,
-    head: Table,
-    i: Table,
+    shape: AttentionShape, tile: Tile, block_mask: BlockMask | None, mask_block: Tile | None, head: Table, i: Table
 ) -> list[Table]:
     """Key tiles that each query tile meets."""
     if block_mask is not None:
@@ -294,10 +289,7 @@ def _walked(
         met = met.reshape(shape.batch * shape.heads, *met.shape[2:])
         return [np.flatnonzero(met[h, t]) for h, t in zip(head, i, strict=True)]
     sinks, first, end = shape.visible.key_tiles(tile.block_m, tile.block_n)
-    each = [
-        np.concatenate([np.arange(s), np.arange(f, e)])
-        for s, f, e in zip(sinks, first, end, strict=True)
-    ]
+    each = [np.concatenate([np.arange(s), np.arange(f, e)]) for s, f, e in zip(sinks, first, end, strict=True)]
     return [each[t] for t in i]
 
 

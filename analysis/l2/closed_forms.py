@@ -49,9 +49,7 @@ class Waves:
     per_group: int
     concurrent: int
 
-    def rows_from_hbm(
-        self, rows_walked: Callable[[int, int], int], walk_bytes: int, shared_bytes: int
-    ) -> int:
+    def rows_from_hbm(self, rows_walked: Callable[[int, int], int], walk_bytes: int, shared_bytes: int) -> int:
         """Rows fetched when each group's blocks walk that group's rows.
 
         rows_walked(first, last): rows that the group's blocks first..last walk together.

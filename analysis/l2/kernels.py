@@ -7,12 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from analysis.l2.attention import (
-    hopper_heads_per_group,
-    key_tiles_outside,
-    one_block_a_head,
-    query_tiles_outside,
-)
+from analysis.l2.attention import hopper_heads_per_group, key_tiles_outside, one_block_a_head, query_tiles_outside
 from analysis.l2.closed_forms import Waves
 from analysis.l2.launch import ALWAYS, FIRST, LAST, NOT_FIRST, NOT_LAST, Launch, simulate
 from analysis.l2.machine import L2, Pace
@@ -25,10 +20,8 @@ Times = Mapping[str, tuple[float, float]]
 
 _FORWARD = frozenset(
     f"flash_forward{form}"
-    for form in (
-        "", "_sm90", "_sm90_persistent", "_sm90_optimistic", "_sm90_persistent_optimistic",
-    )
-)  # fmt: skip
+    for form in ("", "_sm90", "_sm90_persistent", "_sm90_optimistic", "_sm90_persistent_optimistic")
+)
 _BACKWARD = frozenset({"flash_backward", "flash_backward_sm90"})
 _DQ = "flash_backward_dq"
 _FLASH1 = frozenset({"flash1_forward", "flash1_backward"})
@@ -59,18 +52,30 @@ def launch_of(
     if kernel in _FORWARD or kernel == _DQ:
         kind = "dq" if kernel == _DQ else "forward"
         return query_tiles_outside(
-            shape, tile, kind, order=order, wave=wave, downwards="_sm90" in kernel,
-            heads_per_group=heads_per_group, **masks,
-        )  # fmt: skip
+            shape,
+            tile,
+            kind,
+            order=order,
+            wave=wave,
+            downwards="_sm90" in kernel,
+            heads_per_group=heads_per_group,
+            **masks,
+        )
     if kernel in _BACKWARD:
         ways = {way for tensor, way in entries if tensor == "dq_accum"}
         accumulate = "atomic" if "atomic" in ways else "partial" if "write" in ways else None
         lse = "lse2" if ("lse2", "read") in entries else "lse"
         return key_tiles_outside(
-            shape, tile, accumulate=accumulate, lse=lse, order=order, wave=wave,
+            shape,
+            tile,
+            accumulate=accumulate,
+            lse=lse,
+            order=order,
+            wave=wave,
             last_first=any(tensor == "turns" for tensor, _ in entries),
-            heads_per_group=heads_per_group, **masks,
-        )  # fmt: skip
+            heads_per_group=heads_per_group,
+            **masks,
+        )
     if order != "rows":
         raise ValueError(f"{kernel} walks in the order of rows alone, not {order!r}")
     if heads_per_group != 1:
@@ -128,9 +133,8 @@ def simulated(
     if not masks:
         shape = _first_waves(kernel, shape, tile, wave, heads_per_group)
     launch = launch_of(
-        kernel, entries, shape, tile, wave=wave, order=order, heads_per_group=heads_per_group,
-        form=form, **masks,
-    )  # fmt: skip
+        kernel, entries, shape, tile, wave=wave, order=order, heads_per_group=heads_per_group, form=form, **masks
+    )
     counts = simulate(launch, l2, sms, blocks_per_sm, pace)
     return {name: (count.fetches, count.writes) for name, count in counts.items()}
 
@@ -139,18 +143,12 @@ def simulated(
 simulated_once = lru_cache(maxsize=4096)(simulated)
 
 
-def _first_waves(
-    kernel: str, shape: AttentionShape, tile: Tile, wave: int, heads_per_group: int
-) -> AttentionShape:
+def _first_waves(kernel: str, shape: AttentionShape, tile: Tile, wave: int, heads_per_group: int) -> AttentionShape:
     """The shape with as many heads as fill MOST_WAVES waves, if it has more."""
     group = shape.group if kernel in _BACKWARD else 1
     blocks_a_head = 1
     if kernel not in _FLASH1:
-        rows, block = (
-            (shape.seqlen_k, tile.block_n)
-            if kernel in _BACKWARD
-            else (shape.seqlen_q, tile.block_m)
-        )
+        rows, block = (shape.seqlen_k, tile.block_n) if kernel in _BACKWARD else (shape.seqlen_q, tile.block_m)
         blocks_a_head = -(-rows // block)
     units = -(-MOST_WAVES * wave // blocks_a_head)  # heads, or groups of them
     units = -(-units // heads_per_group) * heads_per_group
@@ -161,13 +159,7 @@ def _first_waves(
 
 
 def by_waves(
-    kernel: str,
-    entries: Entries,
-    shape: AttentionShape,
-    tile: Tile,
-    l2: L2,
-    sms: int,
-    blocks_per_sm: int,
+    kernel: str, entries: Entries, shape: AttentionShape, tile: Tile, l2: L2, sms: int, blocks_per_sm: int
 ) -> Times:
     """From closed forms: waves in step, and for FlashAttention 2022 all or nothing."""
     concurrent, shared = sms * blocks_per_sm, l2.shared_bytes
@@ -180,11 +172,7 @@ def by_waves(
         walked = {t for t, _ in entries if t not in ("k", "v", "dk", "dv")}
         rows = sum(STAT_BYTES if t in ("l", "m", "delta") else row for t in walked)
         resident = min(concurrent, shape.batch * shape.heads) * shape.seqlen_q * rows
-        return (
-            {}
-            if resident <= l2.partitions * shared
-            else dict.fromkeys(walked, (float("inf"), float("inf")))
-        )
+        return {} if resident <= l2.partitions * shared else dict.fromkeys(walked, (float("inf"), float("inf")))
     if kernel in _BACKWARD:
         first_tile = tr - loop.visits_of_key_tile
         seen = (shape.seqlen_q - first_tile * tile.block_m).clip(min=0)

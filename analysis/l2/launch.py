@@ -19,10 +19,7 @@ READ, WRITE, ATOMIC = 0, 1, 2
 #: Start addresses of tensors, as allocators give them.
 ALIGNMENT = 512
 #: Columns of the tables below.
-BLOCK = (
-    "start", "steps", "direction", "list", "stream", "streams", "before", "befores", "after",
-    "afters",
-)  # fmt: skip
+BLOCK = ("start", "steps", "direction", "list", "stream", "streams", "before", "befores", "after", "afters")
 STREAM = ("first", "tile_bytes", "head_bytes", "tiles", "kind", "tensor", "when")
 #: When a stream moves its tile, by whether the block visits it for the first or the last time;
 #: a list of tiles says which in these bits of its entries.
@@ -167,12 +164,7 @@ def simulate(
 
 
 def replay(
-    launch: Launch,
-    l2: L2,
-    sms: int,
-    events: Sequence[tuple[int, int, int]] | Table,
-    *,
-    sampled_sets: int | None = None,
+    launch: Launch, l2: L2, sms: int, events: Sequence[tuple[int, int, int]] | Table, *, sampled_sets: int | None = None
 ) -> dict[str, Count]:
     """Run a recorded order through an empty L2: rows of (SM, block, step) in order of time.
 
@@ -195,14 +187,7 @@ def replay(
 
 
 def _filled(
-    launch: Launch,
-    l2: L2,
-    sms: int,
-    slots: int,
-    pace: Pace,
-    fixed: bool,
-    sampled_sets: int | None,
-    burst: int | None,
+    launch: Launch, l2: L2, sms: int, slots: int, pace: Pace, fixed: bool, sampled_sets: int | None, burst: int | None
 ) -> tuple[_Launch, list[npt.NDArray[np.generic]]]:
     if sampled_sets is None:
         share = MOST_ACCESSES / max(1, launch.accesses)
@@ -221,11 +206,21 @@ def _filled(
         np.ascontiguousarray(launch.tiles),
     ]
     filled = _Launch(
-        l2.partitions, l2.sets, sampled_sets, l2.ways,
-        -(-launch.nbytes // LINE_BYTES), len(launch.sizes), sms, slots, int(fixed), burst,
-        len(launch.blocks), pace.lone_speedup, pace.older_share or 0.0,
+        l2.partitions,
+        l2.sets,
+        sampled_sets,
+        l2.ways,
+        -(-launch.nbytes // LINE_BYTES),
+        len(launch.sizes),
+        sms,
+        slots,
+        int(fixed),
+        burst,
+        len(launch.blocks),
+        pace.lone_speedup,
+        pace.older_share or 0.0,
         *(array.ctypes.data for array in arrays),
-    )  # fmt: skip
+    )
     return filled, arrays
 
 
@@ -262,6 +257,5 @@ def _counts(
 def _named(launch: Launch, table: list[list[int]]) -> dict[str, Count]:
     """Bytes by tensor."""
     return {
-        name: Count(*(SECTOR_BYTES * sectors for sectors in row))
-        for name, row in zip(launch.sizes, table, strict=True)
+        name: Count(*(SECTOR_BYTES * sectors for sectors in row)) for name, row in zip(launch.sizes, table, strict=True)
     }

@@ -18,8 +18,7 @@ WAYS = 16
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
-        "LINE_BYTES, SECTOR_BYTES": "Nsight Compute documentation, L2 cache: lines of 128 bytes in "
-        "four sectors",
+        "LINE_BYTES, SECTOR_BYTES": "Nsight Compute documentation, L2 cache: lines of 128 bytes in four sectors",
         "WAYS": "16 in microbenchmarks of Volta (Jia et al., arXiv 1804.06826) and in GPGPU-Sim's "
         "models of it; 20 in Accel-Sim 2.0's of H100. The predictions hardly depend on it",
         "hash": "runs of consecutive lines fill every set once, as the XOR and polynomial hashes "

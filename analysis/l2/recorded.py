@@ -19,9 +19,7 @@ def events(launch: Launch, progress: npt.NDArray[np.int64], every: int) -> Table
     Raises ValueError for notes that are not those of the launch.
     """
     if progress.ndim != 2 or len(progress) != len(launch.blocks):
-        raise ValueError(
-            f"progress of shape {progress.shape} is not of {len(launch.blocks)} blocks"
-        )
+        raise ValueError(f"progress of shape {progress.shape} is not of {len(launch.blocks)} blocks")
     steps = launch.blocks[:, BLOCK.index("steps")]
     found: list[tuple[npt.NDArray[np.float64], Table]] = []
     for block, (row, count) in enumerate(zip(progress, steps, strict=True)):

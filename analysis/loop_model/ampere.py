@@ -16,24 +16,17 @@ from __future__ import annotations
 from analysis.loop_model.parameters import Machine, Operation, Parameter, Pick, Unit
 
 SM80: dict[str, Parameter] = {
-    "bank_ports": Parameter(
-        1, "warp registers a clock and bank", "huerta", "two banks, 1024 bits each",
-    ),
+    "bank_ports": Parameter(1, "warp registers a clock and bank", "huerta", "two banks, 1024 bits each"),
     "shared_bytes": Parameter(128, "bytes a clock", "spec", "for accesses and copies"),
-    "copy_bytes": Parameter(
-        47, "bytes a clock", "spec", "5120 bytes a clock of L2 over 108 SMs",
-    ),
+    "copy_bytes": Parameter(47, "bytes a clock", "spec", "5120 bytes a clock of L2 over 108 SMs"),
     "copy_latency": Parameter(203, "clocks", "luo", "L2 hit, near half: 202.8"),
     "copy_far": Parameter(406, "clocks", "luo", "L2 hit, far half: 393 to 419"),
     "named_release": Parameter(30, "clocks", "hopper", "last arrival to release"),
     "jump": Parameter(12, "clocks", "hopper", "taken branch"),
     "xu_queue": Parameter(1, "instructions", "hopper", "one may wait while the unit is busy"),
     "source_hold": Parameter(12, "clocks", "huerta", "until a store has read its sources"),
-    "add_bytes": Parameter(
-        47, "bytes a clock", "assumed",
-        "L2 adds to as many sectors a clock as it delivers",
-    ),
-}  # fmt: skip
+    "add_bytes": Parameter(47, "bytes a clock", "assumed", "L2 adds to as many sectors a clock as it delivers"),
+}
 
 MACHINE = Machine(SM80, Pick.GREEDY)
 """Schedulers of this generation issue the warp that issued last, and else the youngest (huerta)."""
@@ -56,8 +49,27 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("FFMA", "FMUL", "FADD", "IMAD"), _FMA),
     **dict.fromkeys(
         [
-            "FMNMX", "FSEL", "FSETP", "F2FP", "ISETP", "IADD3", "LOP3", "PLOP3", "SHF", "LEA",
-            "SEL", "MOV", "IABS", "IMNMX", "PRMT", "P2R", "R2P", "CS2R", "VOTE", "HADD2", "HMUL2",
+            "FMNMX",
+            "FSEL",
+            "FSETP",
+            "F2FP",
+            "ISETP",
+            "IADD3",
+            "LOP3",
+            "PLOP3",
+            "SHF",
+            "LEA",
+            "SEL",
+            "MOV",
+            "IABS",
+            "IMNMX",
+            "PRMT",
+            "P2R",
+            "R2P",
+            "CS2R",
+            "VOTE",
+            "HADD2",
+            "HMUL2",
             "HFMA2",
         ],
         _ALU,
@@ -65,17 +77,25 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("MUFU", "I2F", "F2I", "POPC", "FLO", "F2F"), Operation(Unit.XU, 8, 23)),
     **dict.fromkeys(
         [
-            "UIADD3", "UMOV", "ULOP3", "ULEA", "USHF", "UISETP", "USEL", "UIMAD", "UPLOP3", "ULDC",
-            "UFLO", "UPOPC", "VOTEU", "UIMNMX",
+            "UIADD3",
+            "UMOV",
+            "ULOP3",
+            "ULEA",
+            "USHF",
+            "UISETP",
+            "USEL",
+            "UIMAD",
+            "UPLOP3",
+            "ULDC",
+            "UFLO",
+            "UPOPC",
+            "VOTEU",
+            "UIMNMX",
         ],
         _UNIFORM,
     ),
     **dict.fromkeys(
-        [
-            "NOP", "BRA", "EXIT", "RET", "CALL", "BSSY", "BSYNC", "YIELD", "WARPSYNC", "BREAK",
-            "BAR", "LDGDEPBAR",
-        ],
-        _NONE,
+        ["NOP", "BRA", "EXIT", "RET", "CALL", "BSSY", "BSYNC", "YIELD", "WARPSYNC", "BREAK", "BAR", "LDGDEPBAR"], _NONE
     ),
     **dict.fromkeys(("LDC", "S2R", "S2UR", "R2UR"), Operation(Unit.MEMORY, 2, 29)),
     "SHFL": Operation(Unit.MEMORY, 4, 26),
@@ -90,4 +110,4 @@ OPERATIONS: dict[str, Operation] = {
     "STL": Operation(Unit.MEMORY, 4, 14),
     "HMMA": Operation(Unit.WARP_TENSOR, 8),
     "DEPBAR": Operation(Unit.COUNTER_WAIT),
-}  # fmt: skip
+}

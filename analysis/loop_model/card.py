@@ -44,9 +44,7 @@ def fill(clocks: Iterable[float], multiprocessors: int) -> float:
     return max(free)
 
 
-def fill_shared(
-    clocks: Iterable[float], multiprocessors: int, slots: int, slowdown: float
-) -> float:
+def fill_shared(clocks: Iterable[float], multiprocessors: int, slots: int, slowdown: float) -> float:
     """Clocks until the last block is done where up to ``slots`` blocks share a multiprocessor.
 
     clocks: of each block, were it alone on one.

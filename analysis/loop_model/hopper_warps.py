@@ -23,15 +23,11 @@ _SHARE = copy_bytes_per_clock(SM90["copy_bytes"].value, H200_SUSTAINED, SMS)
 
 SM90_WARPS: dict[str, Parameter] = {
     **{name: SM90[name] for name in _TAKEN_OVER},
-    "copy_bytes": Parameter(
-        _SHARE, "bytes a clock", "structure", "an equal share of L2's 9.2 TB/s at 1.70 GHz",
-    ),
+    "copy_bytes": Parameter(_SHARE, "bytes a clock", "structure", "an equal share of L2's 9.2 TB/s at 1.70 GHz"),
     "copy_latency": Parameter(264, "clocks", "luo", "L2 hit, near half"),
     "copy_far": Parameter(490, "clocks", "luo", "L2 hit, far half"),
-    "add_bytes": Parameter(
-        _SHARE, "bytes a clock", "assumed", "L2 adds to as many sectors a clock as it delivers",
-    ),
-}  # fmt: skip
+    "add_bytes": Parameter(_SHARE, "bytes a clock", "assumed", "L2 adds to as many sectors a clock as it delivers"),
+}
 
 #: HMMA, shape 16816: the compiler puts 6 clocks between products of a warp that follow each other,
 #: always (code, flashgpu). That is two thirds of what HGMMA reaches; measured were 62.9 % (luo).

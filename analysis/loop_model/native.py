@@ -19,16 +19,45 @@ LIMIT = 20_000_000
 MOST_WARPS, MOST_BARRIERS, MOST_BLOCKS, MOST_AHEAD = 64, 64, 16, 4
 """Room in sm.c."""
 _STEP = (
-    "unit", "interval", "latency", "stall", "yields", "write", "read", "wait",
-    "reads_even", "reads_odd", "amount", "from_shared", "last_of_group", "accumulates", "pending",
-)  # fmt: skip
+    "unit",
+    "interval",
+    "latency",
+    "stall",
+    "yields",
+    "write",
+    "read",
+    "wait",
+    "reads_even",
+    "reads_odd",
+    "amount",
+    "from_shared",
+    "last_of_group",
+    "accumulates",
+    "pending",
+)
 _RUN_PARAMETERS = (
-    "tensor_tail", "tensor_window", "tensor_ahead", "tensor_order", "bank_ports",
-    "tensor_register_reads", "shared_bytes", "copy_bytes", "copy_latency", "copy_far",
-    "copy_issue", "store_latency", "try_wait",
-    "arrive_visible", "barrier_port", "named_release", "jump", "xu_queue", "source_hold",
-    "add_bytes", "pick",
-)  # fmt: skip
+    "tensor_tail",
+    "tensor_window",
+    "tensor_ahead",
+    "tensor_order",
+    "bank_ports",
+    "tensor_register_reads",
+    "shared_bytes",
+    "copy_bytes",
+    "copy_latency",
+    "copy_far",
+    "copy_issue",
+    "store_latency",
+    "try_wait",
+    "arrive_visible",
+    "barrier_port",
+    "named_release",
+    "jump",
+    "xu_queue",
+    "source_hold",
+    "add_bytes",
+    "pick",
+)
 
 
 class _CStep(ctypes.Structure):
@@ -37,16 +66,24 @@ class _CStep(ctypes.Structure):
 
 class _Run(ctypes.Structure):
     _fields_ = [
-        ("steps_in_table", ctypes.c_int32), ("table", ctypes.c_void_p),
-        ("warps", ctypes.c_int32), ("first", ctypes.c_void_p),
+        ("steps_in_table", ctypes.c_int32),
+        ("table", ctypes.c_void_p),
+        ("warps", ctypes.c_int32),
+        ("first", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("steps", "kinds", "objects", "values")),
-        ("barriers", ctypes.c_int32), ("arrivals", ctypes.c_void_p), ("start", ctypes.c_void_p),
+        ("barriers", ctypes.c_int32),
+        ("arrivals", ctypes.c_void_p),
+        ("start", ctypes.c_void_p),
         *((name, ctypes.c_int32) for name in _RUN_PARAMETERS),
-        ("seed", ctypes.c_uint32), ("limit", ctypes.c_int64),
-        ("issued", ctypes.c_void_p), ("busy", ctypes.c_void_p),
+        ("seed", ctypes.c_uint32),
+        ("limit", ctypes.c_int64),
+        ("issued", ctypes.c_void_p),
+        ("busy", ctypes.c_void_p),
         *((f"tensor_{name}", ctypes.c_void_p) for name in ("starts", "ends", "groups")),
-        ("tensor_ops", ctypes.c_int64), ("tensor_room", ctypes.c_int64), ("clocks", ctypes.c_int64),
-    ]  # fmt: skip
+        ("tensor_ops", ctypes.c_int64),
+        ("tensor_room", ctypes.c_int64),
+        ("clocks", ctypes.c_int64),
+    ]
 
 
 def _library() -> ctypes.CDLL:
@@ -114,22 +151,39 @@ def simulate(
 
     steps, kinds, values = joined("steps"), joined("kinds"), joined("values")
     objects = np.array(
-        [places.get(x, x) if k in (2, 3, 4) else x
-         for way in program.ways for k, x in zip(way.kinds, way.objects, strict=True)],
+        [
+            places.get(x, x) if k in (2, 3, 4) else x
+            for way in program.ways
+            for k, x in zip(way.kinds, way.objects, strict=True)
+        ],
         dtype=np.int32,
-    )  # fmt: skip
+    )
     starts = np.array(start or [0] * len(program.ways), np.int64)
     room = 1 << 18
     issued, busy = np.zeros(len(steps), np.int32), np.zeros(len(Unit) + 2, np.int64)
     products = np.zeros((3, room), np.int32)
     run = _Run(
-        len(table), ctypes.cast(table, ctypes.c_void_p), len(program.ways), first.ctypes.data,
-        steps.ctypes.data, kinds.ctypes.data, objects.ctypes.data, values.ctypes.data,
-        len(program.arrivals), counts.ctypes.data, starts.ctypes.data,
+        len(table),
+        ctypes.cast(table, ctypes.c_void_p),
+        len(program.ways),
+        first.ctypes.data,
+        steps.ctypes.data,
+        kinds.ctypes.data,
+        objects.ctypes.data,
+        values.ctypes.data,
+        len(program.arrivals),
+        counts.ctypes.data,
+        starts.ctypes.data,
         *(numbers.get(n, 0) for n in _RUN_PARAMETERS),
-        seed, LIMIT, issued.ctypes.data, busy.ctypes.data,
-        *(products[k].ctypes.data for k in range(3)), 0, room, 0,
-    )  # fmt: skip
+        seed,
+        LIMIT,
+        issued.ctypes.data,
+        busy.ctypes.data,
+        *(products[k].ctypes.data for k in range(3)),
+        0,
+        room,
+        0,
+    )
     if _library().simulate(ctypes.byref(run)):
         raise MemoryError("no memory for the model of an SM")
     if run.clocks < 0:
@@ -146,7 +200,18 @@ def simulate(
 def _c_step(step: Step) -> _CStep:
     o = step.operation
     return _CStep(
-        o.unit, o.interval, o.latency, step.stall, step.yields, step.write_barrier,
-        step.read_barrier, step.wait, *step.reads, step.amount, step.from_shared,
-        step.last_of_group, step.accumulates, step.pending,
-    )  # fmt: skip
+        o.unit,
+        o.interval,
+        o.latency,
+        step.stall,
+        step.yields,
+        step.write_barrier,
+        step.read_barrier,
+        step.wait,
+        *step.reads,
+        step.amount,
+        step.from_shared,
+        step.last_of_group,
+        step.accumulates,
+        step.pending,
+    )

@@ -89,46 +89,33 @@ class Machine:
 
 SM90: dict[str, Parameter] = {
     "tensor_tail": Parameter(
-        43, "clocks", "flashgpu",
-        "issue to wait of one product is 43 + N/2 clocks: 75 at N = 64, 107 at N = 128",
+        43, "clocks", "flashgpu", "issue to wait of one product is 43 + N/2 clocks: 75 at N = 64, 107 at N = 128"
     ),
-    "tensor_window": Parameter(
-        6, "products an SM", "flashgpu", "admitted and not computed, with A from shared memory",
-    ),
-    "tensor_ahead": Parameter(
-        1, "products", "structure", "whose operands are fetched while another one computes",
-    ),
-    "bank_ports": Parameter(
-        1, "warp registers a clock and bank", "huerta", "two banks, 1024 bits each",
-    ),
+    "tensor_window": Parameter(6, "products an SM", "flashgpu", "admitted and not computed, with A from shared memory"),
+    "tensor_ahead": Parameter(1, "products", "structure", "whose operands are fetched while another one computes"),
+    "bank_ports": Parameter(1, "warp registers a clock and bank", "huerta", "two banks, 1024 bits each"),
     "tensor_register_reads": Parameter(
-        1, "warp registers a clock and scheduler", "code",
+        1,
+        "warp registers a clock and scheduler",
+        "code",
         "m64nNk16 reads and writes N/2 registers a thread in N/2 clocks",
     ),
     "shared_bytes": Parameter(128, "bytes a clock", "spec", "for accesses, products and copies"),
     "copy_bytes": Parameter(64, "bytes a clock", "flashgpu", "two 32-byte sectors a clock"),
-    "copy_latency": Parameter(
-        369, "clocks", "luo", "L2 hit by TMA: 264.5 of a load and 104.6 more",
-    ),
-    "copy_far": Parameter(
-        595, "clocks", "luo", "the same from the far half of L2: about 490 and 104.6",
-    ),
+    "copy_latency": Parameter(369, "clocks", "luo", "L2 hit by TMA: 264.5 of a load and 104.6 more"),
+    "copy_far": Parameter(595, "clocks", "luo", "the same from the far half of L2: about 490 and 104.6"),
     "copy_issue": Parameter(33, "clocks", "flashgpu", "one copy engine an SM"),
-    "store_latency": Parameter(
-        264, "clocks", "luo", "of L2, until a bulk store counts as written",
-    ),
+    "store_latency": Parameter(264, "clocks", "luo", "of L2, until a bulk store counts as written"),
     "try_wait": Parameter(36, "clocks", "flashgpu", "mbarrier.try_wait that succeeds"),
     "arrive_visible": Parameter(
-        16, "clocks", "flashgpu", "an arrival is seen 52 clocks later, 36 of them the try_wait",
+        16, "clocks", "flashgpu", "an arrival is seen 52 clocks later, 36 of them the try_wait"
     ),
     "barrier_port": Parameter(2, "clocks an arrival", "flashgpu", "one port an SM"),
-    "named_release": Parameter(
-        30, "clocks", "flashgpu", "last arrival to release; a ring was measured at 37 a hop",
-    ),
+    "named_release": Parameter(30, "clocks", "flashgpu", "last arrival to release; a ring was measured at 37 a hop"),
     "jump": Parameter(12, "clocks", "flashgpu", "taken branch: a loop of 38 clocks against 26"),
     "xu_queue": Parameter(1, "instructions", "flashgpu", "one may wait while the unit is busy"),
     "source_hold": Parameter(12, "clocks", "huerta", "until a store has read its sources"),
-}  # fmt: skip
+}
 
 _ALU = Operation(Unit.ALU, 2)
 _HEAVY = Operation(Unit.FMA_HEAVY, 2)
@@ -149,25 +136,73 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("IMAD",), _HEAVY),
     **dict.fromkeys(
         [
-            "FMNMX", "FSEL", "FSETP", "F2FP", "ISETP", "IADD3", "VIADD", "LOP3", "PLOP3", "SHF",
-            "LEA", "SEL", "MOV", "IABS", "VIMNMX", "VIMNMX3", "VIADDMNMX", "PRMT", "P2R", "R2P",
-            "CS2R", "HADD2", "HMUL2", "HFMA2", "I2FP",
+            "FMNMX",
+            "FSEL",
+            "FSETP",
+            "F2FP",
+            "ISETP",
+            "IADD3",
+            "VIADD",
+            "LOP3",
+            "PLOP3",
+            "SHF",
+            "LEA",
+            "SEL",
+            "MOV",
+            "IABS",
+            "VIMNMX",
+            "VIMNMX3",
+            "VIADDMNMX",
+            "PRMT",
+            "P2R",
+            "R2P",
+            "CS2R",
+            "HADD2",
+            "HMUL2",
+            "HFMA2",
+            "I2FP",
         ],
         _ALU,
     ),
     **dict.fromkeys(("MUFU", "I2F", "F2I", "POPC", "FLO", "F2F"), Operation(Unit.XU, 8, 19)),
     **dict.fromkeys(
         [
-            "UIADD3", "UMOV", "ULOP3", "ULEA", "USHF", "UISETP", "USEL", "UIMAD", "UPLOP3",
-            "ULDC", "UFLO", "UPOPC", "VOTEU", "UPRMT",
+            "UIADD3",
+            "UMOV",
+            "ULOP3",
+            "ULEA",
+            "USHF",
+            "UISETP",
+            "USEL",
+            "UIMAD",
+            "UPLOP3",
+            "ULDC",
+            "UFLO",
+            "UPOPC",
+            "VOTEU",
+            "UPRMT",
         ],
         _UNIFORM,
     ),
     **dict.fromkeys(("R2UR", "VOTE", "ELECT"), _ALU),
     **dict.fromkeys(
         [
-            "NOP", "BRA", "EXIT", "RET", "CALL", "BSSY", "BSYNC", "YIELD", "WARPSYNC",
-            "ENDCOLLECTIVE", "BREAK", "BAR", "CCTL", "ERRBAR", "USETMAXREG", "NANOSLEEP",
+            "NOP",
+            "BRA",
+            "EXIT",
+            "RET",
+            "CALL",
+            "BSSY",
+            "BSYNC",
+            "YIELD",
+            "WARPSYNC",
+            "ENDCOLLECTIVE",
+            "BREAK",
+            "BAR",
+            "CCTL",
+            "ERRBAR",
+            "USETMAXREG",
+            "NANOSLEEP",
             "UTMACCTL",
         ],
         _NONE,
@@ -198,6 +233,6 @@ OPERATIONS: dict[str, Operation] = {
     "UTMACMDFLUSH": Operation(Unit.FLUSH, 1, 0),
     "HGMMA": Operation(Unit.TENSOR),
     "DEPBAR": Operation(Unit.COUNTER_WAIT),
-}  # fmt: skip
+}
 GROUP_WAIT = Operation(Unit.GROUP_WAIT)
 """``WARPGROUP.DEPBAR``."""

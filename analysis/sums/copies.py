@@ -13,10 +13,7 @@ from analysis.sums.flash import bias_elements
 
 KERNEL = "copy"
 """The name that copies are counted under."""
-OPERANDS = {
-    "forward": (("q", "k", "v"), ("out",)),
-    "backward": (("q", "k", "v", "out", "dout"), ("dq", "dk", "dv")),
-}
+OPERANDS = {"forward": (("q", "k", "v"), ("out",)), "backward": (("q", "k", "v", "out", "dout"), ("dq", "dk", "dv"))}
 """Pass -> (tensors of head_dim columns that it reads, those that it writes)."""
 
 

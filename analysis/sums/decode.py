@@ -44,10 +44,7 @@ def flash_decode(shape: DecodeShape, tile: Tile, splits: int) -> KernelBytes:
         main["k_scale", "read"] = scales * SCALE_BYTES
         if not shape.latent:
             main["v_scale", "read"] = scales * SCALE_BYTES
-    results = {
-        ("out", "write"): shape.out_bytes,
-        ("lse", "write"): shape.batch * all_rows * STAT_BYTES,
-    }
+    results = {("out", "write"): shape.out_bytes, ("lse", "write"): shape.batch * all_rows * STAT_BYTES}
     if splits == 1:
         return {"flash_decode": main | results}
     partial_out = sum(parts) * all_rows * shape.values * STAT_BYTES

@@ -170,10 +170,17 @@ def flash_backward_split(
     dq_tile: of the second pass; by default ``tile``.
     """
     whole = flash_backward(
-        shape, tile, deterministic=True, key_mask=key_mask, block_mask=block_mask,
-        mask_block=mask_block, lse_gradient=lse_gradient, alibi=alibi, bias=bias,
+        shape,
+        tile,
+        deterministic=True,
+        key_mask=key_mask,
+        block_mask=block_mask,
+        mask_block=mask_block,
+        lse_gradient=lse_gradient,
+        alibi=alibi,
+        bias=bias,
         bias_gradient=bias_gradient,
-    )  # fmt: skip
+    )
     main = {key: count for key, count in whole["flash_backward"].items() if key[0] != "dq_accum"}
 
     loop = tile_loop(shape, dq_tile or tile, block_mask, mask_block)
@@ -213,15 +220,11 @@ def bias_elements(shape: AttentionShape, bias: BiasShape) -> int:
     """Elements of a bias. ValueError unless each of (items, heads) is 1 or as many as there are."""
     items, heads = bias
     if items not in (1, shape.batch) or heads not in (1, shape.heads):
-        raise ValueError(
-            f"bias={bias} is not (1 or {shape.batch}, 1 or {shape.heads}) items and heads"
-        )
+        raise ValueError(f"bias={bias} is not (1 or {shape.batch}, 1 or {shape.heads}) items and heads")
     return items * heads * shape.seqlen_q * shape.seqlen_k
 
 
-def _pairs(
-    shape: AttentionShape, tile: Tile, block_mask: BlockMask | None, mask_block: Tile | None
-) -> int:
+def _pairs(shape: AttentionShape, tile: Tile, block_mask: BlockMask | None, mask_block: Tile | None) -> int:
     """Pairs that the masks leave, in all heads of all items: each lies in one visited tile."""
     if block_mask is not None:
         return pairs_in_blocks(shape, block_mask, mask_block or tile)
@@ -241,12 +244,7 @@ def _bias_gradient(
         return {("dbias", "write"): pairs * shape.itemsize}, around if partial else {}
     everything = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
     accumulated = (everything if deterministic else result) * STAT_BYTES
-    around = {
-        "flash_bias_sum": {
-            ("dbias_accum", "read"): accumulated,
-            ("dbias", "write"): result * shape.itemsize,
-        }
-    }
+    around = {"flash_bias_sum": {("dbias_accum", "read"): accumulated, ("dbias", "write"): result * shape.itemsize}}
     if partial or not deterministic:
         around["flash_bias_zero"] = {("dbias_accum", "write"): accumulated}
     direction = "write" if deterministic else "atomic"

@@ -70,11 +70,7 @@ def flash1_forward(
     }
     if not literal:
         return {"flash1_forward": main}
-    init = {
-        ("out", "write"): shape.query_bytes,
-        ("l", "write"): shape.row_bytes,
-        ("m", "write"): shape.row_bytes,
-    }
+    init = {("out", "write"): shape.query_bytes, ("l", "write"): shape.row_bytes, ("m", "write"): shape.row_bytes}
     return {"flash1_init": init, "flash1_forward": main}
 
 

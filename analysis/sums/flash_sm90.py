@@ -19,11 +19,7 @@ TURN_BYTES = 4
 
 
 def flash_forward_sm90(
-    shape: AttentionShape,
-    tile: Tile,
-    *,
-    persistent: bool = False,
-    alibi: bool = False,
+    shape: AttentionShape, tile: Tile, *, persistent: bool = False, alibi: bool = False
 ) -> KernelBytes:
     """O = softmax(QKᵀ)V, one thread block per query tile.
 
@@ -34,11 +30,7 @@ def flash_forward_sm90(
 
 
 def _first_launches(
-    shape: AttentionShape,
-    tile: Tile,
-    one_tile: Mapping[tuple[str, str], int],
-    suffix: str,
-    persistent: bool,
+    shape: AttentionShape, tile: Tile, one_tile: Mapping[tuple[str, str], int], suffix: str, persistent: bool
 ) -> KernelBytes:
     """The forward in either form. How many blocks share the tiles changes no byte: each block has
     a first tile without asking, and asks once more than it takes further ones."""
@@ -47,19 +39,12 @@ def _first_launches(
     query_tiles = shape.batch * shape.heads * tile_loop(shape, tile).query_tiles
     return {
         "flash_forward_sm90_clear_counter": {("tile_counter", "write"): COUNTER_BYTES},
-        f"flash_forward_sm90_persistent{suffix}": {
-            **one_tile,
-            ("tile_counter", "atomic"): query_tiles * COUNTER_BYTES,
-        },
+        f"flash_forward_sm90_persistent{suffix}": {**one_tile, ("tile_counter", "atomic"): query_tiles * COUNTER_BYTES},
     }
 
 
 def flash_forward_sm90_optimistic(
-    shape: AttentionShape,
-    tile: Tile,
-    *,
-    flagged: tuple[int, ...] = (),
-    persistent: bool = False,
+    shape: AttentionShape, tile: Tile, *, flagged: tuple[int, ...] = (), persistent: bool = False
 ) -> KernelBytes:
     """The forward that guesses the row maximum, and the launch that repairs what it flags.
 
@@ -91,12 +76,7 @@ def flash_forward_sm90_optimistic(
 
 
 def flash_backward_sm90(
-    shape: AttentionShape,
-    tile: Tile,
-    *,
-    deterministic: bool = False,
-    lse_gradient: bool = False,
-    alibi: bool = False,
+    shape: AttentionShape, tile: Tile, *, deterministic: bool = False, lse_gradient: bool = False, alibi: bool = False
 ) -> KernelBytes:
     """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O).
 

@@ -34,19 +34,20 @@ SumOf = Callable[..., KernelBytes]
 
 
 def packed(
-    sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile, pass_: str,
-    dq_tile: Tile | None = None,
-) -> KernelBytes:  # fmt: skip
+    sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile, pass_: str, dq_tile: Tile | None = None
+) -> KernelBytes:
     """Bytes of a pass of the sm_80 kernels over packed sequences.
 
     sum_of: (shape, tile, block_mask=None) → bytes of the pass for a batch of equal sequences.
     shape: (1, H, total, D). dq_tile: of the second pass of the split backward.
     """
-    return _added([
-        *(sum_of(each, tile) for each in lengths.shapes(shape)),
-        _unseen(sum_of, shape, lengths, tile),
-        _tables(shape, lengths, tile, pass_, dq_tile),
-    ])  # fmt: skip
+    return _added(
+        [
+            *(sum_of(each, tile) for each in lengths.shapes(shape)),
+            _unseen(sum_of, shape, lengths, tile),
+            _tables(shape, lengths, tile, pass_, dq_tile),
+        ]
+    )
 
 
 def packed_sm90(shape: AttentionShape, lengths: Lengths, tile: Tile) -> KernelBytes:
@@ -96,9 +97,7 @@ def packed_backward_sm90(
     return _added(parts)
 
 
-def _found(
-    own: Sequence[int], block: int, tables: tuple[str, str], times: int
-) -> dict[tuple[str, str], int]:
+def _found(own: Sequence[int], block: int, tables: tuple[str, str], times: int) -> dict[tuple[str, str], int]:
     """Bytes of the tables where each number is searched ``times`` times. tables: of the side that
     the numbers are of, and of the other."""
     entries, numbers = _searched(own, block)
@@ -144,10 +143,7 @@ def _unseen(sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile) 
     keys = sum(k for q, k in pairs if not q)
     if not queries and not keys:
         return {}
-    rows = replace(
-        shape, batch=1, seqlen_q=max(queries, 1), seqlen_k=max(keys, 1), causal=False,
-        window=(None, None),
-    )  # fmt: skip
+    rows = replace(shape, batch=1, seqlen_q=max(queries, 1), seqlen_k=max(keys, 1), causal=False, window=(None, None))
     nothing = np.zeros((1, 1, 1, 1), dtype=bool)
     return {
         kernel: {
@@ -159,9 +155,7 @@ def _unseen(sum_of: SumOf, shape: AttentionShape, lengths: Lengths, tile: Tile) 
     }
 
 
-def _tables(
-    shape: AttentionShape, lengths: Lengths, tile: Tile, pass_: str, dq_tile: Tile | None
-) -> KernelBytes:
+def _tables(shape: AttentionShape, lengths: Lengths, tile: Tile, pass_: str, dq_tile: Tile | None) -> KernelBytes:
     if pass_ == "forward":
         return {"flash_forward": _entries(lengths.queries, shape.heads, tile.block_m, TABLES)}
     found = {"flash_backward": _entries(lengths.keys, shape.kv_heads, tile.block_n, TABLES[::-1])}
@@ -170,9 +164,7 @@ def _tables(
     return found
 
 
-def _entries(
-    own: Sequence[int], heads: int, block: int, tables: tuple[str, str]
-) -> dict[tuple[str, str], int]:
+def _entries(own: Sequence[int], heads: int, block: int, tables: tuple[str, str]) -> dict[tuple[str, str], int]:
     """tables: of the side that a block has a tile of, and of the other."""
     tiles = [-(-rows // block) for rows in own]
     blocks = len(tiles) * max(tiles, default=0)
@@ -187,9 +179,7 @@ def table_bytes(lengths: Lengths) -> int:
     return ENTRY_BYTES * (lengths.sequences + 1)
 
 
-def working_blocks(
-    lengths: Lengths, shape: AttentionShape, tile: Tile, *, keys_outside: bool
-) -> int:
+def working_blocks(lengths: Lengths, shape: AttentionShape, tile: Tile, *, keys_outside: bool) -> int:
     """Blocks of a kernel that have rows; keys_outside: a block has a key tile, not a query tile."""
     if keys_outside:
         return shape.kv_heads * sum(-(-rows // tile.block_n) for rows in lengths.keys)

@@ -16,20 +16,9 @@ def standard_forward(shape: AttentionShape, tile: Tile) -> KernelBytes:
     tr, tc = _tile_counts(shape, tile)
     q, k, s = shape.query_bytes, shape.key_bytes, shape.score_bytes
     return {
-        "standard_scores": {
-            ("q", "read"): tc * q,
-            ("k", "read"): tr * k,
-            ("s", "write"): s,
-        },
-        "standard_softmax": {
-            ("s", "read"): s,
-            ("p", "write"): s,
-        },
-        "standard_output": {
-            ("p", "read"): s,
-            ("v", "read"): tr * k,
-            ("out", "write"): q,
-        },
+        "standard_scores": {("q", "read"): tc * q, ("k", "read"): tr * k, ("s", "write"): s},
+        "standard_softmax": {("s", "read"): s, ("p", "write"): s},
+        "standard_output": {("p", "read"): s, ("v", "read"): tr * k, ("out", "write"): q},
     }
 
 
@@ -38,31 +27,11 @@ def standard_backward(shape: AttentionShape, tile: Tile) -> KernelBytes:
     tr, tc = _tile_counts(shape, tile)
     q, k, s = shape.query_bytes, shape.key_bytes, shape.score_bytes
     return {
-        "standard_dv": {
-            ("p", "read"): s,
-            ("dout", "read"): tc * q,
-            ("dv", "write"): k,
-        },
-        "standard_dp": {
-            ("dout", "read"): tc * q,
-            ("v", "read"): tr * k,
-            ("dp", "write"): s,
-        },
-        "standard_softmax_backward": {
-            ("p", "read"): s,
-            ("dp", "read"): s,
-            ("ds", "write"): s,
-        },
-        "standard_dq": {
-            ("ds", "read"): s,
-            ("k", "read"): tr * k,
-            ("dq", "write"): q,
-        },
-        "standard_dk": {
-            ("ds", "read"): s,
-            ("q", "read"): tc * q,
-            ("dk", "write"): k,
-        },
+        "standard_dv": {("p", "read"): s, ("dout", "read"): tc * q, ("dv", "write"): k},
+        "standard_dp": {("dout", "read"): tc * q, ("v", "read"): tr * k, ("dp", "write"): s},
+        "standard_softmax_backward": {("p", "read"): s, ("dp", "read"): s, ("ds", "write"): s},
+        "standard_dq": {("ds", "read"): s, ("k", "read"): tr * k, ("dq", "write"): q},
+        "standard_dk": {("ds", "read"): s, ("q", "read"): tc * q, ("dk", "write"): k},
     }
 
 

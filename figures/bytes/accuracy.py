@@ -28,9 +28,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     rows = pick(frame, metric="rmse")
     measured = pick(rows, source="measured")
     figure, axes = plt.subplots(
-        len(INPUTS), len(DTYPES), figsize=(11.5, 5.8), layout="constrained", sharex=True,
-        sharey="col",
-    )  # fmt: skip
+        len(INPUTS), len(DTYPES), figsize=(11.5, 5.8), layout="constrained", sharex=True, sharey="col"
+    )
     # The formulas at the axis are wider in an SVG than in the pixels that the layout measures.
     figure.set_layout_engine("constrained", w_pad=0.15)
     for line, inputs in zip(axes, INPUTS, strict=True):
@@ -39,19 +38,22 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             for place, name in enumerate(VARIANTS):
                 _, colour, marker = VARIANTS[name]
                 some = pick(here, implementation=name).set_index("tensor")["value"]
-                known = [(i + 0.14 * (place - 2), some[r]) for i, r in enumerate(RESULTS)
-                         if r in some]  # fmt: skip
-                ax.plot(*zip(*known, strict=True) if known else ([], []), color=colour,
-                        **{**FILLED, "marker": marker})  # fmt: skip
+                known = [(i + 0.14 * (place - 2), some[r]) for i, r in enumerate(RESULTS) if r in some]
+                ax.plot(*zip(*known, strict=True) if known else ([], []), color=colour, **{**FILLED, "marker": marker})
             if (inputs, dtype) == ("outliers", "fp16"):
                 for label, name in PUBLISHED.items():
                     value = pick(rows, source="published", implementation=label)["value"]
-                    ax.plot([-0.02] * len(value), value, color=VARIANTS[name][1],
-                            **{**HOLLOW, "marker": "o"})  # fmt: skip
+                    ax.plot([-0.02] * len(value), value, color=VARIANTS[name][1], **{**HOLLOW, "marker": "o"})
                     for y in value:
-                        ax.annotate(f"{y:.1e}", (0, y), xytext=(6, 0), fontsize=8,
-                                    textcoords="offset points", va="center",
-                                    color=VARIANTS[name][1])  # fmt: skip
+                        ax.annotate(
+                            f"{y:.1e}",
+                            (0, y),
+                            xytext=(6, 0),
+                            fontsize=8,
+                            textcoords="offset points",
+                            va="center",
+                            color=VARIANTS[name][1],
+                        )
             ax.set_yscale("log")
             ax.set_xticks(range(len(RESULTS)), RESULTS)
             ax.set_xlim(-0.55, len(RESULTS) - 0.45)

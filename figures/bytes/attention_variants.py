@@ -8,17 +8,7 @@ its own peak: the recomputed matrices are alive in its backward.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import (
-    COLOURS,
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 from repro.experiments.bytes.attention_variants import HEAD_DIM, LENGTHS
 
 EXPERIMENTS = ("attention-variants",)
@@ -50,14 +40,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 continue  # ours has no time on a CPU
             predicted, measured = pick(some, source="predicted"), pick(some, source="measured")
             if len(predicted):
-                series(ax, predicted, "seqlen_q", f"predicted {metric} of {name}", y="shown",
-                       color=colour)  # fmt: skip
+                series(ax, predicted, "seqlen_q", f"predicted {metric} of {name}", y="shown", color=colour)
             elif len(measured):
                 known = measured.sort_values("seqlen_q")
-                ax.plot(known["seqlen_q"], known["shown"], color=colour, linewidth=0.7,
-                        linestyle=":")  # fmt: skip
-            series(ax, measured, "seqlen_q", f"measured {metric} of {name}", y="shown",
-                   color=colour, marker=marker)  # fmt: skip
+                ax.plot(known["seqlen_q"], known["shown"], color=colour, linewidth=0.7, linestyle=":")
+            series(ax, measured, "seqlen_q", f"measured {metric} of {name}", y="shown", color=colour, marker=marker)
             known = (predicted if len(predicted) else measured).dropna(subset=["shown"])
             if len(known):
                 last = known.loc[known["seqlen_q"].idxmax()]

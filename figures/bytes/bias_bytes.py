@@ -8,16 +8,7 @@ bytes a tile. FlexAttention's point, in bytes.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import (
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.options.bias import FIELDS, MB, totals
 from repro.experiments.bytes.bias_bytes import DTYPE, HEAD_DIM, HEADS, PASSES, SUMMED
 
@@ -63,11 +54,11 @@ def _lines(ax: plt.Axes, rows: pandas.DataFrame, *, counted: bool = True) -> Non
     for (implementation, scores), (label, colour, line) in WAYS.items():
         these = pick(rows, implementation=implementation, scores=scores)
         name = f"{implementation} {scores}"
-        far = series(ax, pick(these, source="predicted"), "seqlen_q", f"predicted {name}", y=y,
-                     color=colour, linestyle=line)  # fmt: skip
+        far = series(
+            ax, pick(these, source="predicted"), "seqlen_q", f"predicted {name}", y=y, color=colour, linestyle=line
+        )
         if counted and implementation == "flash":
-            series(ax, pick(these, source="measured"), "seqlen_q", f"counted {name}", y=y,
-                   color=colour)  # fmt: skip
+            series(ax, pick(these, source="measured"), "seqlen_q", f"counted {name}", y=y, color=colour)
         if len(far) and scores != "plain":  # whose line lies under ALiBi's
             end = far.sort_values("seqlen_q").iloc[-1]
             text = "ALiBi, computed; no bias" if scores == "alibi" else label

@@ -9,16 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas
 
-from figures.common import (
-    COLOURS,
-    Drawing,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.attention.block_sparse import published, shares, totals
 from repro.experiments.bytes.block_sparse import EXECUTED, HEAD_DIM, LENGTHS, PUBLISHED_LENGTH, TILE
 
@@ -33,25 +24,27 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
     for seqlen, width in ((PUBLISHED_LENGTH, 1.8), (EXECUTED, 1.0)):
         rows = shares(table, seqlen)
-        series(left, pick(rows, source="predicted"), "density", f"predicted share, N = {seqlen}",
-               y="share", color=OURS, linewidth=width)  # fmt: skip
+        series(
+            left,
+            pick(rows, source="predicted"),
+            "density",
+            f"predicted share, N = {seqlen}",
+            y="share",
+            color=OURS,
+            linewidth=width,
+        )
         counted = pick(rows, source="measured")
         if len(counted):
             series(left, counted, "density", f"counted share, N = {seqlen}", y="share", color=OURS)
     series(left, paper, "density", "published run time", y="share", color=COLOURS["published"])
     left.plot([0, 1], [0, 1], color=COLOURS["bound"], linewidth=0.8, linestyle=":")
     for height, text, colour in (
-        (
-            0.27,
-            f"bytes: N = {PUBLISHED_LENGTH} (thick), {EXECUTED} (thin)",
-            OURS,
-        ),
+        (0.27, f"bytes: N = {PUBLISHED_LENGTH} (thick), {EXECUTED} (thin)", OURS),
         (0.21, "published: run time, N = 4k", COLOURS["published"]),
         (0.15, "dotted: the share of blocks itself", "#777777"),
     ):
         left.text(0.40, height, text, color=colour, fontsize=8.5, transform=left.transAxes)
-    left.set(xlabel="share of blocks computed", ylabel="share of dense attention",
-             xlim=(0, 1.03), ylim=(0, 1.08))  # fmt: skip
+    left.set(xlabel="share of blocks computed", ylabel="share of dense attention", xlim=(0, 1.03), ylim=(0, 1.08))
     left.set_title("forward + backward: affine in the density")
     key(left, "counted, host backend", loc="upper left")
 
@@ -59,23 +52,31 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ends = []
     for pattern, colour in (("dense", COLOURS["flash"]), ("butterfly", BUTTERFLY)):
         rows = pick(table, pattern=pattern)
-        drawn = series(right, pick(rows, source="predicted"), "seqlen_q", f"predicted {pattern}",
-                       y="megabytes", color=colour)  # fmt: skip
-        series(right, pick(rows, source="measured"), "seqlen_q", f"counted {pattern}",
-               y="megabytes", color=colour)  # fmt: skip
+        drawn = series(
+            right, pick(rows, source="predicted"), "seqlen_q", f"predicted {pattern}", y="megabytes", color=colour
+        )
+        series(right, pick(rows, source="measured"), "seqlen_q", f"counted {pattern}", y="megabytes", color=colour)
         if len(drawn):
             end = drawn.iloc[-1]
-            ends.append((end["seqlen_q"], end["megabytes"],
-                         f"{pattern}, slope {tail_slope(rows):.2f}", colour))  # fmt: skip
+            ends.append((end["seqlen_q"], end["megabytes"], f"{pattern}, slope {tail_slope(rows):.2f}", colour))
         if pattern == "butterfly":
             for _, at in drawn.iterrows():
-                right.annotate(f"{at['density']:.0%}", (at["seqlen_q"], at["megabytes"]),
-                               xytext=(0, -13), textcoords="offset points", fontsize=7.5,
-                               ha="center", color=colour)  # fmt: skip
+                right.annotate(
+                    f"{at['density']:.0%}",
+                    (at["seqlen_q"], at["megabytes"]),
+                    xytext=(0, -13),
+                    textcoords="offset points",
+                    fontsize=7.5,
+                    ha="center",
+                    color=colour,
+                )
     right.set_yscale("log")
     powers_of_two(right, LENGTHS)
-    right.set(xlabel="sequence length N", xlim=(LENGTHS[0] * 0.75, LENGTHS[-1] * 5),
-              ylabel="bytes across the SM boundary, one head (MB)")  # fmt: skip
+    right.set(
+        xlabel="sequence length N",
+        xlim=(LENGTHS[0] * 0.75, LENGTHS[-1] * 5),
+        ylabel="bytes across the SM boundary, one head (MB)",
+    )
     right.set_title("butterfly blocks: N log N instead of N²")
     low, high = right.get_ylim()
     right.set_ylim(low / 1.6, high)
@@ -87,8 +88,10 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "cent: share of blocks in the butterfly.",
     )
     kept = ["source", "pattern", "seqlen_q", "density", "value"]
-    out = [table[kept].assign(metric="traffic_bytes", unit="B"),
-           paper[["source", "seqlen_q", "density", "value", "metric", "unit"]]]  # fmt: skip
+    out = [
+        table[kept].assign(metric="traffic_bytes", unit="B"),
+        paper[["source", "seqlen_q", "density", "value", "metric", "unit"]],
+    ]
     return Drawing(figure, pandas.concat(out, ignore_index=True))
 
 

@@ -10,25 +10,9 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.hardware import A100_80GB, H200
-from figures.common import (
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.options.decoding import FIELDS
-from repro.experiments.bytes.decode_bytes import (
-    CONTEXTS,
-    DRAFT_CONTEXT,
-    HEADS,
-    LONGER,
-    SPLITS,
-    WIDTHS,
-)
+from repro.experiments.bytes.decode_bytes import CONTEXTS, DRAFT_CONTEXT, HEADS, LONGER, SPLITS, WIDTHS
 
 EXPERIMENTS = ("decode-bytes", "gpu-decode", "ceiling", "gpu-ceilings")
 MB = 1e6
@@ -65,28 +49,25 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for name, (label, colour) in SHARING.items():
         for ax, rows, x in ((context, one, "seqlen_k"), (width, drafts, "seqlen_q")):
             these = pick(rows, sharing=name)
-            line = series(ax, pick(these, source="predicted"), x, f"predicted {name}",
-                          y="megabytes", color=colour)  # fmt: skip
-            series(ax, pick(these, source="measured"), x, f"counted {name}", y="megabytes",
-                   color=colour)  # fmt: skip
+            line = series(ax, pick(these, source="predicted"), x, f"predicted {name}", y="megabytes", color=colour)
+            series(ax, pick(these, source="measured"), x, f"counted {name}", y="megabytes", color=colour)
             if len(line):
                 last = line.iloc[-1]
                 ends[x].append((last[x], last["megabytes"], label, colour))
         least = pick(drafts, sharing=name, source="predicted").sort_values("seqlen_q")
-        width.plot(least["seqlen_q"], least["lowest"] / least["seqlen_q"] / MB, color=colour,
-                   linewidth=0.8, linestyle=":")  # fmt: skip
+        width.plot(
+            least["seqlen_q"], least["lowest"] / least["seqlen_q"] / MB, color=colour, linewidth=0.8, linestyle=":"
+        )
     context.set_yscale("log")
     powers_of_two(context, [n for n in (*CONTEXTS, *LONGER) if n in (256, 2048, 16384, 131072)])
-    context.set(xlabel="context (keys)", ylabel="bytes a token and layer (MB)",
-                xlim=(200, 131072 * 22))  # fmt: skip
+    context.set(xlabel="context (keys)", ylabel="bytes a token and layer (MB)", xlim=(200, 131072 * 22))
     context.set_title("a token reads its whole context")
     label_ends(context, ends["seqlen_k"])
     key(context, "counted on the host", published=False, loc="lower right")
 
     width.set_yscale("log")
     width.set_xticks(WIDTHS)
-    width.set(xlabel="tokens of a draft, verified in one step", ylabel="bytes a token (MB)",
-              xlim=(0.7, 13))  # fmt: skip
+    width.set(xlabel="tokens of a draft, verified in one step", ylabel="bytes a token (MB)", xlim=(0.7, 13))
     width.set_title(f"drafts share the reading, {DRAFT_CONTEXT} keys")
     label_ends(width, ends["seqlen_q"])
 
@@ -94,16 +75,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     by_splits["over"] = by_splits["value"] / by_splits["lowest"]
     colour = SHARING["gqa"][1]
     for source in ("predicted", "measured"):
-        series(splits, pick(by_splits, source=source), "splits", f"{source} splits", y="over",
-               color=colour)  # fmt: skip
+        series(splits, pick(by_splits, source=source), "splits", f"{source} splits", y="over", color=colour)
     splits.axhline(1, color="#999999", linewidth=0.8, linestyle=":")
     powers_of_two(splits, SPLITS)
     splits.set(xlabel="parts that the keys are split into", ylabel="bytes over the lower bound")
     splits.set_title(f"what a split costs, GQA, {DRAFT_CONTEXT} keys")
-    gpus = ", ".join(
-        f"{1e6 * MB / gpu.hbm_bandwidth_bytes_per_s:.2f} µs on {gpu.name}"
-        for gpu in (A100_80GB, H200)
-    )
+    gpus = ", ".join(f"{1e6 * MB / gpu.hbm_bandwidth_bytes_per_s:.2f} µs on {gpu.name}" for gpu in (A100_80GB, H200))
     note(
         figure,
         f"{HEADS} query heads of 128 columns, bf16, pages of 64 keys, one sequence, one layer; a "

@@ -21,9 +21,7 @@ DRAWN = tuple(name for name in MEASURED if name != "sdpa-math")
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Eight panels as in the throughput figure."""
     table = distances(frame)
-    figure, axes = plt.subplots(
-        2, 4, figsize=(13.5, 6.4), layout="constrained", sharex=True, sharey="row"
-    )
+    figure, axes = plt.subplots(2, 4, figsize=(13.5, 6.4), layout="constrained", sharex=True, sharey="row")
     for line, pass_ in zip(axes, ("forward", "backward"), strict=True):
         farthest = pick(table, pass_=pass_, implementation=DRAWN)["distance"].max()
         line[0].set_ylim(0.7, 1.06 * farthest if farthest > 1 else 3)
@@ -40,8 +38,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "written below it. Ceilings by datasheet, at a clock that the card's power does not "
         "sustain under this load.",
     )
-    columns = ["implementation", *SHAPE, "tflops", "bound_tflops", "binding", "distance",
-               "distance_without_shared"]  # fmt: skip
+    columns = ["implementation", *SHAPE, "tflops", "bound_tflops", "binding", "distance", "distance_without_shared"]
     return Drawing(figure, table[columns])
 
 
@@ -63,6 +60,13 @@ def panel(ax: Axes, rows: pandas.DataFrame) -> None:
     for binding, group in spans.groupby("binding", sort=False):
         middle = (group["seqlen_q"].min() * group["seqlen_q"].max()) ** 0.5
         edge = group["seqlen_q"].max() == TICKS[0]
-        ax.text(440 if edge else middle, 0.93, str(binding), fontsize=7, va="top",
-                ha="left" if edge else "center", color="#555555")  # fmt: skip
+        ax.text(
+            440 if edge else middle,
+            0.93,
+            str(binding),
+            fontsize=7,
+            va="top",
+            ha="left" if edge else "center",
+            color="#555555",
+        )
     label_ends(ax, ends)

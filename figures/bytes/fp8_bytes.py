@@ -57,18 +57,28 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for keys, dashes in ((LONGER, "-"), (KEYS, "--")):
         for way, colour in COLOUR.items():
             rows = pick(share, way=way, seqlen_k=keys)
-            line = series(left, pick(rows, source="predicted"), "seqlen_q", f"predicted {way}",
-                          y="share", color=colour, linestyle=dashes)  # fmt: skip
+            line = series(
+                left,
+                pick(rows, source="predicted"),
+                "seqlen_q",
+                f"predicted {way}",
+                y="share",
+                color=colour,
+                linestyle=dashes,
+            )
             if keys == KEYS:
-                series(left, pick(rows, source="measured"), "seqlen_q", f"counted {way}", y="share",
-                       color=colour)  # fmt: skip
+                series(left, pick(rows, source="measured"), "seqlen_q", f"counted {way}", y="share", color=colour)
             if len(line) and way == EIGHT[-1]:
                 last = line.iloc[-1]
                 ends.append((last["seqlen_q"], last["share"], f"{keys} keys", "#555555"))
     left.axhline(0.5, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
     log_axis(left, MORE_QUERIES[::2])
-    left.set(xlabel="queries, Nq", ylabel="bytes in e4m3 over bytes in 16 bits", ylim=(0.45, 0.65),
-             xlim=(MORE_QUERIES[0] * 0.7, MORE_QUERIES[-1] * 12))  # fmt: skip
+    left.set(
+        xlabel="queries, Nq",
+        ylabel="bytes in e4m3 over bytes in 16 bits",
+        ylim=(0.45, 0.65),
+        xlim=(MORE_QUERIES[0] * 0.7, MORE_QUERIES[-1] * 12),
+    )
     left.set_title("forward of one head, SM boundary")
     label_ends(left, ends)
     key(left, "counted, host backend", published=False, loc="upper left")
@@ -86,8 +96,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     right.set_xticks(OUTLIERS[::2], [f"$2^{{{2 * i}}}$" for i in range(0, len(OUTLIERS), 2)])
     right.minorticks_off()
     right.set_yscale("log")
-    right.set(xlabel="size of the last token's key and value, the others 1",
-              ylabel="error of out, root mean square", xlim=(0.6, OUTLIERS[-1] * 100))  # fmt: skip
+    right.set(
+        xlabel="size of the last token's key and value, the others 1",
+        ylabel="error of out, root mean square",
+        xlim=(0.6, OUTLIERS[-1] * 100),
+    )
     right.set_title("queries that do not see the outlier")
     label_ends(right, ends)
     note(

@@ -9,12 +9,7 @@ from repro.claims.machine.fusion import passes
 from repro.experiments.chains.fusion import IMPLEMENTATIONS
 
 EXPERIMENTS = ("fusion",)
-COLOURS = {
-    "unfused": "#D55E00",
-    "fused": "#009E73",
-    "torch-eager": "#E69F00",
-    "torch-compile": "#0072B2",
-}
+COLOURS = {"unfused": "#D55E00", "fused": "#009E73", "torch-eager": "#E69F00", "torch-compile": "#0072B2"}
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -25,13 +20,17 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         for slot, how in enumerate(IMPLEMENTATIONS):
             row = pick(table, chain=chain, implementation=how).iloc[0]
             x = group + (slot - 1.5) * 0.2
-            ax.bar(x, row["predicted"], 0.18, color=COLOURS[how], alpha=0.45,
-                   label=how if group == 0 else None)  # fmt: skip
+            ax.bar(x, row["predicted"], 0.18, color=COLOURS[how], alpha=0.45, label=how if group == 0 else None)
             ax.plot(x, row["measured"], marker="o", color=COLOURS[how], **FILLED)
             if row["measured"] == row["measured"]:
-                ax.annotate(f"{row['measured']:.2f}", (x, max(row["measured"], row["predicted"])),
-                            xytext=(0, 6), textcoords="offset points", ha="center",
-                            fontsize=7)  # fmt: skip
+                ax.annotate(
+                    f"{row['measured']:.2f}",
+                    (x, max(row["measured"], row["predicted"])),
+                    xytext=(0, 6),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7,
+                )
     ax.set_xticks(range(len(CHAINS)), ["x s + b", "r + dropout(gelu(x + bias))", "layer norm"])
     ax.set(ylabel="bytes moved / bytes of one pass", ylim=(0, 11))
     ax.legend(title="bars predicted, points counted", title_fontsize=8)

@@ -12,12 +12,7 @@ from repro.experiments.chains.gemm_cache import BLOCK, FIRST, LAST
 from repro.experiments.chains.gemm_ladder import SIDE
 
 EXPERIMENTS = ("gemm-ladder", "gemm-cache")
-COLOURS = {
-    "naive": "#D55E00",
-    "tiled": "#E69F00",
-    "three-level": "#0072B2",
-    "tensor-core": "#009E73",
-}
+COLOURS = {"naive": "#D55E00", "tiled": "#E69F00", "three-level": "#0072B2", "tensor-core": "#009E73"}
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -35,8 +30,13 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                     style |= {"linewidth": 4} if source == "predicted" else {"markersize": 10}
                 if source == "predicted" and len(some) == 1:
                     style |= {"marker": "_", "markersize": 14}
-                ax.plot(some["block_m"], some["value"], color=colour, **style,
-                        label=form if source == "predicted" and len(some) else None)  # fmt: skip
+                ax.plot(
+                    some["block_m"],
+                    some["value"],
+                    color=colour,
+                    **style,
+                    label=form if source == "predicted" and len(some) else None,
+                )
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ticks = [1, 8, 16, 32, 64, 96]
@@ -53,17 +53,18 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     middle.set_title("in and out of shared memory")
     key(middle, "host backend", published=False, loc="lower left")
 
-    misses = pick(frame, experiment="gemm-cache",
-                  metric=["first_level_misses", "last_level_misses"])  # fmt: skip
+    misses = pick(frame, experiment="gemm-cache", metric=["first_level_misses", "last_level_misses"])
     grid = np.arange(72, 120, 2)
     for form, block in (("naive", None), ("tiled", BLOCK)):
-        for metric, cache, line in (
-            ("first_level_misses", FIRST, "-"),
-            ("last_level_misses", LAST, "--"),
-        ):
+        for metric, cache, line in (("first_level_misses", FIRST, "-"), ("last_level_misses", LAST, "--")):
             level = "first" if metric.startswith("first") else "last"
-            right.plot(grid, [closed_form(int(n), block, cache) for n in grid], line,
-                       color=COLOURS[form], label=f"{form}, {level} level")  # fmt: skip
+            right.plot(
+                grid,
+                [closed_form(int(n), block, cache) for n in grid],
+                line,
+                color=COLOURS[form],
+                label=f"{form}, {level} level",
+            )
             rows = pick(misses, implementation=form, metric=metric, source="measured")
             right.plot(rows["side"], rows["value"], marker="o", color=COLOURS[form], **FILLED)
     right.set_yscale("log")
@@ -79,5 +80,4 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         f"{tools or 'none'}. At N = 96 a row is 384 bytes and columns meet in few sets. "
         f"{devices(frame)}.",
     )
-    return Drawing(figure, pandas.concat([table, misses[["source", "implementation", "side",
-                                                         "metric", "value"]]]))  # fmt: skip
+    return Drawing(figure, pandas.concat([table, misses[["source", "implementation", "side", "metric", "value"]]]))

@@ -28,8 +28,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure = plt.figure(figsize=(12.5, 7.4))
     figure.set_layout_engine("constrained", w_pad=0.16)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.25, 1), height_ratios=(1.25, 1))
-    left, top, bottom = (figure.add_subplot(grid[where]) for where in
-                         ((slice(None), 0), (0, 1), (1, 1)))  # fmt: skip
+    left, top, bottom = (figure.add_subplot(grid[where]) for where in ((slice(None), 0), (0, 1), (1, 1)))
     registered = pick(frame, experiment="gpu-l2-registered")
     predictions(left, registered)
     orders(top, pick(frame, experiment="l2-orders"))
@@ -46,9 +45,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "Simulated L2, nothing fitted; spread over five paces of blocks (analysis/l2/machine.py).",
     )
     columns = [
-        "experiment", "source", "implementation", "pass", "causal", "order", "heads", "kv_heads",
-        "seqlen_q", "metric", "value", "spread_min", "spread_max", "unit",
-    ]  # fmt: skip
+        "experiment",
+        "source",
+        "implementation",
+        "pass",
+        "causal",
+        "order",
+        "heads",
+        "kv_heads",
+        "seqlen_q",
+        "metric",
+        "value",
+        "spread_min",
+        "spread_max",
+        "unit",
+    ]
     return Drawing(figure, frame.reindex(columns=columns))
 
 
@@ -81,13 +92,25 @@ def predictions(ax: Axes, rows: pandas.DataFrame) -> None:
     measured = pick(rows, source="measured").set_index("cell")["value"]
     for place, row in predicted.iterrows():
         unit, y = once(row), -int(place)
-        ax.plot([row["spread_min"] / unit, row["spread_max"] / unit], [y, y], color=COLOUR,
-                linewidth=4, alpha=0.35, solid_capstyle="butt")  # fmt: skip
+        ax.plot(
+            [row["spread_min"] / unit, row["spread_max"] / unit],
+            [y, y],
+            color=COLOUR,
+            linewidth=4,
+            alpha=0.35,
+            solid_capstyle="butt",
+        )
         ax.plot(row["value"] / unit, y, "|", color=COLOUR, markersize=9, markeredgewidth=1.8)
         if row["cell"] in measured.index:
             ax.plot(measured[row["cell"]] / unit, y, "o", color="black", **FILLED)
-        ax.annotate(f"{row['value'] / MB:.0f} MB", (row["spread_max"] / unit, y), xytext=(8, 0),
-                    textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+        ax.annotate(
+            f"{row['value'] / MB:.0f} MB",
+            (row["spread_max"] / unit, y),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+        )
     ax.set_yticks([-i for i in range(len(predicted))], [label(r) for _, r in predicted.iterrows()])
     ax.tick_params(axis="y", labelsize=7.5)
     ax.set_xscale("log", base=2)
@@ -113,13 +136,26 @@ def orders(ax: Axes, rows: pandas.DataFrame) -> None:
             ax.plot([1, value / whole], [-place, -place], color=colour, linewidth=1.5)
             ax.plot(value / whole, -place, "|", color=colour, markersize=8, markeredgewidth=1.8)
             if value > 1.2 * whole:
-                ax.annotate(str(name).split()[0], (value / whole, -place), xytext=(0, 4),
-                            textcoords="offset points", ha="center", fontsize=6,
-                            color="#777777")  # fmt: skip
+                ax.annotate(
+                    str(name).split()[0],
+                    (value / whole, -place),
+                    xytext=(0, 4),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=6,
+                    color="#777777",
+                )
         saved = these["sawtooth"] / whole - 1
-        ax.annotate(f"{saved:+.0%}", (min(these["sawtooth"] / whole, 1), -place), xytext=(-6, 0),
-                    textcoords="offset points", ha="right", va="center", fontsize=7,
-                    color=SAWTOOTH)  # fmt: skip
+        ax.annotate(
+            f"{saved:+.0%}",
+            (min(these["sawtooth"] / whole, 1), -place),
+            xytext=(-6, 0),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=7,
+            color=SAWTOOTH,
+        )
         group = f" on {line['kv_heads']:.0f}" if line["kv_heads"] != line["heads"] else ""
         pass_ = "" if line["pass"] == "forward" else ", backward"
         names.append(f"{line['heads']:.0f}{group} x {line['seqlen_q'] // 1024:.0f}k{pass_}")
@@ -128,8 +164,11 @@ def orders(ax: Axes, rows: pandas.DataFrame) -> None:
     ax.tick_params(axis="y", labelsize=7)
     ax.set_xscale("log", base=2)
     ax.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
-    ax.set(xlim=(0.25, 9), ylim=(-len(names) + 0.4, 0.8),
-           xlabel="HBM reads / those of rows: head after head, one direction")  # fmt: skip
+    ax.set(
+        xlim=(0.25, 9),
+        ylim=(-len(names) + 0.4, 0.8),
+        xlabel="HBM reads / those of rows: head after head, one direction",
+    )
     ax.set_title("A sawtooth saves; heads side by side cost")
     ax.plot([], [], color=SAWTOOTH, label="sawtooth")
     ax.plot([], [], color=COLOURS["bound"], label="2, 4 or 8 heads side by side")
@@ -148,14 +187,14 @@ def published(ax: Axes, rows: pandas.DataFrame) -> None:
         found = wide.loc[which]
         ratio = found["published"] / found["predicted"]
         ax.plot(ratio, -place, "o", color=COLOURS["published"], **HOLLOW)
-        ax.annotate(f"{ratio - 1:+.1%}", (ratio, -place), xytext=(8, 0),
-                    textcoords="offset points", va="center", fontsize=8)  # fmt: skip
+        ax.annotate(
+            f"{ratio - 1:+.1%}", (ratio, -place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8
+        )
         named.append(
             f"{name}\npredicted {found['predicted'] / unit:.4g} {symbol}, "
             f"published {found['published'] / unit:.4g} {symbol}"
         )
     ax.axvline(1, color=COLOUR, linewidth=1.8)
     ax.set_yticks([-i for i in range(len(named))], named)
-    ax.set(xlim=(0.88, 1.12), ylim=(-len(QUANTITIES) + 0.4, 0.6),
-           xlabel="published / predicted")  # fmt: skip
+    ax.set(xlim=(0.88, 1.12), ylim=(-len(QUANTITIES) + 0.4, 0.6), xlabel="published / predicted")
     ax.set_title("GB10: published misses")

@@ -18,16 +18,7 @@ from matplotlib.patches import Rectangle
 from tabulate import tabulate
 
 from figures.common import COLOURS, FILLED, HOLLOW, Drawing, key, note, pick
-from repro.claims.machine.hierarchy import (
-    GIB,
-    NOT_MEASURED,
-    NOTES,
-    OURS,
-    judge,
-    measured,
-    named,
-    of_card,
-)
+from repro.claims.machine.hierarchy import GIB, NOT_MEASURED, NOTES, OURS, judge, measured, named, of_card
 from repro.experiments.bytes.memory_hierarchy import CARDS, LATENCY, LEVELS, MEASURED, RATES
 
 EXPERIMENTS = ("memory-hierarchy", "gpu-ceilings", "ceiling")
@@ -72,13 +63,19 @@ def levels(frame: pandas.DataFrame) -> pandas.DataFrame:
         for level in (*LEVELS, *RATES):
             metric = "throughput" if level in RATES else "bandwidth"
             reached, tool = measured(frame, card, level)
-            rows.append({
-                "card": card, "level": level, "size_bytes": sheet(frame, card, level, "size_bytes"),
-                "datasheet": sheet(frame, card, level, metric), "measured": reached,
-                "latency_ns": latency(frame, card, level), "tool": tool,
-                "ridge": sheet(frame, card, level, "ridge"),
-                "measured_ridge": peak / reached if level in LEVELS else math.nan,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "card": card,
+                    "level": level,
+                    "size_bytes": sheet(frame, card, level, "size_bytes"),
+                    "datasheet": sheet(frame, card, level, metric),
+                    "measured": reached,
+                    "latency_ns": latency(frame, card, level),
+                    "tool": tool,
+                    "ridge": sheet(frame, card, level, "ridge"),
+                    "measured_ridge": peak / reached if level in LEVELS else math.nan,
+                }
+            )
     return pandas.DataFrame(rows)
 
 
@@ -100,29 +97,40 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 def pyramid(ax: Axes, frame: pandas.DataFrame, table: pandas.DataFrame) -> None:
     """A line a card through shared memory, L2 and HBM; points where something is measured."""
     for card, colour in SHADES.items():
-        known = [(sheet(frame, card, level, "size_bytes"), sheet(frame, card, level, "bandwidth"))
-                 for level in ("shared memory", "L2", "HBM")]  # fmt: skip
-        ax.plot(*zip(*known, strict=True), color=colour, label=card.split("-")[0])
-        reached = table[
-            (table["card"] == card) & table["level"].isin(["shared memory", "L2", "HBM"])
+        known = [
+            (sheet(frame, card, level, "size_bytes"), sheet(frame, card, level, "bandwidth"))
+            for level in ("shared memory", "L2", "HBM")
         ]
+        ax.plot(*zip(*known, strict=True), color=colour, label=card.split("-")[0])
+        reached = table[(table["card"] == card) & table["level"].isin(["shared memory", "L2", "HBM"])]
         ax.plot(reached["size_bytes"], reached["measured"], marker="o", color=colour, **FILLED)
-    for device, group in pick(frame, source="published", experiment="memory-hierarchy").groupby(
-        "device"
-    ):
+    for device, group in pick(frame, source="published", experiment="memory-hierarchy").groupby("device"):
         wide = group.pivot_table(index="implementation", columns="metric", values="value")
         if {"size_bytes", "bandwidth"} <= set(wide.columns):
-            ax.plot(wide["size_bytes"], wide["bandwidth"], marker="o",
-                    color=next(c for n, c in SHADES.items()
-                               if n.startswith(PUBLISHED[str(device)])), **HOLLOW)  # fmt: skip
+            ax.plot(
+                wide["size_bytes"],
+                wide["bandwidth"],
+                marker="o",
+                color=next(c for n, c in SHADES.items() if n.startswith(PUBLISHED[str(device)])),
+                **HOLLOW,
+            )
     (low, high), rates = NOTES["HBM"]
     assert rates is not None
     slow, fast = rates
     ax.add_patch(Rectangle((low, slow), high - low, fast - slow, color="#999999", alpha=0.3, lw=0))
-    ax.annotate("the notes' HBM", (low, slow), xytext=(-4, -4), textcoords="offset points",
-                ha="right", va="center", fontsize=8, color="#777777")  # fmt: skip
-    ax.set(xscale="log", yscale="log", xlabel="size (bytes)", ylabel="bandwidth (TB/s)",
-           xlim=(7e6, 1e12), ylim=(0.5, 70))  # fmt: skip
+    ax.annotate(
+        "the notes' HBM",
+        (low, slow),
+        xytext=(-4, -4),
+        textcoords="offset points",
+        ha="right",
+        va="center",
+        fontsize=8,
+        color="#777777",
+    )
+    ax.set(
+        xscale="log", yscale="log", xlabel="size (bytes)", ylabel="bandwidth (TB/s)", xlim=(7e6, 1e12), ylim=(0.5, 70)
+    )
     ax.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     ax.minorticks_off()
     for text, x, y in (("shared memory", 1.4e7, 44), ("L2", 7e7, 14), ("HBM", 1.7e11, 5.2)):
@@ -138,8 +146,7 @@ def ridges(ax: Axes, table: pandas.DataFrame) -> None:
     for place, level in enumerate(names):
         row = table[table["level"] == level].iloc[0]
         ax.barh(-place, row["ridge"], height=0.55, color=COLOURS["bound"])
-        ax.text(row["ridge"] * 1.12, -place + 0.13, f"{row['ridge']:,.0f} datasheet", va="center",
-                fontsize=8)  # fmt: skip
+        ax.text(row["ridge"] * 1.12, -place + 0.13, f"{row['ridge']:,.0f} datasheet", va="center", fontsize=8)
         if math.isfinite(row["measured_ridge"]):
             ax.plot(row["measured_ridge"], -place, "o", color=SHADES[OURS], **FILLED)
             told, ink = f"{row['measured_ridge']:,.0f} measured", SHADES[OURS]
@@ -181,22 +188,34 @@ def page(frame: pandas.DataFrame) -> str:
         for row in rows.itertuples():
             unit = {"tensor cores": "TFLOP/s", "exponentials": "T/s"}.get(row.level, "TB/s")
             probed, timed = row.level in MEASURED, row.level in LATENCY
-            lines.append((
-                row.level, size(row.size_bytes),
-                f"{row.datasheet:,.3g} {unit}" if math.isfinite(row.datasheet) else "-",
-                f"{row.measured:,.3g} {unit}" if math.isfinite(row.measured)
-                else (NOT_MEASURED if probed else "no probe"),
-                published(frame, row.level, unit),
-                number(row.ridge, ",.0f"),
-                number(row.measured_ridge, ",.0f") if row.level in LEVELS else "-",
-                f"{row.latency_ns:.0f} ns" if math.isfinite(row.latency_ns)
-                else (NOT_MEASURED if timed else "no probe" if row.level in LEVELS else "-"),
-                row.tool or "-",
-            ))  # fmt: skip
+            lines.append(
+                (
+                    row.level,
+                    size(row.size_bytes),
+                    f"{row.datasheet:,.3g} {unit}" if math.isfinite(row.datasheet) else "-",
+                    f"{row.measured:,.3g} {unit}"
+                    if math.isfinite(row.measured)
+                    else (NOT_MEASURED if probed else "no probe"),
+                    published(frame, row.level, unit),
+                    number(row.ridge, ",.0f"),
+                    number(row.measured_ridge, ",.0f") if row.level in LEVELS else "-",
+                    f"{row.latency_ns:.0f} ns"
+                    if math.isfinite(row.latency_ns)
+                    else (NOT_MEASURED if timed else "no probe" if row.level in LEVELS else "-"),
+                    row.tool or "-",
+                )
+            )
         headers = (
-            "level", "size", "predicted", "measured", "published (other cards)",
-            "ridge, predicted (FLOP/B)", "ridge, measured (FLOP/B)", "latency", "measured by",
-        )  # fmt: skip
+            "level",
+            "size",
+            "predicted",
+            "measured",
+            "published (other cards)",
+            "ridge, predicted (FLOP/B)",
+            "ridge, measured (FLOP/B)",
+            "latency",
+            "measured by",
+        )
         parts.append(f"## {card}\n\n{_table(lines, headers)}\n")
     judged = list(judge())
     names = ("level", "the notes say", *(gpu.name for gpu in CARDS))
@@ -217,6 +236,4 @@ def _table(rows: Sequence[tuple[str, ...]], headers: tuple[str, ...]) -> str:
 def published(frame: pandas.DataFrame, level: str, unit: str) -> str:
     """What the papers print for this level, with the card."""
     rows = pick(frame, source="published", implementation=level, metric=["bandwidth", "throughput"])
-    return "; ".join(
-        f"{row.value:,.3g} {unit} ({PUBLISHED[row.device]})" for row in rows.itertuples()
-    ) or "-"  # fmt: skip
+    return "; ".join(f"{row.value:,.3g} {unit} ({PUBLISHED[row.device]})" for row in rows.itertuples()) or "-"

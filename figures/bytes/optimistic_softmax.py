@@ -37,19 +37,24 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     share.plot([0, start, start, NATS[-1]], [0, 0, 100, 100], color="black", linewidth=1.5)
     flagged = pick(upward, metric="flagged_share", implementation=OPTIMISTIC).copy()
     flagged["percent"] = 100 * flagged["value"]
-    series(share, pick(flagged, source="measured"), "nats", "counted share of tiles",
-           y="percent", color=COLOUR[OPTIMISTIC])  # fmt: skip
-    share.annotate(f"predicted: sums pass 2$^{{{LIMIT_LOG2}}}$\nfrom {start:.1f} nats on",
-                   (start, 50), xytext=(14, 0), textcoords="offset points", fontsize=8,
-                   va="center")  # fmt: skip
+    series(
+        share, pick(flagged, source="measured"), "nats", "counted share of tiles", y="percent", color=COLOUR[OPTIMISTIC]
+    )
+    share.annotate(
+        f"predicted: sums pass 2$^{{{LIMIT_LOG2}}}$\nfrom {start:.1f} nats on",
+        (start, 50),
+        xytext=(14, 0),
+        textcoords="offset points",
+        fontsize=8,
+        va="center",
+    )
     share.set(ylabel="query tiles computed again (%)", ylim=(-5, 105))
     share.set_title("what is repaired")
 
     errors = pick(upward, metric="rmse", tensor="out", source="measured")
     for name, text, marker in ((EXACT, "exact", HOLLOW), (OPTIMISTIC, "optimistic", FILLED)):
         rows = pick(errors, implementation=name).sort_values("nats")
-        error.plot(rows["nats"], rows["value"], label=text, color=COLOUR[name],
-                   **{**marker, "marker": "o"})  # fmt: skip
+        error.plot(rows["nats"], rows["value"], label=text, color=COLOUR[name], **{**marker, "marker": "o"})
     error.set_yscale("log")
     error.set(ylabel="error of out against float64 (RMS)")
     error.legend(loc="upper left")
@@ -58,19 +63,18 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     moved, times = relative(ours, "traffic_bytes"), relative(frame, "time_ms")
     line = pick(moved, source="predicted").sort_values("nats")
     low, high = line["ratio"].iloc[0], line["ratio"].iloc[-1]
-    work.plot([0, start, start, NATS[-1]], [low, low, high, high], color="black", linewidth=1.5,
-              label="bytes, predicted")  # fmt: skip
+    work.plot(
+        [0, start, start, NATS[-1]], [low, low, high, high], color="black", linewidth=1.5, label="bytes, predicted"
+    )
     points = pick(moved, source="measured")
-    work.plot(points["nats"], points["ratio"], color=COLOUR[OPTIMISTIC],
-              **{**FILLED, "marker": "o"}, label="bytes, counted")  # fmt: skip
+    work.plot(
+        points["nats"], points["ratio"], color=COLOUR[OPTIMISTIC], **{**FILLED, "marker": "o"}, label="bytes, counted"
+    )
     for number, (shape, rows) in enumerate(times.groupby(["seqlen_k", "head_dim"])):
         style = {**FILLED, "marker": "sD^v"[number % 4], "color": TIME}
-        work.plot(
-            rows["nats"], rows["ratio"], label=f"time, N = {shape[0]}, d = {shape[1]}", **style
-        )
+        work.plot(rows["nats"], rows["ratio"], label=f"time, N = {shape[0]}, d = {shape[1]}", **style)
     if times.empty:
-        work.text(0.97, 0.06, "time: not measured", color="#777777", fontsize=8, ha="right",
-                  transform=work.transAxes)  # fmt: skip
+        work.text(0.97, 0.06, "time: not measured", color="#777777", fontsize=8, ha="right", transform=work.transAxes)
     work.axhline(1, color="#999999", linewidth=0.8, linestyle=":")
     work.set(ylabel="relative to the exact kernel")
     work.legend(loc="center right")

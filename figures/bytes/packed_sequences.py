@@ -10,33 +10,18 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import (
-    COLOURS,
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.options.packed import KEYS, totals
-from repro.experiments.bytes.packed_sequences import (
-    ALL_SIZES,
-    EXECUTED,
-    HEAD_DIM,
-    HEADS,
-    TIMED,
-    TIMED_SIZES,
-)
+from repro.experiments.bytes.packed_sequences import ALL_SIZES, EXECUTED, HEAD_DIM, HEADS, TIMED, TIMED_SIZES
 from repro.measuring.lengths import DRAWN, LIMITS, SEED
 
 EXPERIMENTS = ("packed-sequences",)
 NAMES = {"wikipedia": "Wikipedia", "squad-1.1": "SQuAD 1.1"}
-WAYS = {"limit": ("padded to the limit", "#E69F00"),
-        "longest": ("padded to the longest", "#0072B2"),
-        "packed": ("packed", COLOURS["flash"])}  # fmt: skip
+WAYS = {
+    "limit": ("padded to the limit", "#E69F00"),
+    "longest": ("padded to the longest", "#0072B2"),
+    "packed": ("packed", COLOURS["flash"]),
+}
 
 
 def times(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -64,12 +49,10 @@ def _bytes(ax: Axes, table: pandas.DataFrame, dataset: str) -> None:
     least = pick(rows, way="packed", source="predicted", sequences=DRAWN)
     if len(least):
         value = least.iloc[0]["lowest"] / least.iloc[0]["tokens"] / 1e3
-        ax.plot(ALL_SIZES, [value] * len(ALL_SIZES), color=COLOURS["bound"], linewidth=0.9,
-                linestyle=":")  # fmt: skip
+        ax.plot(ALL_SIZES, [value] * len(ALL_SIZES), color=COLOURS["bound"], linewidth=0.9, linestyle=":")
         ends.append((ALL_SIZES[-1], value, "each tensor once", "#777777"))
     powers_of_two(ax, ALL_SIZES)
-    ax.set(xlabel="sequences in a batch", ylim=(0, 10.5),
-           xlim=(ALL_SIZES[0] / 1.3, ALL_SIZES[-1] * 24))  # fmt: skip
+    ax.set(xlabel="sequences in a batch", ylim=(0, 10.5), xlim=(ALL_SIZES[0] / 1.3, ALL_SIZES[-1] * 24))
     ax.set_title(f"{NAMES[dataset]}, up to {LIMITS[dataset]} tokens")
     label_ends(ax, ends)
 
@@ -88,19 +71,23 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         for way in ("limit", "longest"):
             label, colour = WAYS[way]
             rows = pick(time, dataset=dataset, way=way)
-            line = series(right, rows, "batch", f"time, {dataset}, {label}", y="ratio",
-                          color=colour, linestyle=style)  # fmt: skip
+            line = series(right, rows, "batch", f"time, {dataset}, {label}", y="ratio", color=colour, linestyle=style)
             if len(line):
                 text = f"{NAMES[dataset]}, {label.removeprefix('padded ')}"
                 ends.append((TIMED_SIZES[0], line.iloc[0]["ratio"], text, colour))
         above = "bottom" if style == "--" else "top"
         for x, y, text, colour in ends:
-            right.annotate(text, (x, y), xytext=(-5, 0), textcoords="offset points", fontsize=8,
-                           ha="right", va=above, color=colour)  # fmt: skip
+            right.annotate(
+                text, (x, y), xytext=(-5, 0), textcoords="offset points", fontsize=8, ha="right", va=above, color=colour
+            )
     right.axhline(1, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
     powers_of_two(right, TIMED_SIZES)
-    right.set(xlabel="sequences in a batch", ylabel="time of padded over packed (rooflines)",
-              ylim=(0, None), xlim=(TIMED_SIZES[0] / 24, TIMED_SIZES[-1] * 1.4))  # fmt: skip
+    right.set(
+        xlabel="sequences in a batch",
+        ylabel="time of padded over packed (rooflines)",
+        ylim=(0, None),
+        xlim=(TIMED_SIZES[0] / 24, TIMED_SIZES[-1] * 1.4),
+    )
     right.set_title(f"A100, {HEADS} heads")
     note(
         figure,

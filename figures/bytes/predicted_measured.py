@@ -49,9 +49,7 @@ def panels(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     # The formula of the loop order is set beside the peer that has it.
     cards = cards.assign(implementation="sdpa-flash2")
     ours = pick(frame, experiment="gpu-traffic", metric="traffic_bytes")
-    counters = pandas.concat(
-        [paired(cards, [*SHAPE, "implementation", "metric"]), paired(ours, TRAFFIC)]
-    )
+    counters = pandas.concat([paired(cards, [*SHAPE, "implementation", "metric"]), paired(ours, TRAFFIC)])
 
     memory = prepared(pick(frame, experiment="fig3-memory"))
     memory = memory[memory["source"] != "published"]
@@ -104,9 +102,7 @@ def panel(ax: Axes, name: str, rows: pandas.DataFrame) -> None:
         colour = COLOURS.get(str(implementation), "#333333")
         style = {"color": colour, "markersize": 4.5, "markeredgewidth": 0.4}
         label = str(implementation)
-        ax.plot(
-            these["predicted"], these["measured"], **{**FILLED, **style}, marker="o", label=label
-        )
+        ax.plot(these["predicted"], these["measured"], **{**FILLED, **style}, marker="o", label=label)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
     ax.set_aspect("equal")
     ratio = rows["measured"].to_numpy(float) / rows["predicted"].to_numpy(float)

@@ -20,10 +20,7 @@ EXPERIMENTS = ("l2-absorption", "fig2-left-traffic", "fig2-left-traffic-masked",
 GB = 1e9
 STACKED = {"compulsory": "#4D4D4D", "again": "#0072B2", "padding": "#56B4E9"}
 LATE, UNEXPLAINED = "#E69F00", "#D55E00"
-NAMES = {
-    "sdpa-flash2": "FlashAttention-2",
-    "standard-eager": "PyTorch, unfused",
-}
+NAMES = {"sdpa-flash2": "FlashAttention-2", "standard-eager": "PyTorch, unfused"}
 KEYS = {
     "compulsory": "each tensor once",
     "again": "moved again where L2 is too small (simulated L2)",
@@ -73,13 +70,13 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         ax.set_title(f"HBM {direction}s")
         ax.grid(axis="y", visible=False)
         for _, row in these.iterrows():
-            ax.text(widest * 1.04, -labels.index(row["label"]), told(row), va="center",
-                    fontsize=7.5)  # fmt: skip
+            ax.text(widest * 1.04, -labels.index(row["label"]), told(row), va="center", fontsize=7.5)
     axes[0].set_yticks([-i for i in range(len(labels))], labels)
     axes[0].set_ylim(-len(labels) + 0.4, 0.6)
     handles: list[Any] = [Patch(facecolor=STACKED[part], label=text) for part, text in KEYS.items()]
-    handles.append(Patch(facecolor="#FFFFFF", edgecolor=LATE, hatch="//////",
-                         label="late: still in L2 when the counter was read"))  # fmt: skip
+    handles.append(
+        Patch(facecolor="#FFFFFF", edgecolor=LATE, hatch="//////", label="late: still in L2 when the counter was read")
+    )
     handles.append(Patch(facecolor=UNEXPLAINED, label="unexplained"))
     handles.append(plt.Line2D([], [], marker="o", color="black", **FILLED, label="counter"))
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
@@ -107,12 +104,10 @@ def bar(ax: Axes, y: float, row: pandas.Series) -> float:
         ax.barh(y, width, left=left, height=0.6, color=colour, linewidth=0.5)
         seen = min(left + width, 100 + late) - left  # the rest is behind the hatching
         if seen > NARROW:
-            ax.text(left + seen / 2, y, f"{row[part] / GB:.3g}", ha="center", va="center",
-                    fontsize=7, color="white")  # fmt: skip
+            ax.text(left + seen / 2, y, f"{row[part] / GB:.3g}", ha="center", va="center", fontsize=7, color="white")
         left += width
     if late:
-        ax.barh(y, -late, left=100 + late, height=0.6, color="#FFFFFF", edgecolor=LATE,
-                hatch="//////", linewidth=0.8)  # fmt: skip
+        ax.barh(y, -late, left=100 + late, height=0.6, color="#FFFFFF", edgecolor=LATE, hatch="//////", linewidth=0.8)
     extra = row["unexplained"] / predicted * 100
     start = 100 + late
     ax.barh(y, extra, left=start, height=0.6, color=UNEXPLAINED, linewidth=0.5)

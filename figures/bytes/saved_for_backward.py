@@ -8,17 +8,7 @@ m and l fold into one log-sum-exp. Counted with saved-tensor hooks on the CPU.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import (
-    COLOURS,
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 
 EXPERIMENTS = ("attention-variants",)
 MIB = 2**20
@@ -46,10 +36,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         line = pick(some, source="predicted")
         if len(line):
             series(ax, line, "seqlen_q", f"predicted {name}", y="mib", color=colour)
-        points = series(
-            ax, pick(some, source="measured"), "seqlen_q", f"measured {name}", y="mib",
-            color=colour,
-        )  # fmt: skip
+        points = series(ax, pick(some, source="measured"), "seqlen_q", f"measured {name}", y="mib", color=colour)
         known = (line if len(line) else points).dropna(subset=["mib"]).sort_values("seqlen_q")
         if len(known):
             last = known.iloc[-1]

@@ -10,35 +10,14 @@ tile costs what the tile costs.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import (
-    COLOURS,
-    FILLED,
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, FILLED, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.options.window import KEYS, excess, totals
-from repro.experiments.bytes.sliding_window import (
-    EXECUTED,
-    HEAD_DIM,
-    LONGER,
-    OWN,
-    STORED,
-    SUMMED,
-    WINDOWS,
-)
+from repro.experiments.bytes.sliding_window import EXECUTED, HEAD_DIM, LONGER, OWN, STORED, SUMMED, WINDOWS
 
 EXPERIMENTS = ("sliding-window",)
 #: Br x Bc -> colour, from light to dark by what a tile loads.
-TILES = {(32, 32): "#56B4E9", (64, 64): "#0072B2", (128, 64): COLOURS["flash"],
-         (128, 128): "#CC79A7"}  # fmt: skip
-WAYS = {"stored mask": ("stored mask, same kernels", "#E69F00"),
-        "standard": ("S and P stored", COLOURS["standard"])}  # fmt: skip
+TILES = {(32, 32): "#56B4E9", (64, 64): "#0072B2", (128, 64): COLOURS["flash"], (128, 128): "#CC79A7"}
+WAYS = {"stored mask": ("stored mask, same kernels", "#E69F00"), "standard": ("S and P stored", COLOURS["standard"])}
 
 
 def both_passes(table: pandas.DataFrame, seqlen: int) -> pandas.DataFrame:
@@ -46,11 +25,7 @@ def both_passes(table: pandas.DataFrame, seqlen: int) -> pandas.DataFrame:
     rows = pick(table, seqlen_q=seqlen)
     kept = rows["way"] != "window"
     for pass_, tile in OWN.items():
-        kept |= (
-            (rows["pass"] == pass_)
-            & (rows["block_m"] == tile.block_m)
-            & (rows["block_n"] == tile.block_n)
-        )
+        kept |= (rows["pass"] == pass_) & (rows["block_m"] == tile.block_m) & (rows["block_n"] == tile.block_n)
     rows = rows[kept]
     keys = ["source", "way", "window"]
     whole = rows.groupby(keys, as_index=False).agg(
@@ -68,15 +43,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     whole = both_passes(table, EXECUTED)
     window = pick(whole, way="window")
     ends = []
-    line = series(left, pick(window, source="predicted"), "window", "predicted bytes, window",
-                  y="megabytes", color=COLOURS["flash"])  # fmt: skip
-    series(left, pick(window, source="measured"), "window", "counted bytes, window", y="megabytes",
-           color=COLOURS["flash"])  # fmt: skip
+    line = series(
+        left,
+        pick(window, source="predicted"),
+        "window",
+        "predicted bytes, window",
+        y="megabytes",
+        color=COLOURS["flash"],
+    )
+    series(
+        left, pick(window, source="measured"), "window", "counted bytes, window", y="megabytes", color=COLOURS["flash"]
+    )
     if len(line):
         ends.append((WINDOWS[-1], line.iloc[-1]["megabytes"], "window", COLOURS["flash"]))
         least = line.iloc[-1]["lowest"] / 1e6
-        left.plot(WINDOWS, [least] * len(WINDOWS), color=COLOURS["bound"], linewidth=0.9,
-                  linestyle=":")  # fmt: skip
+        left.plot(WINDOWS, [least] * len(WINDOWS), color=COLOURS["bound"], linewidth=0.9, linestyle=":")
         ends.append((WINDOWS[-1], least, "each tensor once", "#777777"))
     for way, (label, colour) in WAYS.items():
         rows = pick(whole, way=way)
@@ -88,8 +69,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     left.set_yscale("log")
     left.set_yticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
     powers_of_two(left, WINDOWS)
-    left.set(xlabel="keys that a query sees, w", ylabel="bytes across the SM boundary (MB)",
-             xlim=(WINDOWS[0] * 0.8, WINDOWS[-1] * 9))  # fmt: skip
+    left.set(
+        xlabel="keys that a query sees, w",
+        ylabel="bytes across the SM boundary (MB)",
+        xlim=(WINDOWS[0] * 0.8, WINDOWS[-1] * 9),
+    )
     left.set_title(f"forward + backward of one head, N = {EXECUTED}")
     label_ends(left, ends)
     key(left, "counted, host backend", published=False, loc="center left")
@@ -112,10 +96,14 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     right.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
     right.minorticks_off()
     for x, y, text, colour in ends:
-        right.annotate(text, (x, y), xytext=(-6, 0), textcoords="offset points", fontsize=8,
-                       ha="right", va="center", color=colour)  # fmt: skip
-    right.set(xlabel="keys that a query sees, w", ylabel="pairs loaded for each that is seen",
-              xlim=(LONGER[0] / 4, LONGER[-1] * 1.4))  # fmt: skip
+        right.annotate(
+            text, (x, y), xytext=(-6, 0), textcoords="offset points", fontsize=8, ha="right", va="center", color=colour
+        )
+    right.set(
+        xlabel="keys that a query sees, w",
+        ylabel="pairs loaded for each that is seen",
+        xlim=(LONGER[0] / 4, LONGER[-1] * 1.4),
+    )
     right.set_title("forward: the tile beside the window")
     tiles = " and ".join(f"{tile.block_m} × {tile.block_n} ({p})" for p, tile in OWN.items())
     note(

@@ -28,9 +28,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ticks = []
     for number, row in enumerate(table.to_dict("records")):
         kind = KINDS[row["implementation"]]
-        ticks.append(
-            f"{kind}{row['pass']}, d = {row['head_dim']:g}, {row['block_m']:g} × {row['block_n']:g}"
-        )
+        ticks.append(f"{kind}{row['pass']}, d = {row['head_dim']:g}, {row['block_m']:g} × {row['block_n']:g}")
         for offset, (unit, colour) in zip((-0.22, 0, 0.22), SHADES.items(), strict=True):
             y = number + offset
             predicted, counted = row.get(f"predicted {unit}"), row.get(f"counted {unit}")
@@ -49,20 +47,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ax.axvline(1, color="black", linewidth=1.2)
     ax.text(1.02, -0.75, "tensor cores", fontsize=8, va="center")
     ax.set_yticks(range(len(ticks)), ticks)
-    ax.set(ylim=(len(ticks) - 0.4, -1.0), xlim=(0, 3.0),
-           xlabel="clocks of a round, relative to the tensor cores'")  # fmt: skip
+    ax.set(ylim=(len(ticks) - 0.4, -1.0), xlim=(0, 3.0), xlabel="clocks of a round, relative to the tensor cores'")
     ax.grid(axis="y", visible=False)
     handles = [Line2D([], [], color=c, linewidth=3, label=u) for u, c in SHADES.items()]
     handles.append(Line2D([], [], color="black", label="counted", **FILLED | {"marker": "o"}))
     handles.append(
-        Line2D([], [], color="#333333", label="FlashAttention's Hopper path, time on an H200",
-               **HOLLOW | {"marker": "s"})
-    )  # fmt: skip
+        Line2D(
+            [], [], color="#333333", label="FlashAttention's Hopper path, time on an H200", **HOLLOW | {"marker": "s"}
+        )
+    )
     if table["counted time"].notna().any():
         handles.append(
-            Line2D([], [], color="black", label="our kernel, time by the tensor cores' counter",
-                   **FILLED | {"marker": "D"})
-        )  # fmt: skip
+            Line2D(
+                [], [], color="black", label="our kernel, time by the tensor cores' counter", **FILLED | {"marker": "D"}
+            )
+        )
     ax.legend(handles=handles, loc="center right", bbox_to_anchor=(1, 0.5))
     note(
         figure,

@@ -51,16 +51,25 @@ def panel(ax: Axes, rows: pandas.DataFrame, algorithm: str) -> None:
         heights[limit[side]] += 1
         ax.axvline(limit[side], color="#BBBBBB", linewidth=0.8, linestyle=":", zorder=0)
         ax.annotate(
-            name, (limit[side], 1), xycoords=("data", "axes fraction"), fontsize=7.5,
-            xytext=(3, -9 - 10 * at), textcoords="offset points", color="#777777",
-        )  # fmt: skip
-    for marker, (_, choice) in zip(
-        MARKERS, rows[rows["note"].str.startswith("rule")].iterrows(), strict=False
-    ):
+            name,
+            (limit[side], 1),
+            xycoords=("data", "axes fraction"),
+            fontsize=7.5,
+            xytext=(3, -9 - 10 * at),
+            textcoords="offset points",
+            color="#777777",
+        )
+    for marker, (_, choice) in zip(MARKERS, rows[rows["note"].str.startswith("rule")].iterrows(), strict=False):
         ax.plot(
-            choice[side], choice["megabytes"], marker=marker, color="black", linestyle="none",
-            markerfacecolor="white", markersize=7, label=choice["note"].removeprefix("rule: "),
-        )  # fmt: skip
+            choice[side],
+            choice["megabytes"],
+            marker=marker,
+            color="black",
+            linestyle="none",
+            markerfacecolor="white",
+            markersize=7,
+            label=choice["note"].removeprefix("rule: "),
+        )
     powers_of_two(ax, TICKS)
     ax.set(yscale="log", xlabel="block of keys Bc" if side == "block_n" else "block of queries Br")
     ax.legend(loc="lower left", fontsize=7.5)

@@ -51,22 +51,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             if counted:
                 ax.plot(counted, -place, "o", color="black", **{**FILLED, "linestyle": "none"})
             tile = TILES[name, pass_]
-            ax.text(end, -place, f"  {total:.2f} MB ({tile.block_m} x {tile.block_n})",
-                    va="center", fontsize=8)  # fmt: skip
+            ax.text(end, -place, f"  {total:.2f} MB ({tile.block_m} x {tile.block_n})", va="center", fontsize=8)
         ax.set(xlabel="bytes across the SM boundary, one head (MB)")
         ax.set_title(pass_)
         ax.grid(axis="y", visible=False)
     axes[0].set_yticks([-i for i in range(len(LABELS))], list(LABELS.values()))
     handles = [
-        Patch(facecolor=colour, edgecolor="#777777", hatch="////" if "padding" in reason else None,
-              label=reason) for reason, colour in REASONS.items()
-    ]  # fmt: skip
-    handles.append(
-        axes[1].plot([], [], "o", color="black", **FILLED, label="counted, host backend")[0]
-    )
+        Patch(facecolor=colour, edgecolor="#777777", hatch="////" if "padding" in reason else None, label=reason)
+        for reason, colour in REASONS.items()
+    ]
+    handles.append(axes[1].plot([], [], "o", color="black", **FILLED, label="counted, host backend")[0])
     axes[1].legend(handles=handles, loc="lower right")
-    note(figure, f"N = {SEQLEN}, d = 64, fp16, one head; tile rows x keys in brackets. "
-         "Bars: exact sums over the tile loop.")  # fmt: skip
+    note(
+        figure,
+        f"N = {SEQLEN}, d = 64, fp16, one head; tile rows x keys in brackets. Bars: exact sums over the tile loop.",
+    )
     return Drawing(figure, pandas.concat([predicted, measured]).assign(unit="B"))
 
 
@@ -79,14 +78,20 @@ def bar(ax: Axes, y: float, parts: pandas.DataFrame, widest: float) -> tuple[flo
             total = left
         for _, part in pick(parts, reason=reason).groupby("tensor", as_index=False):
             width = part["value"].sum() / MB
-            ax.barh(y, width, left=left, height=0.62, color=colour, linewidth=0.5,
-                    edgecolor="#777777" if padding else "white",
-                    hatch="//////" if padding else None)  # fmt: skip
+            ax.barh(
+                y,
+                width,
+                left=left,
+                height=0.62,
+                color=colour,
+                linewidth=0.5,
+                edgecolor="#777777" if padding else "white",
+                hatch="//////" if padding else None,
+            )
             tensor = str(part["tensor"].iloc[0])
             name = TENSORS.get(tensor, tensor)
             if width > 0.012 * widest * (len(name) + 0.5) and not padding:
                 ink = "black" if reason == "intermediates" else "white"
-                ax.text(left + width / 2, y, name, ha="center", va="center",
-                        fontsize=7, color=ink)  # fmt: skip
+                ax.text(left + width / 2, y, name, ha="center", va="center", fontsize=7, color=ink)
             left += width
     return total, left

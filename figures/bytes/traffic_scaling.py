@@ -8,16 +8,7 @@ import matplotlib.pyplot as plt
 import pandas
 import seaborn
 
-from figures.common import (
-    COLOURS,
-    Drawing,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.attention.scaling import SWEEPS, fitted, totals
 from repro.experiments.bytes.traffic_scaling import HEAD_DIM, LONG, ON_CHIP, SHORT, SUMMED
 
@@ -37,14 +28,28 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         if len(lines):
             lines = lines.assign(line=0 if sweep == "seqlen" else lines["seqlen_q"])
             seaborn.lineplot(
-                lines, x=x, y="megabytes", hue="implementation", units="line", estimator=None,
-                palette=COLOURS, linewidth=1.5, legend=False, ax=ax,
-            )  # fmt: skip
+                lines,
+                x=x,
+                y="megabytes",
+                hue="implementation",
+                units="line",
+                estimator=None,
+                palette=COLOURS,
+                linewidth=1.5,
+                legend=False,
+                ax=ax,
+            )
         ends = []
         for algorithm, name in NAMES.items():
             rows = pick(here, implementation=algorithm)
-            series(ax, pick(rows, source="measured"), x, f"counted {algorithm} against {sweep}",
-                   y="megabytes", color=COLOURS[algorithm])  # fmt: skip
+            series(
+                ax,
+                pick(rows, source="measured"),
+                x,
+                f"counted {algorithm} against {sweep}",
+                y="megabytes",
+                color=COLOURS[algorithm],
+            )
             far = pick(rows, source="predicted")
             far = far if sweep == "seqlen" else pick(far, seqlen_q=LONG)
             if len(far):
@@ -66,8 +71,15 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     axes[1].set_title(f"d: M = {ON_CHIP >> 10}k elements")
     axes[2].set_title(f"M: d = {HEAD_DIM}")
     for ax in axes[1:]:
-        ax.text(0.02, 0.97, f"upper lines N = {LONG >> 10}k, lower lines N = {SHORT}",
-                transform=ax.transAxes, va="top", fontsize=8, color="#555555")  # fmt: skip
+        ax.text(
+            0.02,
+            0.97,
+            f"upper lines N = {LONG >> 10}k, lower lines N = {SHORT}",
+            transform=ax.transAxes,
+            va="top",
+            fontsize=8,
+            color="#555555",
+        )
     key(axes[0], "counted, host backend", published=False, loc="upper left")
     note(
         figure,

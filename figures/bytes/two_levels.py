@@ -9,16 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.hardware import H200
-from figures.common import (
-    COLOURS,
-    Drawing,
-    key,
-    label_end,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, key, label_end, note, pick, powers_of_two, series
 from repro.claims.machine.two_levels import GB
 
 EXPERIMENTS = ("l2-absorption",)
@@ -38,11 +29,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for metric, (name, colour) in LABELS.items():
         these = pick(one, metric=metric)
         style = {"color": colour, "linestyle": "--" if "compulsory" in metric else "-"}
-        line = series(left, pick(these, source="predicted"), "seqlen_q", f"predicted {name}",
-                      y="gigabytes", **style)  # fmt: skip
+        line = series(left, pick(these, source="predicted"), "seqlen_q", f"predicted {name}", y="gigabytes", **style)
         if metric != "hbm_compulsory_bytes":
-            series(left, pick(these, source="measured"), "seqlen_q", f"measured {name}",
-                   y="gigabytes", color=colour)  # fmt: skip
+            series(left, pick(these, source="measured"), "seqlen_q", f"measured {name}", y="gigabytes", color=colour)
         if not line.empty:
             end = line.iloc[-1]
             label_end(left, end["seqlen_q"], end["gigabytes"], name, colour)
@@ -55,8 +44,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     reads["times"] = reads["value"] / (reads["seqlen_q"] * reads["head_dim"] * 2 * 2) - 0.5
     colour = LABELS["hbm_read_bytes"][1]
     for source in ("predicted", "measured"):
-        series(right, pick(reads, source=source), "seqlen_q", f"{source} re-reads",
-               y="times", color=colour)  # fmt: skip
+        series(right, pick(reads, source=source), "seqlen_q", f"{source} re-reads", y="times", color=colour)
     right.set_yscale("log", base=2)
     right.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
     right.set(ylabel="times K and V are read from HBM", ylim=(0.8, 24))
@@ -64,26 +52,40 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     spread = pick(reads, source="predicted").dropna(subset=["spread_min"])
     one_walk = spread["seqlen_q"] * spread["head_dim"] * 2 * 2
     right.vlines(
-        spread["seqlen_q"], spread["spread_min"] / one_walk - 0.5,
-        spread["spread_max"] / one_walk - 0.5, color=colour, linewidth=4, alpha=0.3,
-    )  # fmt: skip
+        spread["seqlen_q"],
+        spread["spread_min"] / one_walk - 0.5,
+        spread["spread_max"] / one_walk - 0.5,
+        color=colour,
+        linewidth=4,
+        alpha=0.3,
+    )
     for ax in (left, right):
         powers_of_two(ax, TICKS)
         edge = capacity(ax)
         ax.set(xlabel="sequence length N")
     left.set_xlim(right=TICKS[-1] * 12)
     right.annotate(
-        f"K and V fill half of\nthe {H200.l2_bytes >> 20} MiB L2", (edge, 9),
-        xytext=(-6, 0), textcoords="offset points", ha="right", fontsize=8, color="#555555",
-    )  # fmt: skip
+        f"K and V fill half of\nthe {H200.l2_bytes >> 20} MiB L2",
+        (edge, 9),
+        xytext=(-6, 0),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        color="#555555",
+    )
     if len(spread):
         last = spread.sort_values("seqlen_q").iloc[-1]
         top = last["spread_max"] / (last["seqlen_q"] * last["head_dim"] * 4) - 0.5
         right.annotate(
-            "band: other paces\nof the thread blocks", (last["seqlen_q"], top),
-            xytext=(-30, 22), textcoords="offset points", ha="center", fontsize=8,
-            color="#555555", arrowprops={"arrowstyle": "-", "color": "#999999"},
-        )  # fmt: skip
+            "band: other paces\nof the thread blocks",
+            (last["seqlen_q"], top),
+            xytext=(-30, 22),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color="#555555",
+            arrowprops={"arrowstyle": "-", "color": "#999999"},
+        )
     note(
         figure,
         "One head, d = 128, bf16, query tiles of 128, 2 x 132 thread blocks a wave. Measured: "

@@ -9,16 +9,7 @@ import pandas
 from matplotlib.axes import Axes
 
 from figures.checkpointing._checkpoint import COLOURS, MIB, NAMES, slope
-from figures.common import (
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 
 EXPERIMENTS = ("checkpoint-depth",)
 PANELS = {
@@ -49,8 +40,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         ax.set(xlabel=xlabel)
         ax.set_title(title)
         if paper:
-            ax.text(0.6, 0.75, paper, transform=ax.transAxes, va="top", fontsize=7.5,
-                    color="#555555")  # fmt: skip
+            ax.text(0.6, 0.75, paper, transform=ax.transAxes, va="top", fontsize=7.5, color="#555555")
     axes[0].set_ylabel("peak memory of a step (MiB)")
     key(axes[0], "CPU", published=False, loc="upper left")
     note(

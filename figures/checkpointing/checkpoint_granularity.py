@@ -8,8 +8,15 @@ from figures.common import FILLED, Drawing, devices, key, note, pick
 from repro.experiments.checkpointing.checkpoint_granularity import LAYERS, SHAPE
 
 EXPERIMENTS = ("checkpoint-granularity",)
-ORDER = ("each operation", "none", "every other block", "attention core", "each attention",
-         "each block", "every two blocks")  # fmt: skip
+ORDER = (
+    "each operation",
+    "none",
+    "every other block",
+    "attention core",
+    "each attention",
+    "each block",
+    "every two blocks",
+)
 COLOUR = "#0072B2"
 
 
@@ -17,9 +24,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """Bytes per layer, peak, time; a row per granularity."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 4.2), sharey=True, layout="constrained")
     place = {name: len(ORDER) - index for index, name in enumerate(ORDER)}
-    for ax, metric in zip(
-        axes, ("saved_bytes_per_layer", "peak_bytes", "relative_time"), strict=True
-    ):
+    for ax, metric in zip(axes, ("saved_bytes_per_layer", "peak_bytes", "relative_time"), strict=True):
         unit = 1 if metric == "relative_time" else MIB
         for name, y in place.items():
             line = pick(frame, implementation=name, metric=metric, source="predicted")
@@ -27,13 +32,17 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 value = value / unit
                 ax.plot([value, value], [y - 0.3, y + 0.3], color=COLOUR, linewidth=2)
             for mode, marker, shift in (("new", "o", 0.0), ("reentrant", "s", -0.22)):
-                points = pick(frame, implementation=name, metric=metric, source="measured",
-                              mode=mode)  # fmt: skip
+                points = pick(frame, implementation=name, metric=metric, source="measured", mode=mode)
                 for value in points["value"]:
                     ax.plot(value / unit, y + shift, marker=marker, color=COLOUR, **FILLED)
                     if mode == "reentrant" and metric == "saved_bytes_per_layer":
-                        ax.annotate("reentrant", (value / unit, y + shift), xytext=(6, -3),
-                                    textcoords="offset points", fontsize=7.5)  # fmt: skip
+                        ax.annotate(
+                            "reentrant",
+                            (value / unit, y + shift),
+                            xytext=(6, -3),
+                            textcoords="offset points",
+                            fontsize=7.5,
+                        )
     axes[0].set_xscale("log", base=2)
     axes[0].set_xticks([0.5, 2, 8, 32], ["1/2", "2", "8", "32"])
     axes[0].minorticks_off()
@@ -45,9 +54,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     axes[2].set(xlabel="time relative to no checkpoint", xlim=(0.5, 2))
     axes[2].set_title("time of a step")
     key(axes[2], "CPU", published=False, loc="lower left")
-    note(figure, f"GPT, {LAYERS} layers, h = {SHAPE['hidden']}, {SHAPE['heads']} heads, N = "
-         f"{SHAPE['seqlen']}, batch {SHAPE['batch']}, fp32, dropout 0.1, attention "
-         f"written out; torch.utils.checkpoint. Measured on {devices(frame)}, one thread.\n"
-         "A bar is the prediction; peaks are measured only.")  # fmt: skip
+    note(
+        figure,
+        f"GPT, {LAYERS} layers, h = {SHAPE['hidden']}, {SHAPE['heads']} heads, N = "
+        f"{SHAPE['seqlen']}, batch {SHAPE['batch']}, fp32, dropout 0.1, attention "
+        f"written out; torch.utils.checkpoint. Measured on {devices(frame)}, one thread.\n"
+        "A bar is the prediction; peaks are measured only.",
+    )
     columns = ["implementation", "mode", "metric", "source", "value", "unit"]
     return Drawing(figure, frame.reindex(columns=columns))

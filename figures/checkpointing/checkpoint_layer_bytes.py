@@ -3,16 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import (
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 from repro.experiments.checkpointing.checkpoint_layer_bytes import BATCH, HEADS, HIDDEN
 
 EXPERIMENTS = ("checkpoint-layer-bytes",)
@@ -31,23 +22,23 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ends = []
     for name, (text, colour) in NAMES.items():
         some = pick(rows, implementation=name)
-        line = series(ax, pick(some, source="predicted"), "seqlen_q", f"predicted {name}",
-                      y="per_sbh", color=colour)  # fmt: skip
-        series(ax, pick(some, source="measured"), "seqlen_q", f"measured {name}", y="per_sbh",
-               color=colour)  # fmt: skip
+        line = series(ax, pick(some, source="predicted"), "seqlen_q", f"predicted {name}", y="per_sbh", color=colour)
+        series(ax, pick(some, source="measured"), "seqlen_q", f"measured {name}", y="per_sbh", color=colour)
         last = line.iloc[-1]
         ends.append((float(last["seqlen_q"]), float(last["per_sbh"]), text, colour))
     powers_of_two(ax, [16, 64, 256, 1024])
     ax.set_yscale("log", base=2)
     ax.set_yticks([2, 4, 8, 16, 32, 64, 128, 256, 512], [str(2**k) for k in range(1, 10)])
     ax.minorticks_off()
-    ax.set(xlabel="sequence length s", ylabel="saved bytes a layer / (s b h)",
-           xlim=(14, 2048 * 12))  # fmt: skip
+    ax.set(xlabel="sequence length s", ylabel="saved bytes a layer / (s b h)", xlim=(14, 2048 * 12))
     ax.set_title("what a transformer layer keeps for the backward pass")
     label_ends(ax, ends)
     key(ax, "CPU", published=False, loc="upper left")
-    note(figure, f"h = {HIDDEN}, a = {HEADS} heads, b = {BATCH}, bf16, one-byte dropout masks.\n"
-         f"Measured on {devices(rows)}: allocator, three layers less one.\n"
-         "Full recomputation also keeps the random generator's 5,056 bytes a layer.")  # fmt: skip
+    note(
+        figure,
+        f"h = {HIDDEN}, a = {HEADS} heads, b = {BATCH}, bf16, one-byte dropout masks.\n"
+        f"Measured on {devices(rows)}: allocator, three layers less one.\n"
+        "Full recomputation also keeps the random generator's 5,056 bytes a layer.",
+    )
     columns = ["implementation", "seqlen_q", "source", "value", "per_sbh"]
     return Drawing(figure, rows[columns])

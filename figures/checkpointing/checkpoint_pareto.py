@@ -14,12 +14,26 @@ from figures.common import Drawing, devices, note, pick
 from repro.experiments.checkpointing.checkpoint_pareto import LAYERS, STAGES
 
 EXPERIMENTS = ("checkpoint-pareto",)
-HEURISTICS = ("store-all", "sqrt", "uniform-2", "uniform-3", "uniform-6", "uniform-9",
-              "chen-search", "recursive", "exponential", "recompute-all", "revolve-3")  # fmt: skip
+HEURISTICS = (
+    "store-all",
+    "sqrt",
+    "uniform-2",
+    "uniform-3",
+    "uniform-6",
+    "uniform-9",
+    "chen-search",
+    "recursive",
+    "exponential",
+    "recompute-all",
+    "revolve-3",
+)
 LABELLED = {
-    "store-all": "store all", "sqrt": "sqrt(L)", "recursive": "halving",
-    "recompute-all": "recompute all", "revolve-3": "revolve, 3",
-}  # fmt: skip
+    "store-all": "store all",
+    "sqrt": "sqrt(L)",
+    "recursive": "halving",
+    "recompute-all": "recompute all",
+    "revolve-3": "revolve, 3",
+}
 
 
 def table(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -42,9 +56,7 @@ def table(frame: pandas.DataFrame) -> pandas.DataFrame:
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Predicted left, measured right."""
     wide = table(frame)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 5), sharex=True, sharey=True, layout="constrained"
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), sharex=True, sharey=True, layout="constrained")
     for ax, source in ((left, "predicted"), (right, "measured")):
         plans(ax, pick(wide, source=source), source)
         ax.set_xscale("log", base=2)
@@ -71,21 +83,47 @@ def plans(ax: Axes, rows: pandas.DataFrame, source: str) -> None:
     """Our plans in one panel."""
     best = pick(rows, implementation=("optimal", "store-all")).sort_values("mib")
     marker = {"marker": "o", "markersize": 5} if source == "measured" else {"marker": "."}
-    ax.plot(best["mib"], best["relative"], color="black", linewidth=1.5, drawstyle="steps-post",
-            label="optimum, budget sweep", **marker)  # fmt: skip
+    ax.plot(
+        best["mib"],
+        best["relative"],
+        color="black",
+        linewidth=1.5,
+        drawstyle="steps-post",
+        label="optimum, budget sweep",
+        **marker,
+    )
     some = pick(rows, implementation=HEURISTICS)
-    ax.plot(some["mib"], some["relative"], marker="o", markersize=5, linestyle="none",
-            color=COLOURS["sqrt"], label="heuristics")  # fmt: skip
+    ax.plot(
+        some["mib"],
+        some["relative"],
+        marker="o",
+        markersize=5,
+        linestyle="none",
+        color=COLOURS["sqrt"],
+        label="heuristics",
+    )
     for _, row in some.iterrows():
         if row["implementation"] in LABELLED:
             # Halving lies right below revolve; sqrt(L) has others at its height.
             up = {"recursive": -8, "sqrt": 8}.get(row["implementation"], 4)
-            ax.annotate(LABELLED[row["implementation"]], (row["mib"], row["relative"]),
-                        xytext=(5, up), textcoords="offset points", fontsize=7.5,
-                        color=COLOURS["sqrt"])  # fmt: skip
+            ax.annotate(
+                LABELLED[row["implementation"]],
+                (row["mib"], row["relative"]),
+                xytext=(5, up),
+                textcoords="offset points",
+                fontsize=7.5,
+                color=COLOURS["sqrt"],
+            )
     greedy = pick(rows, implementation="greedy")
-    ax.plot(greedy["mib"], greedy["relative"], marker="v", markersize=6, linestyle="none",
-            color=COLOURS["greedy"], label="greedy by ratio")  # fmt: skip
+    ax.plot(
+        greedy["mib"],
+        greedy["relative"],
+        marker="v",
+        markersize=6,
+        linestyle="none",
+        color=COLOURS["greedy"],
+        label="greedy by ratio",
+    )
     ax.legend(loc="upper right")
 
 
@@ -96,12 +134,28 @@ def framework(ax: Axes, rows: pandas.DataFrame) -> None:
         ("torch-memory-budget", "compiler's memory budget, 100 to 30 %", "D"),
     ):
         some = pick(rows, implementation=name).sort_values("mib")
-        ax.plot(some["mib"], some["relative"], marker=marker, markersize=6, color=COLOURS[name],
-                linestyle=":", linewidth=0.8, label=text)  # fmt: skip
+        ax.plot(
+            some["mib"],
+            some["relative"],
+            marker=marker,
+            markersize=6,
+            color=COLOURS[name],
+            linestyle=":",
+            linewidth=0.8,
+            label=text,
+        )
     ordered = rows[rows["implementation"] != "torch-memory-budget"].sort_values("mib")
     ordered = ordered.dropna(subset=["mib", "relative"])
     if len(ordered):
         envelope = np.minimum.accumulate(ordered["relative"].to_numpy())
-        ax.step(ordered["mib"], envelope, where="post", color="#999999", linewidth=5, alpha=0.35,
-                zorder=0, label="lower envelope")  # fmt: skip
+        ax.step(
+            ordered["mib"],
+            envelope,
+            where="post",
+            color="#999999",
+            linewidth=5,
+            alpha=0.35,
+            zorder=0,
+            label="lower envelope",
+        )
     ax.legend(loc="upper right")

@@ -4,17 +4,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from figures.checkpointing._checkpoint import COLOURS, NAMES
-from figures.common import (
-    HOLLOW,
-    Drawing,
-    devices,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import HOLLOW, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.checkpointing import chen
 from repro.experiments.checkpointing.checkpoint_time import DEPTHS
 
@@ -34,8 +24,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         ends = []
         for name in SHOWN:
             some = pick(rows, model=model, implementation=name)
-            points = series(ax, some, "depth", f"measured {model} {name}", color=COLOURS[name],
-                            linestyle="-", linewidth=0.7)  # fmt: skip
+            points = series(
+                ax, some, "depth", f"measured {model} {name}", color=COLOURS[name], linestyle="-", linewidth=0.7
+            )
             if len(points):
                 last = points.iloc[-1]
                 ends.append((last["depth"], last["value"], NAMES[name], COLOURS[name]))
@@ -50,20 +41,35 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for model, marker in (("mlp", "o"), ("resnet", "s"), ("lstm", "^")):
         for name in ("sqrt", "chen-search", "recursive"):
             some = pick(relative, model=model, implementation=name)
-            line = pick(frame, experiment="checkpoint-depth", metric="relative_time",
-                        source="predicted", model=model, implementation=name)  # fmt: skip
+            line = pick(
+                frame,
+                experiment="checkpoint-depth",
+                metric="relative_time",
+                source="predicted",
+                model=model,
+                implementation=name,
+            )
             if len(some):
-                right.plot(some["depth"], some["value"], marker=marker, color=COLOURS[name],
-                           linestyle="none", markersize=6)  # fmt: skip
-                series(right, line[line["depth"] <= 2048], "depth", f"predicted {model} {name}",
-                       color=COLOURS[name])  # fmt: skip
-    large = [(DEPTHS[model], chen.published_size(frame, model, "chen-search"), marker)
-             for model, marker in (("resnet", "s"), ("lstm", "^"))]  # fmt: skip
+                right.plot(
+                    some["depth"], some["value"], marker=marker, color=COLOURS[name], linestyle="none", markersize=6
+                )
+                series(right, line[line["depth"] <= 2048], "depth", f"predicted {model} {name}", color=COLOURS[name])
+    large = [
+        (DEPTHS[model], chen.published_size(frame, model, "chen-search"), marker)
+        for model, marker in (("resnet", "s"), ("lstm", "^"))
+    ]
     for depth, value, marker in large:
         right.plot([depth], [value], marker=marker, color="black", markersize=10, linestyle="none")
     right.plot([1000], [1.3], marker="D", color=COLOURS["sqrt"], **HOLLOW)
-    right.annotate("paper: about +30 %", (1000, 1.3), xytext=(0, -24), ha="center",
-                   textcoords="offset points", fontsize=8, color="#555555")  # fmt: skip
+    right.annotate(
+        "paper: about +30 %",
+        (1000, 1.3),
+        xytext=(0, -24),
+        ha="center",
+        textcoords="offset points",
+        fontsize=8,
+        color="#555555",
+    )
     right.text(9, 1.04, "segments: at most one forward, +1/3", fontsize=8, color=COLOURS["sqrt"])
     right.text(9, 2.2, "halving: +(1/6) log2 L", fontsize=8, color=COLOURS["recursive"])
     powers_of_two(right, (16, 64, 256, 1024))
@@ -81,6 +87,5 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         "and their LSTM, whose stages take a tenth of a second.\nPrediction: backward twice the "
         f"forward. Measured on {devices(rows)}, one thread.",
     )
-    columns = ["model", "depth", "implementation", "source", "metric", "value", "spread_min",
-               "spread_max", "spread_n"]  # fmt: skip
+    columns = ["model", "depth", "implementation", "source", "metric", "value", "spread_min", "spread_max", "spread_n"]
     return Drawing(figure, pandas.concat([rows[columns], relative.reindex(columns=columns)]))

@@ -9,11 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas
 
-from analysis.offload import (
-    crossover_bandwidth,
-    free_bandwidth,
-    transformer_layer_cost,
-)
+from analysis.offload import crossover_bandwidth, free_bandwidth, transformer_layer_cost
 from figures.common import Drawing, devices, key, label_ends, note, pick, series
 from repro.claims.training.offload import steps
 from repro.experiments.checkpointing.offload import ACTIONS, DEPTH
@@ -36,10 +32,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ends: list[tuple[float, float, str, str]] = []
     for action in ACTIONS:
         rows = pick(table, action=action)
-        line = series(left, pick(rows, source="predicted"), "link_mb_s", f"predicted {action}",
-                      color=COLOURS[action])  # fmt: skip
-        series(left, pick(rows, source="measured"), "link_mb_s", f"measured {action}",
-               color=COLOURS[action])  # fmt: skip
+        line = series(left, pick(rows, source="predicted"), "link_mb_s", f"predicted {action}", color=COLOURS[action])
+        series(left, pick(rows, source="measured"), "link_mb_s", f"measured {action}", color=COLOURS[action])
         if not line.empty:
             end = line.iloc[-1]
             ends.append((end["link_mb_s"], end["value"], action, COLOURS[action]))
@@ -60,10 +54,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         (True, "--", "sbh (34 + 5as/h) saved (standard)"),
     ):
         costs = [
-            transformer_layer_cost(1, SEQLEN, int(h), RATE_FLOPS_PER_S,
-                                   attention_matrix=matrix, heads=max(1, round(h / 128)))
+            transformer_layer_cost(
+                1, SEQLEN, int(h), RATE_FLOPS_PER_S, attention_matrix=matrix, heads=max(1, round(h / 128))
+            )
             for h in HIDDEN
-        ]  # fmt: skip
+        ]
         edge = np.array([crossover_bandwidth(c) for c in costs]) / 1e9
         free = np.array([free_bandwidth(c) for c in costs]) / 1e9
         right.plot(HIDDEN, edge, style, color="#009E73", label=f"crossover, {name}")
@@ -73,8 +68,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             right.fill_between(HIDDEN, 1.5, edge, color="#D55E00", alpha=0.10, linewidth=0)
     for name, rate in LINKS.items():
         right.axhline(rate / 1e9, color="#777777", linewidth=0.8)
-        right.annotate(name, (HIDDEN[0], rate / 1e9), xytext=(3, 3), textcoords="offset points",
-                       fontsize=7.5, color="#555555")  # fmt: skip
+        right.annotate(
+            name, (HIDDEN[0], rate / 1e9), xytext=(3, 3), textcoords="offset points", fontsize=7.5, color="#555555"
+        )
     right.text(20000, 900, "offload faster", color="#007A57", fontsize=9, ha="center")
     right.text(1900, 14, "recompute faster", color="#B34A00", fontsize=9, ha="center")
     right.set_xscale("log", base=2)

@@ -32,8 +32,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     table = losses(frame)
     for name, (colour, style, width) in LINES.items():
         if name in table:
-            left.plot(table.index, table[name], color=colour, linestyle=style, linewidth=width,
-                      label=name.replace("+", " + "))  # fmt: skip
+            left.plot(
+                table.index, table[name], color=colour, linestyle=style, linewidth=width, label=name.replace("+", " + ")
+            )
     left.set(xlabel="step", ylabel="loss (nat per byte)", ylim=(0, None))
     left.set_title("three trainings, one curve")
     if len(table):
@@ -53,8 +54,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         right.set_ylim(low / 6, None)
         text = "no element differs" if most == 0 else f"{most:.0f} elements differ"
         right.text(0, low / 4, f"flash + checkpoint and flash: {text}", fontsize=8.5)
-    right.set(xlabel="step", xlim=(-5, STEPS * 1.42),
-              ylabel="relative difference of all gradients (2-norm)")  # fmt: skip
+    right.set(xlabel="step", xlim=(-5, STEPS * 1.42), ylabel="relative difference of all gradients (2-norm)")
     right.set_title("gradients at the same weights")
     label_ends(right, ends)
     shape = pick(frame, metric="loss").head(1)
@@ -65,10 +65,6 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             f"Byte-level transformer, 2 layers, {first['heads']:.0f} heads, "
             f"d = {first['head_dim']:.0f}, N = {first['seqlen_q']:.0f}, fp32, AdamW. "
         )
-    note(
-        figure,
-        f"{what}Tiles 32 × 32, dq summed in a fixed order. "
-        f"{devices(frame)}, flash on the host backend.",
-    )
+    note(figure, f"{what}Tiles 32 × 32, dq summed in a fixed order. {devices(frame)}, flash on the host backend.")
     kept = ["source", "implementation", "step", "metric", "against", "value", "unit"]
     return Drawing(figure, frame[frame["value"].notna()][[k for k in kept if k in frame]])

@@ -6,15 +6,7 @@ import pandas
 from analysis.mixed_precision import POLICIES, autocast_break_even_tokens
 from analysis.parallel_activations import LayerShape
 from figures.common import FILLED, Drawing, devices, key, note, pick, series
-from repro.experiments.checkpointing.training_memory import (
-    DEPTH,
-    HEADS,
-    HIDDEN,
-    PARAMETERS,
-    PIECES,
-    SEQLEN,
-    WIDTH,
-)
+from repro.experiments.checkpointing.training_memory import DEPTH, HEADS, HIDDEN, PARAMETERS, PIECES, SEQLEN, WIDTH
 
 EXPERIMENTS = ("training-memory",)
 COLOURS = {"fp32": "#D55E00", "autocast": "#E69F00", "16-bit": "#009E73"}
@@ -43,12 +35,19 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         some = pick(rows, policy=policy)
         for source in ("predicted", "measured"):
             label = policy if source == "predicted" else None
-            series(middle, pick(some, source=source), "tokens", f"{source} {policy}",
-                   color=COLOURS[policy], label=label)  # fmt: skip
+            series(
+                middle, pick(some, source=source), "tokens", f"{source} {policy}", color=COLOURS[policy], label=label
+            )
     even = autocast_break_even_tokens(LayerShape(SEQLEN, 1, HIDDEN, HEADS))
     middle.axvline(even, color="#777777", linewidth=0.8, linestyle=":")
-    middle.annotate(f"autocast saves bytes\nfrom {even} tokens", (even, 108), xytext=(4, 0),
-                    textcoords="offset points", fontsize=7.5, color="#555555")  # fmt: skip
+    middle.annotate(
+        f"autocast saves bytes\nfrom {even} tokens",
+        (even, 108),
+        xytext=(4, 0),
+        textcoords="offset points",
+        fontsize=7.5,
+        color="#555555",
+    )
     middle.set_xscale("log", base=2)
     ticks = sorted(rows["tokens"].unique())
     middle.set_xticks(ticks, [f"{t:g}" for t in ticks])

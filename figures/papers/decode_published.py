@@ -28,20 +28,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (times, rates) = plt.subplots(1, 2, figsize=(11.5, 4.3), layout="constrained")
     ends = []
     for name, (label, colour) in PUBLISHED.items():
-        line = series(times, pick(rows, implementation=name), "seqlen_k", f"published {name}",
-                      color=colour)  # fmt: skip
+        line = series(times, pick(rows, implementation=name), "seqlen_k", f"published {name}", color=colour)
         if len(line):
             last = line.iloc[-1]
             ends.append((last["seqlen_k"], last["value"], label, colour))
     for card, (label, colour) in CARDS.items():
-        line = series(times, pick(rows, source="predicted", device=card), "seqlen_k",
-                      f"roofline {card}", color=colour)  # fmt: skip
+        line = series(times, pick(rows, source="predicted", device=card), "seqlen_k", f"roofline {card}", color=colour)
         last = line.iloc[-1]
         ends.append((last["seqlen_k"], last["value"], label, colour))
     times.set_yscale("log")
     powers_of_two(times, TICKS)
-    times.set(xlabel=f"keys a sequence, {TOKENS // 1024}k tokens in all (last: 128k)",
-              ylabel="a step (µs)", xlim=(200, 131072 * 30))  # fmt: skip
+    times.set(
+        xlabel=f"keys a sequence, {TOKENS // 1024}k tokens in all (last: 128k)",
+        ylabel="a step (µs)",
+        xlim=(200, 131072 * 30),
+    )
     times.set_title("Published times and the roofline of the cache")
     label_ends(times, ends)
     key(times, None, loc=(0.02, 0.64))
@@ -52,11 +53,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for gpu in (A100_40GB, A100_80GB):
         label, line_colour = CARDS[gpu.name]
         rates.axhline(gpu.hbm_bandwidth_bytes_per_s / 1e12, color=line_colour, linewidth=1.2)
-        rates.text(256, gpu.hbm_bandwidth_bytes_per_s / 1e12, label, color=line_colour,
-                   fontsize=8, va="bottom")  # fmt: skip
+        rates.text(256, gpu.hbm_bandwidth_bytes_per_s / 1e12, label, color=line_colour, fontsize=8, va="bottom")
     powers_of_two(rates, TICKS)
-    rates.set(xlabel="keys a sequence", ylabel="cache, q and out over the time (TB/s)",
-              ylim=(0, 2.4))  # fmt: skip
+    rates.set(xlabel="keys a sequence", ylabel="cache, q and out over the time (TB/s)", ylim=(0, 2.4))
     rates.set_title("Flash-Decoding's bandwidth")
     note(
         figure,

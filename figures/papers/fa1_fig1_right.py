@@ -44,9 +44,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         parts = {name: ms[name] for name in wanted if name in ms}
         total = bar(ax, y, parts, source)
         ax.text(total, y, f"  {total:.2f} ms" if parts else "  no record", va="center", fontsize=8)
-        kept += [
-            {"bar": label, "source": source, "operation": n, "ms": v} for n, v in parts.items()
-        ]
+        kept += [{"bar": label, "source": source, "operation": n, "ms": v} for n, v in parts.items()]
     places = [-i - (0.6 if bar[2] == "H200" else 0) for i, bar in enumerate(BARS)]
     ax.set_yticks(places, [bar[0] for bar in BARS])
     ax.set(xlabel="forward pass (ms)", xlim=(0, 19.5))
@@ -60,8 +58,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         Patch(facecolor="#555555", alpha=0.35, label="pale: predicted (roofline)"),
     ]
     ax.legend(handles=handles, loc="lower right", ncols=1)
-    note(figure, "Batch 64, 16 heads, N = 1024, d = 64, fp16 (H200 and rooflines). The paper's "
-         "caption names neither batch, heads nor card; bars digitised, ±0.02 ms.")  # fmt: skip
+    note(
+        figure,
+        "Batch 64, 16 heads, N = 1024, d = 64, fp16 (H200 and rooflines). The paper's "
+        "caption names neither batch, heads nor card; bars digitised, ±0.02 ms.",
+    )
     return Drawing(figure, pandas.DataFrame(kept))
 
 

@@ -20,9 +20,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """Traffic above, FLOPs below."""
     traffic, flops = list(traffic_rows(frame)), list(flop_rows(frame))
     figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(11.6, 5.0), height_ratios=(len(traffic), len(flops) + 0.6),
-        layout="constrained",
-    )  # fmt: skip
+        2, 1, figsize=(11.6, 5.0), height_ratios=(len(traffic), len(flops) + 0.6), layout="constrained"
+    )
     panel(top, traffic, "GB")
     panel(bottom, flops, "GFLOP")
     top.set(xlim=(1.5, 1500), xlabel="bytes moved, forward + backward (GB)")
@@ -32,13 +31,25 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     bottom.set_xticks([100, 1000], ["100", "1000"])
     bottom.set_title("Printed GFLOPs are not those of the stated batch and heads")
     key(top, "machine named", loc="upper left")
-    note(figure, "FlashAttention 2022, Fig. 2 left: N = 1024, d = 64, 16 heads, batch 64, fp16. "
-         "SM: across the SM boundary, one head executed, times 1024.")  # fmt: skip
-    table = pandas.DataFrame([
-        {"quantity": unit, "row": r.label, "predicted": r.predicted, "measured": r.measured,
-         "measured_by": r.by if r.measured is not None else None, "published": r.published}
-        for unit, rows in (("traffic, GB", traffic), ("FLOPs, GFLOP", flops)) for r in rows
-    ])  # fmt: skip
+    note(
+        figure,
+        "FlashAttention 2022, Fig. 2 left: N = 1024, d = 64, 16 heads, batch 64, fp16. "
+        "SM: across the SM boundary, one head executed, times 1024.",
+    )
+    table = pandas.DataFrame(
+        [
+            {
+                "quantity": unit,
+                "row": r.label,
+                "predicted": r.predicted,
+                "measured": r.measured,
+                "measured_by": r.by if r.measured is not None else None,
+                "published": r.published,
+            }
+            for unit, rows in (("traffic, GB", traffic), ("FLOPs, GFLOP", flops))
+            for r in rows
+        ]
+    )
     return Drawing(figure, table)
 
 
@@ -60,8 +71,7 @@ def panel(ax: Axes, rows: list[Row], unit: str) -> None:
         ]
         if row.measured is not None:
             parts.insert(1, f"measured {row.measured:.{digits}f} ({row.by})")
-        ax.text(0.56, -place, " · ".join(parts), transform=ax.get_yaxis_transform(), va="center",
-                fontsize=8)  # fmt: skip
+        ax.text(0.56, -place, " · ".join(parts), transform=ax.get_yaxis_transform(), va="center", fontsize=8)
     ax.set_xscale("log")
     ax.set_yticks([-i for i in range(len(rows))], [r.label for r in rows])
     ax.set_ylim(-len(rows) + 0.4, 0.6)

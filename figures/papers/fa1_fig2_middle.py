@@ -46,18 +46,43 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         series(bottom, line, "block_n", f"time of {bound}", color=colour)
     runtime = pick(times, source="published")
     series(bottom, runtime, "block_n", "published runtime", color=COLOURS["published"])
-    bottom.annotate("accesses at 1.555 TB/s", (64, 4.2), xytext=(-6, 0), ha="right", va="center",
-                    textcoords="offset points", color=COLOURS["flash1"], fontsize=8)  # fmt: skip
-    bottom.annotate("products at 312 TFLOP/s", (64, 0.9), xytext=(-6, 0), ha="right", va="center",
-                    textcoords="offset points", color="#777777", fontsize=8)  # fmt: skip
+    bottom.annotate(
+        "accesses at 1.555 TB/s",
+        (64, 4.2),
+        xytext=(-6, 0),
+        ha="right",
+        va="center",
+        textcoords="offset points",
+        color=COLOURS["flash1"],
+        fontsize=8,
+    )
+    bottom.annotate(
+        "products at 312 TFLOP/s",
+        (64, 0.9),
+        xytext=(-6, 0),
+        ha="right",
+        va="center",
+        textcoords="offset points",
+        color="#777777",
+        fontsize=8,
+    )
     bottom.set(xlabel="column block Bc (keys)", ylabel="runtime (ms)", ylim=(0, 10))
     bottom.set_xticks([64, 128, 256, 512], ["64", "128", "256", "512"])
     bottom.minorticks_off()
-    bottom.annotate("A100, published: past 256\nnot bound by accesses", (512, 3.2),
-                    xytext=(0, 24), textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
-    note(figure, "FlashAttention 2022, Fig. 2 middle: N = 1024, d = 64, 16 heads, batch 64, fp16. "
-         "Lines in\nunits of N d elements; 3 Tc + 1 is also what fp32 temporaries crossing memory "
-         "one way make.")  # fmt: skip
+    bottom.annotate(
+        "A100, published: past 256\nnot bound by accesses",
+        (512, 3.2),
+        xytext=(0, 24),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+    )
+    note(
+        figure,
+        "FlashAttention 2022, Fig. 2 middle: N = 1024, d = 64, 16 heads, batch 64, fp16. "
+        "Lines in\nunits of N d elements; 3 Tc + 1 is also what fp32 temporaries crossing memory "
+        "one way make.",
+    )
     csv = pandas.concat([lines, points, paper.assign(hypothesis="as printed")])
     csv = csv.assign(quantity="accesses", unit="GB")
     clock = times.assign(quantity="runtime", hypothesis=times["bound"].fillna("as printed"))

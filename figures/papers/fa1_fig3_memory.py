@@ -9,16 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import (
-    COLOURS,
-    Drawing,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.attention.fig3_memory import MIB, PAPER, TODAY, prepared
 
 EXPERIMENTS = ("fig3-memory",)
@@ -33,9 +24,7 @@ COLOUR = {
 def draw(frame: pandas.DataFrame) -> Drawing:
     """2022 on the left, today on the right, the same axes."""
     rows = prepared(frame)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9.8, 4.4), sharey=True, layout="constrained"
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.8, 4.4), sharey=True, layout="constrained")
     panel(left, rows, PAPER, "published")
     others = pick(rows, source="published", implementation="Linformer")
     series(left, others, "seqlen_q", "published Linformer", y="mib", color="#AAAAAA", markersize=5)
@@ -54,8 +43,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     label_ends(right, ends(rows, TODAY, "measured"))
     for ax in (left, right):
         key(ax, "H200" if ax is right else None, published=ax is left, loc="lower right")
-    note(figure, "Batch 16, 8 heads, d = 64, fp16, no mask, no dropout. H200: torch.cuda."
-         "max_memory_allocated less the 64 MiB workspace of the matrix library.")  # fmt: skip
+    note(
+        figure,
+        "Batch 16, 8 heads, d = 64, fp16, no mask, no dropout. H200: torch.cuda."
+        "max_memory_allocated less the 64 MiB workspace of the matrix library.",
+    )
     kept = ["source", "implementation", "setup", "seqlen_q", "value", "workspace", "mib", "error"]
     shown = rows[rows["implementation"].isin([*PAPER, *TODAY, "Linformer"])]
     return Drawing(figure, shown[[c for c in kept if c in shown]])
@@ -66,16 +58,12 @@ def panel(ax: Axes, rows: pandas.DataFrame, names: dict[str, str], kind: str) ->
     for name in names:
         colour = COLOUR[name]
         some = pick(rows, implementation=name)
-        series(ax, pick(some, source="predicted"), "seqlen_q", f"predicted {name}", y="mib",
-               color=colour)  # fmt: skip
+        series(ax, pick(some, source="predicted"), "seqlen_q", f"predicted {name}", y="mib", color=colour)
         series(ax, pick(some, source=kind), "seqlen_q", f"{kind} {name}", y="mib", color=colour)
 
 
 def ends(
-    rows: pandas.DataFrame,
-    names: dict[str, str],
-    kind: str,
-    others: pandas.DataFrame | None = None,
+    rows: pandas.DataFrame, names: dict[str, str], kind: str, others: pandas.DataFrame | None = None
 ) -> list[tuple[float, float, str, str]]:
     """Where the labels go: the last observed point, or the end of the line where none is seen."""
     found = []

@@ -9,16 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import (
-    COLOURS,
-    Drawing,
-    key,
-    label_ends,
-    note,
-    pick,
-    powers_of_two,
-    series,
-)
+from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.attention.fig3_runtime import both_passes
 
 EXPERIMENTS = ("fig3-runtime",)
@@ -38,13 +29,8 @@ TODAY = {
 def draw(frame: pandas.DataFrame) -> Drawing:
     """2022 on the left, today on the right, the same axes."""
     rows = both_passes(frame)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(9.8, 4.4), sharey=True, layout="constrained"
-    )
-    ends = {
-        left: panel(left, rows["paper"], PAPER, "published"),
-        right: panel(right, rows["today"], TODAY, "measured"),
-    }
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.8, 4.4), sharey=True, layout="constrained")
+    ends = {left: panel(left, rows["paper"], PAPER, "published"), right: panel(right, rows["today"], TODAY, "measured")}
     for ax in (left, right):
         ax.set_yscale("log")
         powers_of_two(ax, [128, 512, 2048, 8192, 32768])
@@ -54,8 +40,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     left.set_ylabel("forward + backward (ms)")
     left.set_title("2022, A100: dropout and mask")
     right.set_title("H200, PyTorch 2.11: no dropout, no mask")
-    note(figure, "Batch 16, 8 heads, d = 64, fp16. Predicted: rooflines (lower bounds) at datasheet"
-         " (A100) and measured (H200) ceilings.")  # fmt: skip
+    note(
+        figure,
+        "Batch 16, 8 heads, d = 64, fp16. Predicted: rooflines (lower bounds) at datasheet"
+        " (A100) and measured (H200) ceilings.",
+    )
     kept = ["source", "implementation", "seqlen_q", "value", "unit", "device", "error"]
     csv = pandas.concat(rows.values())
     return Drawing(figure, csv.loc[csv["implementation"].isin([*PAPER, *TODAY]), kept])

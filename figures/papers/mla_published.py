@@ -37,8 +37,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     posted = pick(table, implementation=PUBLISHED, source="published")
     series(ax, posted, "rows", "published FlashMLA", color=COLOURS["flash"])
     powers_of_two(ax, sorted({heads * width for heads, width in SHAPES}))
-    ax.set(xlabel="query heads times queries, which share the latent", ylabel="a step (µs)",
-           xlim=(13, 256 * 4), ylim=(0, None))  # fmt: skip
+    ax.set(
+        xlabel="query heads times queries, which share the latent",
+        ylabel="a step (µs)",
+        xlim=(13, 256 * 4),
+        ylim=(0, None),
+    )
     ax.set_title("FlashMLA on an H100, and datasheet rooflines")
     label_ends(ax, ends)
     key(ax, None, loc="upper left")

@@ -33,10 +33,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             "sequence_parallel": form.startswith("sequence"),
             "recompute": "selective" if form.endswith("selective") else "none",
         }
-        curve = [
-            float(saved_bytes(shape, ranks=r, statistics_itemsize=2, **options)) / unit
-            for r in TENSOR_RANKS
-        ]
+        curve = [float(saved_bytes(shape, ranks=r, statistics_itemsize=2, **options)) / unit for r in TENSOR_RANKS]
         left.plot(TENSOR_RANKS, curve, color=colour, linewidth=1.5)
         measured = pick(rows, implementation=form, source="measured")
         left.plot(measured["ranks"], measured["value"] / unit, marker="o", color=colour, **FILLED)
@@ -51,15 +48,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     label_ends(left, ends)
     key(left, "gloo ranks", published=False, loc="upper right")
 
-    ring = pick(frame, part=_ring_attention.PART, metric="sent_bytes", implementation="contiguous",
-                causal=False)  # fmt: skip
+    ring = pick(frame, part=_ring_attention.PART, metric="sent_bytes", implementation="contiguous", causal=False)
     for pass_, colour in (("forward", "#0072B2"), ("backward", "#D55E00")):
         curve = [_ring_bytes(r, pass_) / 1e3 for r in RANKS]
         middle.plot(RANKS, curve, color=colour, linewidth=1.5)
         measured = pick(ring, pass_=pass_, source="measured")
         middle.plot(measured["ranks"], measured["value"] / 1e3, marker="o", color=colour, **FILLED)
-        middle.annotate(pass_, (RANKS[-1], curve[-1]), xytext=(5, 0), textcoords="offset points",
-                        color=colour, va="center", fontsize=8)  # fmt: skip
+        middle.annotate(
+            pass_,
+            (RANKS[-1], curve[-1]),
+            xytext=(5, 0),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            fontsize=8,
+        )
     middle.set_xscale("log", base=2)
     middle.set_xticks(RANKS, [str(r) for r in RANKS])
     middle.minorticks_off()
@@ -72,8 +75,15 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         pairs = [causal_pairs(1024, r, placement) for r in RANKS]
         curve = [max(p) * len(p) / sum(p) for p in pairs]
         right.plot(RANKS, curve, color=colour, linewidth=1.5)
-        right.annotate(placement, (RANKS[-1], curve[-1]), xytext=(5, 0), va="center",
-                       textcoords="offset points", color=colour, fontsize=8)  # fmt: skip
+        right.annotate(
+            placement,
+            (RANKS[-1], curve[-1]),
+            xytext=(5, 0),
+            va="center",
+            textcoords="offset points",
+            color=colour,
+            fontsize=8,
+        )
     right.set_xscale("log", base=2)
     right.set_xticks(RANKS, [str(r) for r in RANKS])
     right.minorticks_off()
@@ -95,7 +105,5 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
 def _ring_bytes(ranks: int, pass_: str) -> int:
     ring = _ring_attention
-    shape = AttentionShape(
-        ring.BATCH, ring.HEADS, ring.SEQLEN, ring.SEQLEN, ring.HEAD_DIM, ring.KV_HEADS, "fp32"
-    )
+    shape = AttentionShape(ring.BATCH, ring.HEADS, ring.SEQLEN, ring.SEQLEN, ring.HEAD_DIM, ring.KV_HEADS, "fp32")
     return ring_bytes(shape, ranks, pass_)

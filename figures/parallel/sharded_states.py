@@ -26,9 +26,7 @@ LABELS = {
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Held bytes for each number of ranks, and sent bytes."""
     table = per_parameter(frame)
-    figure, axes = plt.subplots(
-        1, 3, figsize=(13, 4.4), layout="constrained", width_ratios=[1, 1, 1]
-    )
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained", width_ratios=[1, 1, 1])
     for ax, ranks in zip(axes, RANKS, strict=False):
         for x, engine in enumerate(ENGINES):
             base = seen = 0.0
@@ -38,8 +36,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 base += row["predicted"]
                 seen += row["measured"]
                 ax.plot(x, seen, marker="D", color=colour, **FILLED)
-            ax.annotate(f"{base:.1f}", (x, base), xytext=(0, 6), textcoords="offset points",
-                        ha="center", fontsize=8)  # fmt: skip
+            ax.annotate(f"{base:.1f}", (x, base), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)
         ax.set_xticks(range(len(ENGINES)), LABELS.values(), fontsize=6.5)
         ax.set_ylim(0, 18.5)
         ax.set_title(f"held by a rank, {ranks} ranks")
@@ -53,10 +50,14 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         for x, engine in enumerate(ENGINES):
             # in units of Ψ elements of 2 bytes, times N/(N-1): what the paper counts
             scale = ranks / (ranks - 1) / 2
-            ax.bar(x + offset, rows.loc[engine, "predicted"] * scale, 0.3, color="#999999",
-                   alpha=0.3 + 0.25 * (ranks == RANKS[1]))  # fmt: skip
-            ax.plot(x + offset, rows.loc[engine, "measured"] * scale, marker="o", color="#D55E00",
-                    **FILLED)  # fmt: skip
+            ax.bar(
+                x + offset,
+                rows.loc[engine, "predicted"] * scale,
+                0.3,
+                color="#999999",
+                alpha=0.3 + 0.25 * (ranks == RANKS[1]),
+            )
+            ax.plot(x + offset, rows.loc[engine, "measured"] * scale, marker="o", color="#D55E00", **FILLED)
     for volume in (2, 3):
         ax.axhline(volume, color="#555555", linewidth=0.8, linestyle=":")
     ax.set_xticks(range(len(ENGINES)), LABELS.values(), fontsize=6.5)

@@ -68,13 +68,10 @@ def traffic() -> Iterator[Section]:
     for (algorithm, pass_), form in symbolic.FORMS.items():
         source = SOURCES[algorithm, pass_]
         rows = [
-            Formula(f"{tensor}, {direction}", expression, source)
-            for (tensor, direction), expression in form.items()
+            Formula(f"{tensor}, {direction}", expression, source) for (tensor, direction), expression in form.items()
         ]
         yield Section(
-            f"Traffic of {algorithm}, {pass_}",
-            f"Bytes of one head at the SM boundary. {source}.",
-            tuple(rows),
+            f"Traffic of {algorithm}, {pass_}", f"Bytes of one head at the SM boundary. {source}.", tuple(rows)
         )
 
 
@@ -92,10 +89,7 @@ def wholes() -> Iterator[Section]:
                 continue
             total = specialise(symbolic.total_form(algorithm, pass_))
             rows.append(Formula(f"{algorithm}, {pass_}", tidy(total), source))
-        yield Section(
-            f"Total traffic, {title}", "All tensors of one head, row statistics included.",
-            tuple(rows),
-        )  # fmt: skip
+        yield Section(f"Total traffic, {title}", "All tensors of one head, row statistics included.", tuple(rows))
 
 
 def tidy(expression: sp.Expr) -> sp.Expr:
@@ -122,10 +116,7 @@ def paper_machine() -> Section:
     ours = "derivative of the query-outer form"
     rows.append(Formula("tallest query tile: B_r", tallest, ours))
     rows.append(Formula("its accesses", accesses, ours))
-    return Section(
-        "The papers' machine", "One fast memory of M elements, N_q = N_k = N, matrices only.",
-        tuple(rows),
-    )  # fmt: skip
+    return Section("The papers' machine", "One fast memory of M elements, N_q = N_k = N, matrices only.", tuple(rows))
 
 
 def checkpointing() -> Section:
@@ -138,9 +129,10 @@ def checkpointing() -> Section:
     rows += [
         Formula("best number of segments", closed_forms.best_segments(), "Chen et al. 2016, Eq. 1"),
         Formula("its peak", closed_forms.best_uniform_peak(), "Chen et al. 2016, §4"),
-        Formula("extra forward work of k segments", closed_forms.uniform_overhead(),
-                "counted; the study notes have 1/k"),
-    ]  # fmt: skip
+        Formula(
+            "extra forward work of k segments", closed_forms.uniform_overhead(), "counted; the study notes have 1/k"
+        ),
+    ]
     return Section(
         "Checkpointing a chain of L equal stages",
         "In units of one output; s is what a stage saves beyond it, k the number of segments.",

@@ -75,8 +75,7 @@ def page(sections: Sequence[tuple[str, str, str]]) -> str:
     """The document around the sections (id, title, content)."""
     links = "".join(f'<li><a href="#{i}">{title}</a></li>' for i, title, _ in sections)
     body = "".join(
-        f'<section id="{i}" aria-labelledby="{i}-title"><h2 id="{i}-title">{title}</h2>{text}'
-        "</section>"
+        f'<section id="{i}" aria-labelledby="{i}-title"><h2 id="{i}-title">{title}</h2>{text}</section>'
         for i, title, text in sections
     )
     return (
@@ -122,10 +121,7 @@ def verdict_section(rows: Sequence[Claim]) -> str:
         f'<span class="mark {slug(kind)}"></span>{kind}: {counts[kind]}</button>'
         for kind in reversed(Verdict)
     )
-    parts = [
-        f'<p>{len(rows)} claims.</p><p class="filters" role="group" aria-label="Show only">'
-        f"{buttons}</p>"
-    ]
+    parts = [f'<p>{len(rows)} claims.</p><p class="filters" role="group" aria-label="Show only">{buttons}</p>']
     for origin, title in verdict_table.TITLES.items():
         lines: list[list[str]] = []
         headers: list[str] = []
@@ -133,11 +129,7 @@ def verdict_section(rows: Sequence[Claim]) -> str:
             words = {name: html.escape(cell) for name, cell in verdict_table.cells(row).items()}
             words["verdict"] = f'<span class="mark {slug(row.verdict)}"></span>{words["verdict"]}'
             words["recheck"] = recheck(row.command)
-            more = "".join(
-                f"<dt>{name}</dt><dd>{cell}</dd>"
-                for name, cell in words.items()
-                if name not in COLUMNS
-            )
+            more = "".join(f"<dt>{name}</dt><dd>{cell}</dd>" for name, cell in words.items() if name not in COLUMNS)
             words["what it says"] += f"<details><summary>more</summary><dl>{more}</dl></details>"
             headers = list(COLUMNS)
             lines.append([words[name] for name in COLUMNS])
@@ -169,15 +161,11 @@ def strip(svg: Path) -> str:
     """The picture of all verdicts, linked to their table; nothing where it is not drawn."""
     if not svg.exists():
         return ""
-    picture = inline(
-        svg.read_text(encoding="utf-8"), "strip", "Every claim by verdict and evidence"
-    )
+    picture = inline(svg.read_text(encoding="utf-8"), "strip", "Every claim by verdict and evidence")
     return f'<a class="scroll picture" href="#verdicts">{picture}</a>'
 
 
-def overview_section(
-    boxes: Mapping[str, str], groups: Mapping[str, Sequence[str]], opening: str = ""
-) -> str:
+def overview_section(boxes: Mapping[str, str], groups: Mapping[str, Sequence[str]], opening: str = "") -> str:
     """The strip of verdicts, three figures at full width, then every figure small, by paper.
 
     boxes: the figures that are drawn, with their view boxes. A small picture is the large one below
@@ -263,19 +251,14 @@ def inline(svg: str, name: str, title: str) -> str:
     body = re.sub(r'((?:xlink:)?href)="#([^"]+)"', rf'\1="#{name}-\2"', body)
     body = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", body)
     # Places to a hundredth of a point, which nobody sees: a third of the file.
-    body = re.sub(
-        r' (?:d|x|y|transform)="[^"]*"', lambda at: re.sub(r"(\.\d\d)\d+", r"\1", at[0]), body
-    )
+    body = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda at: re.sub(r"(\.\d\d)\d+", r"\1", at[0]), body)
     body = re.sub(r"\s+", " ", body)
     body = re.sub(r"#[0-9a-f]{6}\b", lambda colour: THEMED.get(colour[0], colour[0]), body)
     head, rest = body.split(">", 1)
     width = re.search(r'width="([\d.]+)pt"', head)
     head = re.sub(r' (?:width|height)="[^"]*"', "", head)
     points = float(width[1]) if width else 600.0
-    return (
-        f'{head} role="img" aria-label="{html.escape(title)}" '
-        f'style="max-width:{points * 4 / 3:.0f}px">{rest}'
-    )
+    return f'{head} role="img" aria-label="{html.escape(title)}" style="max-width:{points * 4 / 3:.0f}px">{rest}'
 
 
 def formula_section(sections: Sequence[formulas.Section]) -> str:
@@ -304,9 +287,15 @@ def provenance_section(files: Sequence[provenance.SourceFile]) -> str:
             first = f"{link}<br><code>{f.digest[:12]}</code>" if n == 0 else ""
             rows.append([first, *(html.escape(t) for t in texts)])
     headers = (
-        "file, SHA-256", "source", "records", "device, or paper", "tool, or reading", "versions",
-        "date", "commit",
-    )  # fmt: skip
+        "file, SHA-256",
+        "source",
+        "records",
+        "device, or paper",
+        "tool, or reading",
+        "versions",
+        "date",
+        "commit",
+    )
     return f"<p>{total} records in {len(files)} files under <code>results/</code>.</p>" + table(
         headers, rows, "Provenance"
     )

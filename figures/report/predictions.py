@@ -27,17 +27,7 @@ GPUS = ("A100-SXM4-80GB", "H100-SXM5-80GB", "H200", "B200", "RTX 4090")
 L2 = "waves"
 """HBM bytes from whole waves of blocks: as ``predict`` does by itself for a sweep of this size."""
 FILTERS = ("model", "length", "pass", "GPU")
-HEADERS = (
-    *FILTERS,
-    "kernel",
-    "SM boundary",
-    "HBM",
-    "peak memory",
-    "time ≥",
-    "bound by",
-    "time ≈",
-    "command",
-)
+HEADERS = (*FILTERS, "kernel", "SM boundary", "HBM", "peak memory", "time ≥", "bound by", "time ≈", "command")
 
 
 @dataclass(frozen=True)
@@ -146,7 +136,4 @@ def _line(row: Sequence[Cell]) -> str:
 def _filter(place: int, name: str, listed: Sequence[Sequence[Cell]]) -> str:
     values = dict.fromkeys(row[place].text for row in listed)
     options = "".join(f"<option>{html.escape(value)}</option>" for value in values)
-    return (
-        f'<label>{name} <select data-column="{place}"><option value="">all</option>{options}'
-        "</select></label>"
-    )
+    return f'<label>{name} <select data-column="{place}"><option value="">all</option>{options}</select></label>'

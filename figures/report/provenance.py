@@ -57,9 +57,7 @@ def _origins(path: Path) -> tuple[Origin, ...]:
     for r in records.read(path):
         kinds[_kind(r)] += 1
         failed[_kind(r)] += r.error is not None
-    return tuple(
-        Origin(*kind, records=count, failed=failed[kind]) for kind, count in sorted(kinds.items())
-    )
+    return tuple(Origin(*kind, records=count, failed=failed[kind]) for kind, count in sorted(kinds.items()))
 
 
 Kind = tuple[str, str, str, str, str, str]

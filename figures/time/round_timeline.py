@@ -38,9 +38,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         found = simulate(program)
         start, end = bounds(program, found, ROUND)
         busy = _panel(ax, program, found, start, end)
-        ax.set_title(
-            f"{title}: {end - start:,} clocks a round, tensor cores busy {100 * busy:.0f} %"
-        )
+        ax.set_title(f"{title}: {end - start:,} clocks a round, tensor cores busy {100 * busy:.0f} %")
         table.append({"variant": variant, "clocks": end - start, "tensor_busy": busy})
     axes[-1].set_xlabel("clocks")
     axes[0].set_xlim(0, max(float(row["clocks"]) for row in table))
@@ -85,9 +83,7 @@ def _panel(ax: Axes, program: Program, found: Simulated, start: int, end: int) -
         for kinds, colour in WORK.values():
             chosen = issued[now & np.isin(units, kinds)] - start
             ax.vlines(chosen, 1.1 - place, 1.9 - place, color=colour, linewidth=0.55)
-    ax.set_yticks(
-        (2.5, 1.5, 0.5), ("tensor cores", "issued by\nwarpgroup 0", "issued by\nwarpgroup 1")
-    )
+    ax.set_yticks((2.5, 1.5, 0.5), ("tensor cores", "issued by\nwarpgroup 0", "issued by\nwarpgroup 1"))
     ax.set_ylim(0, 3)
     ax.grid(visible=False)
     return busy / (end - start)

@@ -63,18 +63,14 @@ def panel(ax: Axes, rows: pandas.DataFrame, pass_: str) -> None:
             ends.append((float(last["seqlen_q"]), float(last["tflops"]), label, colour))
 
     bound = pick(rows, source="predicted", implementation="flash-sm90")
-    add(series(ax, bound, "seqlen_q", f"{pass_} bound", y="tflops", color="#999999"), "bound",
-        "#777777")  # fmt: skip
+    add(series(ax, bound, "seqlen_q", f"{pass_} bound", y="tflops", color="#999999"), "bound", "#777777")
     for name, (label, colour) in PUBLISHED.items():
         points = pick(rows, source="published", implementation=name, dtype="fp16")
         points = points[points["seqlen_q"].isin(TICKS)]
-        add(series(ax, points, "seqlen_q", f"{pass_} {label}", y="tflops", color=colour), label,
-            colour)  # fmt: skip
+        add(series(ax, points, "seqlen_q", f"{pass_} {label}", y="tflops", color=colour), label, colour)
     for name, (label, colour, marker) in MEASURED.items():
         points = pick(rows, source="measured", implementation=name)
-        points = points.groupby("seqlen_q", as_index=False).agg(
-            {"tflops": "median", "source": "first"}
-        )
+        points = points.groupby("seqlen_q", as_index=False).agg({"tflops": "median", "source": "first"})
         if points.empty:
             continue  # not every implementation is installed on every card
         style: dict[str, Any] = {"marker": marker, "color": colour}

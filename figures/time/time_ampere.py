@@ -26,13 +26,10 @@ def rates(frame: pandas.DataFrame) -> pandas.DataFrame:
     """TFLOP/s of forward and backward together: published so, else from the two passes, of which
     the backward has 2.5 times the work."""
     rows = frame[frame["metric"] == "throughput_tflops"].dropna(subset=["value"])
-    published = pick(rows, source="published", implementation=ampere_validation.PUBLISHED,
-                     pass_=BOTH)  # fmt: skip
+    published = pick(rows, source="published", implementation=ampere_validation.PUBLISHED, pass_=BOTH)
     of_gpu = published["device"].map(lambda name: find_gpu(str(name)) == flash2_time.GPU)
     passes = pick(rows, experiment=NAME).drop_duplicates([*KEYS, "pass"], keep="last")
-    table = passes.pivot_table(index=KEYS, columns="pass", values="value").reindex(
-        columns=["forward", "backward"]
-    )
+    table = passes.pivot_table(index=KEYS, columns="pass", values="value").reindex(columns=["forward", "backward"])
     together = 3.5 / (1 / table["forward"] + 2.5 / table["backward"])
     both = together.dropna().rename("tflops").reset_index()
     shown = published[of_gpu.astype(bool)].rename(columns={"value": "tflops"})

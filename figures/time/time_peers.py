@@ -31,11 +31,23 @@ KINDS = {
 PUBLISHED = "#555555"
 MARKERS = {(64, False): "o", (64, True): "^", (128, False): "s", (128, True): "D"}
 TICKS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-_FIELDS = ["implementation", "pass", "batch", "heads", "seqlen_q", "head_dim", "dtype",
-           "causal"]  # fmt: skip
-_COLUMNS = ["source", "peer", "pass", "head_dim", "causal", "dtype", "batch", "heads", "seqlen",
-            "half", "timed_ms", "predicted_ms", "predicted_ms_at_highest_clock",
-            "in_range"]  # fmt: skip
+_FIELDS = ["implementation", "pass", "batch", "heads", "seqlen_q", "head_dim", "dtype", "causal"]
+_COLUMNS = [
+    "source",
+    "peer",
+    "pass",
+    "head_dim",
+    "causal",
+    "dtype",
+    "batch",
+    "heads",
+    "seqlen",
+    "half",
+    "timed_ms",
+    "predicted_ms",
+    "predicted_ms_at_highest_clock",
+    "in_range",
+]
 
 
 def rows_of(frame: pandas.DataFrame) -> list[Comparison]:
@@ -43,8 +55,7 @@ def rows_of(frame: pandas.DataFrame) -> list[Comparison]:
     measured = pick(frame, source="measured", implementation=list(peers.FOLDERS))
     there = measured.dropna(subset=["value"])[_FIELDS] if len(measured) else measured
     keys = {
-        tuple(str(int(v)) if isinstance(v, float) else str(v) for v in row)
-        for row in there.itertuples(index=False)
+        tuple(str(int(v)) if isinstance(v, float) else str(v) for v in row) for row in there.itertuples(index=False)
     }
     return [one for one in peers.judged(peers.comparisons()) if one.cell.fields in keys]
 
@@ -52,9 +63,7 @@ def rows_of(frame: pandas.DataFrame) -> list[Comparison]:
 def draw(frame: pandas.DataFrame) -> Drawing:
     """The diagonal, and the ratio over the sequence length."""
     rows, published = rows_of(frame), flash3_time.points()
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11.5, 5.2), layout="constrained", width_ratios=(1, 1.1)
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 5.2), layout="constrained", width_ratios=(1, 1.1))
     _diagonal(left, rows, published)
     _ratios(right, rows, published)
     torch = flash2_time.version(flash2_time.ON_H200)
@@ -75,18 +84,41 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 def _row(one: Comparison) -> tuple[object, ...]:
     shape = one.cell.shape
     return (
-        "measured", one.cell.peer, one.cell.pass_, shape.head_dim, shape.causal, shape.dtype,
-        shape.batch, shape.heads, shape.seqlen_q, "first" if one.first_half else "second",
-        1e3 * one.measured_s, 1e3 * one.sustained_s, 1e3 * one.nominal_s, one.within,
-    )  # fmt: skip
+        "measured",
+        one.cell.peer,
+        one.cell.pass_,
+        shape.head_dim,
+        shape.causal,
+        shape.dtype,
+        shape.batch,
+        shape.heads,
+        shape.seqlen_q,
+        "first" if one.first_half else "second",
+        1e3 * one.measured_s,
+        1e3 * one.sustained_s,
+        1e3 * one.nominal_s,
+        one.within,
+    )
 
 
 def _published_row(one: flash3_time.Point) -> tuple[object, ...]:
     shape = one.shape
     return (
-        "published", FLASH3, "forward", shape.head_dim, shape.causal, shape.dtype, shape.batch,
-        shape.heads, shape.seqlen_q, "", 1e3 * one.published, 1e3 * one.predicted, math.nan, "",
-    )  # fmt: skip
+        "published",
+        FLASH3,
+        "forward",
+        shape.head_dim,
+        shape.causal,
+        shape.dtype,
+        shape.batch,
+        shape.heads,
+        shape.seqlen_q,
+        "",
+        1e3 * one.published,
+        1e3 * one.predicted,
+        math.nan,
+        "",
+    )
 
 
 def _measured(ax: Axes, one: Comparison, x: float, low: float, high: float) -> None:
@@ -122,12 +154,9 @@ def _diagonal(ax: Axes, rows: list[Comparison], published: list[flash3_time.Poin
     ax.set(xlabel="timed (ms)", ylabel="predicted from machine code (ms)")
     ax.set_title(f"{len(rows)} times measured and {len(published)} published, of one pass")
     handles = [Line2D([], [], marker="o", color=c, label=k, **FILLED) for k, c in KINDS.values()]
-    handles.append(
-        Line2D([], [], marker="o", color=PUBLISHED, label="FA-3 forward, published", **HOLLOW)
-    )
+    handles.append(Line2D([], [], marker="o", color=PUBLISHED, label="FA-3 forward, published", **HOLLOW))
     handles += [
-        Line2D([], [], marker=marker, color="black", label=_shape(*key), **FILLED)
-        for key, marker in MARKERS.items()
+        Line2D([], [], marker=marker, color="black", label=_shape(*key), **FILLED) for key, marker in MARKERS.items()
     ]
     ax.legend(handles=handles, loc="lower right")
 

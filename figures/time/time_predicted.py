@@ -51,9 +51,7 @@ def rows_of(frame: pandas.DataFrame) -> list[Comparison]:
 def draw(frame: pandas.DataFrame) -> Drawing:
     """The diagonal, and what each step gains."""
     rows = rows_of(frame)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11.5, 5.2), layout="constrained", width_ratios=(1, 1.05)
-    )
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 5.2), layout="constrained", width_ratios=(1, 1.05))
     _diagonal(left, rows)
     gains = _gains(right, rows)
     low = 100 * (H200_SUSTAINED.hz / H200_NOMINAL.hz - 1)
@@ -67,12 +65,16 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     table = [
         {
-            "variant": r.variant, "seqlen": r.seqlen, "call": r.call,
-            "half": "first" if r.first_half else "second", "measured_ms": 1e3 * r.measured_s,
-            "predicted_ms": 1e3 * r.predicted_s, "predicted/measured": r.ratio,
+            "variant": r.variant,
+            "seqlen": r.seqlen,
+            "call": r.call,
+            "half": "first" if r.first_half else "second",
+            "measured_ms": 1e3 * r.measured_s,
+            "predicted_ms": 1e3 * r.predicted_s,
+            "predicted/measured": r.ratio,
         }
         for r in rows
-    ]  # fmt: skip
+    ]
     columns = ["variant", "seqlen", "call", "half", "measured_ms", "predicted_ms"]
     drawn = pandas.DataFrame(table, columns=[*columns, "predicted/measured"])
     return Drawing(figure, pandas.concat([drawn, pandas.DataFrame(gains)], ignore_index=True))
@@ -90,12 +92,12 @@ def _diagonal(ax: Axes, rows: list[Comparison]) -> None:
     for row in rows:
         colour = KINDS[kind(prototype.variants()[row.variant])]
         if row.call == FIRST_CALL:
-            ax.plot(1e3 * row.measured_s, 1e3 * row.predicted_s, marker="x", color=colour,
-                    markersize=5, alpha=0.6)  # fmt: skip
+            ax.plot(1e3 * row.measured_s, 1e3 * row.predicted_s, marker="x", color=colour, markersize=5, alpha=0.6)
             continue
         marker = "s" if row.first_half else "o"
-        ax.plot(1e3 * row.measured_s, 1e3 * row.predicted_s, marker=marker, color=colour,
-                **{**FILLED, "markersize": 5.5})  # fmt: skip
+        ax.plot(
+            1e3 * row.measured_s, 1e3 * row.predicted_s, marker=marker, color=colour, **{**FILLED, "markersize": 5.5}
+        )
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     ticks = (0.25, 0.5, 1, 2, 4, 8, 16)
     for axis in ("x", "y"):
@@ -122,14 +124,16 @@ def _gains(ax: Axes, rows: list[Comparison]) -> list[dict[str, object]]:
             ax.plot([predicted, measured], [place, place], color="#CCCCCC", linewidth=1.5)
             ax.plot(predicted, place, marker="|", color="black", markersize=13, markeredgewidth=2)
             ax.plot(measured, place, marker="o", color="#0072B2", **FILLED)
-        table.append({"step": name, "seqlen": seqlen, "call": call, "predicted_gain_%": predicted,
-                      "measured_gain_%": measured})  # fmt: skip
+        table.append(
+            {"step": name, "seqlen": seqlen, "call": call, "predicted_gain_%": predicted, "measured_gain_%": measured}
+        )
     ax.axvline(0, color="black", linewidth=0.8)
     ax.set_yticks(range(len(STEPS)), [name for name, *_ in reversed(STEPS)])
     ax.set(xlabel="faster than the variant before it (%)", ylim=(-0.7, len(STEPS) - 0.3))
     ax.set_title("what a step gains")
-    bar = Line2D([], [], marker="|", color="black", linestyle="none", markersize=11,
-                 markeredgewidth=2, label="predicted")  # fmt: skip
+    bar = Line2D(
+        [], [], marker="|", color="black", linestyle="none", markersize=11, markeredgewidth=2, label="predicted"
+    )
     point = Line2D([], [], marker="o", color="#0072B2", label="measured (H200)", **FILLED)
     ax.legend(handles=[bar, point], loc="upper left")
     return table[::-1]

@@ -14,16 +14,7 @@ from analysis.arguments import checked, real
 from analysis.fusion import ROWS_PER_BLOCK, THREADS, Operation, operations
 from kernels.checks import require_int32, single
 from kernels.ladder_arrays import flat_grid, require_fit
-from kernels.launch import (
-    DTYPE_CODE,
-    Argument,
-    Array,
-    Backend,
-    IoType,
-    Kernel,
-    Word,
-    contiguous_strides,
-)
+from kernels.launch import DTYPE_CODE, Argument, Array, Backend, IoType, Kernel, Word, contiguous_strides
 from kernels.philox import drop_threshold, keep_scale
 
 SCRATCH_BYTES = THREADS // 32 * 4
@@ -105,11 +96,7 @@ def run_chain(
     row_bytes = SCRATCH_BYTES + 3 * 4 * cols  # a row, gamma and beta in fp32
     if any(step.kernel == "layer_norm" for step in steps):
         require_fit(f"a row of {cols} elements", row_bytes, SHARED_LIMIT_BYTES)
-    drop = (
-        np.uint64(seed),
-        np.uint32(drop_threshold(dropout_p)),
-        np.float32(keep_scale(dropout_p)),
-    )
+    drop = (np.uint64(seed), np.uint32(drop_threshold(dropout_p)), np.float32(keep_scale(dropout_p)))
     tails: dict[str, tuple[np.generic, ...]] = {
         "scale": (np.float32(scale),),
         "shift": (np.float32(shift),),

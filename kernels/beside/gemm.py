@@ -106,8 +106,10 @@ def gemm(
     arguments: list[Argument] = [
         *(x.with_access("r", name) for x, name in ((a, "a"), (b, "b"))),
         c.with_access("w", "c"),
-        np.int32(m), np.int32(n), np.int32(k),
-    ]  # fmt: skip
+        np.int32(m),
+        np.int32(n),
+        np.int32(k),
+    ]
     if variant == "naive":
         backend.launch(kernel, flat_grid(-(-m * n // NAIVE_THREADS)), 0, arguments, stream)
         return

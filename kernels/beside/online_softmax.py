@@ -13,17 +13,7 @@ import numpy as np
 from analysis.arguments import checked
 from kernels.checks import require_int32
 from kernels.ladder_arrays import flat_grid
-from kernels.launch import (
-    DTYPE_CODE,
-    ITEMSIZE,
-    Array,
-    Backend,
-    IoType,
-    Kernel,
-    Size,
-    Word,
-    contiguous_strides,
-)
+from kernels.launch import DTYPE_CODE, ITEMSIZE, Array, Backend, IoType, Kernel, Size, Word, contiguous_strides
 
 ALGORITHMS = ("naive", "safe", "online")
 ACCESSES = {"naive": 3, "safe": 4, "online": 3, "online-topk": 1, "topk": 1}
@@ -57,9 +47,7 @@ def predict_bytes(algorithm: str, rows: Size, cols: Size, dtype: IoType, k: Size
 
 
 @checked
-def softmax(
-    backend: Backend, algorithm: str, x: Array, y: Array, stream: Word | None = None
-) -> None:
+def softmax(backend: Backend, algorithm: str, x: Array, y: Array, stream: Word | None = None) -> None:
     """y = softmax of every row of x by the "naive", "safe" or "online" algorithm.
 
     "naive" subtracts no maximum and overflows above x = 88 in fp32. A row of nothing but -inf
@@ -70,15 +58,16 @@ def softmax(
     rows, cols = _require_rows(x)
     _require_like(y, x.shape, x.dtype)
     backend.launch(
-        softmax_kernel(f"softmax_{algorithm}", x.dtype), flat_grid(rows), SCRATCH_BYTES,
-        [x.with_access("r"), y.with_access("w"), np.int32(cols)], stream,
-    )  # fmt: skip
+        softmax_kernel(f"softmax_{algorithm}", x.dtype),
+        flat_grid(rows),
+        SCRATCH_BYTES,
+        [x.with_access("r"), y.with_access("w"), np.int32(cols)],
+        stream,
+    )
 
 
 @checked
-def softmax_topk(
-    backend: Backend, x: Array, values: Array, indices: Array, stream: Word | None = None
-) -> None:
+def softmax_topk(backend: Backend, x: Array, values: Array, indices: Array, stream: Word | None = None) -> None:
     """The k largest softmax probabilities of every row of x in one pass (Algorithm 4).
 
     Ordered by probability, equal ones by index. Beyond the end of a short row: 0 and index -1.
@@ -87,16 +76,12 @@ def softmax_topk(
 
 
 @checked
-def topk(
-    backend: Backend, y: Array, values: Array, indices: Array, stream: Word | None = None
-) -> None:
+def topk(backend: Backend, y: Array, values: Array, indices: Array, stream: Word | None = None) -> None:
     """The k largest elements of every row of y, as a kernel of its own after a softmax."""
     _topk(backend, "topk", y, values, indices, stream)
 
 
-def _topk(
-    backend: Backend, entry: str, x: Array, values: Array, indices: Array, stream: int | None
-) -> None:
+def _topk(backend: Backend, entry: str, x: Array, values: Array, indices: Array, stream: int | None) -> None:
     rows, cols = _require_rows(x)
     k = values.shape[-1]
     if not 1 <= k <= MAX_K:
@@ -104,10 +89,12 @@ def _topk(
     _require_like(values, (rows, k), "fp32")
     _require_like(indices, (rows, k), "int32")
     backend.launch(
-        softmax_kernel(entry, x.dtype, k), flat_grid(rows), SCRATCH_BYTES,
+        softmax_kernel(entry, x.dtype, k),
+        flat_grid(rows),
+        SCRATCH_BYTES,
         [x.with_access("r"), values.with_access("w"), indices.with_access("w"), np.int32(cols)],
         stream,
-    )  # fmt: skip
+    )
 
 
 def _require_rows(x: Array) -> tuple[int, int]:

@@ -18,15 +18,9 @@ MMA_FLOPS = 2 * 16 * 8 * 16
 
 
 @checked
-def probe(
-    entry: str, *, dtype: IoType = "fp16", threads: Count = THREADS, steps: Count = STEPS
-) -> Kernel:
+def probe(entry: str, *, dtype: IoType = "fp16", threads: Count = THREADS, steps: Count = STEPS) -> Kernel:
     """The kernel of one probe. ``steps`` is its independent operations a thread and round."""
-    macros = (
-        ("DTYPE", DTYPE_CODE[dtype]),
-        ("STEPS", steps),
-        ("THREADS", threads),
-    )
+    macros = (("DTYPE", DTYPE_CODE[dtype]), ("STEPS", steps), ("THREADS", threads))
     return Kernel("beside/probes.cu", entry, macros, threads)
 
 
@@ -41,9 +35,7 @@ def vectors(array: Array) -> np.int64:
     """16-byte vectors of a flat array; ValueError when a block would not be filled evenly."""
     total = array.size * array.itemsize
     if total % (VECTOR_BYTES * THREADS * STEPS):
-        raise ValueError(
-            f"{array.name}: {total} bytes is not a multiple of {VECTOR_BYTES * THREADS * STEPS}"
-        )
+        raise ValueError(f"{array.name}: {total} bytes is not a multiple of {VECTOR_BYTES * THREADS * STEPS}")
     return np.int64(total // VECTOR_BYTES)
 
 

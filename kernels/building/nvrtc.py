@@ -48,9 +48,7 @@ def second_version() -> str | None:
         return None
     beside = [p.name for p in path.parent.glob("libnvrtc-builtins.so.*")]
     if len(beside) != 1:
-        raise RuntimeError(
-            f"{SECOND}={path}: {len(beside)} files libnvrtc-builtins.so.* beside it, not one"
-        )
+        raise RuntimeError(f"{SECOND}={path}: {len(beside)} files libnvrtc-builtins.so.* beside it, not one")
     return beside[0].split(".so.")[1]
 
 
@@ -70,10 +68,7 @@ def second_library(version: str) -> Path:
     """
     path = library(SECOND)
     if path is None or second_version() != version:
-        raise ValueError(
-            f"NVRTC {version} is not at hand, only {' and '.join(versions())}: {SECOND} names a "
-            "library"
-        )
+        raise ValueError(f"NVRTC {version} is not at hand, only {' and '.join(versions())}: {SECOND} names a library")
     return path
 
 

@@ -30,9 +30,11 @@ class Compiler:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env={**os.environ, nvrtc.VARIABLE: str(path), "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        )
         atexit.register(self.close)
 
     def compile(self, kernel: Kernel, arch: str) -> tuple[bytes, str]:

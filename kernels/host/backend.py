@@ -12,16 +12,7 @@ from typing import Any
 import numpy as np
 
 from kernels.host.compiler import HostKernel, load_kernel, runtime_library
-from kernels.launch import (
-    ITEMSIZE,
-    Argument,
-    Array,
-    Kernel,
-    TensorMap,
-    check_grid,
-    contiguous_strides,
-    encode,
-)
+from kernels.launch import ITEMSIZE, Argument, Array, Kernel, TensorMap, check_grid, contiguous_strides, encode
 
 ACCESS_CODE = {"r": 0, "w": 1, "rw": 2, "atomic": 3}
 DIRECTIONS = ("read", "write", "atomic")
@@ -137,9 +128,7 @@ class Scratch:
 _launching = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_launching.acquire,
-        after_in_parent=_launching.release,
-        after_in_child=_launching.release,
+        before=_launching.acquire, after_in_parent=_launching.release, after_in_child=_launching.release
     )
 
 
@@ -191,11 +180,7 @@ class HostBackend:
     multiprocessors = 2
 
     def __init__(
-        self,
-        checks: bool = True,
-        seed: int | None = None,
-        os_threads: int | None = None,
-        limit_s: float | None = None,
+        self, checks: bool = True, seed: int | None = None, os_threads: int | None = None, limit_s: float | None = None
     ) -> None:
         self.checks = checks
         self.seed = seed
@@ -219,15 +204,7 @@ class HostBackend:
             raise TypeError(f"{name}: dtype {dtype!r} is not one of {list(ITEMSIZE)}")
         elements = int(np.prod(shape, dtype=np.int64))
         scratch = Scratch(elements, ITEMSIZE[dtype])
-        return Array(
-            name,
-            scratch.values.ctypes.data,
-            tuple(shape),
-            contiguous_strides(shape),
-            dtype,
-            "rw",
-            scratch,
-        )
+        return Array(name, scratch.values.ctypes.data, tuple(shape), contiguous_strides(shape), dtype, "rw", scratch)
 
     def launch(
         self,
@@ -248,8 +225,7 @@ class HostBackend:
         check_grid(kernel, grid)
         if not 0 <= shared_bytes <= SHARED_LIMIT_BYTES:
             raise ValueError(
-                f"{kernel.entry}: {shared_bytes} bytes of shared memory a block, "
-                f"the limit is {SHARED_LIMIT_BYTES}"
+                f"{kernel.entry}: {shared_bytes} bytes of shared memory a block, the limit is {SHARED_LIMIT_BYTES}"
             )
         loaded = load_kernel(kernel)
         encoded = _encode_all(kernel, loaded, args)
@@ -296,9 +272,7 @@ class HostBackend:
 def _encode_all(kernel: Kernel, loaded: HostKernel, args: Sequence[Argument]) -> list[Any]:
     """Arguments as buffers, held against the sizes of the kernel's parameters."""
     if len(args) != len(loaded.parameter_bytes):
-        raise TypeError(
-            f"{kernel.entry} takes {len(loaded.parameter_bytes)} arguments, {len(args)} are given"
-        )
+        raise TypeError(f"{kernel.entry} takes {len(loaded.parameter_bytes)} arguments, {len(args)} are given")
     buffers = []
     for i, (arg, size) in enumerate(zip(args, loaded.parameter_bytes, strict=True)):
         data = encode(arg)
@@ -306,8 +280,7 @@ def _encode_all(kernel: Kernel, loaded: HostKernel, args: Sequence[Argument]) ->
             view = arg.array if isinstance(arg, TensorMap) else arg
             what = view.name if isinstance(view, Array) else type(view).__name__
             raise TypeError(
-                f"{kernel.entry}: argument {i} ({what}) has {len(data)} bytes, "
-                f"the kernel's parameter {size}"
+                f"{kernel.entry}: argument {i} ({what}) has {len(data)} bytes, the kernel's parameter {size}"
             )
         # On a multiple of 64 bytes, as tensor maps are declared: wide loads rely on it.
         memory = (ctypes.c_char * (size + 63))()
@@ -342,9 +315,7 @@ def index_of(array: Array, offset_bytes: int) -> tuple[int, ...] | None:
     return tuple(index) if rest == 0 else None
 
 
-def _error(
-    kernel: Kernel, grid: tuple[int, int, int], arrays: list[Array], failure: _Failure
-) -> KernelError:
+def _error(kernel: Kernel, grid: tuple[int, int, int], arrays: list[Array], failure: _Failure) -> KernelError:
     kind, text = failure.kind.decode(), failure.text.decode()
     tensor = index = block = thread = None
     where = ""
@@ -352,11 +323,7 @@ def _error(
         array = arrays[failure.tensor]
         tensor = array.name
         index = index_of(array, failure.offset)
-        place = (
-            f"offset {failure.offset // array.itemsize} (elements)"
-            if index is None
-            else f"index {index}"
-        )
+        place = f"offset {failure.offset // array.itemsize} (elements)" if index is None else f"index {index}"
         where = f", tensor {tensor!r} of shape {array.shape}, {place}"
     if failure.block >= 0:
         x, rest = failure.block % grid[0], failure.block // grid[0]
@@ -366,12 +333,5 @@ def _error(
         thread = failure.thread
         where += f", thread {thread}"
     return KernelError(
-        f"{kernel.entry}: {kind}{where}: {text}",
-        kind,
-        kernel.entry,
-        tensor,
-        index,
-        failure.offset,
-        block,
-        thread,
+        f"{kernel.entry}: {kind}{where}: {text}", kind, kernel.entry, tensor, index, failure.offset, block, thread
     )

@@ -33,10 +33,7 @@ RUNTIME_FLAGS = (*FLAGS, "-O3", "-pthread", "-Wall", "-Wextra")
 # optimizations" in GCC) keep the same bits; the rest of it is more than a third of a compilation.
 KERNEL_OPTIMIZATION = ("-O1", "-fpeel-loops", "-fexpensive-optimizations")
 # A fiber's stack has 64 KiB; a thread with 24 KiB of locals would be absurd on a GPU too.
-KERNEL_FLAGS = (
-    *(*FLAGS, *KERNEL_OPTIMIZATION),
-    *("-Werror=frame-larger-than=24576", "-DKERNELS_HOST"),
-)
+KERNEL_FLAGS = (*(*FLAGS, *KERNEL_OPTIMIZATION), *("-Werror=frame-larger-than=24576", "-DKERNELS_HOST"))
 #: Where the files that a text includes lie, seen from the folder in which it is compiled: a link
 #: named "kernels" is put there. So no path is part of what is compiled (some characters in one
 #: break the assembler's input), and checkouts share compiled kernels.
@@ -67,9 +64,7 @@ def find_compiler(chosen: str | None = None) -> Compiler:
     if not command:
         found = next((name for name in CANDIDATES if shutil.which(name)), None)
         if found is None:
-            raise HostCompileError(
-                f"no C++ compiler: install one ({', '.join(CANDIDATES)}) or set CXX"
-            )
+            raise HostCompileError(f"no C++ compiler: install one ({', '.join(CANDIDATES)}) or set CXX")
         command = (found,)
     elif shutil.which(command[0]) is None:
         raise HostCompileError(f"CXX={chosen}: no such compiler")
@@ -99,9 +94,15 @@ def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.Compl
     folder for them may be full or gone. What is not UTF-8 in its messages is replaced."""
     environment = os.environ if folder is None else {**os.environ, "TMPDIR": str(folder)}
     return subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-        encoding="utf-8", errors="replace", check=False,
-    )  # fmt: skip
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
 
 
 @cache
@@ -125,15 +126,7 @@ def build(text: str, flags: tuple[str, ...], name: str, depends_on: str) -> Path
         HostCompileError: no compiler, the text does not compile, or there is no safe place for it.
     """
     compiler = find_compiler(os.environ.get("CXX"))
-    key = digest(
-        text,
-        depends_on,
-        *flags,
-        *compiler.command,
-        compiler.version,
-        *compiler.machine_flags,
-        cpu_identity(),
-    )
+    key = digest(text, depends_on, *flags, *compiler.command, compiler.version, *compiler.machine_flags, cpu_identity())
     folder = cache_dir() / "host"
     try:
         place = private(folder) / f"{name}-{key}"

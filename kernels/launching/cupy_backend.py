@@ -111,8 +111,7 @@ class CupyBackend:
         if found is None:
             with self._cupy.cuda.Device(self.device):
                 module = self._cupy.RawModule(
-                    code=source_for_cupy(kernel),
-                    options=options_for(kernel, self.compute_capability),
+                    code=source_for_cupy(kernel), options=options_for(kernel, self.compute_capability)
                 )
                 found = module.get_function(kernel.entry)
             self._functions[kernel] = found
@@ -147,9 +146,8 @@ class CupyBackend:
             if pdl:  # CuPy has no option for it
                 pieces = [argument.tobytes() for argument in encoded]
                 launch = PackedLaunch(
-                    kernel.entry, function.kernel.ptr, grid, kernel.threads, shared_bytes, pieces,
-                    pdl,
-                )  # fmt: skip
+                    kernel.entry, function.kernel.ptr, grid, kernel.threads, shared_bytes, pieces, pdl
+                )
                 launch(stream or 0)
             else:
                 function(grid, (kernel.threads, 1, 1), encoded, shared_mem=shared_bytes)
@@ -177,13 +175,7 @@ class CupyBackend:
 
         return queue
 
-    def _check(
-        self,
-        kernel: Kernel,
-        grid: tuple[int, int, int],
-        shared_bytes: int,
-        pdl: bool,
-    ) -> None:
+    def _check(self, kernel: Kernel, grid: tuple[int, int, int], shared_bytes: int, pdl: bool) -> None:
         check_grid(kernel, grid)
         if not 0 <= shared_bytes <= self.shared_limit_bytes:
             raise ValueError(
@@ -192,8 +184,7 @@ class CupyBackend:
             )
         if pdl and int(self.compute_capability) < 90:
             raise ValueError(
-                f"{kernel.entry}: pdl needs compute capability 9.0, "
-                f"device {self.device} has {self.compute_capability}"
+                f"{kernel.entry}: pdl needs compute capability 9.0, device {self.device} has {self.compute_capability}"
             )
 
     def _allow_shared(self, kernel: Kernel, shared_bytes: int) -> None:
@@ -221,6 +212,4 @@ class CupyBackend:
         elements = int(np.prod(shape, dtype=np.int64))
         with self._cupy.cuda.Device(self.device):
             memory = self._cupy.empty(elements * ITEMSIZE[dtype], self._cupy.uint8)
-        return Array(
-            name, memory.data.ptr, tuple(shape), contiguous_strides(shape), dtype, "rw", memory
-        )
+        return Array(name, memory.data.ptr, tuple(shape), contiguous_strides(shape), dtype, "rw", memory)

@@ -14,15 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.launch import (
-    ITEMSIZE,
-    TENSOR_MAP_BYTES,
-    TENSOR_MAP_ROW_BYTES,
-    Argument,
-    Array,
-    TensorMap,
-    encode,
-)
+from kernels.launch import ITEMSIZE, TENSOR_MAP_BYTES, TENSOR_MAP_ROW_BYTES, Argument, Array, TensorMap, encode
 from kernels.launching import libcuda
 from kernels.launching.plan import Launch, slot_and_offset
 
@@ -42,11 +34,7 @@ def bindings() -> Any:
 
 
 def tensor_map_geometry(
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    itemsize: int,
-    box_rows: int,
-    longest: int | None = None,
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, box_rows: int, longest: int | None = None
 ) -> tuple[list[int], list[int], list[int]]:
     """Sizes, byte strides of all but the innermost, and box of a (B, H, N, D) array's tensor map.
 
@@ -97,15 +85,12 @@ def tensor_map(
         encoded = encode_tiled(pointer, dtype, sizes, steps, box)
     except ValueError as error:
         raise ValueError(
-            f"the driver refuses a tensor map of {shape}, strides {strides}, {dtype}, boxes of "
-            f"{box_rows} rows: {error}"
+            f"the driver refuses a tensor map of {shape}, strides {strides}, {dtype}, boxes of {box_rows} rows: {error}"
         ) from None
     return np.frombuffer(bytearray(encoded), dtype=np.uint64)
 
 
-def _encode_tiled(
-    pointer: int, dtype: str, sizes: Sequence[int], steps: Sequence[int], box: Sequence[int]
-) -> bytes:
+def _encode_tiled(pointer: int, dtype: str, sizes: Sequence[int], steps: Sequence[int], box: Sequence[int]) -> bytes:
     """``libcuda.encode_tiled`` by cuda.bindings."""
     driver = bindings()
     types = driver.CUtensorMapDataType
@@ -132,9 +117,7 @@ def _encode_tiled(
     return np.array([int(word) for word in encoded.opaque], dtype=np.uint64).tobytes()
 
 
-def layout_of(
-    argument: TensorMap,
-) -> tuple[tuple[int, ...], tuple[int, ...], str, int, int | None]:
+def layout_of(argument: TensorMap) -> tuple[tuple[int, ...], tuple[int, ...], str, int, int | None]:
     """All but the address: the other arguments of :func:`tensor_map`."""
     array = argument.array
     return array.shape, array.strides, array.dtype, argument.box_rows, argument.longest
@@ -171,9 +154,7 @@ class PackedLaunch:
         self.words = packed.data
         first = packed.ctypes.data
         self._addresses = np.array([first + WORD_BYTES * s for s in self.starts], np.uintp)
-        self._queue = _queue(
-            function, grid, threads, shared_bytes, self._addresses.ctypes.data, pdl
-        )
+        self._queue = _queue(function, grid, threads, shared_bytes, self._addresses.ctypes.data, pdl)
 
     def __call__(self, stream: int) -> None:
         """RuntimeError when the driver refuses."""
@@ -184,12 +165,7 @@ class PackedLaunch:
 
 
 def _queue(
-    function: int,
-    grid: tuple[int, int, int],
-    threads: int,
-    shared_bytes: int,
-    parameters: int,
-    pdl: bool,
+    function: int, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int, pdl: bool
 ) -> Callable[[int], Any]:
     """A function of the stream that launches; its result is the driver's, 0 for success."""
     driver = bindings()
@@ -197,9 +173,9 @@ def _queue(
         return libcuda.queue(function, grid, threads, shared_bytes, parameters, pdl)
     handle = driver.CUfunction(function)
     if not pdl:
-        return lambda stream: driver.cuLaunchKernel(
-            handle, *grid, threads, 1, 1, shared_bytes, stream, parameters, 0
-        )[0]
+        return lambda stream: driver.cuLaunchKernel(handle, *grid, threads, 1, 1, shared_bytes, stream, parameters, 0)[
+            0
+        ]
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
@@ -223,15 +199,10 @@ class PreparedLaunch:
         args = [_without_map(arg) for arg in launch.args]
         kernel = launch.kernel
         self._launch = PackedLaunch(
-            kernel.entry, function, launch.grid, kernel.threads, launch.shared_bytes, args,
-            launch.pdl,
-        )  # fmt: skip
+            kernel.entry, function, launch.grid, kernel.threads, launch.shared_bytes, args, launch.pdl
+        )
         places = list(zip(launch.args, self._launch.starts, strict=True))
-        self._arrays = [
-            (start, *slot_and_offset(arg.pointer))
-            for arg, start in places
-            if isinstance(arg, Array)
-        ]
+        self._arrays = [(start, *slot_and_offset(arg.pointer)) for arg, start in places if isinstance(arg, Array)]
         # With the maps made so far: an allocator hands out the same few addresses again and again.
         self._maps: list[tuple[int, int, int, Any, dict[int, memoryview]]] = [
             (start, *slot_and_offset(arg.array.pointer), layout_of(arg), {})

@@ -56,9 +56,7 @@ def error_name(code: int) -> str:
     return name.value.decode()
 
 
-def encode_tiled(
-    pointer: int, dtype: str, sizes: Sequence[int], steps: Sequence[int], box: Sequence[int]
-) -> bytes:
+def encode_tiled(pointer: int, dtype: str, sizes: Sequence[int], steps: Sequence[int], box: Sequence[int]) -> bytes:
     """A tensor map's 128 bytes. Arguments as of ``kernels.launching.driver.tensor_map_geometry``.
 
     ValueError with the driver's word when it refuses.
@@ -86,12 +84,7 @@ def encode_tiled(
 
 
 def queue(
-    function: int,
-    grid: tuple[int, int, int],
-    threads: int,
-    shared_bytes: int,
-    parameters: int,
-    pdl: bool,
+    function: int, grid: tuple[int, int, int], threads: int, shared_bytes: int, parameters: int, pdl: bool
 ) -> Callable[[int], int]:
     """A function of the stream that launches; its result is the driver's, 0 for success."""
     attribute = _Attribute(id=PROGRAMMATIC_STREAM_SERIALIZATION)

@@ -85,9 +85,7 @@ class Recorder:
     def empty(self, name: str, shape: tuple[int, ...], dtype: str) -> Array:
         """A stand-in for scratch."""
         slot = self._slots + len(self.scratch)
-        array = Array(
-            name, stand_in_address(slot), tuple(shape), contiguous_strides(shape), dtype, "rw"
-        )
+        array = Array(name, stand_in_address(slot), tuple(shape), contiguous_strides(shape), dtype, "rw")
         self.scratch.append(array)
         return array
 
@@ -103,11 +101,7 @@ def slot_and_offset(address: int) -> tuple[int, int]:
 
 
 @checked
-def record(
-    backend: Device,
-    arrays: Mapping[str, Array],
-    driver: Callable[[Recorder, dict[str, Array]], None],
-) -> Plan:
+def record(backend: Device, arrays: Mapping[str, Array], driver: Callable[[Recorder, dict[str, Array]], None]) -> Plan:
     """What ``driver(backend, arrays)`` launches. Slots are in the order of ``arrays``.
 
     The driver must not look at addresses beyond their being multiples of 16, which stand-ins are.
@@ -122,9 +116,7 @@ def record(
 
 
 @checked
-def replay(
-    plan: Plan, backend: Backend, addresses: Sequence[int], stream: int | None = None
-) -> None:
+def replay(plan: Plan, backend: Backend, addresses: Sequence[int], stream: int | None = None) -> None:
     """Launch a plan on the caller's arrays, in the order of slots, and scratch of the backend."""
     scratch = [backend.empty(array.name, array.shape, array.dtype) for array in plan.scratch]
     owners = [None] * len(addresses) + [array.owner for array in scratch]

@@ -5,7 +5,4 @@ from kernels.machine.operands import NotUnderstoodError
 from kernels.machine.program import Counts, MachineError, Program, Traffic, load
 from kernels.machine.tensor_map import TensorMap
 
-__all__ = [
-    "Counts", "MachineError", "NotUnderstoodError", "Program", "Struct", "TensorMap", "Traffic",
-    "load",
-]  # fmt: skip
+__all__ = ["Counts", "MachineError", "NotUnderstoodError", "Program", "Struct", "TensorMap", "Traffic", "load"]

@@ -53,10 +53,7 @@ class Memory:
         root = (self.roots.index(start) + 1) << ROOT_SHIFT
         begin, end = np.lib.array_utils.byte_bounds(array)
         if array.size:
-            self.ranges.append(
-                (root + begin - start, root + end - start, begin, argument,
-                 int(array.flags.writeable))
-            )  # fmt: skip
+            self.ranges.append((root + begin - start, root + end - start, begin, argument, int(array.flags.writeable)))
         self.kept.append(array)
         return root + array.ctypes.data - start
 
@@ -93,9 +90,7 @@ def parameter_bytes(entry: Entry, args: Sequence[Any], memory: Memory) -> bytes:
     """The block of parameters. ValueError where the arguments do not match it, naming both."""
     if len(args) != len(entry.parameters):
         sizes = [p.nbytes for p in entry.parameters]
-        raise ValueError(
-            f"{entry.name} takes {len(sizes)} arguments of {sizes} bytes, {len(args)} are given"
-        )
+        raise ValueError(f"{entry.name} takes {len(sizes)} arguments of {sizes} bytes, {len(args)} are given")
     total = max((p.offset + p.nbytes for p in entry.parameters), default=0)
     block = bytearray(total)
     for number, (parameter, value) in enumerate(zip(entry.parameters, args, strict=True)):

@@ -13,16 +13,7 @@ import numpy as np
 
 from kernels.building.compile import compile_cubin
 from kernels.host.backend import HostBackend
-from kernels.launch import (
-    ITEMSIZE,
-    Argument,
-    Array,
-    Kernel,
-    TensorMap,
-    check_grid,
-    contiguous_strides,
-    encode_array,
-)
+from kernels.launch import ITEMSIZE, Argument, Array, Kernel, TensorMap, check_grid, contiguous_strides, encode_array
 from kernels.launching.driver import tensor_map_geometry
 from kernels.machine import tensor_map as machine_map
 from kernels.machine.arguments import Struct
@@ -60,10 +51,7 @@ class MachineBackend:
         elements = int(np.prod(shape, dtype=np.int64))
         memory = np.full(elements * ITEMSIZE[dtype] + 256, 0xFF, np.uint8)
         start = -memory.ctypes.data % 256
-        return Array(
-            name, memory.ctypes.data + start, tuple(shape), contiguous_strides(shape), dtype, "rw",
-            memory,
-        )  # fmt: skip
+        return Array(name, memory.ctypes.data + start, tuple(shape), contiguous_strides(shape), dtype, "rw", memory)
 
     def launch(
         self,
@@ -79,9 +67,8 @@ class MachineBackend:
         cubin = compile_cubin(kernel, self.architecture).cubin
         program = self._programs.setdefault(cubin, load(cubin))
         counts = program.launch(
-            kernel.entry, grid, kernel.threads, shared_bytes, [_argument(a) for a in args],
-            **self.options,
-        )  # fmt: skip
+            kernel.entry, grid, kernel.threads, shared_bytes, [_argument(a) for a in args], **self.options
+        )
         self.counts[kernel.entry] = counts
         counted = self.traffic.setdefault(kernel.entry, {})
         for (number, direction), traffic in counts.traffic.items():
@@ -113,9 +100,7 @@ def _argument(argument: Argument) -> Any:
 
 def _tensor_map(given: TensorMap) -> machine_map.TensorMap:
     array = given.array
-    sizes, strides, box = tensor_map_geometry(
-        array.shape, array.strides, array.itemsize, given.box_rows, given.longest
-    )
+    sizes, strides, box = tensor_map_geometry(array.shape, array.strides, array.itemsize, given.box_rows, given.longest)
     memory = _bytes_of(array).view(f"u{array.itemsize}")
     before = 0 if given.longest is None else given.longest * strides[0]
     return machine_map.TensorMap(memory, sizes, strides, box, swizzle=128, offset=-before)

@@ -67,9 +67,8 @@ def disassemble(cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         done = subprocess.run(
-            [program, "-c", file.name], capture_output=True, encoding="utf-8", errors="replace",
-            check=False,
-        )  # fmt: skip
+            [program, "-c", file.name], capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     if done.returncode or ".text." not in done.stdout:
         raise RuntimeError(f"nvdisasm: {(done.stderr.strip() or 'failed').splitlines()[0]}")
     lines = [line for line in done.stdout.split("\n") if _LINE.match(line) or _LABEL.match(line)]
@@ -93,24 +92,18 @@ def lines_of(text: str, entry: str) -> tuple[list[Line], dict[str, int]]:
             continue
         found = _LINE.match(line)
         if inside and found:
-            instructions.append(
-                Line(int(found[1], 16), found[2] or "", " ".join(_REMARK.sub("", found[3]).split()))
-            )
+            instructions.append(Line(int(found[1], 16), found[2] or "", " ".join(_REMARK.sub("", found[3]).split())))
     labels[entry] = 0
     return instructions, labels
 
 
-def decode(
-    lines: list[Line], labels: dict[str, int], symbols: Callable[[str], int]
-) -> list[Decoded]:
+def decode(lines: list[Line], labels: dict[str, int], symbols: Callable[[str], int]) -> list[Decoded]:
     """All instructions. NotUnderstoodError names the first that has no meaning here."""
     resolve = partial(_resolve, labels, lines, symbols)
     return [decode_one(line, resolve) for line in lines]
 
 
-def _resolve(
-    labels: dict[str, int], lines: list[Line], symbols: Callable[[str], int], name: str
-) -> int:
+def _resolve(labels: dict[str, int], lines: list[Line], symbols: Callable[[str], int], name: str) -> int:
     if name in labels:
         return labels[name]
     return symbols(name)
@@ -161,9 +154,7 @@ def _decode(line: Line, resolve: Callable[[str], int]) -> Decoded:
     return _finished(line, operation, target, mod, slots)
 
 
-def _finished(
-    line: Line, operation: str, target: int, mod: list[int], slots: list[Operand]
-) -> Decoded:
+def _finished(line: Line, operation: str, target: int, mod: list[int], slots: list[Operand]) -> Decoded:
     guard, flags = ops.TRUE, 0
     if line.guard:
         name = line.guard[1:].lstrip("!")
@@ -174,8 +165,22 @@ def _finished(
     return Decoded(line.address, line.text, operation, guard, flags, target, mod, slots)
 
 
-_SLOT_OF = {"d": DST, "a": A, "b": B, "c": C, "A": A, "B": B, "C": C, "m": MEM, "x": EXTRA,
-            "s": EXTRA, "t": MEM, "k": B, "L": B, "S": A}  # fmt: skip
+_SLOT_OF = {
+    "d": DST,
+    "a": A,
+    "b": B,
+    "c": C,
+    "A": A,
+    "B": B,
+    "C": C,
+    "m": MEM,
+    "x": EXTRA,
+    "s": EXTRA,
+    "t": MEM,
+    "k": B,
+    "L": B,
+    "S": A,
+}
 
 
 def _assign(opcode: Opcode, read: list[Operand]) -> list[Operand]:
@@ -304,9 +309,19 @@ def _whole_to_float(modifiers: list[str], mod: list[int]) -> list[str]:
     return [m for m in modifiers if m not in TYPES and m not in WHOLE_TYPES]
 
 
-_PACKED = {("F16",): 0, ("F16", "F32"): 0, (): 0, ("BF16",): 1, ("BF16", "F32"): 1,
-           ("E4M3", "F32"): 2, ("E5M2", "F32"): 3, ("F16", "E4M3"): 4, ("F16", "E5M2"): 5,
-           ("E4M3",): 2, ("E5M2",): 3}  # fmt: skip
+_PACKED = {
+    ("F16",): 0,
+    ("F16", "F32"): 0,
+    (): 0,
+    ("BF16",): 1,
+    ("BF16", "F32"): 1,
+    ("E4M3", "F32"): 2,
+    ("E5M2", "F32"): 3,
+    ("F16", "E4M3"): 4,
+    ("F16", "E5M2"): 5,
+    ("E4M3",): 2,
+    ("E5M2",): 3,
+}
 
 
 def _packs(modifiers: list[str], mod: list[int]) -> list[str]:
@@ -334,16 +349,27 @@ def _shared_atomic(modifiers: list[str], mod: list[int]) -> list[str]:
 
 
 _TYPED: dict[str, Callable[[list[str], list[int]], list[str]]] = {
-    "F2F": _float_to_float, "F2I": _float_to_whole, "I2F": _whole_to_float, "I2FP": _whole_to_float,
-    "F2FP": _packs, "IDP": _dot_of_bytes, "UBLKCP": _bulk_copy, "ATOMS": _shared_atomic,
-}  # fmt: skip
+    "F2F": _float_to_float,
+    "F2I": _float_to_whole,
+    "I2F": _whole_to_float,
+    "I2FP": _whole_to_float,
+    "F2FP": _packs,
+    "IDP": _dot_of_bytes,
+    "UBLKCP": _bulk_copy,
+    "ATOMS": _shared_atomic,
+}
 
 
 CONVERSIONS = {
-    "F2F": tuple(TYPES), "F2I": (*WHOLE_TYPES, *TYPES), "I2F": (*WHOLE_TYPES, *TYPES),
-    "I2FP": (*WHOLE_TYPES, *TYPES), "F2FP": ("F16", "BF16", "F32", "E4M3", "E5M2"),
-    "IDP": ("S8", "U8"), "ATOMS": ("POPC.INC",), "UBLKCP": ("S.G", "G.S"),
-}  # fmt: skip
+    "F2F": tuple(TYPES),
+    "F2I": (*WHOLE_TYPES, *TYPES),
+    "I2F": (*WHOLE_TYPES, *TYPES),
+    "I2FP": (*WHOLE_TYPES, *TYPES),
+    "F2FP": ("F16", "BF16", "F32", "E4M3", "E5M2"),
+    "IDP": ("S8", "U8"),
+    "ATOMS": ("POPC.INC",),
+    "UBLKCP": ("S.G", "G.S"),
+}
 """Modifiers that are read here, not by the table."""
 
 # ---- branches and products
@@ -373,9 +399,7 @@ def _branch(line: Line, modifiers: list[str], rest: str, resolve: Callable[[str]
 _ELEMENTS = {"BF16": 1, "TF32": 2, "E4M3": 3, "E5M2": 4}
 
 
-def _product(
-    line: Line, name: str, modifiers: list[str], rest: str, resolve: Callable[[str], int]
-) -> Decoded:
+def _product(line: Line, name: str, modifiers: list[str], rest: str, resolve: Callable[[str], int]) -> Decoded:
     shape, result, *elements = modifiers
     read = [ops.read(token, "float", resolve) for token in ops.split(rest)]
     slots = [Operand() for _ in range(SLOTS)]

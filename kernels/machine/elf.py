@@ -80,9 +80,7 @@ def read(data: bytes) -> Cubin:
     # CUDA 13 keeps the architecture in bits 8 to 15, before it was in 0 to 7.
     architecture = next((a for a in (flags >> 8 & 0xFF, flags & 0xFF) if a in ARCHITECTURES), None)
     if architecture is None:
-        raise ValueError(
-            f"a cubin for sm_{flags >> 8 & 0xFF or flags & 0xFF}; this runs sm_80, sm_90, sm_90a"
-        )
+        raise ValueError(f"a cubin for sm_{flags >> 8 & 0xFF or flags & 0xFF}; this runs sm_80, sm_90, sm_90a")
     sections = _sections(data)
     symbols = _symbols(sections)
     names = [s.name for s in sections]
@@ -106,9 +104,7 @@ def _sections(data: bytes) -> list[Section]:
     for name, kind, _, _, offset, nbytes, _, info, alignment, _ in raw:
         end = data.index(b"\0", text + name)
         content = b"" if kind == 8 else data[offset : offset + nbytes]
-        found.append(
-            Section(data[text + name : end].decode(), kind, content, nbytes, info, alignment)
-        )
+        found.append(Section(data[text + name : end].decode(), kind, content, nbytes, info, alignment))
     return found
 
 
@@ -139,11 +135,7 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def _entry(
-    name: str,
-    info: Section,
-    sections: dict[str, Section],
-    symbols: list[tuple[str, int, int, int]],
-    names: list[str],
+    name: str, info: Section, sections: dict[str, Section], symbols: list[tuple[str, int, int, int]], names: list[str]
 ) -> Entry:
     parameters = {}
     for attribute, content in _attributes(info.data):

@@ -24,14 +24,19 @@ OPERAND = np.dtype(
 )
 INSTRUCTION = np.dtype(
     [
-        ("op", np.uint16), ("guard", np.uint8), ("guard_flags", np.uint8), ("address", np.uint32),
-        ("target", np.int32), ("index", np.uint32), ("mod", np.uint8, 8), ("o", OPERAND, 10),
+        ("op", np.uint16),
+        ("guard", np.uint8),
+        ("guard_flags", np.uint8),
+        ("address", np.uint32),
+        ("target", np.int32),
+        ("index", np.uint32),
+        ("mod", np.uint8, 8),
+        ("o", OPERAND, 10),
     ]
-)  # fmt: skip
+)
 RANGE = np.dtype(
-    [("begin", np.uint64), ("end", np.uint64), ("host", np.uint64), ("argument", np.int32),
-     ("writable", np.int32)]
-)  # fmt: skip
+    [("begin", np.uint64), ("end", np.uint64), ("host", np.uint64), ("argument", np.int32), ("writable", np.int32)]
+)
 TALLY = np.dtype([("requests", np.uint64), ("sectors", np.uint64), ("bytes", np.uint64)])
 BANKS = 8
 
@@ -84,9 +89,7 @@ class Failure(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """The executor, compiled once. HostCompileError without a C++ compiler."""
     sources = sorted(NATIVE_DIR.glob("*.*pp"))
-    path = compiler.build(
-        '#include "machine/native/machine.cpp"\n', FLAGS, "machine", read_all(sources)
-    )
+    path = compiler.build('#include "machine/native/machine.cpp"\n', FLAGS, "machine", read_all(sources))
     found = compiler.load(path)
     found.machine_operation.restype = ctypes.c_char_p
     sizes = [INSTRUCTION.itemsize, RANGE.itemsize, *map(ctypes.sizeof, (LaunchArguments, Failure))]

@@ -7,13 +7,23 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-(NONE, REGISTER, UNIFORM, IMMEDIATE, CONSTANT, PREDICATE, UNIFORM_PREDICATE, MEMORY, LABEL, SPECIAL,
- BARRIER, DESCRIPTOR) = range(12)  # fmt: skip
+(
+    NONE,
+    REGISTER,
+    UNIFORM,
+    IMMEDIATE,
+    CONSTANT,
+    PREDICATE,
+    UNIFORM_PREDICATE,
+    MEMORY,
+    LABEL,
+    SPECIAL,
+    BARRIER,
+    DESCRIPTOR,
+) = range(12)
 NEGATED, ABSOLUTE, INVERTED, NOT = 1, 2, 4, 8
 ZERO, UNIFORM_ZERO, TRUE = 255, 63, 7
-PARTS = {
-    "H0_H0": 1, "H1_H1": 2, "B0": 3, "B1": 4, "B2": 5, "B3": 6, "H0": 7, "H1": 8, "H1_H0": 0,
-}  # fmt: skip
+PARTS = {"H0_H0": 1, "H1_H1": 2, "B0": 3, "B1": 4, "B2": 5, "B3": 6, "H0": 7, "H1": 8, "H1_H0": 0}
 
 _NAME = re.compile(r"^(UR|R|UP|P)(\d+|Z|T)((?:\.\w+)*)$")
 _CONSTANT = re.compile(

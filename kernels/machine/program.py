@@ -20,13 +20,7 @@ from typing import Any
 import numpy as np
 
 from kernels.machine import elf, native
-from kernels.machine.arguments import (
-    BANK_BASE,
-    MODULE,
-    Memory,
-    constant_bank,
-    parameter_bytes,
-)
+from kernels.machine.arguments import BANK_BASE, MODULE, Memory, constant_bank, parameter_bytes
 from kernels.machine.decode import Decoded, decode, disassemble, lines_of
 from kernels.machine.operands import NotUnderstoodError
 
@@ -189,18 +183,32 @@ class Program:
         architecture = self.cubin.architecture
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         native_arguments = native.LaunchArguments(
-            code=code.packed.ctypes.data, code_count=len(code.packed),
-            ranges=ranges.ctypes.data, range_count=len(ranges), tallies=tallies.ctypes.data,
-            argument_count=len(args), executed=executed.ctypes.data, lanes=lanes.ctypes.data,
-            shared=shared.ctypes.data, block_count=count,
-            shared_bytes=found.shared_bytes + shared_bytes, shared_base=SHARED_BASE[architecture],
-            architecture=architecture, local_bytes=local,
-            workers=max(1, min(workers or cores, count)), resident=max(132, 1),
-            exact_products=int(products == "exact"), mufu=MUFU.index(mufu),
-            adversarial=int(adversarial), seed=seed + 1, step_limit=step_limit,
-            stop=ctypes.addressof(stop), chosen=None if chosen is None else chosen.ctypes.data,
-            dynamic_shared=shared_bytes, map_base=BANK_BASE - elf.FIRST_PARAMETER[architecture],
-        )  # fmt: skip
+            code=code.packed.ctypes.data,
+            code_count=len(code.packed),
+            ranges=ranges.ctypes.data,
+            range_count=len(ranges),
+            tallies=tallies.ctypes.data,
+            argument_count=len(args),
+            executed=executed.ctypes.data,
+            lanes=lanes.ctypes.data,
+            shared=shared.ctypes.data,
+            block_count=count,
+            shared_bytes=found.shared_bytes + shared_bytes,
+            shared_base=SHARED_BASE[architecture],
+            architecture=architecture,
+            local_bytes=local,
+            workers=max(1, min(workers or cores, count)),
+            resident=max(132, 1),
+            exact_products=int(products == "exact"),
+            mufu=MUFU.index(mufu),
+            adversarial=int(adversarial),
+            seed=seed + 1,
+            step_limit=step_limit,
+            stop=ctypes.addressof(stop),
+            chosen=None if chosen is None else chosen.ctypes.data,
+            dynamic_shared=shared_bytes,
+            map_base=BANK_BASE - elf.FIRST_PARAMETER[architecture],
+        )
         for axis in range(3):
             native_arguments.grid[axis] = grid[axis]
             native_arguments.block[axis] = shape[axis]
@@ -212,17 +220,12 @@ class Program:
         if status == 1:
             at = next((d.text for d in code.decoded if d.address == failure.address), "")
             raise MachineError(
-                failure.text.decode(errors="replace"), entry, failure.block, failure.warp,
-                failure.address, at,
-            )  # fmt: skip
+                failure.text.decode(errors="replace"), entry, failure.block, failure.warp, failure.address, at
+            )
         return _counts(code.decoded, tallies, executed, lanes, shared)
 
     def _check(
-        self,
-        entry: elf.Entry,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
+        self, entry: elf.Entry, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
     ) -> None:
         if len(grid) != 3 or min(grid) < 1:
             raise ValueError(f"{entry.name}: a grid of {tuple(grid)} blocks")
@@ -278,9 +281,7 @@ class Program:
                 _, home, value, _ = self.cubin.symbols[info >> 32]
                 if home < len(names) and names[home] in self._variables:
                     address = self._variable_address(memory, names[home]) + value + added
-                    content[place : place + 8] = np.frombuffer(
-                        struct.pack("<Q", address), dtype=np.uint8
-                    )
+                    content[place : place + 8] = np.frombuffer(struct.pack("<Q", address), dtype=np.uint8)
 
 
 def load(source: str | Path | bytes) -> Program:
@@ -294,23 +295,11 @@ def _pack(decoded: list[Decoded]) -> np.ndarray:
     packed = np.zeros(len(decoded), dtype=native.INSTRUCTION)
     for k, d in enumerate(decoded):
         row = packed[k]
-        row["op"], row["guard"], row["guard_flags"] = (
-            numbers[d.operation], d.guard, d.guard_flags,
-        )  # fmt: skip
+        row["op"], row["guard"], row["guard_flags"] = (numbers[d.operation], d.guard, d.guard_flags)
         row["address"], row["target"], row["index"] = d.address, d.target, k
         row["mod"] = [value & 0xFF for value in d.mod]
         for slot, o in enumerate(d.slots):
-            row["o"][slot] = (
-                o.kind,
-                o.reg,
-                o.flags,
-                o.part,
-                o.ureg,
-                o.bank,
-                o.scale,
-                o.wide,
-                o.value,
-            )
+            row["o"][slot] = (o.kind, o.reg, o.flags, o.part, o.ureg, o.bank, o.scale, o.wide, o.value)
     return packed
 
 
@@ -335,19 +324,13 @@ def _run(arguments: native.LaunchArguments, failure: native.Failure, stop: ctype
 
 
 def _counts(
-    decoded: list[Decoded],
-    tallies: np.ndarray,
-    executed: np.ndarray,
-    lanes: np.ndarray,
-    shared: np.ndarray,
+    decoded: list[Decoded], tallies: np.ndarray, executed: np.ndarray, lanes: np.ndarray, shared: np.ndarray
 ) -> Counts:
     traffic = {}
     for number, row in enumerate(tallies):
         for direction, cell in zip(DIRECTIONS, row, strict=True):
             if cell["bytes"]:
-                traffic[number, direction] = Traffic(
-                    int(cell["requests"]), int(cell["sectors"]), int(cell["bytes"])
-                )
+                traffic[number, direction] = Traffic(int(cell["requests"]), int(cell["sectors"]), int(cell["bytes"]))
     warps: Counter[str] = Counter()
     threads: Counter[str] = Counter()
     for d, n, t in zip(decoded, executed.tolist(), lanes.tolist(), strict=True):
@@ -356,7 +339,8 @@ def _counts(
             threads[d.opcode] += t
     reads, writes = shared[:3].tolist(), shared[3:].tolist()
     return Counts(
-        traffic, warps, threads,
-        {name: SharedTraffic(a, b, b - c)
-         for name, (a, b, c) in (("read", reads), ("write", writes))},
-    )  # fmt: skip
+        traffic,
+        warps,
+        threads,
+        {name: SharedTraffic(a, b, b - c) for name, (a, b, c) in (("read", reads), ("write", writes))},
+    )

@@ -49,9 +49,7 @@ class TensorMap:
             raise ValueError(f"swizzle={self.swizzle} is none of {tuple(SWIZZLES)}")
         row = self.box[0] * self.array.itemsize
         if row % 16 or (self.swizzle and row > self.swizzle):
-            raise ValueError(
-                f"a box row of {row} bytes: a multiple of 16, at most the swizzle's {self.swizzle}"
-            )
+            raise ValueError(f"a box row of {row} bytes: a multiple of 16, at most the swizzle's {self.swizzle}")
         if any(stride % 16 for stride in self.strides):
             raise ValueError(f"strides {tuple(self.strides)} must be multiples of 16 bytes")
 

@@ -20,9 +20,7 @@ MISSING = "reading machine code needs nvdisasm: pip install nvidia-cuda-nvdisasm
 #: Loads and stores whose modifiers say how many bits a thread moves.
 MEMORY = ("LDG", "STG", "LDS", "STS", "LDGSTS")
 
-_INSTRUCTION = re.compile(
-    r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;"
-)
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)\s*(.*?)\s*;")
 _UPPER_HALF = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/\s*$")
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _REMARK = re.compile(r"\s*\(\*.*?\*\)")
@@ -238,9 +236,7 @@ def count(instructions: Iterable[Instruction]) -> Counter[str]:
 def wide_accesses(instructions: Iterable[Instruction]) -> int:
     """Memory instructions that move 16 bytes a thread, or whole tiles."""
     tiles = ("LDSM", "STSM", "UTMALDG", "UTMASTG", "UBLKCP", "UBLKRED")
-    return sum(
-        i.opcode in tiles or (i.opcode in MEMORY and "128" in i.modifiers) for i in instructions
-    )
+    return sum(i.opcode in tiles or (i.opcode in MEMORY and "128" in i.modifiers) for i in instructions)
 
 
 def find_nvdisasm() -> str | None:
@@ -261,9 +257,8 @@ def disassemble(cubin: bytes, entry: str) -> Code:
         file.write(cubin)
         file.flush()
         done = subprocess.run(
-            [program, "-c", "-hex", file.name], capture_output=True, encoding="utf-8",
-            errors="replace", check=False,
-        )  # fmt: skip
+            [program, "-c", "-hex", file.name], capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     if done.returncode:
         raise RuntimeError(f"nvdisasm: {(done.stderr.strip() or 'failed').splitlines()[0]}")
     return parse(done.stdout, entry)
@@ -290,8 +285,11 @@ def parse(text: str, entry: str) -> Code:
             address, predicate, opcode, modifiers, operands = found.groups()
             instructions.append(
                 Instruction(
-                    int(address, 16), predicate or "", opcode,
-                    tuple(modifiers.split(".")[1:]), _REMARK.sub("", operands),
+                    int(address, 16),
+                    predicate or "",
+                    opcode,
+                    tuple(modifiers.split(".")[1:]),
+                    _REMARK.sub("", operands),
                 )
-            )  # fmt: skip
+            )
     return Code(tuple(instructions), labels)

@@ -53,9 +53,7 @@ def parse_listing(lines: Iterable[str]) -> Code:
         found = _LISTED.match(line.rstrip("\n"))
         if found is None:
             raise ValueError(f"not a line of a listing: {line.strip()[:60]!r}")
-        stall, yields, write, read, waits, reuse, predicate, opcode, modifiers, operands = (
-            found.groups()
-        )
+        stall, yields, write, read, waits, reuse, predicate, opcode, modifiers, operands = found.groups()
         control = Control(
             int(stall, 16),
             yields == "y",
@@ -66,8 +64,7 @@ def parse_listing(lines: Iterable[str]) -> Code:
         )
         instructions.append(
             Instruction(
-                16 * len(instructions), predicate or "", opcode,
-                tuple(modifiers.split(".")[1:]), operands, control,
+                16 * len(instructions), predicate or "", opcode, tuple(modifiers.split(".")[1:]), operands, control
             )
-        )  # fmt: skip
+        )
     return Code(tuple(instructions), labels)

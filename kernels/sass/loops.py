@@ -20,9 +20,7 @@ ROW_STATISTICS = 128
 _REGISTERS = re.compile(r"(?<![U\w])R(\d+)(\.reuse)?")
 #: Bytes a lane moves by the modifier of an access to shared memory.
 _WIDTH = {"64": 8, "128": 16, "U8": 1, "U16": 2, "S8": 1, "S16": 2}
-_OPERATIONS = {
-    "sm_80": ampere.OPERATIONS, "sm_90": hopper_warps.OPERATIONS, "sm_90a": OPERATIONS,
-}  # fmt: skip
+_OPERATIONS = {"sm_80": ampere.OPERATIONS, "sm_90": hopper_warps.OPERATIONS, "sm_90a": OPERATIONS}
 #: Depth of a warp's product over that of HMMA.16816, whose interval is that of the operation.
 _DEPTHS = {"16816": 1.0, "1688": 0.5}
 #: Registers of A, B and the accumulator of HMMA.16816.
@@ -43,11 +41,7 @@ def program(code: Code, launch: Launch) -> Program:
     return Program(tuple(table), found, arrivals)
 
 
-def step(
-    i: Instruction,
-    before: Instruction | None = None,
-    operations: Mapping[str, Operation] = OPERATIONS,
-) -> Step:
+def step(i: Instruction, before: Instruction | None = None, operations: Mapping[str, Operation] = OPERATIONS) -> Step:
     """An instruction as the model takes it. ValueError names one it does not know.
 
     before: the instruction in front, of whose sources some may still be at hand.

@@ -34,13 +34,45 @@ from kernels.sass.operands import (
 #: Take time but change nothing that is followed here: floating point, and hints.
 WITHOUT_EFFECT = frozenset(
     [
-        "FFMA", "FADD", "FMUL", "FMNMX", "FSEL", "F2FP", "F2F", "HGMMA", "HMMA", "HADD2",
-        "HMUL2", "HFMA2", "LDSM", "STSM", "DEPBAR", "MEMBAR", "FENCE",
-        "CCTL", "NOP", "YIELD", "BSSY", "BSYNC", "WARPSYNC", "WARPGROUP", "WARPGROUPSET",
-        "ERRBAR", "ENDCOLLECTIVE", "BREAK", "STG", "STGM",
-        "UTMACMDFLUSH", "UTMACCTL", "UTMAPF", "KILL", "NANOSLEEP", "ACQBULK", "PREEXIT",
+        "FFMA",
+        "FADD",
+        "FMUL",
+        "FMNMX",
+        "FSEL",
+        "F2FP",
+        "F2F",
+        "HGMMA",
+        "HMMA",
+        "HADD2",
+        "HMUL2",
+        "HFMA2",
+        "LDSM",
+        "STSM",
+        "DEPBAR",
+        "MEMBAR",
+        "FENCE",
+        "CCTL",
+        "NOP",
+        "YIELD",
+        "BSSY",
+        "BSYNC",
+        "WARPSYNC",
+        "WARPGROUP",
+        "WARPGROUPSET",
+        "ERRBAR",
+        "ENDCOLLECTIVE",
+        "BREAK",
+        "STG",
+        "STGM",
+        "UTMACMDFLUSH",
+        "UTMACCTL",
+        "UTMAPF",
+        "KILL",
+        "NANOSLEEP",
+        "ACQBULK",
+        "PREEXIT",
     ]
-)  # fmt: skip
+)
 
 
 def compile_(i: Instruction, labels: Mapping[str, int], block: Block) -> Do:
@@ -118,9 +150,7 @@ def _add3(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
     return do
 
 
-def _multiply_add(
-    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
-) -> Do:
+def _multiply_add(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     _, rest = _leading_predicates(operands)
     carries_in = [predicate(o) for o in rest if is_predicate(o)]
     terms = [o for o in rest if not is_predicate(o)]
@@ -201,9 +231,13 @@ def _shift(i: Instruction, operands: list[str], labels: Mapping[str, int], block
 
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "GT": lambda a, b: a > b, "GE": lambda a, b: a >= b, "LT": lambda a, b: a < b,
-    "LE": lambda a, b: a <= b, "EQ": lambda a, b: a == b, "NE": lambda a, b: a != b,
-}  # fmt: skip
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "EQ": lambda a, b: a == b,
+    "NE": lambda a, b: a != b,
+}
 
 
 def _compare(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
@@ -226,9 +260,7 @@ def _compare(i: Instruction, operands: list[str], labels: Mapping[str, int], blo
     return do
 
 
-def _compare_floats(
-    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
-) -> Do:
+def _compare_floats(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     """Usual data: finite, positive sums, no score far above the maximum so far."""
     usual = i.modifiers[0] in ("GT", "GTU", "NE", "NEU") and (
         operands[3] in ("RZ", "+INF", "-INF") or operands[2] == "RZ"
@@ -356,9 +388,17 @@ def _special(i: Instruction, operands: list[str], labels: Mapping[str, int], blo
     put, name = target(operands[0]), operands[1]
     x, y, z = block.launch.block
     fixed = {
-        "SR_CTAID.X": x, "SR_CTAID.Y": y, "SR_CTAID.Z": z, "SR_CgaCtaId": 0, "SR_LANEID": 0,
-        "SR_LTMASK": 0, "SR_TID.Y": 0, "SR_TID.Z": 0, "SR_CgaSize": 1, "SR_SWINHI": 0,
-    }  # fmt: skip
+        "SR_CTAID.X": x,
+        "SR_CTAID.Y": y,
+        "SR_CTAID.Z": z,
+        "SR_CgaCtaId": 0,
+        "SR_LANEID": 0,
+        "SR_LTMASK": 0,
+        "SR_TID.Y": 0,
+        "SR_TID.Z": 0,
+        "SR_CgaSize": 1,
+        "SR_SWINHI": 0,
+    }
 
     def do(w: Warp) -> None:
         put(w, 32 * w.number if name == "SR_TID.X" else fixed[name])
@@ -486,12 +526,24 @@ _MAKERS: dict[str, Maker] = {
     **dict.fromkeys(("STS", "STL"), sass_sharing.store),
     **dict.fromkeys(("UTMALDG", "UTMASTG"), sass_sharing.copy_tensor),
     **dict.fromkeys(("UBLKCP", "UBLKRED"), sass_sharing.copy_bulk),
-    "R2UR": _to_uniform, "P2R": _p2r, "R2P": _r2p, "ELECT": _elect, "SHFL": _shuffle,
-    "MUFU": _reciprocal, "BRA": _branch, "CALL": _call, "EXIT": _exit,
-    "BAR": sass_sharing.named_barrier, "SYNCS": sass_sharing.syncs,
-    "LDC": _constant, **dict.fromkeys(("RED", "REDG"), sass_sharing.add),
-    "LDGSTS": sass_sharing.copy_by_warp, "LDGDEPBAR": sass_sharing.end_of_copies,
-    "ATOMG": sass_sharing.atomic, "USETMAXREG": sass_sharing.granted, "RET": _exit,
+    "R2UR": _to_uniform,
+    "P2R": _p2r,
+    "R2P": _r2p,
+    "ELECT": _elect,
+    "SHFL": _shuffle,
+    "MUFU": _reciprocal,
+    "BRA": _branch,
+    "CALL": _call,
+    "EXIT": _exit,
+    "BAR": sass_sharing.named_barrier,
+    "SYNCS": sass_sharing.syncs,
+    "LDC": _constant,
+    **dict.fromkeys(("RED", "REDG"), sass_sharing.add),
+    "LDGSTS": sass_sharing.copy_by_warp,
+    "LDGDEPBAR": sass_sharing.end_of_copies,
+    "ATOMG": sass_sharing.atomic,
+    "USETMAXREG": sass_sharing.granted,
+    "RET": _exit,
     **dict.fromkeys(("PRMT", "UPRMT"), _simple(_permute, 3)),
     "IABS": _simple(lambda x: abs(signed(x)), 1),
     "POPC": _simple(lambda x: bin(x).count("1"), 1),
@@ -500,4 +552,4 @@ _MAKERS: dict[str, Maker] = {
     "UFLO": _simple(lambda x: x.bit_length() - 1, 1),
     **dict.fromkeys(("I2F", "I2FP"), _simple(lambda x: as_bits(float(signed(x))), 1)),
     "F2I": _simple(lambda x: max(0, min(MASK, int(as_float(x)))), 1),
-}  # fmt: skip
+}

@@ -14,17 +14,7 @@ from __future__ import annotations
 
 from analysis.loop_model.program import Event, Way
 from kernels.sass.code import Code
-from kernels.sass.operands import (
-    BLOCKED,
-    MASK,
-    Block,
-    Do,
-    Get,
-    Launch,
-    TensorMapArgument,
-    Warp,
-    guard,
-)
+from kernels.sass.operands import BLOCKED, MASK, Block, Do, Get, Launch, TensorMapArgument, Warp, guard
 from kernels.sass.operations import compile_
 
 WARP = 32
@@ -55,9 +45,7 @@ def ways(code: Code, launch: Launch) -> tuple[tuple[Way, ...], dict[int, int]]:
         running = [w for w in running if not w.done]
         if running and total == before:
             at = code.instructions[running[0].pc]
-            raise ValueError(
-                f"warp {running[0].number} waits for ever at {at.opcode} {at.operands}"
-            )
+            raise ValueError(f"warp {running[0].number} waits for ever at {at.opcode} {at.operands}")
         if total > STEPS_LIMIT:
             raise ValueError(f"more than {STEPS_LIMIT} instructions: no end of the loop in sight")
     arrivals = {address: barrier.count for address, barrier in block.mbarriers.items()}

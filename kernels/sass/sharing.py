@@ -36,9 +36,7 @@ def nothing(w: Warp) -> None:
     return None
 
 
-def named_barrier(
-    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
-) -> Do:
+def named_barrier(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     identity = source(operands[0], block)
     count = source(operands[1], block) if len(operands) > 1 else None
     waits = "SYNC" in i.modifiers
@@ -134,9 +132,7 @@ def copy_bulk(i: Instruction, operands: list[str], labels: Mapping[str, int], bl
     return do
 
 
-def copy_by_warp(
-    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
-) -> Do:
+def copy_by_warp(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     """``cp.async``: 32 lanes of so many bits each; zeros, which nobody fetches, where the last
     operand is a predicate that is false."""
     bytes_ = 32 * int(i.modifiers[-1]) // 8
@@ -149,9 +145,7 @@ def copy_by_warp(
     return do
 
 
-def end_of_copies(
-    i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block
-) -> Do:
+def end_of_copies(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     """``cp.async.commit_group``."""
 
     def do(w: Warp) -> None:

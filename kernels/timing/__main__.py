@@ -27,8 +27,7 @@ RECORDS: dict[str, Callable[[], None]] = {
 def main(asked: list[str] | None = None) -> None:
     """Records what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m kernels.timing", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*RECORDS, []], metavar="NAME",
-                        help=f"of {', '.join(RECORDS)}")  # fmt: skip
+    parser.add_argument("names", nargs="*", choices=[*RECORDS, []], metavar="NAME", help=f"of {', '.join(RECORDS)}")
     for name in parser.parse_args(asked).names or RECORDS:
         RECORDS[name]()
 

@@ -93,9 +93,7 @@ def dtype_of(features: Features) -> str:
     return "fp16" if "fp16" in features else DTYPE
 
 
-def _arrays(
-    seqlen: int, head_dim: int, keys: int | None = None, dtype: str = DTYPE
-) -> dict[str, Array]:
+def _arrays(seqlen: int, head_dim: int, keys: int | None = None, dtype: str = DTYPE) -> dict[str, Array]:
     names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
     found = {}
     for n, name in enumerate(names):
@@ -107,9 +105,7 @@ def _arrays(
     }
 
 
-def _windowed(
-    form: hopper.ForwardForm, rounds: int, causal: bool, dtype: str
-) -> tuple[dict[str, Array], Window]:
+def _windowed(form: hopper.ForwardForm, rounds: int, causal: bool, dtype: str) -> tuple[dict[str, Array], Window]:
     """One query tile in the middle of a long sequence, whose window ends on its diagonal and begins
     in the middle of a key tile, ``rounds`` tiles before the last one's end."""
     total = rounds + BEFORE
@@ -119,9 +115,7 @@ def _windowed(
     return _arrays(rows, form.head_dim, keys, dtype), window
 
 
-def _windowed_backward(
-    form: hopper.BackwardForm, rounds: int, dtype: str
-) -> tuple[dict[str, Array], Window]:
+def _windowed_backward(form: hopper.BackwardForm, rounds: int, dtype: str) -> tuple[dict[str, Array], Window]:
     """The first of several key tiles, which ``rounds`` query tiles visit: its window begins on the
     diagonal and ends in the middle of a query tile."""
     block_m, block_n = form.tile.block_m, form.tile.block_n
@@ -150,18 +144,11 @@ def clocks_of(found: Program) -> float:
 
 
 def _changes(arrays: dict[str, Array], features: Features) -> ScoreChanges:
-    return ScoreChanges(
-        1.0 if "softcap" in features else None,
-        arrays["alibi_slopes"] if "alibi" in features else None,
-    )
+    return ScoreChanges(1.0 if "softcap" in features else None, arrays["alibi_slopes"] if "alibi" in features else None)
 
 
 def points_of(
-    form: Form,
-    causal: bool,
-    optimistic: bool = False,
-    lengths: Sequence[int] = ROUNDS,
-    features: Features = (),
+    form: Form, causal: bool, optimistic: bool = False, lengths: Sequence[int] = ROUNDS, features: Features = ()
 ) -> tuple[list[tuple[float, float]], float]:
     """Clocks of a tile by its rounds, and those that a block costs once beside its tiles.
 
@@ -179,9 +166,14 @@ def points_of(
                 arrays, window = _windowed_backward(form, rounds, dtype)
             names = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
             hopper.backward(
-                recorder, *(arrays[n] for n in names), scale=1.0, causal=causal, form=form,
-                window=window, changes=_changes(arrays, features),
-            )  # fmt: skip
+                recorder,
+                *(arrays[n] for n in names),
+                scale=1.0,
+                causal=causal,
+                form=form,
+                window=window,
+                changes=_changes(arrays, features),
+            )
         else:
             window = None
             arrays = _arrays(rounds * form.block_n, form.head_dim, dtype=dtype)
@@ -189,9 +181,15 @@ def points_of(
                 arrays, window = _windowed(form, rounds, causal, dtype)
             operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
             hopper.forward(
-                recorder, *operands, scale=1.0, causal=causal, form=form, optimistic=optimistic,
-                window=window, changes=_changes(arrays, features),
-            )  # fmt: skip
+                recorder,
+                *operands,
+                scale=1.0,
+                causal=causal,
+                form=form,
+                optimistic=optimistic,
+                window=window,
+                changes=_changes(arrays, features),
+            )
             if optimistic:
                 recorder.launches.pop()  # the repair
         main = max(recorder.launches, key=lambda launch: launch.shared_bytes)

@@ -38,8 +38,19 @@ FEW, MORE = 1, 3
 SEEDS = 3
 """Draws of which copies come from the far half of L2, and of when blocks start."""
 PACKED = "packed"
-COLUMNS = ("pass", "head_dim", "causal", "options", "block_m", "block_n", "nvrtc", "digest",
-           "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
+COLUMNS = (
+    "pass",
+    "head_dim",
+    "causal",
+    "options",
+    "block_m",
+    "block_n",
+    "nvrtc",
+    "digest",
+    "blocks_per_sm",
+    "slowdown",
+    *clock_columns(ROUNDS),
+)
 
 
 @dataclass(frozen=True)
@@ -75,9 +86,14 @@ class Kind:
         if self.packed:
             options[PACKED] = True
         return configure(
-            self.pass_, self.dtype, self.head_dim, tile=self.tile, causal=self.causal,
-            limit=self.target.gpu.shared_bytes_per_block, **options,
-        )  # fmt: skip
+            self.pass_,
+            self.dtype,
+            self.head_dim,
+            tile=self.tile,
+            causal=self.causal,
+            limit=self.target.gpu.shared_bytes_per_block,
+            **options,
+        )
 
     @property
     def blocks_per_sm(self) -> int:
@@ -108,9 +124,7 @@ def kinds(target: Target) -> Iterator[Kind]:
 def _small(kind: Kind, rounds: int) -> AttentionShape:
     """One head whose first block walks ``rounds`` tiles. A window is followed as Hopper's forms
     are: either of its ends cuts a tile."""
-    tile, some = kind.config.tile, AttentionShape(
-        1, 1, 1, 1, kind.head_dim, dtype=kind.dtype, causal=kind.causal
-    )  # fmt: skip
+    tile, some = kind.config.tile, AttentionShape(1, 1, 1, 1, kind.head_dim, dtype=kind.dtype, causal=kind.causal)
     if "window" not in kind.features:
         seqlen = rounds * (tile.block_n if kind.pass_ == "forward" else tile.block_m)
         return replace(some, seqlen_q=seqlen, seqlen_k=seqlen)
@@ -163,8 +177,7 @@ def follow(
 
 def _alone(found: Program, machine: Machine) -> float:
     return mean(
-        simulate(found, seed=seed, pick=machine.pick, parameters=machine.parameters).clocks
-        for seed in range(SEEDS)
+        simulate(found, seed=seed, pick=machine.pick, parameters=machine.parameters).clocks for seed in range(SEEDS)
     )
 
 
@@ -181,10 +194,13 @@ def _slowdown(found: Program, blocks: int, alone: float, machine: Machine) -> fl
         few, more = (
             simulate(
                 side_by_side(found, blocks, times),
-                seed=seed, start=starts, pick=machine.pick, parameters=machine.parameters,
+                seed=seed,
+                start=starts,
+                pick=machine.pick,
+                parameters=machine.parameters,
             ).clocks
             for times in (FEW, MORE)
-        )  # fmt: skip
+        )
         ratios.append((more - few) / (MORE - FEW) / alone)
     return mean(ratios)
 
@@ -200,10 +216,16 @@ def _rows(target: Target) -> Iterator[dict[str, object]]:
     for kind in kinds(target):
         config = kind.config
         yield {
-            "pass": kind.pass_, "head_dim": kind.head_dim, "causal": kind.causal,
-            "options": kind.name, "block_m": config.tile.block_m, "block_n": config.tile.block_n,
-            "nvrtc": nvrtc_version(), "digest": digest_of(config.kernel()), **columns_of(kind),
-        }  # fmt: skip
+            "pass": kind.pass_,
+            "head_dim": kind.head_dim,
+            "causal": kind.causal,
+            "options": kind.name,
+            "block_m": config.tile.block_m,
+            "block_n": config.tile.block_n,
+            "nvrtc": nvrtc_version(),
+            "digest": digest_of(config.kernel()),
+            **columns_of(kind),
+        }
 
 
 def record(target: Target) -> None:

@@ -60,10 +60,7 @@ EMPTY_BESIDE = 4
 
 def forms() -> list[Form]:
     """All that packed sequences run with."""
-    backwards = [
-        hopper.backward_form(head_dim, False, featured=True)
-        for head_dim in hopper.HEAD_DIMS["backward"]
-    ]
+    backwards = [hopper.backward_form(head_dim, False, featured=True) for head_dim in hopper.HEAD_DIMS["backward"]]
     return [*hopper.PACKED_FORMS, *backwards]
 
 
@@ -162,11 +159,7 @@ def follow(form: Form, causal: bool) -> dict[str, int]:
         found[f"clocks_{wanted}"] = round((more - few) / 2)
         beside.append(few - (more - few))
     between = [_staying(form, causal, EMPTY_BESIDE, 4, empty) for empty in (0, 3)]
-    return {
-        "beside": round(max(0.0, mean(beside))),
-        "empty": round(max(0.0, (between[1] - between[0]) / 3)),
-        **found,
-    }
+    return {"beside": round(max(0.0, mean(beside))), "empty": round(max(0.0, (between[1] - between[0]) / 3)), **found}
 
 
 def _block(form: hopper.BackwardForm, causal: bool, tiles: int, wanted: int) -> float:
@@ -176,9 +169,7 @@ def _block(form: hopper.BackwardForm, causal: bool, tiles: int, wanted: int) -> 
     return clocks_of(loops.program(code_of(launched.kernel), launch))
 
 
-def _staying(
-    form: hopper.ForwardForm, causal: bool, wanted: int, tiles: int, empty: int = 0
-) -> float:
+def _staying(form: hopper.ForwardForm, causal: bool, wanted: int, tiles: int, empty: int = 0) -> float:
     """Of a block that takes tiles of so many rounds, and a number without rows behind each of the
     first ``empty``."""
     launched, memory, walked = _batch(form, causal, wanted * form.block_n)
@@ -191,8 +182,9 @@ def _staying(
         asked += [nothing] * (tile <= empty) + [first + tile]
     launch = replace(
         launch_of(launched, [number - launched.grid[0] for number in (*asked, NEVER)]),
-        memory=memory, block=(first, 0, 0),
-    )  # fmt: skip
+        memory=memory,
+        block=(first, 0, 0),
+    )
     return clocks_of(loops.program(code_of(launched.kernel), launch))
 
 
@@ -200,9 +192,7 @@ def _batch(form: Form, causal: bool, length: int) -> tuple[Launch, dict[int, int
     """The main launch for equal sequences, the words of its tables by address, and the rounds of
     its numbers."""
     lengths = Lengths.equal([length] * SEQUENCES)
-    shape = AttentionShape(
-        1, HEADS, lengths.total_q, lengths.total_k, form.head_dim, dtype=DTYPE, causal=causal
-    )
+    shape = AttentionShape(1, HEADS, lengths.total_q, lengths.total_k, form.head_dim, dtype=DTYPE, causal=causal)
     full = (1, HEADS, lengths.total_q, form.head_dim)
     names = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
     at = {name: stand_in(name, full, DTYPE, n) for n, name in enumerate(names, 1)}
@@ -215,14 +205,9 @@ def _batch(form: Form, causal: bool, length: int) -> tuple[Launch, dict[int, int
     recorder = Recorder(Single())
     if isinstance(form, hopper.BackwardForm):
         order = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
-        hopper.backward(
-            recorder, *(at[n] for n in order), scale=1.0, causal=causal, form=form, packed=packed
-        )
+        hopper.backward(recorder, *(at[n] for n in order), scale=1.0, causal=causal, form=form, packed=packed)
     else:
-        hopper.forward(
-            recorder, *(at[n] for n in names[:5]), scale=1.0, causal=causal, form=form,
-            packed=packed,
-        )  # fmt: skip
+        hopper.forward(recorder, *(at[n] for n in names[:5]), scale=1.0, causal=causal, form=form, packed=packed)
     memory = {
         table + ENTRY_BYTES * place: start
         for table, starts in zip(TABLES_AT, lengths.tables, strict=True)
@@ -235,9 +220,13 @@ def _batch(form: Form, causal: bool, length: int) -> tuple[Launch, dict[int, int
 def _record() -> Iterator[dict[str, object]]:
     for form, causal in product(forms(), (False, True)):
         yield {
-            "pass": pass_of(form), "form": form.name, "causal": causal,
-            "nvrtc": nvrtc_version(), "digest": digest_of(form, causal), **follow(form, causal),
-        }  # fmt: skip
+            "pass": pass_of(form),
+            "form": form.name,
+            "causal": causal,
+            "nvrtc": nvrtc_version(),
+            "digest": digest_of(form, causal),
+            **follow(form, causal),
+        }
 
 
 def record() -> None:

@@ -27,13 +27,16 @@ from kernels.timing.records import Recorded, clock_columns, digest_of_source
 
 LINES = Path(__file__).with_name("hopper_lines.csv")
 """Recorded clocks, so that a prediction needs neither compiler nor disassembler."""
-COLUMNS = ("pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile",
-           *clock_columns(ROUNDS))  # fmt: skip
+COLUMNS = ("pass", "form", "causal", "nvrtc", "digest", "beside", "repair", "repair_tile", *clock_columns(ROUNDS))
 
 FEATURES_ON_RECORD: tuple[Features, ...] = (
-    ("window",), ("softcap",), ("alibi",), ("window", "softcap"),
-    ("softcap", "fp16"), ("window", "softcap", "fp16"),
-)  # fmt: skip
+    ("window",),
+    ("softcap",),
+    ("alibi",),
+    ("window", "softcap"),
+    ("softcap", "fp16"),
+    ("window", "softcap", "fp16"),
+)
 """What a form may have for there to be clocks: the others would take as long again to record."""
 
 
@@ -65,10 +68,7 @@ def refusal(form: Form, deterministic: bool = False) -> str | None:
     if form.dq_from_registers:
         return "what additions to memory from registers cost on their way nobody has published"
     if deterministic:
-        return (
-            "blocks wait for the additions of other blocks, and the model follows one block at a "
-            "time"
-        )
+        return "blocks wait for the additions of other blocks, and the model follows one block at a time"
     return None
 
 
@@ -77,9 +77,7 @@ def pass_of(form: Form) -> str:
     return "backward" if isinstance(form, hopper.BackwardForm) else "forward"
 
 
-def recorded(
-    form: Form, causal: bool, optimistic: bool = False, features: Features = ()
-) -> Recorded:
+def recorded(form: Form, causal: bool, optimistic: bool = False, features: Features = ()) -> Recorded:
     """What is on record of a form.
 
     features: in the order of ``kernels.timing.followed_blocks.Features``.
@@ -101,13 +99,7 @@ def recorded(
 
 
 @checked
-def clocks(
-    form: Form,
-    shape: AttentionShape,
-    sms: int,
-    optimistic: bool = False,
-    features: Features = (),
-) -> float:
+def clocks(form: Form, shape: AttentionShape, sms: int, optimistic: bool = False, features: Features = ()) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as :func:`recorded`.
 
     optimistic: with those of its repair, on data of which it has nothing to do again.
@@ -164,15 +156,11 @@ def seconds(
     """
     main = clocks(form, shape, sms, optimistic, features) / clock.hz
     if isinstance(form, hopper.ForwardForm):
-        return main + seconds_around(
-            "forward", shape, 1 + form.persistent + optimistic, hbm_bytes_per_s
-        )
+        return main + seconds_around("forward", shape, 1 + form.persistent + optimistic, hbm_bytes_per_s)
     return main + seconds_around("backward", shape, 1, hbm_bytes_per_s)
 
 
-def seconds_around(
-    pass_: str, shape: AttentionShape, launches: int, hbm_bytes_per_s: float
-) -> float:
+def seconds_around(pass_: str, shape: AttentionShape, launches: int, hbm_bytes_per_s: float) -> float:
     """What comes to a main kernel's clocks: ``launches``, and around a backward two kernels that
     only move bytes, with a launch each."""
     if pass_ == "forward":
@@ -192,29 +180,21 @@ def predictable() -> list[Form]:
 def kinds() -> list[tuple[Form, bool]]:
     """What is recorded, form and whether optimistic: exact all, optimistic those that differ. And
     :func:`featured`."""
-    picked = [
-        form for form in hopper.FORWARD_FORMS
-        if form.pingpong or form.head_dim == 256
-    ]  # fmt: skip
+    picked = [form for form in hopper.FORWARD_FORMS if form.pingpong or form.head_dim == 256]
     return [*((form, False) for form in predictable()), *((form, True) for form in picked)]
 
 
 def featured() -> list[tuple[Form, Features]]:
     """What is recorded beside :func:`kinds`: the forms with a window, a softcap or ALiBi."""
     forms: list[Form] = [
-        hopper.forward_form(head_dim, False, 1, featured=True)
-        for head_dim in hopper.HEAD_DIMS["forward"]
+        hopper.forward_form(head_dim, False, 1, featured=True) for head_dim in hopper.HEAD_DIMS["forward"]
     ]
-    forms += [
-        hopper.backward_form(head_dim, False, featured=True)
-        for head_dim in hopper.HEAD_DIMS["backward"]
-    ]
+    forms += [hopper.backward_form(head_dim, False, featured=True) for head_dim in hopper.HEAD_DIMS["backward"]]
     return [
         (form, features)
         for form in forms
         for features in FEATURES_ON_RECORD
-        if isinstance(form, hopper.ForwardForm)
-        or form.takes(dtype_of(features), options_of(features))
+        if isinstance(form, hopper.ForwardForm) or form.takes(dtype_of(features), options_of(features))
     ]
 
 
@@ -226,14 +206,11 @@ def form_table() -> str:
         backward = isinstance(form, hopper.BackwardForm)
         rates = []
         for seqlen in (2048, 16384):
-            shape = AttentionShape(
-                16384 // seqlen, 2048 // form.head_dim, seqlen, seqlen, form.head_dim, dtype="bf16"
-            )
+            shape = AttentionShape(16384 // seqlen, 2048 // form.head_dim, seqlen, seqlen, form.head_dim, dtype="bf16")
             flops = useful_flops(shape, "backward" if backward else "forward")
             took = seconds(
-                form, shape, sms=H200.sms, hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s,
-                optimistic=optimistic,
-            )  # fmt: skip
+                form, shape, sms=H200.sms, hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s, optimistic=optimistic
+            )
             rates.append(f"{flops / took / 1e12:.0f} TFLOP/s")
         name = f"{'backward' if backward else 'forward'} {name_of(form, optimistic)}"
         rows.append(f"| {name} | {' | '.join(rates)} |")
@@ -244,10 +221,7 @@ def feature_table() -> str:
     """Clocks that one more round costs a tile of 8 rounds, dense and causal, plain and with each of
     :data:`FEATURES_ON_RECORD` that it has, as a Markdown table."""
     kinds = ((), *FEATURES_ON_RECORD)
-    titles = (
-        (" and ".join(options_of(features)) or "plain") + ", fp16" * ("fp16" in features)
-        for features in kinds
-    )
+    titles = ((" and ".join(options_of(features)) or "plain") + ", fp16" * ("fp16" in features) for features in kinds)
     rows = [f"| form | {' | '.join(titles)} |", "|---" * (len(kinds) + 1) + "|"]
     for form in dict.fromkeys(form for form, _ in featured()):
         cells = []
@@ -270,10 +244,13 @@ def _row(form: Form, optimistic: bool, features: Features, causal: bool) -> dict
     names = ("beside", "repair", "repair_tile", *clock_columns(ROUNDS))
     values = (beside, *repair, *(value for _, value in points))
     return {
-        "pass": pass_of(form), "form": name_of(form, optimistic, features), "causal": causal,
-        "nvrtc": nvrtc_version(), "digest": digest_of(form, causal, optimistic, features),
+        "pass": pass_of(form),
+        "form": name_of(form, optimistic, features),
+        "causal": causal,
+        "nvrtc": nvrtc_version(),
+        "digest": digest_of(form, causal, optimistic, features),
         **dict(zip(names, map(round, values), strict=True)),
-    }  # fmt: skip
+    }
 
 
 def record() -> None:

@@ -59,9 +59,11 @@ class Recorded:
         tile = Tile(int(row["block_m"]), int(row["block_n"])) if "block_m" in row else None
         numbers = ("slowdown", "beside", "empty", "repair", "repair_tile")
         return cls(
-            card.through(points), tile, int(row.get("blocks_per_sm", 1)),
+            card.through(points),
+            tile,
+            int(row.get("blocks_per_sm", 1)),
             **{name: float(row[name]) for name in numbers if name in row},
-        )  # fmt: skip
+        )
 
     def clocks(self, rounds: Iterable[int], sms: int) -> float:
         """Of a launch on ``sms`` multiprocessors: rounds of its blocks in the order they start."""

@@ -52,18 +52,14 @@ class Target:
 
 _FOLDER = Path(__file__).parent
 ON_A100 = Target("ampere", "sm_80", A100_80GB, ampere.MACHINE, _FOLDER / "ampere_lines.csv")
-ON_H200 = Target(
-    "sm80-on-hopper", "sm_90", H200, hopper_warps.MACHINE, _FOLDER / "sm80_on_hopper_lines.csv"
-)
+ON_H200 = Target("sm80-on-hopper", "sm_90", H200, hopper_warps.MACHINE, _FOLDER / "sm80_on_hopper_lines.csv")
 TARGETS = (ON_A100, ON_H200)
 
 
 @checked
 def target_of(gpu: Gpu) -> Target | None:
     """The target whose SM a card has, None of other compute capabilities."""
-    return next(
-        (each for each in TARGETS if each.gpu.compute_capability == gpu.compute_capability), None
-    )
+    return next((each for each in TARGETS if each.gpu.compute_capability == gpu.compute_capability), None)
 
 
 @cache
@@ -127,12 +123,7 @@ def walked(pass_: str, tile: Tile, shape: AttentionShape, lengths: Lengths | Non
 
 @checked
 def clocks(
-    kernel: Kernel,
-    pass_: str,
-    shape: AttentionShape,
-    target: Target,
-    sms: int,
-    lengths: Lengths | None = None,
+    kernel: Kernel, pass_: str, shape: AttentionShape, target: Target, sms: int, lengths: Lengths | None = None
 ) -> float:
     """Clocks of the main kernel on a card of ``sms`` multiprocessors. Errors as ``recorded``."""
     found = recorded(kernel, target)
@@ -171,20 +162,29 @@ def main_launch(
 ) -> plan.Launch:
     """The kernel that walks the tile loop, as the target would run it."""
     return launches_of(
-        "flash", shape, pass_, target.device, tile=tile,
-        softcap="softcap" in features, alibi="alibi" in features, lengths=lengths,
-    ).main  # fmt: skip
+        "flash",
+        shape,
+        pass_,
+        target.device,
+        tile=tile,
+        softcap="softcap" in features,
+        alibi="alibi" in features,
+        lengths=lengths,
+    ).main
 
 
-def on_h200(
-    shape: AttentionShape, pass_: str, features: Features = (), lengths: Lengths | None = None
-) -> float:
+def on_h200(shape: AttentionShape, pass_: str, features: Features = (), lengths: Lengths | None = None) -> float:
     """:func:`seconds` of what an H200 would run, under load.
 
     features: of the scores; a window is the shape's own.
     """
     return seconds(
-        main_launch(shape, pass_, ON_H200, features, lengths).kernel, pass_, shape, ON_H200,
-        sms=H200.sms, hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s,
-        clock=card.H200_SUSTAINED, lengths=lengths,
-    )  # fmt: skip
+        main_launch(shape, pass_, ON_H200, features, lengths).kernel,
+        pass_,
+        shape,
+        ON_H200,
+        sms=H200.sms,
+        hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s,
+        clock=card.H200_SUSTAINED,
+        lengths=lengths,
+    )

@@ -17,12 +17,7 @@ from analysis.arguments import flag, whole
 from kernels import decode
 from kernels.launch import Array, Backend
 from repro.attention import engine, launcher
-from repro.attention.decode_validation import (
-    FP8,
-    capacity_of,
-    check_decode_arguments,
-    check_values,
-)
+from repro.attention.decode_validation import FP8, capacity_of, check_decode_arguments, check_values
 from repro.attention.validation import resolve_scale
 from repro.attention.views import Views, array_of
 
@@ -99,9 +94,7 @@ def decode_attention(
     Complexity: the bytes of the cache up to each length, once per 64 rows (heads of a group times
     queries), and 8·(D + 1) bytes a row and split for the parts.
     """
-    check_decode_arguments(
-        q, k_cache, v_cache, seqlens_k, block_table, k_scale, v_scale, scale_block, value_dim
-    )
+    check_decode_arguments(q, k_cache, v_cache, seqlens_k, block_table, k_scale, v_scale, scale_block, value_dim)
     if torch.is_grad_enabled():
         for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
             if tensor is not None and tensor.requires_grad:
@@ -158,21 +151,20 @@ def _forward(
         if v_cache is not None:
             v_scale = ones if v_scale is None else v_scale
     if scale_block is not None:  # as kernels take them: heads before blocks, and one number a row
-        k_scale, v_scale = (
-            None if x is None else x.transpose(1, heads)[..., None] for x in (k_scale, v_scale)
-        )
+        k_scale, v_scale = (None if x is None else x.transpose(1, heads)[..., None] for x in (k_scale, v_scale))
     caches = {"k": _by_heads(k_cache, heads)}
     if v_cache is not None:
         caches["v"] = _by_heads(v_cache, heads)
     rows = {"q": q, **caches, "out": out}
     indices: dict[str, Tensor | None] = {
-        "lse": lse, "seqlens": seqlens_k, "block_table": block_table,
-        "k_scale": k_scale, "v_scale": v_scale,
-    }  # fmt: skip
+        "lse": lse,
+        "seqlens": seqlens_k,
+        "block_table": block_table,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
+    }
     tensors = rows | {name: tensor for name, tensor in indices.items() if tensor is not None}
-    options = {
-        "splits": splits, "scale": scale, "causal": causal, "scale_block": scale_block,
-    }  # fmt: skip
+    options = {"splits": splits, "scale": scale, "causal": causal, "scale_block": scale_block}
     layouts = [(name, t.shape, t.stride(), t.dtype) for name, t in tensors.items()]
     key = ("decode", launcher.backend_of(q.device), q.device, *options.values(), *layouts)
     if not engine.again(key, tensors.values(), rows=len(rows)):
@@ -181,10 +173,7 @@ def _forward(
 
 
 def _first(
-    key: Hashable,
-    tensors: Mapping[str, Tensor],
-    caches: Mapping[str, Tensor],
-    options: Mapping[str, Any],
+    key: Hashable, tensors: Mapping[str, Tensor], caches: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> None:
     """Record what the driver launches, run it, and keep it unless a tensor had to be copied. A step
     of decoding is short, and the next one differs in nothing but addresses and lengths."""

@@ -55,15 +55,11 @@ def check_decode_arguments(
     for name, cache in caches.items():
         _check_cache(name, cache, q)
     if v_cache is not None and v_cache.shape != k_cache.shape:
-        raise ValueError(
-            f"k_cache and v_cache differ in shape: {tuple(k_cache.shape)}, {tuple(v_cache.shape)}"
-        )
+        raise ValueError(f"k_cache and v_cache differ in shape: {tuple(k_cache.shape)}, {tuple(v_cache.shape)}")
     if v_cache is not None and v_cache.dtype != k_cache.dtype:
         raise TypeError(f"k_cache and v_cache differ in type: {k_cache.dtype}, {v_cache.dtype}")
     if block_table is None and k_cache.shape[0] != q.shape[0]:
-        raise ValueError(
-            f"q has {q.shape[0]} sequences, k_cache {k_cache.shape[0]}; pages need a block_table"
-        )
+        raise ValueError(f"q has {q.shape[0]} sequences, k_cache {k_cache.shape[0]}; pages need a block_table")
     kv_heads = k_cache.shape[1 if block_table is None else 2]
     if (q.shape[1] % kv_heads if kv_heads else q.shape[1]) != 0:
         raise ValueError(f"q has {q.shape[1]} heads, not a multiple of the cache's {kv_heads}")
@@ -78,9 +74,7 @@ def check_decode_arguments(
                 "layout is (pages, page_size, Hkv, D)"
             )
         if page_size * block_table.shape[1] >= 2**31:
-            raise ValueError(
-                f"block_table has {block_table.shape[1]} columns of {page_size} keys, above 2**31"
-            )
+            raise ValueError(f"block_table has {block_table.shape[1]} columns of {page_size} keys, above 2**31")
     if seqlens_k is not None:
         _check_index("seqlens_k", seqlens_k, (q.shape[0],), q)
     scales = {"k_scale": k_scale, "v_scale": v_scale}
@@ -99,9 +93,7 @@ def check_values(k_cache: Tensor, seqlens_k: Tensor | None, block_table: Tensor 
             room = (
                 ""
                 if block_table is None
-                else (
-                    f": block_table has {block_table.shape[1]} columns of {k_cache.shape[1]} keys"
-                )
+                else (f": block_table has {block_table.shape[1]} columns of {k_cache.shape[1]} keys")
             )
             raise ValueError(f"seqlens_k has {most}, the cache room for {capacity}{room}")
     if block_table is None or block_table.numel() == 0:
@@ -114,8 +106,7 @@ def check_values(k_cache: Tensor, seqlens_k: Tensor | None, block_table: Tensor 
     if bool(bad.any()):
         row, column = (int(x) for x in bad.nonzero()[0])
         raise ValueError(
-            f"block_table[{row}, {column}] is {int(block_table[row, column])}, the cache has "
-            f"{k_cache.shape[0]} pages"
+            f"block_table[{row}, {column}] is {int(block_table[row, column])}, the cache has {k_cache.shape[0]} pages"
         )
 
 
@@ -123,14 +114,14 @@ def _check_queries(q: Tensor, *, latent: bool) -> None:
     seqlen_q, head_dim = q.shape[2:]
     if seqlen_q > QUERIES_MAX:
         raise ValueError(
-            f"q has {seqlen_q} queries a sequence, above {QUERIES_MAX}: repro.flash_attention "
-            "takes any number"
+            f"q has {seqlen_q} queries a sequence, above {QUERIES_MAX}: repro.flash_attention takes any number"
         )
     most = WIDE if latent and q.dtype != torch.float32 else HEAD_DIM_MAX
     if not 1 <= head_dim <= most:
-        raise ValueError(f"head dimension must be 1 to {most}, got {head_dim}" + (
-            "" if most == WIDE else f" (to {WIDE} with 16-bit q and v_cache=None)"
-        ))  # fmt: skip
+        raise ValueError(
+            f"head dimension must be 1 to {most}, got {head_dim}"
+            + ("" if most == WIDE else f" (to {WIDE} with 16-bit q and v_cache=None)")
+        )
 
 
 def _check_values_of_a_latent(q: Tensor, v_cache: Tensor | None, value_dim: int | None) -> None:
@@ -140,15 +131,13 @@ def _check_values_of_a_latent(q: Tensor, v_cache: Tensor | None, value_dim: int 
     if head_dim <= HEAD_DIM_MAX:
         if value_dim is not None:
             raise ValueError(
-                f"value_dim={value_dim} is for latents of more than {HEAD_DIM_MAX} columns, q has "
-                f"{head_dim}"
+                f"value_dim={value_dim} is for latents of more than {HEAD_DIM_MAX} columns, q has {head_dim}"
             )
         return
     most = min(WIDE_VALUES, head_dim)
     if value_dim is None or value_dim > most or value_dim % 8:
         raise ValueError(
-            f"a latent of {head_dim} columns needs value_dim, a multiple of 8 up to {most}, got "
-            f"{value_dim}"
+            f"a latent of {head_dim} columns needs value_dim, a multiple of 8 up to {most}, got {value_dim}"
         )
 
 
@@ -170,11 +159,7 @@ def _check_cache(name: str, cache: Tensor, q: Tensor) -> None:
             f"{cache.dtype} needs: pad it when it is made"
         )
     size = cache.element_size()
-    strides = [
-        stride * size
-        for n, stride in zip(cache.shape[:3], cache.stride()[:3], strict=True)
-        if n > 1
-    ]
+    strides = [stride * size for n, stride in zip(cache.shape[:3], cache.stride()[:3], strict=True) if n > 1]
     if cache.numel() and (
         cache.stride(3) != 1
         or any(stride % ALIGNMENT_BYTES for stride in strides)
@@ -199,12 +184,7 @@ def _check_index(name: str, tensor: Tensor, shape: tuple[int, ...], q: Tensor) -
 
 
 def _check_scales(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor | None,
-    paged: bool,
-    scales: dict[str, Tensor | None],
-    block: int | None,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor | None, paged: bool, scales: dict[str, Tensor | None], block: int | None
 ) -> None:
     items, kv_heads, keys = (k_cache.shape[d] for d in ((0, 2, 1) if paged else (0, 1, 2)))
     shape: tuple[int, ...] = (kv_heads,)
@@ -229,9 +209,7 @@ def _check_scales(
             raise TypeError(f"{name} must be a float32 tensor, got {kind}")
         check_dense(name, tensor)
         if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{name} must have shape {meaning} = {shape}, got {tuple(tensor.shape)}"
-            )
+            raise ValueError(f"{name} must have shape {meaning} = {shape}, got {tuple(tensor.shape)}")
         if tensor.device != q.device:
             raise TypeError(f"q and {name} are on different devices: {q.device}, {tensor.device}")
     if v_cache is None and scales["v_scale"] is not None:

@@ -43,17 +43,7 @@ from repro.attention.packed import lengths_of
 from repro.attention.validation import DTYPES, resolve_scale
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
 
-__all__ = [
-    "again",
-    "backward",
-    "check_tile",
-    "first",
-    "forget",
-    "forward",
-    "recorded",
-    "repeat",
-    "shared_limit",
-]
+__all__ = ["again", "backward", "check_tile", "first", "forget", "forward", "recorded", "repeat", "shared_limit"]
 
 #: Recorded calls, those of decoding too, by layouts and options. Emptied when they reach the limit.
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
@@ -72,9 +62,7 @@ def recorded(tensors: Sequence[Tensor], options: Options) -> launcher.Repeated |
     return _REPEATED.get(_key("forward", tensors[:3], options, given, _FORWARD))
 
 
-def repeat(
-    call: launcher.Repeated, tensors: Sequence[Tensor], options: Options
-) -> tuple[Tensor, Tensor]:
+def repeat(call: launcher.Repeated, tensors: Sequence[Tensor], options: Options) -> tuple[Tensor, Tensor]:
     """(out, lse) of a recorded forward on q, k, v and the options' tensors."""
     q, k, v, *given = tensors
     out = torch.empty_like(q)
@@ -108,11 +96,7 @@ def check_tile(q: Tensor, options: Options, limit: int = SHARED_LIMIT_BYTES) -> 
 
 
 def problem_of(
-    sizes: Sequence[int],
-    q: Tensor,
-    options: Options,
-    lengths: Lengths | None = None,
-    **gradients: Any,
+    sizes: Sequence[int], q: Tensor, options: Options, lengths: Lengths | None = None, **gradients: Any
 ) -> Problem:
     """The problem of a call, as its kernels see it.
 
@@ -121,19 +105,36 @@ def problem_of(
     batch, heads, kv_heads, seqlen_q, seqlen_k = sizes
     columns = aligned_head_dim(int(q.shape[3]))
     shape = AttentionShape(
-        batch, heads, seqlen_q, seqlen_k, columns, kv_heads, DTYPES[q.dtype], options.causal,
-        options.window, options.sinks, options.fp8, options.scale_block,
-    )  # fmt: skip
+        batch,
+        heads,
+        seqlen_q,
+        seqlen_k,
+        columns,
+        kv_heads,
+        DTYPES[q.dtype],
+        options.causal,
+        options.window,
+        options.sinks,
+        options.fp8,
+        options.scale_block,
+    )
     bias = options.bias
     scale = resolve_scale(options.scale, int(q.shape[3]))
     return Problem(
-        shape, lengths, scale, options.key_mask is not None,
-        None if options.block_mask is None else SOME_BLOCKS, options.dropout_p, options.softcap,
+        shape,
+        lengths,
+        scale,
+        options.key_mask is not None,
+        None if options.block_mask is None else SOME_BLOCKS,
+        options.dropout_p,
+        options.softcap,
         options.alibi_slopes is not None,
         None if bias is None else (int(bias.shape[0]), int(bias.shape[1])),
-        tile=None if options.tile is None else Tile(*options.tile), order=options.order,
-        deterministic=options.deterministic, **gradients,
-    )  # fmt: skip
+        tile=None if options.tile is None else Tile(*options.tile),
+        order=options.order,
+        deterministic=options.deterministic,
+        **gradients,
+    )
 
 
 def shared_limit(device: torch.device) -> int:
@@ -188,9 +189,7 @@ def backward(
     _launch("backward", tensors, options, lengths)
 
 
-def _launch(
-    pass_: str, tensors: dict[str, Tensor], options: Options, lengths: Lengths | None
-) -> None:
+def _launch(pass_: str, tensors: dict[str, Tensor], options: Options, lengths: Lengths | None) -> None:
     """Run a pass on its tensors and those of the options."""
     q, k = tensors["q"], tensors["k"]
     key = None

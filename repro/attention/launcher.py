@@ -130,10 +130,7 @@ def backend_of(device: torch.device) -> Backend:
 _host_is: str | None = None
 #: Kernels and tiles are chosen for it as for the host backend.
 HOST_GPU = replace(
-    A100_80GB,
-    name="host",
-    shared_bytes_per_block=SHARED_LIMIT_BYTES,
-    shared_bytes_per_sm=SHARED_LIMIT_BYTES + 1024,
+    A100_80GB, name="host", shared_bytes_per_block=SHARED_LIMIT_BYTES, shared_bytes_per_sm=SHARED_LIMIT_BYTES + 1024
 )
 
 

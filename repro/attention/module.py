@@ -14,9 +14,7 @@ from repro.attention.validation import resolve
 
 __all__ = ["FlashAttention"]
 
-_NAMES = (
-    "causal", "dropout_p", "scale", "softcap", "deterministic", "tile", "order", "window", "sinks",
-)  # fmt: skip
+_NAMES = ("causal", "dropout_p", "scale", "softcap", "deterministic", "tile", "order", "window", "sinks")
 USUAL: dict[str, Any] = {name: Options._field_defaults.get(name) for name in _NAMES}
 """Options of a module, and what they are where nothing is said."""
 
@@ -48,9 +46,7 @@ class FlashAttention(nn.Module):
         for name in USUAL:
             setattr(self, name, found[name])
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **tensors: Any
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None, **tensors: Any) -> Tensor:
         """(B, H, Nq, D), (B, Hkv, Nk, D) twice → (B, H, Nq, D).
 
         tensors: others that :func:`repro.flash_attention` takes by name.

@@ -10,13 +10,7 @@ from analysis.arguments import flag, whole
 from analysis.window import sides
 from repro.attention import registered
 from repro.attention.options import Options
-from repro.attention.validation import (
-    DTYPES,
-    FP8,
-    check_arguments,
-    resolve,
-    resolve_scale,
-)
+from repro.attention.validation import DTYPES, FP8, check_arguments, resolve, resolve_scale
 
 __all__ = ["flash_attention"]
 
@@ -174,12 +168,27 @@ def flash_attention(
     )
     left, right = (None, None) if window is None else sides(window)
     given = Options(
-        causal=causal, scale=scale, dropout_p=dropout_p, tile=tile, deterministic=deterministic,
-        order=order, softcap=softcap, left=left, right=right, sinks=sinks, scale_block=scale_block,
-        key_mask=key_mask, block_mask=block_mask, seed=seed,  # type: ignore[arg-type]
-        alibi_slopes=alibi_slopes, bias=bias, k_scale=k_scale, v_scale=v_scale,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-    )  # fmt: skip
+        causal=causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        tile=tile,
+        deterministic=deterministic,
+        order=order,
+        softcap=softcap,
+        left=left,
+        right=right,
+        sinks=sinks,
+        scale_block=scale_block,
+        key_mask=key_mask,
+        block_mask=block_mask,
+        seed=seed,  # type: ignore[arg-type]
+        alibi_slopes=alibi_slopes,
+        bias=bias,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
     found = registered.attention_again(tensors, given) if usual else None
     if found is None:
         check_arguments(q, k, v, given)
@@ -187,8 +196,7 @@ def flash_attention(
             _refuse_gradient(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, bias=bias)
             ones = torch.ones(k.shape[1], dtype=torch.float32, device=k.device)
             given = given._replace(
-                k_scale=ones if k_scale is None else k_scale,
-                v_scale=ones if v_scale is None else v_scale,
+                k_scale=ones if k_scale is None else k_scale, v_scale=ones if v_scale is None else v_scale
             )
         _refuse_forward_mode(q, k, v, *(() if bias is None else (bias,)))
         given = given._replace(seed=_seed_tensor(seed, dropout_p))
@@ -224,8 +232,7 @@ def _autocast(*tensors: Any) -> tuple[Any, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(
-        tensor.to(dtype) if isinstance(tensor, Tensor) and tensor.dtype in DTYPES else tensor
-        for tensor in tensors
+        tensor.to(dtype) if isinstance(tensor, Tensor) and tensor.dtype in DTYPES else tensor for tensor in tensors
     )
 
 
@@ -245,8 +252,7 @@ def _given_seed(seed: int | Tensor) -> Tensor:
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device.type != "cpu":
             raise TypeError(
-                "seed must be a 0-d int64 tensor on the CPU, "
-                f"got {seed.dtype} {tuple(seed.shape)} on {seed.device}"
+                f"seed must be a 0-d int64 tensor on the CPU, got {seed.dtype} {tuple(seed.shape)} on {seed.device}"
             )
         return seed
     value = whole("seed", seed)

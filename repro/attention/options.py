@@ -59,10 +59,14 @@ class Options(NamedTuple):
 VALUES = 11
 """How many fields stand before the tensors."""
 _KINDS = {
-    "Tensor | None": "Tensor?", "bool": "bool", "float": "float", "int": "int", "str": "str",
-    "float | None": "float?", "int | None": "int?", "Sequence[int] | None": "int[]?",
-}  # fmt: skip
-SCHEMA = ", ".join(
-    f"{_KINDS[str(kind.__forward_arg__)]} {name}" for name, kind in Options.__annotations__.items()
-)
+    "Tensor | None": "Tensor?",
+    "bool": "bool",
+    "float": "float",
+    "int": "int",
+    "str": "str",
+    "float | None": "float?",
+    "int | None": "int?",
+    "Sequence[int] | None": "int[]?",
+}
+SCHEMA = ", ".join(f"{_KINDS[str(kind.__forward_arg__)]} {name}" for name, kind in Options.__annotations__.items())
 """The fields as torch declares arguments."""

@@ -24,8 +24,7 @@ def lengths_of(q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor)
     rows, naming both values.
     """
     return Lengths(
-        _lengths("cu_seqlens_q", cu_seqlens_q, "q", q.shape[2]),
-        _lengths("cu_seqlens_k", cu_seqlens_k, "k", k.shape[2]),
+        _lengths("cu_seqlens_q", cu_seqlens_q, "q", q.shape[2]), _lengths("cu_seqlens_k", cu_seqlens_k, "k", k.shape[2])
     )
 
 

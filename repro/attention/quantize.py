@@ -13,9 +13,7 @@ __all__ = ["E4M3_MAX", "quantize_e4m3"]
 E4M3_MAX = 448.0
 
 
-def quantize_e4m3(
-    cache: Tensor, heads: int = 1, *, block: int | None = None
-) -> tuple[Tensor, Tensor]:
+def quantize_e4m3(cache: Tensor, heads: int = 1, *, block: int | None = None) -> tuple[Tensor, Tensor]:
     """``cache`` ≈ numbers · scale, the largest number under each scale at 448 (or, where it is so
     small that fp32 has no full precision for its scale, below 5·10⁻³⁶, under a scale of 2⁻¹²⁶).
 

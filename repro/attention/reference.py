@@ -24,15 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Reference",
-    "attention_reference",
-    "beyond_bound",
-    "changed",
-    "framework_result",
-    "max_error",
-    "visible",
-]
+__all__ = ["Reference", "attention_reference", "beyond_bound", "changed", "framework_result", "max_error", "visible"]
 
 
 TANH_APPROX = 2.0**-11
@@ -138,10 +130,17 @@ def attention_reference(
     group = heads // kv_heads
     scale = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
     seen = visible(
-        batch, heads, seqlen_q, seqlen_k,
-        causal=causal, window=window, sinks=sinks, key_mask=key_mask, block_mask=block_mask,
+        batch,
+        heads,
+        seqlen_q,
+        seqlen_k,
+        causal=causal,
+        window=window,
+        sinks=sinks,
+        key_mask=key_mask,
+        block_mask=block_mask,
         block=block,
-    )  # fmt: skip
+    )
     # Slots nobody sees may hold NaN, and 0 * NaN is NaN, so they become 0 before any product.
     used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]
     k_rows = torch.where(used, k, 0.0).repeat_interleave(group, 1)
@@ -210,9 +209,7 @@ def attention_reference(
     return Reference(out, lse, dq, fold(dk), fold(dv), shared, terms, score)
 
 
-def changed(
-    scores: Tensor, softcap: float | None, alibi_slopes: Tensor | None
-) -> tuple[Tensor, Tensor | float]:
+def changed(scores: Tensor, softcap: float | None, alibi_slopes: Tensor | None) -> tuple[Tensor, Tensor | float]:
     """Scores (B, H, Nq, Nk) as the softmax takes them, and the derivative of that change.
 
     In the type of ``scores``; differentiable. First ``softcap · tanh(scores / softcap)``, then
@@ -255,9 +252,7 @@ def framework_result(
     group = heads // kv_heads
     used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]
     leaves = [t.detach().cpu().requires_grad_() for t in (q, k, v)]
-    k_rows, v_rows = (
-        torch.where(used, t, t.new_zeros(())).repeat_interleave(group, 1) for t in leaves[1:]
-    )
+    k_rows, v_rows = (torch.where(used, t, t.new_zeros(())).repeat_interleave(group, 1) for t in leaves[1:])
     scores, _ = changed((leaves[0] @ k_rows.mT) * scale, softcap, alibi_slopes)
     if bias is not None:
         leaves.append(bias.detach().cpu().requires_grad_())
@@ -295,9 +290,7 @@ def max_error(result: Tensor, reference: Tensor) -> float:
     return float(difference.max())
 
 
-def beyond_bound(
-    name: str, result: Tensor, want: Reference, theirs: Reference, dtype: torch.dtype
-) -> str | None:
+def beyond_bound(name: str, result: Tensor, want: Reference, theirs: Reference, dtype: torch.dtype) -> str | None:
     """Where a result is further from ``want`` than it may be, or None.
 
     At most twice the framework's own error in the same type (``theirs``), plus one rounding of the

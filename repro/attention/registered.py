@@ -49,9 +49,8 @@ def _bits(*keys: Any) -> int:
 
 #: What the dispatcher finds in a dense tensor on a device of ours: memory, and perhaps a gradient.
 _USUAL_TENSOR = _bits(
-    _Key.CPU, _Key.CUDA, _Key.ADInplaceOrView, _Key.AutogradCPU, _Key.AutogradCUDA,
-    _Key.AutocastCPU, _Key.AutocastCUDA,
-)  # fmt: skip
+    _Key.CPU, _Key.CUDA, _Key.ADInplaceOrView, _Key.AutogradCPU, _Key.AutogradCUDA, _Key.AutocastCPU, _Key.AutocastCUDA
+)
 #: What it adds outside every mode and transformation.
 _USUAL_MODES = _bits(_Key.BackendSelect, _Key.ADInplaceOrView)
 
@@ -101,9 +100,7 @@ def _differentiated_or_batched() -> bool:
 
 def _with_autograd(name: str, kernel: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """``kernel`` is the operator without its gradient."""
-    if torch.is_grad_enabled() and any(
-        isinstance(tensor, Tensor) and tensor.requires_grad for tensor in inputs
-    ):
+    if torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in inputs):
         return _FUNCTIONS[name].apply(kernel, *inputs)
     return kernel(*inputs)
 
@@ -153,14 +150,7 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tenso
 
 
 def _backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *options: Any,
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, ...]:
     chosen, needed = Options(*options[:-1]), options[-1]
     grads = _gradients(q, k, v, chosen.bias, needed)
@@ -173,14 +163,11 @@ def _fake_backward(*inputs: Any) -> tuple[Tensor, ...]:
     return _gradients(q, k, v, Options(*options).bias, needed)
 
 
-def _gradients(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, needed: list[bool]
-) -> tuple[Tensor, ...]:
+def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, needed: list[bool]) -> tuple[Tensor, ...]:
     """Memory for dq, dk, dv, dbias. One that nobody needs has no elements: a schema has no optional
     results, so :class:`_Attention` turns it into None."""
     dq, dk, dv = (
-        _like(tensor) if wanted else tensor.new_empty(0)
-        for tensor, wanted in zip((q, k, v), needed[:3], strict=True)
+        _like(tensor) if wanted else tensor.new_empty(0) for tensor, wanted in zip((q, k, v), needed[:3], strict=True)
     )
     if bias is None or not needed[3]:
         return dq, dk, dv, q.new_empty(0)
@@ -221,9 +208,7 @@ def _needed(inputs: Sequence[bool]) -> list[bool]:
     return [*inputs[:3], inputs[_BIAS]]
 
 
-def _pull_back(
-    ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor | None
-) -> tuple[Tensor | None, ...]:
+def _pull_back(ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients of the operator's inputs: q, k, v and its options."""
     q, k, v, out, lse, *tensors = ctx.saved_tensors
     options = list(ctx.options)
@@ -299,18 +284,9 @@ def _refuse_second_derivative() -> NoReturn:
     )
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {
-    "flash_attention": _forward,
-    "flash_attention_backward": _backward,
-}
-_FAKES: dict[str, Callable[..., Any]] = {
-    "flash_attention": _fake_forward,
-    "flash_attention_backward": _fake_backward,
-}
-_FUNCTIONS: dict[str, Any] = {
-    "flash_attention": _Attention,
-    "flash_attention_backward": _AttentionBackward,
-}
+_KERNELS: dict[str, Callable[..., Any]] = {"flash_attention": _forward, "flash_attention_backward": _backward}
+_FAKES: dict[str, Callable[..., Any]] = {"flash_attention": _fake_forward, "flash_attention_backward": _fake_backward}
+_FUNCTIONS: dict[str, Any] = {"flash_attention": _Attention, "flash_attention_backward": _AttentionBackward}
 
 _TRANSFORMED: dict[str, Any] = {
     "flash_attention": _TransformedAttention,
@@ -335,10 +311,7 @@ def _register(name: str, schema: str) -> None:
 
 
 _LIBRARY = torch.library.Library("repro", "DEF")
-_register(
-    "flash_attention",
-    f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor, Tensor)",
-)
+_register("flash_attention", f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tensor, Tensor)")
 _register(
     "flash_attention_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "

@@ -65,9 +65,7 @@ def scaled_dot_product_attention(
         out = flash_attention(q, k, v, **options)
     else:
         # Keys after the last query are never seen; queries after the last key see all keys.
-        out = flash_attention(
-            q[:, :, :keys], k[:, :, :rows], v[:, :, :rows], causal=True, **options
-        )
+        out = flash_attention(q[:, :, :keys], k[:, :, :rows], v[:, :, :rows], causal=True, **options)
         if rows > keys:
             rest: Any = flash_attention(q[:, :, keys:], k, v, **options)
             out = torch.cat([out, rest], dim=2)
@@ -87,18 +85,14 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
                 f"{query.dim()} and {tensor.dim()}"
             )
     if key.shape[:-1] != value.shape[:-1]:
-        raise ValueError(
-            f"key and value differ but in width: {tuple(key.shape)} and {tuple(value.shape)}"
-        )
+        raise ValueError(f"key and value differ but in width: {tuple(key.shape)} and {tuple(value.shape)}")
     if not flag("enable_gqa", enable_gqa) and query.shape[:-2] != key.shape[:-2]:
         raise ValueError(
             f"query and key differ in batch or heads: {tuple(query.shape[:-2])} and "
             f"{tuple(key.shape[:-2])}; enable_gqa=True lets key have fewer heads"
         )
     if query.shape[:-3] != key.shape[:-3]:
-        raise ValueError(
-            f"query and key differ in batch: {tuple(query.shape[:-3])} and {tuple(key.shape[:-3])}"
-        )
+        raise ValueError(f"query and key differ in batch: {tuple(query.shape[:-3])} and {tuple(key.shape[:-3])}")
 
 
 def _widened(tensor: Tensor, width: int) -> Tensor:
@@ -124,12 +118,9 @@ def _mask(attn_mask: Tensor, query: Tensor, keys: int) -> dict[str, Tensor]:
         raise TypeError(f"attn_mask must be of booleans or floats, got {attn_mask.dtype}")
     full = (*query.shape[:-1], keys)
     if len(attn_mask.shape) > len(full) or any(
-        size not in (1, whole)
-        for size, whole in zip(reversed(attn_mask.shape), reversed(full), strict=False)
+        size not in (1, whole) for size, whole in zip(reversed(attn_mask.shape), reversed(full), strict=False)
     ):
-        raise ValueError(
-            f"attn_mask {tuple(attn_mask.shape)} does not broadcast to (..., H, L, S) = {full}"
-        )
+        raise ValueError(f"attn_mask {tuple(attn_mask.shape)} does not broadcast to (..., H, L, S) = {full}")
     mask = attn_mask.reshape((1,) * (len(full) - attn_mask.dim()) + tuple(attn_mask.shape))
     while mask.dim() < 4:
         mask = mask[None]

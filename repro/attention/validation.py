@@ -54,12 +54,14 @@ def check_arguments(q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
     tile, key_mask, block_mask = resolve_tile(options.tile), options.key_mask, options.block_mask
     if options.cu_seqlens_q is not None or options.cu_seqlens_k is not None:
         _check_tables(
-            q, options.cu_seqlens_q, options.cu_seqlens_k,
-            key_mask=key_mask is not None, block_mask=block_mask is not None,
+            q,
+            options.cu_seqlens_q,
+            options.cu_seqlens_k,
+            key_mask=key_mask is not None,
+            block_mask=block_mask is not None,
             bias=options.bias is not None,
-            **{f"order='{options.order}'": options.order != "rows",
-               "k and v of e4m3": k.dtype == FP8},
-        )  # fmt: skip
+            **{f"order='{options.order}'": options.order != "rows", "k and v of e4m3": k.dtype == FP8},
+        )
     if key_mask is not None:
         _check_key_mask(key_mask, q, k)
     if block_mask is not None:
@@ -83,9 +85,7 @@ def resolve(options: Options, head_dim: int) -> Options:
         softcap=resolve_softcap(options.softcap),
         sinks=arguments.whole("sinks", options.sinks, least=0),
     )
-    more: dict[str, Any] = {
-        name: arguments.flag(name, getattr(options, name)) for name in ("causal", "deterministic")
-    }
+    more: dict[str, Any] = {name: arguments.flag(name, getattr(options, name)) for name in ("causal", "deterministic")}
     if options.scale_block is not None:
         more["scale_block"] = int(options.scale_block)
     return found._replace(**more)
@@ -98,8 +98,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         check_dense(name, tensor)
         if tensor.dim() != 4:
             raise ValueError(
-                f"{name} must have 4 dimensions (B, H, N, D), got {tensor.dim()}: "
-                f"shape {tuple(tensor.shape)}"
+                f"{name} must have 4 dimensions (B, H, N, D), got {tensor.dim()}: shape {tuple(tensor.shape)}"
             )
         if tensor.dtype not in DTYPES and (name == "q" or tensor.dtype != FP8):
             raise TypeError(
@@ -147,10 +146,7 @@ def resolve_tile(tile: Sequence[int] | None) -> list[int] | None:
     if isinstance(tile, str) or not isinstance(tile, Sequence) or len(tile) != 2:
         raise TypeError(f"tile must be (block_m, block_n), two whole numbers, got {tile!r}")
     names = ("block_m", "block_n")
-    return [
-        arguments.whole(f"tile {name}", edge, least=1)
-        for name, edge in zip(names, tile, strict=True)
-    ]
+    return [arguments.whole(f"tile {name}", edge, least=1) for name, edge in zip(names, tile, strict=True)]
 
 
 def _check_key_mask(key_mask: Tensor, q: Tensor, k: Tensor) -> None:
@@ -159,10 +155,7 @@ def _check_key_mask(key_mask: Tensor, q: Tensor, k: Tensor) -> None:
         raise TypeError(f"key_mask must be a boolean tensor (True = takes part), got {kind}")
     check_dense("key_mask", key_mask)
     if key_mask.shape != (k.shape[0], k.shape[2]):
-        raise ValueError(
-            f"key_mask must have shape (B, Nk) = {(k.shape[0], k.shape[2])}, "
-            f"got {tuple(key_mask.shape)}"
-        )
+        raise ValueError(f"key_mask must have shape (B, Nk) = {(k.shape[0], k.shape[2])}, got {tuple(key_mask.shape)}")
     if key_mask.device != q.device:
         raise TypeError(f"q and key_mask are on different devices: {q.device}, {key_mask.device}")
 
@@ -173,13 +166,10 @@ def _check_block_mask(block_mask: Tensor, q: Tensor, k: Tensor, tile: Sequence[i
         raise TypeError(f"block_mask must be a boolean tensor (True = computed), got {kind}")
     check_dense("block_mask", block_mask)
     if block_mask.device != q.device:
-        raise TypeError(
-            f"q and block_mask are on different devices: {q.device}, {block_mask.device}"
-        )
+        raise TypeError(f"q and block_mask are on different devices: {q.device}, {block_mask.device}")
     if tile is None:
         raise ValueError(
-            f"block_mask {tuple(block_mask.shape)} needs tile=(block_m, block_n), got None: "
-            "the block size is the tile"
+            f"block_mask {tuple(block_mask.shape)} needs tile=(block_m, block_n), got None: the block size is the tile"
         )
     batch, heads, seqlen_q, _ = q.shape
     rows = -(-seqlen_q // tile[0])
@@ -209,14 +199,10 @@ def _check_alibi_slopes(slopes: Tensor, q: Tensor, cu_seqlens_q: Tensor | None) 
     if slopes.device != q.device:
         raise TypeError(f"q and alibi_slopes are on different devices: {q.device}, {slopes.device}")
     if slopes.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            "alibi_slopes requires a gradient, and none is implemented: pass alibi_slopes.detach()"
-        )
+        raise ValueError("alibi_slopes requires a gradient, and none is implemented: pass alibi_slopes.detach()")
 
 
-def _check_key_scales(
-    q: Tensor, k: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, block: int | None
-) -> None:
+def _check_key_scales(q: Tensor, k: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, block: int | None) -> None:
     if block is not None:
         arguments.whole("scale_block", block, least=1)
     given = {"k_scale": k_scale, "v_scale": v_scale, "scale_block": block}
@@ -239,9 +225,7 @@ def _check_key_scales(
             raise TypeError(f"{name} must be a float32 tensor, got {kind}")
         check_dense(name, scales)
         if tuple(scales.shape) != shape:
-            raise ValueError(
-                f"{name} must have shape {meaning} = {shape}, got {tuple(scales.shape)}"
-            )
+            raise ValueError(f"{name} must have shape {meaning} = {shape}, got {tuple(scales.shape)}")
         if scales.device != q.device:
             raise TypeError(f"q and {name} are on different devices: {q.device}, {scales.device}")
 
@@ -263,9 +247,7 @@ def _check_bias(bias: Tensor, q: Tensor, k: Tensor) -> None:
         )
 
 
-def _check_tables(
-    q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, **others: bool
-) -> None:
+def _check_tables(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, **others: bool) -> None:
     """Raise ``TypeError`` or ``ValueError`` for tables of a wrong kind or shape, and for other
     options that packed sequences do not go with. Their values are checked where they are read
     (``repro.attention.packed``).
@@ -293,14 +275,10 @@ def _check_tables(
     assert cu_seqlens_k is not None
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
-            f"cu_seqlens_q has {cu_seqlens_q.shape[0] - 1} sequences, cu_seqlens_k "
-            f"{cu_seqlens_k.shape[0] - 1}"
+            f"cu_seqlens_q has {cu_seqlens_q.shape[0] - 1} sequences, cu_seqlens_k {cu_seqlens_k.shape[0] - 1}"
         )
     if q.shape[0] != 1:
-        raise ValueError(
-            f"with cu_seqlens_q all sequences lie in one item, (1, H, total, D), got B = "
-            f"{q.shape[0]}"
-        )
+        raise ValueError(f"with cu_seqlens_q all sequences lie in one item, (1, H, total, D), got B = {q.shape[0]}")
 
 
 def resolve_softcap(softcap: float | None) -> float | None:

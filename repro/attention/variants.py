@@ -165,9 +165,7 @@ def _sdpa(
     plain = key_mask is None and (not causal or seqlen_q == seqlen_k)
     mask = None
     if not plain:
-        hidden = _hidden(
-            range(seqlen_q), range(seqlen_k), seqlen_k - seqlen_q, causal, key_mask, q.device
-        )
+        hidden = _hidden(range(seqlen_q), range(seqlen_k), seqlen_k - seqlen_q, causal, key_mask, q.device)
         mask = None if hidden is None else ~hidden
     with sdpa_kernel([backend]):
         return scaled_dot_product_attention(

@@ -29,16 +29,10 @@ def require_profiler() -> None:
             getattr(_PROFILER, "_ProfilerResult", None),
             ("experimental_event_tree",),
         ),
-        "torch.autograd.profiler.profile": (
-            autograd_profiler.profile,
-            ("_prepare_trace", "config"),
-        ),
+        "torch.autograd.profiler.profile": (autograd_profiler.profile, ("_prepare_trace", "config")),
     }
     absent = [
-        f"{where}.{name}"
-        for where, (holder, names) in needed.items()
-        for name in names
-        if not hasattr(holder, name)
+        f"{where}.{name}" for where, (holder, names) in needed.items() for name in names if not hasattr(holder, name)
     ]
     if absent:
         raise RuntimeError(

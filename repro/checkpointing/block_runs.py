@@ -34,9 +34,7 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
                 module.__dict__["forward"] = before
 
 
-def again_in_backward(
-    block: nn.Module, name: str, *, inner: bool, check: bool
-) -> Callable[..., Any]:
+def again_in_backward(block: nn.Module, name: str, *, inner: bool, check: bool) -> Callable[..., Any]:
     """A forward for `block` that gives up what it saves.  inner: it calls autograd itself.
     check: compare what the second run gives with what the first one gave."""
     own = block.forward
@@ -56,9 +54,7 @@ def again_in_backward(
 class BlockRun:
     """One call of a block: its first run, and the second when the backward asks for it."""
 
-    def __init__(
-        self, block: nn.Module, name: str, own: Callable[..., Any], call: Arguments, check: bool
-    ) -> None:
+    def __init__(self, block: nn.Module, name: str, own: Callable[..., Any], call: Arguments, check: bool) -> None:
         self._block, self._name, self._own, self._call = block, name, own, call
         self._held: Held | None = Held(Values.of_tensors(call.tensors))
         weights = list(block.parameters())

@@ -129,9 +129,7 @@ class BlockPlan:
             "#     block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n"
         )
 
-    def applied(
-        self, model: nn.Module, *, check_recompute: bool = True
-    ) -> AbstractContextManager[None]:
+    def applied(self, model: nn.Module, *, check_recompute: bool = True) -> AbstractContextManager[None]:
         """While open, the blocks run again in the backward, in the modules' own places.
 
         Gradients and buffers are the model's, bit for bit, or RuntimeError names the block, as of a
@@ -140,9 +138,7 @@ class BlockPlan:
         flag("check_recompute", check_recompute)
         return replaced(
             {
-                block: again_in_backward(
-                    block, name, inner=name in self.inner, check=check_recompute
-                )
+                block: again_in_backward(block, name, inner=name in self.inner, check=check_recompute)
                 for name in self.recompute
                 for block in (model.get_submodule(name),)
             }
@@ -178,9 +174,7 @@ def plan_blocks(
     fit.  The model is left as it was.
     """
     if (budget_bytes is None) == (total_budget_bytes is None):
-        raise ValueError(
-            f"budget_bytes={budget_bytes} and total_budget_bytes={total_budget_bytes}: give one"
-        )
+        raise ValueError(f"budget_bytes={budget_bytes} and total_budget_bytes={total_budget_bytes}: give one")
     if budget_bytes is not None:
         budget_bytes = byte_count("budget_bytes", budget_bytes)
     if total_budget_bytes is not None:
@@ -196,9 +190,8 @@ def plan_blocks(
         resident = math.ceil(bytes_a_parameter * sum(p.numel() for p in model.parameters()))
     given = args if isinstance(args, tuple) else (args,)
     measured, results = _profile(
-        model, given, dict(kwargs or {}), list(found.values()), loss or loss_of, repeats,
-        progress,
-    )  # fmt: skip
+        model, given, dict(kwargs or {}), list(found.values()), loss or loss_of, repeats, progress
+    )
     available = total_budget_bytes if budget_bytes is None else budget_bytes
     assert available is not None
     chain, inside = measured.chain, range(2, len(measured.chain))
@@ -330,9 +323,7 @@ def _profile(
             for handle in handles:
                 handle.remove()
         if len(stages) != len(blocks) + 1 or len(results) != 1:
-            raise ValueError(
-                f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times"
-            )
+            raise ValueError(f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times")
         last = Values.of(results.pop(), "the last block")
 
         def from_last(*tensors: Tensor) -> Tensor:

@@ -159,9 +159,7 @@ class Run:
                 tensor.register_hook(lambda gradient, stage=stage: self._arrived(stage, gradient))
         return value
 
-    def _hooks(
-        self, stage: int, given: tuple[Tensor, ...], keep: bool
-    ) -> AbstractContextManager[Any]:
+    def _hooks(self, stage: int, given: tuple[Tensor, ...], keep: bool) -> AbstractContextManager[Any]:
         """Places instead of tensors for a first run, unless its graph stays as it is."""
         program = self.program
         name, hold = f"stage {program.label(stage)}", stage in program.inner
@@ -229,8 +227,9 @@ class Run:
     def _of(self, value: Value, stage: int) -> list[torch.UntypedStorage]:
         if value is Value.STAGE:
             return self._storages[stage]
-        return list({t.untyped_storage()._cdata: t.untyped_storage()
-                     for t in self._checkpoints[stage].tensors}.values())  # fmt: skip
+        return list(
+            {t.untyped_storage()._cdata: t.untyped_storage() for t in self._checkpoints[stage].tensors}.values()
+        )
 
     # -- what the graph asks for in the backward pass ---------------------------------------------
 

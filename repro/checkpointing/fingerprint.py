@@ -48,8 +48,7 @@ class Prints:
     @torch.compiler.disable  # a compiled stage saves tensors too
     def add(self, tensors: Iterable[Tensor]) -> None:
         self.found += [
-            (tensor.shape, tensor.dtype, None) if self._is_workspace(tensor) else self._of(tensor)
-            for tensor in tensors
+            (tensor.shape, tensor.dtype, None) if self._is_workspace(tensor) else self._of(tensor) for tensor in tensors
         ]
 
     def _is_workspace(self, tensor: Tensor) -> bool:
@@ -93,11 +92,7 @@ class Prints:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-    )
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def _extent(tensor: Tensor) -> int:
@@ -120,9 +115,7 @@ def _parts(tensor: Tensor) -> Sequence[Tensor]:
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return (
-        [tensor.to_dense()] if tensor.layout is not torch.strided else [tensor.as_subclass(Tensor)]
-    )
+    return [tensor.to_dense()] if tensor.layout is not torch.strided else [tensor.as_subclass(Tensor)]
 
 
 def elements(tensor: Tensor) -> object:
@@ -215,10 +208,7 @@ def difference(first: Prints, second: Prints) -> tuple[str, Tensor | None]:
         return f"{len(second.found)} tensors where it gave {len(first.found)} at first", None
     for (shape, dtype, told), (again, other, tells) in zip(first.found, second.found, strict=True):
         if (shape, dtype) != (again, other):
-            return (
-                f"a tensor {tuple(again)} of {other} where it was {tuple(shape)} of {dtype}",
-                None,
-            )
+            return (f"a tensor {tuple(again)} of {other} where it was {tuple(shape)} of {dtype}", None)
         if not _same(told, tells, waiting):
             return f"other values in a tensor {tuple(shape)} of {dtype}", None
     if not waiting:

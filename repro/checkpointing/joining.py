@@ -38,9 +38,7 @@ def stages_of(model: Any) -> list[StageFn]:
         cure = "register them on the planned model instead"
         if type(model).__name__.startswith("FSDP"):
             cure = "shard its stages, plan, and only then call fully_shard on the whole model"
-        raise ValueError(
-            f"{type(model).__name__} has hooks of its own, which its stages do not run: {cure}"
-        )
+        raise ValueError(f"{type(model).__name__} has hooks of its own, which its stages do not run: {cure}")
     return found
 
 
@@ -63,9 +61,7 @@ class Joined(nn.Module):
         return value
 
 
-def join_stages(
-    stages: Sequence[StageFn], inputs: tuple[Any, ...], *, unpack: bool = True
-) -> list[StageFn]:
+def join_stages(stages: Sequence[StageFn], inputs: tuple[Any, ...], *, unpack: bool = True) -> list[StageFn]:
     """Stages such that each makes its output anew: one that returns a view of its input, or writes
     to it, is joined with the stage before (a first one with the stage after).
 
@@ -83,8 +79,7 @@ def join_stages(
         aliased = any(tensor.untyped_storage()._cdata in before for tensor in after.tensors)
         if written and (len(groups) == 0 or (open_group and len(groups) == 1)):
             raise ValueError(
-                f"stage {number} ({type(stage).__name__}) writes to the model's input, which "
-                "recomputation needs again"
+                f"stage {number} ({type(stage).__name__}) writes to the model's input, which recomputation needs again"
             )
         if groups and (open_group or written or aliased):
             groups[-1].append(stage)

@@ -126,9 +126,7 @@ def _holders(stage: StageFn) -> Iterator[str]:
         for name, value in vars(module).items():
             inside = value.values() if isinstance(value, dict) else value
             items = inside if isinstance(inside, (list, tuple, deque)) else [value]
-            if name not in _PARTS and any(
-                isinstance(item, Tensor) and item.grad_fn is not None for item in items
-            ):
+            if name not in _PARTS and any(isinstance(item, Tensor) and item.grad_fn is not None for item in items):
                 yield f"{type(module).__name__}.{name}"
 
 

@@ -78,10 +78,7 @@ class MemoryMeter(Protocol):
     def region(self, name: str) -> AbstractContextManager[Region]: ...
     def __enter__(self) -> Self: ...
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
 
@@ -117,9 +114,7 @@ class _Collector:
     def require_open(self, name: str) -> None:
         """RuntimeError for a region of a meter that is not open."""
         if not self._starts:
-            raise RuntimeError(
-                f"region {name!r} of a memory meter that is not open: `with` holds it open"
-            )
+            raise RuntimeError(f"region {name!r} of a memory meter that is not open: `with` holds it open")
 
     def start(self) -> None:
         self._starts += 1
@@ -179,10 +174,7 @@ class CpuMeter:
                 pass
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._collector.stop()
         TRACE.close(self)
@@ -231,10 +223,7 @@ class PoolMeter:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._collector.stop()
         if self._second is not None:

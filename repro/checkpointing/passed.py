@@ -68,13 +68,9 @@ class Passing(TorchFunctionMode):
             self._around.held.append(leaf)
             with torch.enable_grad():
                 start = torch.empty((), device=leaf.device, requires_grad=True)
-                self._passed[id(leaf)] = _Passed.apply(
-                    start, leaf.detach(), self._around.gradients.append
-                )
+                self._passed[id(leaf)] = _Passed.apply(start, leaf.detach(), self._around.gradients.append)
         return self._passed[id(leaf)]
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         args, kwargs = _pytree.tree_map(self._instead, (args, kwargs or {}))
         return func(*args, **kwargs)

@@ -17,9 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from .values import StageFn, plain
 
 
-def segmented(
-    stages: Sequence[StageFn], size: int, *, reentrant: bool = False
-) -> Callable[..., Any]:
+def segmented(stages: Sequence[StageFn], size: int, *, reentrant: bool = False) -> Callable[..., Any]:
     """A checkpoint around every `size` stages but the last segment, which is kept (as
     checkpoint_sequential does).  ValueError for size < 1."""
     if size < 1:

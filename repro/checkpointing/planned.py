@@ -14,13 +14,7 @@ from torch.utils import _pytree
 
 from analysis import checkpointing as theory
 from analysis.arguments import byte_count, flag
-from analysis.checkpointing import (
-    Chain,
-    Plan,
-    Replay,
-    Schedule,
-    simulate,
-)
+from analysis.checkpointing import Chain, Plan, Replay, Schedule, simulate
 
 from .arguments import check_options, check_sample, refuse_unreal
 from .executor import Counts, Program, Run
@@ -141,9 +135,7 @@ class PlannedModel(nn.Module):
         _refuse_tracing(inputs)
         return self._forward(*inputs)
 
-    @torch.compiler.disable(
-        reason="a planned model runs stages again while it goes backward; compile its stages"
-    )
+    @torch.compiler.disable(reason="a planned model runs stages again while it goes backward; compile its stages")
     def _forward(self, *inputs: Any) -> Any:
         if not torch.is_grad_enabled():
             return plain(self.stages, inputs, self.profiled.unpack)
@@ -206,15 +198,19 @@ class PlannedModel(nn.Module):
 
 #: Where nn.Module keeps what belongs to it.
 _REGISTERED = (
-    "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_state_dict_hooks",
-    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-)  # fmt: skip
+    "_parameters",
+    "_buffers",
+    "_non_persistent_buffers_set",
+    "_modules",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
 
 
 def _autocast_text(types: dict[str, torch.dtype]) -> str:
-    return (
-        ", ".join(f"{kind} autocast to {dtype}" for kind, dtype in types.items()) or "no autocast"
-    )
+    return ", ".join(f"{kind} autocast to {dtype}" for kind, dtype in types.items()) or "no autocast"
 
 
 def _refuse_tracing(inputs: tuple[Any, ...]) -> None:
@@ -285,8 +281,11 @@ def plan(
         raise ValueError(f"strategy {strategy!r} {wants} budget_bytes, got {budget_bytes}")
     check_options(strategy, STRATEGIES[strategy], options)
     check_sample(sample)
-    for name, value in (("preserve_rng_state", preserve_rng_state), ("verify", verify),
-                        ("check_recompute", check_recompute)):  # fmt: skip
+    for name, value in (
+        ("preserve_rng_state", preserve_rng_state),
+        ("verify", verify),
+        ("check_recompute", check_recompute),
+    ):
         flag(name, value)
     if profiled is not None:
         _require_same_model(model, profiled)
@@ -294,9 +293,7 @@ def plan(
     if budget_bytes is None:
         chosen = choose(found.chain, strategy, **options)
     else:
-        chosen = found.plan_within(
-            lambda budget: choose(found.chain, strategy, budget, **options), budget_bytes
-        )
+        chosen = found.plan_within(lambda budget: choose(found.chain, strategy, budget, **options), budget_bytes)
     planned = PlannedModel(
         model,
         found,
@@ -306,8 +303,9 @@ def plan(
         check_recompute=check_recompute,
     )
     if check_recompute:
-        found.refuse_changes(planned._program.repeated, "strategy='store-all', or "
-                             "check_recompute=False if that does not matter")  # fmt: skip
+        found.refuse_changes(
+            planned._program.repeated, "strategy='store-all', or check_recompute=False if that does not matter"
+        )
     if verify:
         report = planned.verify(*(sample if isinstance(sample, tuple) else (sample,)))
         planned.__dict__["verification"] = report

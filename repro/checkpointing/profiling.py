@@ -20,16 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from analysis.arguments import methods, whole
-from analysis.checkpointing import (
-    Chain,
-    InfeasibleBudgetError,
-    Plan,
-    Replay,
-    Schedule,
-    Stage,
-    simulate,
-    store_all,
-)
+from analysis.checkpointing import Chain, InfeasibleBudgetError, Plan, Replay, Schedule, Stage, simulate, store_all
 from analysis.checkpointing.schedule import Op
 
 from .arguments import check_sample
@@ -178,11 +169,7 @@ def profile(
 
             measured = _bytes(stages, inputs, device or tensors[0].device.type, unpack, advance)
             random.restore()
-            seconds = (
-                _seconds(stages, inputs, repeats, unpack, advance)
-                if repeats
-                else [([1.0], [2.0])] * len(stages)
-            )
+            seconds = _seconds(stages, inputs, repeats, unpack, advance) if repeats else [([1.0], [2.0])] * len(stages)
     finally:
         torch.clear_autocast_cache()
     return profile_of(
@@ -304,11 +291,7 @@ def _lean(stage: StageFn, held: Held, unpack: bool, *, hold: bool, compared: boo
             prints.add([tensor])
         return tensor.detach() if hold else None
 
-    with (
-        torch.enable_grad(),
-        INNER_HOOKS.without_graph(),
-        saved_tensors_hooks(pack, lambda kept: kept),
-    ):
+    with torch.enable_grad(), INNER_HOOKS.without_graph(), saved_tensors_hooks(pack, lambda kept: kept):
         result = Values.of(call(stage, value, unpack), "stage")
     if prints is not None:
         prints.results(result.tensors)
@@ -323,11 +306,7 @@ def _differentiates(stage: StageFn, held: Held, unpack: bool) -> bool:
         used.append(True)
         return tensor
 
-    with (
-        torch.enable_grad(),
-        INNER_HOOKS.without_graph(),
-        saved_tensors_hooks(lambda t: t.detach(), unpacked),
-    ):
+    with torch.enable_grad(), INNER_HOOKS.without_graph(), saved_tensors_hooks(lambda t: t.detach(), unpacked):
         call(stage, held.again("the input"), unpack)
     return bool(used)
 
@@ -375,11 +354,7 @@ class Measured:
 
 
 def _bytes(
-    stages: Sequence[StageFn],
-    inputs: tuple[Any, ...],
-    device: str,
-    unpack: bool,
-    advance: Callable[[], None],
+    stages: Sequence[StageFn], inputs: tuple[Any, ...], device: str, unpack: bool, advance: Callable[[], None]
 ) -> Measured:
     casting = any(on for _, on, _ in autocast_now(("cpu", device)))
     rows: list[Callable[[], Found]] = []
@@ -404,13 +379,7 @@ def _bytes(
 
 
 def stage_bytes(
-    meter: MemoryMeter,
-    stage: StageFn,
-    held: Held,
-    unpack: bool,
-    casting: bool,
-    *,
-    hold_result: bool = True,
+    meter: MemoryMeter, stage: StageFn, held: Held, unpack: bool, casting: bool, *, hold_result: bool = True
 ) -> tuple[Held, Callable[[], Found], bool]:
     """A stage's result, its sizes once the meter is closed, and whether it calls autograd itself.
     hold_result: the result is there
@@ -478,11 +447,7 @@ def stage_bytes(
 
 
 def _seconds(
-    stages: Sequence[StageFn],
-    inputs: tuple[Any, ...],
-    repeats: int,
-    unpack: bool,
-    advance: Callable[[], None],
+    stages: Sequence[StageFn], inputs: tuple[Any, ...], repeats: int, unpack: bool, advance: Callable[[], None]
 ) -> list[tuple[list[float], list[float]]]:
     """Per stage, seconds of `repeats` forward runs and of as many backward runs.
 

@@ -51,9 +51,7 @@ class Around:
     def settle(self) -> None:
         """RuntimeError where a device has found a difference."""
         waiting, self._waiting = self._waiting, []
-        if waiting and not bool(
-            torch.stack([w.to(waiting[0][1].device) for _, w in waiting]).all()
-        ):
+        if waiting and not bool(torch.stack([w.to(waiting[0][1].device) for _, w in waiting]).all()):
             raise RuntimeError(_different(next(what for what, equal in waiting if not equal), ""))
 
 
@@ -95,9 +93,7 @@ class Repeat:
             self._results = self._saved.results(results)
 
     @contextmanager
-    def again(
-        self, inputs: Sequence[Tensor], *, fill: bool
-    ) -> Iterator[Callable[[Sequence[Tensor]], None]]:
+    def again(self, inputs: Sequence[Tensor], *, fill: bool) -> Iterator[Callable[[Sequence[Tensor]], None]]:
         """Around a repeated run.  fill: what it saves goes to the places that the first run left.
         Afterwards give its results to what this returns: RuntimeError where they differ."""
         around, saved = self._around, None

@@ -103,11 +103,7 @@ class Surroundings:
             now = autocast_now(self._kinds), torch.is_autocast_cache_enabled()
             if now != (self.autocast, self._cache):
                 for kind, enabled, dtype in self.autocast:
-                    stack.enter_context(
-                        torch.autocast(
-                            kind, dtype=dtype, enabled=enabled, cache_enabled=self._cache
-                        )
-                    )
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self._cache))
             for (read, write), then in zip(_SETTINGS, self._settings, strict=True):
                 if (value := read()) != then:
                     stack.callback(write, value)

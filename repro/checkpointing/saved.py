@@ -90,13 +90,7 @@ class Pack:
     """Makes places for what a first run saves."""
 
     def __init__(
-        self,
-        run: Owner,
-        stage: int,
-        found: list[weakref.ref[Saved]],
-        *,
-        hold: bool,
-        prints: Prints | None,
+        self, run: Owner, stage: int, found: list[weakref.ref[Saved]], *, hold: bool, prints: Prints | None
     ) -> None:
         self._run, self._stage, self._found = run, stage, found
         self._hold, self._prints = hold, prints
@@ -115,9 +109,7 @@ class Fill:
     hold: the run's own graph, which is thrown away, needs them too
     """
 
-    def __init__(
-        self, places: list[weakref.ref[Saved]], *, hold: bool, prints: Prints | None
-    ) -> None:
+    def __init__(self, places: list[weakref.ref[Saved]], *, hold: bool, prints: Prints | None) -> None:
         self._places, self._hold, self._prints = places, hold, prints
         self._number, self._misfit = 0, ""
 

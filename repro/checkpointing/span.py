@@ -41,9 +41,7 @@ class Part(nn.Module):
     `ends`.  around: what has come from before the stretch, while it is measured.
     """
 
-    def __init__(
-        self, label: str, owner: nn.Module, run: Callable[..., Any], *, late: bool = False
-    ) -> None:
+    def __init__(self, label: str, owner: nn.Module, run: Callable[..., Any], *, late: bool = False) -> None:
         super().__init__()
         self.label, self.owner, self.late = label, owner, late
         self.run: Any = run

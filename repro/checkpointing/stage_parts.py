@@ -52,9 +52,7 @@ class StandIns:
     get their gradient back."""
 
     def __init__(self, stages: Sequence[StageFn]) -> None:
-        self._modules = [
-            m for stage in stages for root in modules_of(stage) for m in root.modules()
-        ]
+        self._modules = [m for stage in stages for root in modules_of(stage) for m in root.modules()]
         self._before = [(p, p.grad) for stage in stages for p in parameters_of(stage)]
         self._made: dict[nn.Parameter, nn.Parameter] = {}
 

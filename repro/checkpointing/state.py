@@ -47,9 +47,7 @@ class ModuleState:
                             name = f"{prefix}.{key}" if prefix else key
                             items[key] = self._noted(value, name, place, module, copied_bytes)
 
-    def _noted(
-        self, tensor: Tensor, name: str, place: dict, module: nn.Module, limit: float
-    ) -> object:
+    def _noted(self, tensor: Tensor, name: str, place: dict, module: nn.Module, limit: float) -> object:
         """What stands for a tensor among the items; its values are copied where they may change."""
         if tensor.grad_fn is not None:
             # functional_call puts results of other operations in the place of weights.  Any other
@@ -90,9 +88,7 @@ class ModuleState:
             value
             for place, items in self._places
             for key, value in items.items()
-            if isinstance(value, Tensor)
-            and not isinstance(value, nn.Parameter)
-            and place.get(key) is not value
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and place.get(key) is not value
         ]
         return storage_bytes([*freed, *replaced])
 
@@ -130,20 +126,14 @@ class ModuleState:
 
     def _versions(self) -> AbstractContextManager[Any]:
         """Writing to tensors in here is no change that a graph should complain about."""
-        written = tuple(
-            t for t, *_, copy in self._tensors if copy is not None and not t.is_inference()
-        )
-        return (
-            torch.autograd._unsafe_preserve_version_counter(written) if written else nullcontext()
-        )
+        written = tuple(t for t, *_, copy in self._tensors if copy is not None and not t.is_inference())
+        return torch.autograd._unsafe_preserve_version_counter(written) if written else nullcontext()
 
     def _restore(self) -> None:
         for place, items in self._places:
             if not _alike(place, items):
                 _exchange(place, items)
-        written = [
-            (tensor.detach(), copy) for tensor, *_, copy in self._tensors if copy is not None
-        ]
+        written = [(tensor.detach(), copy) for tensor, *_, copy in self._tensors if copy is not None]
         _write([tensor for tensor, _ in written], [copy for _, copy in written])
 
 

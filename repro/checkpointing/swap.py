@@ -25,9 +25,7 @@ class _Made(TorchDispatchMode):
         super().__init__()
         self.made: dict[int, int] = {}  # bytes by storage, while it is there
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         leaves = _pytree.tree_leaves((args, kwargs))
         given = {t.untyped_storage()._cdata for t in leaves if isinstance(t, Tensor)}
         out = func(*args, **(kwargs or {}))

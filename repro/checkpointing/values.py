@@ -44,8 +44,7 @@ class Values:
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, *CONSTANTS)):
                 raise TypeError(
-                    f"{where} returned {type(leaf).__name__}, need a tensor or a tuple, list or "
-                    "dict of tensors"
+                    f"{where} returned {type(leaf).__name__}, need a tensor or a tuple, list or dict of tensors"
                 )
             if isinstance(leaf, Tensor):
                 _require_dense(leaf, where)

@@ -152,11 +152,7 @@ def _step(
     def step() -> None:
         produced = forward()
         results.extend(_aside(o) for o in produced)
-        losses = [
-            _Weighted.apply(o, w)
-            for o, w in zip(produced, cotangents, strict=True)
-            if o.requires_grad
-        ]
+        losses = [_Weighted.apply(o, w) for o, w in zip(produced, cotangents, strict=True) if o.requires_grad]
         del produced
         if losses:
             torch.autograd.backward(losses)

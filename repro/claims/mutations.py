@@ -106,9 +106,7 @@ def like(name: str, other: str, factor: float, **where: Any) -> Change:
     def change(frame: pandas.DataFrame) -> pandas.DataFrame:
         base = frame[chosen(frame, {"implementation": other, **where})]
         at = base.groupby("seqlen_q")["value"].median()
-        return setting(
-            lambda row: factor * at.get(row["seqlen_q"], np.nan), implementation=name, **where
-        )(frame)
+        return setting(lambda row: factor * at.get(row["seqlen_q"], np.nan), implementation=name, **where)(frame)
 
     return change
 

@@ -91,9 +91,7 @@ class Part:
             raise ValueError(f"{self.what}: a part that allows every value cannot be overturned")
         if self.limits is not None:
             if not (self.limits[0] <= self.low and self.high <= self.limits[1]):
-                raise ValueError(
-                    f"{self.what}: limits {self.limits} are narrower than {(self.low, self.high)}"
-                )
+                raise ValueError(f"{self.what}: limits {self.limits} are narrower than {(self.low, self.high)}")
             if not self.why:
                 raise ValueError(f"{self.what}: limits {self.limits} without saying which they are")
 
@@ -110,9 +108,7 @@ class Part:
         part = self.decides
         narrow = (part.high - part.low) / 10
         return narrow > 0 and any(
-            abs(part.value - end) < min(EDGE * abs(end), narrow)
-            for end in (part.low, part.high)
-            if math.isfinite(end)
+            abs(part.value - end) < min(EDGE * abs(end), narrow) for end in (part.low, part.high) if math.isfinite(end)
         )
 
     @property
@@ -214,9 +210,9 @@ class Claim:
         """Every part with its value; where they differ, each part's own verdict."""
         mixed = len({p.verdict for p in self.parts}) > 1
         return "; ".join(
-            f"{p.finding}: {p.verdict}" if mixed and p.verdict is not Verdict.NOT_TESTED
-            else p.finding for p in self.parts
-        )  # fmt: skip
+            f"{p.finding}: {p.verdict}" if mixed and p.verdict is not Verdict.NOT_TESTED else p.finding
+            for p in self.parts
+        )
 
 
 def agreement(

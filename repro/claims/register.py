@@ -141,9 +141,7 @@ def claim(
     chosen, other, partial, needs: what keeps the verdict down whatever agrees (see ``Claim``).
     """
 
-    def register(
-        judge: Callable[[pandas.DataFrame], Finding],
-    ) -> Callable[[pandas.DataFrame], Finding]:
+    def register(judge: Callable[[pandas.DataFrame], Finding]) -> Callable[[pandas.DataFrame], Finding]:
         if name in _ROWS:
             raise ValueError(f"{name!r} is claimed by {_ROWS[name].judge} and by {judge}")
         _ROWS[name] = Row(

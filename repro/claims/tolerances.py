@@ -35,11 +35,19 @@ class Tolerance:
 #: Bytes, operations, runs and stages that were executed and counted.
 COUNT = Tolerance("count", 0.0, None, "an integer; sums of floats are compared to 12 digits")
 #: A hardware counter against a sum.
-COUNTER = Tolerance("counter", 0.02, 1.1, "counters of one kernel repeat within 2 %; metadata, "
-                    "evictions and a neighbour's traffic add to it")  # fmt: skip
+COUNTER = Tolerance(
+    "counter",
+    0.02,
+    1.1,
+    "counters of one kernel repeat within 2 %; metadata, evictions and a neighbour's traffic add to it",
+)
 #: Bytes that another program counts: allocators, hooks, sockets, cache simulators.
-MEMORY = Tolerance("memory", 0.02, 1.1, "allocators round up, sockets add headers, and statistics "
-                   "of a row are often left out of a formula")  # fmt: skip
+MEMORY = Tolerance(
+    "memory",
+    0.02,
+    1.1,
+    "allocators round up, sockets add headers, and statistics of a row are often left out of a formula",
+)
 #: Times, and ratios of times.
 TIME = Tolerance(
     "time",
@@ -53,8 +61,9 @@ HEADLINE = Tolerance("headline", 0.1, 1.5, "one or two digits are printed")
 #: Numbers printed in a table, against a formula or another place of the same paper.
 PRINTED = Tolerance("printed", 0.015, None, "two or three digits are printed")
 #: Points read off a figure.
-DIGITISED = Tolerance("digitised", 0.05, None, "the reading error that stands with the record, up "
-                      "to 0.03 of an axis that ends at 1")  # fmt: skip
+DIGITISED = Tolerance(
+    "digitised", 0.05, None, "the reading error that stands with the record, up to 0.03 of an axis that ends at 1"
+)
 #: Errors against float64.
 ERROR = Tolerance("error", 1.0, None, "twice the error of the framework's own low precision")
 #: Log-log slopes, absolute and not as a share.

@@ -11,12 +11,8 @@ from repro.measuring import machine
 
 
 def command(
-    to: Annotated[
-        Path | None, typer.Option(help="the .tar.gz to write (default: build/, by version)")
-    ] = None,
-    drawn: Annotated[Path, typer.Option(help="the folder of figures and tables")] = machine.HOME
-    / "figures"
-    / "out",
+    to: Annotated[Path | None, typer.Option(help="the .tar.gz to write (default: build/, by version)")] = None,
+    drawn: Annotated[Path, typer.Option(help="the folder of figures and tables")] = machine.HOME / "figures" / "out",
 ) -> None:
     """Pack records, figures, tables, sources, environment and commit, with checksums."""
     from repro import archive

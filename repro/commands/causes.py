@@ -9,9 +9,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-def reasons(
-    rows: pandas.DataFrame, lines: Sequence[dict[str, Any]], point: dict[str, Any]
-) -> Iterator[str]:
+def reasons(rows: pandas.DataFrame, lines: Sequence[dict[str, Any]], point: dict[str, Any]) -> Iterator[str]:
     """Where measured and predicted differ, and what is known about such differences."""
     measured = [line for line in lines if line["measured"] is not None]
     judged = [line for line in measured if line["ratio"] is not None]
@@ -34,10 +32,7 @@ def reasons(
             cause = ""
             if line["published"] != line["predicted"]:
                 cause = f"; {_published_cause(line, point)}"
-            yield (
-                f"{line['quantity']}, {line['origin']}: {line['ratio'] - 1:+.2%} of the "
-                f"prediction{cause}"
-            )
+            yield (f"{line['quantity']}, {line['origin']}: {line['ratio'] - 1:+.2%} of the prediction{cause}")
     counted_once = rows["scale_factor"].dropna()
     if len(counted_once):
         yield (

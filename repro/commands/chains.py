@@ -76,9 +76,7 @@ def transformer_chain(
     ranks.check(decoder)
     tokens = decoder.seqlen * batch
     sequence = ranks.sequence_parallel
-    saved = decoder.saved_bytes(
-        tokens, decoder.seqlen, attention, tensor=ranks.tensor, sequence_parallel=sequence
-    )
+    saved = decoder.saved_bytes(tokens, decoder.seqlen, attention, tensor=ranks.tensor, sequence_parallel=sequence)
     seconds = stage_seconds(decoder, batch, gpu, attention)
     activation = 2 * tokens * decoder.hidden // (ranks.tensor if sequence else 1)
     stages = [
@@ -96,9 +94,7 @@ def transformer_chain(
     return Chain(tuple(stages), input_bytes=activation, input_gradient_bytes=activation)
 
 
-def stage_seconds(
-    decoder: Decoder, batch: int, gpu: Gpu, attention: str
-) -> dict[str, tuple[float, float]]:
+def stage_seconds(decoder: Decoder, batch: int, gpu: Gpu, attention: str) -> dict[str, tuple[float, float]]:
     """Seconds of a layer's halves, forward and backward, by the time model of ``predict``.
 
     Causal attention is what ``predict`` says of it: the kernel that dispatch picks, or of
@@ -114,10 +110,15 @@ def stage_seconds(
     tokens, ceilings = decoder.seqlen * batch, ceilings_of(gpu)
     standard = attention == "standard"
     shape = AttentionShape(
-        batch, decoder.heads, decoder.seqlen, decoder.seqlen, decoder.head_width,
-        decoder.heads if standard else decoder.groups, "bf16" if gpu.has_bf16 else "fp16",
+        batch,
+        decoder.heads,
+        decoder.seqlen,
+        decoder.seqlen,
+        decoder.head_width,
+        decoder.heads if standard else decoder.groups,
+        "bf16" if gpu.has_bf16 else "fp16",
         causal=True,
-    )  # fmt: skip
+    )
     found = {}
     for half, matrices in decoder.matrices().items():
         works = {
@@ -235,9 +236,7 @@ def chain_of(
     Raises ValueError that lists the names, or for sizes that the model does not take.
     """
     given = [
-        f"--{name.replace('_', '-')}" + ("" if size is True else f" {size}")
-        for name, size in sizes.items()
-        if size
+        f"--{name.replace('_', '-')}" + ("" if size is True else f" {size}") for name, size in sizes.items() if size
     ]
     chain = textbook_chain(model)
     if ":" in model or chain is not None:
@@ -245,15 +244,9 @@ def chain_of(
             raise ValueError(f"model {model!r} has its own sizes, not {', '.join(given)}")
         if ranks is not None and ranks != Ranks():
             raise ValueError(f"model {model!r} is a chain of stages: only named models are spread")
-        return chain or imported_chain(
-            model, imported(model) if found is None else found, repeats=repeats
-        )
+        return chain or imported_chain(model, imported(model) if found is None else found, repeats=repeats)
     return transformer_chain(
-        decoder_of(model, sizes),
-        batch=batch,
-        attention=attention,
-        gpu=sweep.gpus(gpu)[0],
-        ranks=ranks,
+        decoder_of(model, sizes), batch=batch, attention=attention, gpu=sweep.gpus(gpu)[0], ranks=ranks
     )
 
 
@@ -267,12 +260,7 @@ class Resident:
 
     @classmethod
     def of(
-        cls,
-        model: str,
-        batch: int,
-        bytes_a_parameter: float,
-        sizes: dict[str, int | None],
-        ranks: Ranks,
+        cls, model: str, batch: int, bytes_a_parameter: float, sizes: dict[str, int | None], ranks: Ranks
     ) -> Resident:
         """ValueError for a model that is not a named decoder: a chain does not know its weights."""
         if ":" in model or textbook_chain(model) is not None:
@@ -294,18 +282,12 @@ class Resident:
                 f"logits alone take {fullest.total:.0f} bytes ({self}). "
                 "--zero, --data, --tensor and --pipeline spread them over GPUs"
             )
-        return min(
-            int((total_bytes - stage.total) / stage.in_flight) for stage in self.pipeline_stages
-        )
+        return min(int((total_bytes - stage.total) / stage.in_flight) for stage in self.pipeline_stages)
 
     def __str__(self) -> str:
         fullest = max(self.pipeline_stages, key=lambda stage: stage.total)
-        parts = ", ".join(
-            f"{name} {output.of_bytes(size)}" for name, size in fullest.parts.items() if size
-        )
-        where = f" on the fullest of {len(self.pipeline_stages)} pipeline stages" * (
-            len(self.pipeline_stages) > 1
-        )
+        parts = ", ".join(f"{name} {output.of_bytes(size)}" for name, size in fullest.parts.items() if size)
+        where = f" on the fullest of {len(self.pipeline_stages)} pipeline stages" * (len(self.pipeline_stages) > 1)
         return (
             f"{self.parameters / 1e9:.3g} billion parameters at {self.bytes_a_parameter:g} bytes: "
             f"{parts}{where}; the rest is for activations"

@@ -20,15 +20,11 @@ KEY = ("experiment", *POINT, *QUANTITY)
 def command(
     first: Annotated[str, typer.Argument(help="a folder under results/, or a path to one")],
     second: Annotated[str, typer.Argument(help="the other machine")],
-    experiment: Annotated[
-        list[str] | None, typer.Option("--experiment", "-e", help="only these")
-    ] = None,
+    experiment: Annotated[list[str] | None, typer.Option("--experiment", "-e", help="only these")] = None,
     metric: Annotated[list[str] | None, typer.Option("--metric", "-m", help="only these")] = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
     as_csv: Annotated[bool, typer.Option("--csv")] = False,
-    all_rows: Annotated[
-        bool, typer.Option("--all", help="every row, not only the first 40")
-    ] = False,
+    all_rows: Annotated[bool, typer.Option("--all", help="every row, not only the first 40")] = False,
 ) -> None:
     """Compare two machines' records: ratio second / first, with the range its spreads allow.
 
@@ -47,10 +43,7 @@ def command(
     rows = pairs(*sides)
     if not rows:
         have = [sorted({r.experiment for r in side.values()}) for side in sides]
-        raise ValueError(
-            f"no cell in common: {first} has {', '.join(have[0])}; "
-            f"{second} has {', '.join(have[1])}"
-        )
+        raise ValueError(f"no cell in common: {first} has {', '.join(have[0])}; {second} has {', '.join(have[1])}")
     if as_json:
         output.print_json(rows)
     elif as_csv:
@@ -59,9 +52,7 @@ def command(
         _tables(rows, (first, second), [len(side) for side in sides], all_rows)
 
 
-def _require_known(
-    option: str, asked: Sequence[str] | None, there: set[str], sides: tuple[str, str]
-) -> None:
+def _require_known(option: str, asked: Sequence[str] | None, there: set[str], sides: tuple[str, str]) -> None:
     """ValueError for a name that neither side has: it would restrict nothing, unnoticed."""
     for name in asked or ():
         if name not in there:
@@ -80,9 +71,7 @@ def files(name: str) -> list[Path]:
 
 
 def measured(
-    files: Sequence[Path],
-    experiments: Sequence[str] | None = None,
-    metrics: Sequence[str] | None = None,
+    files: Sequence[Path], experiments: Sequence[str] | None = None, metrics: Sequence[str] | None = None
 ) -> dict[tuple[Any, ...], Record]:
     """Measured rows with a value, by what they measure; of repeated ones the last in the first
     file that has it."""
@@ -101,9 +90,7 @@ def measured(
     return found
 
 
-def pairs(
-    first: dict[tuple[Any, ...], Record], second: dict[tuple[Any, ...], Record]
-) -> list[dict[str, Any]]:
+def pairs(first: dict[tuple[Any, ...], Record], second: dict[tuple[Any, ...], Record]) -> list[dict[str, Any]]:
     """Cells of both sides, with the ratio and its range; a value of 0 on the first side has none.
 
     The range is from the least of one over the most of the other and the other way round; without a
@@ -138,34 +125,34 @@ def _spread(r: Record) -> tuple[float, float]:
     return low, high
 
 
-def _tables(
-    rows: list[dict[str, Any]], names: tuple[str, str], counts: Sequence[int], all_rows: bool
-) -> None:
+def _tables(rows: list[dict[str, Any]], names: tuple[str, str], counts: Sequence[int], all_rows: bool) -> None:
     fixed = {n for n in KEY if len({row.get(n) for row in rows}) == 1}
     varying = [n for n in KEY if n not in fixed and n != "seqlen_k" and n != "kv_heads"]
     shown = rows if all_rows else rows[:40]
     output.print_table(
         [*varying, "unit", *names, "ratio", "range"],
         [
-            [*(row.get(n) for n in varying), row["unit"], f"{row['first']:.5g}",
-             f"{row['second']:.5g}", f"{row['ratio']:.3f}" if "ratio" in row else "",
-             _range(row)]
+            [
+                *(row.get(n) for n in varying),
+                row["unit"],
+                f"{row['first']:.5g}",
+                f"{row['second']:.5g}",
+                f"{row['ratio']:.3f}" if "ratio" in row else "",
+                _range(row),
+            ]
             for row in shown
         ],
-    )  # fmt: skip
+    )
     if len(shown) < len(rows):
         print(f"... and {len(rows) - len(shown)} more (--all, --csv or --json shows them)")
-    print(
-        f"\n{len(rows)} cells in common of {counts[0]} and {counts[1]}. Geometric mean of ratios:"
-    )
+    print(f"\n{len(rows)} cells in common of {counts[0]} and {counts[1]}. Geometric mean of ratios:")
     output.print_table(
         ["experiment", "metric", "cells", "ratio", "differ"],
         [
-            [experiment, metric, len(group), f"{_mean(group):.3f}",
-             sum(not same(row) for row in group)]
+            [experiment, metric, len(group), f"{_mean(group):.3f}", sum(not same(row) for row in group)]
             for (experiment, metric), group in _grouped(rows)
         ],
-    )  # fmt: skip
+    )
 
 
 def same(row: dict[str, Any]) -> bool:

@@ -36,13 +36,16 @@ def command(
             mix, unknown = Counter(), str(error)
         found.append(
             {
-                "entry": name, "architecture": f"sm_{program.cubin.architecture}",
+                "entry": name,
+                "architecture": f"sm_{program.cubin.architecture}",
                 "parameters_bytes": [p.nbytes for p in facts.parameters],
-                "registers": facts.registers, "shared_bytes": facts.shared_bytes,
-                "local_bytes": facts.local_bytes, "instructions": dict(mix.most_common()),
+                "registers": facts.registers,
+                "shared_bytes": facts.shared_bytes,
+                "local_bytes": facts.local_bytes,
+                "instructions": dict(mix.most_common()),
                 "not_understood": unknown,
             }
-        )  # fmt: skip
+        )
     if as_json:
         output.print_json(found)
         return

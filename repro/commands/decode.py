@@ -22,32 +22,36 @@ from repro.commands.predict import here
 
 CACHES = ("same", "fp8")
 _FIELDS = (
-    "gpu", "batch", "heads", "kv_heads", "head_dim", "dtype", "cache", "scale_block", "latent",
-    "value_dim", "page_size", "width", "context", "block_m", "block_n", "splits",
-)  # fmt: skip
-_HEADERS = ("cache a token", "cache", "SM read", "SM write", "HBM ≥", "step ≥", "bound by",
-            "tokens/s ≤")  # fmt: skip
+    "gpu",
+    "batch",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "dtype",
+    "cache",
+    "scale_block",
+    "latent",
+    "value_dim",
+    "page_size",
+    "width",
+    "context",
+    "block_m",
+    "block_n",
+    "splits",
+)
+_HEADERS = ("cache a token", "cache", "SM read", "SM write", "HBM ≥", "step ≥", "bound by", "tokens/s ≤")
 
 
 def command(
     model: Annotated[
-        str | None,
-        typer.Argument(help="a whole model instead of one layer, e.g. llama3-70b (as for plan)"),
+        str | None, typer.Argument(help="a whole model instead of one layer, e.g. llama3-70b (as for plan)")
     ] = None,
     batch: Annotated[str, typer.Option(help="sequences")] = "1",
     heads: Annotated[str | None, typer.Option(help="query heads (default: 32)")] = None,
-    kv_heads: Annotated[
-        str | None, typer.Option(help="key/value heads (default: as many as query heads)")
-    ] = None,
-    head_dim: Annotated[
-        str | None, typer.Option("--head-dim", "-d", help="columns of a head (default: 128)")
-    ] = None,
-    context: Annotated[
-        str, typer.Option("--context", "-n", help="keys of a sequence, e.g. 4k:128k:*2")
-    ] = "4096",
-    width: Annotated[
-        str, typer.Option(help="queries a step: 1, or the tokens of a draft, e.g. 1:8:1")
-    ] = "1",
+    kv_heads: Annotated[str | None, typer.Option(help="key/value heads (default: as many as query heads)")] = None,
+    head_dim: Annotated[str | None, typer.Option("--head-dim", "-d", help="columns of a head (default: 128)")] = None,
+    context: Annotated[str, typer.Option("--context", "-n", help="keys of a sequence, e.g. 4k:128k:*2")] = "4096",
+    width: Annotated[str, typer.Option(help="queries a step: 1, or the tokens of a draft, e.g. 1:8:1")] = "1",
     dtype: Annotated[
         str, typer.Option(autocompletion=completion.of(tuple(ITEMSIZE)), help=", ".join(ITEMSIZE))
     ] = "bf16",
@@ -59,22 +63,14 @@ def command(
         ),
     ] = "same",
     scale_block: Annotated[
-        int | None,
-        typer.Option(help="keys that share a scale of fp8, a multiple of 16 (default: all)"),
+        int | None, typer.Option(help="keys that share a scale of fp8, a multiple of 16 (default: all)")
     ] = None,
-    latent: Annotated[
-        bool, typer.Option("--latent", help="one tensor is keys and values, as with MLA")
-    ] = False,
+    latent: Annotated[bool, typer.Option("--latent", help="one tensor is keys and values, as with MLA")] = False,
     value_dim: Annotated[
-        int | None,
-        typer.Option(help="columns of a latent that are values, e.g. 512 of 576 (default: all)"),
+        int | None, typer.Option(help="columns of a latent that are values, e.g. 512 of 576 (default: all)")
     ] = None,
-    page_size: Annotated[
-        int | None, typer.Option(help="keys of a page (default: contiguous)")
-    ] = None,
-    splits: Annotated[
-        str | None, typer.Option(help="parts of a sequence's keys (default: the rule)")
-    ] = None,
+    page_size: Annotated[int | None, typer.Option(help="keys of a page (default: contiguous)")] = None,
+    splits: Annotated[str | None, typer.Option(help="parts of a sequence's keys (default: the rule)")] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -98,10 +94,15 @@ def command(
     output.require_one_format(as_json, as_csv, markdown, latex)
     if model is not None:
         of_a_layer = {
-            "--heads": heads, "--kv-heads": kv_heads, "--head-dim": head_dim, "--latent": latent,
-            "--value-dim": value_dim, "--page-size": page_size, "--splits": splits,
+            "--heads": heads,
+            "--kv-heads": kv_heads,
+            "--head-dim": head_dim,
+            "--latent": latent,
+            "--value-dim": value_dim,
+            "--page-size": page_size,
+            "--splits": splits,
             "--scale-block": scale_block,
-        }  # fmt: skip
+        }
         given = [name for name, value in of_a_layer.items() if value]
         if given:
             raise ValueError(f"{', '.join(given)} with the model {model}: it has its own sizes")
@@ -144,15 +145,24 @@ def command(
         block = scale_block if kept == "fp8" else None
         try:
             shape = DecodeShape(
-                h, kv or h, w, (n,) * b, d, kind, kept == "fp8", latent, page_size,
-                ragged=page_size is not None, scale_block=block, value_dim=value_dim,
-            )  # fmt: skip
+                h,
+                kv or h,
+                w,
+                (n,) * b,
+                d,
+                kind,
+                kept == "fp8",
+                latent,
+                page_size,
+                ragged=page_size is not None,
+                scale_block=block,
+                value_dim=value_dim,
+            )
             rows.append(row_of(shape, g, parts))
         except ValueError as error:
             if len(chosen) == 1:
                 raise
-            asked = (g.name, b, h, kv or h, d, kind, kept, block, latent, value_dim, page_size, w,
-                     n, None, None, parts)  # fmt: skip
+            asked = (g.name, b, h, kv or h, d, kind, kept, block, latent, value_dim, page_size, w, n, None, None, parts)
             rows.append(dict(zip(_FIELDS, asked, strict=True)) | {"error": str(error)})
     output.require_a_point(rows)
     if as_json:
@@ -170,30 +180,42 @@ def row_of(shape: DecodeShape, gpu: Gpu, splits: int | None = None) -> dict[str,
     gpu.require_dtype(shape.dtype)
     context, tokens = shape.seqlens[0], shape.batch * shape.seqlen_q
     row: dict[str, Any] = {
-        "gpu": gpu.name, "batch": shape.batch, "heads": shape.heads, "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim, "dtype": shape.dtype, "cache": "fp8" if shape.fp8 else "same",
-        "scale_block": shape.scale_block, "latent": shape.latent, "page_size": shape.page_size,
-        "value_dim": shape.value_dim, "width": shape.seqlen_q, "context": context,
-        "block_m": None, "block_n": None, "splits": splits,
-    }  # fmt: skip
+        "gpu": gpu.name,
+        "batch": shape.batch,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "dtype": shape.dtype,
+        "cache": "fp8" if shape.fp8 else "same",
+        "scale_block": shape.scale_block,
+        "latent": shape.latent,
+        "page_size": shape.page_size,
+        "value_dim": shape.value_dim,
+        "width": shape.seqlen_q,
+        "context": context,
+        "block_m": None,
+        "block_n": None,
+        "splits": splits,
+    }
     traffic = None
     why = theory(shape, gpu)
     if why is None:
         config = configure(
-            shape.dtype, shape.head_dim, shape.rows, limit=gpu.shared_bytes_per_block,
-            seqlens=shape.ragged, paged=shape.page_size is not None, fp8=shape.fp8,
-            scale_blocks=shape.scale_block is not None, latent=shape.latent,
-        )  # fmt: skip
-        blocks = shape.batch * shape.kv_heads * -(-shape.rows // config.tile.block_m)
-        parts = splits or default_splits(
-            config, blocks, context, shape.rows, gpu.sms, gpu.shared_bytes_per_block
+            shape.dtype,
+            shape.head_dim,
+            shape.rows,
+            limit=gpu.shared_bytes_per_block,
+            seqlens=shape.ragged,
+            paged=shape.page_size is not None,
+            fp8=shape.fp8,
+            scale_blocks=shape.scale_block is not None,
+            latent=shape.latent,
         )
+        blocks = shape.batch * shape.kv_heads * -(-shape.rows // config.tile.block_m)
+        parts = splits or default_splits(config, blocks, context, shape.rows, gpu.sms, gpu.shared_bytes_per_block)
         traffic = Traffic(flash_decode(shape, config.tile, parts))
         row |= {"block_m": config.tile.block_m, "block_n": config.tile.block_n, "splits": parts}
-    times = {
-        "HBM": decode.hbm_seconds(shape, gpu),
-        "tensor cores": decode.tensor_seconds(shape, gpu),
-    }
+    times = {"HBM": decode.hbm_seconds(shape, gpu), "tensor cores": decode.tensor_seconds(shape, gpu)}
     bound = decode.seconds(shape, gpu)
     return row | {
         "token_bytes": shape.token_bytes,
@@ -228,8 +250,7 @@ def theory(shape: DecodeShape, gpu: Gpu) -> str | None:
         )
     if shape.head_dim <= HEAD_DIMS[-1] and shape.value_dim is not None:
         return (
-            f"--value-dim {shape.value_dim} is for latents of more than {HEAD_DIMS[-1]} columns, "
-            f"not {shape.head_dim}"
+            f"--value-dim {shape.value_dim} is for latents of more than {HEAD_DIMS[-1]} columns, not {shape.head_dim}"
         )
     unit = 16 if shape.fp8 else 8
     if shape.head_dim % unit:
@@ -258,11 +279,15 @@ def _table(rows: list[dict[str, Any]], style: str) -> None:
             why = f"cannot be ({errors.index(row['error']) + 1})"
             return [why if name == "bound by" else None for name in _HEADERS]
         return [
-            size(row["token_bytes"]), size(row["cache_bytes"]),
-            size(row["sm_read_bytes"]), size(row["sm_write_bytes"]), size(row["compulsory_bytes"]),
-            output.of_seconds(row["time_bound_s"]), row["bound_by"],
+            size(row["token_bytes"]),
+            size(row["cache_bytes"]),
+            size(row["sm_read_bytes"]),
+            size(row["sm_write_bytes"]),
+            size(row["compulsory_bytes"]),
+            output.of_seconds(row["time_bound_s"]),
+            row["bound_by"],
             f"{row['tokens_per_s_bound']:.3g}",
-        ]  # fmt: skip
+        ]
 
     lines = [[*(row[f] for f in varying), *cells(row)] for row in rows]
     output.print_table([*varying, *_HEADERS], lines, style=style, keys=len(varying))

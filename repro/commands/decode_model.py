@@ -32,21 +32,26 @@ def run(
     decoder = decoder_of(model, {})
     points = [
         (count, gpu, cache, batch, width, context)
-        for (count, gpu), cache, batch, width, context in product(
-            groups_of(gpus), caches, batches, widths, contexts
-        )
+        for (count, gpu), cache, batch, width, context in product(groups_of(gpus), caches, batches, widths, contexts)
     ]
     rows, steps = [], []
     for count, gpu, cache, batch, width, context in points:
         step = decoding_step(
-            decoder, gpu, context=context, batch=batch, width=width, ranks=count,
-            fp8_cache=cache == "fp8",
-        )  # fmt: skip
+            decoder, gpu, context=context, batch=batch, width=width, ranks=count, fp8_cache=cache == "fp8"
+        )
         steps.append(step)
         rows.append(
-            {"model": model, "gpu": gpu.name, "gpus": count, "cache": cache, "batch": batch,
-             "width": width, "context": context} | row_of(step)
-        )  # fmt: skip
+            {
+                "model": model,
+                "gpu": gpu.name,
+                "gpus": count,
+                "cache": cache,
+                "batch": batch,
+                "width": width,
+                "context": context,
+            }
+            | row_of(step)
+        )
     if as_json:
         output.print_json(rows)
     elif as_csv:

@@ -10,9 +10,7 @@ import typer
 from repro.commands import output
 
 
-def command(
-    as_json: Annotated[bool, typer.Option("--json", help="findings as JSON")] = False,
-) -> None:
+def command(as_json: Annotated[bool, typer.Option("--json", help="findings as JSON")] = False) -> None:
     """Say what this machine can do; for each "no", the cause and a cure.
 
     Fails only if something is missing that `make figures` needs.

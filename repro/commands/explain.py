@@ -18,15 +18,43 @@ if TYPE_CHECKING:
 
 #: What tells one point of an experiment from another.
 POINT = (
-    "implementation", "pass", "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
-    "dtype", "causal", "dropout", "key_mask", "block_m", "block_n", "scores", "sharing", "splits",
-    "way", "window_left",
-)  # fmt: skip
+    "implementation",
+    "pass",
+    "batch",
+    "heads",
+    "kv_heads",
+    "seqlen_q",
+    "seqlen_k",
+    "head_dim",
+    "dtype",
+    "causal",
+    "dropout",
+    "key_mask",
+    "block_m",
+    "block_n",
+    "scores",
+    "sharing",
+    "splits",
+    "way",
+    "window_left",
+)
 #: Where a row comes from, which does not say what it is of.
 ORIGIN = (
-    "value", "unit", "source", "tool", "device", "origin", "confidence", "machine", "cell", "date",
-    "commit", "sources", "spread", "error",
-)  # fmt: skip
+    "value",
+    "unit",
+    "source",
+    "tool",
+    "device",
+    "origin",
+    "confidence",
+    "machine",
+    "cell",
+    "date",
+    "commit",
+    "sources",
+    "spread",
+    "error",
+)
 #: What tells the numbers of a point apart.
 QUANTITY = ("metric", "level", "kernel", "tensor", "direction", "variant")
 SHOWN = 40
@@ -35,8 +63,7 @@ SHOWN = 40
 def command(
     experiment: Annotated[str, typer.Argument(help="an experiment; see `list`")],
     choice: Annotated[
-        list[str] | None,
-        typer.Argument(help="the cell: its number in the list, or field=value, e.g. pass=forward"),
+        list[str] | None, typer.Argument(help="the cell: its number in the list, or field=value, e.g. pass=forward")
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -97,14 +124,14 @@ def command(
         ["quantity", "from", "predicted", "measured", "published", "/ predicted"],
         [
             [
-                line["quantity"], line["machine"] or _abbreviated(line["origin"]),
-                *(_number(line[source], line["unit"]) for source in
-                  ("predicted", "measured", "published")),
+                line["quantity"],
+                line["machine"] or _abbreviated(line["origin"]),
+                *(_number(line[source], line["unit"]) for source in ("predicted", "measured", "published")),
                 _ratio(line["ratio"]),
             ]
             for line in lines
         ],
-    )  # fmt: skip
+    )
     print()
     for cause in causes or ["nothing to explain: only one source has this cell"]:
         output.print_text(f"- {cause}", "  ")
@@ -166,10 +193,7 @@ def find_points(rows: pandas.DataFrame, identity: Sequence[str] = POINT) -> list
     one cell where neither agrees with any third.
     """
     keys = list(dict.fromkeys(_keys(rows, identity)))
-    full = [
-        key for key in keys
-        if not any(len(other) > len(key) and set(key) <= set(other) for other in keys)
-    ]  # fmt: skip
+    full = [key for key in keys if not any(len(other) > len(key) and set(key) <= set(other) for other in keys)]
     agreeing = {key: [o for o in full if o != key and compatible(o, key)] for key in full}
     points: list[Point] = []
     for key, others in agreeing.items():
@@ -236,16 +260,22 @@ def _lines_of(name: str, group: pandas.DataFrame) -> list[dict[str, Any]]:
     by_source = {str(source): rows for source, rows in group.groupby("source")}
     predictions = _predictions(by_source.get("predicted"))
     line: dict[str, Any] = {
-        "quantity": name, "unit": group["unit"].iloc[0], "machine": "", "origin": "",
-        "device": None, "predicted": None, "measured": None, "published": None, "ratio": None,
-    }  # fmt: skip
+        "quantity": name,
+        "unit": group["unit"].iloc[0],
+        "machine": "",
+        "origin": "",
+        "device": None,
+        "predicted": None,
+        "measured": None,
+        "published": None,
+        "ratio": None,
+    }
     lines: list[dict[str, Any]] = []
 
     def add(source: str, value: float, device: Any, **where: str) -> None:
         predicted = _of_device(predictions, device)
         ratio = value / predicted if predicted else None
-        lines.append(line | where | {"device": device, "predicted": predicted, source: value,
-                                     "ratio": ratio})  # fmt: skip
+        lines.append(line | where | {"device": device, "predicted": predicted, source: value, "ratio": ratio})
 
     measured = by_source.get("measured")
     if measured is not None:
@@ -279,14 +309,10 @@ def _predictions(rows: pandas.DataFrame | None) -> list[_Predicted]:
     """Those of one quantity, each value of a tool and a device once."""
     if rows is None:
         return []
-    telling = [
-        name for name in rows.columns if name not in ORIGIN and rows[name].map(str).nunique() > 1
-    ]
+    telling = [name for name in rows.columns if name not in ORIGIN and rows[name].map(str).nunique() > 1]
     found: dict[tuple[str, str, float], _Predicted] = {}
     for _, row in rows.iterrows():
-        tool, device = (
-            str(row[name]) if isinstance(row.get(name), str) else "" for name in ("tool", "device")
-        )
+        tool, device = (str(row[name]) if isinstance(row.get(name), str) else "" for name in ("tool", "device"))
         value = float(row["value"])
         told = ", ".join(f"{name}={_plain(row[name])}" for name in telling if _known(row[name]))
         found.setdefault((tool, device, value), _Predicted(tool, device, value, told))

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 
 def command(
-    row: Annotated[
-        str | None, typer.Argument(help="a claim by its name, e.g. K6; all of them if none")
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="measure its experiments on this machine first")
-    ] = False,
+    row: Annotated[str | None, typer.Argument(help="a claim by its name, e.g. K6; all of them if none")] = None,
+    again: Annotated[bool, typer.Option("--again", help="measure its experiments on this machine first")] = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Judge a claim: its verdict, each number with its range, and where each was measured.
@@ -49,9 +45,7 @@ def command(
     frame = experiments.tidy(known.experiments) if known.experiments else None
     one = known.found(claims.Finding(parts=())) if frame is None else known.judged(frame)
     if as_json:
-        output.print_json(
-            asdict(one) | {"verdict": one.verdict, "parts": [part_of(p) for p in one.parts]}
-        )
+        output.print_json(asdict(one) | {"verdict": one.verdict, "parts": [part_of(p) for p in one.parts]})
         return
     print(f"{one.name}: {one.statement}\n{one.source}\n\n{one.verdict.upper()} ({one.evidence})\n")
     for name in ("predicted", "measured", "published"):
@@ -59,10 +53,7 @@ def command(
     for part in one.parts:
         words = part_of(part)
         print(f"\n- {words['number']}: {words['value']}, {words['verdict']}")
-        print(
-            f"  agrees in {words['agrees in']}, within limits in {words['within limits in']}; "
-            f"{words['evidence']}"
-        )
+        print(f"  agrees in {words['agrees in']}, within limits in {words['within limits in']}; {words['evidence']}")
     print()
     for title, text in (
         ("conditions", one.unlike),

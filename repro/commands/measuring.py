@@ -13,13 +13,8 @@ from repro.measuring import machine
 
 
 def measure(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="experiments; all of them if none is named")
-    ] = None,
-    into: Annotated[
-        str | None,
-        typer.Option(help="folder under results/ (default: local, or the GPU's name)"),
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="experiments; all of them if none is named")] = None,
+    into: Annotated[str | None, typer.Option(help="folder under results/ (default: local, or the GPU's name)")] = None,
     again: Annotated[bool, typer.Option(help="also measure what is on record")] = False,
     quick: Annotated[bool, typer.Option(help="leave what is long and on record")] = False,
 ) -> None:
@@ -37,7 +32,5 @@ def list_() -> None:
     for name in experiments.names():
         one = experiments.experiment(name)
         reason = run.device_reason(one.device)
-        what = (
-            reason or f"{len(list(one.cells()))} cells on {one.device}, about {one.seconds:.0f} s"
-        )
+        what = reason or f"{len(list(one.cells()))} cells on {one.device}, about {one.seconds:.0f} s"
         print(f"{name:24} {one.title} ({what})")

@@ -19,9 +19,7 @@ Row = Mapping[str, Any]
 STYLES = {"--markdown": "github", "--latex": "latex_booktabs"}
 
 
-def require_one_format(
-    as_json: bool, as_csv: bool, markdown: bool = False, latex: bool = False
-) -> None:
+def require_one_format(as_json: bool, as_csv: bool, markdown: bool = False, latex: bool = False) -> None:
     """ValueError when two are asked for, before any work."""
     asked = {"--json": as_json, "--csv": as_csv, "--markdown": markdown, "--latex": latex}
     chosen = [name for name, wanted in asked.items() if wanted]
@@ -58,11 +56,7 @@ def print_csv(rows: Sequence[Row]) -> None:
 
 
 def print_table(
-    headers: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    style: str = "simple",
-    keys: int = 1,
+    headers: Sequence[str], rows: Iterable[Sequence[object]], *, style: str = "simple", keys: int = 1
 ) -> None:
     """Aligned columns: text to the left, numbers to the right.
 
@@ -72,10 +66,7 @@ def print_table(
     from tabulate import tabulate
 
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    align = [
-        "right" if all(_numeric(row[i]) for row in cells) and cells else "left"
-        for i in range(len(headers))
-    ]
+    align = ["right" if all(_numeric(row[i]) for row in cells) and cells else "left" for i in range(len(headers))]
     if style == STYLES["--latex"]:  # signs that LaTeX has no glyph for
         headers = [_worded(h) for h in headers]
     parts = _parts(headers, cells, keys) if style == "simple" else [list(range(len(headers)))]
@@ -84,10 +75,13 @@ def print_table(
             print()
         print(
             tabulate(
-                [[row[i] for i in part] for row in cells], [headers[i] for i in part],
-                tablefmt=style, disable_numparse=True, colalign=[align[i] for i in part],
+                [[row[i] for i in part] for row in cells],
+                [headers[i] for i in part],
+                tablefmt=style,
+                disable_numparse=True,
+                colalign=[align[i] for i in part],
             )
-        )  # fmt: skip
+        )
 
 
 def _worded(header: str) -> str:
@@ -100,9 +94,7 @@ def _worded(header: str) -> str:
 def _parts(headers: Sequence[str], cells: Sequence[Sequence[str]], keys: int) -> list[list[int]]:
     """Columns that fit side by side into the terminal."""
     width = terminal_width()
-    sizes = [
-        max([len(headers[i]) + 2, *(len(row[i]) for row in cells)]) + 2 for i in range(len(headers))
-    ]
+    sizes = [max([len(headers[i]) + 2, *(len(row[i]) for row in cells)]) + 2 for i in range(len(headers))]
     if width is None or sum(sizes) - 2 <= width:
         return [list(range(len(headers)))]
     first = list(range(min(keys, len(headers))))
@@ -123,12 +115,7 @@ def print_text(text: str, indent: str = "") -> None:
     if width is None:
         print(text)
         return
-    print(
-        textwrap.fill(
-            text, max(width, 20), subsequent_indent=indent, break_long_words=False,
-            break_on_hyphens=False,
-        )
-    )  # fmt: skip
+    print(textwrap.fill(text, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 
 def terminal_width() -> int | None:

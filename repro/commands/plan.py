@@ -34,8 +34,7 @@ def command(
         ),
     ],
     budget: Annotated[
-        str | None,
-        typer.Option(help="most bytes of activations, as 8GiB or 30% (of storing everything)"),
+        str | None, typer.Option(help="most bytes of activations, as 8GiB or 30% (of storing everything)")
     ] = None,
     total_budget: Annotated[
         str | None,
@@ -44,9 +43,7 @@ def command(
             "optimiser states (--bytes-a-parameter each)"
         ),
     ] = None,
-    bytes_a_parameter: Annotated[
-        float, typer.Option(min=0, help="16: Adam, in mixed precision or in fp32")
-    ] = 16.0,
+    bytes_a_parameter: Annotated[float, typer.Option(min=0, help="16: Adam, in mixed precision or in fp32")] = 16.0,
     strategy: Annotated[
         str | None, typer.Option(help="one planner, e.g. sqrt, optimal; default: all, compared")
     ] = None,
@@ -56,14 +53,10 @@ def command(
     hidden: Annotated[int | None, typer.Option(min=1, help="named models: hidden size")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="named models: heads of q")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="llama kind: of k and v")] = None,
-    head_dim: Annotated[
-        int | None, typer.Option(min=1, help="llama kind: of a head (default: hidden / heads)")
-    ] = None,
+    head_dim: Annotated[int | None, typer.Option(min=1, help="llama kind: of a head (default: hidden / heads)")] = None,
     ffn: Annotated[int | None, typer.Option(min=1, help="llama kind: width of the MLP")] = None,
     vocab: Annotated[int | None, typer.Option(min=1, help="named models: vocabulary")] = None,
-    tied: Annotated[
-        bool, typer.Option("--tied", help="llama kind: the logits use the embedding")
-    ] = False,
+    tied: Annotated[bool, typer.Option("--tied", help="llama kind: the logits use the embedding")] = False,
     attention: Annotated[str, typer.Option(help="named models: flash or standard")] = "flash",
     data: Annotated[int, typer.Option(min=1, help="named models: data parallel ranks")] = 1,
     tensor: Annotated[int, typer.Option(min=1, help="named models: tensor parallel ranks")] = 1,
@@ -73,27 +66,13 @@ def command(
     ] = False,
     zero: Annotated[
         int,
-        typer.Option(
-            min=0,
-            max=3,
-            help="data parallel ranks shard the optimiser (1), gradients (2), parameters (3)",
-        ),
+        typer.Option(min=0, max=3, help="data parallel ranks shard the optimiser (1), gradients (2), parameters (3)"),
     ] = 0,
-    microbatches: Annotated[
-        int | None, typer.Option(min=1, help="of a step (default: the pipeline's stages)")
-    ] = None,
-    gpu: Annotated[
-        str, typer.Option(help="named models: the time model of predict for it")
-    ] = "H200",
-    repeats: Annotated[
-        int, typer.Option(min=0, help="imported models: timed runs per stage; 0 counts stages")
-    ] = 3,
-    actions: Annotated[
-        bool, typer.Option(help="also print the schedule, action by action")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="draw memory against time to this .svg, .png or .pdf")
-    ] = None,
+    microbatches: Annotated[int | None, typer.Option(min=1, help="of a step (default: the pipeline's stages)")] = None,
+    gpu: Annotated[str, typer.Option(help="named models: the time model of predict for it")] = "H200",
+    repeats: Annotated[int, typer.Option(min=0, help="imported models: timed runs per stage; 0 counts stages")] = 3,
+    actions: Annotated[bool, typer.Option(help="also print the schedule, action by action")] = False,
+    plot: Annotated[Path | None, typer.Option(help="draw memory against time to this .svg, .png or .pdf")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="plans with their schedules")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="a line per plan")] = False,
 ) -> None:
@@ -114,14 +93,21 @@ def command(
             )
         whole(model, found, budget, total_budget, bytes_a_parameter, repeats, as_json)
         return
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
-             "head_dim": head_dim, "ffn": ffn, "vocab": vocab, "seqlen": seqlen,
-             "tied": tied or None}  # fmt: skip
+    sizes = {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn": ffn,
+        "vocab": vocab,
+        "seqlen": seqlen,
+        "tied": tied or None,
+    }
     ranks = Ranks(data, tensor, pipeline, sequence_parallel, zero, microbatches)
     chain = chain_of(
-        model, found=found, repeats=repeats, batch=batch, attention=attention, gpu=gpu,
-        ranks=ranks, **sizes,
-    )  # fmt: skip
+        model, found=found, repeats=repeats, batch=batch, attention=attention, gpu=gpu, ranks=ranks, **sizes
+    )
     rest = Resident.of(model, batch, bytes_a_parameter, sizes, ranks) if total_budget else None
     from analysis.checkpointing import store_all
 
@@ -144,8 +130,7 @@ def command(
             if chosen is None or plan is chosen:
                 found["schedule"] = [str(action) for action in plan.schedule]
         known = {} if rest is None else asdict(rest)
-        output.print_json({"model": model, "stages": len(chain), "budget_bytes": budget_bytes,
-                           **known, "plans": rows})  # fmt: skip
+        output.print_json({"model": model, "stages": len(chain), "budget_bytes": budget_bytes, **known, "plans": rows})
         return
     if rest is not None:
         print(f"--total-budget {total_budget}: {rest}")
@@ -188,10 +173,14 @@ def whole(
         limits = {"budget_bytes": activations, "total_budget_bytes": everything}
         output.print_json({"model": name, **limits, **plan.to_json()})
         return
-    given = f"--budget {budget}, of activations" if budget else (
-        f"--total-budget {total_budget}, with {plan.resident_bytes:,} bytes of weights, gradients "
-        "and optimiser states"
-    )  # fmt: skip
+    given = (
+        f"--budget {budget}, of activations"
+        if budget
+        else (
+            f"--total-budget {total_budget}, with {plan.resident_bytes:,} bytes of weights, gradients "
+            "and optimiser states"
+        )
+    )
     print(f"{plan}\n({given})")
     if plan.recompute:
         print(f"\n{plan.code()}", end="")
@@ -262,8 +251,7 @@ def pareto(chain: Chain) -> list[Plan]:
     low, high = smallest_budget(chain), store_all(chain).peak_bytes
     budgets = sorted({low + round(step * (high - low)) for step in STEPS})
     found = [optimal(chain, budget) for budget in budgets]
-    return [replace(plan, name=f"optimal within {output.of_bytes(b)}")
-            for plan, b in zip(found, budgets, strict=True)]  # fmt: skip
+    return [replace(plan, name=f"optimal within {output.of_bytes(b)}") for plan, b in zip(found, budgets, strict=True)]
 
 
 def _sorted(plans: Sequence[Plan]) -> list[Plan]:
@@ -297,20 +285,26 @@ def front(rows: Sequence[dict[str, Any]]) -> list[bool]:
     return marks
 
 
-def _tables(
-    model: str, chain: Chain, rows: Sequence[dict[str, Any]], budget_bytes: int | None
-) -> None:
+def _tables(model: str, chain: Chain, rows: Sequence[dict[str, Any]], budget_bytes: int | None) -> None:
     limit = f", budget {output.of_bytes(budget_bytes)}" if budget_bytes is not None else ""
-    print(f"{model}: {len(chain)} stages, one step without recomputation "
-          f"{output.of_seconds(chain.forward_s + chain.backward_s)}{limit}\n")  # fmt: skip
+    print(
+        f"{model}: {len(chain)} stages, one step without recomputation "
+        f"{output.of_seconds(chain.forward_s + chain.backward_s)}{limit}\n"
+    )
     output.print_table(
         ["", "plan", "peak", "of store-all", "forward runs", "overhead"],
         [
-            ["*" if mark else "", r["plan"], output.of_bytes(r["peak_bytes"]),
-             f"{r['peak_share']:.1%}", r["forwards"], f"{r['overhead']:+.1%}"]
+            [
+                "*" if mark else "",
+                r["plan"],
+                output.of_bytes(r["peak_bytes"]),
+                f"{r['peak_share']:.1%}",
+                r["forwards"],
+                f"{r['overhead']:+.1%}",
+            ]
             for r, mark in zip(rows, front(rows), strict=True)
         ],
-    )  # fmt: skip
+    )
     if len(rows) > 1:
         print("* no other plan here is as fast with less memory")
 
@@ -320,9 +314,11 @@ def describe(chain: Chain, plan: Plan, actions: bool) -> None:
     from analysis.checkpointing import simulate
 
     replay = simulate(chain, plan.schedule)
-    print(f"\n{plan.name}: {len(plan.schedule)} actions; replayed: peak "
-          f"{output.of_bytes(replay.peak_bytes)} at action {replay.peak_index} "
-          f"({plan.schedule[replay.peak_index]})")  # fmt: skip
+    print(
+        f"\n{plan.name}: {len(plan.schedule)} actions; replayed: peak "
+        f"{output.of_bytes(replay.peak_bytes)} at action {replay.peak_index} "
+        f"({plan.schedule[replay.peak_index]})"
+    )
     for runs in sorted(set(replay.forwards_by_stage)):
         stages = [i for i, n in enumerate(replay.forwards_by_stage, start=1) if n == runs]
         times = {1: "once", 2: "twice"}.get(runs, f"{runs} times")
@@ -356,8 +352,7 @@ def _draw(chain: Chain, plans: Sequence[Plan], path: Path, title: str) -> None:
     axes = figure.add_subplot()
     points = [(p.peak_bytes / 1e9, 100 * (p.seconds / least - 1), p.name) for p in _sorted(plans)]
     line = [p for p in points if p[2].startswith("optimal")]
-    axes.step([p[0] for p in line], [p[1] for p in line], where="post", color="#009E73",
-              label="optimal")  # fmt: skip
+    axes.step([p[0] for p in line], [p[1] for p in line], where="post", color="#009E73", label="optimal")
     rest = [p for p in points if not p[2].startswith("optimal")]
     axes.plot([p[0] for p in rest], [p[1] for p in rest], "o", color="#0072B2", label="heuristics")
     for x, y, name in rest:

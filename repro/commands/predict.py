@@ -45,47 +45,29 @@ def command(
         ),
     ] = AUTO,
     pass_: Annotated[
-        str,
-        typer.Option(
-            "--pass",
-            autocompletion=completion.of((*PASSES, "all")),
-            help="forward, backward or all",
-        ),
+        str, typer.Option("--pass", autocompletion=completion.of((*PASSES, "all")), help="forward, backward or all")
     ] = "all",
     batch: Annotated[str, typer.Option(help="batch size")] = BATCH,
     heads: Annotated[str, typer.Option(help="query heads")] = "16",
-    kv_heads: Annotated[
-        str | None, typer.Option(help="key/value heads (default: as many as query heads)")
-    ] = None,
-    seqlen: Annotated[
-        str, typer.Option("--seqlen", "-n", help="query and key length, e.g. 512:16384:*2")
-    ] = SEQLEN,
-    seqlen_k: Annotated[
-        str | None, typer.Option(help="key length (default: the query length)")
-    ] = None,
+    kv_heads: Annotated[str | None, typer.Option(help="key/value heads (default: as many as query heads)")] = None,
+    seqlen: Annotated[str, typer.Option("--seqlen", "-n", help="query and key length, e.g. 512:16384:*2")] = SEQLEN,
+    seqlen_k: Annotated[str | None, typer.Option(help="key length (default: the query length)")] = None,
     head_dim: Annotated[str, typer.Option("--head-dim", "-d", help="1 to 256")] = "128",
     dtype: Annotated[
-        str,
-        typer.Option(autocompletion=completion.of((*ITEMSIZE, "all")), help=", ".join(ITEMSIZE)),
+        str, typer.Option(autocompletion=completion.of((*ITEMSIZE, "all")), help=", ".join(ITEMSIZE))
     ] = "bf16",
     kv_dtype: Annotated[
         str,
         typer.Option(
             autocompletion=completion.of(KV_DTYPES),
-            help="of k and v: as --dtype, or e4m3 with scales (the forward alone), or both as "
-            "same,e4m3",
+            help="of k and v: as --dtype, or e4m3 with scales (the forward alone), or both as same,e4m3",
         ),
     ] = "same",
     scale_block: Annotated[
-        str | None,
-        typer.Option(help="keys that share a scale of e4m3, multiples of 16 (default: all)"),
+        str | None, typer.Option(help="keys that share a scale of e4m3, multiples of 16 (default: all)")
     ] = None,
     mask: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.of((*MASKS, "all")),
-            help="none, causal, or both as none,causal",
-        ),
+        str, typer.Option(autocompletion=completion.of((*MASKS, "all")), help="none, causal, or both as none,causal")
     ] = "none",
     causal: Annotated[bool, typer.Option("--causal", help="short for --mask causal")] = False,
     softcap: Annotated[
@@ -98,8 +80,7 @@ def command(
         str,
         typer.Option(
             autocompletion=completion.of(BIASES),
-            help="a stored bias with its gradient: none, full (B, H), heads (1, H), items (B, 1), "
-            "one (1, 1)",
+            help="a stored bias with its gradient: none, full (B, H), heads (1, H), items (B, 1), one (1, 1)",
         ),
     ] = "none",
     window: Annotated[
@@ -113,22 +94,16 @@ def command(
     seqlens: Annotated[
         str | None,
         typer.Option(
-            help="lengths of packed sequences, as 1,17,300, or a file of numbers; in the place of "
-            "--batch and --seqlen"
+            help="lengths of packed sequences, as 1,17,300, or a file of numbers; in the place of --batch and --seqlen"
         ),
     ] = None,
-    tile: Annotated[
-        str, typer.Option(help="block_m x block_n as 128x64, a list, all, or auto")
-    ] = "auto",
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="with auto: dq in a fixed order")
-    ] = False,
+    tile: Annotated[str, typer.Option(help="block_m x block_n as 128x64, a list, all, or auto")] = "auto",
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="with auto: dq in a fixed order")] = False,
     order: Annotated[
         str,
         typer.Option(
             autocompletion=completion.of((*ORDERS, "all")),
-            help="of the walk, which decides what comes from HBM again: rows, sawtooth, or both "
-            "as rows,sawtooth",
+            help="of the walk, which decides what comes from HBM again: rows, sawtooth, or both as rows,sawtooth",
         ),
     ] = "rows",
     gpu: Annotated[
@@ -157,12 +132,9 @@ def command(
         ),
     ] = "datasheet",
     compare: Annotated[
-        bool,
-        typer.Option("--compare", help="also recorded times of other kernels, of that shape"),
+        bool, typer.Option("--compare", help="also recorded times of other kernels, of that shape")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="JSON, bytes per tensor included")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, bytes per tensor included")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV, a line per point")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="tables for Markdown")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="tables for LaTeX (booktabs)")] = False,
@@ -171,7 +143,7 @@ def command(
 
     Every field takes one value, a list (64,128) or a range (512:16384:*2, 64:256:+64); several
     make a sweep. A point that cannot be (a tile too large) is a row with its reason.
-    """  # fmt: skip
+    """
     output.require_one_format(as_json, as_csv, markdown, latex)
     if causal and mask not in ("none", "causal"):
         raise ValueError(f"--causal and --mask {mask} contradict each other")
@@ -222,32 +194,49 @@ def command(
     waves = l2 == "waves" or (l2 == "auto" and len(chosen) > SIMULATED_POINTS)
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
-    same: dict[str, Any] = {
-        "softcap": softcap, "alibi": alibi, "lengths": lengths, "deterministic": deterministic,
-    }  # fmt: skip
+    same: dict[str, Any] = {"softcap": softcap, "alibi": alibi, "lengths": lengths, "deterministic": deterministic}
     points: list[Prediction | dict[str, Any]] = []
-    for (
-        g, name, visible, kind, (fp8, block), b, h, kv, d, n, nk, sides, first, asked, walk,
-        one_pass,
-    ) in chosen:  # fmt: skip
+    for g, name, visible, kind, (fp8, block), b, h, kv, d, n, nk, sides, first, asked, walk, one_pass in chosen:
         try:
-            shape = AttentionShape(
-                b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first, fp8, block
-            )
+            shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first, fp8, block)
             points.append(
-                predict(name, shape, one_pass, g, ceilings=rates[g.name], waves=waves,
-                        once=l2 == "once", tile=asked, order=walk, bias=bias_of(bias, b, h),
-                        bias_gradient=bias != "none", **same)
-            )  # fmt: skip
+                predict(
+                    name,
+                    shape,
+                    one_pass,
+                    g,
+                    ceilings=rates[g.name],
+                    waves=waves,
+                    once=l2 == "once",
+                    tile=asked,
+                    order=walk,
+                    bias=bias_of(bias, b, h),
+                    bias_gradient=bias != "none",
+                    **same,
+                )
+            )
         except ValueError as error:
             if len(chosen) == 1:
                 raise
-            failed = {"algorithm": name, "pass": one_pass, "batch": b, "heads": h,
-                      "kv_heads": kv or h, "seqlen_q": n, "seqlen_k": nk or n, "head_dim": d,
-                      "dtype": kind, "kv_dtype": "e4m3" if fp8 else kind, "scale_block": block,
-                      "causal": visible == "causal", "window_left": sides[0],
-                      "window_right": sides[1], "sinks": first, "order": walk,
-                      "gpu": g.name}  # fmt: skip
+            failed = {
+                "algorithm": name,
+                "pass": one_pass,
+                "batch": b,
+                "heads": h,
+                "kv_heads": kv or h,
+                "seqlen_q": n,
+                "seqlen_k": nk or n,
+                "head_dim": d,
+                "dtype": kind,
+                "kv_dtype": "e4m3" if fp8 else kind,
+                "scale_block": block,
+                "causal": visible == "causal",
+                "window_left": sides[0],
+                "window_right": sides[1],
+                "sinks": first,
+                "order": walk,
+                "gpu": g.name,
+            }
             if asked:
                 failed |= {"block_m": asked.block_m, "block_n": asked.block_n}
             points.append(failed | {"error": str(error)})
@@ -257,13 +246,9 @@ def command(
         predict_peers.table(points, output.style_of(markdown, latex))
 
 
-def _refuse_beside_seqlens(
-    batch: str, seqlen: str, seqlen_k: str | None, bias: str, l2: str
-) -> None:
+def _refuse_beside_seqlens(batch: str, seqlen: str, seqlen_k: str | None, bias: str, l2: str) -> None:
     """ValueError naming an option that --seqlens stands in the place of, or does not go with."""
-    for name, value, unset in (
-        ("--batch", batch, BATCH), ("--seqlen", seqlen, SEQLEN), ("--seqlen-k", seqlen_k, None),
-    ):  # fmt: skip
+    for name, value, unset in (("--batch", batch, BATCH), ("--seqlen", seqlen, SEQLEN), ("--seqlen-k", seqlen_k, None)):
         if value != unset:
             raise ValueError(f"--seqlens stands in the place of {name} {value}")
     if bias != "none":
@@ -285,8 +270,7 @@ def here() -> Gpu:
     card = machine.gpu()
     found = None if card is None else find_gpu(card.name)
     if card is not None and found is None:
-        say(f"{card.name} is none of the known GPUs: predicting for {H200.name}; --gpu file.toml "
-            "describes another")  # fmt: skip
+        say(f"{card.name} is none of the known GPUs: predicting for {H200.name}; --gpu file.toml describes another")
     return found or H200
 
 
@@ -324,9 +308,7 @@ def rates_of(gpu: Gpu, kind: str) -> Ceilings:
     return replace(sheet, **known, origin=origin)
 
 
-def _show(
-    points: list[Prediction | dict[str, Any]], as_json: bool, as_csv: bool, style: str
-) -> None:
+def _show(points: list[Prediction | dict[str, Any]], as_json: bool, as_csv: bool, style: str) -> None:
     rows = [p if isinstance(p, dict) else p.row() for p in points]
     if as_csv:
         output.print_csv(rows)

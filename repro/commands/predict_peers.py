@@ -33,15 +33,18 @@ def recorded(point: Prediction) -> list[dict[str, Any]]:
     if features_of(point.problem) - {"causal"}:
         return []
     asked = (
-        point.pass_, shape.batch, shape.heads, shape.seqlen_q, shape.seqlen_k, shape.head_dim,
-        shape.dtype, shape.causal,
-    )  # fmt: skip
+        point.pass_,
+        shape.batch,
+        shape.heads,
+        shape.seqlen_q,
+        shape.seqlen_k,
+        shape.head_dim,
+        shape.dtype,
+        shape.causal,
+    )
     found = []
     for row in _rows():
-        given = (
-            row.pass_, row.batch, row.heads, row.seqlen_q, row.seqlen_k, row.head_dim,
-            row.dtype, row.causal,
-        )  # fmt: skip
+        given = (row.pass_, row.batch, row.heads, row.seqlen_q, row.seqlen_k, row.head_dim, row.dtype, row.causal)
         bare = not row.dropout and not row.extra.get("key_mask")
         if given == asked and bare and row.device and find_gpu(row.device) == point.gpu:
             found.append(_peer(row, paper_flops(shape, point.pass_)))
@@ -82,17 +85,27 @@ def table(points: Sequence[Prediction | dict[str, Any]], style: str) -> None:
         if isinstance(point.predicted, Time):
             low, high = point.predicted.low, point.predicted.high
             flops = paper_flops(shape, point.pass_) / 1e12
-            lines.append([
-                name, f"{point.algorithm} (ours)",
-                output.between(output.of_seconds, low, high),
-                f"{flops / high:.0f} to {flops / low:.0f}",
-                "predicted" + ", untimed" * (not point.predicted.timed), "",
-            ])  # fmt: skip
+            lines.append(
+                [
+                    name,
+                    f"{point.algorithm} (ours)",
+                    output.between(output.of_seconds, low, high),
+                    f"{flops / high:.0f} to {flops / low:.0f}",
+                    "predicted" + ", untimed" * (not point.predicted.timed),
+                    "",
+                ]
+            )
         lines += [
-            [name, peer["kernel"], output.of_seconds(peer["time_s"]), f"{peer['tflops']:.0f}",
-             peer["source"], peer["origin"]]
+            [
+                name,
+                peer["kernel"],
+                output.of_seconds(peer["time_s"]),
+                f"{peer['tflops']:.0f}",
+                peer["source"],
+                peer["origin"],
+            ]
             for peer in peers
-        ]  # fmt: skip
+        ]
     if lines:
         headers = ["pass", "kernel", "time", "TFLOP/s", "from", "where and when"]
         output.print_text("")

@@ -8,30 +8,40 @@ from repro.commands import output
 from repro.prediction import NoTime, Prediction, Time
 
 _FIELDS = (
-    "gpu", "algorithm", "pass", "order", "causal", "window_left", "window_right", "sinks", "dtype",
-    "kv_dtype", "scale_block", "batch", "sequences", "heads", "kv_heads", "seqlen_q", "seqlen_k",
-    "head_dim", "form", "block_m", "block_n",
-)  # fmt: skip
-_BYTES = (
-    "sm_read_bytes", "sm_write_bytes", "hbm_read_bytes", "hbm_write_bytes", "saved_bytes",
-    "peak_bytes",
-)  # fmt: skip
-_HEADERS = ("FLOPs", "SM read", "SM write", "HBM read", "HBM write", "saved", "peak", "time ≥",
-            "TFLOP/s ≤", "bound by")  # fmt: skip
+    "gpu",
+    "algorithm",
+    "pass",
+    "order",
+    "causal",
+    "window_left",
+    "window_right",
+    "sinks",
+    "dtype",
+    "kv_dtype",
+    "scale_block",
+    "batch",
+    "sequences",
+    "heads",
+    "kv_heads",
+    "seqlen_q",
+    "seqlen_k",
+    "head_dim",
+    "form",
+    "block_m",
+    "block_n",
+)
+_BYTES = ("sm_read_bytes", "sm_write_bytes", "hbm_read_bytes", "hbm_write_bytes", "saved_bytes", "peak_bytes")
+_HEADERS = ("FLOPs", "SM read", "SM write", "HBM read", "HBM write", "saved", "peak", "time ≥", "TFLOP/s ≤", "bound by")
 _PREDICTED = ("time ≈", "TFLOP/s ≈")
 """Beside the bound, where a kernel's machine code has been followed."""
 #: Up to so many points are also shown tensor by tensor.
 _IN_FULL = 2
 
 
-def tables(
-    points: list[Prediction | dict[str, Any]], rows: list[dict[str, Any]], style: str
-) -> None:
+def tables(points: list[Prediction | dict[str, Any]], rows: list[dict[str, Any]], style: str) -> None:
     """What is common to all points on top, then a line per point; few points also by tensor."""
     varying = [f for f in _FIELDS if len({row.get(f) for row in rows}) > 1]
-    for follower, leader in (
-        ("seqlen_k", "seqlen_q"), ("kv_heads", "heads"), ("kv_dtype", "dtype"),
-    ):  # fmt: skip
+    for follower, leader in (("seqlen_k", "seqlen_q"), ("kv_heads", "heads"), ("kv_dtype", "dtype")):
         if follower in varying and all(row[follower] == row[leader] for row in rows):
             varying.remove(follower)
     common = {f: rows[0].get(f) for f in _FIELDS if len({row.get(f) for row in rows}) == 1}
@@ -65,10 +75,7 @@ def tables(
             line += [output.of_bytes(row[name]) for name in _BYTES]
             over = "" if row["fits_memory"] else " (more than the GPU has)"
             line[-1] = f"{line[-1]}{over}"
-            line += [
-                output.of_seconds(row["time_bound_s"]),
-                output.of_rate(row["tflops_bound"] * 1e12),
-            ]
+            line += [output.of_seconds(row["time_bound_s"]), output.of_rate(row["tflops_bound"] * 1e12)]
             if predicted and row["time_predicted_s"]:
                 ends = row["time_low_s"], row["time_high_s"]
                 state = " untimed" if row["time_state"] == "untimed" else ""
@@ -104,9 +111,7 @@ def _remarks(points: list[Prediction]) -> None:
         if point.warning is not None:
             remarks.append(f"warning: {point.warning}")
         if isinstance(point.predicted, NoTime):
-            remarks.append(
-                f"no time ≈ of {point.algorithm} in the {point.pass_}: {point.predicted.reason}"
-            )
+            remarks.append(f"no time ≈ of {point.algorithm} in the {point.pass_}: {point.predicted.reason}")
         else:
             remarks += _of_time(point, point.predicted)
     if remarks:
@@ -124,32 +129,37 @@ def _of_time(point: Prediction, time: Time) -> list[str]:
         "(docs/pages/time.md)"
     ]
     if time.seconds < point.time.seconds:
-        said.append(
-            "time ≈ may be below time ≥: measured ceilings are what some kernel reached, not what "
-            "the card can"
-        )
+        said.append("time ≈ may be below time ≥: measured ceilings are what some kernel reached, not what the card can")
     return said
 
 
 def _in_full(point: Prediction, style: str) -> None:
     form = f"form {point.form}, " if point.form else ""
     second = f" and {point.dq_tile.block_m} x {point.dq_tile.block_n}" if point.dq_tile else ""
-    print(f"\n{point.algorithm} {point.pass_}, {form}tile {point.tile.block_m} x "
-          f"{point.tile.block_n}{second}, {point.blocks_per_sm} "
-          f"block{'s' if point.blocks_per_sm > 1 else ''} per SM")  # fmt: skip
+    print(
+        f"\n{point.algorithm} {point.pass_}, {form}tile {point.tile.block_m} x "
+        f"{point.tile.block_n}{second}, {point.blocks_per_sm} "
+        f"block{'s' if point.blocks_per_sm > 1 else ''} per SM"
+    )
     output.print_table(
         ["kernel", "tensor", "direction", "SM boundary", "HBM read", "HBM write"],
         [
-            [t["kernel"], t["tensor"], t["direction"], output.of_bytes(t["sm_bytes"]),
-             output.of_bytes(t["hbm_read_bytes"]), output.of_bytes(t["hbm_write_bytes"])]
+            [
+                t["kernel"],
+                t["tensor"],
+                t["direction"],
+                output.of_bytes(t["sm_bytes"]),
+                output.of_bytes(t["hbm_read_bytes"]),
+                output.of_bytes(t["hbm_write_bytes"]),
+            ]
             for t in point.tensors()
         ],
-        style=style, keys=2,
-    )  # fmt: skip
+        style=style,
+        keys=2,
+    )
     times = ", ".join(
-        f"{resource} {output.of_seconds(seconds)}"
-        for resource, seconds in point.time.by_resource.items() if seconds
-    )  # fmt: skip
+        f"{resource} {output.of_seconds(seconds)}" for resource, seconds in point.time.by_resource.items() if seconds
+    )
     output.print_text(f"time at each ceiling: {times}")
     output.print_text(point.why())
     if not point.saved:

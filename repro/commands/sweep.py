@@ -91,9 +91,7 @@ def seqlens(text: str) -> Lengths:
     return found
 
 
-def words(
-    text: str, option: str, allowed: Sequence[str], every: Sequence[str] | None = None
-) -> list[str]:
+def words(text: str, option: str, allowed: Sequence[str], every: Sequence[str] | None = None) -> list[str]:
     """A list of names; "all" stands for ``every``, by default all that are allowed. Raises
     ValueError with those allowed."""
     if text == "all":
@@ -130,9 +128,18 @@ def gpus(text: str) -> list[Gpu]:
 
 
 _UNITS = {
-    "": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
-    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-}  # fmt: skip
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "PB": 10**15,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 
 
 def byte_count(text: str, option: str) -> int:

@@ -29,14 +29,26 @@ def _measured(ranks: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={ranks}", "-m", "repro.distributed.measure", str(out),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            "-m",
+            "repro.distributed.measure",
+            str(out),
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8",
-            errors="replace", timeout=600, check=False,
-        )  # fmt: skip
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=600,
+            check=False,
+        )
         if done.returncode or not out.exists():
             errors = [x for x in done.stderr.splitlines() if "Error" in x and "elastic" not in x]
             raise RuntimeError(f"torchrun failed: {(errors or ['no message'])[-1]}")
@@ -44,9 +56,7 @@ def _measured(ranks: int) -> list[dict[str, Any]]:
         return rows
 
 
-def records_of(
-    experiment: str, part: str, ranks: int, wanted: dict[str, Any]
-) -> list[dict[str, Any]]:
+def records_of(experiment: str, part: str, ranks: int, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of one cell, as rows of ``experiment``; RuntimeError when there are none."""
     found = [
         row | {"experiment": experiment}

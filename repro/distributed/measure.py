@@ -102,12 +102,7 @@ def model_states(engine: str) -> list[Row]:
         mesh = init_device_mesh(device().type, (dist.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
         for layer in [*model.children(), model]:
-            fully_shard(
-                layer,
-                mesh=mesh,
-                mp_policy=policy,
-                reshard_after_forward=engine == "fsdp2-zero-3",
-            )
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=engine == "fsdp2-zero-3")
         optimizer = torch.optim.AdamW(model.parameters())
         x = torch.randn(ROWS, WIDTH, device=device())
     else:
@@ -181,9 +176,7 @@ def settled(live: LiveBytes) -> int:
     return min(readings)
 
 
-def ring(
-    causal: bool, placement: str, dtype: torch.dtype, local: LocalAttention | None
-) -> list[Row]:
+def ring(causal: bool, placement: str, dtype: torch.dtype, local: LocalAttention | None) -> list[Row]:
     """Ring attention: bytes sent, and the largest difference from one rank's float64 result."""
     batch, heads, kv_heads, seqlen, head_dim = RING
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -211,10 +204,17 @@ def ring(
         if got is not None
     ]
     cell = {
-        "experiment": "ring-attention", "implementation": placement, "causal": causal,
-        "batch": batch, "heads": heads, "kv_heads": kv_heads, "seqlen_q": seqlen,
-        "seqlen_k": seqlen, "head_dim": head_dim, "dtype": DTYPES[dtype],
-    }  # fmt: skip
+        "experiment": "ring-attention",
+        "implementation": placement,
+        "causal": causal,
+        "batch": batch,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "seqlen_q": seqlen,
+        "seqlen_k": seqlen,
+        "head_dim": head_dim,
+        "dtype": DTYPES[dtype],
+    }
     return [
         _row(cell, "sent_bytes", forward.full_bytes["send"], pass_="forward"),
         _row(cell, "sent_bytes", backward.full_bytes["send"], pass_="backward"),
@@ -225,9 +225,7 @@ def ring(
     ]
 
 
-def one_rank(
-    causal: bool, q: Tensor, k: Tensor, v: Tensor, dout: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def one_rank(causal: bool, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, dq, dk, dv of dense attention over the whole sequence, in the inputs' type."""
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     group = q.shape[1] // k.shape[1]

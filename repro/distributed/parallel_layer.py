@@ -70,9 +70,7 @@ class _GatherLinear(torch.autograd.Function):
     """g and the product in one: y = all_gather(x) Wᵀ + b, saving the local shard of x only."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, group: dist.ProcessGroup
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         ctx.save_for_backward(x, weight)
         return functional.linear(_all_gather(x, group), weight, bias)
@@ -194,9 +192,7 @@ class ParallelTransformerLayer(nn.Module):
         instance("x", x, Tensor)
         weight = self.norm1.weight
         if x.dim() != 3 or x.shape[2] != weight.shape[0]:
-            raise ValueError(
-                f"x must be (seqlen, batch, {weight.shape[0]}), got shape {tuple(x.shape)}"
-            )
+            raise ValueError(f"x must be (seqlen, batch, {weight.shape[0]}), got shape {tuple(x.shape)}")
         if x.device != weight.device:
             raise TypeError(f"x is on {x.device}, the weights are on {weight.device}")
 

@@ -36,9 +36,7 @@ class ReduceToOwner:
     holds the gradients of its own share only. ``remove()`` takes the hooks off.
     """
 
-    def __init__(
-        self, model: nn.Module, owner: Mapping[Tensor, int], group: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, owner: Mapping[Tensor, int], group: dist.ProcessGroup | None = None) -> None:
         instance("model", model, nn.Module)
         instance("owner", owner, Mapping)
         if group is not None:
@@ -55,9 +53,7 @@ class ReduceToOwner:
             if p.requires_grad
         }
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._reduce)
-            for p in model.parameters()
-            if p.requires_grad
+            p.register_post_accumulate_grad_hook(self._reduce) for p in model.parameters() if p.requires_grad
         ]
 
     def _reduce(self, parameter: Tensor) -> None:

@@ -31,33 +31,27 @@ PLACEMENTS = ("contiguous", "zigzag")
 class LocalAttention(Protocol):
     """Attention on one rank: q (B, H, N, D), k and v (B, Hkv, M, D)."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """(out, lse), lse (B, H, N) natural logarithm, -inf where nothing is seen."""
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        causal: bool, scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv) of these keys' share, given the merged ``out`` and ``lse``."""
 
 
 class FlashLocal:
     """Our operator on each rank."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         import repro.attention.operator  # noqa: F401  (registers the operators)
 
         out, lse = torch.ops.repro.flash_attention(q, k, v, *_options(causal, scale))
         return out, lse
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        causal: bool, scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         import repro.attention.operator  # noqa: F401
 
         dq, dk, dv, _ = torch.ops.repro.flash_attention_backward(
@@ -73,18 +67,15 @@ def _options(causal: bool, scale: float) -> Options:
 class DenseLocal:
     """Plain torch on each rank, in the inputs' type: the reference, usable in float64."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         scores = _scores(q, k, causal, scale)
         lse = torch.logsumexp(scores, -1)
         weights = torch.exp(scores - _finite(lse)[..., None])
         return weights @ _expand(v, q), lse
 
     def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        causal: bool, scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         weights = torch.exp(_scores(q, k, causal, scale) - _finite(lse)[..., None])
         delta = (dout * out).sum(-1, keepdim=True)
         ds = weights * (dout @ _expand(v, q).transpose(-1, -2) - delta) * scale
@@ -126,8 +117,7 @@ def _check_results(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -
         )
     if len({out_a.device, lse_a.device, out_b.device, lse_b.device}) > 1:
         raise ValueError(
-            f"out_a is on {out_a.device}, lse_a {lse_a.device}, out_b {out_b.device}, "
-            f"lse_b {lse_b.device}"
+            f"out_a is on {out_a.device}, lse_a {lse_a.device}, out_b {out_b.device}, lse_b {lse_b.device}"
         )
 
 
@@ -187,9 +177,7 @@ def take_local(x: Tensor, rank: int, ranks: int, placement: str = "contiguous") 
     return torch.cat([x[:, :, p.start : p.start + p.length] for p in held], 2)
 
 
-def _pairs(
-    mine: list[_Part], theirs: list[_Part], causal: bool
-) -> Iterator[tuple[_Part, _Part, bool]]:
+def _pairs(mine: list[_Part], theirs: list[_Part], causal: bool) -> Iterator[tuple[_Part, _Part, bool]]:
     """Pairs of parts with anything to compute, and whether the pair is on the diagonal."""
     for a in mine:
         for b in theirs:
@@ -220,9 +208,16 @@ class _Ring:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, placement: str,
-        group: dist.ProcessGroup | None, local: LocalAttention,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        scale: float,
+        placement: str,
+        group: dist.ProcessGroup | None,
+        local: LocalAttention,
+    ) -> tuple[Tensor, Tensor]:
         ring = _Ring(group)
         held = [parts(r, ring.ranks, q.shape[2], placement) for r in range(ring.ranks)]
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -271,9 +266,15 @@ class _RingAttention(torch.autograd.Function):
             owner = (ring.rank - step) % ring.ranks
             for a, b, diagonal in _pairs(held[ring.rank], held[owner], causal):
                 part = local.backward(
-                    dout[:, :, a.rows], q[:, :, a.rows], here[0][:, :, b.rows],
-                    here[1][:, :, b.rows], out[:, :, a.rows], lse[:, :, a.rows], diagonal, scale,
-                )  # fmt: skip
+                    dout[:, :, a.rows],
+                    q[:, :, a.rows],
+                    here[0][:, :, b.rows],
+                    here[1][:, :, b.rows],
+                    out[:, :, a.rows],
+                    lse[:, :, a.rows],
+                    diagonal,
+                    scale,
+                )
                 dq[:, :, a.rows] += part[0]
                 sums[0][:, :, b.rows] += part[1]
                 sums[1][:, :, b.rows] += part[2]
@@ -333,9 +334,7 @@ def ring_attention(
             f"ring attention needs (B, H, N, D) with equal local lengths, got q {tuple(q.shape)}, "
             f"k {tuple(k.shape)}, v {tuple(v.shape)}"
         )
-    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or (
-        k.shape[1] == 0 or q.shape[1] % k.shape[1]
-    ):
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or (k.shape[1] == 0 or q.shape[1] % k.shape[1]):
         raise ValueError(
             "q and k must agree in batch and head dimension, and the heads of k divide those of q; "
             f"got q {tuple(q.shape)}, k {tuple(k.shape)}"
@@ -349,7 +348,5 @@ def ring_attention(
         methods("local", local, "forward", "backward")
     scale = 1 / math.sqrt(q.shape[3]) if scale is None else real("scale", scale)
     parts(0, 1, q.shape[2], placement)
-    out, lse = _RingAttention.apply(
-        q, k, v, causal, scale, placement, group, FlashLocal() if local is None else local
-    )
+    out, lse = _RingAttention.apply(q, k, v, causal, scale, placement, group, FlashLocal() if local is None else local)
     return (out, lse) if return_lse else out

@@ -31,16 +31,12 @@ def sent_so_far() -> dict[int, int]:
         if not target.startswith("socket:["):
             continue
         with socket.socket(fileno=os.dup(int(name))) as one:
-            if one.type != socket.SOCK_STREAM or one.family not in (
-                socket.AF_INET, socket.AF_INET6,
-            ):  # fmt: skip
+            if one.type != socket.SOCK_STREAM or one.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
         if len(info) < _LENGTH:
             raise OSError(f"TCP_INFO has {len(info)} bytes, {_LENGTH} are needed to count")
-        sent, again = (
-            struct.unpack_from("Q", info, at)[0] for at in (_BYTES_SENT, _BYTES_RETRANSMITTED)
-        )
+        sent, again = (struct.unpack_from("Q", info, at)[0] for at in (_BYTES_SENT, _BYTES_RETRANSMITTED))
         found[int(target[8:-1])] = sent - again
     return found
 
@@ -57,10 +53,7 @@ class TransportBytes:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         time.sleep(0.05)  # gloo's own thread may still be writing
         after = sent_so_far()

@@ -39,9 +39,7 @@ class CollectiveBytes(TorchDispatchMode):
         self.full_bytes: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name = func.name().rsplit(".", 1)[0] if "::" in func.name() else func.name()
         if name.startswith("c10d::") and name not in _SILENT:
             if name not in _COLLECTIVES:
@@ -54,11 +52,7 @@ class CollectiveBytes(TorchDispatchMode):
     def sent_bytes(self, ranks: int) -> float:
         """Bytes each rank sends when the collectives run as rings; sends count as they are."""
         ranks = whole("ranks", ranks, least=1)
-        rings = (
-            ring_sent_bytes(name, nbytes, ranks)
-            for name, nbytes in self.full_bytes.items()
-            if name != "send"
-        )
+        rings = (ring_sent_bytes(name, nbytes, ranks) for name, nbytes in self.full_bytes.items() if name != "send")
         return sum(rings) + self.full_bytes["send"]
 
 

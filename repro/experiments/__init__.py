@@ -33,16 +33,7 @@ from repro.measuring.records import Record, frame, load, record
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "Cell",
-    "Context",
-    "Experiment",
-    "UnavailableError",
-    "experiment",
-    "names",
-    "record",
-    "tidy",
-]
+__all__ = ["Cell", "Context", "Experiment", "UnavailableError", "experiment", "names", "record", "tidy"]
 
 #: Where an experiment is measured: "host" runs kernels through the counting host backend, "cpu"
 #: runs torch on the CPU, "cuda" needs a GPU, "none" has recorded and published rows only.
@@ -103,8 +94,7 @@ class Experiment:
             raise ValueError(f"device must be one of {DEVICES}, got {self.device!r}")
         if (self.measure is None) != (self.device == "none"):
             raise ValueError(
-                f"{self.name}: measure is {'absent' if self.measure is None else 'given'} "
-                f"but device is {self.device!r}"
+                f"{self.name}: measure is {'absent' if self.measure is None else 'given'} but device is {self.device!r}"
             )
 
     @property
@@ -151,9 +141,7 @@ def _predicted(known: Experiment) -> tuple[frozenset[str], tuple[Record, ...]]:
     return frozenset(field for cell in cells for field in cell), tuple(rows)
 
 
-def tidy(
-    selected: Sequence[str], root: Path | None = None, *, local: bool = True
-) -> pandas.DataFrame:
+def tidy(selected: Sequence[str], root: Path | None = None, *, local: bool = True) -> pandas.DataFrame:
     """Predicted, measured and published rows of these experiments in one tidy frame.
 
     A name without a module stands for records only (published or measured elsewhere).
@@ -170,10 +158,10 @@ def tidy(
             fields |= names_of_cells
             predicted += rows
     recorded = [
-        r for r in load(selected, root, local=local)
-        if r.source != "measured"
-        or r.extra.get("scale", SMALL) == scales.get(r.experiment, SMALL)
-    ]  # fmt: skip
+        r
+        for r in load(selected, root, local=local)
+        if r.source != "measured" or r.extra.get("scale", SMALL) == scales.get(r.experiment, SMALL)
+    ]
     table = frame(predicted + recorded)
     for missing in sorted(fields - set(table.columns)):
         table[missing] = None  # a field of the cells is a column even where nothing is recorded

@@ -94,11 +94,7 @@ def measure(
 
 
 def _measure_missing(
-    experiment: Experiment,
-    cells: list[Cell],
-    path: Path,
-    again: bool,
-    merged: list[Record],
+    experiment: Experiment, cells: list[Cell], path: Path, again: bool, merged: list[Record]
 ) -> Outcome:
     """``merged``: rows on record elsewhere; a cell that is done there or in ``path`` is done."""
     digest = machine.digest(experiment.sources)
@@ -172,6 +168,4 @@ def _measured(experiment: Experiment, cell: Cell, context: Context) -> list[Reco
         first = (str(error).strip() or "no message").splitlines()[0]
         failure = {"metric": "run", "source": "measured", "experiment": experiment.name}
         defaults = {"implementation": str(cell.get("implementation", "-"))}
-        return [
-            records.record(defaults | cell, **failure, error=f"{type(error).__name__}: {first}")
-        ]
+        return [records.record(defaults | cell, **failure, error=f"{type(error).__name__}: {first}")]

@@ -128,8 +128,7 @@ def report(done: Sequence[Imported]) -> list[str]:
     from repro.gpu import judgement
 
     lines = [
-        f"{one.target.parent.name}/{one.target.name}: {one.taken} rows imported, {one.kept} kept "
-        "as recorded"
+        f"{one.target.parent.name}/{one.target.name}: {one.taken} rows imported, {one.kept} kept as recorded"
         for one in done
     ]
     by_machine: dict[str, list[Record]] = {}
@@ -143,9 +142,7 @@ def report(done: Sequence[Imported]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Merge the records of a run elsewhere into results/ and say what they show."""
-    parser = argparse.ArgumentParser(
-        prog="python -m repro dev import-results", description=main.__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m repro dev import-results", description=main.__doc__)
     parser.add_argument("source", type=Path, help="what `make gpu-run OUT=...` left")
     for line in report(import_results(parser.parse_args(arguments).source)):
         say(line)

@@ -66,8 +66,7 @@ def shapes(rows: Iterable[Record], *, predict: bool = True) -> list[Shape]:
         key = (r.pass_, r.head_dim or 0, bool(r.causal), r.seqlen_q)
         by_cell.setdefault(key, []).append(r)
     cells = {
-        (str(c["pass"]), int(c["head_dim"]), bool(c["causal"]), int(c["seqlen_q"])): c
-        for c in gpu_throughput.cells()
+        (str(c["pass"]), int(c["head_dim"]), bool(c["causal"]), int(c["seqlen_q"])): c for c in gpu_throughput.cells()
     }
     found = []
     for key, of_cell in sorted(by_cell.items(), key=lambda item: (-ord(item[0][0][0]), item[0])):
@@ -75,17 +74,20 @@ def shapes(rows: Iterable[Record], *, predict: bool = True) -> list[Shape]:
         card = find_gpu(device) if device else None
         bounds = gpu_throughput.predict(cells[key]) if predict and key in cells else []
         measured = {
-            r.implementation: r.value for r in of_cell
-            if r.metric == "throughput_tflops" and r.value is not None
-        }  # fmt: skip
+            r.implementation: r.value for r in of_cell if r.metric == "throughput_tflops" and r.value is not None
+        }
         found.append(
             Shape(
-                *key, measured=measured,
-                predicted={r.implementation: r.value for r in bounds
-                           if r.value is not None and card is not None and r.device == card.name},
+                *key,
+                measured=measured,
+                predicted={
+                    r.implementation: r.value
+                    for r in bounds
+                    if r.value is not None and card is not None and r.device == card.name
+                },
                 refused={r.implementation: r.error for r in of_cell if r.error},
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -93,24 +95,30 @@ def throughput_table(found: Sequence[Shape]) -> list[str]:
     """Lines: a shape each, then the geometric means beside the aims."""
     if not found:
         return []
-    heads = ("pass", "d", "mask", "N", "predicted", "measured", "best competing", "", "ratio",
-             "optimistic", "ratio")  # fmt: skip
+    heads = ("pass", "d", "mask", "N", "predicted", "measured", "best competing", "", "ratio", "optimistic", "ratio")
     table = [heads]
     for s in found:
         best = s.best()
         ours, optimistic = s.measured.get(hopper.ALGORITHM), s.measured.get(hopper.OPTIMISTIC)
-        table.append((
-            s.pass_, str(s.head_dim), "causal" if s.causal else "-", str(s.seqlen),
-            _number(s.predicted.get(hopper.ALGORITHM)), _number(ours),
-            best[0] if best else "-", _number(best and best[1]),
-            _number(s.ratio(hopper.ALGORITHM), 2),
-            _number(optimistic), _number(s.ratio(hopper.OPTIMISTIC), 2),
-        ))  # fmt: skip
+        table.append(
+            (
+                s.pass_,
+                str(s.head_dim),
+                "causal" if s.causal else "-",
+                str(s.seqlen),
+                _number(s.predicted.get(hopper.ALGORITHM)),
+                _number(ours),
+                best[0] if best else "-",
+                _number(best and best[1]),
+                _number(s.ratio(hopper.ALGORITHM), 2),
+                _number(optimistic),
+                _number(s.ratio(hopper.OPTIMISTIC), 2),
+            )
+        )
     lines = ["TFLOP/s; predicted: the bound of the time model; ratio: to the best competing one"]
     lines += _aligned(table)
     for s in found:
-        lines += [f"{s.pass_} d={s.head_dim} N={s.seqlen}: {name}: {why}"
-                  for name, why in s.refused.items()]  # fmt: skip
+        lines += [f"{s.pass_} d={s.head_dim} N={s.seqlen}: {name}: {why}" for name, why in s.refused.items()]
     return lines + goals(found)
 
 
@@ -161,10 +169,7 @@ def beside_predictions(name: str, rows: Iterable[Record]) -> list[str]:
     """Lines that set an experiment's measured rows beside its predictions: how many, how far."""
     experiment = experiments.experiment(name)
     predicted = {
-        (cell.id, *_what(r)): r.value
-        for cell in experiment.cells()
-        for r in experiment.predict(cell)
-        if r.value
+        (cell.id, *_what(r)): r.value for cell in experiment.cells() for r in experiment.predict(cell) if r.value
     }
     ratios: list[tuple[float, Record]] = []
     errors = 0

@@ -24,10 +24,7 @@ GUARDED_S = 1.5
 #: Experiments of the run in order of value; ``gpu-l2-`` stands for all whose names begin so.
 VALUE = ("gpu-throughput", "gpu-traffic", "gpu-l2-", "gpu-sm-units")
 #: Then these, and every other one.
-REST = (
-    "gpu-optimistic", "gpu-ceilings", "gpu-forms", "gpu-features", "gpu-ladder", "gpu-memory",
-    "gpu-",
-)  # fmt: skip
+REST = ("gpu-optimistic", "gpu-ceilings", "gpu-forms", "gpu-features", "gpu-ladder", "gpu-memory", "gpu-")
 #: The first whose kernels are not those of plain attention (``kernels.prebuild``).
 FIRST_OF_OTHER_KERNELS = "gpu-features"
 
@@ -51,25 +48,30 @@ def stages(python: str = sys.executable, cores: int | None = None) -> list[Stage
     ahead, rest = _compile_s(cores or machine.cores())
     listed = [
         Stage(
-            "warm-up", [python, "-m", "repro.instruments.warm_up"],
+            "warm-up",
+            [python, "-m", "repro.instruments.warm_up"],
             "a cold start of torch, cuBLAS and CuPy, before any limit counts",
-            share=0.5, predicted_s=COLD_START_S,
+            share=0.5,
+            predicted_s=COLD_START_S,
         ),
         Stage(
-            "compile", [python, "-m", "kernels.prebuild", "--plain"],
+            "compile",
+            [python, "-m", "kernels.prebuild", "--plain"],
             "plain attention's kernels at once on all cores, so that no stage waits for a compiler",
-            share=0.35, predicted_s=ahead,
+            share=0.35,
+            predicted_s=ahead,
         ),
         Stage(
-            "guard", [python, "-m", "repro.instruments.hopper_guard"],
+            "guard",
+            [python, "-m", "repro.instruments.hopper_guard"],
             "which Hopper kernels are right and come back; later stages leave out the others",
-            share=0.3, predicted_s=_guard_s(),
+            share=0.3,
+            predicted_s=_guard_s(),
         ),
-    ]  # fmt: skip
+    ]
     compile_rest = Stage(
-        "compile-rest", [python, "-m", "kernels.prebuild"], "the kernels of what follows",
-        share=0.35, predicted_s=rest,
-    )  # fmt: skip
+        "compile-rest", [python, "-m", "kernels.prebuild"], "the kernels of what follows", share=0.35, predicted_s=rest
+    )
     measured: list[str] = []
     for prefix in (*VALUE, *REST):
         if prefix == FIRST_OF_OTHER_KERNELS:
@@ -82,18 +84,24 @@ def stages(python: str = sys.executable, cores: int | None = None) -> list[Stage
         *listed,
         Stage("tests", [*tests, "--maxfail=20"], "the whole GPU suite", predicted_s=90),
         Stage(
-            "sanitizer", [python, "-m", "repro.instruments.sanitizer"],
-            "memcheck and racecheck on small shapes", share=1.0, predicted_s=110,
+            "sanitizer",
+            [python, "-m", "repro.instruments.sanitizer"],
+            "memcheck and racecheck on small shapes",
+            share=1.0,
+            predicted_s=110,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _measure(python: str, name: str, decisive: bool) -> Stage:
     one = experiments.experiment(name)
     return Stage(
-        name, [python, "-m", "repro.measure", name], one.title, share=0.75 if decisive else 0.35,
+        name,
+        [python, "-m", "repro.measure", name],
+        one.title,
+        share=0.75 if decisive else 0.35,
         predicted_s=START_S + one.seconds,
-    )  # fmt: skip
+    )
 
 
 def _compile_s(cores: int) -> tuple[float, float]:
@@ -126,10 +134,7 @@ def plan_text(plan: Sequence[Stage], budget_s: float) -> str:
         limit = stage.share * left
         cut = ", cut short" if stage.predicted_s > limit else ""
         left -= min(limit, stage.predicted_s)
-        lines.append(
-            f"{stage.name:16} {stage.predicted_s:8.0f} s {limit:6.0f} s {left:6.0f} s  "
-            f"{stage.why}{cut}"
-        )
+        lines.append(f"{stage.name:16} {stage.predicted_s:8.0f} s {limit:6.0f} s {left:6.0f} s  {stage.why}{cut}")
     total = sum(stage.predicted_s for stage in plan)
     lines.append(f"{'all of it':16} {total:8.0f} s of {budget_s:.0f} s")
     return "\n".join(lines)

@@ -35,10 +35,7 @@ def register(name: str, root: Path | None = None) -> int:
     }
     path = root / FOLDER / f"{name}.jsonl"
     known = {row.cell for row in records.read(path)}
-    stamp = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": machine.commit(),
-    }
+    stamp = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": machine.commit()}
     added = []
     for row in module.registered():
         if row.cell in known:

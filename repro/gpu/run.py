@@ -110,11 +110,11 @@ class Run:
         lines = [
             f"{card.name if card else 'no GPU'}, driver {card.driver if card else '-'}, commit "
             f"{machine.commit() or 'unknown'}",
-            f"{time.monotonic() - self.started:.0f} s of {self.budget_s:.0f} s", "",
-        ]  # fmt: skip
+            f"{time.monotonic() - self.started:.0f} s of {self.budget_s:.0f} s",
+            "",
+        ]
         lines += [
-            f"{e.stage.name:16} {e.seconds:7.1f} s of {e.stage.predicted_s:5.0f} s predicted  "
-            f"{e.outcome}"
+            f"{e.stage.name:16} {e.seconds:7.1f} s of {e.stage.predicted_s:5.0f} s predicted  {e.outcome}"
             for e in self.endings
         ]
         if at:
@@ -148,11 +148,7 @@ class Run:
 
 
 def run(
-    plan: Sequence[Stage],
-    out: Path,
-    budget_s: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
+    plan: Sequence[Stage], out: Path, budget_s: float, *, clock: Callable[[], float] = time.monotonic
 ) -> list[Ending]:
     """Run the stages that fit and return how each ended. Raises ValueError for a bad budget."""
     if not budget_s > 0:
@@ -196,9 +192,13 @@ def _run_stage(stage: Stage, limit_s: float, this: Run, log: Path) -> str:
         try:
             # A session of its own, so that whatever it starts can be found and ended with it.
             process = processes.start(
-                stage.command, session=True, stdout=output, stderr=subprocess.STDOUT,
-                env=environment, preexec_fn=processes.die_with_parent,
-            )  # fmt: skip
+                stage.command,
+                session=True,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                preexec_fn=processes.die_with_parent,
+            )
         except OSError as error:
             return f"failed ({error})"
         try:
@@ -243,8 +243,12 @@ def _environment() -> str:
     try:
         done = subprocess.run(
             ["nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE"],
-            capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=30,
+            check=False,
+        )
         said = done.stdout
     except (OSError, subprocess.SubprocessError) as error:
         said = f"nvidia-smi: {error}\n"

@@ -42,13 +42,20 @@ def count_misses(n: int, block: int, first: Cache, last: Cache) -> dict[str, Mis
     with tempfile.TemporaryDirectory() as folder:
         program, report = Path(folder) / "gemm_cpu", Path(folder) / "report"
         build(program)
-        run([
-            "valgrind", "--tool=cachegrind", "--cache-sim=yes",
-            "--I1=32768,8,64",  # instructions: no part of this, but it must be stated
-            f"--D1={first.nbytes},{first.ways},{first.line_bytes}",
-            f"--LL={last.nbytes},{last.ways},{last.line_bytes}",
-            f"--cachegrind-out-file={report}", str(program), str(n), str(block),
-        ])  # fmt: skip
+        run(
+            [
+                "valgrind",
+                "--tool=cachegrind",
+                "--cache-sim=yes",
+                "--I1=32768,8,64",  # instructions: no part of this, but it must be stated
+                f"--D1={first.nbytes},{first.ways},{first.line_bytes}",
+                f"--LL={last.nbytes},{last.ways},{last.line_bytes}",
+                f"--cachegrind-out-file={report}",
+                str(program),
+                str(n),
+                str(block),
+            ]
+        )
         return parse(report.read_text(encoding="utf-8"))
 
 
@@ -60,9 +67,7 @@ def build(program: Path) -> None:
 
 def run(command: list[str]) -> str:
     """What a command writes to its second output; RuntimeError with its last line if it fails."""
-    done = subprocess.run(
-        command, capture_output=True, encoding="utf-8", errors="replace", timeout=300, check=False
-    )
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=300, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
         raise RuntimeError(f"{Path(command[0]).name} failed ({done.returncode}): {lines[-1]}")
@@ -86,7 +91,4 @@ def parse(report: str) -> dict[str, Misses]:
                 held[event] += count
     if not totals:
         raise RuntimeError("the cachegrind report names no *_gemm function")
-    return {
-        name: Misses(t["Dr"] + t["Dw"], t["D1mr"] + t["D1mw"], t["DLmr"] + t["DLmw"])
-        for name, t in totals.items()
-    }
+    return {name: Misses(t["Dr"] + t["Dw"], t["D1mr"] + t["D1mw"], t["DLmr"] + t["DLmw"]) for name, t in totals.items()}

@@ -45,10 +45,7 @@ def watch_cells(
 
 
 def _each_cell(
-    cells: Sequence[Mapping[str, Any]],
-    profile: Callable[..., list[K]],
-    timeout_s: float,
-    ncu: str | None,
+    cells: Sequence[Mapping[str, Any]], profile: Callable[..., list[K]], timeout_s: float, ncu: str | None
 ) -> list[list[K]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cells.json"

@@ -83,26 +83,32 @@ COUNT = ("--metrics", ",".join(METRICS.values()))
 HOW_BUSY = tuple(word for section in BUSY_SECTIONS for word in ("--section", section))
 
 
-def ncu_command(
-    command: Sequence[str], log: Path, ncu: str, asked: Sequence[str] = COUNT
-) -> list[str]:
+def ncu_command(command: Sequence[str], log: Path, ncu: str, asked: Sequence[str] = COUNT) -> list[str]:
     """The ncu call that profiles ``command`` and writes one CSV row per kernel to ``log``."""
     return [
         ncu,
         *asked,
-        "--nvtx", "--nvtx-include", f"{NVTX_RANGE}/",
-        "--clock-control", "none",
-        "--replay-mode", "kernel",
-        "--target-processes", "all",
-        "--page", "raw", "--csv", "--print-units", "base",
-        "--log-file", str(log),
+        "--nvtx",
+        "--nvtx-include",
+        f"{NVTX_RANGE}/",
+        "--clock-control",
+        "none",
+        "--replay-mode",
+        "kernel",
+        "--target-processes",
+        "all",
+        "--page",
+        "raw",
+        "--csv",
+        "--print-units",
+        "base",
+        "--log-file",
+        str(log),
         *command,
-    ]  # fmt: skip
+    ]
 
 
-def count_kernels(
-    command: Sequence[str], *, timeout_s: float, ncu: str | None = None
-) -> list[KernelCount]:
+def count_kernels(command: Sequence[str], *, timeout_s: float, ncu: str | None = None) -> list[KernelCount]:
     """Run ``command`` under ncu and return the counters of its measured kernels, in order.
 
     Raises CounterError when ncu is missing, refused, times out, or counted nothing.
@@ -110,9 +116,7 @@ def count_kernels(
     return parse_csv(_page(command, COUNT, timeout_s, ncu))
 
 
-def watch_kernels(
-    command: Sequence[str], *, timeout_s: float, ncu: str | None = None
-) -> list[KernelBusy]:
+def watch_kernels(command: Sequence[str], *, timeout_s: float, ncu: str | None = None) -> list[KernelBusy]:
     """The same for how busy units were."""
     return parse_busy(_page(command, HOW_BUSY, timeout_s, ncu))
 
@@ -126,9 +130,7 @@ def _page(command: Sequence[str], asked: Sequence[str], timeout_s: float, ncu: s
         log = Path(folder) / "ncu.csv"
         try:
             done = processes.run(
-                ncu_command(command, log, tool, asked),
-                timeout_s=timeout_s,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                ncu_command(command, log, tool, asked), timeout_s=timeout_s, env={**os.environ, "PYTHONUNBUFFERED": "1"}
             )
         except subprocess.TimeoutExpired:
             raise CounterTimeoutError(f"ncu did not finish within {timeout_s:g} s") from None
@@ -177,9 +179,7 @@ def parse_csv(text: str) -> list[KernelCount]:
     counts = []
     for row in kernels:
         try:
-            counted = {
-                key: round(float(row[metric].replace(",", ""))) for key, metric in METRICS.items()
-            }
+            counted = {key: round(float(row[metric].replace(",", ""))) for key, metric in METRICS.items()}
         except (ValueError, AttributeError):
             values = {metric: row[metric] for metric in METRICS.values()}
             raise CounterError(f"ncu gave no number for {row['Kernel Name']}: {values}") from None

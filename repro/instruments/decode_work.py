@@ -31,9 +31,7 @@ class DecodeOperands:
 
     def __init__(self, shape: DecodeShape, device: str = "cuda") -> None:
         if shape.page_size is None or not shape.ragged:
-            raise ValueError(
-                f"page_size={shape.page_size}, ragged={shape.ragged}: pages and lengths are needed"
-            )
+            raise ValueError(f"page_size={shape.page_size}, ragged={shape.ragged}: pages and lengths are needed")
         self.shape = shape
         generator = torch.Generator(device=device).manual_seed(0)
         dtype = TORCH_TYPES[shape.dtype]
@@ -45,8 +43,7 @@ class DecodeOperands:
         pages = shape.batch * columns
         self.q = normal(shape.batch, shape.heads, shape.seqlen_q, shape.head_dim)
         caches = [
-            normal(pages, shape.page_size, shape.kv_heads, shape.head_dim)
-            for _ in range(1 if shape.latent else 2)
+            normal(pages, shape.page_size, shape.kv_heads, shape.head_dim) for _ in range(1 if shape.latent else 2)
         ]
         self.scales: list[Tensor] = []
         if shape.fp8:
@@ -115,7 +112,4 @@ class DecodeOperands:
 
 def _launch(backend: Backend, at: dict[str, Array], shape: DecodeShape, splits: int | None) -> None:
     given: dict[str, Any] = {"v": None} | at
-    decode.forward(
-        backend, **given, scale=1 / math.sqrt(shape.head_dim), scale_block=shape.scale_block,
-        splits=splits,
-    )  # fmt: skip
+    decode.forward(backend, **given, scale=1 / math.sqrt(shape.head_dim), scale_block=shape.scale_block, splits=splits)

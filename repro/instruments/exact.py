@@ -48,9 +48,8 @@ def errors(works: Mapping[str, Pass], operands: Operands, pass_: str) -> dict[st
     for item, head in CHECKED_HEADS:
         given = (operands.q, operands.k, operands.v, operands.dout)
         exact = exact_attention(
-            *(t[item, head][None].double() for t in given), causal=operands.shape.causal,
-            backward=pass_ == "backward",
-        )  # fmt: skip
+            *(t[item, head][None].double() for t in given), causal=operands.shape.causal, backward=pass_ == "backward"
+        )
         for i, name in enumerate(names):
             largest[name] = max(largest[name], float(exact[name].abs().max()))
             for work, got in results.items():

@@ -69,10 +69,12 @@ class FeatureOperands(Operands):
     def launch(self, backend: Backend, at: dict[str, Array], algorithm: str, pass_: str) -> None:
         """Queue a pass of an algorithm of ``kernels.attention``, which picks its form by rule."""
         options: dict[str, Any] = {
-            "scale": 1 / math.sqrt(self.shape.head_dim), "causal": self.shape.causal,
-            "window": self.shape.window, "softcap": self.softcap,
+            "scale": 1 / math.sqrt(self.shape.head_dim),
+            "causal": self.shape.causal,
+            "window": self.shape.window,
+            "softcap": self.softcap,
             "alibi_slopes": at.get("alibi_slopes"),
-        }  # fmt: skip
+        }
         if self.lengths is not None:
             options["packed"] = Packed(at["cu_seqlens_q"], at["cu_seqlens_k"], self.lengths)
         first, stats = (at["q"], at["k"], at["v"], at["out"]), {"lse": at["lse"]}
@@ -101,11 +103,7 @@ class FeatureOperands(Operands):
     def _recorded(self, algorithm: str, pass_: str) -> Work:
         arrays = {name: array_of(name, tensor) for name, tensor in self.tensors.items()}
         device = self.q.device
-        plan = record(
-            backend_of(device),
-            arrays,
-            lambda backend, at: self.launch(backend, at, algorithm, pass_),
-        )
+        plan = record(backend_of(device), arrays, lambda backend, at: self.launch(backend, at, algorithm, pass_))
         repeated = Repeated(plan, device)
         addresses = [array.pointer for array in arrays.values()]
         return lambda: repeated(list(addresses))
@@ -118,10 +116,12 @@ class FeatureOperands(Operands):
         for item, heads, rows in self._pieces():
             given = [x[item, heads, rows] for x in (self.q, self.k, self.v, self.dout)]
             options: dict[str, Any] = {
-                "causal": self.shape.causal, "left": self.shape.window[0], "softcap": self.softcap,
+                "causal": self.shape.causal,
+                "left": self.shape.window[0],
+                "softcap": self.softcap,
                 "slopes": None if self.slopes is None else self.slopes[heads],
                 "backward": pass_ == "backward",
-            }  # fmt: skip
+            }
             exact = exact_attention(*(x.double() for x in given), **options)
             rounded = exact_attention(*given, **options)
             for name in names:

@@ -121,9 +121,7 @@ def kernel_results(algorithm: str, operands: Operands) -> tuple[Tensor, ...]:
     return results
 
 
-def _kernel_work(
-    algorithm: str, pass_: str, operands: Operands, tile: Tile | None, order: Mapping[str, Any]
-) -> Pass:
+def _kernel_work(algorithm: str, pass_: str, operands: Operands, tile: Tile | None, order: Mapping[str, Any]) -> Pass:
     if find(algorithm).family is Family.HOPPER:
         _ask_guard(algorithm, operands)
     run, (out, *gradients) = _kernel_calls(algorithm, operands, order={pass_: order})
@@ -139,9 +137,7 @@ def _ask_guard(implementation: str, operands: Operands) -> None:
         raise RuntimeError(reason)
 
 
-def form_work(
-    form: ForwardForm | BackwardForm, operands: Operands
-) -> tuple[Work, tuple[Tensor, ...]]:
+def form_work(form: ForwardForm | BackwardForm, operands: Operands) -> tuple[Work, tuple[Tensor, ...]]:
     """A call that queues a Hopper pass in a form of the caller's choice, and out or dq, dk, dv."""
     run, (out, *gradients) = _kernel_calls(hopper.ALGORITHM, operands, form)
     if isinstance(form, ForwardForm):
@@ -240,16 +236,23 @@ def record_launches(recorder: Recorder, name: str, shape: AttentionShape) -> Non
     for tensor in TENSORS:
         keys = tensor in ("k", "v", "dk", "dv")
         size = (
-            shape.batch, shape.kv_heads if keys else shape.heads,
-            shape.seqlen_k if keys else shape.seqlen_q, shape.head_dim,
-        )  # fmt: skip
+            shape.batch,
+            shape.kv_heads if keys else shape.heads,
+            shape.seqlen_k if keys else shape.seqlen_q,
+            shape.head_dim,
+        )
         at[tensor] = recorder.empty(tensor, size, shape.dtype)
     algorithm = name if form is None else hopper.ALGORITHM
     for which in ("forward",) if isinstance(form, ForwardForm) else ("forward", "backward"):
         _launch(
-            recorder, at, which=which, algorithm=algorithm, form=form,
-            scale=1 / math.sqrt(shape.head_dim), causal=shape.causal,
-        )  # fmt: skip
+            recorder,
+            at,
+            which=which,
+            algorithm=algorithm,
+            form=form,
+            scale=1 / math.sqrt(shape.head_dim),
+            causal=shape.causal,
+        )
 
 
 def _variant_work(name: str, pass_: str, operands: Operands) -> Pass:

@@ -159,8 +159,9 @@ def _exact(case: Case, device: str) -> dict[str, Tensor]:
 
     operands = _operands(case, device)
     tensors = (operands.q, operands.k, operands.v, operands.dout)
-    items = [exact_attention(*(t[i].double() for t in tensors), causal=case.shape.causal)
-             for i in range(case.shape.batch)]  # fmt: skip
+    items = [
+        exact_attention(*(t[i].double() for t in tensors), causal=case.shape.causal) for i in range(case.shape.batch)
+    ]
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 

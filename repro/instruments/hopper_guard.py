@@ -66,9 +66,7 @@ class Findings:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path}: not what the guard of the kernels writes ({error})"
-            ) from None
+            raise ValueError(f"{path}: not what the guard of the kernels writes ({error})") from None
 
     def write(self, path: Path) -> None:
         draft = path.with_suffix(f".{os.getpid()}")
@@ -138,9 +136,8 @@ def _one_process(
     # A file, not a pipe: a pipe that nobody reads yet holds up a process with much to say.
     with TemporaryFile("w+", encoding="utf-8", errors="replace") as errors_file:
         process = processes.start(
-            [*command, *names], stdout=subprocess.PIPE, stderr=errors_file,
-            encoding="utf-8", errors="replace",
-        )  # fmt: skip
+            [*command, *names], stdout=subprocess.PIPE, stderr=errors_file, encoding="utf-8", errors="replace"
+        )
         lines: Queue[str | None] = Queue()
         Thread(target=_read, args=(process, lines), daemon=True).start()
         left = list(names)

@@ -30,18 +30,12 @@ class Held:
     reserved: int = 0
 
     def __add__(self, other: Held) -> Held:
-        return Held(
-            self.requested + other.requested,
-            self.rounded + other.rounded,
-            self.reserved + other.reserved,
-        )
+        return Held(self.requested + other.requested, self.rounded + other.rounded, self.reserved + other.reserved)
 
     def most(self, other: Held) -> Held:
         """The larger of each."""
         return Held(
-            max(self.requested, other.requested),
-            max(self.rounded, other.rounded),
-            max(self.reserved, other.reserved),
+            max(self.requested, other.requested), max(self.rounded, other.rounded), max(self.reserved, other.reserved)
         )
 
 
@@ -79,10 +73,9 @@ class TorchPool:
 
     def _held(self, which: str) -> Held:
         stats = self._torch.cuda.memory_stats(self.device)
-        return Held(*(
-            int(stats.get(f"{sense}_bytes.all.{which}", 0))
-            for sense in ("requested", "allocated", "reserved")
-        ))  # fmt: skip
+        return Held(
+            *(int(stats.get(f"{sense}_bytes.all.{which}", 0)) for sense in ("requested", "allocated", "reserved"))
+        )
 
     def live(self) -> Held:
         self._torch.cuda.synchronize(self.device)

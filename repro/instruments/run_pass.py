@@ -85,8 +85,7 @@ def run_pass(
     if backwards:
         backend.reset()
         attention.backward(
-            backend, algorithm, *operands, at["dout"], stats, at["dq"], at["dk"], at["dv"],
-            **{**given, **gradients},
-        )  # fmt: skip
+            backend, algorithm, *operands, at["dout"], stats, at["dq"], at["dk"], at["dv"], **{**given, **gradients}
+        )
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
     return PassResult({name: made[name] for name in names}, counted)

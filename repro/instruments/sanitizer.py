@@ -30,15 +30,26 @@ class SanitizerError(RuntimeError):
 def command(sanitizer: str, tool: str, tests: Sequence[str]) -> list[str]:
     """The call that runs ``tests`` under one tool and fails when it finds anything."""
     return [
-        sanitizer, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all",
-        "--print-limit", "5",
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests,
-    ]  # fmt: skip
+        sanitizer,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        str(FOUND),
+        "--target-processes",
+        "all",
+        "--print-limit",
+        "5",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
 
 
-def check(
-    tool: str, tests: Sequence[str], *, timeout_s: float, sanitizer: str | None = None
-) -> str:
+def check(tool: str, tests: Sequence[str], *, timeout_s: float, sanitizer: str | None = None) -> str:
     """Run one tool; returns its closing line. Raises SanitizerError for a finding or a refusal."""
     program = sanitizer or shutil.which("compute-sanitizer")
     if program is None:
@@ -75,9 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     faults = []
     for name in given.tool or TOOLS:
         try:
-            say(
-                f"{name}: {check(name, ['tests/gpu', '-m', 'sanitize'], timeout_s=given.timeout_s)}"
-            )
+            say(f"{name}: {check(name, ['tests/gpu', '-m', 'sanitize'], timeout_s=given.timeout_s)}")
         except SanitizerError as error:
             say(str(error))
             faults.append(name)

@@ -136,10 +136,7 @@ def time_interleaved(
 
     rounds = [_round(works, device) for _ in range(repeats)]
     device.synchronize()
-    return {
-        name: Timing.of([start.elapsed_ms(end) for start, end in (r[name] for r in rounds)])
-        for name in works
-    }
+    return {name: Timing.of([start.elapsed_ms(end) for start, end in (r[name] for r in rounds)]) for name in works}
 
 
 def time_work(work: Work, device: Device, **options: Any) -> Timing:

@@ -27,9 +27,7 @@ class WithoutProducts(TorchDispatchMode):
     Enter it before a mode that counts, which then sees the products' results as always.
     """
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func not in FACTORS:
             return func(*args, **(kwargs or {}))
         left, right = (args[place] for place in FACTORS[func])

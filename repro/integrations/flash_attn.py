@@ -173,10 +173,7 @@ def flash_attn_with_kvcache(
         raise ValueError("rotary_cos and rotary_sin go together, got one of them alone")
     after = before if k is None else before + k.shape[1]
     if batch and (int(before.min()) < 0 or int(after.max()) > room):
-        raise ValueError(
-            f"the cache has room for {room} keys, {int(before.min())} to {int(after.max())} are "
-            "wanted"
-        )
+        raise ValueError(f"the cache has room for {room} keys, {int(before.min())} to {int(after.max())} are wanted")
     if rotary_cos is not None and rotary_sin is not None:
         if k is None:
             raise ValueError("rotary_cos without k: keys in the cache are rotated already")
@@ -284,11 +281,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, positions: 
     """
     half = cos.shape[1]
     rotated, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-    a, b = (
-        (rotated[..., ::2], rotated[..., 1::2])
-        if interleaved
-        else (rotated[..., :half], rotated[..., half:])
-    )
+    a, b = (rotated[..., ::2], rotated[..., 1::2]) if interleaved else (rotated[..., :half], rotated[..., half:])
     c, s = (table.float()[positions][:, :, None] for table in (cos, sin))
     pair = (a * c - b * s, a * s + b * c)
     turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)

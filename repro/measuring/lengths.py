@@ -20,11 +20,7 @@ DRAWN, SEED = 1024, 2021
 def histogram(dataset: str) -> dict[int, int]:
     """Length -> sequences, as published."""
     rows = [r for r in load(["packed-sequences"]) if r.source == "published"]
-    return {
-        r.seqlen_q: int(r.value)
-        for r in rows
-        if r.implementation == dataset and r.seqlen_q and r.value
-    }
+    return {r.seqlen_q: int(r.value) for r in rows if r.implementation == dataset and r.seqlen_q and r.value}
 
 
 @cache

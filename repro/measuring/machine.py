@@ -74,10 +74,18 @@ def _gpu_by_command() -> Gpu | None:
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0] or "0"
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--id=" + first, "--query-gpu=name,driver_version,memory.total",
-             "--format=csv,noheader,nounits"],
-            capture_output=True, encoding="utf-8", errors="replace", timeout=30, check=True,
-        )  # fmt: skip
+            [
+                "nvidia-smi",
+                "--id=" + first,
+                "--query-gpu=name,driver_version,memory.total",
+                "--format=csv,noheader,nounits",
+            ],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=30,
+            check=True,
+        )
         name, driver, mebibytes = done.stdout.splitlines()[0].split(", ")
         return Gpu(name, driver, int(mebibytes) << 20)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
@@ -143,8 +151,12 @@ def git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(ROOT), *arguments],
-            capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=30, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=30,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -46,19 +46,13 @@ def time_left(at_most_s: float, margin_s: float = 5.0) -> float:
     return max(1.0, min(at_most_s, float(ends) - time.monotonic() - margin_s))
 
 
-def start(
-    command: Sequence[str], *, session: bool = False, **options: Any
-) -> subprocess.Popen[Any]:
+def start(command: Sequence[str], *, session: bool = False, **options: Any) -> subprocess.Popen[Any]:
     """Start ``command`` in a process group of its own, or in a session of its own.
 
     options: as for ``subprocess.Popen``. Raises OSError where it cannot be started.
     """
     return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        start_new_session=session,
-        process_group=None if session else 0,
-        **options,
+        command, stdin=subprocess.DEVNULL, start_new_session=session, process_group=None if session else 0, **options
     )
 
 
@@ -97,9 +91,8 @@ def run(
     Raises subprocess.TimeoutExpired after ``timeout_s`` and OSError where it cannot be started.
     """
     process = start(
-        command, env=env, encoding="utf-8", errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        command, env=env, encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     try:
         out, err = process.communicate(timeout=timeout_s)
     except BaseException:
@@ -118,9 +111,7 @@ def stopped_politely() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {
-        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

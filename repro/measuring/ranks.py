@@ -50,9 +50,7 @@ def current(environment: Mapping[str, str] = os.environ) -> Rank | None:
     if int(_number(environment, "WORLD_SIZE", "1")) == 1:
         return None
     index = _number(environment, "RANK", None)
-    return Rank(
-        index, _number(environment, "LOCAL_RANK", str(index)), _number(environment, "WORLD_SIZE")
-    )
+    return Rank(index, _number(environment, "LOCAL_RANK", str(index)), _number(environment, "WORLD_SIZE"))
 
 
 def _number(environment: Mapping[str, str], name: str, default: str | None = None) -> int:

@@ -16,39 +16,41 @@ from typing import TYPE_CHECKING
 
 from analysis.arguments import instance
 from repro.measuring import machine
-from repro.measuring.row import (
-    COUNTS,
-    ENVELOPE,
-    LEVELS,
-    PASSES,
-    SOURCES,
-    SPELLED,
-    Record,
-    Scalar,
-    record,
-    spelled,
-)
-from repro.measuring.row_files import (
-    MIGRATIONS,
-    SCHEMA,
-    append,
-    discard,
-    exclusive,
-    numbered,
-    read,
-    replace,
-    write,
-)
+from repro.measuring.row import COUNTS, ENVELOPE, LEVELS, PASSES, SOURCES, SPELLED, Record, Scalar, record, spelled
+from repro.measuring.row_files import MIGRATIONS, SCHEMA, append, discard, exclusive, numbered, read, replace, write
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = [
-    "COMMITTED", "DELIVERED", "ENVELOPE", "FOLDER", "LEVELS", "MIGRATIONS", "PASSES", "RESERVED",
-    "RESULTS", "SCHEMA", "SOURCES", "Record", "Scalar", "append", "discard", "exclusive", "files",
-    "frame", "load", "machines", "numbered", "read", "record", "recorded", "replace",
-    "require_folder", "write",
-]  # fmt: skip
+    "COMMITTED",
+    "DELIVERED",
+    "ENVELOPE",
+    "FOLDER",
+    "LEVELS",
+    "MIGRATIONS",
+    "PASSES",
+    "RESERVED",
+    "RESULTS",
+    "SCHEMA",
+    "SOURCES",
+    "Record",
+    "Scalar",
+    "append",
+    "discard",
+    "exclusive",
+    "files",
+    "frame",
+    "load",
+    "machines",
+    "numbered",
+    "read",
+    "record",
+    "recorded",
+    "replace",
+    "require_folder",
+    "write",
+]
 
 #: Folder with one sub-folder per machine, and one named ``published``. ``REPRO_RESULTS`` moves it,
 #: so that a run on a rented machine leaves its records where they can be taken away.
@@ -81,9 +83,7 @@ def require_folder(name: str) -> str:
     """
     instance("folder of results", name, str)
     if not FOLDER.fullmatch(name):
-        raise ValueError(
-            f"{name!r} cannot be a folder of results: letters a to z, digits, '.', '_' and '-' only"
-        )
+        raise ValueError(f"{name!r} cannot be a folder of results: letters a to z, digits, '.', '_' and '-' only")
     if name in RESERVED:
         raise ValueError(f"{name!r} holds {RESERVED[name]}; no results go there")
     return name
@@ -135,9 +135,7 @@ def _roots() -> tuple[Path, ...]:
     return (RESULTS,) if DELIVERED is None else (RESULTS, DELIVERED)
 
 
-def load(
-    experiments: Sequence[str], root: Path | None = None, *, local: bool = True
-) -> list[Record]:
+def load(experiments: Sequence[str], root: Path | None = None, *, local: bool = True) -> list[Record]:
     """Everything on record for these experiments, from all machines and papers.
 
     ``results/local`` holds what this very machine measured with the host backend and on its CPU,

@@ -140,15 +140,10 @@ def _finite(number: float) -> bool:
         return False
 
 
-COUNTS = (
-    "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim",
-    "block_m", "block_n", "spread_n",
-)  # fmt: skip
+COUNTS = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "block_m", "block_n", "spread_n")
 _NUMBERS = ("value", "dropout", "scale_factor", "spread_min", "spread_max")
 _FLAGS = ("causal", "key_mask")
-_TEXTS = tuple(
-    f.name for f in fields(Record) if f.name not in (*COUNTS, *_NUMBERS, *_FLAGS, "extra")
-)
+_TEXTS = tuple(f.name for f in fields(Record) if f.name not in (*COUNTS, *_NUMBERS, *_FLAGS, "extra"))
 _TYPES = ((_TEXTS, str, "a string"), (_FLAGS, bool, "true or false"))
 _NAMES = {f.name for f in fields(Record)} - {"extra"}
 SPELLED = (_NAMES - {"pass_"}) | {"pass"}

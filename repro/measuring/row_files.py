@@ -150,9 +150,7 @@ def _opened(row: Any, line: bytes) -> dict[str, Any]:
     if isinstance(schema, bool) or not isinstance(schema, int) or schema < 1:
         raise ValueError(f"schema must be a version number, got {schema!r}")
     if schema > SCHEMA:
-        raise ValueError(
-            f"schema {schema} is newer than this program's {SCHEMA}; update the program"
-        )
+        raise ValueError(f"schema {schema} is newer than this program's {SCHEMA}; update the program")
     row = {key: value for key, value in row.items() if key not in ENVELOPE}
     for version in range(schema, SCHEMA):
         row = MIGRATIONS[version](row)

@@ -203,10 +203,7 @@ class GPT(SequentialModel):
         wrap = _checkpointed(reentrant) if around else _run
         stages: list[nn.Module] = []
         for _ in range(layers):
-            parts = (
-                Attention(hidden, heads, dropout, self.granularity, reentrant, attention),
-                MLP(hidden, dropout),
-            )
+            parts = (Attention(hidden, heads, dropout, self.granularity, reentrant, attention), MLP(hidden, dropout))
             stages += [Block(*parts, wrap)] if stage == "block" else list(parts)
         super().__init__([Embedding(vocabulary, seqlen, hidden), *stages, Loss(hidden, vocabulary)])
 
@@ -221,8 +218,6 @@ class GPT(SequentialModel):
                 x = again(nn.Sequential(*blocks[begin : begin + 2]), x)
         else:
             for index, block in enumerate(blocks):
-                wrapped = kind is Granularity.BLOCK or (
-                    kind is Granularity.ALTERNATE and index % 2 == 0
-                )
+                wrapped = kind is Granularity.BLOCK or (kind is Granularity.ALTERNATE and index % 2 == 0)
                 x = again(block, x) if wrapped else block(x)
         return last(x)

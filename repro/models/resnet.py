@@ -36,9 +36,7 @@ class PreActivationBlock(nn.Module):
         self.first = _layer(channels_in, channels_out, stride)
         self.second = _layer(channels_out, channels_out)
         same = channels_in == channels_out and stride == 1
-        self.shortcut = (
-            None if same else nn.Conv2d(channels_in, channels_out, 1, stride=stride, bias=False)
-        )
+        self.shortcut = None if same else nn.Conv2d(channels_in, channels_out, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.shortcut is None else self.shortcut(x)
@@ -82,9 +80,7 @@ def _convolution(
 ) -> nn.Sequential:
     """Convolution, batch norm and a leaky ReLU in place: one "layer" of the released example; with
     `pre` the convolution comes last."""
-    convolution = nn.Conv2d(
-        channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False
-    )
+    convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
     norm = nn.BatchNorm2d(channels_in if pre else channels_out)
     activation = nn.LeakyReLU(0.25, inplace=True)
     parts = (norm, activation, convolution) if pre else (convolution, norm, activation)
@@ -97,9 +93,7 @@ class Bottleneck(nn.Module):
 
     kind = "block"
 
-    def __init__(
-        self, channels_in: int, filters: int, stride: int, first: bool, *, pre: bool = False
-    ) -> None:
+    def __init__(self, channels_in: int, filters: int, stride: int, first: bool, *, pre: bool = False) -> None:
         super().__init__()
         self.reduce = _convolution(channels_in, filters, 1, pre=pre)
         self.middle = _convolution(filters, filters, 3, stride, pre=pre)
@@ -137,12 +131,7 @@ class BottleneckResNet(SequentialModel):
     """
 
     def __init__(
-        self,
-        blocks: Sequence[int],
-        filters: int = 64,
-        classes: int = 1000,
-        *,
-        pre_activation: bool = False,
+        self, blocks: Sequence[int], filters: int = 64, classes: int = 1000, *, pre_activation: bool = False
     ) -> None:
         if len(blocks) != 4 or min(blocks) < 1:
             raise ValueError(f"blocks={tuple(blocks)}: need four numbers of at least 1")
@@ -157,8 +146,6 @@ class BottleneckResNet(SequentialModel):
         for group, count in enumerate(blocks):
             for index in range(count):
                 stride = 2 if group and index == 0 else 1
-                stages.append(
-                    Bottleneck(channels, filters << group, stride, index == 0, pre=pre_activation)
-                )
+                stages.append(Bottleneck(channels, filters << group, stride, index == 0, pre=pre_activation))
                 channels = 4 * (filters << group)
         super().__init__([*stages, Classifier(channels, classes)])

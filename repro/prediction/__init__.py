@@ -15,13 +15,7 @@ from typing import Any
 from analysis import memory
 from analysis.algorithms import find
 from analysis.clocks import ceilings_of, clocks_of
-from analysis.flops import (
-    BACKWARD_PRODUCTS,
-    DQ_PRODUCTS,
-    KV_PRODUCTS,
-    pairs_in_blocks,
-    useful_flops,
-)
+from analysis.flops import BACKWARD_PRODUCTS, DQ_PRODUCTS, KV_PRODUCTS, pairs_in_blocks, useful_flops
 from analysis.hardware import Gpu, gpu_named
 from analysis.hbm import HbmTraffic, compulsory_hbm, compulsory_packed, predict_hbm
 from analysis.loop_model.card import Clock
@@ -51,14 +45,7 @@ from repro.prediction.time import NoTime, Time, time_of
 
 PASSES = ("forward", "backward")
 #: Those with closed forms and a time model (``analysis.symbolic.FORMS``).
-CLOSED = (
-    "standard",
-    "flash1-literal",
-    "flash1-skip-first",
-    "flash1-released",
-    "flash",
-    "flash-deterministic",
-)
+CLOSED = ("standard", "flash1-literal", "flash1-skip-first", "flash1-released", "flash", "flash-deterministic")
 ALGORITHMS = attention.ALGORITHMS
 
 
@@ -234,11 +221,14 @@ class Prediction:
     def _expected(self) -> dict[str, Any]:
         """The range of the predicted time and whether a card has run the kernel, or why not."""
         if isinstance(self.predicted, NoTime):
-            return {"time_low_s": None, "time_high_s": None, "time_state": None,
-                    "no_time": self.predicted.reason}  # fmt: skip
+            return {"time_low_s": None, "time_high_s": None, "time_state": None, "no_time": self.predicted.reason}
         state = "timed" if self.predicted.timed else "untimed"
-        return {"time_low_s": self.predicted.low, "time_high_s": self.predicted.high,
-                "time_state": state, "no_time": None}  # fmt: skip
+        return {
+            "time_low_s": self.predicted.low,
+            "time_high_s": self.predicted.high,
+            "time_state": state,
+            "no_time": None,
+        }
 
     def tensors(self) -> list[dict[str, Any]]:
         """Bytes per kernel, tensor and direction at the SM boundary, and at HBM.
@@ -322,9 +312,8 @@ def predict(
         hbm = replace(least, l2_bytes=gpu.l2_bytes)
     else:
         hbm = predict_hbm(
-            algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=problem.order,
-            waves=waves, **run.options,
-        )  # fmt: skip
+            algorithm, padded, run.tile, pass_, gpu, run.blocks_per_sm, order=problem.order, waves=waves, **run.options
+        )
     hbm = _within(hbm, kernels, masked=problem.block_mask is not None)
     around = Traffic(copies(shape, pass_, copied, problem.gradients, bias))
     traffic, hbm = kernels + around, _with_copies(hbm, around)
@@ -401,9 +390,7 @@ def _within(hbm: HbmTraffic, traffic: Traffic, *, masked: bool) -> HbmTraffic:
     pass gets no more from HBM than it reads."""
     reads = {
         kernel: {
-            tensor: min(hbm.reads[kernel][tensor], entries.get((tensor, "read"), count))
-            if masked
-            else count
+            tensor: min(hbm.reads[kernel][tensor], entries.get((tensor, "read"), count)) if masked else count
             for tensor, count in hbm.reads[kernel].items()
         }
         for kernel, entries in traffic.kernels.items()

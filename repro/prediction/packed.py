@@ -14,20 +14,13 @@ from repro.prediction.runs import Run, share_of_sms, works_of
 
 
 def packed_works(
-    run: Run,
-    shape: AttentionShape,
-    lengths: Lengths,
-    pass_: str,
-    gpu: Gpu,
-    traffic: Traffic,
-    hbm: HbmTraffic,
+    run: Run, shape: AttentionShape, lengths: Lengths, pass_: str, gpu: Gpu, traffic: Traffic, hbm: HbmTraffic
 ) -> tuple[dict[str, Work], int]:
     """Work of every kernel of ``traffic``, and the FLOPs that the kernels execute."""
     alone = replace(run, options={k: x for k, x in run.options.items() if k != "lengths"})
     works = {
         kernel: Work(
-            sm_bytes=sum(entries.values()),
-            hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values()),
+            sm_bytes=sum(entries.values()), hbm_bytes=sum(hbm.reads[kernel].values()) + sum(hbm.writes[kernel].values())
         )
         for kernel, entries in traffic.kernels.items()
     }

@@ -10,13 +10,7 @@ from typing import Any
 from analysis import memory
 from analysis.algorithms import DqSum, Family, find
 from analysis.features import FEATURES, features_of, specials_of
-from analysis.flops import (
-    BACKWARD_PRODUCTS,
-    DQ_PRODUCTS,
-    KV_PRODUCTS,
-    executed_exponentials,
-    executed_flops,
-)
+from analysis.flops import BACKWARD_PRODUCTS, DQ_PRODUCTS, KV_PRODUCTS, executed_exponentials, executed_flops
 from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
 from analysis.occupancy import wave_efficiency
@@ -72,16 +66,15 @@ def find_run(algorithm: str, problem: Problem, pass_: str, gpu: Gpu) -> Run:
     gpu.require_dtype(shape.dtype)
     family = None if algorithm == AUTO else find(algorithm).family
     if family is Family.HOPPER and gpu.compute_capability != (9, 0):
-        raise ValueError(f"{algorithm} needs compute capability 9.0, {gpu.name} has "
-                         f"{gpu.capability_text}; auto picks what runs there")  # fmt: skip
+        raise ValueError(
+            f"{algorithm} needs compute capability 9.0, {gpu.name} has "
+            f"{gpu.capability_text}; auto picks what runs there"
+        )
     theory = None
     capability: str | None = gpu.architecture
     ours = family in (None, Family.FLASH, Family.HOPPER)  # others are theory where nothing runs
     if ours and not dispatch.has_flash(gpu.architecture):
-        theory = (
-            f"our flash kernels need compute capability 8.0 or newer, {gpu.name} has "
-            f"{gpu.capability_text}"
-        )
+        theory = f"our flash kernels need compute capability 8.0 or newer, {gpu.name} has {gpu.capability_text}"
         capability = None
     device = Device(capability, gpu.shared_bytes_per_block, gpu.sms)
     try:
@@ -106,9 +99,7 @@ def find_run(algorithm: str, problem: Problem, pass_: str, gpu: Gpu) -> Run:
         main=main.kernel,
         kernels=frozenset(launch.kernel.entry for launch in launched.launches),
         scratch=tuple(
-            memory.LiveTensor(array.name, array.size * array.itemsize)
-            for array in launched.scratch
-            if array.size
+            memory.LiveTensor(array.name, array.size * array.itemsize) for array in launched.scratch if array.size
         ),
         specials=specials_of(problem),
         options=options | sum_options(main.kernel.config),
@@ -122,22 +113,15 @@ def find_run(algorithm: str, problem: Problem, pass_: str, gpu: Gpu) -> Run:
         run = replace(run, blocks=blocks)
     if launched.dq is not None:
         dq_tile = launched.dq.kernel.config.tile
-        run = replace(
-            run, dq_tile=dq_tile, dq_blocks=launched.dq.grid[0],
-            options={**run.options, "dq_tile": dq_tile},
-        )  # fmt: skip
+        run = replace(run, dq_tile=dq_tile, dq_blocks=launched.dq.grid[0], options={**run.options, "dq_tile": dq_tile})
     return run
 
 
-def _theory(
-    algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu, tile: Tile | None, why: str
-) -> Run:
+def _theory(algorithm: str, shape: AttentionShape, pass_: str, gpu: Gpu, tile: Tile | None, why: str) -> Run:
     """An algorithm of the papers beyond what our kernels of it run."""
     tile = tile or ladder_tile(algorithm, shape.head_dim, shape.dtype, pass_, gpu)
     tiles = 1 if find(algorithm).tiled else -(-shape.seqlen_q // tile.block_m)
-    return Run(
-        algorithm, tile, shape.padded.head_dim, shape.batch * shape.heads * tiles, theory=why
-    )
+    return Run(algorithm, tile, shape.padded.head_dim, shape.batch * shape.heads * tiles, theory=why)
 
 
 def ladder_tile(algorithm: str, head_dim: int, dtype: str, pass_: str, gpu: Gpu) -> Tile:
@@ -149,9 +133,7 @@ def ladder_tile(algorithm: str, head_dim: int, dtype: str, pass_: str, gpu: Gpu)
 
 
 @cache
-def _own_ladder_tile(
-    algorithm: str, columns: int, dtype: str, pass_: str, limit: int
-) -> Tile | None:
+def _own_ladder_tile(algorithm: str, columns: int, dtype: str, pass_: str, limit: int) -> Tile | None:
     """Our kernels' tile, None where none fits."""
     try:
         return ladder.default_tile(algorithm, columns, dtype, pass_, limit)
@@ -182,9 +164,7 @@ def sum_options(form: Any) -> dict[str, Any]:
     return {"persistent": True} if persistent else {}
 
 
-def shared_per_tensor(
-    algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu
-) -> float | None:
+def shared_per_tensor(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, gpu: Gpu) -> float | None:
     """Clocks of shared memory for each clock of the tensor cores in the sm_80 kernels' main loop;
     None for other kernels, and where it is not modelled: fp32, a backward beyond head_dim 128,
     tiles that the kernels do not take."""
@@ -196,9 +176,8 @@ def shared_per_tensor(
     of_warps = warp_forward_round if pass_ == "forward" else warp_backward_round
     try:
         config = attention.configure(
-            pass_, shape.dtype, shape.padded.head_dim, tile=tile, window=shape.windowed,
-            fp8=shape.fp8,
-        )  # fmt: skip
+            pass_, shape.dtype, shape.padded.head_dim, tile=tile, window=shape.windowed, fp8=shape.fp8
+        )
         found = of_warps(config.head_dim, tile.block_m, tile.block_n, config.num_warps)
     except ValueError:
         return None
@@ -230,30 +209,31 @@ def _blocks_per_sm(launched: Launched, shape: AttentionShape, gpu: Gpu) -> tuple
 
 
 def works_of(
-    run: Run,
-    shape: AttentionShape,
-    pass_: str,
-    gpu: Gpu,
-    traffic: Traffic,
-    hbm: HbmTraffic,
+    run: Run, shape: AttentionShape, pass_: str, gpu: Gpu, traffic: Traffic, hbm: HbmTraffic
 ) -> tuple[dict[str, Work], int]:
     """Work of every kernel, copies included, and the FLOPs that the kernels execute."""
     padded = replace(shape.padded, head_dim=run.columns)
     if find(run.algorithm).tiled:
         works = attention_work(
-            run.algorithm, shape.padded, run.tile, pass_, gpu, run.blocks_per_sm,
+            run.algorithm,
+            shape.padded,
+            run.tile,
+            pass_,
+            gpu,
+            run.blocks_per_sm,
             shared_per_tensor=shared_per_tensor(run.algorithm, shape, run.tile, pass_, gpu),
-            traffic=traffic, hbm=hbm, specials=run.specials, **run.options,
-        )  # fmt: skip
+            traffic=traffic,
+            hbm=hbm,
+            specials=run.specials,
+            **run.options,
+        )
         works = _with_columns(works, run, padded, pass_, gpu)
     else:
         works = _standard_work(padded, run.tile, gpu, traffic, hbm)
     return works, sum(int(work.flops) for work in works.values())
 
 
-def _with_columns(
-    works: dict[str, Work], run: Run, padded: AttentionShape, pass_: str, gpu: Gpu
-) -> dict[str, Work]:
+def _with_columns(works: dict[str, Work], run: Run, padded: AttentionShape, pass_: str, gpu: Gpu) -> dict[str, Work]:
     """The works with the FLOPs of all columns of a tile, and of the tiles that a mask leaves."""
     share = _share_of_tiles(padded, run)
     works = dict(works)
@@ -267,13 +247,12 @@ def _with_columns(
     if run.dq_tile is not None:
         flops = executed_flops(padded, run.dq_tile, pass_) * DQ_PRODUCTS // BACKWARD_PRODUCTS
         works["flash_backward_dq"] = replace(
-            works["flash_backward_dq"], flops=round(flops * share),
-            exponentials=share * executed_exponentials(
-                padded, run.dq_tile, pass_, run.specials
-            ),
+            works["flash_backward_dq"],
+            flops=round(flops * share),
+            exponentials=share * executed_exponentials(padded, run.dq_tile, pass_, run.specials),
             efficiency=share_of_sms(run, padded, gpu, run.dq_blocks),
             fma=on_fma_units(run.algorithm, padded.dtype),
-        )  # fmt: skip
+        )
     return works
 
 
@@ -299,9 +278,7 @@ def _share_of_tiles(shape: AttentionShape, run: Run) -> float:
     return visited / (whole.copies * int(whole.visits_of_query_tile.sum()))
 
 
-def _standard_work(
-    shape: AttentionShape, tile: Tile, gpu: Gpu, traffic: Traffic, hbm: HbmTraffic
-) -> dict[str, Work]:
+def _standard_work(shape: AttentionShape, tile: Tile, gpu: Gpu, traffic: Traffic, hbm: HbmTraffic) -> dict[str, Work]:
     """Our unfused kernels: those that read or write an operand of head_dim columns are products."""
     heads = shape.batch * shape.heads
     pairs = heads * shape.seqlen_q * shape.seqlen_k

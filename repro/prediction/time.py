@@ -98,9 +98,7 @@ def timed_on(algorithm: str, pass_: str) -> frozenset[str]:
     cards = (
         find_gpu(str(row.device))
         for row in rows
-        if row.source == "measured"
-        and (row.implementation, row.pass_) == (algorithm, pass_)
-        and row.value is not None
+        if row.source == "measured" and (row.implementation, row.pass_) == (algorithm, pass_) and row.value is not None
     )
     return frozenset(card.name for card in cards if card is not None)
 
@@ -122,10 +120,7 @@ def _not_followed(point: Prediction) -> str | None:
     if family not in (Family.FLASH, Family.HOPPER):
         return "machine code is followed of the flash kernels alone"
     if gpu.compute_capability not in FOLLOWED:
-        return (
-            f"the model knows the SMs of compute capability 8.0 and 9.0, {gpu.name} has "
-            f"{gpu.capability_text}"
-        )
+        return f"the model knows the SMs of compute capability 8.0 and 9.0, {gpu.name} has {gpu.capability_text}"
     if point.shape.dtype == "fp32":
         return "machine code is followed of products in half precision alone"
     return None
@@ -140,23 +135,26 @@ def _of_instructions(point: Prediction, clock: Clock) -> float:
         target = sm80_time.target_of(gpu)
         assert target is not None
         return sm80_time.seconds(
-            point.main, point.pass_, shape, target, lengths=point.problem.lengths, sms=sms,
-            hbm_bytes_per_s=hbm, clock=clock,
-        )  # fmt: skip
+            point.main,
+            point.pass_,
+            shape,
+            target,
+            lengths=point.problem.lengths,
+            sms=sms,
+            hbm_bytes_per_s=hbm,
+            clock=clock,
+        )
     form = point.main.config
     refused = hopper_time.refusal(form, "deterministic" in point.algorithm)
     if refused is not None:
         raise LookupError(refused)
     lengths, used = point.problem.lengths, features_of(point.problem)
     if lengths is not None:
-        return hopper_packed_time.seconds(
-            form, shape, lengths, sms=sms, hbm_bytes_per_s=hbm, clock=clock
-        )
+        return hopper_packed_time.seconds(form, shape, lengths, sms=sms, hbm_bytes_per_s=hbm, clock=clock)
     features: tuple[str, ...] = tuple(name for name in hopper.MASKS_AND_SCORES if name in used)
     if "softcap" in features and shape.dtype == "fp16":
         features += ("fp16",)
     optimistic = find(point.algorithm).optimistic and point.pass_ == "forward"
     return hopper_time.seconds(
-        form, shape, sms=sms, hbm_bytes_per_s=hbm, clock=clock, optimistic=optimistic,
-        features=features,
-    )  # fmt: skip
+        form, shape, sms=sms, hbm_bytes_per_s=hbm, clock=clock, optimistic=optimistic, features=features
+    )

@@ -17,9 +17,7 @@ Folder = Annotated[Path, typer.Argument(help="of the extracted cubins")]
 
 @app.command("tables")
 def write_tables(
-    names: Annotated[
-        list[str] | None, typer.Argument(help=f"of {', '.join(tables.TABLES)}; by default all")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help=f"of {', '.join(tables.TABLES)}; by default all")] = None,
 ) -> None:
     """Writes the pages' tables."""
     unknown = sorted(set(names or ()) - set(tables.TABLES))
@@ -54,9 +52,7 @@ def record_flash2(
 
 
 @app.command("flash3")
-def record_flash3(
-    folder: Folder, version: Annotated[str, typer.Argument(help="of fa3-fwd, as 0.0.3")]
-) -> None:
+def record_flash3(folder: Folder, version: Annotated[str, typer.Argument(help="of fa3-fwd, as 0.0.3")]) -> None:
     """Records what the model says of FlashAttention-3's forwards. A minute."""
     flash3_time.record(folder, version)
 

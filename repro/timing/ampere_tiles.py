@@ -69,10 +69,7 @@ def row(found: Choice) -> str:
 
 def table() -> str:
     """All tiles."""
-    lines = [
-        "| kernel | tile | blocks an SM holds | N = 2,048 | N = 16,384 |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| kernel | tile | blocks an SM holds | N = 2,048 | N = 16,384 |", "|---|---|---|---|---|"]
     for (pass_, head_dim), tiles in TILES.items():
         lines += [row(choice(pass_, head_dim, *tile)) for tile in tiles]
     return "\n".join(lines)

@@ -44,20 +44,23 @@ def points(rows: Iterable[Record] | None = None) -> list[Point]:
     rows = load(("throughput",), local=False) if rows is None else rows
     return [
         point(
-            str(row.pass_), row.batch or 0, row.heads or 0, row.seqlen_q or 0, row.head_dim or 0,
-            bool(row.causal), float(row.value),
+            str(row.pass_),
+            row.batch or 0,
+            row.heads or 0,
+            row.seqlen_q or 0,
+            row.head_dim or 0,
+            bool(row.causal),
+            float(row.value),
         )
         for row in rows
         if row.source == "published"
         and row.implementation == PUBLISHED
         and row.value is not None
         and find_gpu(str(row.device)) == GPU
-    ]  # fmt: skip
+    ]
 
 
-def point(
-    pass_: str, batch: int, heads: int, seqlen: int, head_dim: int, causal: bool, published: float
-) -> Point:
+def point(pass_: str, batch: int, heads: int, seqlen: int, head_dim: int, causal: bool, published: float) -> Point:
     """A published number of fp16 beside what is predicted. pass_: one, or two with a plus."""
     shape = AttentionShape(batch, heads, seqlen, seqlen, head_dim, dtype="fp16", causal=causal)
     passes = pass_.split("+")
@@ -71,9 +74,8 @@ def ours(pass_: str, shape: AttentionShape) -> float:
     """Seconds of our kernels that run on an A100 by default."""
     main = sm80_time.main_launch(shape, pass_, ON_A100)
     return sm80_time.seconds(
-        main.kernel, pass_, shape, ON_A100,
-        sms=GPU.sms, hbm_bytes_per_s=GPU.hbm_bandwidth_bytes_per_s, clock=CLOCK,
-    )  # fmt: skip
+        main.kernel, pass_, shape, ON_A100, sms=GPU.sms, hbm_bytes_per_s=GPU.hbm_bandwidth_bytes_per_s, clock=CLOCK
+    )
 
 
 def errors(ratios: Sequence[float]) -> tuple[float, float]:
@@ -85,9 +87,7 @@ def errors(ratios: Sequence[float]) -> tuple[float, float]:
 def table() -> str:
     """Median and worst error by head dimension, as a Markdown table."""
     found = points()
-    lines = [
-        "| | FA-2's code: median | worst | ours: median | worst |", "|---|---|---|---|---|",
-    ]  # fmt: skip
+    lines = ["| | FA-2's code: median | worst | ours: median | worst |", "|---|---|---|---|---|"]
     for head_dim in flash2_time.HEAD_DIMS:
         of = [p for p in found if p.head_dim == head_dim]
         cells = [

@@ -97,18 +97,15 @@ FORMS = {
 }
 #: Beginning of a name, and its switches: dropout, causal, local, ALiBi, whole tiles, whole rows of
 #: head_dim, a softcap, and of the forward whether it returns the softmax.
-_NAMES = {"forward": ("flash_fwd_kernelI23Flash_fwd_kernel_traits", "0c001100"),
-          "backward": ("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernelI23Flash_bwd_kernel_traits",
-                       "0c00110")}  # fmt: skip
+_NAMES = {
+    "forward": ("flash_fwd_kernelI23Flash_fwd_kernel_traits", "0c001100"),
+    "backward": ("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernelI23Flash_bwd_kernel_traits", "0c00110"),
+}
 
 #: The struct of arguments: where its fields lie in bytes, 8 bytes each ("q") or 4 ("i"). Those that
 #: are left out are zero: no lengths of a packed batch, no slopes, no dropout.
 _POINTERS = (0, 8, 16, 112, 160)  # q, k, v, out, lse
-_BATCH_STRIDES, _ROW_STRIDES, _HEAD_STRIDES = (
-    (24, 32, 40, 128),
-    (48, 56, 64, 136),
-    (72, 80, 88, 144),
-)
+_BATCH_STRIDES, _ROW_STRIDES, _HEAD_STRIDES = ((24, 32, 40, 128), (48, 56, 64, 136), (72, 80, 88, 144))
 _HEADS, _BATCH, _LENGTHS, _HEAD_DIM, _ROUNDED = (96, 100, 104), 176, (180, 184), 192, (196, 200)
 _WINDOW = (388, 392)  # keys to the left and to the right, -1 for all
 _GRADIENTS = 464  # of the backward: pointers of dO, dQ, dK, dV and of the sum of dQ, then strides
@@ -125,8 +122,7 @@ def arguments(pass_: str, seqlen: int, head_dim: int, causal: bool) -> bytes:
 
     for number, place in enumerate(_POINTERS):
         put("q", (place,), number + 1 << 36)
-    for places, stride in ((_BATCH_STRIDES, seqlen * head_dim), (_ROW_STRIDES, head_dim),
-                           (_HEAD_STRIDES, head_dim)):  # fmt: skip
+    for places, stride in ((_BATCH_STRIDES, seqlen * head_dim), (_ROW_STRIDES, head_dim), (_HEAD_STRIDES, head_dim)):
         put("q", places, stride)
     put("i", (*_HEADS, _BATCH), 1)
     put("i", _LENGTHS + _ROUNDED, seqlen)
@@ -143,9 +139,7 @@ def arguments(pass_: str, seqlen: int, head_dim: int, causal: bool) -> bytes:
     return bytes(found)
 
 
-def program(
-    code: Code, pass_: str, head_dim: int, causal: bool, rounds: int, arch: str = ON_A100.arch
-) -> Program:
+def program(code: Code, pass_: str, head_dim: int, causal: bool, rounds: int, arch: str = ON_A100.arch) -> Program:
     """The block that walks so many tiles: of a causal forward the last one."""
     form = FORMS[pass_, head_dim]
     inner, outer = form.tile.block_n, form.tile.block_m
@@ -160,9 +154,7 @@ def program(
     return loops.program(code, launch)
 
 
-def entry_in(
-    cubin: bytes, pass_: str, head_dim: int, causal: bool, dtype: str = ON_A100.dtype
-) -> str | None:
+def entry_in(cubin: bytes, pass_: str, head_dim: int, causal: bool, dtype: str = ON_A100.dtype) -> str | None:
     """The mangled name of a kernel in a cubin, without masks of lengths; None: not there."""
     kernel, flags = _NAMES[pass_]
     switches = "".join(f"ELb{flag}" for flag in flags.replace("c", str(int(causal))))
@@ -200,9 +192,7 @@ def clocks(pass_: str, shape: AttentionShape, target: Target = ON_A100) -> float
     return found.clocks(_rounds(pass_, tile, shape), target.gpu.sms)
 
 
-def seconds(
-    pass_: str, shape: AttentionShape, target: Target = ON_A100, clock: Clock | None = None
-) -> float:
+def seconds(pass_: str, shape: AttentionShape, target: Target = ON_A100, clock: Clock | None = None) -> float:
     """Predicted time of a pass, at another clock than the target's where one is given. Errors as
     :func:`clocks`."""
     around = seconds_around(pass_, shape, 1, target.gpu.hbm_bandwidth_bytes_per_s)
@@ -215,25 +205,37 @@ def record(folder: Path, version: str, target: Target = ON_A100) -> None:
     cubins = [path.read_bytes() for path in sorted(folder.glob("*.cubin"))]
     rows, rounds = [], {}
     for pass_, head_dim, causal in product(PASSES, HEAD_DIMS, (False, True)):
-        entries = (
-            (cubin, entry_in(cubin, pass_, head_dim, causal, target.dtype)) for cubin in cubins
-        )
+        entries = ((cubin, entry_in(cubin, pass_, head_dim, causal, target.dtype)) for cubin in cubins)
         cubin, entry = next((pair for pair in entries if pair[1]), (b"", None))
         if entry is None:
-            raise ValueError(
-                f"no {pass_} for head_dim={head_dim}, causal={causal} in the cubins of {folder}"
-            )
+            raise ValueError(f"no {pass_} for head_dim={head_dim}, causal={causal} in the cubins of {folder}")
         code = disassemble(cubin, entry)
         programs = {n: program(code, pass_, head_dim, causal, n, target.arch) for n in ROUNDS}
         rounds[pass_, head_dim, causal] = (programs[ROUNDS[-2]], programs[ROUNDS[-1]])
         form = FORMS[pass_, head_dim]
-        rows.append({
-            "pass": pass_, "head_dim": head_dim, "causal": causal,
-            "block_m": form.tile.block_m, "block_n": form.tile.block_n, "torch": version,
-            "digest": digest(cubin)[:16],
-            **follow(programs, ROUNDS[-1], form.blocks_per_sm, target.machine),
-        })  # fmt: skip
-    columns = ("pass", "head_dim", "causal", "block_m", "block_n", "torch", "digest",
-               "blocks_per_sm", "slowdown", *clock_columns(ROUNDS))  # fmt: skip
+        rows.append(
+            {
+                "pass": pass_,
+                "head_dim": head_dim,
+                "causal": causal,
+                "block_m": form.tile.block_m,
+                "block_n": form.tile.block_n,
+                "torch": version,
+                "digest": digest(cubin)[:16],
+                **follow(programs, ROUNDS[-1], form.blocks_per_sm, target.machine),
+            }
+        )
+    columns = (
+        "pass",
+        "head_dim",
+        "causal",
+        "block_m",
+        "block_n",
+        "torch",
+        "digest",
+        "blocks_per_sm",
+        "slowdown",
+        *clock_columns(ROUNDS),
+    )
     records.write(target.lines, columns, rows)
     write_counts(target.counts, rounds, ROUNDS[-1] - ROUNDS[-2])

@@ -173,9 +173,14 @@ def points() -> list[Point]:
 
 def _point(row: Record) -> Point:
     shape = AttentionShape(
-        row.batch or 0, row.heads or 0, row.seqlen_q or 0, row.seqlen_k or 0, row.head_dim or 0,
-        dtype=str(row.dtype), causal=bool(row.causal),
-    )  # fmt: skip
+        row.batch or 0,
+        row.heads or 0,
+        row.seqlen_q or 0,
+        row.seqlen_k or 0,
+        row.head_dim or 0,
+        dtype=str(row.dtype),
+        causal=bool(row.causal),
+    )
     predicted = clocks(shape, gpu_named(str(row.device)).sms) / CLOCK.hz + card.LAUNCH_S
     return Point(shape, 1e-6 * float(row.value or 0), predicted)
 
@@ -229,12 +234,18 @@ def record(folder: Path, release: str) -> None:
         alone = [(b - a) / 2 for a, b in zip(few, more, strict=True)]
         beside = mean(a - 2 * one for a, one in zip(few, alone, strict=True))
         ends[key] = (program(code, key, ROUNDS[-2], 1), program(code, key, ROUNDS[-1], 1))
-        rows.append({
-            "head_dim": key[1], "causal": key[2], "block_m": form.tile.block_m,
-            "block_n": form.tile.block_n, "fa3_fwd": release, "digest": digest(cubin)[:16],
-            "beside": round(max(0.0, beside)),
-            **dict(zip(clock_columns(ROUNDS), map(round, alone), strict=True)),
-        })  # fmt: skip
+        rows.append(
+            {
+                "head_dim": key[1],
+                "causal": key[2],
+                "block_m": form.tile.block_m,
+                "block_n": form.tile.block_n,
+                "fa3_fwd": release,
+                "digest": digest(cubin)[:16],
+                "beside": round(max(0.0, beside)),
+                **dict(zip(clock_columns(ROUNDS), map(round, alone), strict=True)),
+            }
+        )
     columns = ("head_dim", "causal", "block_m", "block_n", "fa3_fwd", "digest", "beside")
     records.write(LINES, (*columns, *clock_columns(ROUNDS)), rows)
     write_counts(COUNTS, ends, ROUNDS[-1] - ROUNDS[-2])

@@ -101,8 +101,7 @@ def arguments(key: Key, seqlen: int) -> list[Argument]:
     order = [blocks, one, one, *_divisor(1)]
     if causal:  # tiles, tiles of a head, heads, items, heads side by side; divisors; quotient
         of_head = _divisor(-(-seqlen // m))
-        order = [blocks, blocks, *[one] * 3, *_divisor(1), *_divisor(1), *of_head, *_divisor(1),
-                 one, *_divisor(1)]  # fmt: skip
+        order = [blocks, blocks, *[one] * 3, *_divisor(1), *_divisor(1), *of_head, *_divisor(1), one, *_divisor(1)]
     return [*[shape] * 4, pointer, *_boxes(m, n, n, m), scale, empty, empty, *order]
 
 
@@ -176,13 +175,29 @@ def record(folder: Path, version: str, dsl: str) -> None:
         code, hash_ = _code_of(folder, key)
         programs = {n: program(code, key, n) for n in ROUNDS}
         ends[key] = (programs[ROUNDS[-2]], programs[ROUNDS[-1]])
-        rows.append({
-            "pass": key[0], "head_dim": key[1], "causal": key[2], "block_m": form.tile.block_m,
-            "block_n": form.tile.block_n, "flash_attn": version, "cutlass_dsl": dsl,
-            "digest": hash_,
-            **{f"{COLUMN}{n}": round(clocks_of(programs[n])) for n in ROUNDS},
-        })  # fmt: skip
-    columns = ("pass", "head_dim", "causal", "block_m", "block_n", "flash_attn", "cutlass_dsl",
-               "digest", *clock_columns(ROUNDS))  # fmt: skip
+        rows.append(
+            {
+                "pass": key[0],
+                "head_dim": key[1],
+                "causal": key[2],
+                "block_m": form.tile.block_m,
+                "block_n": form.tile.block_n,
+                "flash_attn": version,
+                "cutlass_dsl": dsl,
+                "digest": hash_,
+                **{f"{COLUMN}{n}": round(clocks_of(programs[n])) for n in ROUNDS},
+            }
+        )
+    columns = (
+        "pass",
+        "head_dim",
+        "causal",
+        "block_m",
+        "block_n",
+        "flash_attn",
+        "cutlass_dsl",
+        "digest",
+        *clock_columns(ROUNDS),
+    )
     records.write(LINES, columns, rows)
     write_counts(COUNTS, ends, ROUNDS[-1] - ROUNDS[-2])

@@ -43,10 +43,15 @@ class Case:
     def shape(self, seqlen: int) -> AttentionShape:
         """``TOKENS`` tokens in sequences of ``seqlen``, ``HIDDEN`` columns of heads."""
         return AttentionShape(
-            TOKENS // seqlen, HIDDEN // self.head_dim, seqlen, seqlen, self.head_dim,
-            dtype=dtype_of(self.features), causal=self.causal,
+            TOKENS // seqlen,
+            HIDDEN // self.head_dim,
+            seqlen,
+            seqlen,
+            self.head_dim,
+            dtype=dtype_of(self.features),
+            causal=self.causal,
             window=(self.left, 0) if "window" in self.features else (None, None),
-        )  # fmt: skip
+        )
 
     def form(self, seqlen: int) -> hopper_time.Form:
         """The Hopper form that runs it."""
@@ -59,9 +64,12 @@ class Case:
         """Predicted, of the Hopper and of the sm_80 kernels."""
         shape = self.shape(seqlen)
         hopper_s = hopper_time.seconds(
-            self.form(seqlen), shape, sms=H200.sms,
-            hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s, features=self.features,
-        )  # fmt: skip
+            self.form(seqlen),
+            shape,
+            sms=H200.sms,
+            hbm_bytes_per_s=H200.hbm_bandwidth_bytes_per_s,
+            features=self.features,
+        )
         return hopper_s, sm80_time.on_h200(shape, self.pass_, self.features)
 
 

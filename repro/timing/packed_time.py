@@ -46,8 +46,15 @@ def table() -> str:
     """The page's table."""
     headers = ("pass", "lengths", "head dimension", "mask", "Hopper form", "sm_80 form", "ratio")
     rows = [
-        (pass_, dataset, head_dim, "causal" if causal else "none", f"{1e6 * hopper:.0f} µs",
-         f"{1e6 * sm80:.0f} µs", f"{sm80 / hopper:.2f}")
+        (
+            pass_,
+            dataset,
+            head_dim,
+            "causal" if causal else "none",
+            f"{1e6 * hopper:.0f} µs",
+            f"{1e6 * sm80:.0f} µs",
+            f"{sm80 / hopper:.2f}",
+        )
         for pass_, dataset, head_dim, causal, hopper, sm80 in times()
-    ]  # fmt: skip
+    ]
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True)

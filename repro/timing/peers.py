@@ -43,8 +43,7 @@ FLASH2 = "sdpa-flash2"
 FLASH4 = "flash-attn-4 4.0.0b36 (Hopper path)"
 FOLDERS = {FLASH2: flash2_time.FOLDER, FLASH4: flash4_time.FOLDER}
 PREDICTED = "h200_predicted.csv"
-COLUMNS = ("peer", "pass", "batch", "heads", "seqlen", "head_dim", "dtype", "causal",
-           "sustained_s", "nominal_s")  # fmt: skip
+COLUMNS = ("peer", "pass", "batch", "heads", "seqlen", "head_dim", "dtype", "causal", "sustained_s", "nominal_s")
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,7 @@ class Cell:
     def fields(self) -> tuple[str, ...]:
         """As in the record of predictions."""
         s = self.shape
-        return tuple(
-            map(str, (self.peer, self.pass_, s.batch, s.heads, s.seqlen_q, s.head_dim, s.dtype,
-                      s.causal))
-        )  # fmt: skip
+        return tuple(map(str, (self.peer, self.pass_, s.batch, s.heads, s.seqlen_q, s.head_dim, s.dtype, s.causal)))
 
     @property
     def name(self) -> str:
@@ -107,9 +103,14 @@ class Comparison:
 def cell_of(row: Record) -> Cell:
     """The cell of a measured row."""
     shape = AttentionShape(
-        row.batch or 0, row.heads or 0, row.seqlen_q or 0, row.seqlen_k or 0, row.head_dim or 0,
-        dtype=str(row.dtype), causal=bool(row.causal),
-    )  # fmt: skip
+        row.batch or 0,
+        row.heads or 0,
+        row.seqlen_q or 0,
+        row.seqlen_k or 0,
+        row.head_dim or 0,
+        dtype=str(row.dtype),
+        causal=bool(row.causal),
+    )
     return Cell(row.implementation, str(row.pass_), shape)
 
 
@@ -209,25 +210,26 @@ def summary(of: Sequence[Comparison]) -> Summary:
 def table() -> str:
     """A row for each peer, pass and head dimension, as Markdown."""
     found = judged(comparisons())
-    lines = ["| | times | median | worst | first half: median | second half: median | worst |"
-             " in the range | tau |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| | times | median | worst | first half: median | second half: median | worst | in the range | tau |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for peer, label in ((FLASH2, "FlashAttention-2"), (FLASH4, "FlashAttention-4")):
         for pass_ in ("forward", "backward"):
             for head_dim in flash2_time.HEAD_DIMS:
                 of = [
-                    one for one in found
-                    if (one.cell.peer, one.cell.pass_, one.cell.shape.head_dim)
-                    == (peer, pass_, head_dim)
-                ]  # fmt: skip
-                every, (first, second) = summary(of), (
-                    summary([one for one in of if one.first_half == half])
-                    for half in (True, False)
-                )  # fmt: skip
+                    one
+                    for one in found
+                    if (one.cell.peer, one.cell.pass_, one.cell.shape.head_dim) == (peer, pass_, head_dim)
+                ]
+                every, (first, second) = (
+                    summary(of),
+                    (summary([one for one in of if one.first_half == half]) for half in (True, False)),
+                )
                 errors = (every.median, every.worst, first.median, second.median, second.worst)
                 shown = " | ".join(f"{100 * error:.1f} %" for error in errors)
                 lines.append(
-                    f"| {label}, {pass_}, d = {head_dim} | {every.times} | {shown} "
-                    f"| {every.within} | {every.tau:.2f} |"
+                    f"| {label}, {pass_}, d = {head_dim} | {every.times} | {shown} | {every.within} | {every.tau:.2f} |"
                 )
     return "\n".join(lines)
 

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import mean
 
-from analysis.loop_model.card import (
-    H200_SUSTAINED,
-    HBM_SUSTAINED,
-    LAUNCH_S,
-    copy_bytes_per_clock,
-    fill,
-    through,
-)
+from analysis.loop_model.card import H200_SUSTAINED, HBM_SUSTAINED, LAUNCH_S, copy_bytes_per_clock, fill, through
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
 from analysis.loop_model.program import Program
@@ -117,9 +110,7 @@ def code(name: str) -> Code:
     return parse_listing(text[start : end if end > 0 else len(text)].splitlines()[1:])
 
 
-def launch(
-    v: Variant, seqlen: int, block: int, *, tiles: int | None = None, taken: Sequence[int] = ()
-) -> Launch:
+def launch(v: Variant, seqlen: int, block: int, *, tiles: int | None = None, taken: Sequence[int] = ()) -> Launch:
     """A launch of the main kernel, seen by one block. tiles: how many there are, by default all."""
     row = 2 * v.head_dim
     batch_heads = TOKENS // seqlen * v.heads
@@ -135,27 +126,20 @@ def launch(
         pointers = [(8, n << 40) for n in (1, 2, 3)]
         numbers = [(4, n) for n in (seqlen, seqlen, padded, batch_heads)]
         rest = [scale, (4, key_tiles), (4, batch_heads)]
-        return Launch(
-            384, (key_tiles * batch_heads, 1, 1), [*maps, *pointers, *numbers, *rest], (block, 0, 0)
-        )
+        return Launch(384, (key_tiles * batch_heads, 1, 1), [*maps, *pointers, *numbers, *rest], (block, 0, 0))
     query_tiles = -(-seqlen // v.block_m)
     count = tiles or query_tiles * batch_heads
     maps = [tensor_map(n) for n in (64, v.block_n, v.block_n, 64)]
     numbers = [(4, n) for n in (seqlen, seqlen, batch_heads, 1)]
     rest = [scale, (4, query_tiles), (4, _section(v, seqlen)), (4, count), (8, 2 << 40)]
     grid = MULTIPROCESSORS if v.persistent else count
-    return Launch(
-        128 * (v.consumers + 1), (grid, 1, 1), [*maps, (8, 1 << 40), *numbers, *rest],
-        (block, 0, 0), taken,
-    )  # fmt: skip
+    return Launch(128 * (v.consumers + 1), (grid, 1, 1), [*maps, (8, 1 << 40), *numbers, *rest], (block, 0, 0), taken)
 
 
 def _section(v: Variant, seqlen: int) -> int:
     """Heads that a longest-first order takes together: a power of two, at most all."""
     heads = 1
-    while 2 * heads * 2 * seqlen * v.head_dim * 2 <= SECTION_BYTES and 2 * heads <= _all_heads(
-        v, seqlen
-    ):
+    while 2 * heads * 2 * seqlen * v.head_dim * 2 <= SECTION_BYTES and 2 * heads <= _all_heads(v, seqlen):
         heads *= 2
     return heads
 
@@ -165,13 +149,9 @@ def _all_heads(v: Variant, seqlen: int) -> int:
 
 
 @cache
-def program(
-    name: str, seqlen: int, block: int, tiles: int | None, taken: tuple[int, ...]
-) -> Program:
+def program(name: str, seqlen: int, block: int, tiles: int | None, taken: tuple[int, ...]) -> Program:
     """What a block executes."""
-    return loops.program(
-        code(name), launch(variants()[name], seqlen, block, tiles=tiles, taken=taken)
-    )
+    return loops.program(code(name), launch(variants()[name], seqlen, block, tiles=tiles, taken=taken))
 
 
 @cache
@@ -246,9 +226,7 @@ def _backward_clocks(v: Variant, seqlen: int) -> float:
         return fill([one] * (key_tiles * heads), MULTIPROCESSORS)
     # Key block n of a sequence has what is left behind it to do.
     left = through([(n, block_clocks(v.name, 2048, 16 - n)) for n in (1, 2, 4, 8, 12, 16)])
-    return fill(
-        (left(key_tiles - n) for _ in range(heads) for n in range(key_tiles)), MULTIPROCESSORS
-    )
+    return fill((left(key_tiles - n) for _ in range(heads) for n in range(key_tiles)), MULTIPROCESSORS)
 
 
 def _causal_clocks(v: Variant, seqlen: int) -> float:

@@ -46,10 +46,7 @@ def of_prototype(name: str) -> float:
     def clocks(seqlen: int) -> float:
         if not v.persistent:
             return prototype.block_clocks(name, seqlen)
-        two, four = (
-            prototype.block_clocks(name, seqlen, tiles=tiles * prototype.MULTIPROCESSORS)
-            for tiles in (2, 4)
-        )
+        two, four = (prototype.block_clocks(name, seqlen, tiles=tiles * prototype.MULTIPROCESSORS) for tiles in (2, 4))
         return (four - two) / 2
 
     rounds = -(-2048 // rounds_of) - -(-1024 // rounds_of)

@@ -48,9 +48,7 @@ def write_counts(path: Path, programs: Mapping[Key, tuple[Program, Program]], be
     records.write(path, COLUMNS, _counted(programs, between))
 
 
-def _counted(
-    programs: Mapping[Key, tuple[Program, Program]], between: int
-) -> Iterator[dict[str, object]]:
+def _counted(programs: Mapping[Key, tuple[Program, Program]], between: int) -> Iterator[dict[str, object]]:
     for key, (few, more) in programs.items():
         found = executed(more)
         found.subtract(executed(few))

@@ -6,15 +6,7 @@ from collections.abc import Callable, Iterable
 
 from kernels.pages import Block
 from kernels.timing import hopper_time
-from repro.timing import (
-    ampere_tiles,
-    ampere_validation,
-    flash3_time,
-    hopper_choice,
-    packed_time,
-    peers,
-    round_clocks,
-)
+from repro.timing import ampere_tiles, ampere_validation, flash3_time, hopper_choice, packed_time, peers, round_clocks
 
 COMMAND = "repro.timing tables"
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {

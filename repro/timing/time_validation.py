@@ -132,7 +132,12 @@ def record() -> None:
         for name, seqlen in measured_cells():
             clocks = prototype.clocks(name, seqlen)
             writer.writerow(
-                (name, seqlen, round(clocks), round(prototype.spread(name, min(seqlen, 2048)), 4),
-                 f"{prototype.seconds(name, seqlen):.4e}")
-            )  # fmt: skip
+                (
+                    name,
+                    seqlen,
+                    round(clocks),
+                    round(prototype.spread(name, min(seqlen, 2048)), 4),
+                    f"{prototype.seconds(name, seqlen):.4e}",
+                )
+            )
             file.flush()

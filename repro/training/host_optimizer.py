@@ -82,20 +82,11 @@ class MasterWeightAdamW(torch.optim.Optimizer):
                     state["exp_avg_sq"] = torch.zeros_like(state["master"])
                     state["step"] = 0
                 state["step"] += 1
-                update(
-                    chosen,
-                    state["step"],
-                    state["master"],
-                    parameter.grad,
-                    state["exp_avg"],
-                    state["exp_avg_sq"],
-                )
+                update(chosen, state["step"], state["master"], parameter.grad, state["exp_avg"], state["exp_avg_sq"])
                 parameter.copy_(state["master"])
 
 
-def update(
-    adam: AdamW, step: int, master: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor
-) -> None:
+def update(adam: AdamW, step: int, master: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
     """One AdamW step in place on fp32 tensors of one shape; ``grad`` may be of any float type."""
     step = whole("step", step, least=1)
     adamw(
@@ -183,13 +174,10 @@ class HostAdamW:
             methods("pool", pool, "take", "give")
         kinds = {(p.dtype, p.device) for p in found}
         if len(kinds) > 1:
-            raise ValueError(
-                f"parameters must share type and device, got {sorted(map(str, kinds))}"
-            )
+            raise ValueError(f"parameters must share type and device, got {sorted(map(str, kinds))}")
         if not found[0].is_floating_point() or found[0].layout != torch.strided:
             raise TypeError(
-                f"parameters are {found[0].dtype}, {found[0].layout}; dense ones of a floating "
-                "type are trained"
+                f"parameters are {found[0].dtype}, {found[0].layout}; dense ones of a floating type are trained"
             )
         self.adam = adam or AdamW()
         self._device = found[0].device

@@ -174,9 +174,7 @@ class _Direction:
         self.busy_s = 0.0
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], int], _ThreadTicket] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], int], _ThreadTicket] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

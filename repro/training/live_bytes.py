@@ -44,9 +44,7 @@ class LiveBytes(TorchDispatchMode):
         """The peak from here on starts at what is live now."""
         self.peak_bytes = self.live_bytes
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         given = {_key(leaf) for leaf in _pytree.tree_leaves((args, kwargs)) if _plain(leaf)}
         out = func(*args, **(kwargs or {}))
         for leaf in _pytree.tree_leaves(out):

@@ -28,9 +28,7 @@ class OperationBytes(TorchDispatchMode):
         """All bytes read and written."""
         return sum(self.read.values()) + sum(self.written.values())
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         inputs = _distinct((args, kwargs))

@@ -71,14 +71,9 @@ def test_torch_s_dispatcher(benchmark: BenchmarkFixture, pass_: str) -> None:
 def test_a_call_on_a_card(benchmark: BenchmarkFixture, name: str, pass_: str) -> None:
     attention: Callable[..., torch.Tensor] = {
         "ours": lambda *qkv: repro.flash_attention(*qkv, causal=True),
-        "torch": lambda *qkv: torch.nn.functional.scaled_dot_product_attention(
-            *qkv, is_causal=True
-        ),
+        "torch": lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True),
     }[name]
     call = calls(operands("cuda"), attention)[pass_]
     # Few enough calls a round that the queue does not fill and make the host wait.
-    benchmark.pedantic(
-        lambda: [call() for _ in range(50)], rounds=20, warmup_rounds=2,
-        setup=torch.cuda.synchronize,
-    )  # fmt: skip
+    benchmark.pedantic(lambda: [call() for _ in range(50)], rounds=20, warmup_rounds=2, setup=torch.cuda.synchronize)
     benchmark.extra_info["us_a_call"] = benchmark.stats.stats.median / 50 * 1e6

@@ -72,17 +72,13 @@ def report() -> Iterator[None]:
     print("\n" + "\n".join(rates))
 
 
-def best_seconds(
-    benchmark: BenchmarkFixture, entry: str, repeats: int, checks: bool, threads: int = THREADS
-) -> float:
+def best_seconds(benchmark: BenchmarkFixture, entry: str, repeats: int, checks: bool, threads: int = THREADS) -> float:
     out = np.zeros(threads, np.float32)
     args: list[Argument] = [from_numpy("out", out, "w"), np.int32(repeats)]
     backend = HostBackend(checks=checks, os_threads=1)
     kernel = Kernel(SOURCE, entry, (), threads)
     backend.launch(kernel, (1, 1, 1), 8192, args)  # compile
-    benchmark.pedantic(
-        lambda: backend.launch(kernel, (1, 1, 1), 8192, args), rounds=5, warmup_rounds=1
-    )
+    benchmark.pedantic(lambda: backend.launch(kernel, (1, 1, 1), 8192, args), rounds=5, warmup_rounds=1)
     return float(benchmark.stats.stats.min)
 
 

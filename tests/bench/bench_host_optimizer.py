@@ -46,7 +46,5 @@ def test_update(benchmark: BenchmarkFixture, name: str) -> None:
     benchmark.pedantic(step, setup=gradient, rounds=10, warmup_rounds=2)
     benchmark.extra_info["page_faults"] = faults[-1] - faults[-2]
     if name == "slices":
-        bound = host_optimizer_step(
-            PARAMETERS, link_bytes_per_s=1, host_bytes_per_s=stream_bandwidth()
-        ).update_s
+        bound = host_optimizer_step(PARAMETERS, link_bytes_per_s=1, host_bytes_per_s=stream_bandwidth()).update_s
         benchmark.extra_info["times_the_bound"] = benchmark.stats.stats.min / bound

@@ -48,9 +48,7 @@ def budget_of(chain: Chain) -> int:
 @pytest.mark.parametrize("length", [100, 300, 1000])
 def test_optimal_plan_of_repeated_blocks(benchmark: BenchmarkFixture, length: int) -> None:
     chain = uneven(length, kinds=2)
-    table = benchmark.pedantic(
-        lambda: OptimalTable(chain, -(-budget_of(chain) // 500), 500), rounds=1
-    )
+    table = benchmark.pedantic(lambda: OptimalTable(chain, -(-budget_of(chain) // 500), 500), rounds=1)
     node = table.node(budget_of(chain))
     benchmark.extra_info["subchains"] = len(table.subchains.representatives)
     benchmark.extra_info["advances"] = node.advances if node else None
@@ -61,9 +59,7 @@ def test_optimal_plan_of_stages_that_all_differ(benchmark: BenchmarkFixture, len
     if length > 200 and library("float") is None:
         pytest.skip("no C compiler: NumPy takes minutes here")
     chain = uneven(length)
-    table = benchmark.pedantic(
-        lambda: OptimalTable(chain, -(-budget_of(chain) // 500), 500), rounds=1
-    )
+    table = benchmark.pedantic(lambda: OptimalTable(chain, -(-budget_of(chain) // 500), 500), rounds=1)
     node = table.node(budget_of(chain))
     benchmark.extra_info["table_bytes"] = table.rows.nbytes
     benchmark.extra_info["advances"] = node.advances if node else None

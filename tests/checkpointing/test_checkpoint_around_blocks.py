@@ -14,9 +14,7 @@ from repro.checkpointing.blocks import loss_of
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.GroupNorm(4, outputs), nn.SiLU()
-    )
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
 
 
 class Residual(nn.Module):
@@ -69,16 +67,18 @@ class Bottleneck(nn.Module):
         width = outputs // 4
         self.relu = nn.ReLU(inplace=True)
         self.inner = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), self.relu,
-            nn.Conv2d(width, width, 3, stride, padding=1, bias=False), nn.BatchNorm2d(width),
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
             self.relu,
-            nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs),
-        )  # fmt: skip
+            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            self.relu,
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
         self.shortcut = nn.Sequential()
         if inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = self.inner(x)
@@ -92,9 +92,11 @@ class ResNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(
-            nn.Conv2d(3, 16, 7, 2, padding=3, bias=False), nn.BatchNorm2d(16),
-            nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1),
-        )  # fmt: skip
+            nn.Conv2d(3, 16, 7, 2, padding=3, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, padding=1),
+        )
         inputs = 16
         self.stages = nn.Module()
         for number, count in enumerate((2, 2, 4, 2)):
@@ -155,9 +157,7 @@ def test_the_predicted_peak_is_kept(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model, images = make(), torch.randn(2, 3, 64, 64)
     everything = plan_blocks(model, images, budget_bytes=2**40, repeats=0)
-    some = plan_blocks(
-        model, images, budget_bytes=round(0.93 * everything.predicted_peak_bytes), repeats=0
-    )
+    some = plan_blocks(model, images, budget_bytes=round(0.93 * everything.predicted_peak_bytes), repeats=0)
     assert some.recompute
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

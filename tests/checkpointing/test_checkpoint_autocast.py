@@ -17,8 +17,7 @@ CAST = 6 * 2 * 128 * 512 * 2 + 6 * (512 + 128) * 2
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        *(nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(6)),
-        MeanSquare(),
+        *(nn.Sequential(nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(6)), MeanSquare()
     )
 
 
@@ -67,9 +66,7 @@ def test_a_budget_is_kept() -> None:
             run = plan(net, x, budget_bytes=budget, repeats=0)
             assert run.predicted_peak_bytes <= budget
             for inside in (False, True):
-                assert (
-                    measured(run, x, inside=inside) <= budget + 4
-                )  # the loss, which the caller names
+                assert measured(run, x, inside=inside) <= budget + 4  # the loss, which the caller names
         assert plan(net, x, budget_bytes=8_000_000, repeats=0).predicted.advances == 0
 
 
@@ -94,10 +91,7 @@ def test_planned_without_and_trained_with_autocast_warns_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(x)
-    with (
-        autocast(),
-        pytest.warns(UserWarning, match=r"no autocast, trained under cpu autocast to torch\.bfl"),
-    ):
+    with autocast(), pytest.warns(UserWarning, match=r"no autocast, trained under cpu autocast to torch\.bfl"):
         run(x)
     with autocast(), warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -45,9 +45,7 @@ class LanguageModel(nn.Module):
         for layer in self.model.layers:
             hidden, _ = layer(hidden, scale=scale, flag=True)
         logits = self.head(self.norm(hidden))
-        loss = nn.functional.cross_entropy(
-            logits.flatten(0, 1), (ids if labels is None else labels).flatten()
-        )
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), (ids if labels is None else labels).flatten())
         return {"loss": loss, "logits": logits}
 
 
@@ -211,21 +209,22 @@ def test_transformers_models(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {
-        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 300,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 128,
+        "vocab_size": 300,
+    }
     model: Any
     if name == "gpt2":
         config = transformers.GPT2Config(
-            n_embd=64, n_layer=4, n_head=4, vocab_size=300, n_positions=128,
-            bos_token_id=0, eos_token_id=0,
-        )  # fmt: skip
+            n_embd=64, n_layer=4, n_head=4, vocab_size=300, n_positions=128, bos_token_id=0, eos_token_id=0
+        )
         model = transformers.GPT2LMHeadModel(config)
     else:
         kind = {"llama": "Llama", "mistral": "Mistral", "qwen": "Qwen2"}[name]
-        model = getattr(transformers, f"{kind}ForCausalLM")(
-            getattr(transformers, f"{kind}Config")(**sizes)
-        )
+        model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
     model.train()
     ids = torch.randint(300, (2, 128))
     call = {"labels": ids, "use_cache": False}

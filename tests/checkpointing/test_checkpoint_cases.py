@@ -27,10 +27,7 @@ def test_every_kind_of_stage(stages: tuple[str, ...]) -> None:
 
 
 def test_training_restarts_from_what_was_saved() -> None:
-    case = Case(
-        stages=("linear", "batch-norm", "dropout", "spectral", "buffer"), steps=3, restart=2,
-        strategy="sqrt",
-    )  # fmt: skip
+    case = Case(stages=("linear", "batch-norm", "dropout", "spectral", "buffer"), steps=3, restart=2, strategy="sqrt")
     assert failure(case) is None
 
 

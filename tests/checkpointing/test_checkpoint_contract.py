@@ -65,9 +65,7 @@ def write_result_in_the_graph(model: nn.Module, x: Tensor, out: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(
-    "write", [write_input, write_weight, write_result, write_result_in_the_graph]
-)
+@pytest.mark.parametrize("write", [write_input, write_weight, write_result, write_result_in_the_graph])
 def test_what_the_plain_model_refuses_is_refused(write: Callable, strategy: str) -> None:
     model, x = layers(), torch.ones(3, WIDTH)
     for run in (model, planned(model, x, strategy)):
@@ -253,9 +251,7 @@ def test_state_dict_is_the_models_own() -> None:
     run.eval()
     assert not any(part.training for part in (model, model[0], run))
     functions = planned([*layers(2), torch.tanh], x)
-    assert list(functions.state_dict()) == [
-        f"parts.{i}.0.{name}" for i in range(2) for name in ("weight", "bias")
-    ]
+    assert list(functions.state_dict()) == [f"parts.{i}.0.{name}" for i in range(2) for name in ("weight", "bias")]
 
 
 def test_a_part_of_the_model_may_have_any_name() -> None:
@@ -398,9 +394,7 @@ def test_gradients_by_name_twice_in_part_and_of_gradients() -> None:
     assert equal(parts(run), parts(model))
     hessian = torch.autograd.functional.hessian
     given = x.detach()
-    assert torch.equal(
-        hessian(lambda v: run(v).sum(), given), hessian(lambda v: model(v).sum(), given)
-    )
+    assert torch.equal(hessian(lambda v: run(v).sum(), given), hessian(lambda v: model(v).sum(), given))
     jacobian = torch.autograd.functional.jacobian
     expected = jacobian(model, given, vectorize=True)
     assert torch.allclose(jacobian(run, given, vectorize=True), expected)
@@ -426,9 +420,7 @@ def test_compiling_around_and_inside() -> None:
     expected = gradients(model, model(x).sum())
     around = torch.compile(planned(model, x), backend="eager")
     assert equal(gradients(model, around(x).sum()), expected)
-    compiled = nn.Sequential(
-        *(torch.compile(part, backend="aot_eager", dynamic=True) for part in model)
-    )
+    compiled = nn.Sequential(*(torch.compile(part, backend="aot_eager", dynamic=True) for part in model))
     run = planned(compiled, x)
     for rows in (3, 5, 8):
         given = torch.randn(rows, WIDTH)
@@ -466,8 +458,7 @@ def planned_inside(run: nn.Module, x: Tensor) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    "step",
-    [saved_on_host, checkpointed, checkpointed_reentrant, backward_elsewhere, planned_inside],
+    "step", [saved_on_host, checkpointed, checkpointed_reentrant, backward_elsewhere, planned_inside]
 )
 def test_beside_other_users_of_the_graph(step: Callable, strategy: str) -> None:
     torch.manual_seed(0)

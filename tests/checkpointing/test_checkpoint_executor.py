@@ -42,19 +42,14 @@ class Model:
         chain, given = self.profile.chain, {"profiled": self.profile}
         STRATEGIES["uniform"]["segments"] = min(3, len(chain))
         plans = [
-            plan(self.model, self.state, strategy=name, **options, **given)
-            for name, options in STRATEGIES.items()
+            plan(self.model, self.state, strategy=name, **options, **given) for name, options in STRATEGIES.items()
         ]
         least, most = smallest_budget(chain), store_all(chain).peak_bytes
         for share in (0.0, 0.3, 0.7):
             budget = round(least + share * (most - least)) + self.profile.aside_bytes()
             plans.append(plan(self.model, self.state, budget_bytes=budget, **given))
         for schedule in (offload_stages(chain), offload_checkpoints(chain, 2)):
-            plans.append(
-                PlannedModel(
-                    self.model, self.profile, schedule, name="offload", link_bytes_per_s=1e9
-                )
-            )
+            plans.append(PlannedModel(self.model, self.profile, schedule, name="offload", link_bytes_per_s=1e9))
         return plans
 
     def step(self, run: Callable[..., Tensor], *, gradients: bool) -> list[Tensor]:
@@ -79,12 +74,21 @@ def mixed_chain() -> Model:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Flatten(),
-        nn.Linear(64, 96), nn.ReLU(inplace=True), nn.Dropout(0.2),
+        nn.Linear(64, 96),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
         nn.Sequential(nn.Linear(96, 96), nn.BatchNorm1d(96), nn.GELU()),
-        nn.Unflatten(1, (8, 12)), nn.Identity(), nn.Flatten(),
-        nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 64), nn.Dropout(0.5),
-        nn.Linear(64, 1), nn.Flatten(0), Sum(),
-    )  # fmt: skip
+        nn.Unflatten(1, (8, 12)),
+        nn.Identity(),
+        nn.Flatten(),
+        nn.Linear(96, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Dropout(0.5),
+        nn.Linear(64, 1),
+        nn.Flatten(0),
+        Sum(),
+    )
     return Model(model, (torch.randn(32, 8, 8),))
 
 
@@ -235,9 +239,7 @@ def test_autocast_is_replayed() -> None:
             planned = plan(model, x, strategy=name, repeats=0)
             loss = planned(x)
         loss.backward()  # outside autocast, where recomputation must enter it again
-        assert all(
-            torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True)
-        )
+        assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
 
 
 @pytest.mark.parametrize("core", ["torch", "ours"])

@@ -231,8 +231,9 @@ def applied(model: nn.Module, x: Tensor) -> Any:
     return found
 
 
-@pytest.mark.parametrize("make", [Running, Slope, lambda: nn.utils.parametrizations.spectral_norm(
-    nn.Linear(WIDTH, WIDTH))])  # fmt: skip
+@pytest.mark.parametrize(
+    "make", [Running, Slope, lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))]
+)
 def test_blocks_find_their_state_again(make: Callable[[], nn.Module]) -> None:
     x, left = torch.randn(64, WIDTH), []
     for way in ("plain", "applied"):
@@ -253,10 +254,7 @@ def test_blocks_find_their_state_again(make: Callable[[], nn.Module]) -> None:
 def test_a_block_that_differs_is_named() -> None:
     model, x = Listed(*(Ticking() for _ in range(4))), torch.randn(64, WIDTH)
     found = applied(model, x)
-    with (
-        found.applied(model),
-        pytest.raises(RuntimeError, match=r"block layers\.\d \(Ticking\) gave another result"),
-    ):
+    with found.applied(model), pytest.raises(RuntimeError, match=r"block layers\.\d \(Ticking\) gave another result"):
         model(x).sum().backward()
     with found.applied(model, check_recompute=False):
         model(x).sum().backward()
@@ -271,8 +269,7 @@ def identity() -> Any:
 
 def by_size() -> Any:
     return saved_tensors_hooks(
-        lambda t: (t.clone(),) if t.numel() > 100 else t,
-        lambda kept: kept[0] if isinstance(kept, tuple) else kept,
+        lambda t: (t.clone(),) if t.numel() > 100 else t, lambda kept: kept[0] if isinstance(kept, tuple) else kept
     )
 
 

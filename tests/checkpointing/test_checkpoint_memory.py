@@ -336,9 +336,7 @@ def test_ec35_threads_take_turns() -> None:
     assert gc.isenabled() == automatic
 
 
-def test_ec35_another_threads_meter_is_not_waited_for_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ec35_another_threads_meter_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation_trace.TRACE, "WAIT_S", 0.05)
     errors: list[str] = []
 

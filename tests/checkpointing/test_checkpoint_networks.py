@@ -7,13 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from analysis.checkpointing import Chain, chen_recursive, simulate, sqrt, store_all
-from analysis.checkpointing.networks import (
-    gpt_chain,
-    gpt_layer_bytes,
-    lstm_chain,
-    mlp_chain,
-    resnet_chain,
-)
+from analysis.checkpointing.networks import gpt_chain, gpt_layer_bytes, lstm_chain, mlp_chain, resnet_chain
 from repro.checkpointing import profile
 from repro.models import GPT, MLPChain, PreActivationResNet, UnrolledLSTM
 
@@ -57,10 +51,7 @@ def test_outputs_and_interiors_follow_from_shapes(make: Callable[[], Case]) -> N
     # Steps of an LSTM share their weights: a step's weight gradient is a temporary beside the sum
     # so far. The profile runs one step alone, where it becomes the sum itself and is no temporary.
     pairs = zip(measured.stages, formula.stages, strict=True)
-    beside = max(
-        b.backward_temporary_bytes - a.backward_temporary_bytes if b.kind == "step" else 0
-        for a, b in pairs
-    )
+    beside = max(b.backward_temporary_bytes - a.backward_temporary_bytes if b.kind == "step" else 0 for a, b in pairs)
     for planner in (store_all, sqrt, chen_recursive):
         peak = simulate(measured, planner(measured).schedule).peak_bytes + beside
         assert planner(formula).peak_bytes == pytest.approx(peak, rel=0.08), planner.__name__

@@ -34,10 +34,11 @@ def random_chain(seed: int, length: int, largest: int = 40, kinds: int = 99) -> 
         return rng.randint(0, largest)
 
     palette = [
-        Stage(size(), size(), rng.choice([None, size()]), size(), size(), size(),
-              rng.uniform(0.1, 2), rng.uniform(0.1, 2))
+        Stage(
+            size(), size(), rng.choice([None, size()]), size(), size(), size(), rng.uniform(0.1, 2), rng.uniform(0.1, 2)
+        )
         for _ in range(min(kinds, length))
-    ]  # fmt: skip
+    ]
     return Chain(tuple(rng.choice(palette) for _ in range(length)), size(), size())
 
 
@@ -139,9 +140,7 @@ def test_equal_stages_without_interiors_are_revolves_problem() -> None:
     unit=st.integers(1, 9),
     slots=st.integers(1, 700),
 )
-def test_compiled_table_equals_numpy_table(
-    seed: int, length: int, kinds: int, unit: int, slots: int
-) -> None:
+def test_compiled_table_equals_numpy_table(seed: int, length: int, kinds: int, unit: int, slots: int) -> None:
     chain = random_chain(seed, length, kinds=kinds)
     compiled = OptimalTable(chain, unit, slots).rows
     plain = OptimalTable(chain, unit, slots, native=False).rows

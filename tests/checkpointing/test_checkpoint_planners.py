@@ -55,9 +55,7 @@ stages = st.builds(
     backward_s=st.floats(0, 9),
     kind=st.sampled_from(["attention", "mlp"]),
 )
-chains = st.builds(
-    Chain, st.lists(stages, min_size=1, max_size=14).map(tuple), sizes, input_gradient_bytes=sizes
-)
+chains = st.builds(Chain, st.lists(stages, min_size=1, max_size=14).map(tuple), sizes, input_gradient_bytes=sizes)
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -89,13 +87,20 @@ def test_selective_runs_exactly_the_chosen_kind_again(chain: Chain) -> None:
 @pytest.mark.parametrize(
     ("length", "states", "expected"),
     [
-        (1, 3, 0), (4, 4, 3), (4, 3, 3), (4, 2, 4), (4, 1, 6), (6, 2, 8),
-        (10, 1, 45), (10, 2, 20), (10, 3, 15), (20, 3, 45), (56, 3, 210),
+        (1, 3, 0),
+        (4, 4, 3),
+        (4, 3, 3),
+        (4, 2, 4),
+        (4, 1, 6),
+        (6, 2, 8),
+        (10, 1, 45),
+        (10, 2, 20),
+        (10, 3, 15),
+        (20, 3, 45),
+        (56, 3, 210),
     ],
-)  # fmt: skip
-def test_revolve_advances_with_the_input_counted_as_a_state(
-    length: int, states: int, expected: int
-) -> None:
+)
+def test_revolve_advances_with_the_input_counted_as_a_state(length: int, states: int, expected: int) -> None:
     """EC-22: the closed form, the plan and its replay agree."""
     assert advances(length, states) == expected
     chain = uniform_chain(length)
@@ -174,9 +179,7 @@ def test_every_strategy_reproduces_its_growth_in_memory() -> None:
         return log(peaks[1] / peaks[0]) / log(long / short)
 
     assert slope(store_all, 256, 1024) == pytest.approx(1, abs=0.01)
-    assert slope(lambda c: uniform(c, round((4 * len(c)) ** 0.5)), 256, 1024) == pytest.approx(
-        0.5, abs=0.02
-    )
+    assert slope(lambda c: uniform(c, round((4 * len(c)) ** 0.5)), 256, 1024) == pytest.approx(0.5, abs=0.02)
     assert slope(exponential, 256, 1024) > 0.95  # F4: not logarithmic
     assert slope(chen_recursive, 256, 1024) < 0.12
     assert slope(recompute_all, 256, 1024) == 0

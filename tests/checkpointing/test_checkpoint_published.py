@@ -45,9 +45,7 @@ def test_the_chain_is_the_network_s() -> None:
 
 @pytest.mark.parametrize("pre", [False, True])
 @pytest.mark.parametrize("blocks", [(1, 1, 1, 1), RELEASED_BLOCKS])
-def test_a_forward_without_data_keeps_the_formula_s_bytes(
-    blocks: tuple[int, ...], pre: bool
-) -> None:
+def test_a_forward_without_data_keeps_the_formula_s_bytes(blocks: tuple[int, ...], pre: bool) -> None:
     with FakeTensorMode():
         model = BottleneckResNet(blocks, pre_activation=pre)
         with count_saved(model) as saved:

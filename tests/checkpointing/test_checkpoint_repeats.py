@@ -118,8 +118,7 @@ def test_parameters_and_inputs_are_known_without_a_pass(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "draw",
-    [np.random.rand, np.random.randn, lambda: np.random.seed(7), lambda: np.random.bytes(1)],
+    "draw", [np.random.rand, np.random.randn, lambda: np.random.seed(7), lambda: np.random.bytes(1)]
 )
 def test_an_earlier_state_is_taken_over_only_where_nobody_drew(draw) -> None:  # type: ignore[no-untyped-def]
     kept = np.random.get_state()

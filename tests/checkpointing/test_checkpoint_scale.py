@@ -39,9 +39,13 @@ print(json.dumps(found))
 
 def listed(scale: str, card: str) -> dict:
     done = subprocess.run(
-        [sys.executable, "-c", CODE, card, *NAMES], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, "REPRO_CHECKPOINT_SCALE": scale}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", CODE, card, *NAMES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "REPRO_CHECKPOINT_SCALE": scale},
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     return json.loads(done.stdout)
@@ -72,9 +76,14 @@ def test_records_of_the_other_scale_stay_out_of_the_frame(tmp_path) -> None:
     cell = next(iter(experiments.experiment(name).cells()))
     for scale, value in (({}, 1.0), ({"scale": "large"}, 2.0)):
         row = records.record(
-            {**cell, **scale}, experiment=name, source="measured", metric="peak_bytes",
-            value=value, unit="B", device=machine.cpu(),
-        )  # fmt: skip
+            {**cell, **scale},
+            experiment=name,
+            source="measured",
+            metric="peak_bytes",
+            value=value,
+            unit="B",
+            device=machine.cpu(),
+        )
         records.append(tmp_path / "card" / f"{name}.jsonl", [row])
     frame = tidy((name,), tmp_path)
     assert frame[frame["source"] == "measured"]["value"].tolist() == [1.0]

@@ -36,9 +36,16 @@ def test_bytes_of_every_action() -> None:
 def test_checkpoints_are_freed_when_nobody_can_need_them() -> None:
     """After the backward of stage 3, a_2 is gone unless stage 2 is kept."""
     schedule = (
-        forward(1, Keep.INPUT), forward(2, Keep.NOTHING), forward(3, Keep.ALL), loss(3),
-        backward(3), forward(1, Keep.ALL), forward(2, Keep.ALL), backward(2), backward(1),
-    )  # fmt: skip
+        forward(1, Keep.INPUT),
+        forward(2, Keep.NOTHING),
+        forward(3, Keep.ALL),
+        loss(3),
+        backward(3),
+        forward(1, Keep.ALL),
+        forward(2, Keep.ALL),
+        backward(2),
+        backward(1),
+    )
     replay = simulate(CHAIN, schedule)
     assert replay.forwards_by_stage == (2, 2, 1)
     assert replay.live_bytes[1] == 1000 + 10 + 20 + 3

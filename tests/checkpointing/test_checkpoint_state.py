@@ -128,9 +128,17 @@ class OwnGradient(Stage):
 
 
 RESTORED = [
-    BufferWrittenInPlace, BufferWrittenUnseen, BufferReplaced, Counter, SharedGenerators,
-    PreviousResult, PowerIterationByHand, SpectralNorm, RunningStatistics, OwnGradient,
-]  # fmt: skip
+    BufferWrittenInPlace,
+    BufferWrittenUnseen,
+    BufferReplaced,
+    Counter,
+    SharedGenerators,
+    PreviousResult,
+    PowerIterationByHand,
+    SpectralNorm,
+    RunningStatistics,
+    OwnGradient,
+]
 
 
 def three_steps(run: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:

@@ -82,10 +82,8 @@ class Half(nn.Module):
         batch, length, _ = x.shape
         q, k, v = (
             matrix(normed).view(batch, length, heads, -1).transpose(1, 2)
-            for matrix, heads in (
-                (self.q, self.heads), (self.k, self.groups), (self.v, self.groups),
-            )
-        )  # fmt: skip
+            for matrix, heads in ((self.q, self.heads), (self.k, self.groups), (self.v, self.groups))
+        )
         out = repro.flash_attention(self.rotated(q), self.rotated(k), v)
         return x + self.o(out.transpose(1, 2).reshape(batch, length, -1))
 
@@ -108,12 +106,8 @@ def saved_bytes(module: Half, x: Tensor) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-@pytest.mark.parametrize(
-    ("kv_heads", "tensor", "head_dim"), [(1, 1, None), (4, 1, None), (4, 2, None), (2, 1, 24)]
-)
-def test_a_layer_saves_what_the_formula_says(
-    kv_heads: int, tensor: int, head_dim: int | None
-) -> None:
+@pytest.mark.parametrize(("kv_heads", "tensor", "head_dim"), [(1, 1, None), (4, 1, None), (4, 2, None), (2, 1, 24)])
+def test_a_layer_saves_what_the_formula_says(kv_heads: int, tensor: int, head_dim: int | None) -> None:
     batch, length = 2, 48
     decoder = Decoder(1, 64, 4, length, 100, "llama", kv_heads, ffn=88, head_dim=head_dim)
     x = torch.randn(batch, length, 64, dtype=torch.bfloat16, requires_grad=True)
@@ -122,10 +116,8 @@ def test_a_layer_saves_what_the_formula_says(
         assert saved_bytes(Half(decoder, kind, tensor), x) == expected[kind]
 
 
-NEMO = {"hidden": 5120, "layers": 40, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336,
-        "vocab": 131072}  # fmt: skip
-LLAMA_1B = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192,
-            "vocab": 128256, "tied": True}  # fmt: skip
+NEMO = {"hidden": 5120, "layers": 40, "heads": 32, "kv_heads": 8, "head_dim": 128, "ffn": 14336, "vocab": 131072}
+LLAMA_1B = {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 128256, "tied": True}
 
 
 @pytest.mark.parametrize(("sizes", "released"), [(NEMO, 12_247_782_400), (LLAMA_1B, 1_235_814_400)])

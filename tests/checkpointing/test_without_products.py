@@ -25,9 +25,7 @@ class SixteenBitProducts(TorchDispatchMode):
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         self.count += func in FACTORS and args[0].dtype in (torch.bfloat16, torch.float16)
         return func(*args, **(kwargs or {}))
 
@@ -63,9 +61,7 @@ def test_results_have_shape_type_and_strides_of_the_product() -> None:
             wanted = call()
             with WithoutProducts():
                 found = call()
-            assert (found.shape, found.dtype, found.stride()) == (
-                wanted.shape, wanted.dtype, wanted.stride()
-            )  # fmt: skip
+            assert (found.shape, found.dtype, found.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
             assert not found.any()
             assert wanted.any()
 
@@ -92,9 +88,7 @@ def test_a_layer_saves_the_same_storages(dtype: torch.dtype) -> None:
         ("training-memory", {"policy": "autocast", "batch": 1}),
     ],
 )
-def test_experiments_about_bytes_compute_no_16_bit_product(
-    name: str, wanted: dict[str, Any]
-) -> None:
+def test_experiments_about_bytes_compute_no_16_bit_product(name: str, wanted: dict[str, Any]) -> None:
     one = experiments.experiment(name)
     assert one.measure is not None
     cell = next(c for c in one.cells() if wanted.items() <= c.items())

@@ -14,17 +14,7 @@ import pytest
 
 from analysis.model_states import model_state_bytes
 from repro import claims
-from repro.claims import (
-    Claim,
-    Evidence,
-    Finding,
-    Origin,
-    Part,
-    Verdict,
-    agreement,
-    rows,
-    tolerances,
-)
+from repro.claims import Claim, Evidence, Finding, Origin, Part, Verdict, agreement, rows, tolerances
 from repro.claims.training import states
 from repro.experiments.checkpointing import study_note_faults as faults
 
@@ -126,8 +116,7 @@ def test_a_verdict_cannot_be_typed() -> None:
     said = [
         f.name
         for f in texts
-        if f.name not in ("protocol.py", "verdict_table.py", "verdict_strip.py")
-        and words.search(f.read_text())
+        if f.name not in ("protocol.py", "verdict_table.py", "verdict_strip.py") and words.search(f.read_text())
     ]
     assert said == []
 
@@ -157,8 +146,7 @@ def test_k12_numbers() -> None:
     flash = states.dominating_length(attention_matrix=False)
     assert 4096 < standard < flash
     held = model_state_bytes(states.LLAMA_PARAMETERS).total
-    below = states.decoder_model_bytes(batch=1, seqlen=flash - 256, attention_matrix=False,
-                                       **states.LLAMA)  # fmt: skip
+    below = states.decoder_model_bytes(batch=1, seqlen=flash - 256, attention_matrix=False, **states.LLAMA)
     assert below <= held < below * flash / (flash - 256)
 
 

@@ -67,17 +67,13 @@ def test_records_beyond_the_tolerance_change_the_verdict(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, row in rows().items() if row.overturn])
-def test_a_prediction_off_by_a_third_changes_the_verdict_or_is_said_to_decide_nothing(
-    name: str,
-) -> None:
+def test_a_prediction_off_by_a_third_changes_the_verdict_or_is_said_to_decide_nothing(name: str) -> None:
     row = rows()[name]
     frame, before = as_it_would_hold(name)
     changes = [c for c in row.overturn if isinstance(c, Scale) and c.source == "predicted"]
     changed = changes or [Scale(source="predicted")]
     known = bool((frame["source"] == "predicted").any() and frame["value"].notna().any())
-    seen = known and all(
-        row.judged(one).verdict is not before for change in changed for one in change.both(frame)
-    )
+    seen = known and all(row.judged(one).verdict is not before for change in changed for one in change.both(frame))
     assert seen is row.compared
 
 

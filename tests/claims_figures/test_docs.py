@@ -28,9 +28,7 @@ NOTEBOOK = ROOT / "docs" / "tutorial" / "from_shape_to_plan.ipynb"
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler"
-)
+@pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler")
 def test_the_tutorial_runs_from_beginning_to_end() -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat")
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient")
@@ -40,14 +38,9 @@ def test_the_tutorial_runs_from_beginning_to_end() -> None:
     nbclient.NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
     ).execute()
-    texts = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())
-    )
+    texts = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "equal to the byte" in texts
-    kinds = {
-        kind for cell in notebook.cells for output in cell.get("outputs", ())
-        for kind in output.get("data", ())
-    }  # fmt: skip
+    kinds = {kind for cell in notebook.cells for output in cell.get("outputs", ()) for kind in output.get("data", ())}
     assert "image/png" in kinds
     for before, cell in zip(stored, notebook.cells, strict=True):
         assert shown(cell) == before, cell.source
@@ -56,8 +49,7 @@ def test_the_tutorial_runs_from_beginning_to_end() -> None:
 def shown(cell: Any) -> str:
     """The text that a cell shows, without what another machine shows otherwise."""
     text = "".join(
-        output.get("text", "") or output.get("data", {}).get("text/plain", "")
-        for output in cell.get("outputs", ())
+        output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.get("outputs", ())
     )
     # Times, and the plan that follows from them; rounding of this machine's exponentials.
     return re.sub(r"(optimal: |largest error ).*", r"\1...", text)
@@ -90,9 +82,7 @@ def plain(code: str) -> str:
     return "\n".join(line for line in code.splitlines() if not line.startswith("%"))
 
 
-def test_the_tutorial_the_command_and_the_library_give_one_time(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_tutorial_the_command_and_the_library_give_one_time(capsys: pytest.CaptureFixture[str]) -> None:
     """And they are those that the notebook was stored with."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     cell = next(c for c in cells if "predict(" in "".join(c["source"]))
@@ -117,11 +107,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.importorskip(package, reason="needs mkdocs-material and mkdocstrings")
     folder = tmp_path_factory.mktemp("docs") / "site"
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f",
-         str(ROOT / "docs" / "mkdocs.yml"), "-d", str(folder)],
-        capture_output=True, text=True, check=False,
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--strict",
+            "--quiet",
+            "-f",
+            str(ROOT / "docs" / "mkdocs.yml"),
+            "-d",
+            str(folder),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -142,8 +144,7 @@ def test_the_documentation_builds_and_loads_nothing_from_elsewhere(site: Path) -
         assert not re.findall(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", text), sheet.name
 
 
-CHROMIUM = next((n for n in ("chromium", "chromium-browser", "google-chrome") if shutil.which(n)),
-                None)  # fmt: skip
+CHROMIUM = next((n for n in ("chromium", "chromium-browser", "google-chrome") if shutil.which(n)), None)
 
 
 @pytest.mark.thorough
@@ -151,12 +152,23 @@ CHROMIUM = next((n for n in ("chromium", "chromium-browser", "google-chrome") if
 def test_a_page_from_the_disk_is_searched_without_a_network(site: Path, tmp_path: Path) -> None:
     assert CHROMIUM is not None
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu",
-         "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}",
-         "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000", "--dump-dom",
-         f"{(site / 'commands.html').as_uri()}?q=sawtooth"],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            f"{(site / 'commands.html').as_uri()}?q=sawtooth",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     found = re.findall(r'<a href="([^"]+)" class="md-search-result__link"', done.stdout)
     assert any("l2.html" in link for link in found), found
 
@@ -218,8 +230,7 @@ def test_every_subcommand_and_module_in_the_documentation_exists() -> None:
     for page in PAGES.rglob("*.md"):
         for module in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE):
             importlib.import_module(module)
-        for path in re.findall(r"`((?:examples|docs|analysis|kernels|repro|figures)/[\w./]*)`",
-                               page.read_text()):  # fmt: skip
+        for path in re.findall(r"`((?:examples|docs|analysis|kernels|repro|figures)/[\w./]*)`", page.read_text()):
             if path.startswith("figures/out"):
                 continue  # made by the commands, not there in a fresh checkout
             assert (ROOT / path).exists(), f"{page.name}: {path}"

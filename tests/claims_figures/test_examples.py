@@ -33,23 +33,33 @@ def load(name: str):
 
 def test_every_kind_of_extension_has_its_example() -> None:
     assert EXAMPLES == [
-        "add_algorithm", "add_figure", "add_gpu", "add_peer", "add_planner",
-        "attention_in_40_lines", "count_own_kernel", "decode_tiny_model", "plan_transformer",
-    ]  # fmt: skip
+        "add_algorithm",
+        "add_figure",
+        "add_gpu",
+        "add_peer",
+        "add_planner",
+        "attention_in_40_lines",
+        "count_own_kernel",
+        "decode_tiny_model",
+        "plan_transformer",
+    ]
     table = (ROOT / "examples" / "README.md").read_text()
     assert all(f"({name}.py)" in table for name in EXAMPLES)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel", "decode_tiny_model"],
+    "name", ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel", "decode_tiny_model"]
 )
 def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -65,8 +75,9 @@ def test_attention_in_40_lines_is_attention(seqlen_q, seqlen_k, head_dim, tile) 
     K, V = random.standard_normal((2, seqlen_k, head_dim))
     out, lse = example.forward(Q, K, V, *tile)
     grads = example.backward(Q, K, V, out, lse, dO, *tile)
-    expected = attention_reference(*(torch.from_numpy(x)[None, None] for x in (Q, K, V)),
-                                   dout=torch.from_numpy(dO)[None, None])  # fmt: skip
+    expected = attention_reference(
+        *(torch.from_numpy(x)[None, None] for x in (Q, K, V)), dout=torch.from_numpy(dO)[None, None]
+    )
     found = dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True))
     for name, value in found.items():
         right = getattr(expected, name)[0, 0].numpy()
@@ -103,9 +114,7 @@ def test_the_new_algorithm_compiles_for_gpus() -> None:
     from kernels.building.compile import compile_cubin
     from kernels.launch import Kernel
 
-    kernel = Kernel(
-        load("add_algorithm").SOURCE, "two_pass", (("DTYPE", 0), ("HEAD_DIM", 64)), threads=32
-    )
+    kernel = Kernel(load("add_algorithm").SOURCE, "two_pass", (("DTYPE", 0), ("HEAD_DIM", 64)), threads=32)
     for arch in ("sm_80", "sm_90"):
         assert compile_cubin(kernel, arch).spill_bytes == 0
 
@@ -148,9 +157,7 @@ def test_a_plan_for_a_transformer_is_as_measured() -> None:
     example = load("plan_transformer")
     model, ids, call = example.model_and_call()
     whole = example.plan_blocks(model, ids, call, budget_bytes=2**50, repeats=0)
-    half = example.plan_blocks(
-        model, ids, call, budget_bytes=whole.predicted_peak_bytes // 2, repeats=0
-    )
+    half = example.plan_blocks(model, ids, call, budget_bytes=whole.predicted_peak_bytes // 2, repeats=0)
     assert half.recompute
     for plan in (whole, half):
         measured = example.measured_peak_bytes(plan, model, ids, call)
@@ -204,8 +211,10 @@ def test_a_model_with_pages_says_what_it_says_without_a_cache(seed: int) -> None
     assert len(set(paged.flatten().tolist())) > 10  # no model that repeats one token
     shared = example.PROMPT // example.PAGE_SIZE
     assert torch.equal(cache.table[0, :shared], cache.table[1, :shared])
-    own = [set(row[shared:-(-int(n) // example.PAGE_SIZE)].tolist())
-           for row, n in zip(cache.table, cache.lengths, strict=True)]  # fmt: skip
+    own = [
+        set(row[shared : -(-int(n) // example.PAGE_SIZE)].tolist())
+        for row, n in zip(cache.table, cache.lengths, strict=True)
+    ]
     assert not own[0] & own[1]
 
 

@@ -96,12 +96,9 @@ def printed(name, folder, images=()):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n == "two_levels" else pytest.mark.thorough) for n in NAMES],
+    "name", [pytest.param(n, marks=() if n == "two_levels" else pytest.mark.thorough) for n in NAMES]
 )
-def test_for_a_paper_a_figure_has_its_width_no_small_text_none_cut_and_none_overlapping(
-    name, tmp_path
-):
+def test_for_a_paper_a_figure_has_its_width_no_small_text_none_cut_and_none_overlapping(name, tmp_path):
     figure, _ = printed(name, tmp_path)
     width, height = figure.get_size_inches() * _paper.SCALE
     turned = name in _paper.TURNED
@@ -112,9 +109,13 @@ def test_for_a_paper_a_figure_has_its_width_no_small_text_none_cut_and_none_over
     texts = {id(t): t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()}
     for text in texts.values():
         assert text.get_fontsize() * _paper.SCALE > _paper.SMALLEST - 1e-6, text
-    ticks = {id(t) for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)
-             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
-             for t in (tick.label1, tick.label2)}  # fmt: skip
+    ticks = {
+        id(t)
+        for ax in figure.axes
+        for axis in (ax.xaxis, ax.yaxis)
+        for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+        for t in (tick.label1, tick.label2)
+    }
     said = [(t, t.get_window_extent()) for key, t in texts.items() if key not in ticks]
     point = figure.dpi / 72  # boxes have room for accents and descenders that are not there
     for (one, a), (other, b) in itertools.combinations(said, 2):
@@ -133,9 +134,7 @@ def test_for_a_paper_every_format_has_the_printed_size_and_pdf_its_fonts(tmp_pat
         assert image.info["dpi"] == pytest.approx((_paper.DPI, _paper.DPI), rel=1e-3)
     svg = files[".svg"].read_text()
     size = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt" viewBox="0 0 ([\d.]+) ', svg)
-    assert [float(v) / 72 for v in size.groups()] == pytest.approx(
-        [width, height, width / _paper.SCALE], rel=1e-4
-    )
+    assert [float(v) / 72 for v in size.groups()] == pytest.approx([width, height, width / _paper.SCALE], rel=1e-4)
     content = files[".pdf"].read_bytes()
     box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", content)
     assert [float(v) / 72 for v in box.groups()] == pytest.approx([width, height], rel=1e-4)
@@ -159,11 +158,7 @@ def ink(image):
 
 @pytest.mark.skipif(shutil.which("pdftoppm") is None, reason="needs pdftoppm (poppler-utils)")
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=() if n in ("two_levels", "fa1_fig2_left") else pytest.mark.thorough)
-        for n in NAMES
-    ],
+    "name", [pytest.param(n, marks=() if n in ("two_levels", "fa1_fig2_left") else pytest.mark.thorough) for n in NAMES]
 )
 def test_for_a_paper_the_pdf_shows_what_the_png_shows(name, tmp_path):
     """Whatever is drawn in one is within three pixels of something drawn in the other."""
@@ -172,16 +167,7 @@ def test_for_a_paper_the_pdf_shows_what_the_png_shows(name, tmp_path):
     _, paths = printed(name, tmp_path, ("png", "pdf"))
     files = {path.suffix: path for path in paths}
     subprocess.run(
-        [
-            "pdftoppm",
-            "-r",
-            str(_paper.DPI),
-            "-png",
-            "-singlefile",
-            files[".pdf"],
-            tmp_path / "page",
-        ],
-        check=True,
+        ["pdftoppm", "-r", str(_paper.DPI), "-png", "-singlefile", files[".pdf"], tmp_path / "page"], check=True
     )
     with Image.open(files[".png"]) as image:
         size = image.size
@@ -221,8 +207,7 @@ def test_a_caption_says_what_is_shown_the_axes_with_units_and_the_machine(tmp_pa
 
 def test_a_style_that_is_not_known_is_refused(tmp_path):
     with pytest.raises(ValueError, match="STYLE='poster' is not paper"):
-        common.save("two_levels", Drawing(common.plt.figure(), pandas.DataFrame()), tmp_path,
-                    style="poster")  # fmt: skip
+        common.save("two_levels", Drawing(common.plt.figure(), pandas.DataFrame()), tmp_path, style="poster")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -260,10 +245,9 @@ def test_gaps_leave_a_figure(name, gap):
 
 
 def test_a_gap_is_named_in_the_log_and_the_rest_is_drawn(caplog):
-    rows = pandas.DataFrame({
-        "n": [1, 2, 4], "value": [1.0, np.nan, 4.0], "source": "measured",
-        "error": [None, "CUDA out of memory", None],
-    })  # fmt: skip
+    rows = pandas.DataFrame(
+        {"n": [1, 2, 4], "value": [1.0, np.nan, 4.0], "source": "measured", "error": [None, "CUDA out of memory", None]}
+    )
     ax = common.plt.subplots()[1]
     with caplog.at_level(logging.WARNING):
         drawn = common.series(ax, rows, "n", "eager")
@@ -370,8 +354,10 @@ def test_claims_judged_while_drawing_are_those_judged_alone(tmp_path, monkeypatc
     together = capsys.readouterr().out
     drawn = {p.name: p.read_bytes() for p in (tmp_path / "both").iterdir()}
     assert {name for name in drawn if name.startswith("two_levels")} == {
-        "two_levels.csv", "two_levels.png", "two_levels.svg",
-    }  # fmt: skip
+        "two_levels.csv",
+        "two_levels.png",
+        "two_levels.svg",
+    }
     assert len(drawn) == 8, "and the table of claims with its picture"
 
     monkeypatch.setattr(common, "OUT", tmp_path / "alone")

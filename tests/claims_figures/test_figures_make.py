@@ -46,8 +46,7 @@ esac
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Two figures, one of an experiment that can be measured, one of records only."""
-    for folder in ("figures/some", "analysis", "repro/experiments/some", "repro/measuring",
-                   "kernels", "results/card"):  # fmt: skip
+    for folder in ("figures/some", "analysis", "repro/experiments/some", "repro/measuring", "kernels", "results/card"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "python").write_text(PYTHON)
@@ -78,8 +77,12 @@ def make(tree: Path, *arguments: str, env: dict[str, str] | None = None) -> tupl
     log.write_text("")
     done = subprocess.run(
         ["make", "NO_VENV=1", "PYTHON=./python", *arguments],
-        cwd=tree, capture_output=True, text=True, check=False, env=without_make() | (env or {}),
-    )  # fmt: skip
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=without_make() | (env or {}),
+    )
     calls = log.read_text().replace(" --quick", "").replace(" --jobs 2", "")
     return done.returncode, sorted(calls.splitlines())
 
@@ -91,9 +94,14 @@ ALL = ["-m figures draw --verdicts first second_one", "-m repro measure run-me"]
 def test_each_generator_runs_once_and_a_second_make_does_nothing(tree: Path, jobs: str) -> None:
     assert make(tree, jobs, "figures") == (0, ALL)
     assert {p.name for p in (tree / "figures" / "out").iterdir()} == {
-        "first.svg", "first.png", "first.csv", "second_one.svg", "second_one.png",
-        "second_one.csv", "verdicts.md",
-    }  # fmt: skip
+        "first.svg",
+        "first.png",
+        "first.csv",
+        "second_one.svg",
+        "second_one.png",
+        "second_one.csv",
+        "verdicts.md",
+    }
     assert make(tree, jobs, "figures") == (0, [])
     assert make(tree, "--question", "figures") == (0, [])
 
@@ -114,9 +122,7 @@ def test_long_experiments_are_measured_first(tree: Path) -> None:
 
 def test_one_figure_makes_just_what_it_needs(tree: Path) -> None:
     assert make(tree, "figures/out/second_one.svg") == (0, ["-m figures draw second_one"])
-    assert make(tree, "figures/out/first.png") == (
-        0, ["-m figures draw first", "-m repro measure run-me"],
-    )  # fmt: skip
+    assert make(tree, "figures/out/first.png") == (0, ["-m figures draw first", "-m repro measure run-me"])
 
 
 @pytest.mark.parametrize("goal", ["figures", "figures/out/second_one.csv"])
@@ -158,9 +164,14 @@ def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) 
     assert make(tree, "figures") == (0, ALL)
     assert make(tree, "figures", paper) == (0, ALL[:1])  # nothing is measured again
     assert {p.name for p in (tree / "figures" / "out" / "paper").iterdir()} == {
-        "first.svg", "first.png", "first.csv", "second_one.svg", "second_one.png",
-        "second_one.csv", "verdicts.md",
-    }  # fmt: skip
+        "first.svg",
+        "first.png",
+        "first.csv",
+        "second_one.svg",
+        "second_one.png",
+        "second_one.csv",
+        "verdicts.md",
+    }
     for style in ([], [paper]):
         assert make(tree, "--question", "figures", *style) == (0, [])
     age(tree)
@@ -186,13 +197,15 @@ def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) 
         ("STLYE=paper", "no variable STLYE here: there are PYTHON VENV"),
     ],
 )
-def test_what_is_misspelt_is_refused_before_anything_runs(
-    tree: Path, goal: str, wrong: str, said: str
-) -> None:
+def test_what_is_misspelt_is_refused_before_anything_runs(tree: Path, goal: str, wrong: str, said: str) -> None:
     done = subprocess.run(
         ["make", "NO_VENV=1", "PYTHON=./python", goal, wrong],
-        cwd=tree, capture_output=True, text=True, check=False, env=without_make(),
-    )  # fmt: skip
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=without_make(),
+    )
     assert done.returncode == 2
     assert f"*** {said}" in done.stderr
     assert not (tree / "calls.log").exists()
@@ -233,8 +246,12 @@ def test_the_report_is_made_from_what_has_changed(tree: Path) -> None:
 def test_help_lists_every_target_that_is_for_users(tree: Path) -> None:
     done = subprocess.run(
         ["make", "NO_VENV=1", "PYTHON=./python", "help"],
-        cwd=tree, capture_output=True, text=True, check=True, env=without_make(),
-    )  # fmt: skip
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=True,
+        env=without_make(),
+    )
     text = (ROOT / "Makefile").read_text().replace("\\\n", " ")
     targets = set(re.findall(r"^\.PHONY: (.+)$", text, re.MULTILINE)[0].split())
     described = set(re.findall(r"make ([a-z-]+)", done.stdout))
@@ -278,9 +295,13 @@ def test_a_missing_interpreter_is_one_line_with_a_cure(tree: Path) -> None:
     (tree / "requirements.lock").touch()
     (tree / "pyproject.toml").touch()
     done = subprocess.run(
-        ["make", "PYTHON=/no/python", "figures"], cwd=tree, capture_output=True, text=True,
-        check=False, env=without_make(),
-    )  # fmt: skip
+        ["make", "PYTHON=/no/python", "figures"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=without_make(),
+    )
     assert done.returncode
     errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert errors == ["error: /no/python is missing or older than Python 3.11; set PYTHON=..."]
@@ -323,9 +344,11 @@ def test_the_same_bytes_come_out_of_two_processes_without_a_display(
     for seed in ("1", "2"):
         environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
         subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / seed)], cwd=ROOT, check=True,
+            [sys.executable, "-c", code, str(tmp_path / seed)],
+            cwd=ROOT,
+            check=True,
             env=environment | {"PYTHONHASHSEED": seed, "SOURCE_DATE_EPOCH": seed * 9},
-        )  # fmt: skip
+        )
         monkeypatch.setenv("MATPLOTLIBRC", str(tmp_path))
         contents.append({p.name: p.read_bytes() for p in (tmp_path / seed).iterdir()})
     assert contents[0] == contents[1]

@@ -36,9 +36,15 @@ def test_the_first_screen_says_that_our_kernels_are_untimed_while_they_are(monke
     page = verdict_table.README.read_text()
     assert page.index("have not been timed on a GPU yet") < page.index("## Install")
     timed = record(
-        {}, experiment="gpu-ladder", implementation="flash-sm90", metric="time_ms", unit="ms",
-        source="measured", value=1.0, device="NVIDIA H200",
-    )  # fmt: skip
+        {},
+        experiment="gpu-ladder",
+        implementation="flash-sm90",
+        metric="time_ms",
+        unit="ms",
+        source="measured",
+        value=1.0,
+        device="NVIDIA H200",
+    )
     peer = dataclasses.replace(timed, implementation="flash-attn-4 4.0.0b36 (Hopper path)")
     monkeypatch.setattr(verdict_table, "load", lambda *_, **__: [peer])
     assert "not been timed" in verdict_table.untimed()

@@ -62,12 +62,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     evidence, nan = Evidence.COUNTED, float("nan")
     parts_of = {
         Verdict.REPRODUCED: Part(what="a < b & c", value=1, low=0, evidence=evidence),
-        Verdict.WITHIN_LIMITS: Part(what="x", value=3, high=2, limits=(-math.inf, 4), why="so",
-                                    evidence=evidence),
+        Verdict.WITHIN_LIMITS: Part(what="x", value=3, high=2, limits=(-math.inf, 4), why="so", evidence=evidence),
         Verdict.CONSISTENT: Part(what="x", value=1, low=0, evidence=Evidence.DERIVED),
         Verdict.REFUTED: Part(what="x", value=-1, low=0, evidence=evidence),
         Verdict.NOT_TESTED: Part(what="x", value=nan, low=0, evidence=evidence),
-    }  # fmt: skip
+    }
     judged = [rows()["SM boundary"].found(Finding(parts=[part])) for part in parts_of.values()]
     assert [row.verdict for row in judged] == list(parts_of)
     drawn = {}
@@ -124,9 +123,7 @@ def test_the_report_opens_with_the_strip_of_verdicts_where_it_is_drawn(
     monkeypatch.setattr(gallery, "subject", lambda name: (gallery.OURS, name))
     drawn = tmp_path / page.STRIP
     assert page.strip(drawn) == ""
-    drawn.write_text(
-        '<?xml version="1.0"?><svg width="72pt" viewBox="0 0 4 3"><path id="a"/></svg>'
-    )
+    drawn.write_text('<?xml version="1.0"?><svg width="72pt" viewBox="0 0 4 3"><path id="a"/></svg>')
     names = list(gallery.CHOSEN)
     boxes = dict.fromkeys(names, "0 0 4 3")
     opening = page.overview_section(boxes, {gallery.OURS: names}, page.strip(drawn))
@@ -137,9 +134,7 @@ def test_the_report_opens_with_the_strip_of_verdicts_where_it_is_drawn(
 
 
 def test_data_is_carried_by_the_page(report: str) -> None:
-    match = re.search(
-        r'download="fa1_fig2_middle\.csv\.gz" href="data:application/gzip;base64,([^"]+)"', report
-    )
+    match = re.search(r'download="fa1_fig2_middle\.csv\.gz" href="data:application/gzip;base64,([^"]+)"', report)
     assert match
     assert gzip.decompress(base64.b64decode(match[1])).decode().splitlines()[1] == "0,<&>"
     assert "Data, 300 rows (the first 200 here)" in report
@@ -170,14 +165,44 @@ def test_every_formula_is_typeset_and_well_formed() -> None:
 
 def test_every_record_has_its_origin(tmp_path: Path) -> None:
     rows = [
-        record({}, experiment="x", implementation="a", metric="n", source="measured", value=1,
-               unit="1", device="card", tool="clock", date="2026-01-02", torch="2.0", cell="c"),
-        record({}, experiment="x", implementation="a", metric="n", source="measured",
-               error="out of memory", device="card", tool="clock", date="2026-01-02",
-               torch="2.0"),
-        record({}, experiment="x", implementation="a", metric="n", source="published", value=1,
-               unit="1", origin="Paper, Table 1", confidence="table"),
-    ]  # fmt: skip
+        record(
+            {},
+            experiment="x",
+            implementation="a",
+            metric="n",
+            source="measured",
+            value=1,
+            unit="1",
+            device="card",
+            tool="clock",
+            date="2026-01-02",
+            torch="2.0",
+            cell="c",
+        ),
+        record(
+            {},
+            experiment="x",
+            implementation="a",
+            metric="n",
+            source="measured",
+            error="out of memory",
+            device="card",
+            tool="clock",
+            date="2026-01-02",
+            torch="2.0",
+        ),
+        record(
+            {},
+            experiment="x",
+            implementation="a",
+            metric="n",
+            source="published",
+            value=1,
+            unit="1",
+            origin="Paper, Table 1",
+            confidence="table",
+        ),
+    ]
     path = tmp_path / "m" / "x.jsonl"
     records.write(path, rows)
     (file,) = provenance.files(tmp_path)
@@ -193,11 +218,33 @@ def test_what_came_from_elsewhere_is_text_and_never_html(tmp_path: Path) -> None
     """Folder and file names and every field: of records, of claims, of a figure's data."""
     bad = '"><img src=x onerror=alert(1)>'
     written_rows = [
-        record({}, experiment="x", implementation=bad, metric=bad, source="measured", value=1,
-               unit=bad, device=bad, tool=bad, date=bad, torch=bad, commit=bad, driver=bad),
-        record({}, experiment="x", implementation="a", metric="n", source="published", value=1,
-               unit="1", origin=bad, confidence=bad),
-    ]  # fmt: skip
+        record(
+            {},
+            experiment="x",
+            implementation=bad,
+            metric=bad,
+            source="measured",
+            value=1,
+            unit=bad,
+            device=bad,
+            tool=bad,
+            date=bad,
+            torch=bad,
+            commit=bad,
+            driver=bad,
+        ),
+        record(
+            {},
+            experiment="x",
+            implementation="a",
+            metric="n",
+            source="published",
+            value=1,
+            unit="1",
+            origin=bad,
+            confidence=bad,
+        ),
+    ]
     name = bad.replace("/", "")
     records.write(tmp_path / name / f"{name}.jsonl", written_rows)
     part = Part(what=bad, value=1, low=0, evidence=Evidence.COUNTED)

@@ -12,9 +12,7 @@ import pytest
 from figures.report import page, predictions
 from repro.commands import output
 
-CHROMIUM = next(
-    (name for name in ("chromium", "chromium-browser", "google-chrome") if shutil.which(name)), None
-)
+CHROMIUM = next((name for name in ("chromium", "chromium-browser", "google-chrome") if shutil.which(name)), None)
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +20,14 @@ def listed() -> list[list[predictions.Cell]]:
     return list(predictions.rows(["llama3-8b", "gpt2-small"]))
 
 
-def test_there_is_a_row_for_every_model_length_pass_and_card(
-    listed: list[list[predictions.Cell]],
-) -> None:
+def test_there_is_a_row_for_every_model_length_pass_and_card(listed: list[list[predictions.Cell]]) -> None:
     points = {tuple(cell.text for cell in row[:4]) for row in listed}
     a_model = len(predictions.LENGTHS) * len(predictions.PASSES) * len(predictions.GPUS)
     assert len(points) == len(listed) == 2 * a_model
     assert a_model * len(predictions.MODELS) >= 200
 
 
-def test_the_command_of_a_row_prints_the_numbers_of_the_row(
-    listed: list[list[predictions.Cell]],
-) -> None:
+def test_the_command_of_a_row_prints_the_numbers_of_the_row(listed: list[list[predictions.Cell]]) -> None:
     for row in listed[::9]:
         cells = dict(zip(predictions.HEADERS, row, strict=True))
         (found,) = predictions.printed(cells["command"].text).to_dict("records")
@@ -58,9 +52,7 @@ def test_a_point_that_cannot_be_has_its_reason_in_the_row() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_headings_sort_and_fields_choose(
-    listed: list[list[predictions.Cell]], tmp_path: Path
-) -> None:
+def test_headings_sort_and_fields_choose(listed: list[list[predictions.Cell]], tmp_path: Path) -> None:
     """A script after the page's own clicks as a reader would."""
     sections = [
         ("overview", "Overview", page.overview_section({}, {})),
@@ -79,17 +71,26 @@ def test_headings_sort_and_fields_choose(
     report.write_text(page.page(sections).replace("</body>", clicks + "</body>"), encoding="utf-8")
     assert CHROMIUM is not None
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-         "--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}",
-         "--virtual-time-budget=3000", report.as_uri()],
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--dump-dom",
+            "--disable-background-networking",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--virtual-time-budget=3000",
+            report.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
     shown = done.stdout[done.stdout.index('<table class="sortable"') :]
     shown = shown[shown.index("<tbody>") : shown.index("</tbody>")]
     lines = re.findall(r"<tr( hidden=\"\")?>(.*?)</tr>", shown, re.DOTALL)
-    times = [
-        re.findall(r"<td[^>]*>(.*?)</td>", line)[place] for hidden, line in lines if not hidden
-    ]
+    times = [re.findall(r"<td[^>]*>(.*?)</td>", line)[place] for hidden, line in lines if not hidden]
     column = [row for row in listed if row[3].text == "H200"]
     known = [row[place] for row in column if row[place].text]
     wanted = sorted(known, key=lambda cell: -float(cell.key))

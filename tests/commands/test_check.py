@@ -24,11 +24,7 @@ def forward_of_standard() -> check.Subject:
         ("flash_backward_dq.cu", {("flash-split", "backward")}),
         (
             "flash1_forward.cu",
-            {
-                ("flash1-literal", "forward"),
-                ("flash1-skip-first", "forward"),
-                ("flash1-released", "forward"),
-            },
+            {("flash1-literal", "forward"), ("flash1-skip-first", "forward"), ("flash1-released", "forward")},
         ),
     ],
 )
@@ -87,8 +83,7 @@ def test_rows_that_see_nothing_must_be_zero(monkeypatch) -> None:
 def test_a_wrong_result_is_named(monkeypatch) -> None:
     real = attention.forward
 
-    def forward(backend: Any, algorithm: str, q: Any, k: Any, v: Any, out: Any, *rest: Any,
-                **options: Any) -> None:  # fmt: skip
+    def forward(backend: Any, algorithm: str, q: Any, k: Any, v: Any, out: Any, *rest: Any, **options: Any) -> None:
         real(backend, algorithm, q, k, v, out, *rest, **options)
         if isinstance(backend, HostBackend):  # and not a recorder, whose arrays have no memory
             ctypes.c_float.from_address(out.pointer).value += 0.01

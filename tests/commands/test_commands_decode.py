@@ -51,8 +51,7 @@ def launched(gpu: Any, heads: int, kv_heads: int, context: int) -> list[Any]:
     recorder = Recorder(Card())
     shapes = {"q": (2, heads, 1, 128), "k": (2, kv_heads, context, 128)}
     arrays: dict[str, Array] = {
-        name: recorder.empty(name, shapes["k" if name in "kv" else "q"], "bf16")
-        for name in ("q", "k", "v", "out")
+        name: recorder.empty(name, shapes["k" if name in "kv" else "q"], "bf16") for name in ("q", "k", "v", "out")
     }
     lse = recorder.empty("lse", (2, heads, 1), "fp32")
     limit = gpu.shared_bytes_per_block
@@ -86,9 +85,7 @@ def test_sweeps_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
         assert "8192" in out
 
 
-def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_no_kernel_runs_has_its_bounds_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     (row,) = found(capsys, "--kv-heads", "1", "-d", "1024", "--latent", "--gpu", "H100")
     assert row["theory"] == "head_dim=1024 is above 576"
     whole = ("--kv-heads", "1", "-d", "576", "--latent", "--gpu", "H100")
@@ -120,8 +117,7 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
     blocks = row_of(DecodeShape(32, 8, 1, (4096,), 128, fp8=True, scale_block=64), H200)
     assert blocks["by_tensor"]["k_scale read"] == 8 * 4096 // 16 * 4
     assert (
-        blocks["compulsory_bytes"]
-        - row_of(DecodeShape(32, 8, 1, (4096,), 128, fp8=True), H200)["compulsory_bytes"]
+        blocks["compulsory_bytes"] - row_of(DecodeShape(32, 8, 1, (4096,), 128, fp8=True), H200)["compulsory_bytes"]
         == 2 * 8 * 4096 // 64 * 4
     )
     with pytest.raises(ValueError, match="T4 does not compute in bf16"):
@@ -147,9 +143,7 @@ def test_what_no_kernel_runs_has_its_bounds_and_the_reason(
         (["--context", "1:2000:1", "--width", "1:16:1"], "32000 points are more than 20000"),
     ],
 )
-def test_a_mistake_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "decode", *arguments)
     assert status == 1
     assert not out
@@ -160,23 +154,18 @@ def test_a_mistake_is_one_line(
 def test_the_sum_of_a_point_is_traffic() -> None:
     """Rows read and written add up to the kernels' bytes."""
     row = row_of(DecodeShape(32, 8, 4, (2048,) * 3, 128, fp8=True), H200, 4)
-    total = Traffic({"k": {("x", "read"): row["sm_read_bytes"],
-                           ("x", "write"): row["sm_write_bytes"]}}).total_bytes  # fmt: skip
+    total = Traffic({"k": {("x", "read"): row["sm_read_bytes"], ("x", "write"): row["sm_write_bytes"]}}).total_bytes
     assert total == sum(row["by_tensor"].values())
     assert row["splits"] == 4
 
 
-def test_a_point_that_cannot_be_is_a_row_with_its_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_point_that_cannot_be_is_a_row_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     """As for predict: it takes no other point with it, unless none can be."""
     status, out, _ = run(capsys, "decode", "--gpu", "T4,H200,MI300X", "--json")
     assert status == 0
     rows = json.loads(out)
     assert [row["gpu"] for row in rows] == ["T4", "H200", "MI300X"]
-    assert ["T4 does not compute in bf16" in row.get("error", "") for row in rows] == [
-        True, False, False,
-    ]  # fmt: skip
+    assert ["T4 does not compute in bf16" in row.get("error", "") for row in rows] == [True, False, False]
     assert rows[2]["theory"] == "MI300X runs none of our kernels"
     status, out, _ = run(capsys, "decode", "--kv-heads", "7,8,9")
     assert status == 0

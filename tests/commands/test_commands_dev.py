@@ -14,12 +14,19 @@ from tests.support.command_support import run
 ROOT = Path(__file__).resolve().parents[2]
 #: Started as processes of their own: on machines without typer, under torchrun, ncu or a guard.
 PROCESSES = {
-    "figures/__main__.py", "kernels/building/nvrtc_server.py", "kernels/prebuild.py",
-    "repro/__main__.py", "repro/distributed/measure.py", "repro/gpu/run.py",
-    "repro/instruments/counted.py", "repro/instruments/hopper_cases.py",
-    "repro/instruments/hopper_guard.py", "repro/instruments/sanitizer.py",
-    "repro/instruments/warm_up.py", "repro/measure.py",
-}  # fmt: skip
+    "figures/__main__.py",
+    "kernels/building/nvrtc_server.py",
+    "kernels/prebuild.py",
+    "repro/__main__.py",
+    "repro/distributed/measure.py",
+    "repro/gpu/run.py",
+    "repro/instruments/counted.py",
+    "repro/instruments/hopper_cases.py",
+    "repro/instruments/hopper_guard.py",
+    "repro/instruments/sanitizer.py",
+    "repro/instruments/warm_up.py",
+    "repro/measure.py",
+}
 
 
 def test_every_tool_has_a_main_and_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,14 +32,25 @@ from tests.support.command_support import run
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("H100", "H100-SXM5-80GB"), ("h100", "H100-SXM5-80GB"), ("h200", "H200"),
-        ("a100", "A100-SXM4-40GB"), ("A100-SXM4-80GB", "A100-SXM4-80GB"),
-        ("4090", "GeForce RTX 4090"), ("RTX 4090", "GeForce RTX 4090"),
-        ("rtx3090", "GeForce RTX 3090"), ("l40s", "L40S"), ("L4", "L4"), ("a10", "A10"),
-        ("h100-pcie", "H100-PCIe-80GB"), ("H100 NVL", "H100-NVL-94GB"), ("b200", "B200"),
-        ("dgx-spark", "GB10"), ("mi300x", "MI300X"), ("t4", "T4"),
+        ("H100", "H100-SXM5-80GB"),
+        ("h100", "H100-SXM5-80GB"),
+        ("h200", "H200"),
+        ("a100", "A100-SXM4-40GB"),
+        ("A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("4090", "GeForce RTX 4090"),
+        ("RTX 4090", "GeForce RTX 4090"),
+        ("rtx3090", "GeForce RTX 3090"),
+        ("l40s", "L40S"),
+        ("L4", "L4"),
+        ("a10", "A10"),
+        ("h100-pcie", "H100-PCIe-80GB"),
+        ("H100 NVL", "H100-NVL-94GB"),
+        ("b200", "B200"),
+        ("dgx-spark", "GB10"),
+        ("mi300x", "MI300X"),
+        ("t4", "T4"),
     ],
-)  # fmt: skip
+)
 def test_short_names_in_any_case(text: str, name: str) -> None:
     assert gpu_named(text).name == name
     assert sweep.gpus(text) == [GPUS[name]]
@@ -137,18 +148,14 @@ def test_rates_of_a_card_follow_its_sms_and_clock(tmp_path: Path) -> None:
     assert H100_SXM.l2_bandwidth_bytes_per_s is not None
     assert found.l2_bandwidth_bytes_per_s == pytest.approx(H100_SXM.l2_bandwidth_bytes_per_s / 2)
     assert found.hbm_bandwidth_bytes_per_s == H100_SXM.hbm_bandwidth_bytes_per_s
-    assert found.sources["fp16_tensor_flops"] == (
-        "as H100-SXM5-80GB, in proportion to SMs and clock"
-    )
+    assert found.sources["fp16_tensor_flops"] == ("as H100-SXM5-80GB, in proportion to SMs and clock")
     path.write_text('base = "A100"\nsms = 54\nfp16_tensor_flops = "200 TFLOP/s"\n')
     said = gpus.find(str(path))
     assert said.fp16_tensor_flops == 200e12
     assert (A100_40GB.load_clocks_hz, said.load_clocks_hz) == ((1.41e9, 1.41e9), None)
 
 
-def test_a_table_is_all_that_a_new_card_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_is_all_that_a_new_card_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, driver's words, limits of its SMs and sources included."""
     table = """
 ["H20"]
@@ -177,9 +184,7 @@ def test_the_sheet_s_rates_are_those_of_its_units(gpu: Gpu) -> None:
     at = {"H100-PCIe-80GB": 1.62e9, "H100-NVL-94GB": 1.544e9, "L40S": 2.49e9, "B200": 1.856e9}
     if gpu.tensor_flops_per_clock is not None:
         clock = at.get(gpu.name, gpu.boost_clock_hz)
-        assert gpu.fp16_tensor_flops == pytest.approx(
-            gpu.sms * gpu.tensor_flops_per_clock * clock, rel=0.005
-        )
+        assert gpu.fp16_tensor_flops == pytest.approx(gpu.sms * gpu.tensor_flops_per_clock * clock, rel=0.005)
     if gpu.fma_flops_per_clock is not None:
         clock = {"H100-SXM5-80GB": 1.98e9, "H200": 1.98e9}.get(gpu.name, gpu.boost_clock_hz)
         assert gpu.fp32_flops == pytest.approx(gpu.sms * gpu.fma_flops_per_clock * clock, rel=0.05)

@@ -66,9 +66,7 @@ def test_a_decoder_is_named_by_its_sizes(capsys):
     named = ("plan", "mistral-7b", "--layers", "2", "--seqlen", "512", "--csv")
     assert run(capsys, *mine)[1] == run(capsys, *named)[1]
     status, _, err = run(capsys, "plan", "llama", "--hidden", "4096")
-    assert (status, err) == (
-        1, "error: model 'llama' has the sizes that you give it: --layers, --heads\n",
-    )  # fmt: skip
+    assert (status, err) == (1, "error: model 'llama' has the sizes that you give it: --layers, --heads\n")
     status, _, err = run(capsys, "plan", "chain-8", "--hidden", "64")
     assert (status, err) == (1, "error: model 'chain-8' has its own sizes, not --hidden 64\n")
 
@@ -90,10 +88,11 @@ def action(text: str) -> Action:
     stage, _, detail = rest.partition(" ")
     detail = detail.strip("()")
     return Action(
-        Op(op), int(stage),
+        Op(op),
+        int(stage),
         keep=Keep(detail) if op == "forward" else None,
         value=Value(detail) if op in ("drop", "offload", "fetch") else None,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("budget", ["15%", "200MB", "60%", "100%"])
@@ -145,9 +144,7 @@ def test_models_come_by_import_path(tmp_path: Path, monkeypatch, capsys):
     status, out, _ = run(capsys, "plan", "mymodels:chain", "--strategy", "recompute-all", "--json")
     assert status == 0
     assert json.loads(out)["plans"][0]["forwards"] == 8 * 9 // 2
-    status, out, _ = run(
-        capsys, "plan", "mymodels:small", "--strategy", "store-all", "--json", "--repeats", "0"
-    )
+    status, out, _ = run(capsys, "plan", "mymodels:small", "--strategy", "store-all", "--json", "--repeats", "0")
     assert status == 0
     found = json.loads(out)
     assert found["stages"] == 4
@@ -173,9 +170,15 @@ def test_a_plot_is_drawn_without_a_display(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 @pytest.mark.parametrize(
-    "users", [{}, {"text.usetex": True}, {"savefig.transparent": True}, {"savefig.dpi": 20.0},
-              {"font.size": 30.0, "svg.fonttype": "none"}],
-)  # fmt: skip
+    "users",
+    [
+        {},
+        {"text.usetex": True},
+        {"savefig.transparent": True},
+        {"savefig.dpi": 20.0},
+        {"font.size": 30.0, "svg.fonttype": "none"},
+    ],
+)
 def test_a_plot_is_the_same_whatever_a_matplotlibrc_says(tmp_path, capsys, users, ending):
     import matplotlib
 
@@ -251,16 +254,20 @@ def test_progress_is_counted_while_a_model_is_profiled() -> None:
     seen.clear()
     blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
     whole = nn.Sequential(nn.Linear(4, 4), blocks, nn.Linear(4, 1))
-    plan_blocks(whole, torch.ones(2, 4), budget_bytes=2**20, repeats=0,
-                blocks=["1.0", "1.1", "1.2"], progress=lambda *now: seen.append(now))  # fmt: skip
+    plan_blocks(
+        whole,
+        torch.ones(2, 4),
+        budget_bytes=2**20,
+        repeats=0,
+        blocks=["1.0", "1.1", "1.2"],
+        progress=lambda *now: seen.append(now),
+    )
     assert seen == [(n, 5) for n in range(1, 6)]
     with pytest.raises(TypeError, match="progress='yes' is a str, without __call__"):
         profile(model, torch.ones(2, 4), progress="yes")  # type: ignore[arg-type]
 
 
-def test_a_counter_says_nothing_of_quick_work_and_a_line_of_slow_work(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_counter_says_nothing_of_quick_work_and_a_line_of_slow_work(capsys: pytest.CaptureFixture[str]) -> None:
     from repro.measuring.progress import counter
 
     with counter("profiling m:x") as progress:
@@ -271,19 +278,31 @@ def test_a_counter_says_nothing_of_quick_work_and_a_line_of_slow_work(
     assert capsys.readouterr().err == "profiling m:x: 1/2 after 0 s\n"
 
 
-@pytest.mark.parametrize(("name", "gpu", "attention"), [
-    ("gpt2-small", "H200", "flash"), ("llama3-8b", "A100", "flash"), ("gpt2-medium", "T4", "flash"),
-    ("gpt2-small", "H200", "standard"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "gpu", "attention"),
+    [
+        ("gpt2-small", "H200", "flash"),
+        ("llama3-8b", "A100", "flash"),
+        ("gpt2-medium", "T4", "flash"),
+        ("gpt2-small", "H200", "standard"),
+    ],
+)
 def test_attention_takes_what_predict_says(capsys, name: str, gpu: str, attention: str) -> None:
     """Of a named model's stages: attention is the prediction, the products around it the ceilings
     of the same model; the command line prints the sum."""
     preset = PRESETS[name]
     chain = plan.chain_of(name, batch=2, gpu=gpu, attention=attention)
     heads = preset.heads if attention == "standard" else preset.groups
-    shape = repro.AttentionShape(2, preset.heads, preset.seqlen, preset.seqlen,
-                                 preset.hidden // preset.heads, heads,
-                                 "fp16" if gpu == "T4" else "bf16", causal=True)  # fmt: skip
+    shape = repro.AttentionShape(
+        2,
+        preset.heads,
+        preset.seqlen,
+        preset.seqlen,
+        preset.hidden // preset.heads,
+        heads,
+        "fp16" if gpu == "T4" else "bf16",
+        causal=True,
+    )
     card = repro.gpu_named(gpu)
     tokens, h = 2 * preset.seqlen, preset.hidden
     products = 2 * tokens * h * (2 * h + 2 * preset.kv_width) / ceilings_of(card).tensor_flops

@@ -44,9 +44,23 @@ def test_a_number_can_be_a_value_a_list_a_range_or_all_of_them(text, values):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "-1", "1.5", "512:", "512:1024", "512:1024:*1", "512:1024:+0", "8:4:*2",
-             "0:8:*2", "1:8:", "1:99999999:1", "1,,2"],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "x",
+        "-1",
+        "1.5",
+        "512:",
+        "512:1024",
+        "512:1024:*1",
+        "512:1024:+0",
+        "8:4:*2",
+        "0:8:*2",
+        "1:8:",
+        "1:99999999:1",
+        "1,,2",
+    ],
+)
 def test_what_is_no_number_is_refused_with_the_option_and_the_text(text):
     with pytest.raises(ValueError, match="--seqlen") as refusal:
         sweep.numbers(text, "--seqlen")
@@ -121,15 +135,7 @@ def test_a_tile_that_no_sm_holds_is_refused_with_both_numbers():
 
 def test_json_of_a_sweep_has_a_row_per_point_and_bytes_per_tensor(capsys):
     status, out, err = run(
-        capsys,
-        "predict",
-        "-n",
-        "512:2048:*2",
-        "--pass",
-        "forward",
-        "-a",
-        "flash,standard",
-        "--json",
+        capsys, "predict", "-n", "512:2048:*2", "--pass", "forward", "-a", "flash,standard", "--json"
     )
     assert (status, err) == (0, "")
     rows = json.loads(out)
@@ -143,9 +149,7 @@ def test_json_of_a_sweep_has_a_row_per_point_and_bytes_per_tensor(capsys):
 
 
 def test_csv_can_be_read_back(capsys):
-    status, out, _ = run(
-        capsys, "predict", "--dtype", "all", "--mask", "all", "--gpu", "all", "-d", "64", "--csv"
-    )
+    status, out, _ = run(capsys, "predict", "--dtype", "all", "--mask", "all", "--gpu", "all", "-d", "64", "--csv")
     assert status == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 3 * 2 * len(GPUS) * 2
@@ -154,9 +158,7 @@ def test_csv_can_be_read_back(capsys):
 
 
 def test_points_that_cannot_be_are_rows_with_their_reason(capsys):
-    status, out, _ = run(
-        capsys, "predict", "--tile", "all", "--pass", "forward", "--dtype", "fp32", "--csv"
-    )
+    status, out, _ = run(capsys, "predict", "--tile", "all", "--pass", "forward", "--dtype", "fp32", "--csv")
     assert status == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert len(rows) == 25
@@ -181,9 +183,8 @@ def test_the_table_names_what_is_common_and_shows_what_varies(capsys):
 @pytest.mark.parametrize("algorithm", ["flash", "flash-sm90"])
 def test_an_order_changes_what_comes_from_hbm_and_nothing_else(capsys, algorithm):
     status, out, _ = run(
-        capsys, "predict", "-a", algorithm, "-n", "64k", "--heads", "1", "--gpu", "H200", "--order",
-        "all", "--csv",
-    )  # fmt: skip
+        capsys, "predict", "-a", algorithm, "-n", "64k", "--heads", "1", "--gpu", "H200", "--order", "all", "--csv"
+    )
     assert status == 0
     found = {(r["pass"], r["order"]): r for r in csv.DictReader(io.StringIO(out))}
     for pass_, saved in (("forward", 0.5), ("backward", 0.2)):
@@ -202,8 +203,9 @@ def test_packed_sequences_are_those_of_the_library(capsys, tmp_path):
         assert status == 0
         rows = json.loads(out)
         assert [(row["pass"], row["sequences"], row["seqlen_q"]) for row in rows] == [
-            ("forward", 4, 318), ("backward", 4, 318),
-        ]  # fmt: skip
+            ("forward", 4, 318),
+            ("backward", 4, 318),
+        ]
         lengths = Lengths.equal((1, 17, 300, 0))
         shape = AttentionShape(1, 16, 318, 318, 64, dtype="bf16", causal=True)
         for row in rows:
@@ -222,49 +224,64 @@ def test_packed_sequences_of_one_length_are_bound_as_a_batch(batch, seqlen, head
     """The same work on the same SMs, but for the bytes of the tables."""
     packed, apart = (
         predict(
-            "flash", AttentionShape(*size, head_dim, dtype="bf16", causal=batch > 1), pass_, "A100",
-            once=True, **options,
+            "flash",
+            AttentionShape(*size, head_dim, dtype="bf16", causal=batch > 1),
+            pass_,
+            "A100",
+            once=True,
+            **options,
         )
         for size, options in (
-            ((1, 16, batch * seqlen, batch * seqlen),
-             {"lengths": Lengths.equal((seqlen,) * batch)}),
+            ((1, 16, batch * seqlen, batch * seqlen), {"lengths": Lengths.equal((seqlen,) * batch)}),
             ((batch, 16, seqlen, seqlen), {}),
         )
-    )  # fmt: skip
+    )
     assert packed.busy == apart.busy
     for name, seconds in apart.time.by_resource.items():
         tables = 1.01 if name in ("SM boundary", "HBM") else 1
-        assert (
-            seconds * (1 - 1e-9) <= packed.time.by_resource[name] <= seconds * tables * (1 + 1e-9)
-        )
+        assert seconds * (1 - 1e-9) <= packed.time.by_resource[name] <= seconds * tables * (1 + 1e-9)
 
 
 def test_windows_are_swept_and_are_those_of_the_library(capsys):
     status, out, _ = run(
-        capsys, "predict", "-n", "2k", "-d", "64", "--causal", "--gpu", "H200", "--pass", "forward",
-        "--window", "none;1k,0;128,none", "--sinks", "0,4", "--csv",
-    )  # fmt: skip
+        capsys,
+        "predict",
+        "-n",
+        "2k",
+        "-d",
+        "64",
+        "--causal",
+        "--gpu",
+        "H200",
+        "--pass",
+        "forward",
+        "--window",
+        "none;1k,0;128,none",
+        "--sinks",
+        "0,4",
+        "--csv",
+    )
     assert status == 0
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [(r["window_left"], r["window_right"], r["sinks"]) for r in rows] == [
-        ("", "", "0"), ("", "", "4"), ("1024", "0", "0"), ("1024", "0", "4"),
-        ("128", "", "0"), ("128", "", "4"),
-    ]  # fmt: skip
+        ("", "", "0"),
+        ("", "", "4"),
+        ("1024", "0", "0"),
+        ("1024", "0", "4"),
+        ("128", "", "0"),
+        ("128", "", "4"),
+    ]
     assert {r["algorithm"] for r in rows} == {"flash-sm90"}
     for row in rows[2:]:
         left, sinks = int(row["window_left"]), int(row["sinks"])
-        shape = AttentionShape(
-            1, 16, 2048, 2048, 64, dtype="bf16", causal=True, window=(left, 0), sinks=sinks
-        )
+        shape = AttentionShape(1, 16, 2048, 2048, 64, dtype="bf16", causal=True, window=(left, 0), sinks=sinks)
         found = predict("auto", shape, "forward", "H200")
         assert int(row["sm_read_bytes"]) == found.traffic.read_bytes
         assert int(row["useful_flops"]) == 16 * 4 * 64 * shape.visible_pairs
 
 
 def test_one_point_also_shows_its_tensors(capsys):
-    _, out, _ = run(
-        capsys, "predict", "--pass", "backward", "-n", "1024", "--causal", "--gpu", "H200"
-    )
+    _, out, _ = run(capsys, "predict", "--pass", "backward", "-n", "1024", "--causal", "--gpu", "H200")
     assert "flash_backward_sm90_preprocess" in out
     assert "time at each ceiling" in out
 
@@ -334,10 +351,7 @@ def test_the_default_is_what_dispatch_picks_and_says_so(capsys):
 
 
 def test_idle_multiprocessors_and_padding_are_named(capsys):
-    _, out, _ = run(
-        capsys, "predict", "--gpu", "H200", "--heads", "2", "-n", "300", "-d", "100",
-        "--pass", "forward",
-    )  # fmt: skip
+    _, out, _ = run(capsys, "predict", "--gpu", "H200", "--heads", "2", "-n", "300", "-d", "100", "--pass", "forward")
     out = " ".join(out.split())  # wherever lines end
     assert "6 blocks leave 126 of 132 SMs idle" in out
     assert "head_dim 100 is copied to rows of 104 and multiplied as 128 columns a tile" in out
@@ -424,15 +438,30 @@ def test_help_explains_the_algorithms(capsys):
         assert each.summary.split(",")[0] in words
 
 
-@pytest.mark.parametrize(
-    ("name", "elements"), [("full", 2 * 4), ("heads", 4), ("items", 2), ("one", 1)]
-)
+@pytest.mark.parametrize(("name", "elements"), [("full", 2 * 4), ("heads", 4), ("items", 2), ("one", 1)])
 def test_what_is_done_to_scores_is_in_the_bytes(capsys, name, elements):
     """A bias is saved once and read by every head; slopes are read, a cap moves nothing."""
     status, out, _ = run(
-        capsys, "predict", "--batch", "2", "--heads", "4", "-n", "256", "-d", "64", "--pass",
-        "forward", "--gpu", "A100", "--bias", name, "--alibi", "--softcap", "--json",
-    )  # fmt: skip
+        capsys,
+        "predict",
+        "--batch",
+        "2",
+        "--heads",
+        "4",
+        "-n",
+        "256",
+        "-d",
+        "64",
+        "--pass",
+        "forward",
+        "--gpu",
+        "A100",
+        "--bias",
+        name,
+        "--alibi",
+        "--softcap",
+        "--json",
+    )
     assert status == 0
     (row,) = json.loads(out)
     assert row["saved"]["bias"] == elements * 256 * 256 * 2
@@ -453,9 +482,7 @@ def test_keys_and_values_of_e4m3_have_half_the_bytes_and_no_backward(capsys):
     assert status == 0
     plain, half = json.loads(out)
     assert (plain["kv_dtype"], half["kv_dtype"], half["scale_block"]) == ("bf16", "e4m3", None)
-    sizes = [
-        {entry["tensor"]: entry["sm_bytes"] for entry in row["tensors"]} for row in (plain, half)
-    ]
+    sizes = [{entry["tensor"]: entry["sm_bytes"] for entry in row["tensors"]} for row in (plain, half)]
     assert sizes[0]["k"] == 2 * sizes[1]["k"]
     assert "k_scale" not in sizes[0]
     assert half["saved"] == {}
@@ -488,8 +515,9 @@ def test_recorded_times_of_other_kernels_stand_beside_the_prediction(capsys):
     assert peers == sorted(peers, key=lambda peer: peer["time_s"])
     second = next(peer for peer in peers if peer["kernel"] == "sdpa-flash2")
     assert (second["time_s"] * 1e3, "torch 2.11" in second["origin"]) == (
-        pytest.approx(_recorded_ms("sdpa-flash2")), True,
-    )  # fmt: skip
+        pytest.approx(_recorded_ms("sdpa-flash2")),
+        True,
+    )
     status, out, _ = run(capsys, *asked, "--gpu", "H200", "--compare")
     assert "untimed" in out
     assert "flash-attn-4" in out

@@ -18,12 +18,31 @@ from tests.support.command_support import run
 
 def timing(seqlen: int, ms: float, low: float | None = None, high: float | None = None, **more):
     return record(
-        {"seqlen_q": seqlen, "seqlen_k": seqlen, "batch": 1, "heads": 2, "head_dim": 64,
-         "dtype": "bf16", "causal": False, "pass": "forward"},
-        **{"experiment": "toy", "implementation": "flash", "source": "measured",
-           "metric": "time_ms", "unit": "ms", "value": ms, "spread_min": low, "spread_max": high,
-           "spread_n": 9, "device": "X", "date": "2026-01-01", **more},
-    )  # fmt: skip
+        {
+            "seqlen_q": seqlen,
+            "seqlen_k": seqlen,
+            "batch": 1,
+            "heads": 2,
+            "head_dim": 64,
+            "dtype": "bf16",
+            "causal": False,
+            "pass": "forward",
+        },
+        **{
+            "experiment": "toy",
+            "implementation": "flash",
+            "source": "measured",
+            "metric": "time_ms",
+            "unit": "ms",
+            "value": ms,
+            "spread_min": low,
+            "spread_max": high,
+            "spread_n": 9,
+            "device": "X",
+            "date": "2026-01-01",
+            **more,
+        },
+    )
 
 
 @pytest.fixture
@@ -117,9 +136,18 @@ def test_explain_tells_every_executed_cell_from_the_others(experiment: str) -> N
 
 def published(value: float, origin: str, **more: object) -> Record:
     return timing(
-        64, value, source="published", origin=origin, confidence="table", device=None, date=None,
-        spread_min=None, spread_max=None, spread_n=None, **more,
-    )  # fmt: skip
+        64,
+        value,
+        source="published",
+        origin=origin,
+        confidence="table",
+        device=None,
+        date=None,
+        spread_min=None,
+        spread_max=None,
+        spread_n=None,
+        **more,
+    )
 
 
 def test_publications_are_never_one_number(tmp_path, monkeypatch, capsys):
@@ -131,8 +159,9 @@ def test_publications_are_never_one_number(tmp_path, monkeypatch, capsys):
     assert status == 0
     lines = json.loads(out)["quantities"]
     assert {(line["origin"], line["published"]) for line in lines} == {
-        ("A paper (2022), v2", 40.3), ("A paper (2022), v1", 35.3),
-    }  # fmt: skip
+        ("A paper (2022), v2", 40.3),
+        ("A paper (2022), v1", 35.3),
+    }
     _, out, _ = run(capsys, "explain", "toy")
     assert "37.8" not in out
     assert "A paper, v2" in out
@@ -141,10 +170,19 @@ def test_publications_are_never_one_number(tmp_path, monkeypatch, capsys):
 def test_predictions_that_differ_are_never_one_number():
     """Each device's own stands beside its measurement; others are lines of their own."""
     predictions = [
-        timing(64, value, source="predicted", device=device, tool=tool, date=None,
-               spread_min=None, spread_max=None, spread_n=None)
+        timing(
+            64,
+            value,
+            source="predicted",
+            device=device,
+            tool=tool,
+            date=None,
+            spread_min=None,
+            spread_max=None,
+            spread_n=None,
+        )
         for value, device, tool in ((1.0, "X", "bound"), (3.0, "Y", "bound"))
-    ]  # fmt: skip
+    ]
     frame = records.frame([*predictions, timing(64, 2.0)])
     frame.loc[frame["source"] == "measured", "machine"] = "m"
     lines = explain.side_by_side(frame)
@@ -189,26 +227,30 @@ def test_explain_refuses_in_one_line(capsys, arguments, message):
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    "experiment", ["fusion", "training-memory", "fig2-middle", "packed-sequences"]
-)
+@pytest.mark.parametrize("experiment", ["fusion", "training-memory", "fig2-middle", "packed-sequences"])
 def test_explain_s_rows_of_one_name_are_told_apart(experiment: str) -> None:
     frame = experiments.tidy([experiment], local=False)
     keys = explain._keys(frame, explain.POINT)
     for point in explain.find_points(frame)[:3]:
         lines = explain.side_by_side(frame[[explain.compatible(point, key) for key in keys]])
-        told = [
-            (line["quantity"], line["machine"], line["origin"], line["device"]) for line in lines
-        ]
+        told = [(line["quantity"], line["machine"], line["origin"], line["device"]) for line in lines]
         assert len(set(told)) == len(told) > 1
 
 
 def test_explain_sets_prediction_measurement_and_paper_side_by_side(capsys):
     """The committed records of an H200: both traffic levels at 128k tokens, and why HBM differs."""
     status, out, _ = run(
-        capsys, "explain", "l2-absorption", "--json", "-w", "seqlen_q=131072", "-w", "heads=1",
-        "-w", "implementation=flash,sdpa-flash2",
-    )  # fmt: skip
+        capsys,
+        "explain",
+        "l2-absorption",
+        "--json",
+        "-w",
+        "seqlen_q=131072",
+        "-w",
+        "heads=1",
+        "-w",
+        "implementation=flash,sdpa-flash2",
+    )
     assert status == 0
     found = json.loads(out)
     lines = {line["quantity"]: line for line in found["quantities"]}
@@ -216,9 +258,7 @@ def test_explain_sets_prediction_measurement_and_paper_side_by_side(capsys):
     hbm = lines["hbm_read_bytes hbm"]
     assert hbm["measured"] != hbm["predicted"]
     assert any("fetched again" in reason for reason in found["reasons"])
-    status, out, _ = run(
-        capsys, "explain", "fig3-memory", "-w", "implementation=standard", "-w", "seqlen_q=1024"
-    )
+    status, out, _ = run(capsys, "explain", "fig3-memory", "-w", "implementation=standard", "-w", "seqlen_q=1024")
     assert "Table 21" in out
 
 
@@ -236,9 +276,7 @@ def test_a_row_without_a_tile_belongs_to_the_cell_that_has_one():
 def test_doctor_says_what_is_needed_and_gives_a_cure_for_every_no(capsys):
     status, out, err = run(capsys, "doctor", "--json")
     found = json.loads(out)
-    assert {"Python", "C++ compiler", "NVIDIA GPU", "CuPy", "Nsight Compute", "peers"} <= {
-        f["what"] for f in found
-    }
+    assert {"Python", "C++ compiler", "NVIDIA GPU", "CuPy", "Nsight Compute", "peers"} <= {f["what"] for f in found}
     for f in found:
         assert f["ok"] or f["cure"], f
     missing = [f for f in found if f["needed"] and not f["ok"]]
@@ -249,9 +287,10 @@ def test_doctor_finds_a_distribution_in_the_place_of_one_of_our_packages(monkeyp
     from importlib import metadata
 
     monkeypatch.setattr(
-        metadata, "packages_distributions",
+        metadata,
+        "packages_distributions",
         lambda: {"kernels": ["kernels", "recompute-repro"], "repro": ["recompute-repro"]},
-    )  # fmt: skip
+    )
     (finding,) = doctor.shadows()
     assert finding.what == "package kernels"
     assert not finding.ok
@@ -271,9 +310,7 @@ def test_doctor_finds_a_folder_in_the_place_of_one_of_our_packages(tmp_path):
         "from repro import doctor\n"
         "print([f.what for f in doctor.shadows() if f.needed])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "package figures" in done.stdout
 
 
@@ -302,9 +339,7 @@ def test_a_check_that_raises_is_a_finding():
         raise RuntimeError("no such library\nsecond line")
 
     finding = doctor.check("X", broken, "x", "install it")
-    assert (finding.ok, finding.detail, finding.cure) == (
-        False, "no such library: no x", "install it",
-    )  # fmt: skip
+    assert (finding.ok, finding.detail, finding.cure) == (False, "no such library: no x", "install it")
 
 
 def test_doctor_sees_a_folder_that_cannot_be_written(tmp_path, monkeypatch):

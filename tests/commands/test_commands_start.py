@@ -35,9 +35,13 @@ print(json.dumps([status, sorted(name for name in json.loads(sys.stdin.read())
 def imported(arguments: list[str], names: tuple[str, ...]) -> list[str]:
     """Which of the modules a command line has imported when it ends."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(arguments)], input=json.dumps(names),
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM, json.dumps(arguments)],
+        input=json.dumps(names),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
     status, found = json.loads(done.stdout.splitlines()[-1])
     assert status == 0, done.stderr
@@ -52,9 +56,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     program = "import sys, repro; repro.predict; repro.AttentionShape; repro.__version__; " + (
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
 

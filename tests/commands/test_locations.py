@@ -26,9 +26,13 @@ assert len(records.load(["x"])) == 1 and len(records.load(["fig2-left"])) > 10
 
 def run(root: Path, command: tuple[str, ...], **variables: str) -> str:
     done = subprocess.run(
-        [sys.executable, *command], cwd=root, env={**os.environ, **variables},
-        capture_output=True, encoding="utf-8", check=False,
-    )  # fmt: skip
+        [sys.executable, *command],
+        cwd=root,
+        env={**os.environ, **variables},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -85,14 +89,9 @@ def test_a_source_archive_has_no_commit_of_the_repository_around_it(checkout: Pa
     assert {"LICENSE", "requirements.lock", "README.md", "repro/archive.py"} <= set(names)
 
 
-def test_a_lock_that_cannot_be_made_names_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_cannot_be_made_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(machine, "CHECKOUT", False)
     monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path / "file"))
-    with (
-        pytest.raises(OSError, match=r"cannot make .*file/lock .*set REPRO_CACHE_DIR"),
-        quiet.alone(),
-    ):
+    with pytest.raises(OSError, match=r"cannot make .*file/lock .*set REPRO_CACHE_DIR"), quiet.alone():
         pass

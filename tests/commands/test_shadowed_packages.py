@@ -17,9 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """As a user with the packages installed: their folder comes after the working directory."""
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env={**os.environ, "PYTHONPATH": f":{ROOT}"},
-        capture_output=True, encoding="utf-8", check=False,
-    )  # fmt: skip
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f":{ROOT}"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("name", ["analysis", "kernels"])
@@ -56,13 +60,9 @@ def test_folders_that_are_no_packages_are_in_nobodys_way(tmp_path: Path) -> None
     for name in ("analysis", "kernels", "figures", "results"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes.txt").write_text("x")
-    done = run(
-        tmp_path, "-c", "import repro, figures, kernels.launch, analysis.traffic; print('ok')"
-    )
+    done = run(tmp_path, "-c", "import repro, figures, kernels.launch, analysis.traffic; print('ok')")
     assert done.stdout == "ok\n", done.stderr
 
 
 def test_ours_are_ours() -> None:
-    assert [neighbours.shadow(name) for name in ("analysis", "kernels", "repro", "figures")] == [
-        None
-    ] * 4
+    assert [neighbours.shadow(name) for name in ("analysis", "kernels", "repro", "figures")] == [None] * 4

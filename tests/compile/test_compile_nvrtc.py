@@ -36,9 +36,7 @@ def test_vocabulary_compiles_without_cuda_headers(dtype: int, arch: str) -> None
         assert facts.shared_bytes == 0  # all of it is dynamic
 
 
-def test_the_second_compile_comes_from_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_compile_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path))
     text = 'extern "C" __global__ void nothing(float* p) { p[threadIdx.x] = SCALE; }\n'
     first = compile_cubin(Kernel(text, "nothing", (("SCALE", 2),), 32))
@@ -73,9 +71,7 @@ def test_spills_and_shared_memory_are_reported() -> None:
 
 def test_errors_name_the_source() -> None:
     with pytest.raises(CompileError, match=r'broken.cu\(2\): error: identifier "nonsense"'):
-        compile_cubin(
-            Kernel('extern "C" __global__ void broken() {\nnonsense; }\n', "broken", (), 32)
-        )
+        compile_cubin(Kernel('extern "C" __global__ void broken() {\nnonsense; }\n', "broken", (), 32))
     with pytest.raises(CompileError, match="no entry point 'absent'"):
         compile_cubin(Kernel('extern "C" __global__ void present() {}\n\n', "absent", (), 32))
 
@@ -90,26 +86,26 @@ ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loa
 ptxas info    : Used 12 registers, 400 bytes cmem[0]
 """
     one, two = (parse_ptxas(log, entry, "sm_80") for entry in ("one", "two"))
-    assert (one["registers"], one["shared_bytes"], one["stack_bytes"], one["spill_bytes"]) == (
-        40, 2048, 16, 12,
-    )  # fmt: skip
+    assert (one["registers"], one["shared_bytes"], one["stack_bytes"], one["spill_bytes"]) == (40, 2048, 16, 12)
     assert (two["registers"], two["shared_bytes"], two["spill_bytes"]) == (12, 0, 0)
 
 
 def test_without_nvrtc_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(nvrtc_version().split(".")[0]) >= 12
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(
-        RuntimeError, match=r"pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
-    ):
+    with pytest.raises(RuntimeError, match=r"pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"):
         nvrtc_version()
 
 
 def _version_in_a_new_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT,
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/maps")
@@ -150,9 +146,7 @@ def test_a_wrong_choice_of_library_is_one_clear_line(tmp_path: Path) -> None:
         assert said in last
 
 
-def test_a_second_library_is_found_by_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_library_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = nvrtc_version()
     monkeypatch.delenv(nvrtc.SECOND, raising=False)
     assert nvrtc.versions() == (here,)
@@ -233,9 +227,14 @@ if __name__ == "__main__":
     )
     library = load_nvidia_dynamic_lib("nvrtc").abs_path
     done = subprocess.run(
-        [sys.executable, str(program), str(library)], cwd=tmp_path, capture_output=True, text=True,
-        timeout=300, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        [sys.executable, str(program), str(library)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     assert 'identifier "nonsense" is undefined' in done.stdout
 

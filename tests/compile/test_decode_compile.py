@@ -26,13 +26,14 @@ CACHES = ((False, False), (True, False), (True, True))
 def forms(rows: tuple[int, ...], dtypes: tuple[str, ...]) -> list[DecodeConfig]:
     """Paged, ragged and split, which asks for the most registers."""
     return [
-        configure(dtype, head_dim, count, seqlens=True, paged=True, split=True, fp8=fp8,
-                  scale_blocks=blocks, latent=latent)
+        configure(
+            dtype, head_dim, count, seqlens=True, paged=True, split=True, fp8=fp8, scale_blocks=blocks, latent=latent
+        )
         for dtype, head_dim, count, (fp8, blocks), latent in itertools.product(
             dtypes, (32, 64, 128, 256), rows, CACHES, (False, True)
         )
         if not (fp8 and dtype == "fp32")
-    ]  # fmt: skip
+    ]
 
 
 def name(config: DecodeConfig) -> str:
@@ -52,9 +53,7 @@ REST = [form for form in forms((1, 32, 64), ("fp16", "bf16", "fp32")) if form no
 
 
 @ARCH
-@pytest.mark.parametrize(
-    "config", [*MAIN, *(pytest.param(c, marks=pytest.mark.thorough) for c in REST)], ids=name
-)
+@pytest.mark.parametrize("config", [*MAIN, *(pytest.param(c, marks=pytest.mark.thorough) for c in REST)], ids=name)
 def test_no_spills(config: DecodeConfig, arch: str) -> None:
     for kernel in (config.kernel(), config.merge_kernel()):
         facts = compile_cubin(kernel, arch)
@@ -66,19 +65,14 @@ def test_no_spills(config: DecodeConfig, arch: str) -> None:
 
 @ARCH
 @pytest.mark.parametrize(
-    "config",
-    [c if c in MAIN else pytest.param(c, marks=pytest.mark.thorough) for c in BF16],
-    ids=name,
+    "config", [c if c in MAIN else pytest.param(c, marks=pytest.mark.thorough) for c in BF16], ids=name
 )
-def test_the_estimate_of_registers_tells_how_many_blocks_fit(
-    config: DecodeConfig, arch: str
-) -> None:
+def test_the_estimate_of_registers_tells_how_many_blocks_fit(config: DecodeConfig, arch: str) -> None:
     """The rule for splits counts on it; the compiler is told, and may do better by one."""
     facts = compile_cubin(config.kernel(), arch)
     compiled = occupancy(
-        CARDS[arch], threads=config.threads, registers_per_thread=facts.registers,
-        shared_bytes=config.shared_bytes,
-    )  # fmt: skip
+        CARDS[arch], threads=config.threads, registers_per_thread=facts.registers, shared_bytes=config.shared_bytes
+    )
     assert compiled.blocks_per_sm - config.fit(CARDS[arch]).blocks_per_sm in (0, 1)
     limit = CARDS[arch].shared_bytes_per_block
     assert config.blocks_per_sm(limit) == config.fit(CARDS[arch]).blocks_per_sm
@@ -90,9 +84,8 @@ def test_the_estimate_of_registers_tells_how_many_blocks_fit(
 def test_wide_latents_spill_nothing(rows: int, fp8: bool, blocks: bool, arch: str) -> None:
     limit = CARDS[arch].shared_bytes_per_block
     config = configure(
-        "bf16", 576, rows, latent=True, seqlens=True, paged=True, split=True, fp8=fp8,
-        scale_blocks=blocks, limit=limit,
-    )  # fmt: skip
+        "bf16", 576, rows, latent=True, seqlens=True, paged=True, split=True, fp8=fp8, scale_blocks=blocks, limit=limit
+    )
     for kernel in (config.kernel(), config.merge_kernel()):
         facts = compile_cubin(kernel, arch)
         assert (facts.spill_bytes, facts.stack_bytes) == (0, 0)

@@ -55,10 +55,14 @@ def test_no_spills(variant: Variant, arch: str) -> None:
 
 @pytest.mark.parametrize(
     ("pass_", "option"),
-    [("forward", {"sawtooth": True}), ("forward", {"progress": 16}),
-     ("backward", {"sawtooth": True}), ("backward-dq", {"sawtooth": True})],
+    [
+        ("forward", {"sawtooth": True}),
+        ("forward", {"progress": 16}),
+        ("backward", {"sawtooth": True}),
+        ("backward-dq", {"sawtooth": True}),
+    ],
     ids=lambda x: x if isinstance(x, str) else next(iter(x)),
-)  # fmt: skip
+)
 def test_orders_and_notes_spill_nothing(pass_: str, option: dict[str, Any]) -> None:
     for head_dim in (64, 128) if pass_ == "forward" else (128,):
         config = configure(pass_, "bf16", head_dim, **option)
@@ -96,10 +100,9 @@ def test_keys_and_values_of_e4m3_spill_nothing(head_dim: int, arch: str) -> None
 
 @pytest.mark.parametrize(
     ("pass_", "form"),
-    [("forward", {}), ("backward", {}), ("backward", {"query_gradient": False}),
-     ("backward-dq", {})],
+    [("forward", {}), ("backward", {}), ("backward", {"query_gradient": False}), ("backward-dq", {})],
     ids=["forward", "backward", "backward-without-dq", "backward-dq"],
-)  # fmt: skip
+)
 @HEAD_DIM
 def test_changed_scores_spill_nothing(pass_: str, form: dict[str, Any], head_dim: int) -> None:
     config = configure(pass_, "bf16", head_dim, causal=True, softcap=True, alibi=True, **form)

@@ -20,9 +20,7 @@ CASES = [(kernel, arch) for kernel in all_products() for arch in ("sm_80", "sm_9
 CASES += [(kernel, "sm_80") for kernel in all_elementwise()]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "arch"), CASES, ids=lambda x: x if isinstance(x, str) else name(x)
-)
+@pytest.mark.parametrize(("kernel", "arch"), CASES, ids=lambda x: x if isinstance(x, str) else name(x))
 def test_no_spills(kernel: Kernel, arch: str) -> None:
     compiled = compile_cubin(kernel, arch)
     assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)

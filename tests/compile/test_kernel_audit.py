@@ -79,16 +79,12 @@ def test_what_is_wrong_is_named(small_page: str, monkeypatch: pytest.MonkeyPatch
     first, second = small()
     _, lines = audit.read(small_page)
     code = lines[0][-1]
-    assert audit.complaints(small_page.replace(code, "00000000")) == [
-        f"out of date: {first.name} {first.arch}"
-    ]
+    assert audit.complaints(small_page.replace(code, "00000000")) == [f"out of date: {first.name} {first.arch}"]
     spilled = [tuple("8" if i == 5 else c for i, c in enumerate(line)) for line in lines]
     assert audit.complaints(audit.written(spilled, ["13.0"])) == [
         f"spills 8 bytes: {s.name} {s.arch}" for s in (first, second)
     ]
-    assert audit.complaints(audit.written(lines[:1], ["13.0"])) == [
-        f"missing: {second.name} {second.arch}"
-    ]
+    assert audit.complaints(audit.written(lines[:1], ["13.0"])) == [f"missing: {second.name} {second.arch}"]
     monkeypatch.setattr(audit, "subjects", lambda: [first])
     assert audit.complaints(small_page) == [f"unknown: {second.name} {second.arch}"]
     with pytest.raises(ValueError, match="no table of kernel, arch"):

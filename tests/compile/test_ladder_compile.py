@@ -14,21 +14,12 @@ from kernels.launch import Kernel
 #: algorithm -> (dtype, head_dim, tile): the defaults, the largest sums a thread may hold, the
 #: tiles of FlashAttention 2022's Fig. 2, and one that divides nothing.
 VARIANTS = {
-    "standard": [
-        ("fp16", 64, Tile(64, 64)),
-        ("bf16", 128, Tile(128, 128)),
-        ("fp32", 128, Tile(64, 64)),
-    ],
-    "flash1-skip-first": [
-        ("fp16", 64, Tile(16, 256)),
-        ("bf16", 128, Tile(64, 64)),
-    ],
+    "standard": [("fp16", 64, Tile(64, 64)), ("bf16", 128, Tile(128, 128)), ("fp32", 128, Tile(64, 64))],
+    "flash1-skip-first": [("fp16", 64, Tile(16, 256)), ("bf16", 128, Tile(64, 64))],
     "flash1-literal": [("fp32", 40, Tile(13, 27))],
     "flash1-released": [("fp16", 64, Tile(16, 256)), ("fp32", 40, Tile(13, 27))],
 }
-ATTENTION = [
-    (algorithm, *variant) for algorithm, variants in VARIANTS.items() for variant in variants
-]
+ATTENTION = [(algorithm, *variant) for algorithm, variants in VARIANTS.items() for variant in variants]
 
 
 def hold(kernels: list[Kernel], arch: str) -> None:
@@ -39,11 +30,7 @@ def hold(kernels: list[Kernel], arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize(
-    "variant",
-    ATTENTION,
-    ids=lambda v: f"{v[0]}-{v[1]}-d{v[2]}-{v[3].block_m}x{v[3].block_n}",
-)
+@pytest.mark.parametrize("variant", ATTENTION, ids=lambda v: f"{v[0]}-{v[1]}-d{v[2]}-{v[3].block_m}x{v[3].block_n}")
 def test_attention(variant: tuple[str, str, int, Tile], arch: str) -> None:
     algorithm, dtype, head_dim, tile = variant
     hold(ladder.all_kernels(algorithm, tile, head_dim, dtype), arch)

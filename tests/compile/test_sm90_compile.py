@@ -31,13 +31,9 @@ def test_forward(form: ForwardForm, causal: bool, dtype: str, nvrtc: str) -> Non
 
 
 @pytest.mark.parametrize("part", ["optimistic", "repair"])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=THOROUGH), True], ids=["dense", "causal"])
 @pytest.mark.parametrize(
-    "causal", [pytest.param(False, marks=THOROUGH), True], ids=["dense", "causal"]
-)
-@pytest.mark.parametrize(
-    "form",
-    dict.fromkeys(forward_form(d, True, n) for d in (64, 128, 256) for n in (0, 8192)),
-    ids=lambda f: f.name,
+    "form", dict.fromkeys(forward_form(d, True, n) for d in (64, 128, 256) for n in (0, 8192)), ids=lambda f: f.name
 )
 def test_the_optimistic_pair(form: ForwardForm, causal: bool, part: str, nvrtc: str) -> None:
     compiled = compile_cubin(form.kernel("bf16", causal, part), "sm_90a", nvrtc)
@@ -60,12 +56,8 @@ def test_backward(form: BackwardForm, causal: bool, dtype: str, nvrtc: str) -> N
 @THOROUGH
 @CAUSAL
 @pytest.mark.parametrize("feature", ["window", "softcap", "alibi", "all"])
-@pytest.mark.parametrize(
-    "form", [f for f in BACKWARD_FORMS if f.block_m != 80], ids=lambda f: f.name
-)
-def test_features_of_the_backward_spill_nothing(
-    form: BackwardForm, feature: str, causal: bool, nvrtc: str
-) -> None:
+@pytest.mark.parametrize("form", [f for f in BACKWARD_FORMS if f.block_m != 80], ids=lambda f: f.name)
+def test_features_of_the_backward_spill_nothing(form: BackwardForm, feature: str, causal: bool, nvrtc: str) -> None:
     asked = ("window", "softcap", "alibi") if feature == "all" else (feature,)
     if not form.takes("bf16", asked):
         asked = ("window", "alibi")  # all that a head dimension of 64 has room for together
@@ -81,18 +73,12 @@ def test_features_of_the_backward_spill_nothing(
 
 @THOROUGH
 @CAUSAL
-@pytest.mark.parametrize(
-    "form", [BackwardForm(64, 128), BackwardForm(128, 64)], ids=lambda f: f.name
-)
-def test_packed_sequences_of_the_backward_spill_nothing(
-    form: BackwardForm, causal: bool, nvrtc: str
-) -> None:
+@pytest.mark.parametrize("form", [BackwardForm(64, 128), BackwardForm(128, 64)], ids=lambda f: f.name)
+def test_packed_sequences_of_the_backward_spill_nothing(form: BackwardForm, causal: bool, nvrtc: str) -> None:
     for dtype in ("bf16", "fp16"):
         for deterministic in (False, True):
             for part in ("", "preprocess", "postprocess"):
-                kernel = form.kernel(
-                    part, dtype, causal, deterministic=deterministic, features=["packed"]
-                )
+                kernel = form.kernel(part, dtype, causal, deterministic=deterministic, features=["packed"])
                 compiled = compile_cubin(kernel, "sm_90a", nvrtc)
                 assert compiled.wgmma_remarks == ()
                 assert compiled.spill_bytes == 0
@@ -100,9 +86,7 @@ def test_packed_sequences_of_the_backward_spill_nothing(
 
 
 @pytest.mark.parametrize("part", ["preprocess", "postprocess"])
-@pytest.mark.parametrize(
-    "form", [f for f in BACKWARD_FORMS if not f.dq_from_registers], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("form", [f for f in BACKWARD_FORMS if not f.dq_from_registers], ids=lambda f: f.name)
 def test_what_surrounds_the_backward(form: BackwardForm, part: str, nvrtc: str) -> None:
     for deterministic in (False, True):
         kernel = form.kernel(part, "bf16", False, deterministic=deterministic, dlse=deterministic)

@@ -17,12 +17,17 @@ pytestmark = pytest.mark.skipif(sass.find_nvdisasm() is None, reason=sass.MISSIN
 ALL = ("window", "softcap", "alibi")
 thorough = pytest.mark.thorough
 CASES = [
-    pytest.param(head_dim, causal, features, id=f"d{head_dim} {causal=} {' '.join(features)}",
-                 marks=[] if (head_dim, causal, features) == (64, True, ALL) else [thorough])
+    pytest.param(
+        head_dim,
+        causal,
+        features,
+        id=f"d{head_dim} {causal=} {' '.join(features)}",
+        marks=[] if (head_dim, causal, features) == (64, True, ALL) else [thorough],
+    )
     for head_dim in HEAD_DIMS["forward"]
     for causal in (False, True)
     for features in (("window",), ("softcap",), ("alibi",), ("window", "softcap"), ALL)
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("head_dim", "causal", "features"), CASES)

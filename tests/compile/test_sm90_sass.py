@@ -18,14 +18,7 @@ from pathlib import Path
 import pytest
 
 from kernels.building.compile import compile_cubin
-from kernels.hopper import (
-    BACKWARD_FORMS,
-    FORWARD_FORMS,
-    PACKED_FORMS,
-    BackwardForm,
-    ForwardForm,
-    backward_form,
-)
+from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, PACKED_FORMS, BackwardForm, ForwardForm, backward_form
 from kernels.launch import Kernel
 from kernels.sass import code as sass
 from repro.experiments import Cell
@@ -51,8 +44,10 @@ def forms_and_parts(forms: Sequence[ForwardForm]) -> pytest.MarkDecorator:
     exact = [pytest.param(form, "", id=f"{form.name}, exact") for form in forms]
     optimistic = [
         pytest.param(form, part, id=f"{form.name}, {part}", marks=pytest.mark.thorough)
-        for part in ("optimistic",) for form in forms if not form.packed
-    ]  # fmt: skip
+        for part in ("optimistic",)
+        for form in forms
+        if not form.packed
+    ]
     return pytest.mark.parametrize(("form", "part"), exact + optimistic)
 
 
@@ -65,9 +60,7 @@ def check_registers(code: sass.Code) -> None:
 
 @CAUSAL
 @forms_and_parts([*FORWARD_FORMS, *PACKED_FORMS])
-def test_the_softmax_runs_under_a_product(
-    form: ForwardForm, part: str, causal: bool, nvrtc: str
-) -> None:
+def test_the_softmax_runs_under_a_product(form: ForwardForm, part: str, causal: bool, nvrtc: str) -> None:
     """Between the wait for Q Kᵀ and that for P V lies all of the softmax but P's rounding and O's
     rescaling, which need P V's end. One exponential may be late, and in exact forms with one block
     a tile a third of the sums' additions."""
@@ -84,9 +77,7 @@ def test_the_softmax_runs_under_a_product(
 
 @CAUSAL
 @forms_and_parts([f for f in EXACT if f.persistent])
-def test_so_does_that_of_the_next_tile(
-    form: ForwardForm, part: str, causal: bool, nvrtc: str
-) -> None:
+def test_so_does_that_of_the_next_tile(form: ForwardForm, part: str, causal: bool, nvrtc: str) -> None:
     """Where a block goes on to its next query tile, which looks for its maximum in any case: all
     exponentials, those of two rescalings among them."""
     code, _ = code_of(form.kernel("bf16", causal, part), nvrtc)
@@ -100,9 +91,7 @@ def test_so_does_that_of_the_next_tile(
 
 @CAUSAL
 @pytest.mark.parametrize("form", EXACT, ids=lambda f: f.name)
-def test_a_round_without_a_mask_rescales_nothing(
-    form: ForwardForm, causal: bool, nvrtc: str
-) -> None:
+def test_a_round_without_a_mask_rescales_nothing(form: ForwardForm, causal: bool, nvrtc: str) -> None:
     """Up to head_dim 128, unless a maximum grows: a multiplication for each row's sum and scale."""
     code, _ = code_of(form.kernel("bf16", causal), nvrtc)
     outputs = form.head_dim // 2
@@ -140,18 +129,14 @@ def test_forward(form: ForwardForm, causal: bool, nvrtc: str) -> None:
 
 @pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(
-    "form", [BackwardForm(64, 128), BackwardForm(128, 64)], ids=lambda f: f.name
-)
+@pytest.mark.parametrize("form", [BackwardForm(64, 128), BackwardForm(128, 64)], ids=lambda f: f.name)
 def test_a_round_of_packed_sequences_is_that_of_others(
     form: BackwardForm, deterministic: bool, causal: bool, nvrtc: str
 ) -> None:
     """The same products and exponentials, and neither a spill nor a descriptor in a register."""
     counts = []
     for packed in (False, True):
-        kernel = form.kernel(
-            "", "bf16", causal, deterministic=deterministic, features=["packed"] * packed
-        )
+        kernel = form.kernel("", "bf16", causal, deterministic=deterministic, features=["packed"] * packed)
         code, loop = code_of(kernel, nvrtc)
         check_registers(code)
         counts.append(sass.count(loop))
@@ -190,18 +175,14 @@ def test_backward(form: BackwardForm, deterministic: bool, causal: bool, nvrtc: 
     # dQ leaves by bulk additions, or by additions of 16 bytes a thread, once for each 4 registers.
     additions = block_m * head_dim // (2 * 128) // 4
     wide = sum(i.opcode == "REDG" and "F32x4" in i.modifiers for i in loop)
-    assert (everywhere["UBLKRED"] > 0, wide) == (
-        (False, additions) if form.dq_from_registers else (True, 0)
-    )
+    assert (everywhere["UBLKRED"] > 0, wide) == ((False, additions) if form.dq_from_registers else (True, 0))
     # Who touches what the preprocess writes waits for it: the loader, and who adds dQ.
     assert (everywhere["ACQBULK"], everywhere["PREEXIT"]) == (2, 1)
 
 
 @CAUSAL
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_window_costs_a_round_that_it_does_not_cut_little(
-    head_dim: int, causal: bool, nvrtc: str
-) -> None:
+def test_a_window_costs_a_round_that_it_does_not_cut_little(head_dim: int, causal: bool, nvrtc: str) -> None:
     """A few instructions say that the tile is whole; the exponentials stay under dP."""
     form = backward_form(head_dim, causal=True)
     plain, _ = code_of(form.kernel("", "bf16", causal), nvrtc)
@@ -222,8 +203,7 @@ def test_what_surrounds_the_backward_waits_and_lets_go() -> None:
     found = []
     for part in ("preprocess", "postprocess"):
         kernel = form.kernel(part, "bf16", False)
-        opcodes = sass.count(sass.disassemble(compile_cubin(kernel, "sm_90a").cubin,
-                                              kernel.entry).instructions)  # fmt: skip
+        opcodes = sass.count(sass.disassemble(compile_cubin(kernel, "sm_90a").cubin, kernel.entry).instructions)
         found.append((opcodes["ACQBULK"], opcodes["PREEXIT"]))
     assert found == [(0, 1), (1, 0)]
 

@@ -13,9 +13,7 @@ from attention_case import Case
 #: Two items of two heads that share keys, in tiles of which the last is ragged.
 SIZES: dict[str, Any] = {"batch": 2, "heads": 2, "kv_heads": 1, "seqlen_q": 70, "seqlen_k": 91}
 FORWARD: dict[str, Any] = {"needed": (False, False, False)}
-PACKED: dict[str, Any] = {
-    "batch": 1, "queries": (33, 0, 1, 70, 16, 0), "keys": (50, 20, 1, 90, 0, 0),
-}  # fmt: skip
+PACKED: dict[str, Any] = {"batch": 1, "queries": (33, 0, 1, 70, 16, 0), "keys": (50, 20, 1, 90, 0, 0)}
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": (20, 33), "sinks": 5},
@@ -50,9 +48,22 @@ def together(**changes: Any) -> Case:
     """Every option that goes with every other."""
     return Case(
         **{
-            **SIZES, "seqlen_q": 130, "seqlen_k": 150, "head_dim": 40, "dtype": "fp16",
-            "causal": True, "window": (60, 9), "sinks": 5, "key_keep": 0.7, "block_keep": 0.7,
-            "tile": (32, 32), "dropout_p": 0.2, "softcap": 4.0, "alibi": "heads", "bias": (1, 0),
-            "bias_gradient": True, **changes,
+            **SIZES,
+            "seqlen_q": 130,
+            "seqlen_k": 150,
+            "head_dim": 40,
+            "dtype": "fp16",
+            "causal": True,
+            "window": (60, 9),
+            "sinks": 5,
+            "key_keep": 0.7,
+            "block_keep": 0.7,
+            "tile": (32, 32),
+            "dropout_p": 0.2,
+            "softcap": 4.0,
+            "alibi": "heads",
+            "bias": (1, 0),
+            "bias_gradient": True,
+            **changes,
         }
-    )  # fmt: skip
+    )

@@ -41,11 +41,26 @@ def test_an_option_in_each_algorithm(feature: str, algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_all_of_them_together(algorithm: str) -> None:
     p = Problem(
-        2, 2, 190, 300, 40, "fp16", True, kv_heads=1, softcap=4.0, bias=(2, 1),
-        alibi_slopes=SLOPES[0], key_mask=RANDOM.random((2, 300)) < 0.7, dropout_p=0.2,
-        dropout_seed=99, block_mask=RANDOM.random((2, 2, 2, 3)) < 0.7, block_size=(128, 128),
-        with_dlse=True, window=(150, 20), sinks=7,
-    )  # fmt: skip
+        2,
+        2,
+        190,
+        300,
+        40,
+        "fp16",
+        True,
+        kv_heads=1,
+        softcap=4.0,
+        bias=(2, 1),
+        alibi_slopes=SLOPES[0],
+        key_mask=RANDOM.random((2, 300)) < 0.7,
+        dropout_p=0.2,
+        dropout_seed=99,
+        block_mask=RANDOM.random((2, 2, 2, 3)) < 0.7,
+        block_size=(128, 128),
+        with_dlse=True,
+        window=(150, 20),
+        sinks=7,
+    )
     check_all(p, Tile(64, 64), algorithm)
 
 

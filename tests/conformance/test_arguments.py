@@ -57,19 +57,25 @@ FP8_CALLS: list[tuple[tuple[torch.Tensor, ...], E, type[Exception], str]] = [
     ((HALF, K8, K8), {"v_scale": torch.ones(2).half()}, TypeError, "v_scale must be a float32"),
     ((HALF, K8, K8), {"k_scale": 1.0}, TypeError, "k_scale must be a float32 tensor, got float"),
     ((HALF, K8, K8), {"scale_block": 16}, ValueError, "scale_block=16 without k_scale"),
-    ((HALF, K8, K8), {"scale_block": 24, "k_scale": BLOCKS, "v_scale": BLOCKS}, ValueError,
-     "scale_block=24 is not a mult"),
-    ((HALF, K8, K8), {"scale_block": 16, "k_scale": BLOCKS[..., :2], "v_scale": BLOCKS}, ValueError,
-     r"k_scale must have shape \(B, Hkv, .*\) = \(2, 2, 3\), got \(2, 2, 2\)"),
+    (
+        (HALF, K8, K8),
+        {"scale_block": 24, "k_scale": BLOCKS, "v_scale": BLOCKS},
+        ValueError,
+        "scale_block=24 is not a mult",
+    ),
+    (
+        (HALF, K8, K8),
+        {"scale_block": 16, "k_scale": BLOCKS[..., :2], "v_scale": BLOCKS},
+        ValueError,
+        r"k_scale must have shape \(B, Hkv, .*\) = \(2, 2, 3\), got \(2, 2, 2\)",
+    ),
     ((HALF, K8, K8), {"k_scale": torch.ones(2, device=META)}, TypeError, "devices: cpu, meta"),
     ((HALF.clone().requires_grad_(), K8, K8), {}, RuntimeError, "and q requires one"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("tensors", "options", "error", "message"), FP8_CALLS)
-def test_of_keys_in_e4m3(
-    tensors: tuple[torch.Tensor, ...], options: E, error: type[Exception], message: str
-) -> None:
+def test_of_keys_in_e4m3(tensors: tuple[torch.Tensor, ...], options: E, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         repro.flash_attention(*tensors, **options)
 
@@ -85,16 +91,13 @@ PACKED_CALLS: list[tuple[E, type[Exception], str]] = [
     ({"cu_seqlens_q": CU.to(META)}, TypeError, "different devices: cpu, meta"),
     ({"cu_seqlens_q": CU + 1}, ValueError, r"cu_seqlens_q\[0\] is 1, not 0"),
     ({"cu_seqlens_k": CU[[0, 2, 1]]}, ValueError, "cu_seqlens_k falls from 10 to 4 at entry 2"),
-    ({"cu_seqlens_q": CU[:2], "cu_seqlens_k": CU[[0, 2]]}, ValueError,
-     "cu_seqlens_q ends at 4, q has 10 rows"),
+    ({"cu_seqlens_q": CU[:2], "cu_seqlens_k": CU[[0, 2]]}, ValueError, "cu_seqlens_q ends at 4, q has 10 rows"),
     ({"key_mask": torch.ones(1, 10).bool()}, ValueError, "and key_mask exclude each"),
     ({"bias": torch.zeros(1, 1, 10, 10)}, ValueError, "and bias exclude each other"),
-    ({"block_mask": torch.ones(1, 1).bool(), "tile": (16, 16)}, ValueError,
-     "and block_mask exclude each other"),
+    ({"block_mask": torch.ones(1, 1).bool(), "tile": (16, 16)}, ValueError, "and block_mask exclude each other"),
     ({"order": "sawtooth"}, ValueError, "and order='sawtooth' exclude each other"),
-    ({"alibi_slopes": torch.ones(3, 2)}, ValueError,
-     r"\(H,\) = \(2,\) or \(sequences, H\) = \(2, 2\), got \(3, 2\)"),
-]  # fmt: skip
+    ({"alibi_slopes": torch.ones(3, 2)}, ValueError, r"\(H,\) = \(2,\) or \(sequences, H\) = \(2, 2\), got \(3, 2\)"),
+]
 
 
 @pytest.mark.parametrize(("options", "error", "message"), PACKED_CALLS)

@@ -16,9 +16,7 @@ from repro.attention import engine
 
 EACH = pytest.mark.parametrize("feature", FEATURES)
 #: Options that the module takes when it is made.
-OF_THE_MODULE = (
-    "causal", "dropout_p", "scale", "softcap", "deterministic", "tile", "order", "window", "sinks",
-)  # fmt: skip
+OF_THE_MODULE = ("causal", "dropout_p", "scale", "softcap", "deterministic", "tile", "order", "window", "sinks")
 
 
 def results(call: Call, attend: Any = repro.flash_attention) -> list[Tensor]:

@@ -64,11 +64,9 @@ NOTHING: dict[str, dict[str, Any]] = {
     "more queries than keys under a causal mask": {"causal": True, "seqlen_q": 130},
     "no key in the mask": {"key_keep": 1e-9},
     "no block in the mask": {"block_keep": 1e-9, "tile": (32, 32)},
-    "a bias, and more queries than keys": {
-        "causal": True, "seqlen_q": 130, "bias": (1, 1), "bias_gradient": True,
-    },
+    "a bias, and more queries than keys": {"causal": True, "seqlen_q": 130, "bias": (1, 1), "bias_gradient": True},
     "sequences without keys": {"batch": 1, "queries": (9, 5), "keys": (0, 7)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -99,10 +97,8 @@ HOPPER: dict[str, dict[str, Any]] = {
 }
 HOPPER_FORMS: dict[str, dict[str, Any]] = {
     "fp16 d128": {"dtype": "fp16", "head_dim": 128},
-    "bf16 d64 causal, in turns": {
-        "dtype": "bf16", "head_dim": 64, "causal": True, "deterministic": True,
-    },
-}  # fmt: skip
+    "bf16 d64 causal, in turns": {"dtype": "bf16", "head_dim": 64, "causal": True, "deterministic": True},
+}
 
 
 @pytest.mark.parametrize("form", HOPPER_FORMS)

@@ -64,14 +64,20 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "lse": ({"lse": other("lse", (2, 4, 2), "fp32")}, ValueError, r"fp32 \(2, 4, 2\), not"),
     "one scale": ({"k_scale": other("s", (2,), "fp32")}, ValueError, "go together"),
     "no values": ({"v": None, "v_scale": other("s", (2,), "fp32")}, ValueError, "without v"),
-    "scales": ({"k_scale": other("s", (3,), "fp32"), "v_scale": other("s", (2,), "fp32")},
-               ValueError, r"k_scale is fp32 \(3,\)"),
-    "fp8": ({"k_scale": other("s", (2,), "fp32"), "v_scale": other("s", (2,), "fp32")}, TypeError,
-            "k has dtype fp16, not uint8"),
+    "scales": (
+        {"k_scale": other("s", (3,), "fp32"), "v_scale": other("s", (2,), "fp32")},
+        ValueError,
+        r"k_scale is fp32 \(3,\)",
+    ),
+    "fp8": (
+        {"k_scale": other("s", (2,), "fp32"), "v_scale": other("s", (2,), "fp32")},
+        TypeError,
+        "k has dtype fp16, not uint8",
+    ),
     "scale": ({"scale": float("inf")}, ValueError, "scale=inf"),
     "splits": ({"splits": 0}, ValueError, "splits=0 is not|splits=0 is below 1"),
     "limit": ({"shared_limit_bytes": 1000}, ValueError, "shared memory, the limit is 1000"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -18,10 +18,7 @@ from repro.attention import launcher
 from repro.attention.reference import max_error
 
 SETTINGS = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -116,9 +113,7 @@ def test_pages_change_no_bit(page_size: int, splits: int, device: str) -> None:
     pad = torch.nn.functional.pad
     wide = [pad(x, (0, 0, 0, paged.room - plain.room)) for x in (k, v)]
     caches, table = paged.paged(*wide)
-    again, again_lse = repro.decode_attention(
-        q, *caches, block_table=table, return_lse=True, **options
-    )
+    again, again_lse = repro.decode_attention(q, *caches, block_table=table, return_lse=True, **options)
     assert torch.equal(out, again)
     assert torch.equal(lse, again_lse)
 
@@ -179,9 +174,7 @@ def test_scores_beyond_fp16_and_any_scale(device: str) -> None:
     """Raw q·k of 131072 where fp16 ends at 65504; scales of zero and below."""
     v = torch.arange(4.0).repeat_interleave(128).view(1, 1, 4, 128).to(device, torch.float16)
     q = torch.full((1, 1, 1, 128), 32.0, dtype=torch.float16, device=device)
-    out, lse = repro.decode_attention(
-        q, q.expand(1, 1, 4, 128).contiguous(), v, return_lse=True, splits=1
-    )
+    out, lse = repro.decode_attention(q, q.expand(1, 1, 4, 128).contiguous(), v, return_lse=True, splits=1)
     assert max_error(out, torch.full_like(out, 1.5)) == 0
     assert abs(float(lse) - 11586.62) <= 0.01
     problem = Problem(dtype=torch.float32, device=device)
@@ -229,9 +222,7 @@ def test_the_next_step_is_launched_without_the_driver(monkeypatch: pytest.Monkey
     assert len(asked) == 4
     (q, k, v), options = first.arguments()
     shifted = torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape).copy_(q)
-    assert torch.equal(
-        repro.decode_attention(shifted, k, v, **options), repro.decode_attention(q, k, v, **options)
-    )
+    assert torch.equal(repro.decode_attention(shifted, k, v, **options), repro.decode_attention(q, k, v, **options))
     assert len(asked) == 5  # rows that start between multiples of 16 bytes are copied first
 
 
@@ -252,9 +243,20 @@ def test_no_gradient(device: str) -> None:
 def test_opcheck(changes: dict[str, Any]) -> None:
     (q, k, v), options = Problem(**changes).arguments()
     arguments = (
-        q, k, v, options.get("seqlens_k"), options.get("block_table"), None, None, None, None,
-        options["splits"], 0.125, True, True,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        options.get("seqlens_k"),
+        options.get("block_table"),
+        None,
+        None,
+        None,
+        None,
+        options["splits"],
+        0.125,
+        True,
+        True,
+    )
     # fp8 has no "isclose" that opcheck could compare inputs with.
     tests = ("test_schema", "test_faketensor") if not changes.get("fp8") else ("test_faketensor",)
     assert callable(repro.decode_attention)  # registers the operator
@@ -292,24 +294,39 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "type": ({"q": lambda q: q.float()}, TypeError, "float32 and torch.float16"),
     "of q": ({"q": lambda q: q.double()}, TypeError, "float64"),
     "dimension": ({"q": lambda q: q[..., :32]}, ValueError, "32, 64"),
-    "columns": ({"q": lambda q: q[..., :60], "k_cache": lambda k: k[..., :60],
-                 "v_cache": lambda v: v[..., :60]}, ValueError, "60 is not a multiple of 8"),
+    "columns": (
+        {"q": lambda q: q[..., :60], "k_cache": lambda k: k[..., :60], "v_cache": lambda v: v[..., :60]},
+        ValueError,
+        "60 is not a multiple of 8",
+    ),
     "none": ({"k_cache": None}, TypeError, "k_cache must be a torch.Tensor, got NoneType"),
     "rank": ({"k_cache": lambda k: k[0]}, ValueError, "4 dimensions, got shape"),
     "shapes": ({"v_cache": lambda v: v[:3]}, ValueError, r"differ in shape: \(16.*\(3"),
     "kinds": ({"v_cache": lambda v: v.to(torch.float8_e4m3fn)}, TypeError, "float16.*float8"),
     "sparse": ({"k_cache": lambda k: k.to_sparse()}, TypeError, "sparse"),
-    "page": ({"k_cache": lambda k: k[:, :8], "v_cache": lambda v: v[:, :8]}, ValueError,
-             "pages of 8 keys, not a multiple of 16"),
-    "stride": ({"k_cache": lambda k: k.transpose(2, 3).contiguous().transpose(2, 3)}, ValueError,
-               "rows must be contiguous"),
+    "page": (
+        {"k_cache": lambda k: k[:, :8], "v_cache": lambda v: v[:, :8]},
+        ValueError,
+        "pages of 8 keys, not a multiple of 16",
+    ),
+    "stride": (
+        {"k_cache": lambda k: k.transpose(2, 3).contiguous().transpose(2, 3)},
+        ValueError,
+        "rows must be contiguous",
+    ),
     "table type": ({"block_table": lambda t: t.long()}, TypeError, "int32 tensor, got torch.int64"),
     "table list": ({"block_table": [[0]]}, ValueError, "block_table must be .*got list"),
-    "table index": ({"block_table": lambda t: t + 100}, ValueError,
-                    r"block_table\[0, 0\] is 1\d\d, the cache has 16 pages"),
+    "table index": (
+        {"block_table": lambda t: t + 100},
+        ValueError,
+        r"block_table\[0, 0\] is 1\d\d, the cache has 16 pages",
+    ),
     "table below": ({"block_table": lambda t: t - 100}, ValueError, r"is -\d+, the cache has 16"),
-    "few columns": ({"block_table": lambda t: t[:, :3]}, ValueError,
-                    "seqlens_k has 100, the cache room for 48: block_table has 3 columns of 16"),
+    "few columns": (
+        {"block_table": lambda t: t[:, :3]},
+        ValueError,
+        "seqlens_k has 100, the cache room for 48: block_table has 3 columns of 16",
+    ),
     "no table": ({"block_table": None}, ValueError, "2 sequences, k_cache 16; pages need a block"),
     "lengths type": ({"seqlens_k": lambda s: s.float()}, TypeError, "int32 tensor, got .*float32"),
     "lengths shape": ({"seqlens_k": lambda s: s[:1]}, ValueError, r"shape \(2,\), got \(1,\)"),
@@ -320,7 +337,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "causal": ({"causal": 1}, TypeError, "causal=1"),
     "check": ({"check": "no"}, TypeError, "check='no'"),
     "scale": ({"scale": math.nan}, ValueError, "scale=nan"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -343,12 +360,15 @@ def test_entries_behind_the_end_may_be_anything() -> None:
 
 FP8_REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "fp32": ({"q": lambda q: q.float()}, TypeError, "multiplied in 16 bits; q is torch.float32"),
-    "columns": ({"q": lambda q: q[..., :24], "k_cache": lambda k: k[..., :24],
-                 "v_cache": lambda v: v[..., :24]}, ValueError, "24 is not a multiple of 16"),
+    "columns": (
+        {"q": lambda q: q[..., :24], "k_cache": lambda k: k[..., :24], "v_cache": lambda v: v[..., :24]},
+        ValueError,
+        "24 is not a multiple of 16",
+    ),
     "scale shape": ({"k_scale": torch.ones(3)}, ValueError, r"\(2,\), got \(3,\)"),
     "scale type": ({"v_scale": torch.ones(2).half()}, TypeError, "float32 tensor, got .*float16"),
     "no values": ({"v_cache": None, "v_scale": torch.ones(2)}, ValueError, "v_scale without"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", FP8_REFUSED)

@@ -49,9 +49,7 @@ def test_every_code_of_a_key(device: str) -> None:
         _, lse = repro.decode_attention(q, keys, values, scale=1.0, return_lse=True)
         got = lse.cpu()[0, :, 0]
         assert torch.equal(got.isnan(), want[:, column].isnan())
-        torch.testing.assert_close(
-            got.nan_to_num(), want[:, column].nan_to_num(), rtol=3e-7, atol=0
-        )
+        torch.testing.assert_close(got.nan_to_num(), want[:, column].nan_to_num(), rtol=3e-7, atol=0)
 
 
 def test_half_the_bytes() -> None:
@@ -69,9 +67,7 @@ def test_scales_are_of_heads(device: str) -> None:
     (q, k, v), options = Problem(fp8=True, device=device).arguments()
     options["splits"] = 2
     scales = [torch.tensor([2.0, 0.5], device=device), torch.tensor([0.25, 8.0], device=device)]
-    out, lse = repro.decode_attention(
-        q, k, v, k_scale=scales[0], v_scale=scales[1], return_lse=True, **options
-    )
+    out, lse = repro.decode_attention(q, k, v, k_scale=scales[0], v_scale=scales[1], return_lse=True, **options)
     of_rows = [s.repeat_interleave(2)[None, :, None, None].half() for s in scales]
     plain, plain_lse = repro.decode_attention(q * of_rows[0], k, v, return_lse=True, **options)
     assert max_error(lse, plain_lse) <= BOUNDS[torch.float32][0]
@@ -126,8 +122,7 @@ def test_the_error_is_within_what_rounding_allows(outlier: float, device: str) -
     own = BOUNDS[torch.float16][0] * max(1.0, float(v.abs().max()))
     assert bool((error <= bound_of(q, k, v, (k_scale, v_scale)) + own).all())
     # What comes of the rounded numbers, computed exactly, is what the kernel is held to as ever.
-    rounded = [x.double() * s.double()[None, :, None, None]
-               for x, s in ((k8, k_scale), (v8, v_scale))]  # fmt: skip
+    rounded = [x.double() * s.double()[None, :, None, None] for x, s in ((k8, k_scale), (v8, v_scale))]
     assert max_error(out, attention_reference(q, *rounded).out) <= own
 
 
@@ -145,9 +140,13 @@ def test_a_scale_a_head_keeps_small_heads_exact(device: str) -> None:
         "all": quantize_e4m3(v.flatten(0, 2)[None, None], 0),
     }.items():
         out = repro.decode_attention(
-            q.to(device), k8.to(device), v8.view(v.shape).to(device), causal=False,
-            k_scale=k_scale.to(device), v_scale=v_scale.expand(4).contiguous().to(device),
-        ).cpu()  # fmt: skip
+            q.to(device),
+            k8.to(device),
+            v8.view(v.shape).to(device),
+            causal=False,
+            k_scale=k_scale.to(device),
+            v_scale=v_scale.expand(4).contiguous().to(device),
+        ).cpu()
         error = (out.double() - exact).abs().amax((0, 2, 3))
         errors[name] = error / exact.abs().amax((0, 2, 3))
     assert float(errors["a head"].max()) < 0.25
@@ -209,8 +208,7 @@ def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(device: str) 
     ones, large = torch.ones(1, 2, 2, device=device), torch.ones(1, 2, 2, device=device)
     large[..., 1] = 1e30
     first = [
-        repro.decode_attention(q, k, v, k_scale=ones, v_scale=scale, scale_block=16)[:, :, 0]
-        for scale in (ones, large)
+        repro.decode_attention(q, k, v, k_scale=ones, v_scale=scale, scale_block=16)[:, :, 0] for scale in (ones, large)
     ]
     assert torch.equal(*first)
 
@@ -220,9 +218,15 @@ def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(device: str) 
 def test_scales_of_blocks_of_keys(changes: dict[str, Any], splits: int, device: str) -> None:
     """Right with any number of splits, and the parts merge as they do with a scale a head."""
     problem = Problem(
-        seqlens=(300, 37), seqlen_q=2, fp8=True, scale_block=48, splits=splits, device=device,
-        dtype=torch.bfloat16, **changes,
-    )  # fmt: skip
+        seqlens=(300, 37),
+        seqlen_q=2,
+        fp8=True,
+        scale_block=48,
+        splits=splits,
+        device=device,
+        dtype=torch.bfloat16,
+        **changes,
+    )
     (out, lse), (want, want_lse) = problem.run(), problem.answer()
     own = BOUNDS[torch.bfloat16][0] * max(1.0, float(want.abs().max()))
     assert max_error(out, want) <= own
@@ -247,9 +251,8 @@ def test_a_page_with_an_outlier_coarsens_no_other_page(device: str) -> None:
         (k8, k_scale), (v8, v_scale) = (quantize_e4m3(x, 2, block=block) for x in pages)
         moved = [x.to(device) for x in (q, k8, v8, table, k_scale, v_scale)]
         out = repro.decode_attention(
-            *moved[:3], block_table=moved[3], k_scale=moved[4], v_scale=moved[5],
-            scale_block=block,
-        )  # fmt: skip
+            *moved[:3], block_table=moved[3], k_scale=moved[4], v_scale=moved[5], scale_block=block
+        )
         errors.append(max_error(out.cpu(), exact))
     assert errors[0] > 5 * errors[1]
 

@@ -50,9 +50,7 @@ def test_more_ranks_than_heads_of_keys_hold_them_twice() -> None:
 
 def test_a_cache_in_fp8_is_half_and_the_tied_embedding_is_held_once() -> None:
     model = PRESETS["gpt2-small"]
-    plain, small = (
-        decoding_step(model, H200, context=1000, fp8_cache=fp8) for fp8 in (False, True)
-    )
+    plain, small = (decoding_step(model, H200, context=1000, fp8_cache=fp8) for fp8 in (False, True))
     assert small.cache_bytes * 2 == plain.cache_bytes
     assert plain.weight_bytes == 2 * (12 * 12 * 768 * 768 + 50257 * 768)
 

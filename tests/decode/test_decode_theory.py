@@ -37,10 +37,14 @@ SHAPES = st.builds(
     lambda group, kv_heads, seqlen_q, seqlens, fp8, latent, page: DecodeShape(
         group * kv_heads, kv_heads, seqlen_q, tuple(seqlens), 64, "fp16", fp8, latent, page, True
     ),
-    st.integers(1, 12), st.integers(1, 4), st.integers(1, 16),
-    st.lists(st.integers(0, 5000), min_size=1, max_size=4), st.booleans(), st.booleans(),
+    st.integers(1, 12),
+    st.integers(1, 4),
+    st.integers(1, 16),
+    st.lists(st.integers(0, 5000), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
     st.sampled_from([None, 16, 64]),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -105,16 +109,18 @@ def test_passes_over_the_cache() -> None:
     assert passes(17, 128, 2048) == 2
     one = shape(heads=512, kv_heads=1)
     tile = Tile(64, 64)
-    assert (
-        Traffic(flash_decode(one, tile, 1)).by_tensor()["k", "read"]
-        == passes(512, 128, 64 * 128) * 4096 * 128 * 2
-    )
+    assert Traffic(flash_decode(one, tile, 1)).by_tensor()["k", "read"] == passes(512, 128, 64 * 128) * 4096 * 128 * 2
 
 
 PROBLEMS = st.fixed_dictionaries(
-    {"blocks": st.integers(1, 600), "tiles": st.integers(1, 600), "at_once": st.integers(1, 400),
-     "tile_bytes": st.just(32768), "partial_bytes": st.sampled_from([516, 8256, 33024])}
-)  # fmt: skip
+    {
+        "blocks": st.integers(1, 600),
+        "tiles": st.integers(1, 600),
+        "at_once": st.integers(1, 400),
+        "tile_bytes": st.just(32768),
+        "partial_bytes": st.sampled_from([516, 8256, 33024]),
+    }
+)
 
 
 def waves(blocks: int, splits: int, at_once: int) -> int:
@@ -209,13 +215,12 @@ def test_what_a_hopper_form_could_gain_is_what_the_page_says() -> None:
     gqa = DecodeShape(32, 8, 1, (65536,), 128)
     ridge = rows_at_the_ridge(gqa, H100_SXM)
     assert f"the ridge is {ridge:.0f} rows" in page
-    assert (
-        f"{gqa.rows} rows works on tiles of 16 with `mma.sync`: {16 / ridge:.1%}".replace("%", " %")
-        in page
-    )
+    assert f"{gqa.rows} rows works on tiles of 16 with `mma.sync`: {16 / ridge:.1%}".replace("%", " %") in page
     assert f"64 rows, {64 / ridge:.1%}".replace("%", " %") in page
-    for width, said in ((1, "HBM asks for {hbm:.0f} µs and the products for {made:.0f}"),
-                        (2, "any kernel: {made:.0f} µs, and {ours:.0f} for ours")):  # fmt: skip
+    for width, said in (
+        (1, "HBM asks for {hbm:.0f} µs and the products for {made:.0f}"),
+        (2, "any kernel: {made:.0f} µs, and {ours:.0f} for ours"),
+    ):
         mla = DecodeShape(128, 1, width, (4096,) * 128, 576, latent=True, value_dim=512)
         made = tensor_seconds(mla, H100_SXM) * 1e6
         ours = made * (2 * 576 + 512) / (576 + 512)  # both warps make the scores

@@ -30,9 +30,8 @@ def with_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("splits", [1, 3])
 def test_as_deepseek_caches_it(dtype: torch.dtype, heads: int, splits: int, device: str) -> None:
     problem = Problem(
-        seqlens=(70, 33), heads=heads, dtype=dtype, splits=splits, device=device, page_size=64,
-        **DEEPSEEK,
-    )  # fmt: skip
+        seqlens=(70, 33), heads=heads, dtype=dtype, splits=splits, device=device, page_size=64, **DEEPSEEK
+    )
     (out, lse), (want, want_lse) = problem.run(), problem.answer()
     assert out.shape == (2, heads, 1, 512)
     assert max_error(out, want) <= BOUNDS[dtype][0]
@@ -54,12 +53,17 @@ def problems(draw: st.DrawFn) -> Problem:
     rows = draw(st.sampled_from([(1, 1), (4, 1), (3, 8), (33, 2)]))
     head_dim = 16 * draw(st.integers(17, 36))
     return Problem(
-        **form, latent=True, head_dim=head_dim,
+        **form,
+        latent=True,
+        head_dim=head_dim,
         value_dim=min(head_dim, draw(st.sampled_from([8, 200, 256, 264, 512]))),
         seqlens=tuple(draw(st.lists(st.integers(0, 150), min_size=1, max_size=2).filter(any))),
-        heads=kv_heads * rows[0], kv_heads=kv_heads, seqlen_q=rows[1],
-        splits=draw(st.sampled_from([1, 2, 5])), seed=draw(st.integers(0, 1000)),
-    )  # fmt: skip
+        heads=kv_heads * rows[0],
+        kv_heads=kv_heads,
+        seqlen_q=rows[1],
+        splits=draw(st.sampled_from([1, 2, 5])),
+        seed=draw(st.integers(0, 1000)),
+    )
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -123,7 +127,7 @@ K = torch.zeros(1, 1, 40, 576, dtype=torch.float16)
         ((Q[..., :64], K[..., :64], None), {"value_dim": 32}, "more than 256 columns, q has 64"),
         ((torch.zeros(1, 1, 1, 584).half(), K, None), {"value_dim": 8}, "1 to 576, got 584"),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_are_named(arguments: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         repro.decode_attention(*arguments, **options)

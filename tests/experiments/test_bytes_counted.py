@@ -9,14 +9,7 @@ from types import ModuleType
 import pytest
 
 from repro.experiments import Cell, Context
-from repro.experiments.bytes import (
-    bias_bytes,
-    block_sparse,
-    decode_bytes,
-    fp8_bytes,
-    packed_sequences,
-    sliding_window,
-)
+from repro.experiments.bytes import bias_bytes, block_sparse, decode_bytes, fp8_bytes, packed_sequences, sliding_window
 from repro.experiments.checkpointing import checkpoint_attention
 from repro.measuring.records import Record
 
@@ -26,24 +19,30 @@ BOTH = ("forward", "backward")
 def short(sharing: str) -> Cell:
     """A step of decoding from the list, short and split."""
     cell = next(c for c in decode_bytes.cells() if c["sharing"] == sharing and c["seqlen_q"] == 3)
-    return Cell(**{("pass_" if k == "pass" else k): v for k, v in cell.items()}
-                | {"seqlen_k": 192, "splits": 2})  # fmt: skip
+    return Cell(**{("pass_" if k == "pass" else k): v for k, v in cell.items()} | {"seqlen_k": 192, "splits": 2})
 
 
 CELLS: list[tuple[ModuleType, Cell]] = [
-    *((bias_bytes, bias_bytes.point("flash", scores, pass_, 160))
-      for scores in bias_bytes.SCORES for pass_ in BOTH),
-    *((sliding_window, sliding_window.point(way, pass_, 300, 40))
-      for way in ("window", "stored mask", "standard") for pass_ in BOTH),
-    *((packed_sequences, packed_sequences.point("squad-1.1", way, pass_, 2, 4))
-      for way in ("packed", "longest") for pass_ in BOTH),
+    *((bias_bytes, bias_bytes.point("flash", scores, pass_, 160)) for scores in bias_bytes.SCORES for pass_ in BOTH),
+    *(
+        (sliding_window, sliding_window.point(way, pass_, 300, 40))
+        for way in ("window", "stored mask", "standard")
+        for pass_ in BOTH
+    ),
+    *(
+        (packed_sequences, packed_sequences.point("squad-1.1", way, pass_, 2, 4))
+        for way in ("packed", "longest")
+        for pass_ in BOTH
+    ),
     *((block_sparse, block_sparse.point("butterfly", pass_, 256)) for pass_ in BOTH),
-    *((fp8_bytes, cell) for cell in fp8_bytes.cells()
-      if cell.get("outlier") is None and cell["seqlen_q"] == 64),
+    *((fp8_bytes, cell) for cell in fp8_bytes.cells() if cell.get("outlier") is None and cell["seqlen_q"] == 64),
     *((decode_bytes, short(sharing)) for sharing in decode_bytes.SHARING),
-    *((checkpoint_attention, cell) for cell in checkpoint_attention.cells()
-      if cell["seqlen_q"] == min(checkpoint_attention.COUNTED)),
-]  # fmt: skip
+    *(
+        (checkpoint_attention, cell)
+        for cell in checkpoint_attention.cells()
+        if cell["seqlen_q"] == min(checkpoint_attention.COUNTED)
+    ),
+]
 
 
 def by_tensor(rows: Iterable[Record]) -> dict[tuple[str | None, ...], float]:
@@ -58,9 +57,7 @@ def by_tensor(rows: Iterable[Record]) -> dict[tuple[str | None, ...], float]:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "cell"),
-    CELLS,
-    ids=[f"{module.NAME}-{number}" for number, (module, _) in enumerate(CELLS)],
+    ("experiment", "cell"), CELLS, ids=[f"{module.NAME}-{number}" for number, (module, _) in enumerate(CELLS)]
 )
 def test_a_cell_executed_moves_what_is_predicted(experiment: ModuleType, cell: Cell) -> None:
     measured = list(experiment.measure(cell, Context("host")))

@@ -28,14 +28,7 @@ def test_what_sharing_saves() -> None:
         sizes[sharing] = one.token_bytes
     assert sizes["mha"] == 2 * 32 * 128 * 2
     ratios = {sharing: sizes["mha"] / size for sharing, size in sizes.items()}
-    assert ratios == {
-        "mha": 1,
-        "gqa": 4,
-        "gqa-fp8": 8,
-        "mqa": 32,
-        "latent-256": 32,
-        "latent-576": 128 / 9,
-    }
+    assert ratios == {"mha": 1, "gqa": 4, "gqa-fp8": 8, "mqa": 32, "latent-256": 32, "latent-576": 128 / 9}
 
 
 def timed(factor: float) -> pandas.DataFrame:
@@ -43,20 +36,22 @@ def timed(factor: float) -> pandas.DataFrame:
     tenths of its datasheet's bandwidth."""
     rows = [row for cell in gpu_decode.cells() for row in gpu_decode.predict(cell)]
     rows = [row for row in rows if row.device == "H200"]
-    slower = [
-        replace(row, source="measured", device="NVIDIA H200", value=(row.value or 0) * factor)
-        for row in rows
-    ]
+    slower = [replace(row, source="measured", device="NVIDIA H200", value=(row.value or 0) * factor) for row in rows]
     bandwidth = records.record(
-        {}, experiment="gpu-ceilings", implementation="hbm-read", metric="bandwidth", unit="TB/s",
-        source="measured", value=0.9 * 4.8, device="NVIDIA H200",
-    )  # fmt: skip
+        {},
+        experiment="gpu-ceilings",
+        implementation="hbm-read",
+        metric="bandwidth",
+        unit="TB/s",
+        source="measured",
+        value=0.9 * 4.8,
+        device="NVIDIA H200",
+    )
     return records.frame([*rows, *slower, bandwidth])
 
 
 @pytest.mark.parametrize(
-    ("factor", "verdict"),
-    [(1.05, Verdict.REPRODUCED), (1.2, Verdict.REPRODUCED), (2.0, Verdict.REFUTED)],
+    ("factor", "verdict"), [(1.05, Verdict.REPRODUCED), (1.2, Verdict.REPRODUCED), (2.0, Verdict.REFUTED)]
 )
 def test_a_measured_decode_time_is_judged_by_the_roofline(factor: float, verdict: Verdict) -> None:
     claim = rows()["decode time"].judged(timed(factor))

@@ -22,16 +22,19 @@ def cells():
 
 def experiment(measure, **values):
     return Experiment(
-        name="toy", title="", cells=cells, predict=lambda cell: [], measure=measure, device="cpu",
-        sources=("repro/measuring/records.py",), **values,
-    )  # fmt: skip
+        name="toy",
+        title="",
+        cells=cells,
+        predict=lambda cell: [],
+        measure=measure,
+        device="cpu",
+        sources=("repro/measuring/records.py",),
+        **values,
+    )
 
 
 def good(cell, context):
-    return [
-        record(cell, experiment="toy", source="measured", metric="n", unit="1",
-               value=cell["seqlen_q"])
-    ]  # fmt: skip
+    return [record(cell, experiment="toy", source="measured", metric="n", unit="1", value=cell["seqlen_q"])]
 
 
 def stored(root):
@@ -132,17 +135,15 @@ def test_quick_leaves_what_is_long_and_on_record(tmp_path):
     [
         ([], "returned no rows"),
         (
-            [record({}, experiment="other", implementation="x", source="measured", metric="n",
-                    unit="1", value=1)],
+            [record({}, experiment="other", implementation="x", source="measured", metric="n", unit="1", value=1)],
             "not a measured row of toy",
         ),
         (
-            [record({}, experiment="toy", implementation="x", source="predicted", metric="n",
-                    unit="1", value=1)],
+            [record({}, experiment="toy", implementation="x", source="predicted", metric="n", unit="1", value=1)],
             "not a measured row of toy",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_measurement_that_gives_the_wrong_rows_fails_its_cell(tmp_path, rows, message):
     assert run.measure(experiment(lambda cell, context: rows), root=tmp_path).failed == 3
     assert all(message in r.error for r in stored(tmp_path))
@@ -150,9 +151,14 @@ def test_a_measurement_that_gives_the_wrong_rows_fails_its_cell(tmp_path, rows, 
 
 def test_a_cell_listed_twice_is_an_error_before_any_work(tmp_path):
     twice = Experiment(
-        name="toy", title="", cells=lambda: cells() + cells()[:1], predict=lambda c: [],
-        measure=good, device="cpu", sources=("repro/measuring/records.py",),
-    )  # fmt: skip
+        name="toy",
+        title="",
+        cells=lambda: cells() + cells()[:1],
+        predict=lambda c: [],
+        measure=good,
+        device="cpu",
+        sources=("repro/measuring/records.py",),
+    )
     with pytest.raises(ValueError, match=r"twice.*seqlen_q=1"):
         run.measure(twice, root=tmp_path)
     assert not (tmp_path / "local").exists()
@@ -168,9 +174,7 @@ def test_a_cell_is_the_same_whatever_the_order_of_its_fields():
 
 def test_device_and_measure_must_agree():
     with pytest.raises(ValueError, match="tpu"):
-        Experiment(
-            name="x", title="", cells=cells, predict=lambda c: [], measure=good, device="tpu"
-        )
+        Experiment(name="x", title="", cells=cells, predict=lambda c: [], measure=good, device="tpu")
     with pytest.raises(ValueError, match="measure is absent"):
         Experiment(name="x", title="", cells=cells, predict=lambda c: [], device="cpu")
 
@@ -216,9 +220,7 @@ def test_listing_figures_and_experiments_needs_neither_torch_nor_cupy():
         "[e.experiment(n) for n in e.names()]; [c.module(n) for n in c.names()]\n"
         "print(sorted({'torch', 'cupy'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -231,9 +233,7 @@ def test_listing_figures_and_experiments_needs_neither_torch_nor_cupy():
     ],
 )
 def test_a_wrong_command_is_one_line_of_error_and_a_failure(arguments, words):
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0
     first, *rest = done.stderr.splitlines()
     assert first.startswith("error: ")
@@ -263,9 +263,7 @@ def test_doctor_names_a_missing_compiler(monkeypatch):
         ("beside_others", "beside_others", False),
     ],
 )
-def test_measurements_run_alone_and_drawings_beside_each_other(
-    tmp_path, monkeypatch, held, other, waits
-):
+def test_measurements_run_alone_and_drawings_beside_each_other(tmp_path, monkeypatch, held, other, waits):
     lock = tmp_path / "lock"
     monkeypatch.setattr(quiet, "lock_file", lambda: lock)
     code = (
@@ -274,9 +272,7 @@ def test_measurements_run_alone_and_drawings_beside_each_other(
         f"with quiet.{other}(): print('in')\n"
     )
     with getattr(quiet, held)():
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, str(lock)], cwd=ROOT, stdout=subprocess.PIPE
-        )
+        process = subprocess.Popen([sys.executable, "-c", code, str(lock)], cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout.readline() == b"ready\n"
         if waits:
             with pytest.raises(subprocess.TimeoutExpired):

@@ -27,10 +27,7 @@ def counted(batch, heads, algorithm):
     backend = HostBackend()
     operands = [from_numpy(n, x, "r") for n, x in (("q", q), ("k", k), ("v", v))]
     stats = {"lse": from_numpy("lse", lse, "w")} if algorithm == "flash" else {}
-    attention.forward(
-        backend, algorithm, *operands, from_numpy("out", out, "w"), stats, scale=1.0,
-        tile=Tile(16, 32),
-    )  # fmt: skip
+    attention.forward(backend, algorithm, *operands, from_numpy("out", out, "w"), stats, scale=1.0, tile=Tile(16, 32))
     return backend.traffic
 
 
@@ -38,10 +35,7 @@ def counted(batch, heads, algorithm):
 def test_traffic_is_linear_in_batch_and_heads(algorithm):
     """So that one head may be executed and multiplied."""
     one, six = counted(1, 1, algorithm), counted(2, 3, algorithm)
-    assert six == {
-        kernel: {key: 6 * count for key, count in entries.items()}
-        for kernel, entries in one.items()
-    }
+    assert six == {kernel: {key: 6 * count for key, count in entries.items()} for kernel, entries in one.items()}
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
@@ -63,9 +57,7 @@ def test_committed_counts_equal_todays_predictions_to_the_byte(name):
 
     def table(rows):
         return {
-            (r.cell, *(getattr(r, k) for k in keys)): r.value
-            for r in rows
-            if r.metric == "traffic_bytes" and r.cell
+            (r.cell, *(getattr(r, k) for k in keys)): r.value for r in rows if r.metric == "traffic_bytes" and r.cell
         }
 
     committed = table(records.read(records.RESULTS / "host" / f"{name}.jsonl"))

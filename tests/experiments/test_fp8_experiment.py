@@ -12,9 +12,7 @@ from repro.experiments.bytes import fp8_bytes as experiment
 def cells_of(way: str, **wanted: object) -> list[Cell]:
     """Cells of a way with these fields."""
     return [
-        cell
-        for cell in experiment.cells()
-        if cell["way"] == way and all(cell.get(n) == x for n, x in wanted.items())
+        cell for cell in experiment.cells() if cell["way"] == way and all(cell.get(n) == x for n, x in wanted.items())
     ]
 
 

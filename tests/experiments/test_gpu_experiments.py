@@ -21,21 +21,8 @@ from repro import experiments
 from repro.experiments import Cell, Context, UnavailableError
 from repro.experiments.gpu import gpu_forms, gpu_ladder, gpu_sm_units, gpu_throughput, gpu_traffic
 from repro.instruments import hopper_cases
-from repro.instruments.counters import (
-    METRICS,
-    CounterError,
-    CounterTimeoutError,
-    KernelBusy,
-    KernelCount,
-)
-from repro.instruments.gpu_work import (
-    FORMS,
-    Operands,
-    cell_work,
-    form_work,
-    kernel_results,
-    work,
-)
+from repro.instruments.counters import METRICS, CounterError, CounterTimeoutError, KernelBusy, KernelCount
+from repro.instruments.gpu_work import FORMS, Operands, cell_work, form_work, kernel_results, work
 
 GPU_EXPERIMENTS = [n for n in experiments.names() if n.startswith("gpu-")]
 
@@ -71,16 +58,12 @@ def test_work_takes_the_tile_of_the_cell() -> None:
 def test_the_hopper_kernels_are_work_of_their_own_name() -> None:
     """Both forms are timed and counted side by side, whatever the operator would choose."""
     operands = Operands(AttentionShape(1, 1, 70, 70, 64, dtype="bf16", causal=True), "cpu")
-    for ours, theirs in zip(
-        kernel_results("flash-sm90", operands), kernel_results("flash", operands), strict=True
-    ):
+    for ours, theirs in zip(kernel_results("flash-sm90", operands), kernel_results("flash", operands), strict=True):
         assert (ours.float() - theirs.float()).abs().max() < 4e-2
     listed = {str(c["implementation"]) for c in gpu_traffic.cells()}
     assert {"flash", "flash-sm90"} <= listed & set(gpu_throughput.IMPLEMENTATIONS)
     # Of the forward, the form that the rule picks and, in turn, one block a tile.
-    pairs = [
-        FORMS[name] for c in gpu_traffic.cells() if (name := str(c["implementation"])) in FORMS
-    ]
+    pairs = [FORMS[name] for c in gpu_traffic.cells() if (name := str(c["implementation"])) in FORMS]
     assert [form.persistent for form in pairs] == [True, False] * 4
     assert {form.head_dim for form in pairs} == {64, 128}
     bounds = {r.implementation: r.value for r in gpu_throughput.predict(gpu_throughput.cells()[0])}
@@ -127,12 +110,11 @@ def test_unknown_names_are_refused() -> None:
 
 def test_throughput_counts_flops_as_the_papers_do() -> None:
     """16k, d = 128, 16 heads: 4 N² d a head forward; half for causal; 2.5 times backward."""
-    cells = {(c["causal"], c["pass"]): c for c in gpu_throughput.cells()
-             if c["seqlen_q"] == 16384 and c["head_dim"] == 128}  # fmt: skip
+    cells = {
+        (c["causal"], c["pass"]): c for c in gpu_throughput.cells() if c["seqlen_q"] == 16384 and c["head_dim"] == 128
+    }
     full = 4 * 16 * 16384**2 * 128
-    for (causal, pass_), times in {
-        (False, "forward"): 1, (True, "forward"): 0.5, (False, "backward"): 2.5
-    }.items():  # fmt: skip
+    for (causal, pass_), times in {(False, "forward"): 1, (True, "forward"): 0.5, (False, "backward"): 2.5}.items():
         shape = gpu_throughput.shape_of(cells[causal, pass_])
         assert paper_flops(shape, pass_) == full * times
 
@@ -177,8 +159,7 @@ class TestCountedTraffic:
             ("flash_forward", "sm", "write"): 4,
             ("all", "hbm", "read"): 10,
         }
-        predicted = {(r.kernel, r.level, r.direction) for r in
-                     gpu_traffic.predict(gpu_traffic.cells()[0])}  # fmt: skip
+        predicted = {(r.kernel, r.level, r.direction) for r in gpu_traffic.predict(gpu_traffic.cells()[0])}
         assert predicted & set(values) == predicted
 
     def test_a_cell_without_kernels_is_an_error(self, profiled: list[str]) -> None:
@@ -192,9 +173,7 @@ class TestCountedTraffic:
                 gpu_traffic.measure(cell, Context("cuda"))
         assert len(profiled) == 2
 
-    def test_a_batch_that_takes_too_long_leaves_the_next_one_its_turn(
-        self, profiled: list[str]
-    ) -> None:
+    def test_a_batch_that_takes_too_long_leaves_the_next_one_its_turn(self, profiled: list[str]) -> None:
         profiled.append("slow")
         cells = gpu_traffic.cells()
         for cell in cells[:2]:
@@ -210,13 +189,10 @@ def test_unit_percentages_are_recorded_under_their_names(monkeypatch: pytest.Mon
     tensor = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
     kernels = [
         KernelBusy("flash_backward_sm90_preprocess", (1, 1, 1), {tensor: 0.0}),
-        KernelBusy(
-            "flash_backward_sm90", (1, 1, 1), {tensor: 71.0, "l1tex__data_bank_reads": 85.0}
-        ),
+        KernelBusy("flash_backward_sm90", (1, 1, 1), {tensor: 71.0, "l1tex__data_bank_reads": 85.0}),
     ]
     monkeypatch.setattr(
-        "repro.instruments.counted.watch_cells",
-        lambda listed, **_: [kernels] + [[] for _ in listed[1:]],
+        "repro.instruments.counted.watch_cells", lambda listed, **_: [kernels] + [[] for _ in listed[1:]]
     )
     gpu_sm_units.watched.cache_clear()
     rows = gpu_sm_units.measure(cells[0], Context("cuda"))
@@ -232,9 +208,7 @@ def test_unit_percentages_are_recorded_under_their_names(monkeypatch: pytest.Mon
     counted = experiments.tidy(["sm-ceilings"], local=False)
     frame = pandas.concat([counted, pandas.DataFrame([r.to_json() for r in rows])])
     table = figure.forms(frame).set_index(["implementation", "pass", "head_dim", "block_m"])
-    assert table["counted time"].dropna().to_dict() == {
-        ("flash-sm90", "backward", 64, 128): pytest.approx(100 / 71)
-    }
+    assert table["counted time"].dropna().to_dict() == {("flash-sm90", "backward", 64, 128): pytest.approx(100 / 71)}
     figure.draw(frame)
 
 
@@ -256,9 +230,7 @@ class TestProbes:
         backend = HostBackend()
         values = self.source()
         target = np.zeros_like(values)
-        moved = probes.copy(
-            backend, from_numpy("source", values, "r"), from_numpy("target", target, "w"), 2
-        )
+        moved = probes.copy(backend, from_numpy("source", values, "r"), from_numpy("target", target, "w"), 2)
         np.testing.assert_array_equal(target, values)
         assert moved == 2 * self.BYTES
         traffic = backend.traffic["probe_copy"]

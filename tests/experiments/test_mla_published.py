@@ -32,8 +32,7 @@ def test_no_time_is_below_the_roofline_and_few_rows_are_bound_by_hbm() -> None:
     assert len(posted) == len(experiment.POSTED)
     assert posted["over"].between(1.0, 1.3).all()
     by_name = {
-        name: table[table["implementation"] == name].set_index(["heads", "seqlen_q"])["value"]
-        for name in figure.ROOFS
+        name: table[table["implementation"] == name].set_index(["heads", "seqlen_q"])["value"] for name in figure.ROOFS
     }
     slower = by_name["tensor cores"] > by_name["HBM"]
     assert not slower[64, 1]

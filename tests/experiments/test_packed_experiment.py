@@ -52,9 +52,7 @@ side = st.integers(0, 300)
 
 @given(st.lists(st.tuples(side, side), min_size=1, max_size=8), st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_the_bound_of_a_packed_batch_is_below_its_traffic(
-    pairs: list[tuple[int, int]], causal: bool
-) -> None:
+def test_the_bound_of_a_packed_batch_is_below_its_traffic(pairs: list[tuple[int, int]], causal: bool) -> None:
     lengths = Lengths(tuple(q for q, _ in pairs), tuple(k for _, k in pairs))
     if not lengths.total_q or not lengths.total_k:
         return
@@ -74,10 +72,7 @@ def test_the_bound_of_a_packed_batch_is_below_its_traffic(
 
 def test_one_sequence_has_the_bound_of_the_plain_call() -> None:
     shape, lengths = AttentionShape(1, 4, 70, 90, 64, kv_heads=2), Lengths((70,), (90,))
-    read, write = (
-        lower_bounds.compulsory_read_bytes(shape),
-        lower_bounds.compulsory_write_bytes(shape),
-    )
+    read, write = (lower_bounds.compulsory_read_bytes(shape), lower_bounds.compulsory_write_bytes(shape))
     assert lower_bounds.compulsory_packed_bytes(shape, lengths, "forward") == read + write
 
 

@@ -59,9 +59,7 @@ def blockwise_forward(
     return out, row_max, row_sum
 
 
-def test_f1_a_normalised_output_must_be_weighted_by_its_old_row_sum(
-    inputs: tuple[np.ndarray, ...],
-) -> None:
+def test_f1_a_normalised_output_must_be_weighted_by_its_old_row_sum(inputs: tuple[np.ndarray, ...]) -> None:
     q, k, v, dout = inputs
     _, want, *_ = dense(q, k, v, dout)
     right, *statistics = blockwise_forward(q, k, v, old_row_sum=True)
@@ -109,9 +107,7 @@ def blockwise_backward(
     return dq, dk, dv
 
 
-def test_f2_the_softmax_gradient_needs_the_sum_over_the_whole_row(
-    inputs: tuple[np.ndarray, ...],
-) -> None:
+def test_f2_the_softmax_gradient_needs_the_sum_over_the_whole_row(inputs: tuple[np.ndarray, ...]) -> None:
     _, _, *want = dense(*inputs)
     right = blockwise_backward(*inputs, whole_row=True)
     wrong = blockwise_backward(*inputs, whole_row=False)
@@ -135,8 +131,7 @@ def test_f2_the_sum_is_a_product_of_rows_of_d_numbers(inputs: tuple[np.ndarray, 
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "head_dim", "tile"),
-    [("flash1-literal", 8, Tile(8, 25)), ("flash1-skip-first", 40, Tile(13, 27))],
+    ("algorithm", "head_dim", "tile"), [("flash1-literal", 8, Tile(8, 25)), ("flash1-skip-first", 40, Tile(13, 27))]
 )
 def test_the_kernels_have_neither_fault(algorithm: str, head_dim: int, tile: Tile) -> None:
     """Three key tiles in fp32: either fault would be thousands of times the rounding."""

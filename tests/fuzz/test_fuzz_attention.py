@@ -49,14 +49,17 @@ def any_form(draw: st.DrawFn) -> dict[str, Any]:
     form: dict[str, Any] = {
         "dtype": draw(st.sampled_from(["fp16", "bf16", "fp32"])),
         "head_dim": draw(st.sampled_from([32, 64, 128, 256])),
-        "causal": draw(maybe), "deterministic": draw(maybe), "packed": draw(maybe),
+        "causal": draw(maybe),
+        "deterministic": draw(maybe),
+        "packed": draw(maybe),
         "order": draw(st.sampled_from(["rows", "rows", "sawtooth"])),
-        "tile": draw(st.none() | st.sampled_from(TILES)), "windowed": draw(maybe),
+        "tile": draw(st.none() | st.sampled_from(TILES)),
+        "windowed": draw(maybe),
         "softcap": draw(st.none() | st.sampled_from([0.5, 5.0, 50.0])),
         "alibi": draw(st.sampled_from(["", "heads", "items"])),
         "dropout_p": draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0])),
         "scale": draw(st.sampled_from([None, None, 0.3, 1.0, 0.0, -0.2])),
-    }  # fmt: skip
+    }
     if form["tile"] and not _fits(form):
         form["tile"] = None
     if not form["packed"]:
@@ -72,8 +75,7 @@ def any_form(draw: st.DrawFn) -> dict[str, Any]:
     if not narrow and (form["scale"] is None or form["scale"] > 0) and draw(maybe):
         form["card"] = dispatch.HOPPER
         if form["packed"]:  # with anything else its kernels would never run
-            form |= {"windowed": False, "softcap": None, "alibi": "", "dropout_p": 0.0,
-                     "tile": None}  # fmt: skip
+            form |= {"windowed": False, "softcap": None, "alibi": "", "dropout_p": 0.0, "tile": None}
     return form
 
 
@@ -81,9 +83,7 @@ def _fits(form: dict[str, Any]) -> bool:
     """Whether both passes have shared memory and threads for the tile."""
     try:
         for pass_ in ("forward", "backward"):
-            configure(
-                pass_, form["dtype"], form["head_dim"], tile=Tile(*form["tile"]), key_mask=True
-            )
+            configure(pass_, form["dtype"], form["head_dim"], tile=Tile(*form["tile"]), key_mask=True)
     except ValueError:
         return False
     return True
@@ -156,9 +156,10 @@ def test_a_fault_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> Non
     engine.forget()
     monkeypatch.setattr(engine, "forward", forgetful)
     small = find(
-        problems(FORMS[0]), lambda case: failure(case) is not None,
+        problems(FORMS[0]),
+        lambda case: failure(case) is not None,
         settings=settings(max_examples=200, deadline=None, derandomize=True, database=None),
-    )  # fmt: skip
+    )
     engine.forget()
     assert small.seqlen_k == 21
     assert (small.batch, small.seqlen_q, small.layout) == (1, 1, "bhnd")

@@ -14,9 +14,17 @@ from analysis.sums import decode as sums
 from repro.attention.decode import decode_attention
 
 PLAIN = Case(
-    seqlens=(40, 70), heads=2, width=2, page_size=16, ragged=True, splits=3, dtype="bf16", seed=5,
-    fp8=True, scale_block=16,
-)  # fmt: skip
+    seqlens=(40, 70),
+    heads=2,
+    width=2,
+    page_size=16,
+    ragged=True,
+    splits=3,
+    dtype="bf16",
+    seed=5,
+    fp8=True,
+    scale_block=16,
+)
 #: What is compiled into the kernels, for a run that should not compile all the time.
 FORMS: list[dict[str, Any]] = [
     {"dtype": "bf16", "head_dim": 64, "page_size": 48, "fp8": True, "scale_block": 16},
@@ -34,11 +42,15 @@ def any_form(draw: st.DrawFn) -> dict[str, Any]:
     fp8 = dtype != "fp32" and draw(st.booleans())
     unit = 16 if fp8 else 8
     form: dict[str, Any] = {
-        "dtype": dtype, "fp8": fp8, "head_dim": unit * draw(st.integers(1, 256 // unit)),
+        "dtype": dtype,
+        "fp8": fp8,
+        "head_dim": unit * draw(st.integers(1, 256 // unit)),
         "page_size": draw(st.sampled_from([0, 16, 32, 48, 64, 128, 256])),
         "scale_block": draw(st.sampled_from([0, 16, 32, 80, 128])) if fp8 else 0,
-        "latent": draw(st.booleans()), "ragged": draw(st.booleans()), "causal": draw(st.booleans()),
-    }  # fmt: skip
+        "latent": draw(st.booleans()),
+        "ragged": draw(st.booleans()),
+        "causal": draw(st.booleans()),
+    }
     if form["latent"] and dtype != "fp32" and draw(st.booleans()):
         form["head_dim"] = draw(st.sampled_from([576, 272, 512]))
         form["value_dim"] = min(form["head_dim"], draw(st.sampled_from([512, 256, 8])))
@@ -83,9 +95,7 @@ def _lost(*tensors: Any, **options: Any) -> Any:
     return decode_attention(*tensors, **options)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"), [(_doubled, "1 splits, sequence 0, "), (_lost, "3 splits, sequence 0, ")]
-)
+@pytest.mark.parametrize(("wrong", "said"), [(_doubled, "1 splits, sequence 0, "), (_lost, "3 splits, sequence 0, ")])
 def test_a_fault_is_found(monkeypatch: pytest.MonkeyPatch, wrong: Any, said: str) -> None:
     assert failure(PLAIN) is None
     monkeypatch.setattr(decode_case, "decode_attention", wrong)

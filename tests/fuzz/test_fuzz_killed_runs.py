@@ -44,11 +44,14 @@ class Case:
 @fuzzed(
     st.builds(
         Case,
-        cells=st.integers(1, 7), rows=st.integers(1, 4), again=st.booleans(),
-        kills=st.integers(1, 6), seed=st.integers(0, 2**31 - 1),
+        cells=st.integers(1, 7),
+        rows=st.integers(1, 4),
+        again=st.booleans(),
+        kills=st.integers(1, 6),
+        seed=st.integers(0, 2**31 - 1),
     ),
     examples=8,
-)  # fmt: skip
+)
 def test_killed_at_any_line_a_run_goes_on_to_the_same_records(case: Case) -> None:
     assert failure(case) is None
 
@@ -56,9 +59,7 @@ def test_killed_at_any_line_a_run_goes_on_to_the_same_records(case: Case) -> Non
 @pytest.mark.parametrize("fault", ["a line lost", "a cell measured again"])
 def test_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "a line lost":
-        monkeypatch.setattr(
-            records, "append", lambda path, rows: records.replace(path, {"none"}, rows[:1])
-        )
+        monkeypatch.setattr(records, "append", lambda path, rows: records.replace(path, {"none"}, rows[:1]))
     else:
         monkeypatch.setattr("repro.experiments.run.pending", lambda cells, known, digest: cells)
     assert failure(Case(seed=3, rows=4)) is not None
@@ -106,10 +107,7 @@ def _compare(case: Case, place: Path) -> None:
         lost = before - _good(case, path)
         _require(not lost, f"attempt {attempt}: {len(lost)} cells on record were lost")
         _require(len(now) == len(set(now)), f"attempt {attempt}: a cell was measured twice")
-        _require(
-            case.again or not before & set(now),
-            f"attempt {attempt}: a cell on record was measured again",
-        )
+        _require(case.again or not before & set(now), f"attempt {attempt}: a cell on record was measured again")
     (broken / "well").touch()
     ended = _in_child(case, broken)
     _require(ended == 0, f"the last run ended with {ended}")
@@ -133,16 +131,18 @@ def _toy(case: Case, root: Path) -> Experiment:
         if cell["seqlen_q"] == 3 and not (root / "well").exists():
             raise RuntimeError("not well")
         return [
-            record(cell, experiment="toy", source="measured", metric="n", unit="1", value=i)
-            for i in range(case.rows)
+            record(cell, experiment="toy", source="measured", metric="n", unit="1", value=i) for i in range(case.rows)
         ]
 
     return Experiment(
-        name="toy", title="", device="cpu", sources=("repro/measuring/records.py",),
+        name="toy",
+        title="",
+        device="cpu",
+        sources=("repro/measuring/records.py",),
         predict=lambda _: [],
         cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(case.cells)],
         measure=measure,
-    )  # fmt: skip
+    )
 
 
 class _Lines:
@@ -200,10 +200,7 @@ def _good(case: Case, path: Path) -> set[str]:
         rows.setdefault(str(r.cell), []).append(r)
     done = {cell for cell, found in rows.items() if found[0].error is None}
     for cell, found in rows.items():
-        _require(
-            len(found) == (case.rows if cell in done else 1),
-            f"a cell has {len(found)} of its {case.rows} rows",
-        )
+        _require(len(found) == (case.rows if cell in done else 1), f"a cell has {len(found)} of its {case.rows} rows")
     return done
 
 

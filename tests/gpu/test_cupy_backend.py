@@ -100,11 +100,7 @@ def test_products_agree(dtype: str) -> None:
 
     a, b = bits(64, 1, 16, 16), bits(64, 1, 8, 16)
     c = rng.standard_normal((64, 1, 16, 8)).astype(np.float32)
-    args: list[Argument] = [
-        from_numpy("a", a, "r", dtype),
-        from_numpy("b", b, "r", dtype),
-        from_numpy("d", c, "rw"),
-    ]
+    args: list[Argument] = [from_numpy("a", a, "r", dtype), from_numpy("b", b, "r", dtype), from_numpy("d", c, "rw")]
     host, device = run_both(kernel("multiply", 32, dtype), (64, 1, 1), 0, args)["d"]
     # The tensor core truncates inside a group of products; bound by the sum of magnitudes.
     assert (abs(host - device) <= 2.0**-18 * (1 + abs(host).max())).all()
@@ -134,19 +130,11 @@ def test_matrices_and_lanes_agree() -> None:
 def test_functions_agree_to_their_stated_error() -> None:
     rng = np.random.default_rng(4)
     x = np.concatenate(
-        [
-            rng.uniform(-140, 140, 40_000),
-            rng.uniform(-9, 9, 40_000),
-            np.arange(-140, 140),
-            [np.inf, -np.inf, np.nan],
-        ]
+        [rng.uniform(-140, 140, 40_000), rng.uniform(-9, 9, 40_000), np.arange(-140, 140), [np.inf, -np.inf, np.nan]]
     ).astype(np.float32)
     args: list[Argument] = [
         from_numpy("x", x, "r"),
-        *(
-            from_numpy(n, np.empty_like(x), "w")
-            for n in ("powers", "logs", "reciprocals", "tangents", "larger")
-        ),
+        *(from_numpy(n, np.empty_like(x), "w") for n in ("powers", "logs", "reciprocals", "tangents", "larger")),
         from_numpy("bits", np.empty(len(x), np.int32), "w"),
         np.int32(len(x)),
     ]

@@ -28,9 +28,7 @@ FORMS = {
 @pytest.mark.parametrize("splits", [1, 5, None])
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, splits: int | None) -> None:
-    problem = FORMS[form].but(
-        seqlens=(1000, 1, 0), dtype=torch.bfloat16, page_size=64, splits=splits, device="cuda"
-    )
+    problem = FORMS[form].but(seqlens=(1000, 1, 0), dtype=torch.bfloat16, page_size=64, splits=splits, device="cuda")
     out, lse = problem.run()
     want, want_lse = problem.answer()
     assert max_error(out, want) <= BOUNDS[torch.bfloat16][0]

@@ -44,12 +44,21 @@ def test_tiles(tile: tuple[int, int], causal: bool) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_feature_at_once(algorithm: str) -> None:
     p = Problem(
-        2, 4, 90, 130, 40, "fp16", True, kv_heads=2,
+        2,
+        4,
+        90,
+        130,
+        40,
+        "fp16",
+        True,
+        kv_heads=2,
         key_mask=RNG.random((2, 130)) < 0.7,
-        dropout_p=0.2, dropout_seed=2**40 + 9,
-        block_mask=RNG.random((2, 4, 1, 2)) < 0.7, block_size=(128, 128),
+        dropout_p=0.2,
+        dropout_seed=2**40 + 9,
+        block_mask=RNG.random((2, 4, 1, 2)) < 0.7,
+        block_size=(128, 128),
         with_dlse=True,
-    )  # fmt: skip
+    )
     check(p, execute(p, algorithm, None))
 
 

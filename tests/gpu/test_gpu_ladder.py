@@ -21,9 +21,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=f"needs an NVIDIA GPU
 @pytest.mark.parametrize("algorithm", ladder.ALGORITHMS)
 def test_default_tiles(algorithm: str, dtype: str, causal: bool) -> None:
     for seqlen_q, seqlen_k in ((1, 1), (65, 65), (257, 129), (129, 512)):
-        p = Problem(
-            batch=2, heads=3, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=dtype, causal=causal
-        )
+        p = Problem(batch=2, heads=3, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=dtype, causal=causal)
         check(p, execute(p, algorithm, None))
 
 

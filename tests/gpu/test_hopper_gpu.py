@@ -64,9 +64,7 @@ def _they_come_back() -> Iterator[None]:
     faulthandler.cancel_dump_traceback_later()
 
 
-def forward(
-    p: Problem, form: ForwardForm, repeats: int = 1
-) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+def forward(p: Problem, form: ForwardForm, repeats: int = 1) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """out and lse in float64, and the raw bits of every repetition."""
     backend = CupyBackend()
     q, k, v = (upload(n, to_bits(p.data[n], p.dtype), p.dtype) for n in ("q", "k", "v"))
@@ -81,9 +79,18 @@ def forward(
         out = upload("out", to_bits(blank, p.dtype), p.dtype)
         assert p.scale is not None
         hopper.forward(
-            backend, q, k, v, out, lse, scale=p.scale, causal=p.causal, form=form,
-            window=window_of(q, k, p.causal, p.window, p.sinks), changes=changes,
-        )  # fmt: skip
+            backend,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            scale=p.scale,
+            causal=p.causal,
+            form=form,
+            window=window_of(q, k, p.causal, p.window, p.sinks),
+            changes=changes,
+        )
         raw.append(download(out))
     values = {"out": to_float(raw[0], p.dtype), "lse": download(lse).astype(np.float64)}
     return values, raw
@@ -93,10 +100,7 @@ def forward(
 @pytest.mark.sanitize
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_a_small_case(head_dim: int) -> None:
-    p = Problem(
-        heads=2, kv_heads=1, seqlen_q=130, seqlen_k=200, head_dim=head_dim, dtype="bf16",
-        causal=True,
-    )  # fmt: skip
+    p = Problem(heads=2, kv_heads=1, seqlen_q=130, seqlen_k=200, head_dim=head_dim, dtype="bf16", causal=True)
     check(p, execute(p, "flash-sm90", None))
 
 
@@ -115,9 +119,15 @@ def test_windows_caps_and_slopes(head_dim: int, changed: bool, causal: bool) -> 
     """Tiles in the middle and at both ends of a window, sinks, rows that see nothing."""
     for seqlen_q, seqlen_k in ((130, 900), (1500, 1500), (700, 90)):
         p = Problem(
-            heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, dtype="bf16",
-            causal=causal, window=(500, 30), sinks=5,
-        )  # fmt: skip
+            heads=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            dtype="bf16",
+            causal=causal,
+            window=(500, 30),
+            sinks=5,
+        )
         if changed:
             p = dataclasses.replace(p, softcap=3.0, alibi_slopes=np.float32([0.25, 0.0625]))
         check(p, forward(p, hopper.forward_form(head_dim, causal, seqlen_q, featured=True))[0])
@@ -130,9 +140,8 @@ def test_every_form(form: ForwardForm, causal: bool) -> None:
     for dtype in ("fp16", "bf16"):
         for seqlen_q, seqlen_k in lengths:
             p = Problem(
-                heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=form.head_dim, dtype=dtype,
-                causal=causal,
-            )  # fmt: skip
+                heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=form.head_dim, dtype=dtype, causal=causal
+            )
             check(p, forward(p, form)[0])
 
 
@@ -142,9 +151,15 @@ def test_every_form(form: ForwardForm, causal: bool) -> None:
 def test_both_passes(head_dim: int, dtype: str, causal: bool) -> None:
     for seqlen_q, seqlen_k in ((1, 1), (65, 129), (333, 461), (461, 333), (512, 512)):
         p = Problem(
-            batch=2, heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
-            dtype=dtype, causal=causal,
-        )  # fmt: skip
+            batch=2,
+            heads=4,
+            kv_heads=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            dtype=dtype,
+            causal=causal,
+        )
         check(p, execute(p, "flash-sm90", None))
 
 
@@ -154,9 +169,15 @@ def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, cau
     backend = CupyBackend()
     for seqlen_q, seqlen_k in ((1, 1), (80, 128), (81, 129), (333, 461), (461, 333)):
         p = Problem(
-            batch=2, heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
-            head_dim=form.head_dim, dtype="bf16", causal=causal,
-        )  # fmt: skip
+            batch=2,
+            heads=4,
+            kv_heads=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=form.head_dim,
+            dtype="bf16",
+            causal=causal,
+        )
         sources = {"out": "q", "dq": "q", "dk": "k", "dv": "v"}
         arrays = {}
         for name in ("q", "k", "v", "dout", *sources):
@@ -169,9 +190,19 @@ def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, cau
         hopper.forward(backend, q, k, v, out, lse, scale=p.scale, causal=causal)
         gradients = [arrays[name] for name in ("dq", "dk", "dv")]
         hopper.backward(
-            backend, q, k, v, out, arrays["dout"], lse, *gradients, scale=p.scale, causal=causal,
-            form=form, deterministic=deterministic,
-        )  # fmt: skip
+            backend,
+            q,
+            k,
+            v,
+            out,
+            arrays["dout"],
+            lse,
+            *gradients,
+            scale=p.scale,
+            causal=causal,
+            form=form,
+            deterministic=deterministic,
+        )
         check(p, {name: to_float(download(arrays[name]), p.dtype) for name in sources})
 
 
@@ -181,9 +212,16 @@ def test_windows_caps_and_slopes_in_the_backward(changed: bool, causal: bool) ->
     """Key tiles that nobody sees and query tiles that see nothing; in turns the same bits."""
     for seqlen_q, seqlen_k in ((130, 900), (1500, 1500), (700, 90)):
         p = Problem(
-            heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=128, dtype="bf16",
-            causal=causal, window=(500, 30), sinks=5,
-        )  # fmt: skip
+            heads=4,
+            kv_heads=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=128,
+            dtype="bf16",
+            causal=causal,
+            window=(500, 30),
+            sinks=5,
+        )
         if changed:
             slopes = np.float32([0.25, 0.0625, 0.25, 0.0625])
             p = dataclasses.replace(p, softcap=3.0, alibi_slopes=slopes)
@@ -201,9 +239,14 @@ def test_windows_caps_and_slopes_in_the_backward(changed: bool, causal: bool) ->
 def test_the_gradient_of_lse(head_dim: int, causal: bool) -> None:
     for seqlen_q, seqlen_k in ((65, 129), (461, 333)):
         p = Problem(
-            heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, dtype="bf16",
-            causal=causal, with_dlse=True,
-        )  # fmt: skip
+            heads=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            dtype="bf16",
+            causal=causal,
+            with_dlse=True,
+        )
         check(p, execute(p, "flash-sm90", None))
 
 
@@ -211,10 +254,7 @@ def test_the_gradient_of_lse(head_dim: int, causal: bool) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_kernels_that_start_early_wait_for_what_they_need(head_dim: int, causal: bool) -> None:
     """On a full card, again and again: scratch memory holds what the run before left there."""
-    p = Problem(
-        batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=head_dim, dtype="bf16",
-        causal=causal,
-    )  # fmt: skip
+    p = Problem(batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=head_dim, dtype="bf16", causal=causal)
     plain = execute(p, "flash-sm90", None)
     for _ in range(5):
         early = execute(p, "flash-sm90", None, pdl=True)
@@ -230,14 +270,17 @@ def test_a_deterministic_backward(pdl: bool, head_dim: int, causal: bool) -> Non
     """Right on small cases; on a full card the same bits every time, launched early or not."""
     for seqlen_q, seqlen_k in ((1, 1), (65, 129), (333, 461), (461, 333)):
         p = Problem(
-            batch=2, heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
-            dtype="bf16", causal=causal,
-        )  # fmt: skip
+            batch=2,
+            heads=4,
+            kv_heads=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            dtype="bf16",
+            causal=causal,
+        )
         check(p, execute(p, hopper.DETERMINISTIC, None, pdl=pdl))
-    p = Problem(
-        batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=head_dim, dtype="bf16",
-        causal=causal,
-    )  # fmt: skip
+    p = Problem(batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=head_dim, dtype="bf16", causal=causal)
     first = execute(p, "flash-sm90-deterministic", None)
     for _ in range(10):
         again = execute(p, hopper.DETERMINISTIC, None, pdl=pdl)
@@ -249,10 +292,7 @@ def test_a_deterministic_backward(pdl: bool, head_dim: int, causal: bool) -> Non
 @pytest.mark.parametrize("form", FORWARD_FORMS, ids=lambda f: f.name)
 def test_many_waves_give_the_same_bits_every_time(form: ForwardForm, causal: bool) -> None:
     """A fence or an order that is missing shows now and then, on a full card."""
-    p = Problem(
-        batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=form.head_dim, dtype="bf16",
-        causal=causal,
-    )  # fmt: skip
+    p = Problem(batch=4, heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=form.head_dim, dtype="bf16", causal=causal)
     values, raw = forward(p, form, repeats=20)
     for again in raw[1:]:
         np.testing.assert_array_equal(again, raw[0])

@@ -79,9 +79,7 @@ class Net(nn.Module):
         return (hidden @ self.turned.t()).tanh() @ self.last.t() * self.scale
 
 
-def differences(
-    dtype: torch.dtype, bucket_bytes: int, link: CudaLink | None, device: torch.device | str
-) -> list[str]:
+def differences(dtype: torch.dtype, bucket_bytes: int, link: CudaLink | None, device: torch.device | str) -> list[str]:
     """What is wrong after one of STEPS steps.
 
     Both references get the gradients once everything on the device has finished: the same update

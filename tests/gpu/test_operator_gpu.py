@@ -19,9 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 
 @pytest.mark.parametrize("shape", [(65536, 1, 1, 16), (1, 65536, 1, 16)])
 def test_ec12_more_heads_than_a_grid_axis_holds(shape: tuple[int, ...]) -> None:
-    q, k, v, dout = (
-        normal(*shape, dtype=torch.float16, device="cuda", seed=seed) for seed in range(4)
-    )
+    q, k, v, dout = (normal(*shape, dtype=torch.float16, device="cuda", seed=seed) for seed in range(4))
     result = run(q, k, v, dout)
     assert torch.equal(result.out, v)
     assert torch.equal(result.dv, dout)
@@ -30,9 +28,7 @@ def test_ec12_more_heads_than_a_grid_axis_holds(shape: tuple[int, ...]) -> None:
 def test_ec12_scratch_beyond_32_bits() -> None:
     """Padded to 128 rows, scratch of this shape has more than 2³¹ elements."""
     shape = (8300, 16, 1, 128)
-    q, k, v, dout = (
-        normal(*shape, dtype=torch.bfloat16, device="cuda", seed=seed) for seed in range(4)
-    )
+    q, k, v, dout = (normal(*shape, dtype=torch.bfloat16, device="cuda", seed=seed) for seed in range(4))
     result = run(q, k, v, dout)
     assert torch.equal(result.out, v)
     assert all(bool(grad.isfinite().all()) for grad in (result.dq, result.dk, result.dv))
@@ -115,9 +111,7 @@ def test_which_fused_back_end_ran(variant: str) -> None:
 def test_threads_with_the_same_layout() -> None:
     """A thread whose first call of CUDA this is has no context yet; two share one set of launches,
     each with its own addresses."""
-    operands = [
-        inputs(1, 4, 200, 200, 64, dtype=torch.bfloat16, device="cuda", seed=s) for s in range(2)
-    ]
+    operands = [inputs(1, 4, 200, 200, 64, dtype=torch.bfloat16, device="cuda", seed=s) for s in range(2)]
     wanted = [run(*of, causal=True, deterministic=True) for of in operands]  # both are kept now
     torch.cuda.synchronize()
     wrong: list[str] = []

@@ -42,16 +42,11 @@ def packed_call(tensors: list[torch.Tensor], lengths: Lengths, **options: Any) -
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_packed_is_separate(
-    dtype: torch.dtype, head_dim: int, causal: bool, deterministic: bool
-) -> None:
+def test_packed_is_separate(dtype: torch.dtype, head_dim: int, causal: bool, deterministic: bool) -> None:
     """Bit for bit; dq, where its additions are atomic, within the bound of any call. A tile is
     named so that separate calls, too, run the sm_80 kernels on every card."""
     tile = (32, 32)
-    tensors = list(
-        inputs(1, 4, LENGTHS.total_q, LENGTHS.total_k, head_dim, kv_heads=2, dtype=dtype,
-               device="cuda")
-    )  # fmt: skip
+    tensors = list(inputs(1, 4, LENGTHS.total_q, LENGTHS.total_k, head_dim, kv_heads=2, dtype=dtype, device="cuda"))
     options: dict[str, Any] = {"causal": causal, "deterministic": deterministic, "tile": tile}
     got = packed_call(tensors, LENGTHS, **options)
     want = separate_calls(*tensors, LENGTHS, **options)
@@ -67,13 +62,14 @@ def test_packed_is_separate(
 @pytest.mark.parametrize("window", [None, (70, 0)])
 def test_on_a_side_stream_with_every_feature(window: tuple[int, int] | None) -> None:
     """The host's look at the tables waits for the stream they were made on."""
-    tensors = list(
-        inputs(1, 4, LENGTHS.total_q, LENGTHS.total_k, 64, dtype=torch.bfloat16, device="cuda")
-    )
+    tensors = list(inputs(1, 4, LENGTHS.total_q, LENGTHS.total_k, 64, dtype=torch.bfloat16, device="cuda"))
     options: dict[str, Any] = {
-        "causal": True, "window": window, "softcap": 20.0, "deterministic": True,
+        "causal": True,
+        "window": window,
+        "softcap": 20.0,
+        "deterministic": True,
         "alibi_slopes": torch.rand(LENGTHS.sequences, 4, device="cuda"),
-    }  # fmt: skip
+    }
     want = separate_calls(*tensors, LENGTHS, **options)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -93,22 +89,16 @@ def test_many_sequences_of_one_token() -> None:
 
 
 @pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-    reason="needs a Hopper GPU",
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
-def test_on_the_hopper_kernels(
-    dtype: torch.dtype, head_dim: int, deterministic: bool, bad: float | None
-) -> None:
+def test_on_the_hopper_kernels(dtype: torch.dtype, head_dim: int, deterministic: bool, bad: float | None) -> None:
     """Bit for bit what separate calls give, whose tiles are the same under a causal mask, also
     where every second sequence holds no numbers: what TMA would reach of it must not be met."""
-    tensors = list(
-        inputs(1, 4, LENGTHS.total_q, LENGTHS.total_k, head_dim, kv_heads=2, dtype=dtype,
-               device="cuda")
-    )  # fmt: skip
+    tensors = list(inputs(1, 4, LENGTHS.total_q, LENGTHS.total_k, head_dim, kv_heads=2, dtype=dtype, device="cuda"))
     if bad is not None:
         for number, queries, keys in each_sequence(LENGTHS):
             if number % 2:

@@ -63,9 +63,7 @@ def test_chains_agree_with_the_host(chain: str, fused: bool) -> None:
     random = np.random.default_rng(0)
     rows, cols = 100, 1032
     values = {n: random.standard_normal((rows, cols)).astype(np.float32) for n in ("x", "residual")}
-    values |= {
-        n: random.standard_normal(cols).astype(np.float32) for n in ("bias", "gamma", "beta")
-    }
+    values |= {n: random.standard_normal(cols).astype(np.float32) for n in ("bias", "gamma", "beta")}
     options = {"fused": fused, "scale": 1.7, "shift": -0.3, "dropout_p": 0.25, "seed": 7}
     host = np.zeros((rows, cols), np.float32)
     arrays = {n: from_numpy(n, v, "rw") for n, v in (values | {"y": host}).items()}
@@ -73,9 +71,7 @@ def test_chains_agree_with_the_host(chain: str, fused: bool) -> None:
     device = {n: torch.from_numpy(v).cuda() for n, v in values.items()}
     device["y"] = torch.zeros(rows, cols, device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
-    run_chain(
-        CupyBackend(), chain, {n: wrap(n, t) for n, t in device.items()}, stream=stream, **options
-    )
+    run_chain(CupyBackend(), chain, {n: wrap(n, t) for n, t in device.items()}, stream=stream, **options)
     torch.cuda.synchronize()
     ours = device["y"].cpu().numpy()
     assert ((ours == 0) == (host == 0)).all()  # the same dropout mask
@@ -107,11 +103,7 @@ def test_offload_frees_device_memory_and_keeps_every_bit() -> None:
     step(None)  # the matrix library's workspace
     plain, stored = step(None)
     offload = OffloadSavedTensors(
-        model,
-        link=CudaLink(),
-        pool=Pool(pin=True),
-        prefetch_bytes=activation,
-        in_flight_bytes=2 * activation,
+        model, link=CudaLink(), pool=Pool(pin=True), prefetch_bytes=activation, in_flight_bytes=2 * activation
     )
     for _ in range(3):
         moved, peak = step(offload)

@@ -52,8 +52,7 @@ def execute(
     likes = {"out": "q", "dq": "q", "dk": "k", "dv": "v"}
     for name in ("q", "k", "v", "dout", *likes):
         memory[name] = aligned(p.data[likes.get(name, name)].shape, p.dtype)
-        memory[name][...] = to_bits(p.data[name] if name not in likes else
-                                    np.full(memory[name].shape, np.nan), p.dtype)  # fmt: skip
+        memory[name][...] = to_bits(p.data[name] if name not in likes else np.full(memory[name].shape, np.nan), p.dtype)
         given[name] = view(name, memory[name], p.dtype)
     given |= arrays or {}
     lse = aligned(p.data["q"].shape[:3], "fp32")
@@ -69,9 +68,7 @@ def execute(
             options["form"] = backward_form
         if p.with_dlse:
             options["dlse"] = view("dlse", p.data["dlse"].astype(np.float32), "fp32")
-        hopper.backward(
-            backend, q, k, v, out, dout, stats, *gradients, deterministic=deterministic, **options
-        )
+        hopper.backward(backend, q, k, v, out, dout, stats, *gradients, deterministic=deterministic, **options)
         names += ["dq", "dk", "dv"]
     results = {name: to_float(memory[name], p.dtype) for name in names}
     return results | {"lse": lse.astype(np.float64)}, Traffic(backend.traffic)
@@ -84,9 +81,7 @@ def predicted(
     deterministic: bool = False,
     backward_form: BackwardForm | None = None,
 ) -> Traffic:
-    shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal
-    )
+    shape = AttentionShape(p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal)
     form = form or hopper.forward_form(p.head_dim, p.causal, p.seqlen_q)
     total = predict_traffic("flash-sm90", shape, form.tile, "forward", persistent=form.persistent)
     if backward:
@@ -106,8 +101,7 @@ def hold(p: Problem, form: ForwardForm | None = None, **options: Any) -> None:
 
 
 # (Nq, Nk): below, at and beyond the tiles' 64, 128, 176 and 192; rows that see nothing; one row
-LENGTHS = [(1, 1), (2, 65), (64, 63), (127, 129), (193, 128), (128, 193), (257, 191), (333, 90),
-           (70, 333)]  # fmt: skip
+LENGTHS = [(1, 1), (2, 65), (64, 63), (127, 129), (193, 128), (128, 193), (257, 191), (333, 90), (70, 333)]
 
 
 @pytest.mark.thorough
@@ -116,9 +110,14 @@ LENGTHS = [(1, 1), (2, 65), (64, 63), (127, 129), (193, 128), (128, 193), (257, 
 def test_every_form(form: ForwardForm, causal: bool) -> None:
     for seed, (seqlen_q, seqlen_k) in enumerate(LENGTHS):
         p = Problem(
-            heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=form.head_dim, dtype="bf16",
-            causal=causal, seed=seed,
-        )  # fmt: skip
+            heads=1,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=form.head_dim,
+            dtype="bf16",
+            causal=causal,
+            seed=seed,
+        )
         hold(p, form, seed=seed or None)
 
 
@@ -128,9 +127,15 @@ def test_both_passes(head_dim: int, causal: bool) -> None:
     lengths = [(1, 1), (63, 65), (129, 127), (65, 257), (193, 100)]
     for seed, (seqlen_q, seqlen_k) in enumerate(lengths):
         p = Problem(
-            heads=2, kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
-            dtype="fp16", causal=causal, seed=seed,
-        )  # fmt: skip
+            heads=2,
+            kv_heads=1,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            dtype="fp16",
+            causal=causal,
+            seed=seed,
+        )
         hold(p, seed=seed or None, backward=True)
 
 
@@ -142,9 +147,15 @@ def test_a_deterministic_backward_is_the_same_in_every_order(head_dim: int, caus
     lengths = [(1, 1), (63, 65), (200, 300), (300, 400), (300, 170)]
     for seed, (seqlen_q, seqlen_k) in enumerate(lengths):
         p = Problem(
-            heads=4, kv_heads=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
-            dtype="bf16", causal=causal, seed=seed,
-        )  # fmt: skip
+            heads=4,
+            kv_heads=2,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            dtype="bf16",
+            causal=causal,
+            seed=seed,
+        )
         first, _ = execute(p, backward=True, deterministic=True, os_threads=1)
         check(p, first)
         for order, os_threads in ((None, 4), (seed + 1, 3), (seed + 1, 3)):
@@ -176,9 +187,15 @@ def test_every_form_of_the_backward(form: BackwardForm, deterministic: bool, cau
     lengths = [(1, 1), (80, 128), (81, 129), (79, 63), (200, 257)]
     for seed, (seqlen_q, seqlen_k) in enumerate(lengths):
         p = Problem(
-            heads=2, kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=form.head_dim,
-            dtype="bf16" if seed % 2 else "fp16", causal=causal, seed=seed,
-        )  # fmt: skip
+            heads=2,
+            kv_heads=1,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=form.head_dim,
+            dtype="bf16" if seed % 2 else "fp16",
+            causal=causal,
+            seed=seed,
+        )
         hold(p, seed=seed or None, backward=True, backward_form=form, deterministic=deterministic)
 
 
@@ -200,9 +217,16 @@ def test_tiles_of_the_backward_can_be_asked_for() -> None:
 def test_the_gradient_of_lse(head_dim: int, causal: bool) -> None:
     for seed, (seqlen_q, seqlen_k) in enumerate([(1, 1), (130, 70), (65, 200)]):
         p = Problem(
-            heads=2, kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim,
-            dtype="fp16", causal=causal, with_dlse=True, seed=seed,
-        )  # fmt: skip
+            heads=2,
+            kv_heads=1,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=head_dim,
+            dtype="fp16",
+            causal=causal,
+            with_dlse=True,
+            seed=seed,
+        )
         for deterministic in (False, True):
             hold(p, seed=seed or None, backward=True, deterministic=deterministic)
 
@@ -220,9 +244,7 @@ def test_the_gradient_of_lse_of_a_row_that_sees_nothing() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [hopper.ALGORITHM, hopper.DETERMINISTIC])
-def test_only_what_waits_by_itself_is_launched_early(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_waits_by_itself_is_launched_early(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs before the pass may be anything: its first kernel is an ordinary launch."""
     seen: list[tuple[str, bool]] = []
     launch = HostBackend.launch
@@ -240,10 +262,7 @@ def test_only_what_waits_by_itself_is_launched_early(
         ("flash_backward_sm90", True),
         ("flash_backward_sm90_postprocess", True),
     ]
-    assert seen[:-3] == [
-        ("flash_forward_sm90_clear_counter", False),
-        ("flash_forward_sm90_persistent", True),
-    ]
+    assert seen[:-3] == [("flash_forward_sm90_clear_counter", False), ("flash_forward_sm90_persistent", True)]
     seen.clear()
     shared_execute(p, algorithm="flash-sm90")
     assert len(seen) == 5
@@ -261,9 +280,7 @@ def test_both_passes_in_bf16() -> None:
 
 def test_batches_and_grouped_heads_each_have_their_place() -> None:
     """Six heads share three; every (batch, head) has values of its own."""
-    p = Problem(
-        batch=2, heads=6, kv_heads=3, seqlen_q=70, seqlen_k=66, dtype="fp16", causal=True
-    )  # fmt: skip
+    p = Problem(batch=2, heads=6, kv_heads=3, seqlen_q=70, seqlen_k=66, dtype="fp16", causal=True)
     hold(p, backward=True, seed=5)
 
 

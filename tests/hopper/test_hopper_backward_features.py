@@ -72,18 +72,22 @@ def backward_of(
     hopper.backward(
         backend,
         *(given[name] for name in ("q", "k", "v", "out", "dout", "lse", *GRADIENTS)),
-        scale=p.scale, causal=p.causal, window=window, changes=changes, form=form,
-        dlse=given.get("dlse"), deterministic=deterministic, **options,
-    )  # fmt: skip
+        scale=p.scale,
+        causal=p.causal,
+        window=window,
+        changes=changes,
+        form=form,
+        dlse=given.get("dlse"),
+        deterministic=deterministic,
+        **options,
+    )
     shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal,
-        p.window, p.sinks,
-    )  # fmt: skip
+        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal, p.window, p.sinks
+    )
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
     wanted = predict_traffic(
-        algorithm, shape, form.tile, "backward", lse_gradient=p.with_dlse,
-        alibi="alibi" in features,
-    )  # fmt: skip
+        algorithm, shape, form.tile, "backward", lse_gradient=p.with_dlse, alibi="alibi" in features
+    )
     assert backend.traffic == {name: dict(found) for name, found in wanted.kernels.items()}
     return {name: to_float(results[name], p.dtype) for name in GRADIENTS}
 
@@ -119,9 +123,7 @@ WINDOWS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("changes", "deterministic"),
-    [(changes, bool(number % 2)) for number, changes in enumerate(WINDOWS)],
-    ids=str,
+    ("changes", "deterministic"), [(changes, bool(number % 2)) for number, changes in enumerate(WINDOWS)], ids=str
 )
 def test_windows(changes: dict[str, Any], deterministic: bool) -> None:
     p = problem(changes)
@@ -161,12 +163,19 @@ sides = st.one_of(st.none(), st.integers(0, 40), st.integers(0, 500))
 def problems(draw: st.DrawFn, causal: bool, changes: dict[str, Any]) -> Problem:
     kv_heads = 1 if changes else draw(st.integers(1, 2))
     return Problem(
-        batch=draw(st.integers(1, 2)), heads=2, kv_heads=kv_heads,
-        seqlen_q=draw(st.integers(1, 420)), seqlen_k=draw(st.integers(1, 420)),
+        batch=draw(st.integers(1, 2)),
+        heads=2,
+        kv_heads=kv_heads,
+        seqlen_q=draw(st.integers(1, 420)),
+        seqlen_k=draw(st.integers(1, 420)),
         head_dim=128 if changes else 64,
-        dtype="fp16", causal=causal, window=draw(st.tuples(sides, sides)),
-        sinks=draw(st.sampled_from([0, 0, 1, 4, 150])), seed=draw(st.integers(0, 9)), **changes,
-    )  # fmt: skip
+        dtype="fp16",
+        causal=causal,
+        window=draw(st.tuples(sides, sides)),
+        sinks=draw(st.sampled_from([0, 0, 1, 4, 150])),
+        seed=draw(st.integers(0, 9)),
+        **changes,
+    )
 
 
 @pytest.mark.thorough
@@ -189,10 +198,7 @@ def test_the_gradient_of_lse_follows_the_window() -> None:
 
 def test_turns_are_the_same_bit_for_bit_however_blocks_run() -> None:
     """Key tiles that skip a query tile take no turn at it: nobody waits for them."""
-    p = problem(
-        {"window": (150, 0), "sinks": 3, "causal": True}, heads=4, kv_heads=2, seqlen_q=600,
-        seqlen_k=700,
-    )  # fmt: skip
+    p = problem({"window": (150, 0), "sinks": 3, "causal": True}, heads=4, kv_heads=2, seqlen_q=600, seqlen_k=700)
     first = backward_of(p, deterministic=True, os_threads=1)
     hold(p, first)
     for seed, os_threads in ((None, 4), (1, 3)):
@@ -232,9 +238,7 @@ def test_dispatch_takes_them_in_tiles_of_64_queries(
     """80, the choice without any, leave too few registers."""
     shape = AttentionShape(1, 1, 512, 512, 128, dtype="bf16", causal=causal, **changes)
     for deterministic, name in ((False, hopper.ALGORITHM), (True, hopper.DETERMINISTIC)):
-        found = launches_of(
-            "auto", shape, "backward", Device("90"), deterministic=deterministic, **asked
-        )
+        found = launches_of("auto", shape, "backward", Device("90"), deterministic=deterministic, **asked)
         assert found.algorithm == name
         assert dict(found.main.kernel.macros).items() >= (macros | {"BLOCK_M": 64}).items()
     told = predict("auto", shape, "backward", H200, **asked)
@@ -271,9 +275,7 @@ def test_what_would_spill_stays_with_the_sm80_form(
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 def test_dispatch_takes_a_cap_in_bf16_at_head_dim_64(causal: bool, deterministic: bool) -> None:
     shape = AttentionShape(1, 1, 512, 512, 64, dtype="bf16", causal=causal)
-    found = launches_of(
-        "auto", shape, "backward", Device("90"), softcap=True, deterministic=deterministic
-    )
+    found = launches_of("auto", shape, "backward", Device("90"), softcap=True, deterministic=deterministic)
     assert found.algorithm == (hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM)
     assert dict(found.main.kernel.macros)["SOFTCAP"] == 1
 
@@ -287,19 +289,30 @@ def test_a_cap_in_bf16_at_head_dim_64(causal: bool, deterministic: bool) -> None
 
 
 def test_other_options_are_still_refused_by_name() -> None:
-    arrays = {name: view(name, aligned((1, 1, 40, 64), "fp16"), "fp16")
-              for name in ("q", "k", "v", "out", "dout", *GRADIENTS)}  # fmt: skip
+    arrays = {
+        name: view(name, aligned((1, 1, 40, 64), "fp16"), "fp16") for name in ("q", "k", "v", "out", "dout", *GRADIENTS)
+    }
     lse = view("lse", aligned((1, 1, 40), "fp32"), "fp32")
     backend = HostBackend()
     with pytest.raises(ValueError, match=r"flash-sm90 does not take dropout_p$"):
         attention.backward(
-            backend, "flash-sm90", *(arrays[n] for n in ("q", "k", "v", "out", "dout")),
-            {"lse": lse}, *(arrays[n] for n in GRADIENTS), scale=0.1, window=(3, 0), dropout_p=0.5,
-        )  # fmt: skip
+            backend,
+            "flash-sm90",
+            *(arrays[n] for n in ("q", "k", "v", "out", "dout")),
+            {"lse": lse},
+            *(arrays[n] for n in GRADIENTS),
+            scale=0.1,
+            window=(3, 0),
+            dropout_p=0.5,
+        )
     wrong = ScoreChanges(alibi_slopes=view("slopes", aligned((1, 3, 1), "fp32"), "fp32"))
     with pytest.raises(ValueError, match=r"\(1, 3, 1\), not \(B, H, 1\) = \(1, 1, 1\)"):
         hopper.backward(
-            backend, *(arrays[n] for n in ("q", "k", "v", "out", "dout")), lse,
-            *(arrays[n] for n in GRADIENTS), scale=0.1, changes=wrong,
-        )  # fmt: skip
+            backend,
+            *(arrays[n] for n in ("q", "k", "v", "out", "dout")),
+            lse,
+            *(arrays[n] for n in GRADIENTS),
+            scale=0.1,
+            changes=wrong,
+        )
     assert backend.traffic == {}

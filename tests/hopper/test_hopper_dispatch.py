@@ -59,17 +59,18 @@ def test_hopper_takes_what_it_covers() -> None:
         (PretendedHopper(), [array()], {"features": ["key_mask"]}, "a key mask"),
         (PretendedHopper(), [array()], {"features": ["dropout"]}, "dropout"),
         (PretendedHopper(), [array()], {"features": ["block_mask"]}, "a block mask"),
-        (PretendedHopper(), [array()], {"features": ["softcap"], "pass_": "backward"},
-         "a softcap in"),
+        (PretendedHopper(), [array()], {"features": ["softcap"], "pass_": "backward"}, "a softcap in"),
         (PretendedHopper(), [array()], {"features": ["bias"]}, "a bias"),
-        (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {},
-         "a sequence without rows"),
-        (PretendedHopper(), [array(), shifted(array("k"), strides=(0, 0, 64, 1))], {},
-         "k has a stride of 0 bytes"),
-        (PretendedHopper(), [array(), shifted(array("v"), strides=(1032, 516, 64, 1))], {},
-         "v has a stride of 1032 bytes"),
+        (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {}, "a sequence without rows"),
+        (PretendedHopper(), [array(), shifted(array("k"), strides=(0, 0, 64, 1))], {}, "k has a stride of 0 bytes"),
+        (
+            PretendedHopper(),
+            [array(), shifted(array("v"), strides=(1032, 516, 64, 1))],
+            {},
+            "v has a stride of 1032 bytes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_sm80_form_takes_the_rest(
     backend: HostBackend, arrays: list[Array], settings: dict[str, Any], reason: str
 ) -> None:
@@ -85,9 +86,7 @@ def test_a_deterministic_backward_has_a_form_of_its_own() -> None:
     chosen = dispatch.choose(PretendedAmpere(), [array()], **options)
     assert chosen.algorithm == "flash-split"
     assert chosen.reason == "the Hopper kernels need compute capability 9.0, this has 8.0"
-    chosen = dispatch.choose(
-        PretendedHopper(), [array()], ["deterministic", "sawtooth"], pass_="backward"
-    )
+    chosen = dispatch.choose(PretendedHopper(), [array()], ["deterministic", "sawtooth"], pass_="backward")
     assert chosen.algorithm == "flash-split"
     assert chosen.reason.startswith("dq in a fixed order and a sawtooth")
 
@@ -99,9 +98,7 @@ def test_the_default_tile_is_the_one_that_runs(algorithm: str, head_dim: int, pa
     """The bytes counted are those predicted for the reported tile."""
     p = Problem(heads=1, seqlen_q=200, seqlen_k=200, head_dim=head_dim, dtype="bf16")
     _, counted = execute(p, algorithm=algorithm, backward=pass_ == "backward")
-    tile = dispatch.default_tile(
-        algorithm, head_dim, "bf16", pass_, causal=False, seqlen_q=p.seqlen_q
-    )
+    tile = dispatch.default_tile(algorithm, head_dim, "bf16", pass_, causal=False, seqlen_q=p.seqlen_q)
     shape = AttentionShape(1, 1, 200, 200, head_dim, dtype="bf16")
     options = {"persistent": True} if (algorithm, pass_) == ("flash-sm90", "forward") else {}
     predicted = predict_traffic(algorithm, shape, tile, pass_, **options)
@@ -114,9 +111,7 @@ def test_tiles_can_be_asked_for_by_name() -> None:
     got, counted = execute(p, algorithm="flash-sm90", tile=Tile(128, 176), backward=False)
     check(p, got)
     assert set(counted) == {"flash_forward_sm90"}
-    with pytest.raises(
-        ValueError, match=r"no tile \(64, 64\) at head_dim 128; known: \[\(128, 128"
-    ):
+    with pytest.raises(ValueError, match=r"no tile \(64, 64\) at head_dim 128; known: \[\(128, 128"):
         execute(p, algorithm="flash-sm90", tile=Tile(64, 64), backward=False)
     assert hopper.form_of_tile(64, Tile(192, 128)) == hopper.ForwardForm(64, 3, 128, pingpong=True)
 
@@ -126,48 +121,50 @@ def test_features_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="flash-sm90 does not take dropout_p"):
         attention.forward(backend, "flash-sm90", a, a, a, a, {}, scale=1.0, dropout_p=0.5)
     with pytest.raises(ValueError, match="k "):
-        attention.forward(
-            backend, "flash-sm90", a, array("k", shape=(1, 2, 8, 128)), a, a, {}, scale=1.0
-        )
+        attention.forward(backend, "flash-sm90", a, array("k", shape=(1, 2, 8, 128)), a, a, {}, scale=1.0)
     assert backend.traffic == {}
 
 
 @pytest.mark.parametrize(
     ("settings", "kernels"),
     [
-        ({}, {*PERSISTENT, "flash_backward_sm90", "flash_backward_sm90_preprocess",
-              "flash_backward_sm90_postprocess"}),
-        ({"tile": (64, 64)}, {"flash_forward", "flash_backward", "flash_backward_preprocess",
-                              "flash_backward_postprocess"}),
-        ({"deterministic": True}, {*PERSISTENT, "flash_backward_sm90",
-                                   "flash_backward_sm90_preprocess",
-                                   "flash_backward_sm90_postprocess"}),
-        ({"order": "sawtooth"}, {"flash_forward_sm90", "flash_backward_sm90",
-                                 "flash_backward_sm90_preprocess",
-                                 "flash_backward_sm90_postprocess"}),
-        ({"order": "sawtooth", "deterministic": True},
-         {"flash_forward_sm90", "flash_backward_preprocess", "flash_backward",
-          "flash_backward_dq"}),
+        ({}, {*PERSISTENT, "flash_backward_sm90", "flash_backward_sm90_preprocess", "flash_backward_sm90_postprocess"}),
+        (
+            {"tile": (64, 64)},
+            {"flash_forward", "flash_backward", "flash_backward_preprocess", "flash_backward_postprocess"},
+        ),
+        (
+            {"deterministic": True},
+            {*PERSISTENT, "flash_backward_sm90", "flash_backward_sm90_preprocess", "flash_backward_sm90_postprocess"},
+        ),
+        (
+            {"order": "sawtooth"},
+            {
+                "flash_forward_sm90",
+                "flash_backward_sm90",
+                "flash_backward_sm90_preprocess",
+                "flash_backward_sm90_postprocess",
+            },
+        ),
+        (
+            {"order": "sawtooth", "deterministic": True},
+            {"flash_forward_sm90", "flash_backward_preprocess", "flash_backward", "flash_backward_dq"},
+        ),
     ],
     ids=["covered", "tile", "deterministic", "sawtooth", "deterministic sawtooth"],
-)  # fmt: skip
+)
 def test_the_operator_follows_the_rule(
     settings: dict[str, Any], kernels: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = PretendedHopper()
     monkeypatch.setattr(launcher, "_host", lambda checks: backend)
     torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(1, 70, 2, 64, dtype=torch.bfloat16).transpose(1, 2).requires_grad_()
-        for _ in range(3)
-    )
+    q, k, v = (torch.randn(1, 70, 2, 64, dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3))
     out = repro.flash_attention(q, k, v, causal=True, **settings)
     out.sum().backward()  # a gradient whose strides are all 0: copied, not refused
     assert set(backend.traffic) == kernels | {"copy"}
     assert {tensor for tensor, _ in backend.traffic["copy"]} == {"dout"}
-    in_turns = any(
-        tensor == "turns" for entries in backend.traffic.values() for tensor, _ in entries
-    )
+    in_turns = any(tensor == "turns" for entries in backend.traffic.values() for tensor, _ in entries)
     assert in_turns == (settings == {"deterministic": True})
     wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
     exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)

@@ -256,12 +256,7 @@ CASES = [
     (18, "a copy not waited for", "race", ""),
     (19, "60 bytes", "misaligned", "multiples of 16"),
     (20, "a tile off its boundary", "misaligned", "multiples of 1024"),
-    (
-        40,
-        "an addition off its boundary",
-        "misaligned",
-        "addition of 16 bytes at .* no multiple of 16",
-    ),
+    (40, "an addition off its boundary", "misaligned", "addition of 16 bytes at .* no multiple of 16"),
     (21, "parity 2", "limit", "parity 2"),
     (22, "counts that differ", "divergence", "named barrier 1"),
     (23, "a named barrier missed", "deadlock", r"named barrier 3 \(224 of 256 threads have come\)"),
@@ -269,12 +264,7 @@ CASES = [
     (25, "handed over without a barrier", "race", ""),
     (26, "one arrival too many", "deadlock", "one arrival too many"),
     (27, "an mbarrier set up twice", "race", "twice"),
-    (
-        41,
-        "a named barrier after one thread's store",
-        "divergence",
-        "named barrier .*warp_sync is mis",
-    ),
+    (41, "a named barrier after one thread's store", "divergence", "named barrier .*warp_sync is mis"),
     (42, "a collective after one thread's wait", "divergence", "stmatrix .*warp_sync is missing"),
     (28, "a group that never shrinks", "deadlock", "hold 648 registers a thread together"),
     (29, "more registers than there are", "deadlock", "512 registers a thread together"),
@@ -311,9 +301,7 @@ def _array(name: str, x: np.ndarray, access: str) -> Array:
     return Array(name, x.ctypes.data, x.shape, tuple(s // 2 for s in x.strides), "fp16", access, x)
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"), [pytest.param(f, k, m, id=n) for f, n, k, m in CASES]
-)
+@pytest.mark.parametrize(("fault", "kind", "message"), [pytest.param(f, k, m, id=n) for f, n, k, m in CASES])
 def test_a_fault_is_found_and_its_repair_passes(fault: int, kind: str, message: str) -> None:
     kinds = set()
     for seed in (None, 1, 2, 3):
@@ -337,8 +325,7 @@ def test_a_deadlock_names_everybody_who_waits_and_for_what() -> None:
     )
     assert producer, message
     assert "mbarrier_wait(&b->empty[s]" in FAULTS.split("\n")[int(producer[1]) - 1]
-    assert re.search(r"threads 128-159 wait in mbarrier_wait \(offset 32768: 1 of 1 arrivals",
-                     message)  # fmt: skip
+    assert re.search(r"threads 128-159 wait in mbarrier_wait \(offset 32768: 1 of 1 arrivals", message)
 
 
 def test_the_right_pipeline_passes_in_many_orders() -> None:

@@ -33,17 +33,21 @@ def execute(p: Problem, form: ForwardForm, seed: int | None = None) -> dict[str,
     out, lse = aligned(p.data["q"].shape, p.dtype), aligned(p.data["q"].shape[:3], "fp32")
     assert p.scale is not None
     hopper.forward(
-        HostBackend(seed=seed), *arrays, view("out", out, p.dtype), view("lse", lse, "fp32"),
-        scale=p.scale, causal=p.causal, form=form,
-    )  # fmt: skip
+        HostBackend(seed=seed),
+        *arrays,
+        view("out", out, p.dtype),
+        view("lse", lse, "fp32"),
+        scale=p.scale,
+        causal=p.causal,
+        form=form,
+    )
     return {"out": to_float(out, p.dtype), "lse": lse.astype(np.float64)}
 
 
 def rising(form: ForwardForm, rise: float, dtype: str, causal: bool, tiles: int = 4) -> Problem:
     """Scores that rise by ``rise`` binary orders a key tile, for every second row of queries."""
     keys = tiles * form.block_n - 37
-    p = Problem(heads=2, seqlen_q=150, seqlen_k=keys, head_dim=form.head_dim, dtype=dtype,
-                causal=causal)  # fmt: skip
+    p = Problem(heads=2, seqlen_q=150, seqlen_k=keys, head_dim=form.head_dim, dtype=dtype, causal=causal)
     assert p.scale is not None
     p.data["q"][..., 0] = np.where(np.arange(150) % 2, 4.0, 0.0)
     step = np.arange(keys)[::-1] // form.block_n
@@ -66,8 +70,9 @@ def test_scores_may_rise_as_they_like(rise: float, dtype: str) -> None:
 def test_rows_that_see_nothing_or_one_key(causal: bool) -> None:
     """Their maximum is -inf before the first key, or all along."""
     for form in LAZY:
-        p = Problem(heads=1, seqlen_q=form.tile.block_m + 70, seqlen_k=65, head_dim=form.head_dim,
-                    dtype="fp16", causal=causal)  # fmt: skip
+        p = Problem(
+            heads=1, seqlen_q=form.tile.block_m + 70, seqlen_k=65, head_dim=form.head_dim, dtype="fp16", causal=causal
+        )
         got = execute(p, form, seed=1)
         check(p, got)
         assert np.isneginf(got["lse"]).any() == causal

@@ -24,11 +24,7 @@ LIMIT_LOG2 = 40
 
 
 def execute(
-    p: Problem,
-    optimistic: bool,
-    form: ForwardForm = FORM,
-    seed: int | None = None,
-    backend: HostBackend | None = None,
+    p: Problem, optimistic: bool, form: ForwardForm = FORM, seed: int | None = None, backend: HostBackend | None = None
 ) -> tuple[dict[str, np.ndarray], Traffic]:
     arrays: dict[str, Any] = {}
     for name in ("q", "k", "v"):
@@ -39,9 +35,15 @@ def execute(
     backend = backend or HostBackend(seed=seed)
     assert p.scale is not None
     hopper.forward(
-        backend, *arrays.values(), view("out", out, "bf16"), view("lse", lse, "fp32"),
-        scale=p.scale, causal=p.causal, form=form, optimistic=optimistic,
-    )  # fmt: skip
+        backend,
+        *arrays.values(),
+        view("out", out, "bf16"),
+        view("lse", lse, "fp32"),
+        scale=p.scale,
+        causal=p.causal,
+        form=form,
+        optimistic=optimistic,
+    )
     return {"out": to_float(out, "bf16"), "lse": lse.astype(float)}, Traffic(backend.traffic)
 
 
@@ -106,9 +108,7 @@ def compare(p: Problem, expected: int, form: ForwardForm = FORM, seed: int | Non
         rows = slice(i * form.tile.block_m, (i + 1) * form.tile.block_m)
         for name in ("out", "lse"):
             np.testing.assert_array_equal(got[name][b, h, rows], exact[name][b, h, rows])
-    shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, "bf16", p.causal
-    )
+    shape = AttentionShape(p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, "bf16", p.causal)
     predicted = predict_traffic(
         "flash-sm90-optimistic", shape, form.tile, "forward", flagged=tuple(i for *_, i in flagged)
     )
@@ -158,9 +158,7 @@ def test_only_the_tiles_that_overflow_are_done_again() -> None:
     compare(p, 2)
 
 
-@pytest.mark.parametrize(
-    ("multiprocessors", "most", "blocks"), [(1, 256, 1), (4, 256, 4), (100, 256, 6), (1, 2, 3)]
-)
+@pytest.mark.parametrize(("multiprocessors", "most", "blocks"), [(1, 256, 1), (4, 256, 4), (100, 256, 6), (1, 2, 3)])
 def test_few_blocks_look_for_the_tiles_to_repair(
     multiprocessors: int, most: int, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,10 +50,15 @@ def run(
     out[...], lse[...] = to_bits(np.full(out.shape, np.nan), dtype), np.nan
     backend = HostBackend(**how)
     hopper.forward(
-        backend, *(view(name, given[name], dtype) for name in "qkv"),
-        view("out", out, dtype), view("lse", lse, "fp32"), scale=first.scale or 1.0,
-        causal=first.causal, form=form, packed=packed,
-    )  # fmt: skip
+        backend,
+        *(view(name, given[name], dtype) for name in "qkv"),
+        view("out", out, dtype),
+        view("lse", lse, "fp32"),
+        scale=first.scale or 1.0,
+        causal=first.causal,
+        form=form,
+        packed=packed,
+    )
     return {"out": out, "lse": lse}, Traffic(backend.traffic)
 
 
@@ -62,12 +67,8 @@ def hold(sequences: Sequence[Problem], form: ForwardForm, **how: Any) -> None:
     prediction."""
     first, lengths = sequences[0], lengths_of(sequences)
     got, counted = run(sequences, form, packed_of(lengths), **how)
-    some = AttentionShape(
-        1, first.heads, 1, 1, first.head_dim, first.kv_heads, first.dtype, first.causal
-    )
-    predicted = predict_traffic(
-        "flash-sm90", lengths.packed_shape(some), form.tile, "forward", lengths=lengths
-    )
+    some = AttentionShape(1, first.heads, 1, 1, first.head_dim, first.kv_heads, first.dtype, first.causal)
+    predicted = predict_traffic("flash-sm90", lengths.packed_shape(some), form.tile, "forward", lengths=lengths)
     assert counted.kernels == predicted.kernels
     for p, end in zip(sequences, accumulate(lengths.queries), strict=True):
         mine = {name: bits[:, :, end - p.seqlen_q : end] for name, bits in got.items()}
@@ -87,19 +88,22 @@ def hold(sequences: Sequence[Problem], form: ForwardForm, **how: Any) -> None:
 
 FORM_DTYPE_CAUSAL = [
     pytest.param(
-        form, dtype, causal, id=f"{form.name} {dtype} {'causal' if causal else 'dense'}",
+        form,
+        dtype,
+        causal,
+        id=f"{form.name} {dtype} {'causal' if causal else 'dense'}",
         marks=() if (form.head_dim, dtype, causal) in quick else pytest.mark.thorough,
     )
     for quick in [{(64, "fp16", True), (128, "fp16", False)}]
-    for form in PACKED_FORMS for dtype in ("fp16", "bf16") for causal in (False, True)
-]  # fmt: skip
+    for form in PACKED_FORMS
+    for dtype in ("fp16", "bf16")
+    for causal in (False, True)
+]
 
 
 @pytest.mark.parametrize(("form", "dtype", "causal"), FORM_DTYPE_CAUSAL)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_lies_in_the_neighbours_changes_nothing(
-    bad: float, form: ForwardForm, dtype: str, causal: bool
-) -> None:
+def test_what_lies_in_the_neighbours_changes_nothing(bad: float, form: ForwardForm, dtype: str, causal: bool) -> None:
     """Rows of other sequences that a box would reach past the end of its own, of every operand:
     0 times infinity is no number."""
     lengths = Lengths((70, 30, 1, 90), (40, 30, 33, 90))
@@ -138,9 +142,7 @@ def test_one_sequence_costs_the_plain_call_and_the_tables() -> None:
     for queries, extra in ((300, 0), (384, 1)):
         shape = AttentionShape(1, 4, queries, 400, 64, kv_heads=2, causal=True, dtype="bf16")
         plain = predict("flash-sm90", shape, "forward", H200)
-        packed = predict(
-            "flash-sm90", shape, "forward", H200, lengths=Lengths((queries,), (400,))
-        )  # fmt: skip
+        packed = predict("flash-sm90", shape, "forward", H200, lengths=Lengths((queries,), (400,)))
         moved, tables = packed.traffic.by_tensor(), 2 * 4 * 4 * (2 + extra)
         assert [moved.pop((f"cu_seqlens_{side}", "read")) for side in "qk"] == [tables] * 2
         moved["tile_counter", "atomic"] -= 4 * 4 * extra
@@ -163,9 +165,7 @@ def test_dispatch_takes_the_hopper_kernels() -> None:
         assert found.algorithm == ("flash" if reason else "flash-sm90")
         assert found.reason == (reason or "the Hopper kernels cover it")
     changed = "packed sequences with a window, a softcap or ALiBi"
-    for more, reason in (
-        ({"softcap": True}, changed), ({"alibi": True}, changed), ({"dropout_p": 0.5}, "dropout"),
-    ):  # fmt: skip
+    for more, reason in (({"softcap": True}, changed), ({"alibi": True}, changed), ({"dropout_p": 0.5}, "dropout")):
         found = launches_of("auto", shape, "forward", HOPPER, lengths=lengths, **more)
         assert (found.algorithm, found.reason) == ("flash", reason)
     windowed = replace(shape, window=(70, 0))
@@ -180,17 +180,11 @@ def test_dispatch_takes_the_hopper_kernels() -> None:
 def test_sums_refuse_what_the_kernels_do() -> None:
     lengths = Lengths.equal([100, 28])
     shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, 64))
-    for some, options, name in (
-        (shape, {"alibi": True}, "alibi"),
-        (replace(shape, window=(30, 30)), {}, "window"),
-    ):
+    for some, options, name in ((shape, {"alibi": True}, "alibi"), (replace(shape, window=(30, 30)), {}, "window")):
         with pytest.raises(ValueError, match=f"flash-sm90: packed sequences do not go with {name}"):
-            predict_traffic(
-                "flash-sm90", some, Tile(192, 128), "forward", lengths=lengths, **options
-            )
+            predict_traffic("flash-sm90", some, Tile(192, 128), "forward", lengths=lengths, **options)
         with pytest.raises(ValueError, match="flash-sm90-optimistic forward takes no packed"):
-            predict_traffic("flash-sm90-optimistic", shape, Tile(192, 128), "forward",
-                            lengths=lengths)  # fmt: skip
+            predict_traffic("flash-sm90-optimistic", shape, Tile(192, 128), "forward", lengths=lengths)
 
 
 def test_what_does_not_go_together_is_refused() -> None:
@@ -201,23 +195,15 @@ def test_what_does_not_go_together_is_refused() -> None:
     packed = packed_of(Lengths.equal([20]))
 
     def forward(**options: Any) -> None:
-        hopper.forward(
-            HostBackend(), q, k, v, q, lse, scale=1.0, **{"packed": packed, **options}
-        )  # fmt: skip
+        hopper.forward(HostBackend(), q, k, v, q, lse, scale=1.0, **{"packed": packed, **options})
 
     for options, message in (
         ({"optimistic": True}, r"packed sequences \(cu_seqlens_q\) do not go with optimistic"),
         ({"order": "sawtooth"}, "do not go with order"),
         ({"changes": ScoreChanges(softcap=2.0)}, "do not go with softcap"),
         ({"window": Window(20, 20, 3, 3, 0, False)}, "do not go with window"),
-        (
-            {"tile": Tile(128, 128)},
-            r"forward of packed sequences has no tile \(128, 128\)",
-        ),
-        (
-            {"form": hopper.forward_form(64, False, 20)},
-            "pingpong for packed sequences with",
-        ),
+        ({"tile": Tile(128, 128)}, r"forward of packed sequences has no tile \(128, 128\)"),
+        ({"form": hopper.forward_form(64, False, 20)}, "pingpong for packed sequences with"),
         ({"form": packed_form(128)}, "packed for packed sequences with head_dim 64"),
         ({"packed": packed_of(Lengths.equal([19]))}, "q has 20 rows, its sequences 19 together"),
     ):

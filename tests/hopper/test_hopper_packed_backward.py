@@ -33,9 +33,13 @@ LIKE = {"out": "q", "dout": "q", "dq": "q", "dk": "k", "dv": "v"}
 
 
 def run(
-    sequences: Sequence[Problem], packed: Packed | None, *, deterministic: bool, seed: int | None,
+    sequences: Sequence[Problem],
+    packed: Packed | None,
+    *,
+    deterministic: bool,
+    seed: int | None,
     form: BackwardForm | None = None,
-) -> tuple[dict[str, np.ndarray], Traffic]:  # fmt: skip
+) -> tuple[dict[str, np.ndarray], Traffic]:
     """Bits of the results of the sequences side by side, of a forward and a backward, and what the
     backward counted. What the kernels leave unwritten stays not a number."""
     first, dtype = sequences[0], sequences[0].dtype
@@ -57,9 +61,15 @@ def run(
         options["dlse"] = view("dlse", dlse, "fp32")
     backend = HostBackend(seed=seed, os_threads=1)
     hopper.backward(
-        backend, *operands, arrays["dout"], lse, *(arrays[name] for name in GRADIENTS),
-        deterministic=deterministic, form=form, **options,
-    )  # fmt: skip
+        backend,
+        *operands,
+        arrays["dout"],
+        lse,
+        *(arrays[name] for name in GRADIENTS),
+        deterministic=deterministic,
+        form=form,
+        **options,
+    )
     return {name: memory[name] for name in ("out", "lse", *GRADIENTS)}, Traffic(backend.traffic)
 
 
@@ -69,20 +79,21 @@ def hold(sequences: Sequence[Problem], *, deterministic: bool, seed: int | None 
     first, lengths = sequences[0], lengths_of(sequences)
     form = backward_form(first.head_dim, first.causal, featured=True)
     got, counted = run(sequences, packed_of(lengths), deterministic=deterministic, seed=seed)
-    some = AttentionShape(
-        1, first.heads, 1, 1, first.head_dim, first.kv_heads, first.dtype, first.causal
-    )
+    some = AttentionShape(1, first.heads, 1, 1, first.head_dim, first.kv_heads, first.dtype, first.causal)
     predicted = predict_traffic(
-        hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM, lengths.packed_shape(some),
-        form.tile, "backward", lengths=lengths, lse_gradient=first.with_dlse,
-    )  # fmt: skip
+        hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM,
+        lengths.packed_shape(some),
+        form.tile,
+        "backward",
+        lengths=lengths,
+        lse_gradient=first.with_dlse,
+    )
     assert counted.kernels == predicted.kernels
     ends = [list(accumulate(side)) for side in (lengths.queries, lengths.keys)]
     for p, end_q, end_k in zip(sequences, *ends, strict=True):
         rows = slice(end_q - p.seqlen_q, end_q)
         keys = slice(end_k - p.seqlen_k, end_k)
-        mine = {name: bits[:, :, keys if name in ("dk", "dv") else rows]
-                for name, bits in got.items()}  # fmt: skip
+        mine = {name: bits[:, :, keys if name in ("dk", "dv") else rows] for name, bits in got.items()}
         finite = all(np.isfinite(x).all() for x in p.data.values())
         if not p.seqlen_q or not p.seqlen_k:
             assert not any(mine[name].any() for name in GRADIENTS)
@@ -99,14 +110,19 @@ def hold(sequences: Sequence[Problem], *, deterministic: bool, seed: int | None 
 
 CASES = [
     pytest.param(
-        head_dim, dtype, causal, deterministic,
+        head_dim,
+        dtype,
+        causal,
+        deterministic,
         id=f"d{head_dim} {dtype} {'causal' if causal else 'dense'}{', in turns' * deterministic}",
         marks=() if (head_dim, dtype, causal, deterministic) in quick else pytest.mark.thorough,
     )
     for quick in [{(64, "fp16", True, True), (128, "fp16", False, False)}]
-    for head_dim in (64, 128) for dtype in ("fp16", "bf16") for causal in (False, True)
+    for head_dim in (64, 128)
+    for dtype in ("fp16", "bf16")
+    for causal in (False, True)
     for deterministic in (False, True)
-]  # fmt: skip
+]
 EACH = pytest.mark.parametrize(("head_dim", "dtype", "causal", "deterministic"), CASES)
 
 
@@ -141,9 +157,7 @@ def test_one_sequence_costs_the_plain_call_and_the_tables() -> None:
         shape = AttentionShape(1, 4, length, length, 64, kv_heads=2, causal=True, dtype="bf16")
         for algorithm in (hopper.ALGORITHM, hopper.DETERMINISTIC):
             plain = predict(algorithm, shape, "backward", H200)
-            packed = predict(
-                algorithm, shape, "backward", H200, lengths=Lengths((length,), (length,))
-            )
+            packed = predict(algorithm, shape, "backward", H200, lengths=Lengths((length,), (length,)))
             numbers = 3 + extra  # of 128 queries, and of 128 keys
             # The preprocess looks once for 16 rows.
             blocks = {"_preprocess": 4 * 8 * numbers, "": 2 * numbers, "_postprocess": 4 * numbers}
@@ -168,9 +182,13 @@ def test_what_does_not_go_together_is_refused() -> None:
 
     def backward(**options: Any) -> None:
         hopper.backward(
-            HostBackend(), *(arrays[n] for n in ("q", "k", "v", "out", "dout")), lse,
-            *(arrays[n] for n in GRADIENTS), scale=1.0, **{"packed": packed, **options},
-        )  # fmt: skip
+            HostBackend(),
+            *(arrays[n] for n in ("q", "k", "v", "out", "dout")),
+            lse,
+            *(arrays[n] for n in GRADIENTS),
+            scale=1.0,
+            **{"packed": packed, **options},
+        )
 
     for options, message in (
         ({"order": "sawtooth"}, r"packed sequences \(cu_seqlens_q\) do not go with order"),
@@ -192,7 +210,5 @@ def test_what_does_not_go_together_is_refused() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_gradient_of_lse(deterministic: bool) -> None:
-    sequences = [
-        replace(p, with_dlse=True) for p in problems(MIXED, 64, "bf16", False)
-    ]  # fmt: skip
+    sequences = [replace(p, with_dlse=True) for p in problems(MIXED, 64, "bf16", False)]
     hold(sequences, deterministic=deterministic)

@@ -26,9 +26,7 @@ FORMS = pytest.mark.parametrize("form", PERSISTENT, ids=lambda form: form.name)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 
 
-def execute(
-    p: Problem, form: ForwardForm, backend: HostBackend, optimistic: bool = False
-) -> dict[str, np.ndarray]:
+def execute(p: Problem, form: ForwardForm, backend: HostBackend, optimistic: bool = False) -> dict[str, np.ndarray]:
     arrays = []
     for name in ("q", "k", "v"):
         memory = aligned(p.data[name].shape, p.dtype)
@@ -37,9 +35,15 @@ def execute(
     out, lse = aligned(p.data["q"].shape, p.dtype), aligned(p.data["q"].shape[:3], "fp32")
     assert p.scale is not None
     hopper.forward(
-        backend, *arrays, view("out", out, p.dtype), view("lse", lse, "fp32"),
-        scale=p.scale, causal=p.causal, form=form, optimistic=optimistic,
-    )  # fmt: skip
+        backend,
+        *arrays,
+        view("out", out, p.dtype),
+        view("lse", lse, "fp32"),
+        scale=p.scale,
+        causal=p.causal,
+        form=form,
+        optimistic=optimistic,
+    )
     return {"out": to_float(out, p.dtype), "lse": lse.astype(np.float64)}
 
 
@@ -58,9 +62,16 @@ def test_bits_are_those_of_one_block_a_tile(form: ForwardForm, causal: bool) -> 
     """Tiles of one and of several key tiles, ragged and empty ones, in random orders of threads."""
     for seed, (seqlen_q, seqlen_k) in enumerate([(300, 500), (70, 90), (500, 130), (193, 256)]):
         p = Problem(
-            batch=2, heads=2, kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
-            head_dim=form.head_dim, dtype="bf16", causal=causal, seed=seed,
-        )  # fmt: skip
+            batch=2,
+            heads=2,
+            kv_heads=1,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            head_dim=form.head_dim,
+            dtype="bf16",
+            causal=causal,
+            seed=seed,
+        )
         got = execute(p, form, HostBackend(seed=seed or None))
         check(p, got)
         same(got, execute(p, one_tile(form), HostBackend()))
@@ -102,9 +113,7 @@ def test_a_tile_without_keys_brings_nothing_into_its_row() -> None:
 @FORMS
 def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal: bool) -> None:
     """Scores that rise by 120 nats towards the first keys: flagged and done again."""
-    p = Problem(
-        heads=2, seqlen_q=300, seqlen_k=500, head_dim=form.head_dim, dtype="bf16", causal=causal
-    )
+    p = Problem(heads=2, seqlen_q=300, seqlen_k=500, head_dim=form.head_dim, dtype="bf16", causal=causal)
     assert p.scale is not None
     p.data["q"][:, :1, :, 0] = 8  # of one head
     p.data["k"][:, :1, :, 0] = np.linspace(120, 0, 500) / (8 * p.scale)
@@ -112,8 +121,7 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
         p.data[name] = to_float(to_bits(p.data[name], "bf16"), "bf16")
     exact = execute(p, form, HostBackend())
     backends = [HostBackend(seed=1), HostBackend(seed=2)]
-    got, again = (execute(p, f, b, True)
-                  for f, b in zip((form, one_tile(form)), backends, strict=True))  # fmt: skip
+    got, again = (execute(p, f, b, True) for f, b in zip((form, one_tile(form)), backends, strict=True))
     same(got, again)
     for name in exact:
         np.testing.assert_array_equal(got[name][:, 0], exact[name][:, 0])
@@ -176,53 +184,58 @@ TAKEN = "return Taken{same(&from->number)};"
 FAULTS = {
     "no release of Q": ("deadlock", "mbarrier_wait", (RELEASE_OF_Q, "")),
     "no word of the end": (
-        "deadlock", "mbarrier_wait",
+        "deadlock",
+        "mbarrier_wait",
         ("                mbarrier_arrive(&barriers->q_full[buffer]);\n", ""),
     ),
     "no release of V between tiles": (
-        "deadlock", "mbarrier_wait",
+        "deadlock",
+        "mbarrier_wait",
         ("        release(&barriers->v_empty[before.stage]);\n        round", "        round"),
     ),
     "Q overwritten before its readers are done": (
-        "race", "",
+        "race",
+        "",
         (RELEASE_OF_Q, ""),
         (TAKEN, f"const Taken whose = {TAKEN[7:]} {RELEASE_OF_Q} return whose;"),
     ),
     # The race, or before it phases that nobody saw.
     "a Q buffer not waited for": (
-        "race, deadlock", "",
+        "race, deadlock",
+        "",
         ("mbarrier_wait(&barriers->q_empty[buffer], tile_iter / 2 % 2 ^ 1);", ""),
     ),
     "a turn that one warpgroup skips": (
-        "deadlock", "named barrier",
-        ("\n        warp_scheduler_arrive(warpgroup);",
-         "if (warpgroup != 2) warp_scheduler_arrive(warpgroup);"),
+        "deadlock",
+        "named barrier",
+        ("\n        warp_scheduler_arrive(warpgroup);", "if (warpgroup != 2) warp_scheduler_arrive(warpgroup);"),
     ),
-    "a turn that nobody opens": (
-        "deadlock", "named barrier", ("    warp_scheduler_open(warpgroup);\n", "")
-    ),
-    "O overwritten before it is stored": (
-        "race", "still had to read", ("bulk_wait_read<0>();", ";"),
-    ),
+    "a turn that nobody opens": ("deadlock", "named barrier", ("    warp_scheduler_open(warpgroup);\n", "")),
+    "O overwritten before it is stored": ("race", "still had to read", ("bulk_wait_read<0>();", ";")),
     "left before the store": (
-        "race", "exits before its bulk store",
+        "race",
+        "exits before its bulk store",
         ("    if (threadIdx.x % WARPGROUP == 0) bulk_wait<0>();\n}", "}"),
     ),
     "one thread ahead of its warp at a named barrier": (
-        "divergence", "named barrier .*warp_sync is missing",
+        "divergence",
+        "named barrier .*warp_sync is missing",
         ("warp_sync();  // a named barrier wants", "// it wants"),
     ),
     "one thread ahead of its warp at a product": (
-        "divergence", "warp_sync is missing",
-        ("            bulk_commit();\n        }\n        warp_sync();\n",
-         "            bulk_commit();\n        }\n"),
+        "divergence",
+        "warp_sync is missing",
+        ("            bulk_commit();\n        }\n        warp_sync();\n", "            bulk_commit();\n        }\n"),
     ),
     "O in a Q buffer that is in use": (
-        "race", "",
-        ("shared + OUT_AT + (warpgroup - 1) * Q_BYTES;",
-         "shared + (number % 2 * CONSUMERS + warpgroup - 1) * Q_BYTES;"),
+        "race",
+        "",
+        (
+            "shared + OUT_AT + (warpgroup - 1) * Q_BYTES;",
+            "shared + (number % 2 * CONSUMERS + warpgroup - 1) * Q_BYTES;",
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.thorough

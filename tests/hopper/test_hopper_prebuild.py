@@ -20,9 +20,7 @@ def key(kernel: Kernel) -> tuple[str, tuple[tuple[str, int], ...]]:
     return kernel.source, kernel.macros
 
 
-@pytest.mark.parametrize(
-    "name", ["gpu-throughput", "gpu-forms", "gpu-traffic", "gpu-ladder", "gpu-sm-units"]
-)
+@pytest.mark.parametrize("name", ["gpu-throughput", "gpu-forms", "gpu-traffic", "gpu-ladder", "gpu-sm-units"])
 def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
     from repro.experiments.gpu import gpu_forms, gpu_throughput
 
@@ -45,9 +43,14 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
         for algorithm in ours:
             assert algorithm in attention.ALGORITHMS
             problem = prebuild.shipped(
-                algorithm, cell["head_dim"], cell["dtype"], cell["causal"], (cell["pass"],),
-                cell["seqlen_q"], tile=tile_of(cell) if "block_m" in cell else None,
-            )  # fmt: skip
+                algorithm,
+                cell["head_dim"],
+                cell["dtype"],
+                cell["causal"],
+                (cell["pass"],),
+                cell["seqlen_q"],
+                tile=tile_of(cell) if "block_m" in cell else None,
+            )
             for kernel in problem.kernels():
                 checked += 1
                 assert key(kernel) in ready, (cell.id, prebuild.describe(kernel))
@@ -70,8 +73,12 @@ def arrays_of(cell: Cell, recorder: Recorder) -> dict[str, Array]:
     shape, found = shape_of(cell), {}
     for name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv"):
         keys = name in ("k", "v", "dk", "dv")
-        size = (shape.batch, shape.kv_heads if keys else shape.heads,
-                shape.seqlen_k if keys else shape.seqlen_q, shape.head_dim)  # fmt: skip
+        size = (
+            shape.batch,
+            shape.kv_heads if keys else shape.heads,
+            shape.seqlen_k if keys else shape.seqlen_q,
+            shape.head_dim,
+        )
         found[name] = recorder.empty(name, size, shape.dtype)
     return found
 
@@ -98,9 +105,7 @@ def launched(cell: Cell) -> list[Kernel]:
     attention.forward(recorder, algorithm, *first, stats, **options, **({} if backward else own))
     if backward:
         gradients = [at[name] for name in ("dq", "dk", "dv")]
-        attention.backward(
-            recorder, algorithm, *first, at["dout"], stats, *gradients, **options, **own
-        )
+        attention.backward(recorder, algorithm, *first, at["dout"], stats, *gradients, **options, **own)
     return [launch.kernel for launch in recorder.launches]
 
 

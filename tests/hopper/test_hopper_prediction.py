@@ -66,11 +66,7 @@ def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_what_the_operator_moves_is_what_the_command_predicts(
-    head_dim: int,
-    deterministic: bool,
-    causal: bool,
-    hopper_host: list[HostBackend],
-    capsys: pytest.CaptureFixture[str],
+    head_dim: int, deterministic: bool, causal: bool, hopper_host: list[HostBackend], capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
     size = {"q": (2, 2, 230, head_dim), "k": (2, 1, 300, head_dim), "v": (2, 1, 300, head_dim)}
@@ -78,16 +74,27 @@ def test_what_the_operator_moves_is_what_the_command_predicts(
     out = repro.flash_attention(q, k, v, causal=causal, deterministic=deterministic)
     out.backward(torch.ones_like(out))
     (backend,) = hopper_host
-    counted = {
-        (kernel, *key): value
-        for kernel, entries in backend.traffic.items()
-        for key, value in entries.items()
-    }
+    counted = {(kernel, *key): value for kernel, entries in backend.traffic.items() for key, value in entries.items()}
     algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
     forms, bytes_ = predicted(
-        capsys, "-a", algorithm, "--batch", "2", "--heads", "2", "--kv-heads", "1", "-n", "230",
-        "--seqlen-k", "300", "-d", str(head_dim), "--mask", "causal" if causal else "none",
-    )  # fmt: skip
+        capsys,
+        "-a",
+        algorithm,
+        "--batch",
+        "2",
+        "--heads",
+        "2",
+        "--kv-heads",
+        "1",
+        "-n",
+        "230",
+        "--seqlen-k",
+        "300",
+        "-d",
+        str(head_dim),
+        "--mask",
+        "causal" if causal else "none",
+    )
     assert counted == bytes_
     assert ["persistent" in form for form in forms] == [True, False]
     assert ("flash_forward_sm90_persistent", "tile_counter", "atomic") in counted
@@ -95,19 +102,26 @@ def test_what_the_operator_moves_is_what_the_command_predicts(
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("seqlen_q", [PERSISTENT_SEQLEN, PERSISTENT_SEQLEN + 1])
-def test_both_sides_of_the_rule(
-    seqlen_q: int, head_dim: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_sides_of_the_rule(seqlen_q: int, head_dim: int, capsys: pytest.CaptureFixture[str]) -> None:
     p = Problem(heads=1, seqlen_q=seqlen_q, seqlen_k=60, head_dim=head_dim, dtype="bf16")
     backend = HostBackend(checks=False)
     _, traffic = execute(p, algorithm=hopper.ALGORITHM, backward=False, backend=backend)
-    counted = {
-        (kernel, *key): n for kernel, entries in traffic.items() for key, n in entries.items()
-    }
+    counted = {(kernel, *key): n for kernel, entries in traffic.items() for key, n in entries.items()}
     forms, bytes_ = predicted(
-        capsys, "-a", hopper.ALGORITHM, "--heads", "1", "-n", str(seqlen_q), "--seqlen-k", "60",
-        "-d", str(head_dim), "--pass", "forward",
-    )  # fmt: skip
+        capsys,
+        "-a",
+        hopper.ALGORITHM,
+        "--heads",
+        "1",
+        "-n",
+        str(seqlen_q),
+        "--seqlen-k",
+        "60",
+        "-d",
+        str(head_dim),
+        "--pass",
+        "forward",
+    )
     assert counted == bytes_
     assert forms == [hopper.forward_form(head_dim, False, seqlen_q).name]
     persistent = seqlen_q <= PERSISTENT_SEQLEN and head_dim != 256
@@ -129,9 +143,7 @@ def test_a_tile_that_is_asked_for_has_one_block_each() -> None:
 
 @pytest.mark.parametrize("algorithm", attention.HOPPER)
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_scratch_is_what_the_drivers_ask_for(
-    algorithm: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scratch_is_what_the_drivers_ask_for(algorithm: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, int] = {}
     empty = HostBackend.empty
 
@@ -173,9 +185,7 @@ def test_hbm_reads_of_the_persistent_form_are_those_of_the_other() -> None:
 
 def test_turns_cross_to_hbm_once() -> None:
     shape = AttentionShape(1, 2, 1000, 1000, 64, dtype="bf16")
-    plain, turns = (
-        predict(a, shape, "backward", H200) for a in (hopper.ALGORITHM, hopper.DETERMINISTIC)
-    )
+    plain, turns = (predict(a, shape, "backward", H200) for a in (hopper.ALGORITHM, hopper.DETERMINISTIC))
     query_tiles = 2 * 8
     main = "flash_backward_sm90"
     assert turns.compulsory.reads[main]["turns"] == 4 * query_tiles
@@ -238,9 +248,7 @@ def test_the_sm_80_kernels_are_bound_by_shared_memory_on_hopper() -> None:
     [c for c in gpu_traffic.cells() if str(c["implementation"]).startswith(hopper.ALGORITHM)],
     ids=lambda c: f"{c['implementation']} {c['pass']} {'causal' if c['causal'] else 'dense'}",
 )
-def test_cells_of_gpu_traffic_launch_what_is_predicted(
-    cell: Cell, hopper_host: list[HostBackend]
-) -> None:
+def test_cells_of_gpu_traffic_launch_what_is_predicted(cell: Cell, hopper_host: list[HostBackend]) -> None:
     """The work that a profiler counts, run on the host for one short head."""
     one = Cell(**{**cell, "batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 450, "seqlen_k": 450})
     work = cell_work(one, "cpu")
@@ -249,9 +257,7 @@ def test_cells_of_gpu_traffic_launch_what_is_predicted(
     work()
     (backend,) = hopper_host
     counted = {
-        (kernel, way): sum(
-            n for (_, how), n in entries.items() if (how == "read") == (way == "read")
-        )
+        (kernel, way): sum(n for (_, how), n in entries.items() if (how == "read") == (way == "read"))
         for kernel, entries in backend.traffic.items()
         for way in ("read", "write")
     }
@@ -267,10 +273,7 @@ def test_the_price_of_turns_is_counted_as_it_is_predicted(algorithm: str, causal
     keys = ("metric", "kernel", "tensor", "direction")
     want, got = (
         {tuple(getattr(r, key) for key in keys): r.value for r in rows if r.metric in METRICS}
-        for rows in (
-            deterministic_price.predict(one),
-            deterministic_price.measure(one, Context("host")),
-        )
+        for rows in (deterministic_price.predict(one), deterministic_price.measure(one, Context("host")))
     )
     assert got == want
     turns = ("traffic_bytes", "flash_backward_sm90", "turns", "read")

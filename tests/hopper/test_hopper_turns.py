@@ -50,12 +50,7 @@ hopper_turns(Tensor1<float> sums, Tensor1<int> turns, int variant) {
 """
 CASES = [
     (0, "a turn never passed on", "deadlock", "exits without passing on the turn"),
-    (
-        1,
-        "the last block first",
-        "deadlock",
-        r"for turn \d of a counter that shows \d, and every bl",
-    ),
+    (1, "the last block first", "deadlock", r"for turn \d of a counter that shows \d, and every bl"),
     (2, "not waited for", "race", "not waited for by the thread"),
     (3, "passed on before the addition is complete", "race", "turn_pass.*bulk_wait is missing"),
     (4, "added before the turn", "race", "turn_wait.*bulk_wait is missing"),
@@ -78,13 +73,9 @@ def run(
     return sums, backend
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"), [pytest.param(f, k, m, id=n) for f, n, k, m in CASES]
-)
+@pytest.mark.parametrize(("fault", "kind", "message"), [pytest.param(f, k, m, id=n) for f, n, k, m in CASES])
 @pytest.mark.parametrize("os_threads", [1, 4])
-def test_a_fault_is_found_and_its_repair_passes(
-    fault: int, kind: str, message: str, os_threads: int
-) -> None:
+def test_a_fault_is_found_and_its_repair_passes(fault: int, kind: str, message: str, os_threads: int) -> None:
     for seed in (None, 1, 2, 3):
         run(2 * fault + 1, seed, os_threads)
         with pytest.raises(KernelError, match=message) as caught:
@@ -125,17 +116,21 @@ def test_counters_are_shared_by_blocks_and_set_before() -> None:
         ("turns.data + at, turn)", "turns.data + tile, turn)", "every block before this one"),
         ("warp_sync();  // a named barrier wants", "// it wants", "barrier .*warp_sync is missing"),
     ],
-    ids=["not passed on", "not waited for", "passed on early", "blocks in another order",
-         "the turns of another head", "one thread ahead of its warp"],
-)  # fmt: skip
+    ids=[
+        "not passed on",
+        "not waited for",
+        "passed on early",
+        "blocks in another order",
+        "the turns of another head",
+        "one thread ahead of its warp",
+    ],
+)
 def test_mistakes_in_the_backward_are_found(
     right: str, wrong: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel_of = BackwardForm.kernel
 
-    def mistaken(
-        self: BackwardForm, part: str, dtype: str, causal: bool, **options: bool
-    ) -> Kernel:
+    def mistaken(self: BackwardForm, part: str, dtype: str, causal: bool, **options: bool) -> Kernel:
         kernel = kernel_of(self, part, dtype, causal, **options)
         if part:
             return kernel
@@ -156,9 +151,8 @@ def test_mistakes_in_the_backward_are_found(
 def test_turns_in_kernels_that_start_early(head_dim: int, causal: bool) -> None:
     """The bits of the ordinary launches whatever the order, gradients right, bytes as predicted."""
     p = Problem(
-        heads=4, kv_heads=2, seqlen_q=300, seqlen_k=400, head_dim=head_dim, dtype="bf16",
-        causal=causal, with_dlse=True,
-    )  # fmt: skip
+        heads=4, kv_heads=2, seqlen_q=300, seqlen_k=400, head_dim=head_dim, dtype="bf16", causal=causal, with_dlse=True
+    )
     plain, _ = execute(p, algorithm=hopper.DETERMINISTIC, backend=HostBackend(os_threads=1))
     check(p, plain)
     shape = AttentionShape(1, 4, 300, 400, head_dim, 2, "bf16", causal)

@@ -70,9 +70,7 @@ def test_storing_a_box_leaves_rows_beyond_alone(head_dim: int, row: int) -> None
     rows = rng.integers(1, 65536, (64, head_dim), dtype=np.uint16)
     memory = np.zeros((2, 100, 3, head_dim + 8), np.uint16)
     target = memory.transpose(0, 2, 1, 3)[..., :head_dim]
-    done = launch_vocabulary(
-        1, target=target, words=box_image(rows, 0, 64), row=row, head=2, batch=1
-    )
+    done = launch_vocabulary(1, target=target, words=box_image(rows, 0, 64), row=row, head=2, batch=1)
     expected = np.zeros_like(memory)
     real = max(min(64, 100 - row), 0)
     expected[1, row : row + real, 2, :head_dim] = rows[:real]
@@ -155,9 +153,7 @@ def operands(dtype: str, depth: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(("what", "a_mn", "b_mn"), MODES)
 @pytest.mark.parametrize("step", [0, 3, 5])
-def test_product_of_described_operands(
-    what: int, a_mn: bool, b_mn: bool, step: int, dtype: str
-) -> None:
+def test_product_of_described_operands(what: int, a_mn: bool, b_mn: bool, step: int, dtype: str) -> None:
     """Operands of depth 128; step 5 lies in the second slab of a K-major one."""
     a, b = operands(dtype, 128)
     words, fields = product_of(a, b, a_mn, b_mn, step)
@@ -169,13 +165,9 @@ def test_product_of_described_operands(
     assert (abs(done.accumulator() - exact) <= bound).all()
 
 
-@pytest.mark.parametrize(
-    "field", ["a_at", "a_leading", "a_stride", "b_at", "b_leading", "b_stride"]
-)
+@pytest.mark.parametrize("field", ["a_at", "a_leading", "a_stride", "b_at", "b_leading", "b_stride"])
 @pytest.mark.parametrize(("what", "a_mn", "b_mn"), MODES)
-def test_a_wrong_descriptor_gives_another_result(
-    what: int, a_mn: bool, b_mn: bool, field: str
-) -> None:
+def test_a_wrong_descriptor_gives_another_result(what: int, a_mn: bool, b_mn: bool, field: str) -> None:
     a, b = operands("fp16", 128)
     words, fields = product_of(a, b, a_mn, b_mn, 3)
     right = launch_vocabulary(what, words=words, **fields).accumulator()
@@ -203,9 +195,11 @@ def test_a_from_registers() -> None:
         for i, (r, c) in enumerate([(g, q), (g + 8, q), (g, q + 8), (g + 8, q + 8)]):
             fragments[t, i] = a.view(np.uint16)[r, c : c + 2]
     done = launch_vocabulary(
-        10, words=np.concatenate([words.view(np.uint32), fragments.view(np.uint32).reshape(-1)]),
-        count=words.nbytes // 4, **fields,
-    )  # fmt: skip
+        10,
+        words=np.concatenate([words.view(np.uint32), fragments.view(np.uint32).reshape(-1)]),
+        count=words.nbytes // 4,
+        **fields,
+    )
     start = np.broadcast_to(np.arange(64.0), (128, 64))
     af, bf = (to_float(x, "fp16")[:, :16] for x in (a, b))
     exact = af @ bf.T + done.place(start)

@@ -37,9 +37,7 @@ def hold(p: Problem, tile: Tile = TILE, seed: int | None = None) -> None:
 
     The tile is asked for, so that a window that hides nothing has one block a query tile too.
     """
-    got, counted = execute(
-        p, tile=tile, algorithm=FORWARD, backward=False, backend=HostBackend(seed=seed)
-    )
+    got, counted = execute(p, tile=tile, algorithm=FORWARD, backward=False, backend=HostBackend(seed=seed))
     check(p, got)
     assert counted == expected_traffic(p, tile, FORWARD, backward=False)
 
@@ -122,10 +120,7 @@ def test_what_dispatch_picks() -> None:
     assert dict(found.main.kernel.macros)["WINDOW"] == 1
     plain = launches_of("auto", replace(shape, window=(None, None)), "forward", Device("90"))
     assert plain.main.kernel.entry == "flash_forward_sm90_persistent"
-    assert (
-        dispatch.form_name(128, "forward", 1024, ["causal", "window"])
-        == "flash-sm90 d128 128x128, pingpong"
-    )
+    assert dispatch.form_name(128, "forward", 1024, ["causal", "window"]) == "flash-sm90 d128 128x128, pingpong"
     assert hopper.default_tile(128, "forward", False, 9999, featured=True) == Tile(128, 128)
     assert hopper.default_tile(128, "forward", False, 9999) == Tile(128, 176)
 

@@ -65,8 +65,7 @@ def test_opcheck(options: dict[str, Any]) -> None:
     q, k, v = (x.detach() for x in leaves)
     out, lse = torch.ops.repro.flash_attention(q, k, v, *given)
     torch.library.opcheck(
-        torch.ops.repro.flash_attention_backward,
-        (dout, None, q, k, v, out, lse, *given, [True, True, True, False]),
+        torch.ops.repro.flash_attention_backward, (dout, None, q, k, v, out, lse, *given, [True, True, True, False])
     )
 
 

@@ -66,9 +66,7 @@ def test_a_cell_executed_moves_what_is_predicted(pattern: str, nats: int) -> Non
         measured = list(optimistic.measure(cell, Context("host")))
         counted = {r.metric: r.value for r in measured if r.metric in predicted}
         assert counted == predicted
-        assert predicted["flagged_share"] == float(
-            cell["implementation"] == OPTIMISTIC and nats > 0
-        )
+        assert predicted["flagged_share"] == float(cell["implementation"] == OPTIMISTIC and nats > 0)
         errors = [r.value for r in measured if r.metric == "max_abs_error"]
         assert len(errors) == 2
         assert np.isfinite(errors).all()
@@ -79,6 +77,4 @@ def test_both_forms_are_asked_at_every_drift() -> None:
     cells = optimistic.cells()
     assert len({cell.id for cell in cells}) == len(cells)
     for name in (EXACT, OPTIMISTIC):
-        assert [c["nats"] for c in cells if c["implementation"] == name][:14] == list(
-            optimistic.NATS
-        )
+        assert [c["nats"] for c in cells if c["implementation"] == name][:14] == list(optimistic.NATS)

@@ -14,8 +14,7 @@ SOURCES = sorted(path.relative_to(KERNELS_DIR).as_posix() for path in KERNELS_DI
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_headers_of_a_source_are_those_that_the_compiler_would_read(source: str) -> None:
-    found = set(re.findall(r"^(\w+\.cuh)$", cache.headers((KERNELS_DIR / source).read_text()),
-                           re.MULTILINE))  # fmt: skip
+    found = set(re.findall(r"^(\w+\.cuh)$", cache.headers((KERNELS_DIR / source).read_text()), re.MULTILINE))
     assert found
     closed = {source: (KERNELS_DIR / source).read_text()}
     closed |= {name: (INCLUDE_DIR / name).read_text() for name in found}
@@ -31,9 +30,8 @@ def test_a_header_counts_where_it_is_included_and_nowhere_else(monkeypatch) -> N
     changed = INCLUDE_DIR / "wgmma_ptx.cuh"
     monkeypatch.setattr(cache, "_text", lambda p: texts[p])
     monkeypatch.setattr(
-        cache, "read_all",
-        lambda paths: "".join(f"{texts[p]}{'@changed@' * (p == changed)}" for p in sorted(paths)),
-    )  # fmt: skip
+        cache, "read_all", lambda paths: "".join(f"{texts[p]}{'@changed@' * (p == changed)}" for p in sorted(paths))
+    )
     after = cache.headers(hopper), cache.headers(plain)
     assert "@changed@" in after[0]
     assert "@changed@" not in after[1]

@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.command_support import program
 
-CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "early forward",
-         "early", "sm_80")  # fmt: skip
+CASES = ("persistent", "one tile", "optimistic", "backward", "in turns", "early forward", "early", "sm_80")
 EARLY = [6, 1]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed
 
 
@@ -76,8 +75,7 @@ def test_a_tensor_map_s_fields(report: Any) -> None:
 
 def test_dependent_launches_and_no_others_say_so(report: Any) -> None:
     attributes = {
-        case: [launch["attribute"] for launch in found["prepared"]]
-        for case, found in report["cases"].items()
+        case: [launch["attribute"] for launch in found["prepared"]] for case, found in report["cases"].items()
     }
     assert attributes.pop("early") == [[0, 0], EARLY, EARLY]
     assert attributes.pop("early forward") == [[0, 0], EARLY]

@@ -72,10 +72,13 @@ def test_a_terminal_without_utf8_shows_what_it_can(command: tuple[str, ...]) -> 
     outputs = []
     for encoding in ("latin-1", "utf-8"):
         done = subprocess.run(
-            [sys.executable, *command], cwd=ROOT,
+            [sys.executable, *command],
+            cwd=ROOT,
             env={**os.environ, **ODD, "PYTHONIOENCODING": encoding},
-            capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode in (0, 1), done.stderr
         assert b"Unicode" not in done.stderr
         assert b"codec" not in done.stderr
@@ -104,9 +107,7 @@ def test_every_program_shows_what_it_can() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
-def test_a_program_replaces_what_its_output_cannot_show(
-    encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_replaces_what_its_output_cannot_show(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = [io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2)]
     monkeypatch.setattr(sys, "stdout", streams[0])
     monkeypatch.setattr(sys, "stderr", streams[1])
@@ -126,16 +127,18 @@ def test_a_kernel_compiles_in_the_c_locale(tmp_path: Path) -> None:
     code = "from kernels.host.compiler import runtime_library as r; print(r()._name)"
     for odd in (ODD, {}):
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **odd},
-            capture_output=True, encoding="utf-8", check=False,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, **odd},
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
 
 
 def test_records_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
-    row = records.Record(
-        experiment="x", implementation="a", metric="m", source="measured", value=1.0, unit="µs"
-    )
+    row = records.Record(experiment="x", implementation="a", metric="m", source="measured", value=1.0, unit="µs")
     path = tmp_path / "x.jsonl"
     records.append(path, [row, row])
     plain = list(records.read(path))

@@ -159,8 +159,7 @@ def run_global(variant: int, backend: HostBackend, far: int = 2**31) -> dict[str
 
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize(
-    ("fault", "kind", "tensor", "index"),
-    [pytest.param(f, k, t, i, id=n) for f, n, k, t, i in GLOBAL_CASES],
+    ("fault", "kind", "tensor", "index"), [pytest.param(f, k, t, i, id=n) for f, n, k, t, i in GLOBAL_CASES]
 )
 def test_global_memory(
     fault: int, kind: str, tensor: str | None, index: tuple[int, ...] | None, seed: int | None
@@ -420,12 +419,8 @@ def run_shared(variant: int, backend: HostBackend) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize(
-    ("fault", "kind", "offset"), [pytest.param(f, k, o, id=n) for f, n, k, o in SHARED_CASES]
-)
-def test_shared_memory_and_barriers(
-    fault: int, kind: str, offset: int | None, seed: int | None
-) -> None:
+@pytest.mark.parametrize(("fault", "kind", "offset"), [pytest.param(f, k, o, id=n) for f, n, k, o in SHARED_CASES])
+def test_shared_memory_and_barriers(fault: int, kind: str, offset: int | None, seed: int | None) -> None:
     backend = HostBackend(seed=seed)
     run_shared(2 * fault + 1, backend)
     with pytest.raises(KernelError) as caught:

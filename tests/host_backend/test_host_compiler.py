@@ -65,9 +65,7 @@ def test_a_checkout_in_any_folder(tmp_path: Path, folder: Path) -> None:
         shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("__pyc*"))
     runtime = Path(compiler.runtime_library()._name).parent  # takes seconds to build
     shutil.copytree(runtime, folder / "host" / runtime.name)
-    done = subprocess.run(
-        [sys.executable, "-c", KERNEL], cwd=place, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", KERNEL], cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()) == place / "kernels" / "host"
 
@@ -109,9 +107,13 @@ def test_a_c_compiler_is_named_in_a_new_process() -> None:
         "compiler.load(compiler.build(text, compiler.KERNEL_FLAGS, 'probe', ''))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "CXX": "gcc"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "CXX": "gcc"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     last = done.stderr.splitlines()[-1]
     assert "what gcc compiled cannot be loaded" in last, done.stderr
     assert "set CXX to a C++ compiler" in last
@@ -195,9 +197,8 @@ def test_a_processor_without_avx2_gives_right_results_and_the_same_bytes(tmp_pat
     for chosen in (str(GXX), str(plain)):
         environment = os.environ | {"CXX": chosen, launcher.CHECKS_VARIABLE: "1"}
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True,
-            check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
         said.append(done.stdout.splitlines())
     (native, bytes_native), (emulated, bytes_emulated) = said
     assert bytes_native == bytes_emulated

@@ -59,9 +59,7 @@ ENTRIES = ("moves", "arithmetic", "wide", "lanes", "adds", "outside")
 X = np.arange(32, dtype=np.float32)
 
 
-def run(
-    entry: str, size: int = 32, access: str = "w", n: int = 0
-) -> tuple[HostBackend, np.ndarray]:
+def run(entry: str, size: int = 32, access: str = "w", n: int = 0) -> tuple[HostBackend, np.ndarray]:
     backend, y = HostBackend(), np.zeros(size, np.float32)
     args = [from_numpy("x", X, "r"), from_numpy("y", y, access), np.int32(n)]
     backend.launch(Kernel(WORDS, entry, (), 32), (1, 1, 1), 1024, args)

@@ -54,9 +54,12 @@ def test_a_barrier_that_some_threads_miss(variant: int, seed: int | None) -> Non
 
 @pytest.mark.parametrize(
     ("variant", "line", "missing"),
-    [(0, "case 0", "thread 1, 3, 5, 7, 9, 11, 13, 15 and others: 64 threads in all"),
-     (4, "case 4", "thread 64-127"), (5, "case 5", "thread 5;")],
-)  # fmt: skip
+    [
+        (0, "case 0", "thread 1, 3, 5, 7, 9, 11, 13, 15 and others: 64 threads in all"),
+        (4, "case 4", "thread 64-127"),
+        (5, "case 5", "thread 5;"),
+    ],
+)
 def test_the_line_and_the_missing_threads_are_named(variant: int, line: str, missing: str) -> None:
     number = next(i for i, text in enumerate(BARRIERS.splitlines(), 1) if line in text)
     with pytest.raises(KernelError) as caught:
@@ -215,10 +218,12 @@ def test_lanes_that_have_ended_are_not_waited_for_by_a_shuffle(seed: int | None)
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize(
     ("entry", "kind", "words"),
-    [("not_named", "divergence", "which the mask 0000000f does not name"),
-     ("never_comes", "deadlock", "__shfl_sync with mask 000000ff (lanes 00000040 have not come)"),
-     ("other_word", "deadlock", "__ballot_sync with mask ffffffff (lanes aaaaaaaa")],
-)  # fmt: skip
+    [
+        ("not_named", "divergence", "which the mask 0000000f does not name"),
+        ("never_comes", "deadlock", "__shfl_sync with mask 000000ff (lanes 00000040 have not come)"),
+        ("other_word", "deadlock", "__ballot_sync with mask ffffffff (lanes aaaaaaaa"),
+    ],
+)
 def test_masks_that_are_wrong(entry: str, kind: str, words: str, seed: int | None) -> None:
     with pytest.raises(KernelError) as caught:
         run_masks(entry, seed)
@@ -233,12 +238,7 @@ extern "C" __global__ void atomics(Global<TYPE> x, Global<TYPE> old) {
     old[threadIdx.x] = CALL;
 }
 """
-NAMES: dict[type[np.generic], str] = {
-    np.int32: "int",
-    np.uint32: "unsigned",
-    np.uint64: "uint64",
-    np.int64: "int64",
-}
+NAMES: dict[type[np.generic], str] = {np.int32: "int", np.uint32: "unsigned", np.uint64: "uint64", np.int64: "int64"}
 NAMES |= {np.float32: "float", np.float64: "double", np.int16: "short"}
 
 
@@ -256,18 +256,20 @@ T = list(range(32))
 
 @pytest.mark.parametrize(
     ("call", "dtype", "start", "left", "seen"),
-    [("atomicAdd(x, 2)", np.int32, 5, 69, [5 + 2 * t for t in T]),
-     ("atomicAdd(&x[0], 0.5)", np.float64, 2, 18, [2 + t / 2 for t in T]),
-     ("atomicAdd(x, 0.5f)", np.float32, 2, 18, [2 + t / 2 for t in T]),
-     ("atomicSub(x, 1)", np.uint32, 40, 8, [40 - t for t in T]),
-     ("atomicExch(x, t)", np.uint64, 99, 31, [99, *T[:-1]]),
-     ("atomicMax(x, t)", np.int64, 9, 31, [max(9, t - 1) for t in T]),
-     ("atomicMin(x, -t)", np.int32, -3, -31, [min(-3, 1 - t) for t in T]),
-     ("atomicOr(x, 1u << t)", np.uint32, 0, 2**32 - 1, [2**t - 1 for t in T]),
-     ("atomicInc(x, 9)", np.uint32, 0, 2, [t % 10 for t in T]),
-     ("atomicDec(x, 9)", np.uint32, 0, 8, [-t % 10 for t in T]),
-     ("atomicCAS(x, 7, 50 + t)", np.int32, 7, 50, [7] + 31 * [50])],
-)  # fmt: skip
+    [
+        ("atomicAdd(x, 2)", np.int32, 5, 69, [5 + 2 * t for t in T]),
+        ("atomicAdd(&x[0], 0.5)", np.float64, 2, 18, [2 + t / 2 for t in T]),
+        ("atomicAdd(x, 0.5f)", np.float32, 2, 18, [2 + t / 2 for t in T]),
+        ("atomicSub(x, 1)", np.uint32, 40, 8, [40 - t for t in T]),
+        ("atomicExch(x, t)", np.uint64, 99, 31, [99, *T[:-1]]),
+        ("atomicMax(x, t)", np.int64, 9, 31, [max(9, t - 1) for t in T]),
+        ("atomicMin(x, -t)", np.int32, -3, -31, [min(-3, 1 - t) for t in T]),
+        ("atomicOr(x, 1u << t)", np.uint32, 0, 2**32 - 1, [2**t - 1 for t in T]),
+        ("atomicInc(x, 9)", np.uint32, 0, 2, [t % 10 for t in T]),
+        ("atomicDec(x, 9)", np.uint32, 0, 8, [-t % 10 for t in T]),
+        ("atomicCAS(x, 7, 50 + t)", np.int32, 7, 50, [7] + 31 * [50]),
+    ],
+)
 def test_atomics_give_the_old_value(
     call: str, dtype: type[np.generic], start: int, left: float, seen: list[float]
 ) -> None:
@@ -276,9 +278,11 @@ def test_atomics_give_the_old_value(
 
 @pytest.mark.parametrize(
     ("call", "dtype", "words"),
-    [("atomicAdd(x, 1)", np.int16, "atomicAdd takes int, unsigned, unsigned long long, float"),
-     ("atomicAdd(dynamic_shared<TYPE>(), 1)", np.int32, "on shared memory is not done")],
-)  # fmt: skip
+    [
+        ("atomicAdd(x, 1)", np.int16, "atomicAdd takes int, unsigned, unsigned long long, float"),
+        ("atomicAdd(dynamic_shared<TYPE>(), 1)", np.int32, "on shared memory is not done"),
+    ],
+)
 def test_atomics_that_are_refused_in_words(call: str, dtype: type[np.generic], words: str) -> None:
     with pytest.raises(Exception, match=words):
         run_atomic(call.replace("TYPE", NAMES[dtype]), dtype, 0)
@@ -286,8 +290,14 @@ def test_atomics_that_are_refused_in_words(call: str, dtype: type[np.generic], w
 
 @pytest.mark.parametrize("dtype", ["float64", "int8", "int16", "uint8", "uint32", "uint64"])
 def test_arrays_of_other_types(dtype: str) -> None:
-    element = {"float64": "double", "int8": "signed char", "int16": "short", "uint8": "uint8",
-               "uint32": "uint32", "uint64": "uint64"}[dtype]  # fmt: skip
+    element = {
+        "float64": "double",
+        "int8": "signed char",
+        "int16": "short",
+        "uint8": "uint8",
+        "uint32": "uint32",
+        "uint64": "uint64",
+    }[dtype]
     source = f"""#include "counted.cuh"
     extern "C" __global__ void f(Global<const {element}> x, Global<{element}> y) {{
         y[threadIdx.x] = x[threadIdx.x] + 1;
@@ -301,7 +311,5 @@ def test_arrays_of_other_types(dtype: str) -> None:
 
 
 def test_other_arrays_are_refused_in_words() -> None:
-    with pytest.raises(
-        TypeError, match=r"x: a NumPy array of complex64 .* only those of .*float64"
-    ):
+    with pytest.raises(TypeError, match=r"x: a NumPy array of complex64 .* only those of .*float64"):
         from_numpy("x", np.zeros(1, np.complex64), "r")

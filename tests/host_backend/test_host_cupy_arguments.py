@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 
 from kernels.launch import INCLUDE_DIR, Array, Kernel, TensorMap, encode
-from kernels.launching.cupy_backend import (
-    CupyBackend,
-    kernel_argument,
-    options_for,
-    source_for_cupy,
-)
+from kernels.launching.cupy_backend import CupyBackend, kernel_argument, options_for, source_for_cupy
 
 KERNEL = Kernel("// text\n", "entry", (("HEAD_DIM", 64), ("CAUSAL", 1)), 128)
 Q = Array("q", 4096, (2, 3, 5, 64), (960, 320, 64, 1), "fp16", "r")
@@ -101,13 +96,7 @@ def test_views_travel_by_value() -> None:
 
 def test_options_and_source() -> None:
     options = options_for(KERNEL, "80")
-    assert set(options) == {
-        "-std=c++17",
-        "-default-device",
-        f"-I{INCLUDE_DIR}",
-        "-DCAUSAL=1",
-        "-DHEAD_DIM=64",
-    }
+    assert set(options) == {"-std=c++17", "-default-device", f"-I{INCLUDE_DIR}", "-DCAUSAL=1", "-DHEAD_DIM=64"}
     assert "-arch=sm_90a" in options_for(KERNEL, "90")
     # CuPy keys its cache by this text, so it must change with the headers.
     first, second, *rest = source_for_cupy(KERNEL).split("\n")
@@ -231,9 +220,7 @@ def test_scratch(log: list[Any]) -> None:
 
 def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(
-        RuntimeError, match=r"^running on a GPU needs CuPy: pip install cupy-cuda12"
-    ):
+    with pytest.raises(RuntimeError, match=r"^running on a GPU needs CuPy: pip install cupy-cuda12"):
         CupyBackend()
 
 

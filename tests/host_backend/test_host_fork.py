@@ -59,8 +59,7 @@ def test_neither_side_hangs_or_computes_with_the_others_workers() -> None:
     except HostCompileError as error:
         pytest.skip(str(error))
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, encoding="utf-8",
-        timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"

@@ -119,8 +119,12 @@ X86 = os.uname().machine == "x86_64"
 def launch(entry: str, **options: object) -> tuple[HostBackend, np.ndarray]:
     backend = HostBackend(**options)  # type: ignore[arg-type]
     x, y = np.ones(4 * THREADS, np.float32), np.zeros(4 * THREADS, np.float32)
-    args = [from_numpy("x", x, "r"), from_numpy("y", y, "w"),
-            from_numpy("bytes", np.ones(4 * THREADS, np.uint8), "r"), np.int64(8)]  # fmt: skip
+    args = [
+        from_numpy("x", x, "r"),
+        from_numpy("y", y, "w"),
+        from_numpy("bytes", np.ones(4 * THREADS, np.uint8), "r"),
+        np.int64(8),
+    ]
     backend.launch(Kernel(SOURCE, entry, (), THREADS), (4, 1, 1), 1024, args)
     return backend, y
 
@@ -141,9 +145,7 @@ def test_kernel_block_and_thread_are_named(entry: str, checks: bool, os_threads:
     # And the process goes on, with everything counted.
     backend, y = launch("good", checks=checks, os_threads=os_threads)
     assert (y == 2).all()
-    assert backend.traffic["good"] == {
-        ("x", "read"): 1024, ("bytes", "read"): 256, ("y", "write"): 1024
-    }  # fmt: skip
+    assert backend.traffic["good"] == {("x", "read"): 1024, ("bytes", "read"): 256, ("y", "write"): 1024}
 
 
 @pytest.mark.parametrize("os_threads", [1, 2, 4])
@@ -213,12 +215,12 @@ def test_other_objects_may_be_damaged(tmp_path: Path) -> None:
     command = find_compiler(os.environ.get("CXX")).command
     subprocess.run(
         [*command, "-x", "c++", "-shared", "-fPIC", "-o", library, "-"],
-        input=b'extern "C" int f() { return 1; }', check=True,
-    )  # fmt: skip
+        input=b'extern "C" int f() { return 1; }',
+        check=True,
+    )
     done = subprocess.run(
-        [sys.executable, "-c", code, library], capture_output=True, encoding="utf-8", check=False,
-        cwd=ROOT, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code, library], capture_output=True, encoding="utf-8", check=False, cwd=ROOT, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "endless, block (1, 0, 0), thread 37" in done.stdout
 
@@ -309,9 +311,8 @@ def test_what_the_process_does_with_signals_is_as_before(tmp_path: Path) -> None
     )
     for when in ("after", "during"):
         done = subprocess.run(
-            [sys.executable, "-c", code, when], capture_output=True, text=True, check=False,
-            cwd=ROOT, timeout=60,
-        )  # fmt: skip
+            [sys.executable, "-c", code, when], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+        )
         assert done.returncode == -signal.SIGSEGV, done.stderr
         assert "Segmentation fault" in done.stderr
 

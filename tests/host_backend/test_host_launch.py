@@ -165,9 +165,7 @@ def test_scratch_remembers_what_was_written() -> None:
 def test_threads_may_leave_before_a_barrier() -> None:
     out = np.full(64, -1, np.int32)
     for seed in (None, 3):
-        HostBackend(seed=seed).launch(
-            kernel("leave", 64), (1, 1, 1), 4, [from_numpy("out", out, "w")]
-        )
+        HostBackend(seed=seed).launch(kernel("leave", 64), (1, 1, 1), 4, [from_numpy("out", out, "w")])
         np.testing.assert_array_equal(out, np.arange(64))
 
 
@@ -214,11 +212,7 @@ def test_written_views_must_not_overlap_themselves() -> None:
 
 
 def test_empty_tensors() -> None:
-    args: list[Any] = [
-        from_numpy("out", np.zeros(0, np.float32), "w"),
-        np.int32(0),
-        np.int32(0),
-    ]
+    args: list[Any] = [from_numpy("out", np.zeros(0, np.float32), "w"), np.int32(0), np.int32(0)]
     HostBackend().launch(kernel("fill"), (1, 1, 1), 0, args)
     args[2] = np.int32(1)
     with pytest.raises(KernelError, match=r"out of bounds.*'out'"):

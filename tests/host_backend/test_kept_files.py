@@ -129,9 +129,7 @@ def test_what_the_group_could_have_changed_is_built_again(folder: Path, tmp_path
     assert not (folder / "host").stat().st_mode & 0o022
 
 
-def test_the_planners_library_is_kept_in_the_same_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_planners_library_is_kept_in_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if planner("float") is None:
         pytest.skip("no C compiler")
     monkeypatch.setenv("REPRO_CACHE_DIR", str(tmp_path))

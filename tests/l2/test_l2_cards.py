@@ -59,10 +59,7 @@ BATCH = AttentionShape(3, 2, 96, 96, 64)
 GROUPS = AttentionShape(1, 4, 96, 96, 64, kv_heads=2)
 CAUSAL = AttentionShape(1, 4, 96, 96, 64, causal=True)
 WINDOW = AttentionShape(1, 4, 96, 128, 64, kv_heads=2, window=(20, 9), sinks=3)
-BLOCKS = {
-    "block_mask": np.random.default_rng(1).random((1, 4, 6, 3)) < 0.6,
-    "mask_block": TILE,
-}  # fmt: skip
+BLOCKS = {"block_mask": np.random.default_rng(1).random((1, 4, 6, 3)) < 0.6, "mask_block": TILE}
 SHARINGS = {
     "a head's blocks": Sharing("flash"),
     "a batch": Sharing("flash", shape=BATCH),
@@ -102,8 +99,17 @@ def moved(traffic: Traffic, kernel: str, *ways: str) -> dict[str, int]:
 
 
 def test_the_cards_of_the_issue_and_newer_ones_are_there() -> None:
-    wanted = ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200", "GeForce RTX 3090",
-              "T4", "GeForce RTX 4090", "B200", "GB10")  # fmt: skip
+    wanted = (
+        "A100-SXM4-40GB",
+        "A100-SXM4-80GB",
+        "H100-SXM5-80GB",
+        "H200",
+        "GeForce RTX 3090",
+        "T4",
+        "GeForce RTX 4090",
+        "B200",
+        "GB10",
+    )
     assert set(wanted) <= set(GPUS)
     assert {gpu.l2_partitions for gpu in BUILDS.values()} == {1, 2}
 

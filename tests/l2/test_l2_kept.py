@@ -55,10 +55,15 @@ def test_whatever_differs_is_another_launch(folder: Path, simulations: list[str]
     l2 = L2.of(H200)
     causal = query_tiles_outside(AttentionShape(1, 1, 8192, 8192, 64, causal=True), TILE)
     asked = (
-        (LAUNCH, l2, 132, 2), (causal, l2, 132, 2), (LAUNCH, replace(l2, ways=8), 132, 2),
-        (LAUNCH, l2, 131, 2), (LAUNCH, l2, 132, 1), (LAUNCH, l2, 132, 2, Pace(spread=0.1)),
-        (LAUNCH, l2, 132, 2, Pace(spread=0.1, seed=1)), (LAUNCH, l2, 132, 2, Pace(lone_speedup=2)),
-    )  # fmt: skip
+        (LAUNCH, l2, 132, 2),
+        (causal, l2, 132, 2),
+        (LAUNCH, replace(l2, ways=8), 132, 2),
+        (LAUNCH, l2, 131, 2),
+        (LAUNCH, l2, 132, 1),
+        (LAUNCH, l2, 132, 2, Pace(spread=0.1)),
+        (LAUNCH, l2, 132, 2, Pace(spread=0.1, seed=1)),
+        (LAUNCH, l2, 132, 2, Pace(lone_speedup=2)),
+    )
     for arguments in asked:
         simulate(*arguments)
     simulate(LAUNCH, l2, 132, 2, fixed=True)

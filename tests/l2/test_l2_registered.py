@@ -85,10 +85,7 @@ def test_gb10_as_published_within_ten_percent() -> None:
 
 @simulates
 def test_a_sawtooth_costs_next_to_nothing_and_saves_up_to_half() -> None:
-    rows = {
-        (r.pass_, r.heads, r.kv_heads, r.seqlen_q, r.implementation): r.value
-        for r in l2_orders.also()
-    }
+    rows = {(r.pass_, r.heads, r.kv_heads, r.seqlen_q, r.implementation): r.value for r in l2_orders.also()}
     for shape in product(("forward", "backward"), l2_orders.SHAPES):
         case = (shape[0], *shape[1])
         assert rows[*case, "sawtooth"] <= 1.02 * rows[*case, "rows"]
@@ -99,18 +96,12 @@ def test_a_sawtooth_costs_next_to_nothing_and_saves_up_to_half() -> None:
         (p, *shape) for p, shape in product(("forward", "backward"), l2_orders.SHAPES)
     ):
         group = f" on {kv_heads}" if kv_heads != heads else ""
-        (line,) = (
-            x for x in page.splitlines()
-            if x.startswith(f"| {heads}{group} x {seqlen // 1024}k | {pass_} |")
-        )  # fmt: skip
+        (line,) = (x for x in page.splitlines() if x.startswith(f"| {heads}{group} x {seqlen // 1024}k | {pass_} |"))
         one, other = (rows[pass_, heads, kv_heads, seqlen, n] for n in ("rows", "sawtooth"))
         shown = f"| {one / 1e6:.0f} MB | {other / 1e6:.0f} MB | {other / one - 1:+.0%} |"
         assert line.endswith(shown), (line, shown)
     base = rows["forward", 8, 8, 32768, "rows"]
-    two, four, eight = (
-        rows["forward", 8, 8, 32768, f"{n} heads side by side"] / base
-        for n in l2_orders.SIDE_BY_SIDE
-    )
+    two, four, eight = (rows["forward", 8, 8, 32768, f"{n} heads side by side"] / base for n in l2_orders.SIDE_BY_SIDE)
     assert f"read {two:.2f}, {four:.1f} and {eight:.1f} times as much" in " ".join(page.split())
 
 

@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from analysis.hardware import GPUS, H200
 from analysis.hbm import compulsory_hbm, fits, predict_hbm
 from analysis.l2 import L2, Launch, Pace, available, replay, simulate
-from analysis.l2.attention import (
-    key_tiles_outside,
-    launch_order,
-    one_block_a_head,
-    query_tiles_outside,
-)
+from analysis.l2.attention import key_tiles_outside, launch_order, one_block_a_head, query_tiles_outside
 from analysis.l2.closed_forms import Waves, lone_sms, lone_tail_bytes
 from analysis.l2.kernels import launch_of
 from analysis.l2.launch import ALWAYS
@@ -39,21 +34,23 @@ def any_launch(kind: str, shape: AttentionShape, tile: Tile, masked: bool) -> La
         return query_tiles_outside(shape, tile, order="sawtooth", wave=4, heads_per_group=2, **mask)
     if kind == "one block a head":
         state = {"read": ALWAYS, "write": ALWAYS}
-        return one_block_a_head(
-            shape, tile, {"q": {"read": ALWAYS}, "out": state, "l": state}, **mask
-        )
+        return one_block_a_head(shape, tile, {"q": {"read": ALWAYS}, "out": state, "l": state}, **mask)
     if kind == "unfinished":
         return launch_of("flash1_forward", RELEASED, shape, tile, wave=0, form="released", **mask)
     order = {"order": "sawtooth", "wave": 3, "last_first": True} if kind == "atomic" else {}
-    return key_tiles_outside(
-        shape, tile, accumulate={"none": None}.get(kind, kind), **order, **mask
-    )
+    return key_tiles_outside(shape, tile, accumulate={"none": None}.get(kind, kind), **order, **mask)
 
 
 RELEASED = (
-    ("k", "read"), ("v", "read"), ("q", "read"), ("out_tmp", "read"), ("out_tmp", "write"),
-    ("lse", "read"), ("lse", "write"), ("out", "write"),
-)  # fmt: skip
+    ("k", "read"),
+    ("v", "read"),
+    ("q", "read"),
+    ("out_tmp", "read"),
+    ("out_tmp", "write"),
+    ("lse", "read"),
+    ("lse", "write"),
+    ("out", "write"),
+)
 KINDS = ("forward", "one block a head", "unfinished", "atomic", "partial", "none")
 
 
@@ -99,11 +96,9 @@ def test_blocks_ask_for_the_bytes_of_the_sums(kind: str, causal: bool) -> None:
         "none": ("flash-split", "backward"),
     }[kind]
     kernels = predict_traffic(algorithm, shape, tile, pass_).kernels
-    main = {
-        "forward": "flash_forward",
-        "one block a head": "flash1_forward",
-        "unfinished": "flash1_forward",
-    }.get(kind, "flash_backward")
+    main = {"forward": "flash_forward", "one block a head": "flash1_forward", "unfinished": "flash1_forward"}.get(
+        kind, "flash_backward"
+    )
     launch = any_launch(kind, shape, tile, masked=False)
     found = simulate(launch, L2(1, 1, 1), 1, sampled_sets=1, burst=1)
     for tensor, count in found.items():
@@ -223,8 +218,7 @@ def test_groups_of_heads_share_their_keys() -> None:
     alone = AttentionShape(1, 8, 16384, 16384, 128)
     shared = AttentionShape(1, 8, 16384, 16384, 128, kv_heads=1)
     k_alone, k_shared = (
-        predict_hbm("flash", s, LONG_TILE, "forward", H200, 1).reads["flash_forward"]["k"]
-        for s in (alone, shared)
+        predict_hbm("flash", s, LONG_TILE, "forward", H200, 1).reads["flash_forward"]["k"] for s in (alone, shared)
     )
     assert k_shared == shared.key_bytes
     assert k_alone == pytest.approx(alone.key_bytes, rel=0.3)

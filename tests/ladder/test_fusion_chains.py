@@ -42,9 +42,7 @@ def inputs(rows: int, cols: int, dtype: str) -> dict[str, torch.Tensor]:
 
 
 def reference(chain: str, t: dict[str, torch.Tensor]) -> torch.Tensor:
-    x, residual, bias, gamma, beta = (
-        t[name].double() for name in ("x", "residual", "bias", "gamma", "beta")
-    )
+    x, residual, bias, gamma, beta = (t[name].double() for name in ("x", "residual", "bias", "gamma", "beta"))
     if chain == "scale-shift":
         return x * 1.7 - 0.3
     if chain == "layer-norm":
@@ -93,10 +91,7 @@ def test_passes_of_the_chains() -> None:
 
 
 def test_k13_unfused_scale_and_bias_moves_exactly_twice_the_bytes() -> None:
-    counted = [
-        total_bytes(run("scale-shift", fused, 64, 256, "bf16")[0].traffic)
-        for fused in (False, True)
-    ]
+    counted = [total_bytes(run("scale-shift", fused, 64, 256, "bf16")[0].traffic) for fused in (False, True)]
     assert counted == [4 * 64 * 256 * 2, 2 * 64 * 256 * 2]
 
 

@@ -48,9 +48,7 @@ def test_tiling_pays() -> None:
     assert found["naive_gemm"].last > 2 * found["tiled_gemm"].last
 
 
-@pytest.mark.skipif(
-    cachegrind.missing() is not None, reason=cachegrind.missing() or "cachegrind is there"
-)
+@pytest.mark.skipif(cachegrind.missing() is not None, reason=cachegrind.missing() or "cachegrind is there")
 def test_cachegrind_counts_what_the_model_predicts() -> None:
     counted = cachegrind.count_misses(N, BLOCK, FIRST, LAST)
     for name, want in predicted().items():
@@ -65,9 +63,7 @@ def test_parse_and_errors() -> None:
     report = "events: Ir Dr D1mr DLmr Dw D1mw DLmw\nfn=main\n1 9 9 9 9 9 9 9\n"
     report += "fn=naive_gemm\n0 100 10 2 1 5 1 1\n0 1 1 0 0 0 0 0\nfn=other\n3 4 4 4 4 4 4 4\n"
     got = cachegrind.parse(report)
-    assert {k: (v.references, v.first, v.last) for k, v in got.items()} == {
-        "naive_gemm": (16, 3, 2)
-    }
+    assert {k: (v.references, v.first, v.last) for k, v in got.items()} == {"naive_gemm": (16, 3, 2)}
     with pytest.raises(RuntimeError, match=r"names no \*_gemm function"):
         cachegrind.parse("events: Ir\nfn=main\n0 1\n")
     with pytest.raises(ValueError, match="1000 bytes are not whole sets of 8 lines of 64 bytes"):
@@ -110,10 +106,9 @@ def test_a_hardware_counter_decides_where_there_is_one() -> None:
 
     def counted(naive: float) -> Verdict:
         added = [
-            row.assign(metric="hardware_first_level_misses", source="measured", value=value,
-                       implementation=form)
+            row.assign(metric="hardware_first_level_misses", source="measured", value=value, implementation=form)
             for form, value in (("naive", naive), ("tiled", 1.0))
-        ]  # fmt: skip
+        ]
         return MISSES.judged(pandas.concat([frame, *added], ignore_index=True)).verdict
 
     assert counted(20.0) is Verdict.CONSISTENT

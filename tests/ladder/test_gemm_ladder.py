@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.gemm import (
-    VARIANTS,
-    GemmShape,
-    GemmTile,
-    fast_elements,
-    lower_bound_bytes,
-    predict_gemm,
-    square,
-)
+from analysis.gemm import VARIANTS, GemmShape, GemmTile, fast_elements, lower_bound_bytes, predict_gemm, square
 from kernels.beside.gemm import DEFAULT_TILES, gemm, gemm_kernel
 from kernels.host import HostBackend
 from kernels.launch import Array, contiguous_strides
@@ -55,10 +47,7 @@ def array(name: str, x: np.ndarray, dtype: str, access: str) -> Array:
 def run(variant: str, tile, shape: GemmShape) -> tuple[HostBackend, float, float]:
     """The backend with its counters, the largest error, and the bound it must meet."""
     random = np.random.default_rng(0)
-    a, b = (
-        bits(bits_safe(random.standard_normal(s)), shape.dtype)
-        for s in ((shape.m, shape.k), (shape.k, shape.n))
-    )
+    a, b = (bits(bits_safe(random.standard_normal(s)), shape.dtype) for s in ((shape.m, shape.k), (shape.k, shape.n)))
     c = np.full((shape.m, shape.n), 77, a.dtype)
     backend = HostBackend()
     arrays = [array(*x) for x in (("x", a, shape.dtype, "r"), ("y", b, shape.dtype, "r"))]
@@ -106,15 +95,10 @@ def test_types(variant: str, dtype: str) -> None:
     backend, excess, _ = run(variant, None, shape)
     assert excess <= 0
     predicted = predict_gemm(variant, shape, DEFAULT_TILES.get(variant))
-    assert sum(backend.traffic[gemm_kernel(variant, dtype).entry].values()) == (
-        predicted.global_bytes
-    )
+    assert sum(backend.traffic[gemm_kernel(variant, dtype).entry].values()) == (predicted.global_bytes)
 
 
-@given(
-    size=st.tuples(*[st.integers(1, 300)] * 3),
-    side=st.sampled_from([8, 16, 32]),
-)
+@given(size=st.tuples(*[st.integers(1, 300)] * 3), side=st.sampled_from([8, 16, 32]))
 def test_no_tiling_beats_the_lower_bound(size, side: int) -> None:
     shape = GemmShape(*size)
     for variant, tile in (("naive", None), ("tiled", square(side))):

@@ -32,10 +32,7 @@ def test_views_of_one_buffer_between_guard_bands(algorithm: str) -> None:
     packed = paint((2, 37, 3, 3, 64), np.nan)
     for slot, name in enumerate("qkv"):
         packed[:, :, slot] = p.data[name].transpose(0, 2, 1, 3)
-    arrays = {
-        name: view(name, packed[:, :, slot].transpose(0, 2, 1, 3), "fp16")
-        for slot, name in enumerate("qkv")
-    }
+    arrays = {name: view(name, packed[:, :, slot].transpose(0, 2, 1, 3), "fp16") for slot, name in enumerate("qkv")}
     # An incoming gradient transposed to (B, N, H, D), and marked room around every result.
     dout = paint((2, 37, 3, 64), 0.0)
     dout[...] = p.data["dout"].transpose(0, 2, 1, 3)
@@ -46,11 +43,7 @@ def test_views_of_one_buffer_between_guard_bands(algorithm: str) -> None:
         arrays[name] = view(name, buffer[:, :, 1:-1, 8:-8], "fp16")
     backend = HostBackend()
     stats: dict[str, Array] = {}
-    options = {
-        "scale": p.scale,
-        "causal": True,
-        "tile": Tile(64, 64) if algorithm == "standard" else Tile(16, 64),
-    }
+    options = {"scale": p.scale, "causal": True, "tile": Tile(64, 64) if algorithm == "standard" else Tile(16, 64)}
     inputs = [arrays[name] for name in ("q", "k", "v", "out")]
     attention.forward(backend, algorithm, *inputs, stats, **options)
     gradients = [arrays[name] for name in ("dq", "dk", "dv")]
@@ -111,21 +104,9 @@ def test_the_attempt_itself_is_sound() -> None:
 
 
 REFUSED = {
-    "grouped heads": (
-        {"k_shape": (1, 1, 64, 64)},
-        ValueError,
-        r"\(1, 2, 64, 64\) and k \(1, 1, 64, 64\)",
-    ),
-    "head_dim 12": (
-        {"q_shape": (1, 2, 8, 12), "k_shape": (1, 2, 8, 12)},
-        ValueError,
-        "head_dim 12 .*128",
-    ),
-    "head_dim 136": (
-        {"q_shape": (1, 2, 8, 136), "k_shape": (1, 2, 8, 136)},
-        ValueError,
-        "head_dim 136 .*128",
-    ),
+    "grouped heads": ({"k_shape": (1, 1, 64, 64)}, ValueError, r"\(1, 2, 64, 64\) and k \(1, 1, 64, 64\)"),
+    "head_dim 12": ({"q_shape": (1, 2, 8, 12), "k_shape": (1, 2, 8, 12)}, ValueError, "head_dim 12 .*128"),
+    "head_dim 136": ({"q_shape": (1, 2, 8, 136), "k_shape": (1, 2, 8, 136)}, ValueError, "head_dim 136 .*128"),
     "empty": ({"q_shape": (1, 2, 0, 64)}, ValueError, r"\(1, 2, 0, 64\).*empty"),
     "v of another length": ({"v": fake("v", (1, 2, 63, 64))}, ValueError, r"v is \(1, 2, 63, 64\)"),
     "v of another type": ({"v": fake("v", (1, 2, 64, 64), "fp32")}, TypeError, "fp32.*fp16"),
@@ -151,8 +132,7 @@ def test_bad_arguments(algorithm: str, pass_: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "missing"),
-    [("standard", "'p'"), ("flash1-skip-first", "'l'"), ("flash1-literal", "'l'")],
+    ("algorithm", "missing"), [("standard", "'p'"), ("flash1-skip-first", "'l'"), ("flash1-literal", "'l'")]
 )
 def test_backward_without_its_forward(algorithm: str, missing: str) -> None:
     with pytest.raises(ValueError, match=f"needs {missing}.*'lse'"):

@@ -50,17 +50,11 @@ def hold(p: Problem, algorithm: str, tile: Tile, run: Run) -> None:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize(
-    "variant", VARIANTS, ids=lambda v: f"{v[0]}-{v[1]}-d{v[2]}-{v[3].block_m}x{v[3].block_n}"
-)
-def test_values_and_bytes(
-    variant: tuple[str, str, int, Tile], shapes: list[tuple[int, int]], causal: bool
-) -> None:
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v[0]}-{v[1]}-d{v[2]}-{v[3].block_m}x{v[3].block_n}")
+def test_values_and_bytes(variant: tuple[str, str, int, Tile], shapes: list[tuple[int, int]], causal: bool) -> None:
     algorithm, dtype, head_dim, tile = variant
     for seqlen_q, seqlen_k in shapes:
-        p = Problem(
-            seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, dtype=dtype, causal=causal
-        )
+        p = Problem(seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, dtype=dtype, causal=causal)
         hold(p, algorithm, tile, execute(p, algorithm, tile))
 
 
@@ -85,9 +79,7 @@ WIDE = {v[0]: v for v in VARIANTS if v[1] == "fp32"}
 
 @pytest.mark.parametrize("variants", [NARROW, WIDE], ids=["fp16", "fp32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_single_key_is_copied_bit_for_bit(
-    algorithm: str, variants: dict[str, tuple[str, str, int, Tile]]
-) -> None:
+def test_a_single_key_is_copied_bit_for_bit(algorithm: str, variants: dict[str, tuple[str, str, int, Tile]]) -> None:
     """P is 1, not nearly 1: the backward pass must round the score as the forward pass did."""
     _, dtype, head_dim, tile = variants[algorithm]
     p = Problem(batch=5, heads=7, seqlen_q=1, seqlen_k=1, head_dim=head_dim, dtype=dtype)
@@ -123,15 +115,10 @@ def test_rows_without_a_key_are_zero(algorithm: str) -> None:
     identity = np.zeros((1, 1, 2, 64))
     identity[0, 0, :, :2] = np.eye(2)
     zeros = {"q": np.zeros((1, 1, 5, 64)), "k": np.zeros((1, 1, 2, 64))}
-    p = Problem(
-        seqlen_q=5, seqlen_k=2, causal=True,
-        data=zeros | {"v": identity, "dout": np.ones((1, 1, 5, 64))},
-    )  # fmt: skip
+    p = Problem(seqlen_q=5, seqlen_k=2, causal=True, data=zeros | {"v": identity, "dout": np.ones((1, 1, 5, 64))})
     tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
     got = execute(p, algorithm, tile).values
-    np.testing.assert_array_equal(
-        got["out"][0, 0, :, :2], [[0, 0], [0, 0], [0, 0], [1, 0], [0.5, 0.5]]
-    )
+    np.testing.assert_array_equal(got["out"][0, 0, :, :2], [[0, 0], [0, 0], [0, 0], [1, 0], [0.5, 0.5]])
     np.testing.assert_array_equal(got["dq"], 0.0)
     np.testing.assert_array_equal(got["dv"][0, 0, :, 0], [1.5, 0.5])
     if "l" in got:
@@ -150,25 +137,24 @@ def test_whole_query_tiles_without_a_key(algorithm: str) -> None:
     np.testing.assert_array_equal(run.values["dq"][0, 0, :192], 0.0)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [v for v in VARIANTS if v[1] != "fp32"],
-    ids=lambda v: f"{v[0]}-{v[1]}-d{v[2]}",
-)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v[1] != "fp32"], ids=lambda v: f"{v[0]}-{v[1]}-d{v[2]}")
 def test_products_beyond_the_range_of_fp16(variant: tuple[str, str, int, Tile]) -> None:
     """q·k of 131072 and more does not fit fp16; sums, scale and statistics are fp32."""
     algorithm, dtype, head_dim, tile = variant
     value = {128: 32.0, 64: 64.0}[head_dim]
     scale = head_dim**-0.5
     p = Problem(
-        seqlen_q=1, seqlen_k=4, head_dim=head_dim, dtype=dtype,
+        seqlen_q=1,
+        seqlen_k=4,
+        head_dim=head_dim,
+        dtype=dtype,
         data={
             "q": np.full((1, 1, 1, head_dim), value),
             "k": np.full((1, 1, 4, head_dim), value),
             "v": np.repeat(np.arange(4.0)[:, None], head_dim, axis=1)[None, None],
             "dout": np.ones((1, 1, 1, head_dim)),
         },
-    )  # fmt: skip
+    )
     got = execute(p, algorithm, tile).values
     np.testing.assert_array_equal(got["out"], 1.5)
     np.testing.assert_allclose(got["dv"], 0.25, rtol=1e-3)

@@ -33,9 +33,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / np.where(total > 0, total, 1.0)
 
 
-def run(
-    algorithm: str, x: np.ndarray, dtype: str = "fp32"
-) -> tuple[np.ndarray, dict[tuple[str, str], int]]:
+def run(algorithm: str, x: np.ndarray, dtype: str = "fp32") -> tuple[np.ndarray, dict[tuple[str, str], int]]:
     backend = HostBackend()
     given, _ = array("x", x, dtype)
     result, memory = array("y", np.full(x.shape, np.nan), dtype)
@@ -88,9 +86,7 @@ def test_naive_overflows_and_the_others_do_not() -> None:
     naive, _ = run("naive", x)
     assert np.isnan(naive[0, 0])
     for algorithm in ("safe", "online"):
-        np.testing.assert_allclose(
-            run(algorithm, x)[0], softmax(x), rtol=RELATIVE["fp32"], atol=FLUSHED
-        )
+        np.testing.assert_allclose(run(algorithm, x)[0], softmax(x), rtol=RELATIVE["fp32"], atol=FLUSHED)
 
 
 @pytest.mark.parametrize("algorithm", ["safe", "online"])

@@ -27,9 +27,7 @@ def moved(counted: Counted, *, statistics: bool) -> int:
     )
 
 
-@pytest.mark.parametrize(
-    ("block_n", "published_gb"), [(64, 6.56), (128, 3.37), (256, 1.75), (512, 0.95)]
-)
+@pytest.mark.parametrize(("block_n", "published_gb"), [(64, 6.56), (128, 3.37), (256, 1.75), (512, 0.95)])
 def test_middle_panel(block_n: int, published_gb: float) -> None:
     """(3 Tc + 1) N d elements; the published points are read off the plot to 0.03 GB."""
     p = Problem(seqlen_q=N, seqlen_k=N)

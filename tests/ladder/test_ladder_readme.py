@@ -34,13 +34,7 @@ def test_bytes(row: list[str]) -> None:
 
 
 def test_every_algorithm_is_there() -> None:
-    assert {row[0] for row in rows()} >= {
-        "standard",
-        "flash1-literal",
-        "flash1-skip-first",
-        "flash1-released",
-        "flash",
-    }
+    assert {row[0] for row in rows()} >= {"standard", "flash1-literal", "flash1-skip-first", "flash1-released", "flash"}
 
 
 def test_named_files_exist_and_no_source_is_missing() -> None:

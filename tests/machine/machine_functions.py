@@ -40,10 +40,7 @@ extern "C" __global__ void NAME(const u32* in, u64* out, int n) {
 
 def source() -> str:
     """All functions, an entry point each."""
-    entries = [
-        _FUNCTION.replace("NAME", name).replace("BODY", body)
-        for name, (body, _) in FUNCTIONS.items()
-    ]
+    entries = [_FUNCTION.replace("NAME", name).replace("BODY", body) for name, (body, _) in FUNCTIONS.items()]
     return _BEGIN + "".join(entries)
 
 
@@ -89,10 +86,7 @@ def to_format(x: Fraction, mantissa: int, exponent: int, mode: str, negative_zer
         e -= 1
     e = max(e, 1 - bias)
     scaled = x * Fraction(2) ** (mantissa - e)
-    whole, rest = (
-        scaled.numerator // scaled.denominator,
-        scaled - scaled.numerator // scaled.denominator,
-    )
+    whole, rest = (scaled.numerator // scaled.denominator, scaled - scaled.numerator // scaled.denominator)
     up = {"rz": False, "rm": bool(sign) and rest > 0, "rp": not sign and rest > 0}.get(
         mode, rest > Fraction(1, 2) or (rest == Fraction(1, 2) and whole % 2 == 1)
     )
@@ -104,8 +98,9 @@ def to_format(x: Fraction, mantissa: int, exponent: int, mode: str, negative_zer
     return sign | packed
 
 
-def arithmetic(op: str, values: list[float], shape: tuple[int, int], mode: str = "rn",
-               ftz: bool = False) -> int | object:  # fmt: skip
+def arithmetic(
+    op: str, values: list[float], shape: tuple[int, int], mode: str = "rn", ftz: bool = False
+) -> int | object:
     """a + b, a * b, a * b + c, a / b or sqrt(a) in IEEE arithmetic."""
     mantissa, exponent = shape
     values = values[: {"sqrt": 1, "fma": 3}.get(op, 2)]
@@ -114,9 +109,13 @@ def arithmetic(op: str, values: list[float], shape: tuple[int, int], mode: str =
         values = [math.copysign(0.0, v) if 0 < abs(v) < least else v for v in values]
     with np.errstate(all="ignore"):
         d = [np.float64(v) for v in values]
-        plain = {"add": lambda: d[0] + d[1], "mul": lambda: d[0] * d[1],
-                 "fma": lambda: d[0] * d[1] + d[2], "div": lambda: d[0] / d[1],
-                 "sqrt": lambda: np.sqrt(d[0])}[op]()  # fmt: skip
+        plain = {
+            "add": lambda: d[0] + d[1],
+            "mul": lambda: d[0] * d[1],
+            "fma": lambda: d[0] * d[1] + d[2],
+            "div": lambda: d[0] / d[1],
+            "sqrt": lambda: np.sqrt(d[0]),
+        }[op]()
     width = mantissa + exponent
     if not all(map(math.isfinite, values)) or (op == "div" and values[1] == 0):
         if op == "fma" and not math.isnan(plain):
@@ -153,9 +152,7 @@ def arithmetic(op: str, values: list[float], shape: tuple[int, int], mode: str =
         negative_zero = math.copysign(1, values[0]) * math.copysign(1, values[1]) < 0
     else:
         x = f[0] * f[1] + f[2]
-        product = math.copysign(0.0 if f[0] * f[1] == 0 else 1.0, values[0]) * math.copysign(
-            1, values[1]
-        )
+        product = math.copysign(0.0 if f[0] * f[1] == 0 else 1.0, values[0]) * math.copysign(1, values[1])
         negative_zero = sum_sign(product, values[2], mode)
     result = to_format(x, mantissa, exponent, mode, negative_zero)
     if ftz and result & ((1 << exponent) - 1) << mantissa == 0:
@@ -185,8 +182,12 @@ def whole(x: float, mode: str, bits: int, is_signed: bool) -> int | object:
     if math.isinf(x):
         y = 1 << 80 if x > 0 else -(1 << 80)
     else:
-        y = {"rni": lambda: int(np.rint(x)) if abs(x) < 2**52 else int(x), "rzi": lambda: math.trunc(x),
-             "rmi": lambda: math.floor(x), "rpi": lambda: math.ceil(x)}[mode]()  # fmt: skip
+        y = {
+            "rni": lambda: int(np.rint(x)) if abs(x) < 2**52 else int(x),
+            "rzi": lambda: math.trunc(x),
+            "rmi": lambda: math.floor(x),
+            "rpi": lambda: math.ceil(x),
+        }[mode]()
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
     return min(max(y, low), high) & ((1 << bits) - 1)
 
@@ -240,118 +241,143 @@ def _functions() -> dict[str, tuple[str, Reference]]:
         "sub64_zero": ("r = X - ((u64)c << 32);", lambda a, b, c: ((b << 32 | a) - (c << 32)) & M64),
         "mul64": ("r = X * Y + Z;", lambda a, b, c: ((b << 32 | a) * (c << 32 | b) + (a << 32 | c)) & M64),
         "mul_hi64": ("r = __umul64hi(X, Y);", lambda a, b, c: (b << 32 | a) * (c << 32 | b) >> 64),
-        "mul_hi64_s": ("r = __mul64hi(X, Y);",
-                       lambda a, b, c: s(b << 32 | a, 64) * s(c << 32 | b, 64) >> 64 & M64),
+        "mul_hi64_s": ("r = __mul64hi(X, Y);", lambda a, b, c: s(b << 32 | a, 64) * s(c << 32 | b, 64) >> 64 & M64),
         "div_u": ("r = b ? a / b : 0;", lambda a, b, c: a // b if b else 0),
-        "rem_s": ("r = (u32)((int)b && (int)b != -1 ? (int)a % (int)b : 0);",
-                  lambda a, b, c: divided(s(a), s(b))[1] & M32 if s(b) not in (0, -1) else 0),
-        "div_s": ("r = (u32)((int)b && (int)b != -1 ? (int)a / (int)b : 0);",
-                  lambda a, b, c: divided(s(a), s(b))[0] & M32 if s(b) not in (0, -1) else 0),
-        "div64_u": ("r = Y ? X / Y : 0;",
-                    lambda a, b, c: (b << 32 | a) // (c << 32 | b) if c << 32 | b else 0),
+        "rem_s": (
+            "r = (u32)((int)b && (int)b != -1 ? (int)a % (int)b : 0);",
+            lambda a, b, c: divided(s(a), s(b))[1] & M32 if s(b) not in (0, -1) else 0,
+        ),
+        "div_s": (
+            "r = (u32)((int)b && (int)b != -1 ? (int)a / (int)b : 0);",
+            lambda a, b, c: divided(s(a), s(b))[0] & M32 if s(b) not in (0, -1) else 0,
+        ),
+        "div64_u": ("r = Y ? X / Y : 0;", lambda a, b, c: (b << 32 | a) // (c << 32 | b) if c << 32 | b else 0),
         "rem64_u": ("r = b ? X % b : 0;", lambda a, b, c: (b << 32 | a) % b if b else 0),
-        "div64_s": ("r = (i64)Y && (i64)Y != -1 ? (i64)X / (i64)Y : 0;",
-                    lambda a, b, c: divided(s(b << 32 | a, 64), s(c << 32 | b, 64))[0] & M64
-                    if (c << 32 | b) not in (0, M64) else 0),
-        "shl_clamp": ('asm("shl.b32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b & 63)); r = q;',
-                      lambda a, b, c: a << (b & 63) & M32),
-        "shl_any": ('asm("shl.b32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b)); r = q;',
-                    lambda a, b, c: a << b & M32 if b < 32 else 0),
-        "shr_u": ('asm("shr.u32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b)); r = q;',
-                  lambda a, b, c: a >> min(b, 32)),
-        "shr_s": ('asm("shr.s32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b)); r = q;',
-                  lambda a, b, c: s(a) >> min(b, 32) & M32),
-        "shl64": ('asm("shl.b64 %0, %1, %2;" : "=l"(r) : "l"(X), "r"(c & 127));',
-                  lambda a, b, c: (b << 32 | a) << (c & 127) & M64),
-        "shr64_u": ('asm("shr.u64 %0, %1, %2;" : "=l"(r) : "l"(X), "r"(c & 127));',
-                    lambda a, b, c: (b << 32 | a) >> (c & 127)),
-        "shr64_s": ('asm("shr.s64 %0, %1, %2;" : "=l"(r) : "l"(X), "r"(c & 127));',
-                    lambda a, b, c: s(b << 32 | a, 64) >> (c & 127) & M64),
+        "div64_s": (
+            "r = (i64)Y && (i64)Y != -1 ? (i64)X / (i64)Y : 0;",
+            lambda a, b, c: (
+                divided(s(b << 32 | a, 64), s(c << 32 | b, 64))[0] & M64 if (c << 32 | b) not in (0, M64) else 0
+            ),
+        ),
+        "shl_clamp": (
+            'asm("shl.b32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b & 63)); r = q;',
+            lambda a, b, c: a << (b & 63) & M32,
+        ),
+        "shl_any": (
+            'asm("shl.b32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b)); r = q;',
+            lambda a, b, c: a << b & M32 if b < 32 else 0,
+        ),
+        "shr_u": ('asm("shr.u32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b)); r = q;', lambda a, b, c: a >> min(b, 32)),
+        "shr_s": (
+            'asm("shr.s32 %0, %1, %2;" : "=r"(q) : "r"(a), "r"(b)); r = q;',
+            lambda a, b, c: s(a) >> min(b, 32) & M32,
+        ),
+        "shl64": (
+            'asm("shl.b64 %0, %1, %2;" : "=l"(r) : "l"(X), "r"(c & 127));',
+            lambda a, b, c: (b << 32 | a) << (c & 127) & M64,
+        ),
+        "shr64_u": (
+            'asm("shr.u64 %0, %1, %2;" : "=l"(r) : "l"(X), "r"(c & 127));',
+            lambda a, b, c: (b << 32 | a) >> (c & 127),
+        ),
+        "shr64_s": (
+            'asm("shr.s64 %0, %1, %2;" : "=l"(r) : "l"(X), "r"(c & 127));',
+            lambda a, b, c: s(b << 32 | a, 64) >> (c & 127) & M64,
+        ),
         "funnel_l_wrap": ("r = __funnelshift_l(a, b, c);", lambda a, b, c: funnel(a, b, c & 31, False)),
         "funnel_r_wrap": ("r = __funnelshift_r(a, b, c);", lambda a, b, c: funnel(a, b, c & 31, True)),
-        "funnel_l_clamp": ("r = __funnelshift_lc(a, b, c);",
-                           lambda a, b, c: funnel(a, b, min(c, 32), False)),
-        "funnel_r_clamp": ("r = __funnelshift_rc(a, b, c);",
-                           lambda a, b, c: funnel(a, b, min(c, 32), True)),
+        "funnel_l_clamp": ("r = __funnelshift_lc(a, b, c);", lambda a, b, c: funnel(a, b, min(c, 32), False)),
+        "funnel_r_clamp": ("r = __funnelshift_rc(a, b, c);", lambda a, b, c: funnel(a, b, min(c, 32), True)),
         "logic": ("r = (a & ~b) ^ (b | c);", lambda a, b, c: (a & ~b) ^ (b | c)),
-        "logic_test": ("r = (a & b & 0xff) ? c : ~c;",
-                       lambda a, b, c: c if a & b & 0xFF else ~c & M32),
+        "logic_test": ("r = (a & b & 0xff) ? c : ~c;", lambda a, b, c: c if a & b & 0xFF else ~c & M32),
         "popc": ("r = __popc(a) + __popcll(Y);", lambda a, b, c: a.bit_count() + b.bit_count() + c.bit_count()),
-        "clz": ("r = __clz(a) * 100 + __clzll(Y >> (a & 63));",
-                lambda a, b, c: (32 - a.bit_length()) * 100 + 64 - ((c << 32 | b) >> (a & 63)).bit_length()),
+        "clz": (
+            "r = __clz(a) * 100 + __clzll(Y >> (a & 63));",
+            lambda a, b, c: (32 - a.bit_length()) * 100 + 64 - ((c << 32 | b) >> (a & 63)).bit_length(),
+        ),
         "ffs": ("r = __ffs(a & b & c);", lambda a, b, c: ((x := a & b & c) & -x).bit_length()),
         "brev": ("r = __brev(a);", lambda a, b, c: int(f"{a:032b}"[::-1], 2)),
-        "bfind_s": ('asm("bfind.s32 %0, %1;" : "=r"(q) : "r"(a)); r = q;',
-                    lambda a, b, c: ((~a & M32 if a >> 31 else a).bit_length() - 1) & M32),
-        "bfe_u": ('asm("bfe.u32 %0, %1, %2, %3;" : "=r"(q) : "r"(a), "r"(b & 31), "r"(c & 31)); r = q;',
-                  lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1)),
-        "bfi": ('asm("bfi.b32 %0, %1, %2, %3, %4;" : "=r"(q) : "r"(a), "r"(b), "r"(c & 31), "r"(b & 31)); r = q;',
-                lambda a, b, c: (b & ~(m := ((1 << (b & 31)) - 1) << (c & 31) & M32)) | (a << (c & 31) & m)),
+        "bfind_s": (
+            'asm("bfind.s32 %0, %1;" : "=r"(q) : "r"(a)); r = q;',
+            lambda a, b, c: ((~a & M32 if a >> 31 else a).bit_length() - 1) & M32,
+        ),
+        "bfe_u": (
+            'asm("bfe.u32 %0, %1, %2, %3;" : "=r"(q) : "r"(a), "r"(b & 31), "r"(c & 31)); r = q;',
+            lambda a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1),
+        ),
+        "bfi": (
+            'asm("bfi.b32 %0, %1, %2, %3, %4;" : "=r"(q) : "r"(a), "r"(b), "r"(c & 31), "r"(b & 31)); r = q;',
+            lambda a, b, c: (b & ~(m := ((1 << (b & 31)) - 1) << (c & 31) & M32)) | (a << (c & 31) & m),
+        ),
         "prmt": ("r = __byte_perm(a, b, c & 0xffff);", lambda a, b, c: permute(a, b, c & 0x7777)),
-        "prmt_sign": ('asm("prmt.b32 %0, %1, %2, %3;" : "=r"(q) : "r"(a), "r"(b), "r"(c)); r = q;',
-                      lambda a, b, c: permute(a, b, c & 0xFFFF)),
-        "min_max": ("r = (u64)min((int)a, (int)b) << 32 | (u32)max(b, c);",
-                    lambda a, b, c: (min(s(a), s(b)) & M32) << 32 | max(b, c)),
+        "prmt_sign": (
+            'asm("prmt.b32 %0, %1, %2, %3;" : "=r"(q) : "r"(a), "r"(b), "r"(c)); r = q;',
+            lambda a, b, c: permute(a, b, c & 0xFFFF),
+        ),
+        "min_max": (
+            "r = (u64)min((int)a, (int)b) << 32 | (u32)max(b, c);",
+            lambda a, b, c: (min(s(a), s(b)) & M32) << 32 | max(b, c),
+        ),
         "min64": ("r = X < Y ? X : Y;", lambda a, b, c: min(b << 32 | a, c << 32 | b)),
-        "max64_s": ("r = (i64)X > (i64)Y ? X : Y;",
-                    lambda a, b, c: max((b << 32 | a, c << 32 | b), key=lambda x: s(x, 64))),
-        "compare": ("r = (X == Y) | (X != Z) << 1 | (X <= Y) << 2 | ((i64)X >= (i64)Z) << 3 | (a < b) << 4 | ((int)a <= (int)c) << 5;",
-                    lambda a, b, c: ((b << 32 | a) == (c << 32 | b)) | ((b << 32 | a) != (a << 32 | c)) << 1
-                    | ((b << 32 | a) <= (c << 32 | b)) << 2
-                    | (s(b << 32 | a, 64) >= s(a << 32 | c, 64)) << 3 | (a < b) << 4 | (s(a) <= s(c)) << 5),
+        "max64_s": (
+            "r = (i64)X > (i64)Y ? X : Y;",
+            lambda a, b, c: max((b << 32 | a, c << 32 | b), key=lambda x: s(x, 64)),
+        ),
+        "compare": (
+            "r = (X == Y) | (X != Z) << 1 | (X <= Y) << 2 | ((i64)X >= (i64)Z) << 3 | (a < b) << 4 | ((int)a <= (int)c) << 5;",
+            lambda a, b, c: (
+                ((b << 32 | a) == (c << 32 | b))
+                | ((b << 32 | a) != (a << 32 | c)) << 1
+                | ((b << 32 | a) <= (c << 32 | b)) << 2
+                | (s(b << 32 | a, 64) >= s(a << 32 | c, 64)) << 3
+                | (a < b) << 4
+                | (s(a) <= s(c)) << 5
+            ),
+        ),
         "absolute": ("r = (u32)abs((int)a);", lambda a, b, c: abs(s(a)) & M32),
-        "dp4a": ("r = (u32)__dp4a((int)a, (int)b, (int)c);",
-                 lambda a, b, c: (s(c) + sum(s(a >> k & 255, 8) * s(b >> k & 255, 8) for k in (0, 8, 16, 24))) & M32),
-        "dp4a_u": ("r = __dp4a(a, b, c);",
-                   lambda a, b, c: (c + sum((a >> k & 255) * (b >> k & 255) for k in (0, 8, 16, 24))) & M32),
-        "avg": ("r = (u32)((int)((short)a) + (int)((signed char)(b >> 8)) + (unsigned char)(c >> 16));",
-                lambda a, b, c: (s(a & 0xFFFF, 16) + s(b >> 8 & 255, 8) + (c >> 16 & 255)) & M32),
-    }  # fmt: skip
-    for op, name, count in (
-        ("fadd", "add", 2),
-        ("fmul", "mul", 2),
-        ("fmaf", "fma", 3),
-        ("fdiv", "div", 2),
-    ):
+        "dp4a": (
+            "r = (u32)__dp4a((int)a, (int)b, (int)c);",
+            lambda a, b, c: (s(c) + sum(s(a >> k & 255, 8) * s(b >> k & 255, 8) for k in (0, 8, 16, 24))) & M32,
+        ),
+        "dp4a_u": (
+            "r = __dp4a(a, b, c);",
+            lambda a, b, c: (c + sum((a >> k & 255) * (b >> k & 255) for k in (0, 8, 16, 24))) & M32,
+        ),
+        "avg": (
+            "r = (u32)((int)((short)a) + (int)((signed char)(b >> 8)) + (unsigned char)(c >> 16));",
+            lambda a, b, c: (s(a & 0xFFFF, 16) + s(b >> 8 & 255, 8) + (c >> 16 & 255)) & M32,
+        ),
+    }
+    for op, name, count in (("fadd", "add", 2), ("fmul", "mul", 2), ("fmaf", "fma", 3), ("fdiv", "div", 2)):
         for mode in ("rn", "rz", "rd", "ru"):
             arguments = ", ".join("ABC"[:count])
             host = {"rd": "rm", "ru": "rp"}.get(mode, mode)
             found[f"f32_{name}_{mode}"] = (
                 f"r = bits(__{op}_{mode}({arguments}));",
                 lambda a, b, c, name=name, host=host: arithmetic(name, [f32(a), f32(b), f32(c)], SINGLE, host),
-            )  # fmt: skip
-    for name, text in (("add", "add.ftz.f32 %0, %1, %2;"), ("mul", "mul.ftz.f32 %0, %1, %2;"),
-                       ("fma", "fma.rn.ftz.f32 %0, %1, %2, %3;")):  # fmt: skip
+            )
+    for name, text in (
+        ("add", "add.ftz.f32 %0, %1, %2;"),
+        ("mul", "mul.ftz.f32 %0, %1, %2;"),
+        ("fma", "fma.rn.ftz.f32 %0, %1, %2, %3;"),
+    ):
         found[f"f32_{name}_ftz"] = (
             f'float x; asm("{text}" : "=f"(x) : "f"(A), "f"(B), "f"(C)); r = bits(x);',
             lambda a, b, c, name=name: arithmetic(name, [f32(a), f32(b), f32(c)], SINGLE, ftz=True),
         )
-    found["f32_sqrt"] = (
-        "r = bits(__fsqrt_rn(A));",
-        lambda a, b, c: arithmetic("sqrt", [f32(a)], SINGLE),
-    )
-    found["f32_rcp"] = (
-        "r = bits(__frcp_rn(A));",
-        lambda a, b, c: arithmetic("div", [1.0, f32(a)], SINGLE),
-    )
-    for op, name, count in (
-        ("dadd", "add", 2),
-        ("dmul", "mul", 2),
-        ("fma", "fma", 3),
-        ("ddiv", "div", 2),
-    ):
+    found["f32_sqrt"] = ("r = bits(__fsqrt_rn(A));", lambda a, b, c: arithmetic("sqrt", [f32(a)], SINGLE))
+    found["f32_rcp"] = ("r = bits(__frcp_rn(A));", lambda a, b, c: arithmetic("div", [1.0, f32(a)], SINGLE))
+    for op, name, count in (("dadd", "add", 2), ("dmul", "mul", 2), ("fma", "fma", 3), ("ddiv", "div", 2)):
         for mode in ("rn", "rz", "rd", "ru") if name != "div" else ("rn",):
             arguments = ", ".join(("DX", "DY", "DZ")[:count])
             host = {"rd": "rm", "ru": "rp"}.get(mode, mode)
             found[f"f64_{name}_{mode}"] = (
                 f"r = bits(__{op}_{mode}({arguments}));",
                 lambda a, b, c, name=name, host=host: arithmetic(
-                    name, [f64(b << 32 | a), f64(c << 32 | b), f64(a << 32 | c)], DOUBLE, host),
-            )  # fmt: skip
-    found["f64_sqrt"] = (
-        "r = bits(__dsqrt_rn(DX));",
-        lambda a, b, c: arithmetic("sqrt", [f64(b << 32 | a)], DOUBLE),
-    )
+                    name, [f64(b << 32 | a), f64(c << 32 | b), f64(a << 32 | c)], DOUBLE, host
+                ),
+            )
+    found["f64_sqrt"] = ("r = bits(__dsqrt_rn(DX));", lambda a, b, c: arithmetic("sqrt", [f64(b << 32 | a)], DOUBLE))
     for form, value, shape in (("f16", f16, HALF), ("bf16", bf16, BF16)):
         text = f"fma.rn.{form}x2 %0, %1, %2, %3;"
         found[f"{form}x2_fma"] = (
@@ -371,35 +397,30 @@ def _functions() -> dict[str, tuple[str, Reference]]:
                 lambda a, b, c, shape=shape, mode=mode: _packed(a, b, shape, mode),
             )
     for mode, name in (("rni", "rn"), ("rzi", "rz"), ("rmi", "rd"), ("rpi", "ru")):
-        for target, bits, is_signed in (
-            ("int", 32, True),
-            ("uint", 32, False),
-            ("ll", 64, True),
-            ("ull", 64, False),
-        ):
+        for target, bits, is_signed in (("int", 32, True), ("uint", 32, False), ("ll", 64, True), ("ull", 64, False)):
             found[f"cvt_{target}_{mode}"] = (
                 f"r = {'(u32)' if bits == 32 else '(u64)'}__float2{target}_{name}(A);",
                 lambda a, b, c, mode=mode, bits=bits, is_signed=is_signed: whole(f32(a), mode, bits, is_signed),
-            )  # fmt: skip
+            )
             found[f"cvt_d_{target}_{mode}"] = (
                 f"r = {'(u32)' if bits == 32 else '(u64)'}__double2{target}_{name}(DX);",
-                lambda a, b, c, mode=mode, bits=bits, is_signed=is_signed: whole(f64(b << 32 | a), mode, bits, is_signed),
-            )  # fmt: skip
+                lambda a, b, c, mode=mode, bits=bits, is_signed=is_signed: whole(
+                    f64(b << 32 | a), mode, bits, is_signed
+                ),
+            )
             source = {"int": "(int)a", "uint": "a", "ll": "(i64)X", "ull": "X"}[target]
             found[f"cvt_from_{target}_{name}"] = (
                 f"r = bits(__{target}2float_{name}({source}));",
                 lambda a, b, c, name=name, bits=bits, is_signed=is_signed: to_format(
                     Fraction(s(x, bits) if is_signed else x) if (x := a if bits == 32 else b << 32 | a) or True else 0,
-                    23, 8, {"rd": "rm", "ru": "rp"}.get(name, name), False),
-            )  # fmt: skip
-    found["cvt_f32_f64"] = (
-        "r = bits((double)A);",
-        lambda a, b, c: NAN if math.isnan(f32(a)) else bits64(f32(a)),
-    )
-    found["cvt_f64_f32"] = (
-        "r = bits((float)DX);",
-        lambda a, b, c: arithmetic("mul", [f64(b << 32 | a), 1.0], SINGLE),
-    )
+                    23,
+                    8,
+                    {"rd": "rm", "ru": "rp"}.get(name, name),
+                    False,
+                ),
+            )
+    found["cvt_f32_f64"] = ("r = bits((double)A);", lambda a, b, c: NAN if math.isnan(f32(a)) else bits64(f32(a)))
+    found["cvt_f64_f32"] = ("r = bits((float)DX);", lambda a, b, c: arithmetic("mul", [f64(b << 32 | a), 1.0], SINGLE))
     found["floor_ceil"] = (
         "r = bits(floorf(A)) << 32 | bits(ceilf(B));",
         lambda a, b, c: _rounded(f32(a), math.floor, a) << 32 | _rounded(f32(b), math.ceil, b),
@@ -412,12 +433,7 @@ def _functions() -> dict[str, tuple[str, Reference]]:
         "r = (A < B) | (A <= B) << 1 | (A == C) << 2 | (A != B) << 3 | !(A >= C) << 4 | (A > B) << 5;",
         lambda a, b, c: (
             (x := f32(a), y := f32(b), z := f32(c))
-            and (x < y)
-            | (x <= y) << 1
-            | (x == z) << 2
-            | (x != y) << 3
-            | (not x >= z) << 4
-            | (x > y) << 5
+            and (x < y) | (x <= y) << 1 | (x == z) << 2 | (x != y) << 3 | (not x >= z) << 4 | (x > y) << 5
         ),
     )
     return found
@@ -453,10 +469,40 @@ FUNCTIONS = _functions()
 
 def inputs(seed: int, count: int) -> np.ndarray:
     """Words (count, 3): special floats and numbers, and random ones of many magnitudes."""
-    special = [0, 1, 2, 31, 32, 33, 63, 64, 0x7FFFFFFF, 0x80000000, M32, M32 - 1, 0x3F800000, 0xBF800000,
-               0x7F800000, 0xFF800000, 0x7FC00000, 0x00000001, 0x807FFFFF, 0x00800000, 0x7F7FFFFF,
-               0x4F000000, 0xCF000000, 0x5F000000, 0x3F000000, 0x40200000, 0x3C003C00, 0x7C000001,
-               0x00010400, 0x0000FFFF, 0x477FF000, 0x33800000]  # fmt: skip
+    special = [
+        0,
+        1,
+        2,
+        31,
+        32,
+        33,
+        63,
+        64,
+        0x7FFFFFFF,
+        0x80000000,
+        M32,
+        M32 - 1,
+        0x3F800000,
+        0xBF800000,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        0x00000001,
+        0x807FFFFF,
+        0x00800000,
+        0x7F7FFFFF,
+        0x4F000000,
+        0xCF000000,
+        0x5F000000,
+        0x3F000000,
+        0x40200000,
+        0x3C003C00,
+        0x7C000001,
+        0x00010400,
+        0x0000FFFF,
+        0x477FF000,
+        0x33800000,
+    ]
     draw = np.random.default_rng(seed)
     words = draw.integers(0, 1 << 32, (count, 3), dtype=np.uint64)
     # Floats of like magnitude, so that sums cancel and round.
@@ -464,8 +510,6 @@ def inputs(seed: int, count: int) -> np.ndarray:
     sign = draw.integers(0, 2, (count, 3), dtype=np.uint64) << np.uint64(31)
     kind = draw.integers(0, 4, (count, 3))
     words = np.where(kind == 0, near | sign, words)
-    words = np.where(
-        kind == 1, np.array(special, np.uint64)[draw.integers(0, len(special), (count, 3))], words
-    )
+    words = np.where(kind == 1, np.array(special, np.uint64)[draw.integers(0, len(special), (count, 3))], words)
     words = np.where(kind == 2, words >> draw.integers(0, 32, (count, 3), dtype=np.uint64), words)
     return words.astype(np.uint32)

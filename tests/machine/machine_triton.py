@@ -19,11 +19,7 @@ def layer_norm(x, w, b, y, n, eps, BLOCK: tl.constexpr):
     v = tl.load(x + row * n + c, mask=c < n, other=0.0).to(tl.float32)
     d = tl.where(c < n, v - tl.sum(v, 0) / n, 0.0)
     scale = 1 / tl.sqrt(tl.sum(d * d, 0) / n + eps)
-    tl.store(
-        y + row * n + c,
-        d * scale * tl.load(w + c, mask=c < n) + tl.load(b + c, mask=c < n),
-        mask=c < n,
-    )
+    tl.store(y + row * n + c, d * scale * tl.load(w + c, mask=c < n) + tl.load(b + c, mask=c < n), mask=c < n)
 
 
 @triton.jit
@@ -36,21 +32,13 @@ def product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constex
     total = tl.zeros((BM, BN), tl.float32)
     for at in range(0, K, BK):
         x = tl.load(
-            a + rows[:, None] * K + at + k[None, :],
-            mask=(rows[:, None] < M) & (at + k[None, :] < K),
-            other=0.0,
+            a + rows[:, None] * K + at + k[None, :], mask=(rows[:, None] < M) & (at + k[None, :] < K), other=0.0
         )
         y = tl.load(
-            b + (at + k[:, None]) * N + columns[None, :],
-            mask=(at + k[:, None] < K) & (columns[None, :] < N),
-            other=0.0,
+            b + (at + k[:, None]) * N + columns[None, :], mask=(at + k[:, None] < K) & (columns[None, :] < N), other=0.0
         )
         total = tl.dot(x, y, total, input_precision="ieee")
-    tl.store(
-        c + rows[:, None] * N + columns[None, :],
-        total,
-        mask=(rows[:, None] < M) & (columns[None, :] < N),
-    )
+    tl.store(c + rows[:, None] * N + columns[None, :], total, mask=(rows[:, None] < M) & (columns[None, :] < N))
 
 
 @triton.jit
@@ -64,9 +52,9 @@ def attention(q, k, v, out, N, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.
     )
     for at in range(0, N, BN):
         keys = at + tl.arange(0, BN)
-        s = tl.dot(
-            x, tl.load(k + keys[None, :] * D + d[:, None], mask=keys[None, :] < N, other=0.0)
-        ) * (scale * 1.44269504)
+        s = tl.dot(x, tl.load(k + keys[None, :] * D + d[:, None], mask=keys[None, :] < N, other=0.0)) * (
+            scale * 1.44269504
+        )
         s = tl.where(keys[None, :] < N, s, -float("inf"))
         now = tl.maximum(most, tl.max(s, 1))
         p, down = tl.exp2(s - now[:, None]), tl.exp2(most - now)
@@ -74,9 +62,7 @@ def attention(q, k, v, out, N, scale, D: tl.constexpr, BM: tl.constexpr, BN: tl.
         acc = tl.dot(p.to(y.dtype), y, acc * down[:, None])
         total, most = total * down + tl.sum(p, 1), now
     tl.store(
-        out + rows[:, None] * D + d[None, :],
-        (acc / total[:, None]).to(out.dtype.element_ty),
-        mask=rows[:, None] < N,
+        out + rows[:, None] * D + d[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=rows[:, None] < N
     )
 
 

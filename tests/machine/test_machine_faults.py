@@ -58,7 +58,7 @@ def test_counts(arch: str) -> None:
         ("stuck", [np.zeros(64, np.int32)], "waits for ever"),
         ("stop", [np.ones(1, np.int32)], "stopped itself"),
     ],
-)  # fmt: skip
+)
 def test_fault_names_its_place(arch: str, entry: str, args: list[object], said: str) -> None:
     threads = 128 if entry == "fill" else 32
     with pytest.raises(MachineError, match=said) as caught:

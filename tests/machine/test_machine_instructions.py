@@ -27,9 +27,7 @@ def run(name: str, arch: str, words: np.ndarray) -> tuple[np.ndarray, Counter[st
     """The function's results and the opcodes that made them."""
     out = np.zeros(len(words), np.uint64)
     blocks = -(-len(words) // 128)
-    counts = program(arch).launch(
-        name, (blocks, 1, 1), 128, args=[words.reshape(-1), out, np.int32(len(words))]
-    )
+    counts = program(arch).launch(name, (blocks, 1, 1), 128, args=[words.reshape(-1), out, np.int32(len(words))])
     return out, counts.executed
 
 

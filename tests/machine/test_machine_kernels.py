@@ -32,14 +32,21 @@ def problem(dtype: str, head_dim: int, n_q: int, n_k: int) -> dict[str, np.ndarr
 
 
 def run(
-    backend: Backend, algorithm: str, given: dict[str, np.ndarray], dtype: str, causal: bool,
-    backward: bool, **options: Any,
-) -> Results:  # fmt: skip
+    backend: Backend,
+    algorithm: str,
+    given: dict[str, np.ndarray],
+    dtype: str,
+    causal: bool,
+    backward: bool,
+    **options: Any,
+) -> Results:
     """Both passes on one backend."""
     results = {
-        "out": np.zeros_like(given["q"]), "dq": np.zeros_like(given["q"]),
-        "dk": np.zeros_like(given["k"]), "dv": np.zeros_like(given["v"]),
-    }  # fmt: skip
+        "out": np.zeros_like(given["q"]),
+        "dq": np.zeros_like(given["q"]),
+        "dk": np.zeros_like(given["k"]),
+        "dv": np.zeros_like(given["v"]),
+    }
     scale = given["q"].shape[-1] ** -0.5
 
     def array(name: str, access: str) -> Array:
@@ -48,15 +55,24 @@ def run(
 
     q, k, v, out = array("q", "r"), array("k", "r"), array("v", "r"), array("out", "w")
     stats: dict[str, Array] = {}
-    attention.forward(
-        backend, algorithm, q, k, v, out, stats, scale=scale, causal=causal, **options
-    )
+    attention.forward(backend, algorithm, q, k, v, out, stats, scale=scale, causal=causal, **options)
     if backward:
         attention.backward(
-            backend, algorithm, q, k, v, out.with_access("r"), array("dout", "r"), stats,
-            array("dq", "w"), array("dk", "w"), array("dv", "w"), scale=scale, causal=causal,
+            backend,
+            algorithm,
+            q,
+            k,
+            v,
+            out.with_access("r"),
+            array("dout", "r"),
+            stats,
+            array("dq", "w"),
+            array("dk", "w"),
+            array("dv", "w"),
+            scale=scale,
+            causal=causal,
             **options,
-        )  # fmt: skip
+        )
     else:
         results = {"out": results["out"]}
     return results
@@ -74,9 +90,7 @@ def reference(given: dict[str, np.ndarray], dtype: str, causal: bool) -> Results
     p /= p.sum(3, keepdims=True)
     out = p @ v
     ds = p * (dout @ v.swapaxes(2, 3) - (dout * out).sum(3, keepdims=True)) * scale
-    return {
-        "out": out, "dq": ds @ k, "dk": ds.swapaxes(2, 3) @ q, "dv": p.swapaxes(2, 3) @ dout,
-    }  # fmt: skip
+    return {"out": out, "dq": ds @ k, "dk": ds.swapaxes(2, 3) @ q, "dv": p.swapaxes(2, 3) @ dout}
 
 
 CASES = [
@@ -97,9 +111,7 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.thorough) for case in MORE)], ids=str
-)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.thorough) for case in MORE)], ids=str)
 def test_machine_code_is_right_and_moves_what_the_host_counts(case: tuple[Any, ...]) -> None:
     arch, algorithm, dtype, head_dim, n_q, n_k, causal = case
     given = problem(dtype, head_dim, n_q, n_k)
@@ -129,8 +141,7 @@ def test_attention_hangs_on_no_bit_of_the_special_function_unit(mufu: str) -> No
     given = problem("bf16", 64, 70, 100)
     exact = reference(given, "bf16", False)["out"]
     plain, off = (
-        run(MachineBackend("sm_80", mufu=m), "flash", given, "bf16", False, False)["out"]
-        for m in ("rounded", mufu)
+        run(MachineBackend("sm_80", mufu=m), "flash", given, "bf16", False, False)["out"] for m in ("rounded", mufu)
     )
     errors = [np.abs(to_float(x, "bf16") - exact).max() for x in (plain, off)]
     assert errors[1] <= 2 * errors[0]

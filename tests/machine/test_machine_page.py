@@ -20,9 +20,7 @@ def test_the_table_is_what_the_decoder_knows() -> None:
     assert text == page.BLOCK.put(page.table(), text)
 
 
-def test_what_a_file_holds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
     source = 'extern "C" __global__ void one(int* x, double y) {\n *x = (int)y; }\n'
     file = tmp_path / "one.cubin"

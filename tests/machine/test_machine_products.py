@@ -46,9 +46,7 @@ def multiply(arch: str, form: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) 
     row, quad = lane // 4, lane % 4
     words = [x.view(np.uint32) if form != "tf32" else x for x in (left, right)]
     half = words[0].shape[2] // 2
-    fragments_a = np.stack(
-        [words[0][:, row + 8 * (k % 2), quad + half * (k // 2)] for k in range(4)], axis=2
-    )
+    fragments_a = np.stack([words[0][:, row + 8 * (k % 2), quad + half * (k // 2)] for k in range(4)], axis=2)
     fragments_b = np.stack([words[1][:, row, quad + half * k] for k in range(2)], axis=2)
     places = [(row + 8 * (k // 2), 2 * quad + k % 2) for k in range(4)]
     fragments_c = np.stack([start[:, r, s] for r, s in places], axis=2)

@@ -34,9 +34,7 @@ def program(arch: str) -> Program:
 
 def run(name: str, arch: str, late: bool) -> tuple[np.ndarray, np.ndarray]:
     words, floats = np.zeros(2048, np.int32), np.zeros(8192, np.float32)
-    program(arch).launch(
-        name, (1, 1, 1), N, args=[X, words, F, floats, np.int32(N)], adversarial=late
-    )
+    program(arch).launch(name, (1, 1, 1), N, args=[X, words, F, floats, np.int32(N)], adversarial=late)
     return words, floats
 
 
@@ -69,10 +67,15 @@ def reduces(t: int) -> list[int]:
 def shuffles(t: int) -> list[int]:
     w, k = WARPS[t // WARP], t % WARP
     return [
-        w[(t * 7) & 31], w[k - 3] if k >= 3 else w[k], w[k + 5] if k + 5 < WARP else w[k],
-        w[k ^ 9], w[(k & ~7) | 3], w[k - 1] if k % 4 else w[k],
-        w[k + 2] if k % 16 + 2 < 16 else w[k], w[k],
-    ]  # fmt: skip
+        w[(t * 7) & 31],
+        w[k - 3] if k >= 3 else w[k],
+        w[k + 5] if k + 5 < WARP else w[k],
+        w[k ^ 9],
+        w[(k & ~7) | 3],
+        w[k - 1] if k % 4 else w[k],
+        w[k + 2] if k % 16 + 2 < 16 else w[k],
+        w[k],
+    ]
 
 
 def diverge(t: int) -> list[int]:
@@ -89,8 +92,16 @@ def diverge(t: int) -> list[int]:
 
 def switches(t: int) -> list[int]:
     v = int(X[t])
-    arms = [v * 3, v + t, whole_quotient(v, 7), ~v, v << 3, v - whole_quotient(v, 11) * 11,
-            (v & 0xFFFFFFFF).bit_count(), v * v]  # fmt: skip
+    arms = [
+        v * 3,
+        v + t,
+        whole_quotient(v, 7),
+        ~v,
+        v << 3,
+        v - whole_quotient(v, 11) * 11,
+        (v & 0xFFFFFFFF).bit_count(),
+        v * v,
+    ]
     return [arms[v & 7]]
 
 
@@ -112,9 +123,7 @@ def counts(t: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("arch", "late"), MODES)
-@pytest.mark.parametrize(
-    "reference", [votes, reduces, shuffles, diverge, switches, recursion, locals_, counts]
-)
+@pytest.mark.parametrize("reference", [votes, reduces, shuffles, diverge, switches, recursion, locals_, counts])
 def test_words_of_every_thread(reference: object, arch: str, late: bool) -> None:
     assert callable(reference)
     words, _ = run(reference.__name__.rstrip("_"), arch, late)
@@ -148,17 +157,29 @@ def test_mathematics_of_the_library(arch: str) -> None:
     _, floats = run("mathd", arch, False)
     found = floats[: 16 * N].view(np.float64).reshape(N, 8)
     want = [
-        np.exp(v), np.log(abs(v) + 0.1), np.sin(v * 50), abs(v) ** 1.7, np.tanh(v),
-        np.sqrt(abs(v)) / (v * v + 0.3), v * v - v,
+        np.exp(v),
+        np.log(abs(v) + 0.1),
+        np.sin(v * 50),
+        abs(v) ** 1.7,
+        np.tanh(v),
+        np.sqrt(abs(v)) / (v * v + 0.3),
+        v * v - v,
         np.fmod(v * 37, 1.3) + np.floor(v * 3) + np.fmin(v, 0.2) + (v > 0),
-    ]  # fmt: skip
+    ]
     for column, exact in zip(found.T, want, strict=True):
         assert np.allclose(column, exact, rtol=1e-14, atol=1e-14)
     _, floats = run("mathf", arch, False)
     single = floats[: 20 * N].reshape(N, 20).astype(np.float64)
-    exact = {0: np.exp(v), 2: np.sin(v), 4: np.tanh(v), 7: np.arctan2(v, 2), 8: np.cbrt(v),
-             15: np.log1p(abs(v)), 16: np.sin((F * np.float32(1e6)).astype(np.float64)),
-             19: (F / np.float32(3.7)).astype(np.float64)}  # fmt: skip
+    exact = {
+        0: np.exp(v),
+        2: np.sin(v),
+        4: np.tanh(v),
+        7: np.arctan2(v, 2),
+        8: np.cbrt(v),
+        15: np.log1p(abs(v)),
+        16: np.sin((F * np.float32(1e6)).astype(np.float64)),
+        19: (F / np.float32(3.7)).astype(np.float64),
+    }
     for column, values in exact.items():
         assert np.allclose(single[:, column], values, rtol=1e-6, atol=1e-6), column
 

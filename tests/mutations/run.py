@@ -86,9 +86,9 @@ def place(tree: Path, mutation: Mutation) -> Path | None:
 
 def copy_of(tree: Path, into: Path) -> Path:
     """The tracked files of a checkout, with what has been changed in them, and nothing else."""
-    listed = subprocess.run(
-        ["git", "-C", str(tree), "ls-files", "-z"], check=True, capture_output=True
-    ).stdout.split(b"\0")
+    listed = subprocess.run(["git", "-C", str(tree), "ls-files", "-z"], check=True, capture_output=True).stdout.split(
+        b"\0"
+    )
     for name in filter(None, map(os.fsdecode, listed)):
         target = into / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +125,7 @@ def cpu_seconds(process: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_tests(
-    copy: Path, output: Path, arguments: list[str], most_cpu_s: float = 0.0
-) -> tuple[bool, str]:
+def run_tests(copy: Path, output: Path, arguments: list[str], most_cpu_s: float = 0.0) -> tuple[bool, str]:
     """Whether all passed, and the test that did not: its name, or why there is none.
 
     most_cpu_s: when the rest is left out, as if it passed; 0: never.
@@ -208,9 +206,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=ROOT / ".cache" / "mutations.csv")
     parser.add_argument("--only", default="", help="mutations whose name or file has this text")
     parser.add_argument("--names", type=Path, help="a file with the names of those to run")
-    parser.add_argument(
-        "--most-cpu-s", type=float, default=0.0, help="of a test file; the rest is left out"
-    )
+    parser.add_argument("--most-cpu-s", type=float, default=0.0, help="of a test file; the rest is left out")
     asked = parser.parse_args()
     chosen = [m for m in mutations() if asked.only in m.name or asked.only in m.file]
     if asked.names:
@@ -248,8 +244,7 @@ def main() -> None:
             progress.advance(task)
     with asked.into.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["mutation"] in {m.name for m in chosen}]
-    counts = {kind: sum(row["result"] == kind for row in rows) for kind in
-              ("killed", "survived", "gone", "broken")}  # fmt: skip
+    counts = {kind: sum(row["result"] == kind for row in rows) for kind in ("killed", "survived", "gone", "broken")}
     console.print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
 
 

@@ -27,9 +27,7 @@ LEAD = {"items and heads": (2, 3), "heads alone": (3,), "neither": (), "three": 
 @pytest.mark.parametrize("lead", LEAD.values(), ids=LEAD.keys())
 @pytest.mark.parametrize(("rows", "keys", "width"), [(9, 9, 16), (5, 21, 8), (21, 5, 24)])
 @pytest.mark.parametrize("mask", ["none", "causal", "boolean", "keys", "float"])
-def test_sdpa_means_what_torch_means(
-    lead: tuple[int, ...], rows: int, keys: int, width: int, mask: str
-) -> None:
+def test_sdpa_means_what_torch_means(lead: tuple[int, ...], rows: int, keys: int, width: int, mask: str) -> None:
     """Results and gradients, the mask's included; rows that see nothing are 0 in both."""
     q, k, v = normal(*lead, rows, 16), normal(*lead, keys, 16), normal(*lead, keys, width)
     options: dict[str, Any] = {"is_causal": mask == "causal"}
@@ -43,10 +41,7 @@ def test_sdpa_means_what_torch_means(
         options["attn_mask"] = normal(*lead, rows, keys, seed=3)
         leaves.append(options["attn_mask"])
     found, expected = [], []
-    for call, into in (
-        (repro.scaled_dot_product_attention, found),
-        (reference_of_torch, expected),
-    ):
+    for call, into in ((repro.scaled_dot_product_attention, found), (reference_of_torch, expected)):
         own = [leaf.clone().requires_grad_() for leaf in leaves]
         given = options | ({"attn_mask": own[3]} if len(own) > 3 else {})
         out = call(*own[:3], **given)
@@ -78,9 +73,15 @@ def test_sdpa_refuses_what_torch_refuses() -> None:
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0, slopes: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """One sequence (N, H, D) in float64: out and lse (H, N)."""
     q, k, v = (x.double().transpose(0, 1) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[0] // k.shape[0], 0) for x in (k, v))
@@ -130,26 +131,19 @@ def test_flash_attn_functions_agree_in_every_layout(features: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
-def test_flash_attn_packed_functions_agree_with_separate_sequences(
-    features: dict[str, Any],
-) -> None:
+def test_flash_attn_packed_functions_agree_with_separate_sequences(features: dict[str, Any]) -> None:
     lengths = (5, 0, 9)
     starts = torch.tensor([0, 5, 5, 14], dtype=torch.int32)
     q, k, v = normal(14, 2, 16), normal(14, 2, 16, seed=1), normal(14, 2, 16, seed=2)
     parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
     expected = [dense(*part, **features) for part in parts]
     options = theirs(features)
-    out, lse, _ = flash_attn.flash_attn_varlen_func(
-        q, k, v, starts, starts, 9, 9, **options, return_attn_probs=True
-    )
+    out, lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, starts, starts, 9, 9, **options, return_attn_probs=True)
     close(out, torch.cat([o for o, _ in expected]))
     close(lse, torch.cat([x for _, x in expected], dim=1))
     qkv = torch.stack([q, k, v], 1)
     assert torch.equal(flash_attn.flash_attn_varlen_qkvpacked_func(qkv, starts, 9, **options), out)
-    assert torch.equal(
-        flash_attn.flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], starts, starts, 9, 9, **options),
-        out,
-    )
+    assert torch.equal(flash_attn.flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], starts, starts, 9, 9, **options), out)
     pages, table = torch.zeros(3, 16, 2, 2, 16), torch.tensor([[2], [1], [0]], dtype=torch.int32)
     for page, part in zip((2, 1, 0), qkv[:, 1:].split(lengths), strict=True):
         pages[page, : len(part)] = part
@@ -163,9 +157,7 @@ def rotated(x: Tensor, angle: Tensor, position: int, *, interleaved: bool) -> Te
     """One row (H, D), each pair turned as a complex number."""
     half = len(angle)
     pairs = (
-        x[:, : 2 * half].reshape(-1, half, 2)
-        if interleaved
-        else torch.stack([x[:, :half], x[:, half : 2 * half]], -1)
+        x[:, : 2 * half].reshape(-1, half, 2) if interleaved else torch.stack([x[:, :half], x[:, half : 2 * half]], -1)
     )
     turned = torch.view_as_real(
         torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones(half), position * angle)
@@ -230,18 +222,21 @@ def test_flash_attn_with_kvcache(case: dict[str, Any], new: int) -> None:
     if new:
         options |= {"k": fresh[:, :, 0], "v": fresh[:, :, 1]}
     out, lse = flash_attn.flash_attn_with_kvcache(
-        q, k_cache, v_cache, **options, causal=True, return_softmax_lse=True,
+        q,
+        k_cache,
+        v_cache,
+        **options,
+        causal=True,
+        return_softmax_lse=True,
         cache_seqlens=torch.tensor(lengths, dtype=torch.int32),
-    )  # fmt: skip
+    )
     close(out, torch.stack([o for o, _ in expected]))
     close(lse, torch.stack([x for _, x in expected]))
 
 
 def test_flash_attn_refuses_in_words() -> None:
     q = normal(2, 3, 2, 16)
-    with pytest.raises(
-        ValueError, match=r"qkv must be \(\.\.\., 3, H, D\), got \(2, 3, 2, 1, 16\)"
-    ):
+    with pytest.raises(ValueError, match=r"qkv must be \(\.\.\., 3, H, D\), got \(2, 3, 2, 1, 16\)"):
         flash_attn.flash_attn_qkvpacked_func(q[..., None, :])
     with pytest.raises(ValueError, match="room for 3 keys, 3 to 6 are wanted"):
         flash_attn.flash_attn_with_kvcache(q, q, q, q, q)
@@ -258,9 +253,14 @@ def test_a_model_of_transformers_runs_on_it(padded: bool) -> None:
 
     integration.register()
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     tokens = torch.arange(18).reshape(2, 9) % 64

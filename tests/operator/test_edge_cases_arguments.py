@@ -11,17 +11,7 @@ import pytest
 import torch
 
 import repro
-from analysis.checkpointing import (
-    Chain,
-    Stage,
-    chen_recursive,
-    every,
-    greedy,
-    optimal,
-    revolve,
-    selective,
-    uniform,
-)
+from analysis.checkpointing import Chain, Stage, chen_recursive, every, greedy, optimal, revolve, selective, uniform
 from analysis.hardware import H200
 from analysis.shapes import AttentionShape, Tile
 from kernels.host import HostBackend
@@ -86,10 +76,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"key_mask": torch.ones(1, 16, dtype=torch.bool).to_sparse()}, TypeError, "key_mask is"),
         ({"block_mask": torch.ones(1, 1, dtype=torch.bool)}, ValueError, "needs tile="),
     ],
-)  # fmt: skip
-def test_the_operator_refuses_by_name(
-    options: dict[str, Any], kind: type[Exception], message: str
-) -> None:
+)
+def test_the_operator_refuses_by_name(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     given = operands(**options)
     tensors = [given.pop(name) for name in ("q", "k", "v")]
     with pytest.raises(kind, match=message):
@@ -98,19 +86,21 @@ def test_the_operator_refuses_by_name(
 
 @pytest.mark.parametrize(
     ("options", "kind"),
-    [({"dropout_p": None}, TypeError), ({"dropout_p": 2}, ValueError), ({"tile": 16}, TypeError),
-     ({"scale": INF}, ValueError), ({"causal": "no"}, TypeError), ({"order": "up"}, ValueError)],
-)  # fmt: skip
-def test_the_module_refuses_where_it_is_made(
-    options: dict[str, Any], kind: type[Exception]
-) -> None:
+    [
+        ({"dropout_p": None}, TypeError),
+        ({"dropout_p": 2}, ValueError),
+        ({"tile": 16}, TypeError),
+        ({"scale": INF}, ValueError),
+        ({"causal": "no"}, TypeError),
+        ({"order": "up"}, ValueError),
+    ],
+)
+def test_the_module_refuses_where_it_is_made(options: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=next(iter(options))):
         repro.FlashAttention(**options)
 
 
-@pytest.mark.parametrize(
-    "field", ["batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "kv_heads"]
-)
+@pytest.mark.parametrize("field", ["batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "kv_heads"])
 def test_shapes_take_whole_numbers_of_any_library_and_nothing_else(field: str) -> None:
     fields: dict[str, Any] = {"batch": 2, "heads": 2, "seqlen_q": 2, "seqlen_k": 2, "head_dim": 2}
     taken = AttentionShape(**{**fields, field: np.int64(2)})
@@ -165,9 +155,7 @@ def test_zero_and_nothing_are_not_the_same_on_the_command_line(
 
 
 def chain() -> Chain:
-    stage = Stage(
-        activation_bytes=4, saved_bytes=8, forward_s=1.0, backward_s=2.0, kind="attention"
-    )
+    stage = Stage(activation_bytes=4, saved_bytes=8, forward_s=1.0, backward_s=2.0, kind="attention")
     return Chain((stage,) * 4, input_bytes=4)
 
 
@@ -191,9 +179,7 @@ def chain() -> Chain:
         (chen_recursive, 1.5, TypeError, "k=1.5 is a float"),
     ],
 )
-def test_planners_refuse_by_name(
-    planner: Any, value: Any, kind: type[Exception], message: str
-) -> None:
+def test_planners_refuse_by_name(planner: Any, value: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         planner(chain(), value)
 
@@ -210,10 +196,7 @@ def test_the_operator_takes_numbers_of_any_library(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     given = operands()
     plain = repro.flash_attention(*given.values(), tile=(16, 16), scale=0.5, causal=True)
-    for tile, scale, causal in (
-        ((np.int64(16), 16), np.float32(0.5), np.True_),
-        ([16, 16], np.float64(0.5), True),
-    ):
+    for tile, scale, causal in (((np.int64(16), 16), np.float32(0.5), np.True_), ([16, 16], np.float64(0.5), True)):
         same = repro.flash_attention(*given.values(), tile=tile, scale=scale, causal=causal)
         assert torch.equal(same, plain)
 

@@ -80,25 +80,17 @@ WORKS: dict[Callable[..., Any], dict[str, Any]] = {
     flash1.flash1_backward: {"stats": STATS, "form": "literal"} | BACKWARD,
     flash1.flash1_tile: {"head_dim": 64, "dtype": "fp16", "pass_": "forward"},
     standard.standard_forward: {"stats": {}} | FORWARD,
-    standard.standard_backward: {
-        "stats": STATS, **{name: value for name, value in BACKWARD.items() if name != "out"}
-    },
+    standard.standard_backward: {"stats": STATS, **{name: value for name, value in BACKWARD.items() if name != "out"}},
     standard.standard_row_bytes: {"seqlen_k": 64, "dtype": "fp16", "threads": 128, "rows": 1},
-    ladder.default_tile: {
-        "algorithm": "standard", "head_dim": 64, "dtype": "fp16", "pass_": "forward"
-    },
+    ladder.default_tile: {"algorithm": "standard", "head_dim": 64, "dtype": "fp16", "pass_": "forward"},
     flash_config.default_tile: {"head_dim": 64, "dtype": "fp16", "pass_": "forward"},
     flash_config.configure: {"head_dim": 64, "dtype": "fp16", "pass_": "forward"},
     flash.Options: {"scale": 0.1},
     dispatch.choose: {"arrays": [array("q")], "scale": 0.1},
     dispatch.form_name: {"head_dim": 64, "pass_": "forward", "seqlen_q": 64},
     dispatch.default_tile: FORM | {"algorithm": "flash", "dtype": "fp16", "pass_": "forward"},
-    dispatch.kernel_tile: {
-        "pass_": "forward", "problem": Problem(SHAPE, tile=Tile(64, 64))
-    },
-    launches.launches_of: {
-        "algorithm": "flash", "problem": SHAPE, "pass_": "forward"
-    },
+    dispatch.kernel_tile: {"pass_": "forward", "problem": Problem(SHAPE, tile=Tile(64, 64))},
+    launches.launches_of: {"algorithm": "flash", "problem": SHAPE, "pass_": "forward"},
     launches.Device: {},
     gemm.gemm_kernel: {"variant": "tiled", "dtype": "fp16"},
     gemm.gemm: {"variant": "tiled"} | MATRICES,
@@ -123,15 +115,10 @@ WORKS: dict[Callable[..., Any], dict[str, Any]] = {
     launch.from_numpy: {"name": "x", "values": np.ones(4, np.float32), "access": "r"},
     launch.contiguous_strides: {"shape": (2, 3)},
     launch.check_grid: {"kernel": KERNEL, "grid": (1, 1, 1)},
-    Kernel: {
-        "source": "beside/probes.cu", "entry": "probe_read", "macros": (("A", 1),), "threads": 64,
-    },
-    Array: {
-        "name": "x", "pointer": 4096, "shape": (2, 3), "strides": (3, 1), "dtype": "fp16",
-        "access": "r",
-    },
+    Kernel: {"source": "beside/probes.cu", "entry": "probe_read", "macros": (("A", 1),), "threads": 64},
+    Array: {"name": "x", "pointer": 4096, "shape": (2, 3), "strides": (3, 1), "dtype": "fp16", "access": "r"},
     TensorMap: {"array": array("q"), "box_rows": 64},
-}  # fmt: skip
+}
 
 #: Of no kind at all.
 ANYTHING = (None, object())
@@ -292,9 +279,7 @@ def test_arrays_that_disagree_are_refused(function: Callable[..., Any], name: st
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
-def test_values_that_make_no_sense(
-    function: Callable[..., Any], changed: dict[str, Any], words: str
-) -> None:
+def test_values_that_make_no_sense(function: Callable[..., Any], changed: dict[str, Any], words: str) -> None:
     backend = Recorder()
     with pytest.raises((TypeError, ValueError), match=words):
         call(function, backend, **changed)
@@ -319,9 +304,7 @@ def test_numbers_of_any_library_are_taken() -> None:
 
 
 @pytest.mark.parametrize("command", [variants.main, prebuild.main], ids=["variants", "prebuild"])
-def test_a_part_of_no_name_is_refused(
-    command: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_no_name_is_refused(command: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["command", "--only", "nonsense"])
     with pytest.raises(ValueError, match="--only 'nonsense': no "):
         command()

@@ -14,12 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from analysis.model_states import (
-    largest_model,
-    model_state_bytes,
-    ring_sent_bytes,
-    step_sent_bytes,
-)
+from analysis.model_states import largest_model, model_state_bytes, ring_sent_bytes, step_sent_bytes
 from figures import __main__ as drawing
 from repro import archive, cli, experiments
 from repro import measure as measuring
@@ -74,9 +69,7 @@ def one(**options: Any) -> Any:
     return ring_attention(**{"q": Q, "k": Q, "v": Q, **options})
 
 
-def accumulate(
-    batches: Any = (1,), loss: Any = lambda _: torch.ones(1), count: Any = lambda _: 1, **more: Any
-) -> Any:
+def accumulate(batches: Any = (1,), loss: Any = lambda _: torch.ones(1), count: Any = lambda _: 1, **more: Any) -> Any:
     return accumulate_gradients(batches, loss, count, **more)
 
 
@@ -242,7 +235,7 @@ def accumulate(
         (lambda: measuring.measure(["speedup"], into=5), TypeError, "folder of results=5"),  # type: ignore[arg-type]
         (lambda: measuring.measure(["speedup"], quick=1), TypeError, "quick=1"),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_refused_by_name_before_any_work(
     call: Callable[[], Any], kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,11 +264,7 @@ def test_numbers_of_any_library_are_taken() -> None:
 
 
 def test_a_parameter_with_an_owner_that_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (
-        ("get_rank", 0),
-        ("get_world_size", 2),
-        ("get_process_group_ranks", [0, 1]),
-    ):
+    for name, value in (("get_rank", 0), ("get_world_size", 2), ("get_process_group_ranks", [0, 1])):
         monkeypatch.setattr(dist, name, lambda *_, value=value: value)
     model = nn.Linear(1, 1, bias=False)
     for owner, kind in ((2, ValueError), (-1, ValueError), (None, TypeError), (True, TypeError)):
@@ -307,9 +296,13 @@ def test_a_parameter_with_an_owner_that_is_no_rank(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_command_lines_are_refused_before_any_work(
-    arguments: tuple[str, ...], status: int, message: str,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    arguments: tuple[str, ...],
+    status: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setattr(running, "measure", None)
     monkeypatch.setattr(archive, "_contents", None)
     monkeypatch.chdir(tmp_path)
@@ -348,9 +341,12 @@ def test_an_experiment_named_twice_is_measured_once(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_draw_refuses_before_it_draws(
-    arguments: tuple[str, ...], status: int, message: str,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    arguments: tuple[str, ...],
+    status: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(drawing, "_draw_here", None)
     monkeypatch.setattr("sys.argv", ["figures", "draw", *arguments])
     assert cli.run(drawing.app, "figures") == status

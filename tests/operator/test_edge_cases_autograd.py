@@ -16,18 +16,14 @@ TILES = [(64, 64), (64, 128), (128, 64)]
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("tile", TILES)
-def test_ec14_the_flag_reaches_the_backward(
-    device: str, tile: tuple[int, int], causal: bool
-) -> None:
+def test_ec14_the_flag_reaches_the_backward(device: str, tile: tuple[int, int], causal: bool) -> None:
     tensors = inputs(1, 1, 256, 256, 64, dtype=torch.float16, device=device)
     result = run_and_check(*tensors, causal=causal, tile=tile)
     if causal:
         # Only the last query sees the last key, so dv[N-1] = P[N-1, N-1] · dout[N-1].
         q, k, _, dout = (t.double()[0, 0] for t in tensors)
         weight = torch.exp(q[-1] @ k[-1] / 8 - result.lse.double()[0, 0, -1])
-        torch.testing.assert_close(
-            result.dv[0, 0, -1].double(), weight * dout[-1], rtol=5e-3, atol=1e-4
-        )
+        torch.testing.assert_close(result.dv[0, 0, -1].double(), weight * dout[-1], rtol=5e-3, atol=1e-4)
 
 
 def _same(got: Result, want: Result) -> None:
@@ -166,9 +162,7 @@ def test_ec17_recomputed_and_offloaded(device: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("only", [0, 1, 2])
-def test_ec17_gradients_nobody_needs(
-    device: str, only: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ec17_gradients_nobody_needs(device: str, only: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from repro.attention import engine
 
     asked: list[list[bool]] = []

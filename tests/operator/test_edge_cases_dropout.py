@@ -15,9 +15,7 @@ import repro
 from kernels.philox import kept_weights
 
 
-def kept(
-    seed: int, batch: int, heads: int, n: int, p: float, device: str, **options: Any
-) -> Tensor:
+def kept(seed: int, batch: int, heads: int, n: int, p: float, device: str, **options: Any) -> Tensor:
     """The dropout mask itself: with q = k = 0 and v = identity, out shows the weights."""
     q = torch.zeros(batch, heads, n, n, device=device)
     v = torch.eye(n, device=device).expand_as(q)

@@ -20,19 +20,14 @@ LENGTHS = [1, 2, 15, 17, 63, 64, 65, 127, 128, 129, 257]
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("seqlen", LENGTHS)
 def test_ec05_lengths_that_do_not_fill_a_tile(device: str, seqlen: int, causal: bool) -> None:
-    run_and_check(
-        *inputs(1, 1, seqlen, seqlen, 32, dtype=torch.float16, device=device), causal=causal
-    )
+    run_and_check(*inputs(1, 1, seqlen, seqlen, 32, dtype=torch.float16, device=device), causal=causal)
 
 
 def test_ec05_short_and_wide(device: str) -> None:
     run_and_check(*inputs(1, 8, 40, 40, 128, dtype=torch.float16, device=device))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "head_dim"),
-    [(torch.float32, 32), (torch.float16, 64), (torch.bfloat16, 128)],
-)
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 32), (torch.float16, 64), (torch.bfloat16, 128)])
 def test_ec05_one_row(device: str, dtype: torch.dtype, head_dim: int) -> None:
     q, k, v, dout = inputs(2, 2, 1, 1, head_dim, dtype=dtype, device=device)
     result = run(q, k, v, dout)
@@ -95,10 +90,7 @@ def _views() -> dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tenso
     def expanded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, k[:1].expand_as(k), v[:, :1].expand_as(v)
 
-    return {
-        f.__name__: f
-        for f in (packed, transposed_v, inner_stride, column_major, storage_offset, expanded)
-    }
+    return {f.__name__: f for f in (packed, transposed_v, inner_stride, column_major, storage_offset, expanded)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

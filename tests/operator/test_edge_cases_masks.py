@@ -40,12 +40,7 @@ def test_ec01_the_only_key_is_masked(device: str) -> None:
     ("seqlen_q", "seqlen_k", "weights", "lse"),
     [
         (2, 5, [[1 / 4] * 4 + [0], [1 / 5] * 5], [math.log(4), math.log(5)]),
-        (
-            5,
-            2,
-            [[0, 0], [0, 0], [0, 0], [1, 0], [1 / 2, 1 / 2]],
-            [-INF, -INF, -INF, 0, math.log(2)],
-        ),
+        (5, 2, [[0, 0], [0, 0], [0, 0], [1, 0], [1 / 2, 1 / 2]], [-INF, -INF, -INF, 0, math.log(2)]),
         (1, 16, [[1 / 16] * 16], [math.log(16)]),
     ],
 )
@@ -70,9 +65,7 @@ def test_ec03_first_tile_is_empty(device: str) -> None:
     result = run(q, k, v, dout, key_mask=mask)
     mean = v[:, :, 100:].mean(2, keepdim=True).expand_as(q)
     torch.testing.assert_close(result.out, mean, rtol=0, atol=1e-6)
-    torch.testing.assert_close(
-        result.lse, torch.full_like(result.lse, math.log(28)), rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(result.lse, torch.full_like(result.lse, math.log(28)), rtol=0, atol=1e-5)
     check(result, q, k, v, dout, key_mask=mask)
 
 
@@ -81,18 +74,14 @@ def test_ec03_scores_below_any_finite_stand_in(device: str) -> None:
         return torch.tensor(values, dtype=torch.float32, device=device).view(1, 1, -1, 1)
 
     mask = torch.tensor([[True, False]], device=device)
-    out, lse = repro.flash_attention(
-        rows(-20000, 0), rows(1, 0), rows(1, 100), scale=1, key_mask=mask, return_lse=True
-    )
+    out, lse = repro.flash_attention(rows(-20000, 0), rows(1, 0), rows(1, 100), scale=1, key_mask=mask, return_lse=True)
     assert out.flatten().tolist() == [1, 1]
     assert lse.flatten().tolist() == [-20000, 0]
 
 
 @pytest.mark.parametrize("garbage", [math.nan, INF])
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 64), (torch.float32, 32)])
-def test_ec04_masked_slots_may_hold_anything(
-    device: str, dtype: torch.dtype, head_dim: int, garbage: float
-) -> None:
+def test_ec04_masked_slots_may_hold_anything(device: str, dtype: torch.dtype, head_dim: int, garbage: float) -> None:
     _, k, v, dout = inputs(2, 1, 3, 3, head_dim, dtype=dtype, device=device)
     q = torch.full_like(k, 0.5)
     mask = torch.tensor([[True, False, False], [True] * 3], device=device)
@@ -106,9 +95,7 @@ def test_ec04_masked_slots_may_hold_anything(
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 64), (torch.float32, 32)])
-def test_ec04_rows_beyond_the_end_count_for_nothing(
-    device: str, dtype: torch.dtype, head_dim: int
-) -> None:
+def test_ec04_rows_beyond_the_end_count_for_nothing(device: str, dtype: torch.dtype, head_dim: int) -> None:
     """N = 5 in tiles of at least 32 rows, in buffers whose rows beyond N hold NaN."""
     size = (1, 1, 140, head_dim)
     wide = [torch.full(size, math.nan, dtype=dtype, device=device) for _ in range(4)]

@@ -38,9 +38,7 @@ def test_opcheck_forward(changes: dict[str, Any]) -> None:
     torch.library.opcheck(torch.ops.repro.flash_attention, arguments)
 
 
-PACKED = dict.fromkeys(
-    ("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 7, 7, 20], dtype=torch.int32)
-)
+PACKED = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 7, 7, 20], dtype=torch.int32))
 
 
 @pytest.mark.parametrize("changes", [{}, {"alibi_slopes": torch.rand(3, 2), "left": 7}])
@@ -56,24 +54,16 @@ def test_opcheck_packed(changes: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "needed",
-    [[True, True, True, False], [True, False, False, False], [True, False, False, True]],
-)
+@pytest.mark.parametrize("needed", [[True, True, True, False], [True, False, False, False], [True, False, False, True]])
 @pytest.mark.parametrize("changes", [{}, {"left": 7, "sinks": 3}], ids=["plain", "window"])
 def test_opcheck_backward(needed: list[bool], changes: dict[str, Any]) -> None:
     q, k, v, dout = inputs(2, 2, 20, 20, 16)
     options = Options(scale=0.25, causal=True, bias=torch.ones(2, 1, 20, 20), **changes)
     out, lse = torch.ops.repro.flash_attention(q, k, v, *options)
-    torch.library.opcheck(
-        torch.ops.repro.flash_attention_backward,
-        (dout, None, q, k, v, out, lse, *options, needed),
-    )
+    torch.library.opcheck(torch.ops.repro.flash_attention_backward, (dout, None, q, k, v, out, lse, *options, needed))
 
 
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
 def test_compiled_equals_eager(backend: str) -> None:
     if backend == "inductor" and not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("inductor compiles against Python.h, which is not installed (python3-dev)")
@@ -103,9 +93,7 @@ def test_compiled_for_any_length() -> None:
     compiled = torch.compile(repro.flash_attention, backend="aot_eager", dynamic=True)
     for seqlen in (5, 20, 33):
         q, k, v, _ = inputs(1, 2, seqlen, seqlen, 16)
-        assert torch.equal(
-            compiled(q, k, v, causal=True), repro.flash_attention(q, k, v, causal=True)
-        )
+        assert torch.equal(compiled(q, k, v, causal=True), repro.flash_attention(q, k, v, causal=True))
 
 
 @pytest.mark.parametrize("name", ["scale", "softcap", "dropout_p"])
@@ -127,14 +115,8 @@ def test_each_window_is_compiled_for_itself(dynamic: bool) -> None:
     compiled = torch.compile(repro.flash_attention, backend="aot_eager", dynamic=dynamic)
     q, k, v, _ = inputs(1, 2, 40, 40, 16)
     windows = [(5, 0), (6, 0), (5, 1), (5, None), None, (5, 0)]
-    found = [
-        compiled(q, k, v, window=window, sinks=sinks) for window in windows for sinks in (0, 2)
-    ]
-    plain = [
-        repro.flash_attention(q, k, v, window=window, sinks=sinks)
-        for window in windows
-        for sinks in (0, 2)
-    ]
+    found = [compiled(q, k, v, window=window, sinks=sinks) for window in windows for sinks in (0, 2)]
+    plain = [repro.flash_attention(q, k, v, window=window, sinks=sinks) for window in windows for sinks in (0, 2)]
     for got, want in zip(found, plain, strict=True):
         assert torch.equal(got, want)
     distinct = {tuple(out.flatten().tolist()) for out in plain}
@@ -210,12 +192,7 @@ MASK = torch.ones(2, 6, dtype=torch.bool)
     ("arguments", "options", "error", "message"),
     [
         ((Q[0], Q, Q), {}, ValueError, r"4 dimensions \(B, H, N, D\), got 3"),
-        (
-            (Q, Q.half(), Q),
-            {},
-            TypeError,
-            "differ in type: torch.float32 and torch.float16",
-        ),
+        ((Q, Q.half(), Q), {}, TypeError, "differ in type: torch.float32 and torch.float16"),
         ((Q, Q, Q.tolist()), {}, TypeError, "v must be a torch.Tensor, got list"),
         ((Q, Q[:, :, :5], Q), {}, ValueError, r"\(2, 4, 5, 8\) and \(2, 4, 6, 8\)"),
         ((Q[:1], Q, Q), {}, ValueError, "differ in batch: 1 and 2"),
@@ -291,12 +268,13 @@ def test_shapes_on_meta_are_those_on_the_cpu(options: dict[str, Any]) -> None:
     """As other operators of torch do, out and gradients of meta tensors come as meta tensors."""
 
     def shapes(device: str) -> list[tuple[Any, ...]]:
-        q, k, v = (torch.ones(2, heads, rows, 8, device=device, requires_grad=True)
-                   for heads, rows in ((4, 6), (2, 5), (2, 5)))  # fmt: skip
+        q, k, v = (
+            torch.ones(2, heads, rows, 8, device=device, requires_grad=True) for heads, rows in ((4, 6), (2, 5), (2, 5))
+        )
         there = {
-            name: value.detach().to(device).requires_grad_(value.requires_grad)
-            if isinstance(value, Tensor) else value for name, value in options.items()
-        }  # fmt: skip
+            name: value.detach().to(device).requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+            for name, value in options.items()
+        }
         out, lse = repro.flash_attention(q, k, v, return_lse=True, **there)
         leaves = [x for x in (q, k, v, there.get("bias")) if x is not None]
         found = (out, lse, *torch.autograd.grad([out.sum(), lse.sum()], leaves))
@@ -307,8 +285,7 @@ def test_shapes_on_meta_are_those_on_the_cpu(options: dict[str, Any]) -> None:
 
 
 def test_decoding_and_packed_sequences_on_meta() -> None:
-    q, latent = (torch.ones(2, h, n, 576, dtype=torch.bfloat16, device="meta")
-                 for h, n in ((8, 1), (1, 40)))  # fmt: skip
+    q, latent = (torch.ones(2, h, n, 576, dtype=torch.bfloat16, device="meta") for h, n in ((8, 1), (1, 40)))
     out, lse = repro.decode_attention(q, latent, None, value_dim=512, return_lse=True)
     assert (out.device.type, out.shape, lse.shape) == ("meta", (2, 8, 1, 512), (2, 8, 1))
     x = torch.ones(1, 2, 9, 8, device="meta")
@@ -320,10 +297,7 @@ def test_decoding_and_packed_sequences_on_meta() -> None:
 
 def test_importing_repro_is_cheap() -> None:
     """`import repro` loads no torch; the names in it are found when they are asked for."""
-    code = (
-        "import sys, repro; assert 'torch' not in sys.modules; "
-        "assert 'flash_attention' in dir(repro)"
-    )
+    code = "import sys, repro; assert 'torch' not in sys.modules; assert 'flash_attention' in dir(repro)"
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="nothing"):
         _ = repro.nothing

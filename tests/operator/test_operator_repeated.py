@@ -130,8 +130,12 @@ def test_what_is_wrong_is_refused_beside_a_call_that_is_kept() -> None:
     wrong: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
         ((q, k, v.half()), {}, TypeError, "q and v differ in type"),
         ((q, k, v[:, :, :20]), {}, ValueError, "k and v differ in shape"),
-        ((q, k[:, :1].expand(1, 3, 24, 16), v[:, :1].expand(1, 3, 24, 16)), {}, ValueError,
-         "not a multiple of the 3 heads"),
+        (
+            (q, k[:, :1].expand(1, 3, 24, 16), v[:, :1].expand(1, 3, 24, 16)),
+            {},
+            ValueError,
+            "not a multiple of the 3 heads",
+        ),
         ((q, k, v.to("meta")), {}, TypeError, "different devices"),
         ((q, k, v.tolist()), {}, TypeError, "must be a torch.Tensor"),
         ((q[0], k, v), {}, ValueError, "must have 4 dimensions"),
@@ -148,7 +152,7 @@ def test_what_is_wrong_is_refused_beside_a_call_that_is_kept() -> None:
         ((q, k, v), {"tile": (16, 5)}, ValueError, "block_n=5"),
         ((q, k, v), {"tile": ()}, TypeError, r"two whole numbers, got \(\)"),
         ((q, k, v), {"key_mask": torch.ones(1, 23, dtype=torch.bool)}, ValueError, "key_mask"),
-    ]  # fmt: skip
+    ]
     for operands, options, kind, said in wrong:
         with pytest.raises(kind, match=said):
             repro.flash_attention(*operands, **options)

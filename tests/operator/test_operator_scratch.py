@@ -37,8 +37,7 @@ def test_every_algorithm_finds_its_scratch(algorithm: str) -> None:
     first: Any = [arrays[n] for n in names[:4]]
     attention.forward(launcher, algorithm, *first, stats, scale=0.125, causal=True)
     attention.backward(
-        launcher, algorithm, *first, arrays["dout"], stats, *(arrays[n] for n in names[5:]),
-        scale=0.125, causal=True,
-    )  # fmt: skip
+        launcher, algorithm, *first, arrays["dout"], stats, *(arrays[n] for n in names[5:]), scale=0.125, causal=True
+    )
     assert len(recorder.launches) >= 2
     assert launcher.scratch_bytes > 0

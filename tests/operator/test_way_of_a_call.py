@@ -59,9 +59,7 @@ def test_a_cached_call_goes_from_the_cache_to_the_replay(operands) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"key_mask": torch.ones(1, 20, dtype=torch.bool)}, {"dropout_p": 0.5, "seed": 1}],
-    ids=["mask", "seed"],
+    "options", [{"key_mask": torch.ones(1, 20, dtype=torch.bool)}, {"dropout_p": 0.5, "seed": 1}], ids=["mask", "seed"]
 )
 def test_calls_with_a_mask_or_a_seed_are_not_cached(operands, options) -> None:
     for _ in range(2):

@@ -11,13 +11,27 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 #: Names that options go by, by the one that counts.
 OPTIONS = {
-    "causal": "causal", "window": "window", "sinks": "sinks", "key_mask": "key_mask",
-    "dropout": "dropout", "dropout_p": "dropout", "block_mask": "block_mask",
-    "softcap": "softcap", "alibi": "alibi", "alibi_slopes": "alibi", "bias": "bias",
-    "fp8": "fp8", "k_scale": "fp8", "scale_block": "scale_block", "packed": "packed",
-    "lengths": "packed", "cu_seqlens_q": "packed", "order": "order", "tile": "tile",
+    "causal": "causal",
+    "window": "window",
+    "sinks": "sinks",
+    "key_mask": "key_mask",
+    "dropout": "dropout",
+    "dropout_p": "dropout",
+    "block_mask": "block_mask",
+    "softcap": "softcap",
+    "alibi": "alibi",
+    "alibi_slopes": "alibi",
+    "bias": "bias",
+    "fp8": "fp8",
+    "k_scale": "fp8",
+    "scale_block": "scale_block",
+    "packed": "packed",
+    "lengths": "packed",
+    "cu_seqlens_q": "packed",
+    "order": "order",
+    "tile": "tile",
     "deterministic": "deterministic",
-}  # fmt: skip
+}
 #: What is left: the operator's own signature, what it hands on, and the drivers' options.
 KNOWN = [
     "analysis/problem.py ClassDef Problem",
@@ -39,9 +53,7 @@ def names_in(node: ast.AST) -> set[str]:
     """Parameters, fields, keywords or keys of a node that may list options."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         arguments = node.args
-        return {
-            each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-        }
+        return {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     if isinstance(node, ast.ClassDef):
         fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
         return {each.id for each in fields if isinstance(each, ast.Name)}

@@ -23,16 +23,29 @@ def make(folder, *arguments, **environment):
     values = {"NO_VENV": "1", "PYTHON": str(folder / "python"), **environment}
     return subprocess.run(
         [MAKE, *arguments, *(f"{k}={v}" for k, v in values.items())],
-        cwd=folder, env=without_make(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=folder,
+        env=without_make(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture
 def tree(tmp_path):
     """The files that Make looks at, and a stand-in for Python that logs and makes the outputs."""
-    for pattern in ("Makefile", "pyproject.toml", "requirements.lock", "figures/*.py",
-                    "repro/*.py", "repro/experiments/*.py", "analysis/*.py", "kernels/*.cu",
-                    "kernels/*.py", "results/*/*.jsonl"):  # fmt: skip
+    for pattern in (
+        "Makefile",
+        "pyproject.toml",
+        "requirements.lock",
+        "figures/*.py",
+        "repro/*.py",
+        "repro/experiments/*.py",
+        "analysis/*.py",
+        "kernels/*.cu",
+        "kernels/*.py",
+        "results/*/*.jsonl",
+    ):
         for source in ROOT.glob(pattern):
             if "results/local" not in source.as_posix():
                 target = tmp_path / source.relative_to(ROOT)
@@ -79,9 +92,7 @@ def test_a_missing_or_old_python_is_one_line(tree):
         done = make(tree, ".venv/.installed", NO_VENV="", PYTHON=python)
         assert done.returncode != 0
         said = [line for line in done.stderr.splitlines() if line.startswith("error")]
-        assert said == [f"error: {python} is missing or older than Python 3.11; set PYTHON=..."], (
-            done.stderr
-        )
+        assert said == [f"error: {python} is missing or older than Python 3.11; set PYTHON=..."], done.stderr
         assert not (tree / ".venv").exists()
 
 
@@ -154,16 +165,31 @@ def lock_tool():
 
 def test_the_lock_is_checked_without_this_machines_settings():
     own = {
-        "PATH": "/bin", "HOME": "/root", "TMPDIR": "/t", "https_proxy": "p", "LC_ALL": "C",
-        "PIP_FIND_LINKS": "/wheels", "PIP_EXTRA_INDEX_URL": "file:///w", "PIP_CERT": "/c.pem",
-        "PIP_NO_INDEX": "1", "PIP_CONSTRAINT": "/c", "UV_FIND_LINKS": "/wheels",
-        "UV_EXTRA_INDEX_URL": "x", "UV_INDEX": "y", "PYTHONPATH": "/p", "VIRTUAL_ENV": "/v",
-    }  # fmt: skip
+        "PATH": "/bin",
+        "HOME": "/root",
+        "TMPDIR": "/t",
+        "https_proxy": "p",
+        "LC_ALL": "C",
+        "PIP_FIND_LINKS": "/wheels",
+        "PIP_EXTRA_INDEX_URL": "file:///w",
+        "PIP_CERT": "/c.pem",
+        "PIP_NO_INDEX": "1",
+        "PIP_CONSTRAINT": "/c",
+        "UV_FIND_LINKS": "/wheels",
+        "UV_EXTRA_INDEX_URL": "x",
+        "UV_INDEX": "y",
+        "PYTHONPATH": "/p",
+        "VIRTUAL_ENV": "/v",
+    }
     clean = lock_tool().clean_environment(own, {"find-links": "/w", "constraint": "/c"})
     assert {k: v for k, v in clean.items() if k in own} == {
-        "PATH": "/bin", "HOME": "/root", "TMPDIR": "/t", "https_proxy": "p", "LC_ALL": "C",
+        "PATH": "/bin",
+        "HOME": "/root",
+        "TMPDIR": "/t",
+        "https_proxy": "p",
+        "LC_ALL": "C",
         "PIP_CERT": "/c.pem",
-    }  # fmt: skip
+    }
     assert clean["PIP_CONFIG_FILE"] == os.devnull
     assert clean["SSL_CERT_FILE"] == "/c.pem"
     assert lock_tool().clean_environment(own, {"cert": "/d.pem"})["PIP_CERT"] == "/d.pem"

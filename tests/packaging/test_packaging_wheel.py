@@ -77,20 +77,15 @@ def test_every_file_of_the_packages_is_in_the_wheel_and_nothing_else(wheel: Path
     assert {n.split("/")[0] for n in names} == set(PACKAGES)
 
 
-def away(
-    installed: Path, folder: Path, *command: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def away(installed: Path, folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(installed), "REPRO_CACHE_DIR": str(folder / "c")}
     environment |= variables
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
-def test_the_records_come_with_it_and_nothing_is_left_behind(
-    installed: Path, tmp_path: Path
-) -> None:
+def test_the_records_come_with_it_and_nothing_is_left_behind(installed: Path, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     environment = {"REPRO_CACHE_DIR": str(tmp_path / "cache")}
@@ -148,9 +143,7 @@ def test_it_runs_from_elsewhere(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler"
-)
+@pytest.mark.skipif(not any(shutil.which(c) for c in ("c++", "g++", "clang++")), reason="no C++ compiler")
 def test_kernels_compile_and_count_from_elsewhere(installed: Path, tmp_path: Path) -> None:
     code = (
         "import numpy as np\n"
@@ -200,8 +193,16 @@ def test_the_archive_is_complete_checked_and_the_same_twice(tmp_path: Path) -> N
     assert archive.write(second, drawn) == names
     assert "figures/out/private.csv" not in names
     assert first.read_bytes() == second.read_bytes()
-    assert {"figures/out/a.svg", "figures/out/verdicts.md", "COMMIT", "ENVIRONMENT", "LICENSE",
-            "requirements.lock", "analysis/traffic.py", "SHA256SUMS"} <= set(names)  # fmt: skip
+    assert {
+        "figures/out/a.svg",
+        "figures/out/verdicts.md",
+        "COMMIT",
+        "ENVIRONMENT",
+        "LICENSE",
+        "requirements.lock",
+        "analysis/traffic.py",
+        "SHA256SUMS",
+    } <= set(names)
     assert "figures/out/.draft.svg" not in names
     assert any(n.startswith("results/published/") for n in names)
     with tarfile.open(first) as tar:

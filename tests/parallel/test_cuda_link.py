@@ -49,9 +49,7 @@ def test_both_sides_wait_on_the_device_of_the_tensors(monkeypatch, direction: st
     monkeypatch.setattr(torch.cuda, "Stream", make)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda device=None: compute[device or CURRENT]
-    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: compute[device or CURRENT])
 
     link = CudaLink(OTHER)
     source, target = torch.arange(5, dtype=torch.uint8), torch.zeros(5, dtype=torch.uint8)

@@ -19,10 +19,7 @@ from analysis.offload import (
 )
 
 COSTS = st.builds(
-    LayerCost,
-    saved_bytes=st.integers(1, 10**9),
-    forward_s=st.floats(1e-4, 1.0),
-    backward_s=st.floats(1e-4, 3.0),
+    LayerCost, saved_bytes=st.integers(1, 10**9), forward_s=st.floats(1e-4, 1.0), backward_s=st.floats(1e-4, 3.0)
 )
 
 
@@ -80,9 +77,7 @@ def test_crossover_separates_offload_from_recompute(cost: LayerCost) -> None:
         again = steady_layer_seconds(cost, "recompute", link)
         assert (moved < again) is faster
     hidden = HostLinkModel(free_bandwidth(cost) * 1.0001)
-    assert steady_layer_seconds(cost, "offload", hidden) == steady_layer_seconds(
-        cost, "store", hidden
-    )
+    assert steady_layer_seconds(cost, "offload", hidden) == steady_layer_seconds(cost, "store", hidden)
 
 
 @given(cost=COSTS, bandwidth=st.floats(1e6, 1e12), depth=st.integers(1, 8))
@@ -99,9 +94,7 @@ def test_timeline_approaches_the_steady_state(cost: LayerCost, bandwidth: float,
 def test_wider_layers_need_less_bandwidth() -> None:
     """Saved bytes grow with h, FLOPs with h²: the crossover falls like 1/h (34/(24h) · rate/2)."""
     edges = {
-        h: crossover_bandwidth(
-            transformer_layer_cost(1, 2048, h, 400e12, attention_matrix=False, heads=h // 128)
-        )
+        h: crossover_bandwidth(transformer_layer_cost(1, 2048, h, 400e12, attention_matrix=False, heads=h // 128))
         for h in (4096, 8192, 16384)
     }
     assert edges[4096] > edges[8192] > edges[16384]

@@ -146,9 +146,6 @@ def test_hyper_parameters_are_used() -> None:
     other = copy.deepcopy(net)
     adam = AdamW(lr=0.1, betas=(0.5, 0.6), eps=1e-3, weight_decay=0.2)
     ours = train(net, HostAdamW(net.parameters(), adam))
-    theirs = train(
-        other,
-        torch.optim.AdamW(other.parameters(), 0.1, (0.5, 0.6), 1e-3, 0.2, fused=True),
-    )
+    theirs = train(other, torch.optim.AdamW(other.parameters(), 0.1, (0.5, 0.6), 1e-3, 0.2, fused=True))
     for a, b in zip(ours, theirs, strict=True):
         assert torch.equal(a, b)

@@ -37,8 +37,7 @@ def test_parameters_of_all_ranks_are_those_of_the_model(model: Decoder) -> None:
     "gpt" on the first and the last stage."""
     tensor, pipeline = 4, 8
     found = sum(
-        tensor * parameters_of(model, Ranks(tensor=tensor, pipeline=pipeline), stage)
-        for stage in range(pipeline)
+        tensor * parameters_of(model, Ranks(tensor=tensor, pipeline=pipeline), stage) for stage in range(pipeline)
     )
     whole, again = (2, 0) if model.kind == "llama" else (6, model.vocab + 3 * model.seqlen)
     last_norm = model.hidden if model.kind == "llama" else 2 * model.hidden
@@ -49,10 +48,16 @@ def test_parameters_of_all_ranks_are_those_of_the_model(model: Decoder) -> None:
 def test_a_tensor_parallel_layer_has_the_parameters_that_torch_counts() -> None:
     """A "gpt" layer as one of two ranks builds it, module by module."""
     h, t = 64, 2
-    rank = nn.ModuleList([
-        nn.LayerNorm(h), nn.Linear(h, 3 * h // t), nn.Linear(h // t, h, bias=False),
-        nn.LayerNorm(h), nn.Linear(h, 4 * h // t), nn.Linear(4 * h // t, h, bias=False),
-    ])  # fmt: skip
+    rank = nn.ModuleList(
+        [
+            nn.LayerNorm(h),
+            nn.Linear(h, 3 * h // t),
+            nn.Linear(h // t, h, bias=False),
+            nn.LayerNorm(h),
+            nn.Linear(h, 4 * h // t),
+            nn.Linear(4 * h // t, h, bias=False),
+        ]
+    )
     biases = nn.ParameterList([torch.zeros(h), torch.zeros(h)])  # added once, after the sum
     counted = sum(p.numel() for p in (*rank.parameters(), *biases))
     model = Decoder(1, h, 4, 16, 100)
@@ -79,9 +84,7 @@ def test_the_first_of_eight_stages_keeps_as_much_as_one_without_a_pipeline() -> 
     held = sum(stage.activation_bytes + stage.saved_bytes for stage in chain.stages)
     shape = LayerShape(GPT.seqlen, 1, GPT.hidden, GPT.heads)
     sbh, a_s_over_h = GPT.seqlen * GPT.hidden, GPT.heads * GPT.seqlen / GPT.hidden
-    assert ranks.in_flight(0) * held == pytest.approx(
-        sbh * GPT.layers / 8 * (34 + 5 * a_s_over_h), rel=1e-12
-    )
+    assert ranks.in_flight(0) * held == pytest.approx(sbh * GPT.layers / 8 * (34 + 5 * a_s_over_h), rel=1e-12)
     assert held == 12 * saved_bytes(shape, ranks=8, sequence_parallel=True)
     assert [ranks.in_flight(stage) for stage in (0, 3, 7)] == [8, 5, 1]
     assert replace(ranks, microbatches=4).in_flight(0) == 4
@@ -91,10 +94,7 @@ def test_a_budget_is_what_the_tightest_stage_leaves() -> None:
     sizes = {"layers": 8, "seqlen": 1024}
     rest = Resident.of("llama3-8b", 1, 16, sizes, Ranks(pipeline=4))
     total = 60 * 10**9
-    by_hand = [
-        (total - stage.total) / flying
-        for stage, flying in zip(rest.pipeline_stages, (4, 3, 2, 1), strict=True)
-    ]
+    by_hand = [(total - stage.total) / flying for stage, flying in zip(rest.pipeline_stages, (4, 3, 2, 1), strict=True)]
     assert rest.left(total) == int(min(by_hand))
 
 

@@ -20,15 +20,18 @@ SMALL = "fig2-middle"  # counts on the host backend, a second a cell
 
 def toy(measure, cells=7) -> Experiment:
     return Experiment(
-        name="toy", title="", cells=lambda: [Cell(implementation="i", n=n) for n in range(cells)],
-        predict=lambda cell: [], measure=measure, device="cpu",
+        name="toy",
+        title="",
+        cells=lambda: [Cell(implementation="i", n=n) for n in range(cells)],
+        predict=lambda cell: [],
+        measure=measure,
+        device="cpu",
         sources=("repro/measuring/records.py",),
-    )  # fmt: skip
+    )
 
 
 def good(cell, context):
-    return [record(cell, experiment="toy", source="measured", metric="n", unit="1",
-                   value=cell["n"])]  # fmt: skip
+    return [record(cell, experiment="toy", source="measured", metric="n", unit="1", value=cell["n"])]
 
 
 def values(path: Path) -> list[float | None]:
@@ -128,9 +131,7 @@ def merged_equals_all_cells(results: Path, size: int) -> None:
 
 def test_processes_share_an_experiment(tmp_path):
     command = [sys.executable, "-m", "repro", "measure", SMALL]
-    processes = [
-        launch(command, tmp_path, RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE="3") for i in range(3)
-    ]
+    processes = [launch(command, tmp_path, RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE="3") for i in range(3)]
     for process in processes:
         error = process.communicate(timeout=240)[1]
         assert process.returncode == 0, error
@@ -139,8 +140,18 @@ def test_processes_share_an_experiment(tmp_path):
 
 @pytest.mark.thorough
 def test_torchrun_shares_an_experiment(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-               "2", "-m", "repro", "measure", SMALL]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "repro",
+        "measure",
+        SMALL,
+    ]
     process = launch(command, tmp_path)
     error = process.communicate(timeout=240)[1]
     assert process.returncode == 0, error

@@ -68,16 +68,10 @@ def test_ring_in_fp32_is_as_exact_as_one_rank(ranks: int) -> None:
 
     batch, heads, kv_heads, seqlen, head_dim = RING
     generator = torch.Generator().manual_seed(1)
-    whole = [
-        torch.randn(batch, h, seqlen, head_dim, generator=generator)
-        for h in (heads, kv_heads, kv_heads, heads)
-    ]
+    whole = [torch.randn(batch, h, seqlen, head_dim, generator=generator) for h in (heads, kv_heads, kv_heads, heads)]
     for causal in (False, True):
         exact = one_rank(causal, *(x.double() for x in whole))
-        single = [
-            float((a.double() - b).abs().max())
-            for a, b in zip(one_rank(causal, *whole), exact, strict=True)
-        ]
+        single = [float((a.double() - b).abs().max()) for a, b in zip(one_rank(causal, *whole), exact, strict=True)]
         for row in rows(ranks, experiment="ring-attention", metric="max_error", causal=causal):
             bound = 2 * (single[0] if row["pass"] == "forward" else max(single[1:]))
             assert row["value"] <= bound, row
@@ -95,10 +89,7 @@ def test_ring_on_our_operator_errs_no_more_than_dense_attention() -> None:
             for h in (heads, kv_heads, kv_heads, heads)
         ]
         exact = one_rank(causal, *(x.double() for x in whole))
-        single = [
-            float((a.double() - b).abs().max())
-            for a, b in zip(one_rank(causal, *whole), exact, strict=True)
-        ]
+        single = [float((a.double() - b).abs().max()) for a, b in zip(one_rank(causal, *whole), exact, strict=True)]
         assert 0 < errors["forward"] <= 2 * single[0], name
         assert 0 < errors["backward"] <= 2 * max(single[1:]), name
 

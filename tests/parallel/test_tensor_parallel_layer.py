@@ -41,10 +41,7 @@ def test_table_2_of_the_paper(t: int) -> None:
 
 def test_figure_7_shares() -> None:
     """Percent of the tensor-parallel baseline, as computed from the formulas for 22B and 175B."""
-    for shape, shares in (
-        (LayerShape(2048, 4, 6144, 64), (66.8, 49.4, 16.1)),
-        (GPT3, (62.0, 56.5, 18.5)),
-    ):
+    for shape, shares in ((LayerShape(2048, 4, 6144, 64), (66.8, 49.4, 16.1)), (GPT3, (62.0, 56.5, 18.5))):
         base = saved_bytes(shape, ranks=8)
         got = (
             saved_bytes(shape, ranks=8, sequence_parallel=True),
@@ -65,9 +62,7 @@ def test_one_activation_of_a_7b_model() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])
-@pytest.mark.parametrize(
-    ("dtype", "itemsize"), [(torch.bfloat16, 2), (torch.float32, 4), (torch.float64, 8)]
-)
+@pytest.mark.parametrize(("dtype", "itemsize"), [(torch.bfloat16, 2), (torch.float32, 4), (torch.float64, 8)])
 def test_one_rank_saves_exactly_what_the_items_say(recompute, dtype, itemsize: int) -> None:
     seqlen, batch, hidden, heads = LAYER
     layer = ParallelTransformerLayer(hidden, heads, recompute=recompute).to(dtype)
@@ -86,25 +81,16 @@ def test_one_rank_saves_exactly_what_the_items_say(recompute, dtype, itemsize: i
 def test_ranks_save_and_send_what_the_formulas_say(ranks, sequence_parallel, recompute) -> None:
     seqlen, batch, hidden, heads = LAYER
     shape = LayerShape(seqlen, batch, hidden, heads)
-    name = ("sequence" if sequence_parallel else "tensor") + (
-        "" if recompute == "none" else f"+{recompute}"
-    )
+    name = ("sequence" if sequence_parallel else "tensor") + ("" if recompute == "none" else f"+{recompute}")
     found = rows(ranks, experiment="parallel-layer", implementation=name)
     saved = next(r["value"] for r in found if r["metric"] == "saved_bytes")
     predicted = saved_bytes(
-        shape,
-        ranks=ranks,
-        sequence_parallel=sequence_parallel,
-        recompute=recompute,
-        statistics_itemsize=2,
+        shape, ranks=ranks, sequence_parallel=sequence_parallel, recompute=recompute, statistics_itemsize=2
     )
     assert saved == predicted
     collectives = layer_collectives(shape, ranks, sequence_parallel=sequence_parallel)
     for row in (r for r in found if r["metric"] == "sent_bytes"):
-        expected = sum(
-            ring_sent_bytes(kind, nbytes, ranks)
-            for kind, nbytes in collectives[row["pass"]].items()
-        )
+        expected = sum(ring_sent_bytes(kind, nbytes, ranks) for kind, nbytes in collectives[row["pass"]].items())
         assert row["value"] == expected > 0
 
 

@@ -78,9 +78,14 @@ def test_options_drawn_together_run(seed: int) -> None:
     """On whatever dispatch picks; each says that it is there."""
     random = Random(seed)
     shape = AttentionShape(
-        random.choice((1, 2)), 4, random.randrange(1, 300), random.randrange(1, 300),
-        random.choice((40, 64, 128)), random.choice((2, 4)), random.choice(("fp16", "bf16")),
-    )  # fmt: skip
+        random.choice((1, 2)),
+        4,
+        random.randrange(1, 300),
+        random.randrange(1, 300),
+        random.choice((40, 64, 128)),
+        random.choice((2, 4)),
+        random.choice(("fp16", "bf16")),
+    )
     problem = draw(random, Problem(shape))
     for pass_ in PASSES[:1] if problem.shape.fp8 else PASSES:
         for capability in ("80", "90"):

@@ -74,10 +74,7 @@ def test_the_tile_that_is_predicted_is_the_tile_the_operator_launches(
         for causal, deterministic in ((False, False), (True, False), (False, True)):
             backend = Recorded(gpu)
             monkeypatch.setattr("repro.attention.launcher._host", lambda _, b=backend: b)
-            q, k, v = (
-                torch.zeros(1, 1, 70, head_dim, dtype=DTYPES[dtype], requires_grad=True)
-                for _ in range(3)
-            )
+            q, k, v = (torch.zeros(1, 1, 70, head_dim, dtype=DTYPES[dtype], requires_grad=True) for _ in range(3))
             out = repro.flash_attention(q, k, v, causal=causal, deterministic=deterministic)
             out.backward(torch.zeros_like(out))
             shape = AttentionShape(1, 1, 70, 70, head_dim, dtype=dtype, causal=causal)
@@ -86,9 +83,8 @@ def test_the_tile_that_is_predicted_is_the_tile_the_operator_launches(
                 found = predict(AUTO, shape, pass_, gpu, deterministic=deterministic)
                 assert found.theory is None
                 main, *second = [
-                    name for name in found.traffic.kernels
-                    if not re.search("process|clear_counter|copy", name)
-                ]  # fmt: skip
+                    name for name in found.traffic.kernels if not re.search("process|clear_counter|copy", name)
+                ]
                 predicted[main] = (found.tile.block_m, found.tile.block_n)
                 if second:
                     assert found.dq_tile is not None
@@ -98,9 +94,7 @@ def test_the_tile_that_is_predicted_is_the_tile_the_operator_launches(
 
 @pytest.mark.parametrize("algorithm", attention.ALGORITHMS)
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_tile_that_is_predicted_is_the_tile_of_the_driver(
-    algorithm: str, head_dim: int
-) -> None:
+def test_the_tile_that_is_predicted_is_the_tile_of_the_driver(algorithm: str, head_dim: int) -> None:
     """Every algorithm by name, also those that dispatch never picks."""
     gpu = H200
     backend = Recorded(gpu)
@@ -137,10 +131,7 @@ def test_padding_and_its_copies_are_predicted_and_counted(head_dim: int) -> None
     shape = AttentionShape(1, 2, 300, 300, head_dim)
     backend = launcher.backend_of(torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(1, 2, 300, head_dim, generator=generator).half().requires_grad_()
-        for _ in range(3)
-    )
+    q, k, v = (torch.randn(1, 2, 300, head_dim, generator=generator).half().requires_grad_() for _ in range(3))
     for pass_ in PASSES:
         backend.reset()
         if pass_ == "forward":
@@ -160,8 +151,7 @@ def test_padding_and_its_copies_are_predicted_and_counted(head_dim: int) -> None
 def test_padding_costs_time_and_memory() -> None:
     """Tiles are 128 columns wide from head_dim 65 on, and all of them are multiplied."""
     found = {
-        d: predict("flash", AttentionShape(1, 16, 4096, 4096, d), "forward", A100_40GB)
-        for d in (96, 100, 104, 128)
+        d: predict("flash", AttentionShape(1, 16, 4096, 4096, d), "forward", A100_40GB) for d in (96, 100, 104, 128)
     }
     assert {f.columns for f in found.values()} == {128}
     assert len({f.executed_flops for f in found.values()}) == 1
@@ -178,8 +168,7 @@ def test_padding_costs_time_and_memory() -> None:
     [
         (H200, {"head_dim": 257}, {}, r"head_dim=257 is outside 1…256"),
         (H200, {}, {"tile": Tile(13, 13)}, r"block_m=13 is not a multiple of 16"),
-        (H200, {"dtype": "fp32"}, {"tile": Tile(128, 128)},
-         r"needs \d+ bytes of shared memory, the limit is 232448"),
+        (H200, {"dtype": "fp32"}, {"tile": Tile(128, 128)}, r"needs \d+ bytes of shared memory, the limit is 232448"),
         (T4, {"dtype": "bf16"}, {}, r"T4 does not compute in bf16: use fp16"),
         (A100_40GB, {}, {"algorithm": "flash-sm90"}, r"needs compute capability 9\.0, A"),
         (H200, {"dtype": "fp32"}, {"algorithm": "flash-sm90"}, r"do not cover dtype fp32"),
@@ -187,12 +176,11 @@ def test_padding_costs_time_and_memory() -> None:
         (H200, {}, {"key_mask": True, "algorithm": "standard"}, r"does not take key_mask"),
         (H200, {}, {"copied": ("o",)}, r"copied=\['o'\]: the forward has q, k, v, out"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused_with_the_reason(
     gpu: Gpu, changes: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    shape = AttentionShape(**{"batch": 1, "heads": 2, "seqlen_q": 64, "seqlen_k": 64,
-                              "head_dim": 128, **changes})  # fmt: skip
+    shape = AttentionShape(**{"batch": 1, "heads": 2, "seqlen_q": 64, "seqlen_k": 64, "head_dim": 128, **changes})
     algorithm = options.pop("algorithm", AUTO)
     with pytest.raises(ValueError, match=message):
         predict(algorithm, shape, "forward", gpu, **options)

@@ -21,11 +21,12 @@ from repro.measuring import records
 
 #: What a small problem has in the place of a cell's, by the feature.
 SMALL: dict[str, dict[str, Any]] = {
-    "window": {}, "softcap": {"softcap": gpu_features.SOFTCAP}, "alibi": {"alibi": True},
+    "window": {},
+    "softcap": {"softcap": gpu_features.SOFTCAP},
+    "alibi": {"alibi": True},
     "packed": {"lengths": Lengths.equal([40, 1, 0, 70])},
-}  # fmt: skip
-COVERED = sorted({(str(c["feature"]), str(c["pass"]), int(c["head_dim"]))
-                  for c in gpu_features.cells()})  # fmt: skip
+}
+COVERED = sorted({(str(c["feature"]), str(c["pass"]), int(c["head_dim"])) for c in gpu_features.cells()})
 
 
 def operands(feature: str, head_dim: int) -> FeatureOperands:
@@ -42,9 +43,7 @@ def test_cells_are_what_the_hopper_kernels_cover() -> None:
 
 
 @pytest.mark.parametrize(("feature", "pass_", "head_dim"), COVERED)
-def test_both_are_right_and_leaving_the_feature_out_is_noticed(
-    feature: str, pass_: str, head_dim: int
-) -> None:
+def test_both_are_right_and_leaving_the_feature_out_is_noticed(feature: str, pass_: str, head_dim: int) -> None:
     given = operands(feature, head_dim)
     for name in gpu_features.IMPLEMENTATIONS:
         given.call(name, pass_)
@@ -57,19 +56,13 @@ def test_both_are_right_and_leaving_the_feature_out_is_noticed(
     assert ours.beyond([stored]) is not None
 
 
-@pytest.mark.parametrize(
-    "changes", [{"left": 3}, {"softcap": 1.5}, {"slopes": torch.tensor([0.5, 0.1])}]
-)
+@pytest.mark.parametrize("changes", [{"left": 3}, {"softcap": 1.5}, {"slopes": torch.tensor([0.5, 0.1])}])
 def test_exact_results_are_those_of_the_reference(changes: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(3)
-    q, k, v, dout = (
-        torch.randn(2, n, 8, generator=generator, dtype=torch.float64) for n in (9, 12, 12, 9)
-    )
+    q, k, v, dout = (torch.randn(2, n, 8, generator=generator, dtype=torch.float64) for n in (9, 12, 12, 9))
     named = {"softcap": changes.get("softcap"), "alibi_slopes": changes.get("slopes")}
     window = (changes["left"], None) if "left" in changes else None
-    want = attention_reference(
-        q[None], k[None], v[None], dout[None], causal=True, window=window, **named
-    )
+    want = attention_reference(q[None], k[None], v[None], dout[None], causal=True, window=window, **named)
     for name, values in exact_attention(q, k, v, dout, causal=True, **changes).items():
         torch.testing.assert_close(values, getattr(want, name)[0])
 
@@ -81,15 +74,12 @@ class Card:
 
 
 @pytest.mark.parametrize(("feature", "pass_", "head_dim"), COVERED)
-def test_dispatch_picks_hopper_and_all_is_compiled_ahead(
-    feature: str, pass_: str, head_dim: int
-) -> None:
+def test_dispatch_picks_hopper_and_all_is_compiled_ahead(feature: str, pass_: str, head_dim: int) -> None:
     given = operands(feature, head_dim)
     arrays = {name: array_of(name, tensor) for name, tensor in given.tensors.items()}
     chosen = dispatch.choose(
-        Card(), [arrays[name] for name in ("q", "k", "v", "out")], ["causal", feature],
-        pass_=pass_,
-    )  # fmt: skip
+        Card(), [arrays[name] for name in ("q", "k", "v", "out")], ["causal", feature], pass_=pass_
+    )
     assert chosen.algorithm == gpu_features.HOPPER
     ready = {(kernel.source, kernel.macros) for kernel in prebuild.kernels()}
     for name in gpu_features.IMPLEMENTATIONS:
@@ -108,9 +98,7 @@ def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() ->
     assert len(known) == len(rows)
     current = {(now.cell, now.device): now for now in gpu_features.registered()}
     for key, now in current.items():
-        assert now.value == pytest.approx(known[key].value, rel=0.05), (
-            "python -m repro dev register"
-        )
+        assert now.value == pytest.approx(known[key].value, rel=0.05), "python -m repro dev register"
     cells = gpu_features.cells()
     assert {cell for cell, _ in current} == {c.id for c in cells}
     bounds = [row for cell in cells for row in gpu_features.predict(cell)]

@@ -107,19 +107,19 @@ def test_a_failure_costs_one_implementation_and_never_another() -> None:
     found = check(names, COMMAND, LIMITS)
     assert found.right == ["a", "b, form", "c"]
     assert found.refused == {
-        "hangs": "did not finish within 1 s", "hangs 2": "did not finish within 1 s",
-        "dies": "dies: an illegal address", "wrong": "dq is off by 3",
-        "compiles": "did not compile within 1 s", "hangs 3": "did not finish within 1 s",
-    }  # fmt: skip
+        "hangs": "did not finish within 1 s",
+        "hangs 2": "did not finish within 1 s",
+        "dies": "dies: an illegal address",
+        "wrong": "dq is off by 3",
+        "compiles": "did not compile within 1 s",
+        "hangs 3": "did not finish within 1 s",
+    }
     assert check(("long", "b"), COMMAND, LIMITS).right == ["long", "b"]
     assert found.reason("never asked") is not None
 
 
 def test_an_end_that_hangs_takes_nothing_from_what_was_tried() -> None:
-    silent = (
-        "import os, time; print('ready\\nbuilt\\ta\\ntried\\ta', flush=True); os.close(1);"
-        "time.sleep(60)"
-    )
+    silent = "import os, time; print('ready\\nbuilt\\ta\\ntried\\ta', flush=True); os.close(1);time.sleep(60)"
     found = check(("a",), (*COMMAND[:2], silent), LIMITS)
     assert (found.right, found.refused) == (["a"], {})
     found = check(("a", "b"), (*COMMAND[:2], silent), LIMITS)
@@ -174,8 +174,7 @@ def test_on_the_stand_in_card_a_hang_of_the_persistent_loop_is_met_by_the_guard(
 ) -> None:
     """The real cases on the host backend; a fault shows where a block takes several tiles."""
     first, last = PERSISTENT[0], PERSISTENT[-1]
-    plain = next(name for name, form in hopper.FORMS.items()
-                 if isinstance(form, ForwardForm) and not form.persistent)  # fmt: skip
+    plain = next(name for name, form in hopper.FORMS.items() if isinstance(form, ForwardForm) and not form.persistent)
     monkeypatch.setenv("FAULTS", json.dumps({first: "hangs", plain: "hangs", last: "wrong"}))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     command = (sys.executable, str(SUPPORT / "guard_rehearsal.py"))
@@ -199,9 +198,13 @@ def test_dispatch_leaves_out_what_a_run_refuses(tmp_path: Path) -> None:
         "print(choose(1024, 128)); print(choose(16384, 128)); print(choose(1024, 64))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
         env={**os.environ, dispatch.CHECKED_VARIABLE: str(path)},
-    )  # fmt: skip
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == f"flash: {form} is left out: 0.83 x of the sm_80 kernels"
     assert [line.split(":")[0] for line in lines[1:]] == ["flash-sm90", "flash-sm90"]

@@ -43,9 +43,14 @@ def test_a_feature_that_is_not_computed_has_no_time(report: Any) -> None:
 def test_every_kind_of_cell_is_timed(report: Any) -> None:
     measured = [f for f in report["measured"] if not f["experiment"].startswith("wrong")]
     assert {found["experiment"] for found in measured} == {
-        "gpu-throughput", "gpu-forms", "gpu-optimistic", "gpu-ladder", "gpu-ceilings",
-        "gpu-decode", "gpu-features",
-    }  # fmt: skip
+        "gpu-throughput",
+        "gpu-forms",
+        "gpu-optimistic",
+        "gpu-ladder",
+        "gpu-ceilings",
+        "gpu-decode",
+        "gpu-features",
+    }
     for found in measured:
         assert found["timed"], found["cell"]
         assert set(found["refused"]) <= TORCH_S, found["refused"]

@@ -55,9 +55,7 @@ def test_stages_run_in_order_and_each_ending_is_told(tmp_path: Path) -> None:
     assert files["logs/00-good.txt"].strip() == "said one"
     summary = (tmp_path / "out" / SUMMARY).read_text()
     assert files["summary.txt"] == summary
-    assert [line.split()[0] for line in summary.splitlines() if "predicted" in line] == [
-        "good", "bad", "absent"
-    ]  # fmt: skip
+    assert [line.split()[0] for line in summary.splitlines() if "predicted" in line] == ["good", "bad", "absent"]
 
 
 def test_at_most_eight_files_come_back(tmp_path: Path) -> None:
@@ -95,9 +93,7 @@ def test_a_hung_stage_is_stopped_with_all_it_started_and_the_next_one_runs(tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_run_that_is_stopped_leaves_no_process_and_keeps_what_it_has(
-    tmp_path: Path, number: int
-) -> None:
+def test_a_run_that_is_stopped_leaves_no_process_and_keeps_what_it_has(tmp_path: Path, number: int) -> None:
     ready = tmp_path / "ready"
     slow = reports_its_id(ready)
     code = (
@@ -173,10 +169,7 @@ def test_the_real_stages_stand_in_order_of_value(monkeypatch: pytest.MonkeyPatch
     # An experiment on L2 and HBM is picked up by its name, and comes fourth.
     known = (*experiments.names(), "gpu-l2-decides")
     monkeypatch.setattr(experiments, "names", lambda: known)
-    monkeypatch.setattr(
-        experiments, "experiment",
-        lambda name: gpu_throughput.EXPERIMENT,
-    )  # fmt: skip
+    monkeypatch.setattr(experiments, "experiment", lambda name: gpu_throughput.EXPERIMENT)
     names = [s.name for s in gpu_plan.stages()]
     assert names.index("gpu-traffic") < names.index("gpu-l2-decides") < names.index("gpu-sm-units")
 
@@ -212,11 +205,17 @@ def rows_of(**tflops: float) -> list[Record]:
         for name, value in tflops.items():
             made.append(
                 records.record(
-                    cell, experiment=gpu_throughput.NAME, implementation=name.replace("_", "-"),
-                    source="measured", metric="throughput_tflops", value=value, unit="TFLOP/s",
-                    device="NVIDIA H200", cell=cell.id,
+                    cell,
+                    experiment=gpu_throughput.NAME,
+                    implementation=name.replace("_", "-"),
+                    source="measured",
+                    metric="throughput_tflops",
+                    value=value,
+                    unit="TFLOP/s",
+                    device="NVIDIA H200",
+                    cell=cell.id,
                 )
-            )  # fmt: skip
+            )
     return made
 
 
@@ -230,14 +229,19 @@ def test_a_form_below_the_step_below_is_left_out_and_the_others_stay(
     for name in ("gpu_throughput", "gpu_traffic"):
         monkeypatch.setattr(f"repro.experiments.gpu.{name}.predict", None)
     rows = [
-        r for r in rows_of(flash=300.0, flash_sm90=600.0, sdpa_cudnn=580.0)
+        r
+        for r in rows_of(flash=300.0, flash_sm90=600.0, sdpa_cudnn=580.0)
         if not (r.implementation == "flash-sm90" and r.pass_ == "backward" and r.head_dim == 64)
-    ]  # fmt: skip
+    ]
     slow = [r for r in rows_of(flash_sm90=240.0) if r.pass_ == "backward" and r.head_dim == 64]
     wrong = records.record(
-        gpu_throughput.cells()[0], experiment=gpu_throughput.NAME, source="measured",
-        implementation="flash-sm90-optimistic", metric="time_ms", error="wrong: out is off by 3",
-    )  # fmt: skip
+        gpu_throughput.cells()[0],
+        experiment=gpu_throughput.NAME,
+        source="measured",
+        implementation="flash-sm90-optimistic",
+        metric="time_ms",
+        error="wrong: out is off by 3",
+    )
     kept = tmp_path / "rows.jsonl"
     records.append(kept, [*rows, *slow, wrong])
     copy = (
@@ -260,9 +264,7 @@ def test_a_form_below_the_step_below_is_left_out_and_the_others_stay(
 def test_a_bare_image_is_enough() -> None:
     """No typer, pydantic, rich, pandas, SciPy, cuda.bindings …: the plan and the stages' programs
     start, and the GPU experiments' code runs on the stand-in card."""
-    report = program(
-        "rehearsal.py", OMP_NUM_THREADS="1", WITHOUT=",".join((*LACKING, "cuda.bindings"))
-    )
+    report = program("rehearsal.py", OMP_NUM_THREADS="1", WITHOUT=",".join((*LACKING, "cuda.bindings")))
     assert report["counted"] == ""
     assert {"gpu-throughput", "gpu-ladder"} <= {r["experiment"] for r in report["measured"]}
     programs = [s.command[2] for s in stages() if s.command[1] == "-m" and s.command[2] != "pytest"]
@@ -272,9 +274,13 @@ def test_a_bare_image_is_enough() -> None:
         "from repro.gpu import run; run.main(['--dry'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        cwd=ROOT, env={**os.environ, "WITHOUT": ",".join(LACKING)},
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "WITHOUT": ",".join(LACKING)},
+    )
     assert done.returncode == 0, done.stderr
     assert "gpu-throughput" in done.stdout
 
@@ -292,9 +298,7 @@ def test_geometric_means_are_over_shapes_that_have_both() -> None:
     assert judgement.left_out(found) == {}
 
 
-def test_a_fault_in_judging_does_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_judging_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("no such column")
 

@@ -23,9 +23,15 @@ from repro.measuring.records import Record
 def row(cell: str | None, value: float | None = None, error: str | None = None) -> Record:
     unit = None if value is None else "ms"
     return Record(
-        experiment="e", implementation="i", metric="time_ms", source="measured", value=value,
-        unit=unit, error=error, cell=cell,
-    )  # fmt: skip
+        experiment="e",
+        implementation="i",
+        metric="time_ms",
+        source="measured",
+        value=value,
+        unit=unit,
+        error=error,
+        cell=cell,
+    )
 
 
 def values(path: Path) -> dict[str | None, float | str | None]:
@@ -103,16 +109,24 @@ def refused(places: tuple[Path, Path, Path], folder: str = "card", **fields: obj
 
 
 WRONG = [
-    ("spread_min", "<b>fast</b>", "a number"), ("spread_max", float("nan"), "finite"),
-    ("spread_n", 2.5, "an integer"), ("causal", "yes", "true or false"), ("device", 3, "a string"),
-    ("date", ["x"], "a string"), ("dropout", True, "a number"), ("seqlen_q", -1, "negative"),
-    ("value", "1", "a number"), ("source", "published", "not 'measured'"),
+    ("spread_min", "<b>fast</b>", "a number"),
+    ("spread_max", float("nan"), "finite"),
+    ("spread_n", 2.5, "an integer"),
+    ("causal", "yes", "true or false"),
+    ("device", 3, "a string"),
+    ("date", ["x"], "a string"),
+    ("dropout", True, "a number"),
+    ("seqlen_q", -1, "negative"),
+    ("value", "1", "a number"),
+    ("source", "published", "not 'measured'"),
     ("value", 10**400, "finite"),
     ("note", "\x1b[31mred", r"note='\x1b[31mred' has control characters"),
-    ("note", "\ud800", r"note='\ud800' has control"), ("note", "a\u202eb", "has control"),
+    ("note", "\ud800", r"note='\ud800' has control"),
+    ("note", "a\u202eb", "has control"),
     ("colour", "a\x00b", "colour="),
-    ("experiment", "other", "'other' is not 'e'"), ("experiment", "../other", "is not 'e'"),
-]  # fmt: skip
+    ("experiment", "other", "'other' is not 'e'"),
+    ("experiment", "../other", "is not 'e'"),
+]
 
 
 @pytest.mark.parametrize(("field", "value", "says"), WRONG)
@@ -124,18 +138,12 @@ def test_a_row_that_cannot_be_right_is_named_with_file_and_line(
     assert says in message
 
 
-@pytest.mark.parametrize(
-    "folder", ["<img src=x onerror=alert(1)>", "Card", "published", ".hidden", "a b", "ü"]
-)
-def test_a_folder_that_cannot_be_a_machine_is_named(
-    places: tuple[Path, Path, Path], folder: str
-) -> None:
+@pytest.mark.parametrize("folder", ["<img src=x onerror=alert(1)>", "Card", "published", ".hidden", "a b", "ü"])
+def test_a_folder_that_cannot_be_a_machine_is_named(places: tuple[Path, Path, Path], folder: str) -> None:
     assert repr(folder) in refused(places, folder)
 
 
-@pytest.mark.parametrize(
-    "into", ["published", "registered", "../elsewhere", "/tmp/x", "a/b", "", "..", "Ä"]
-)
+@pytest.mark.parametrize("into", ["published", "registered", "../elsewhere", "/tmp/x", "a/b", "", "..", "Ä"])
 def test_measurements_go_nowhere_else(tmp_path: Path, into: str) -> None:
     from repro import experiments
     from repro.measure import measure
@@ -186,9 +194,7 @@ def test_an_archive_is_trusted_with_nothing(places: tuple[Path, Path, Path], nam
         import_results(out, root)
 
 
-def test_an_archive_with_links_or_too_much_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_with_links_or_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         entry = tarfile.TarInfo("a/link")
@@ -203,24 +209,27 @@ def test_an_archive_with_links_or_too_much_is_refused(
 
 
 def test_one_command_judges_what_a_run_brings_back(
-    places: tuple[Path, Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Predicted, measured, ratio to the best competing implementation a shape, and the means."""
     out, root, _ = places
     cells = [c for c in gpu_throughput.cells() if c["head_dim"] == 128 and not c["causal"]]
-    tflops = {"flash-sm90": 600.0, "flash-sm90-optimistic": 660.0, "sdpa-flash": 400.0,
-              "sdpa-cudnn": 500.0}  # fmt: skip
+    tflops = {"flash-sm90": 600.0, "flash-sm90-optimistic": 660.0, "sdpa-flash": 400.0, "sdpa-cudnn": 500.0}
     rows = [
         records.record(
-            cell, experiment=gpu_throughput.NAME, implementation=name, source="measured",
-            metric="throughput_tflops", value=value, unit="TFLOP/s", device="NVIDIA H200",
+            cell,
+            experiment=gpu_throughput.NAME,
+            implementation=name,
+            source="measured",
+            metric="throughput_tflops",
+            value=value,
+            unit="TFLOP/s",
+            device="NVIDIA H200",
             cell=cell.id,
         )
         for cell in cells
         for name, value in tflops.items()
-    ]  # fmt: skip
+    ]
     records.append(out / "nvidia-h200" / "gpu-throughput.jsonl", rows)
     lines = report(import_results(out, root))
     assert f"nvidia-h200/gpu-throughput.jsonl: {len(rows)} rows imported, 0 kept" in lines[0]
@@ -228,8 +237,9 @@ def test_one_command_judges_what_a_run_brings_back(
     shapes = [words for words in table if len(words) > 8 and words[4].isdigit()]
     assert len(shapes) == len(cells) == 12
     cell = next(c for c in cells if c["pass"] == "forward" and c["seqlen_q"] == 16384)
-    bound = next(r.value for r in gpu_throughput.predict(cell)
-                 if r.implementation == "flash-sm90" and r.device == H200.name)  # fmt: skip
+    bound = next(
+        r.value for r in gpu_throughput.predict(cell) if r.implementation == "flash-sm90" and r.device == H200.name
+    )
     words = next(w for w in shapes if w[:4] == ["forward", "128", "-", "16384"])
     assert words[4:] == [f"{bound:.0f}", "600", "sdpa-cudnn", "500", "1.20", "660", "1.32"]
     text = "\n".join(lines)
@@ -247,11 +257,10 @@ def test_counters_are_set_beside_their_predictions() -> None:
     cell = gpu_traffic.cells()[0]
     expected = list(gpu_traffic.predict(cell))
     rows = [
-        Record.from_json(r.to_json() | {"source": "measured", "value": r.value * factor,
-                                        "cell": cell.id})
+        Record.from_json(r.to_json() | {"source": "measured", "value": r.value * factor, "cell": cell.id})
         for r, factor in zip(expected, (1.0, 1.1, 1.02), strict=True)
         if r.value is not None
-    ]  # fmt: skip
+    ]
     lines = judgement.judge(rows)
     assert "gpu-traffic: measured / predicted of 3 numbers: median 1.020, 1.000 to 1.100" in lines
     assert any("furthest: 1.100 x, flash forward" in line for line in lines)

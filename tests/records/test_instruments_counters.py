@@ -38,13 +38,15 @@ def kernel(index: int, name: str, grid: str, *values: str) -> list[str]:
     return [str(index), name, grid, *values]
 
 
-PAGE = raw_page([
-    kernel(0, "cell_marker", "(1, 1, 1)", "0", "0", "32", "0"),
-    kernel(1, "flash_forward", "(4, 1, 1)", "24,576", "100", "24576", "8580"),
-    kernel(2, "cell_marker", "(2, 1, 1)", "0", "0", "32", "0"),
-    kernel(3, "void at::native::softmax<float>(float*)", "(9, 1, 1)", "1", "2", "3", "4"),
-    kernel(4, "gemm", "(9, 2, 1)", "5", "6", "7", "8"),
-])  # fmt: skip
+PAGE = raw_page(
+    [
+        kernel(0, "cell_marker", "(1, 1, 1)", "0", "0", "32", "0"),
+        kernel(1, "flash_forward", "(4, 1, 1)", "24,576", "100", "24576", "8580"),
+        kernel(2, "cell_marker", "(2, 1, 1)", "0", "0", "32", "0"),
+        kernel(3, "void at::native::softmax<float>(float*)", "(9, 1, 1)", "1", "2", "3", "4"),
+        kernel(4, "gemm", "(9, 2, 1)", "5", "6", "7", "8"),
+    ]
+)
 
 
 def fake_ncu(folder: Path, *, writes: str = "", says: str = "", code: int = 0) -> str:
@@ -70,10 +72,9 @@ def test_kernels_are_read_in_bytes_and_belong_to_the_cell_of_the_last_marker() -
         KernelCount(
             "flash_forward",
             (4, 1, 1),
-            {("hbm", "read"): 24576, ("hbm", "write"): 100,
-             ("sm", "read"): 24576, ("sm", "write"): 8580},
+            {("hbm", "read"): 24576, ("hbm", "write"): 100, ("sm", "read"): 24576, ("sm", "write"): 8580},
         )
-    ]  # fmt: skip
+    ]
     assert [k.name for k in cells[1]] == ["softmax", "gemm"]
 
 
@@ -133,9 +134,7 @@ def test_how_busy_units_were_is_read_under_ncu_s_own_names(tmp_path: Path) -> No
     page = "\n".join(map(quoted, [columns, ["", "", "", "%", "%", "cycle", "%"], *rows]))
     found = watch_kernels(["true"], timeout_s=30, ncu=fake_ncu(tmp_path, writes=page))
     # What is no percentage, no number, or says nothing of an SM's units is left out.
-    assert split_by_cell(found) == {
-        0: [KernelBusy("flash_backward_sm90", (4, 1, 1), {tensor: 71.25})]
-    }
+    assert split_by_cell(found) == {0: [KernelBusy("flash_backward_sm90", (4, 1, 1), {tensor: 71.25})]}
     with pytest.raises(CounterError, match="no percentage of"):
         parse_busy(PAGE)
     asked = ncu_command(["true"], tmp_path / "log", "ncu", HOW_BUSY)

@@ -25,18 +25,19 @@ def test_a_clean_run_gives_the_closing_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "code", "message"),
     [
-        ("========= Invalid __global__ write of size 4\n========= ERROR SUMMARY: 1 error", FOUND,
-         "found faults: Invalid __global__ write of size 4"),
+        (
+            "========= Invalid __global__ write of size 4\n========= ERROR SUMMARY: 1 error",
+            FOUND,
+            "found faults: Invalid __global__ write of size 4",
+        ),
         ("========= RACECHECK SUMMARY: 2 hazards displayed (2 errors)", 0, "found faults"),
         ("========= Error: Device not supported", 1, "does not support this device"),
         ("no tests ran", 5, "no test was selected"),
         ("E   assert 1 == 2", 1, "the tests ended with 1: E   assert 1 == 2"),
         ("3 passed", 0, "printed no summary, so nothing was checked"),
     ],
-)  # fmt: skip
-def test_everything_else_is_one_line_with_the_cause(
-    tmp_path: Path, says: str, code: int, message: str
-) -> None:
+)
+def test_everything_else_is_one_line_with_the_cause(tmp_path: Path, says: str, code: int, message: str) -> None:
     tool = fake(tmp_path, says, code)
     with pytest.raises(SanitizerError, match=message) as raised:
         check("memcheck", ["tests"], timeout_s=30, sanitizer=tool)

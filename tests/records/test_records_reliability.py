@@ -18,10 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def rows(cell: str, count: int = 3) -> list[Record]:
     base = {"experiment": "x", "implementation": "flash", "metric": "n", "source": "measured"}
-    return [
-        Record.from_json({**base, "value": i, "unit": "1", "cell": cell, "note": "é" * 20})
-        for i in range(count)
-    ]
+    return [Record.from_json({**base, "value": i, "unit": "1", "cell": cell, "note": "é" * 20}) for i in range(count)]
 
 
 def cells_on_record(path: Path) -> dict[str, int]:
@@ -53,9 +50,7 @@ def test_a_kill_at_any_point_loses_at_most_the_cell_in_progress(tmp_path: Path) 
     path, chance = tmp_path / "x.jsonl", random.Random(1)
     for attempt in range(6):
         before = set(cells_on_record(path))
-        process = subprocess.Popen(
-            python(WRITER, path, f"run{attempt}-", 100_000), cwd=ROOT, stdout=subprocess.PIPE
-        )
+        process = subprocess.Popen(python(WRITER, path, f"run{attempt}-", 100_000), cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(chance.uniform(0.01, 0.15))
@@ -92,9 +87,7 @@ def test_a_full_disk_is_an_error_and_leaves_the_file_as_it_was(tmp_path: Path) -
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({len(content) + 5000},) * 2)\n" + WRITER
     )
-    done = subprocess.run(
-        python(code, path, "b", 1), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(python(code, path, "b", 1), cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode
     assert "OSError" in done.stderr
     assert f"'{path}'" in done.stderr  # which file
@@ -186,12 +179,9 @@ print(outcome.measured, outcome.skipped)
 
 def test_a_second_run_waits_for_the_first_and_measures_nothing_twice(tmp_path: Path) -> None:
     runs = [
-        subprocess.Popen(
-            python(RUNNER, tmp_path), cwd=ROOT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
+        subprocess.Popen(python(RUNNER, tmp_path), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     ends = [r.communicate() for r in runs]
     assert [r.returncode for r in runs] == [0, 0], ends
     assert sorted(out.split() for out, _ in ends) == [["0", "5"], ["5", "0"]]
@@ -205,9 +195,14 @@ def test_what_no_cell_can_be_measured_without_is_one_line_and_no_file(tmp_path: 
         raise UnavailableError("no permission to read GPU counters")
 
     toy = Experiment(
-        name="toy", title="", cells=lambda: [Cell(implementation="x")], predict=lambda c: [],
-        measure=measure, device="cpu", sources=("repro/measuring/records.py",),
-    )  # fmt: skip
+        name="toy",
+        title="",
+        cells=lambda: [Cell(implementation="x")],
+        predict=lambda c: [],
+        measure=measure,
+        device="cpu",
+        sources=("repro/measuring/records.py",),
+    )
     outcome = run.measure(toy, root=tmp_path)
     assert outcome.reason == "no permission to read GPU counters"
     assert (outcome.measured, outcome.failed) == (0, 0)
@@ -243,13 +238,11 @@ def test_every_line_carries_version_and_checksum_and_rows_do_not(tmp_path: Path)
     assert all(line["schema"] == records.SCHEMA and len(line["crc"]) == 8 for line in lines)
     assert not any(set(r.to_json()) & set(records.ENVELOPE) for r in records.read(path))
     with pytest.raises(ValueError, match="crc"):
-        record({}, experiment="x", implementation="y", metric="n", source="measured", value=1,
-               unit="1", crc="0")  # fmt: skip
+        record({}, experiment="x", implementation="y", metric="n", source="measured", value=1, unit="1", crc="0")
 
 
 @pytest.mark.parametrize(
-    ("schema", "message"),
-    [(records.SCHEMA + 1, "newer than this program's"), (0, "got 0"), ("2", "got '2'")],
+    ("schema", "message"), [(records.SCHEMA + 1, "newer than this program's"), (0, "got 0"), ("2", "got '2'")]
 )
 def test_a_row_of_an_unknown_version_is_refused_with_a_line(tmp_path, schema, message):
     path = tmp_path / "x.jsonl"

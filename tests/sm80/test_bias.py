@@ -141,9 +141,8 @@ def test_any_strides_and_any_gradients(layout: str, needed: tuple[bool, bool, bo
     """Bytes counted and predicted too, of the copy that a transposed bias takes."""
     for gradient in (False, True):
         case = Case(
-            2, 2, 2, 33, 45, 16, "fp32", True, bias=(0, 1), bias_layout=layout,
-            bias_gradient=gradient, needed=needed,
-        )  # fmt: skip
+            2, 2, 2, 33, 45, 16, "fp32", True, bias=(0, 1), bias_layout=layout, bias_gradient=gradient, needed=needed
+        )
         assert failure(case) is None, case
 
 

@@ -22,11 +22,7 @@ from kernels.philox import keep_scale, kept_weights, philox_4x32_10
     ("counter", "key", "words"),
     [
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        (
-            (0xFFFFFFFF,) * 4,
-            (0xFFFFFFFF,) * 2,
-            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-        ),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
         (
             (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
             (0xA4093822, 0x299F31D0),
@@ -34,9 +30,7 @@ from kernels.philox import keep_scale, kept_weights, philox_4x32_10
         ),
     ],
 )
-def test_philox_known_answers(
-    counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
-) -> None:
+def test_philox_known_answers(counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]) -> None:
     """The test vectors published with the generator (Random123)."""
     assert tuple(int(w) for w in philox_4x32_10(counter, key)) == words
 
@@ -69,9 +63,7 @@ def test_default_tiles_fit_every_device(pass_: str, dtype: str, limit: int) -> N
     for head_dim in HEAD_DIMS:
         tile = default_tile(head_dim, dtype, pass_, limit)
         blocks = (tile.block_m, tile.block_n)
-        config = configure(
-            pass_, dtype, head_dim, limit=limit, causal=True, key_mask=True, block_size=blocks
-        )
+        config = configure(pass_, dtype, head_dim, limit=limit, causal=True, key_mask=True, block_size=blocks)
         assert config.tile == tile
         assert config.shared_bytes <= limit
 
@@ -82,9 +74,7 @@ def test_shared_memory_scales_with_the_item_size() -> None:
     single = FlashConfig("forward", "fp32", 128, Tile(64, 64), stages=1)
     assert half.shared_bytes == 49152
     assert single.shared_bytes == 98304 + 64 * 64 * 4
-    with pytest.raises(
-        ValueError, match=r"needs 114688 bytes of shared memory, the limit is 65536"
-    ):
+    with pytest.raises(ValueError, match=r"needs 114688 bytes of shared memory, the limit is 65536"):
         shared_bytes(single, 65536)
 
 

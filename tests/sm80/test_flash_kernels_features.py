@@ -6,16 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flash_support import (
-    Problem,
-    aligned,
-    check_all,
-    execute,
-    largest_error,
-    reference,
-    to_bits,
-    view,
-)
+from flash_support import Problem, aligned, check_all, execute, largest_error, reference, to_bits, view
 
 from analysis.shapes import Tile
 from kernels import attention
@@ -48,9 +39,8 @@ def test_item_beside_a_masked_one_is_untouched() -> None:
     p = Problem(2, 1, 3, 3, 64, "fp16", key_mask=np.array([[False] * 3, [True] * 3]))
     together, _ = execute(p, tile=TILE)
     alone = Problem(
-        1, 1, 3, 3, 64, "fp16", key_mask=np.ones((1, 3), bool),
-        data={name: value[1:] for name, value in p.data.items()},
-    )  # fmt: skip
+        1, 1, 3, 3, 64, "fp16", key_mask=np.ones((1, 3), bool), data={name: value[1:] for name, value in p.data.items()}
+    )
     for name, value in execute(alone, tile=TILE)[0].items():
         assert np.array_equal(together[name][1:], value), name
 
@@ -83,13 +73,9 @@ def test_scores_below_any_stand_in_for_infinity() -> None:
 # ---- dropout ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dtype", "causal", "tile"), [("fp16", False, (64, 64)), ("fp32", True, (32, 32))]
-)
+@pytest.mark.parametrize(("dtype", "causal", "tile"), [("fp16", False, (64, 64)), ("fp32", True, (32, 32))])
 def test_dropout(dtype: str, causal: bool, tile: tuple[int, int]) -> None:
-    check_all(
-        Problem(2, 2, 70, 90, 64, dtype, causal, dropout_p=0.3, dropout_seed=2**40 + 5), Tile(*tile)
-    )
+    check_all(Problem(2, 2, 70, 90, 64, dtype, causal, dropout_p=0.3, dropout_seed=2**40 + 5), Tile(*tile))
 
 
 def test_dropout_mask_does_not_depend_on_the_tile() -> None:
@@ -114,18 +100,14 @@ def test_dropping_everything() -> None:
 # ---- block sparsity -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "causal"), [("flash", False), ("flash", True), ("flash-deterministic", True)]
-)
+@pytest.mark.parametrize(("algorithm", "causal"), [("flash", False), ("flash", True), ("flash-deterministic", True)])
 def test_block_sparse(algorithm: str, causal: bool) -> None:
     """Blocks twice the tile; a mask of its own per batch and head; empty rows and columns."""
     mask = RNG.random((2, 4, 2, 3)) < 0.5
     mask[0, 0] = False
     mask[1, 1, 0] = False
     mask[1, :, :, 2] = False
-    p = Problem(
-        2, 4, 200, 280, 64, "fp16", causal, kv_heads=2, block_mask=mask, block_size=(128, 128)
-    )
+    p = Problem(2, 4, 200, 280, 64, "fp16", causal, kv_heads=2, block_mask=mask, block_size=(128, 128))
     check_all(p, TILE, algorithm)
 
 
@@ -244,9 +226,7 @@ def test_offsets_beyond_32_bits() -> None:
             buffer = aligned((head_stride + 70 * 64,), "fp16")
         except MemoryError:
             pytest.skip("the system does not give out 4 GiB of address space per tensor")
-        inside = np.lib.stride_tricks.as_strided(
-            buffer, (1, 2, 70, 64), (0, 2 * head_stride, 128, 2)
-        )
+        inside = np.lib.stride_tricks.as_strided(buffer, (1, 2, 70, 64), (0, 2 * head_stride, 128, 2))
         if name in p.data:
             inside[...] = to_bits(p.data[name], "fp16")
         insides[name], arrays[name] = inside, view(name, inside, "fp16")
@@ -290,9 +270,8 @@ def call(p: Problem, **options: Any) -> None:
     arrays |= {name: options.pop(name) for name in list(options) if name in arrays}
     algorithm = options.pop("algorithm", "flash")
     attention.forward(
-        Silent(), algorithm, arrays["q"], arrays["k"], arrays["v"], arrays["out"], {},
-        **({"scale": 1.0} | options),
-    )  # fmt: skip
+        Silent(), algorithm, arrays["q"], arrays["k"], arrays["v"], arrays["out"], {}, **({"scale": 1.0} | options)
+    )
 
 
 def test_wrong_arguments_are_refused_with_both_values() -> None:
@@ -313,11 +292,7 @@ def test_wrong_arguments_are_refused_with_both_values() -> None:
         ({"key_mask": view("m", aligned((2, 7), "uint8"), "uint8")}, ValueError, r"\(2, 7\)"),
         ({"block_size": (64, 64)}, ValueError, "without a block_mask"),
         ({"algorithm": "flash3"}, ValueError, "flash3"),
-        (
-            {"algorithm": "flash1-skip-first", "dropout_p": 0.5},
-            ValueError,
-            "flash1-skip-first does not take dropout_p",
-        ),
+        ({"algorithm": "flash1-skip-first", "dropout_p": 0.5}, ValueError, "flash1-skip-first does not take dropout_p"),
     ]
     for options, error, message in cases:
         limit = {"shared_limit_bytes": 90000} if options.get("tile") == Tile(256, 256) else {}
@@ -339,10 +314,19 @@ def test_head_dims_without_a_kernel(head_dim: int) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_every_feature_at_once(kv_heads: int) -> None:
     p = Problem(
-        2, 2, 190, 300, 40, "fp16", True, kv_heads=kv_heads,
+        2,
+        2,
+        190,
+        300,
+        40,
+        "fp16",
+        True,
+        kv_heads=kv_heads,
         key_mask=RNG.random((2, 300)) < 0.7,
-        dropout_p=0.2, dropout_seed=99,
-        block_mask=RNG.random((2, 2, 2, 3)) < 0.7, block_size=(128, 128),
+        dropout_p=0.2,
+        dropout_seed=99,
+        block_mask=RNG.random((2, 2, 2, 3)) < 0.7,
+        block_size=(128, 128),
         with_dlse=True,
-    )  # fmt: skip
+    )
     check_all(p, TILE, "flash-deterministic")

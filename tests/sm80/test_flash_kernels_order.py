@@ -29,13 +29,17 @@ PROBLEMS = {
     "full": Problem(heads=2, seqlen_q=152, seqlen_k=232, head_dim=32),
     "causal": Problem(heads=2, kv_heads=1, seqlen_q=152, seqlen_k=136, head_dim=32, causal=True),
     "masked": Problem(
-        heads=2, seqlen_q=128, seqlen_k=256, head_dim=32,
+        heads=2,
+        seqlen_q=128,
+        seqlen_k=256,
+        head_dim=32,
         key_mask=np.random.default_rng(3).random((1, 256)) < 0.7,
-        block_mask=np.random.default_rng(4).random((1, 2, 4, 8)) < 0.6, block_size=(32, 32),
+        block_mask=np.random.default_rng(4).random((1, 2, 4, 8)) < 0.6,
+        block_size=(32, 32),
     ),
     "fp32": Problem(heads=1, seqlen_q=96, seqlen_k=128, head_dim=32, dtype="fp32"),
     "dropout": Problem(heads=1, seqlen_q=96, seqlen_k=128, head_dim=32, dropout_p=0.3),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -47,8 +51,7 @@ def test_a_sawtooth_is_right_and_moves_the_same_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [("causal", "flash"), ("masked", "flash-split"), ("full", "flash-deterministic")],
+    ("name", "algorithm"), [("causal", "flash"), ("masked", "flash-split"), ("full", "flash-deterministic")]
 )
 def test_so_does_the_backward(name: str, algorithm: str) -> None:
     p = PROBLEMS[name]
@@ -60,17 +63,12 @@ def test_so_does_the_backward(name: str, algorithm: str) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
 def test_so_do_the_hopper_kernels(head_dim: int, causal: bool) -> None:
-    p = Problem(
-        heads=4, kv_heads=2, seqlen_q=200, seqlen_k=330, head_dim=head_dim, dtype="bf16",
-        causal=causal,
-    )  # fmt: skip
+    p = Problem(heads=4, kv_heads=2, seqlen_q=200, seqlen_k=330, head_dim=head_dim, dtype="bf16", causal=causal)
     got, traffic = execute(p, algorithm="flash-sm90", order="sawtooth", wave=3)
     check(p, got)
     shape = AttentionShape(1, 4, 200, 330, head_dim, 2, "bf16", causal)
     for pass_ in ("forward", "backward"):
-        tile = hopper.default_tile(
-            head_dim, pass_, causal, PERSISTENT_SEQLEN + (pass_ == "forward")
-        )
+        tile = hopper.default_tile(head_dim, pass_, causal, PERSISTENT_SEQLEN + (pass_ == "forward"))
         wanted = predict_traffic("flash-sm90", shape, tile, pass_).kernels
         assert {kernel: traffic[kernel] for kernel in wanted} == wanted
 
@@ -115,9 +113,15 @@ def test_every_second_wave_walks_the_other_way(algorithm: str, head_dim: int) ->
         groups = 2 if what == "dv" else 1
         sizes = (4 * step // groups, 5 * block) if what == "dv" else (5 * block, 4 * step)
         p = Problem(
-            heads=groups, kv_heads=1, seqlen_q=sizes[0], seqlen_k=sizes[1], head_dim=head_dim,
-            dtype="bf16", scale=1.0, with_dlse=what == "dq",
-        )  # fmt: skip
+            heads=groups,
+            kv_heads=1,
+            seqlen_q=sizes[0],
+            seqlen_k=sizes[1],
+            head_dim=head_dim,
+            dtype="bf16",
+            scale=1.0,
+            with_dlse=what == "dq",
+        )
         p.data["q"][...] = 0
         walked = telling(step, 4, head_dim)
         if what == "out":
@@ -127,9 +131,7 @@ def test_every_second_wave_walks_the_other_way(algorithm: str, head_dim: int) ->
         else:
             p.data["v"][...], p.data["dlse"][...] = 0, -1
             p.data["k"][0, 0] = walked
-        got, _ = execute(
-            p, algorithm=algorithm, tile=tile, order="sawtooth", wave=2, backward=what != "out"
-        )
+        got, _ = execute(p, algorithm=algorithm, tile=tile, order="sawtooth", wave=2, backward=what != "out")
         found = [value != 0 for value in by_block(got[what], block)]
         first, second = (False, True) if hopper_way and what == "out" else (True, False)
         assert found == [first, first, second, second, first], what
@@ -170,9 +172,7 @@ def test_orders_and_notes_that_cannot_be_are_refused() -> None:
 def test_hopper_forms_without_a_sawtooth_are_refused_before_a_launch() -> None:
     p = Problem(seqlen_q=64, seqlen_k=64, head_dim=64, dtype="bf16")
     backend = HostBackend()
-    for algorithm, pass_ in (
-        ("flash-sm90-optimistic", "forward"), ("flash-sm90-deterministic", "backward"),
-    ):  # fmt: skip
+    for algorithm, pass_ in (("flash-sm90-optimistic", "forward"), ("flash-sm90-deterministic", "backward")):
         with pytest.raises(ValueError, match=f"the {pass_} of {algorithm} has no order="):
             execute(p, algorithm=algorithm, order="sawtooth", backend=backend)
     persistent = next(form for form in hopper.FORWARD_FORMS if form.persistent)
@@ -187,9 +187,7 @@ def test_hopper_forms_without_a_sawtooth_are_refused_before_a_launch() -> None:
 
 def notes_of(shape: tuple[int, int]) -> tuple[Array, np.ndarray]:
     memory = np.zeros(shape, np.int64)
-    return Array(
-        "progress", memory.ctypes.data, shape, (shape[1], 1), "int64", "rw", memory
-    ), memory
+    return Array("progress", memory.ctypes.data, shape, (shape[1], 1), "int64", "rw", memory), memory
 
 
 def recorded(p: Problem, every: int, order: str) -> tuple[np.ndarray, dict[tuple[str, str], int]]:
@@ -198,16 +196,19 @@ def recorded(p: Problem, every: int, order: str) -> tuple[np.ndarray, dict[tuple
     array, memory = notes_of((blocks, progress_notes(p.seqlen_k, TILE.block_n, every)))
     backend = HostBackend(checks=True, os_threads=1)
     _, traffic = execute(
-        p, tile=TILE, backward=False, backend=backend, progress=array, progress_tiles=every,
+        p,
+        tile=TILE,
+        backward=False,
+        backend=backend,
+        progress=array,
+        progress_tiles=every,
         **({"order": order, "wave": 1} if order == "sawtooth" else {}),
-    )  # fmt: skip
+    )
     return memory, traffic["flash_forward"]
 
 
 def launch_of(p: Problem, order: str):
-    shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal
-    )
+    shape = AttentionShape(p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal)
     return query_tiles_outside(shape, TILE, order=order, wave=1)
 
 
@@ -215,9 +216,7 @@ def launch_of(p: Problem, order: str):
 @pytest.mark.parametrize("order", ["rows", "sawtooth"])
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("name", ["full", "causal"])
-def test_the_replayed_notes_ask_for_the_bytes_that_were_counted(
-    name: str, every: int, order: str
-) -> None:
+def test_the_replayed_notes_ask_for_the_bytes_that_were_counted(name: str, every: int, order: str) -> None:
     """A cache that keeps nothing: what it fetches and writes is what the host backend counted."""
     p = PROBLEMS[name]
     notes, counted = recorded(p, every, order)

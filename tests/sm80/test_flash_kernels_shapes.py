@@ -31,18 +31,13 @@ def test_lengths_fp32(seqlen: int) -> None:
     check_all(Problem(1, 1, seqlen, seqlen, 32, "fp32", True, seed=seqlen), Tile(32, 32))
 
 
-@pytest.mark.parametrize(
-    ("causal", "tile"),
-    [(c, t) for c in (False, True) for t in ((64, 128), (128, 64), (64, 64))],
-)
+@pytest.mark.parametrize(("causal", "tile"), [(c, t) for c in (False, True) for t in ((64, 128), (128, 64), (64, 64))])
 def test_tile_shapes(causal: bool, tile: tuple[int, int]) -> None:
     """The causal flag reaches both passes whichever side of the tile is longer."""
     p = Problem(1, 1, 256, 256, 64, "fp16", causal)
     got = check_all(p, Tile(*tile))
     if causal:  # the last key is seen by the last query alone
-        weight = np.exp(
-            p.scale * p.data["q"][0, 0, -1] @ p.data["k"][0, 0, -1] - got["lse"][0, 0, -1]
-        )
+        weight = np.exp(p.scale * p.data["q"][0, 0, -1] @ p.data["k"][0, 0, -1] - got["lse"][0, 0, -1])
         want = weight * p.data["dout"][0, 0, -1]
         assert largest_error(got["dv"][0, 0, -1], want) <= 5e-3
 
@@ -75,9 +70,7 @@ def test_head_dim_256(dtype: str, tile: tuple[int, int]) -> None:
     check_all(Problem(1, 1, 33, 17, 200, dtype, True), Tile(*tile))
 
 
-@pytest.mark.parametrize(
-    ("seqlen_q", "seqlen_k"), [(2, 5), (5, 2), (1, 16), (90, 70), (70, 200), (200, 70), (65, 1)]
-)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(2, 5), (5, 2), (1, 16), (90, 70), (70, 200), (200, 70), (65, 1)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_seqlens_that_differ(seqlen_q: int, seqlen_k: int, causal: bool) -> None:
     """Aligned bottom-right; rows above the first visible one are empty."""
@@ -127,8 +120,7 @@ def test_grouped_heads_known_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "tile"),
-    [("fp16", 64, (64, 64)), ("bf16", 128, (64, 64)), ("fp32", 32, (32, 32))],
+    ("dtype", "head_dim", "tile"), [("fp16", 64, (64, 64)), ("bf16", 128, (64, 64)), ("fp32", 32, (32, 32))]
 )
 def test_a_lone_key_weighs_one(dtype: str, head_dim: int, tile: tuple[int, int]) -> None:
     """N = 1: out is v and dv is dout, to the bit."""

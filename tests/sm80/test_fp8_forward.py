@@ -41,9 +41,7 @@ def spread(scales: Tensor, k: Tensor, block: int | None) -> Tensor:
     return scales.repeat_interleave(block, 2)[:, :, : k.shape[2], None]
 
 
-def drawn(
-    k: Tensor, block: int | None, seed: int = 9, spread_by: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def drawn(k: Tensor, block: int | None, seed: int = 9, spread_by: float = 1.0) -> tuple[Tensor, Tensor]:
     """Numbers of ``k`` as e4m3, and scales of all sizes."""
     batch, heads, keys = k.shape[:3]
     shape = (heads,) if block is None else (batch, heads, -(-keys // block))
@@ -63,9 +61,8 @@ def bound(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, want: Tensor, **changes
     The framework has no scales: it gets K and V as ``dtype`` holds them."""
     dtype = q.dtype
     theirs = framework_result(
-        q, k.to(dtype), v.to(dtype), torch.zeros_like(q), seen=seen, scale=q.shape[3] ** -0.5,
-        **changes,
-    )  # fmt: skip
+        q, k.to(dtype), v.to(dtype), torch.zeros_like(q), seen=seen, scale=q.shape[3] ** -0.5, **changes
+    )
     error = float((theirs.out.double() - want).abs().max())
     return 2 * error + torch.finfo(dtype).eps * float(want.abs().max())
 
@@ -108,18 +105,18 @@ def test_a_value_scale_far_below_others_is_not_lost() -> None:
     sizes = torch.tensor([1e-3, 1e3, 1e-6, 1.0])
     for order in ([0, 1, 2, 3], [1, 0, 3, 2], [2, 0, 3, 1]):
         out = repro.flash_attention(
-            q, k8, v8, k_scale=torch.ones(1, 1, 4), v_scale=sizes[order].view(1, 1, 4),
-            scale_block=16, tile=(16, 16),
-        )  # fmt: skip
+            q, k8, v8, k_scale=torch.ones(1, 1, 4), v_scale=sizes[order].view(1, 1, 4), scale_block=16, tile=(16, 16)
+        )
         assert float(out.max()) == float(out.min())
         assert float(out[0, 0, 0, 0]) == pytest.approx(float(sizes.mean()), rel=2e-3)
 
 
 @pytest.mark.parametrize("tile", [(16, 16), (64, 64)])
 @pytest.mark.parametrize(
-    "mask", [{"causal": True}, {"window": (0, 0)}, {"key_mask": torch.arange(64)[None] < 16}],
+    "mask",
+    [{"causal": True}, {"window": (0, 0)}, {"key_mask": torch.arange(64)[None] < 16}],
     ids=["causal", "window", "key_mask"],
-)  # fmt: skip
+)
 def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(
     mask: dict[str, Tensor], tile: tuple[int, int]
 ) -> None:
@@ -129,9 +126,7 @@ def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(
     ones, large = torch.ones(1, 2, 4), torch.ones(1, 2, 4)
     large[..., 1:] = 1e30
     outs = [
-        repro.flash_attention(
-            q, k8, v8, k_scale=ones, v_scale=scale, scale_block=16, tile=tile, **mask
-        )
+        repro.flash_attention(q, k8, v8, k_scale=ones, v_scale=scale, scale_block=16, tile=tile, **mask)
         for scale in (ones, large)
     ]
     alone = 64 if "key_mask" in mask else 16
@@ -140,9 +135,7 @@ def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(
 
 @pytest.mark.parametrize("tile", [(16, 16), (16, 64)])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_large_scale_that_is_hardly_weighed_takes_no_precision(
-    first: bool, tile: tuple[int, int]
-) -> None:
+def test_a_large_scale_that_is_hardly_weighed_takes_no_precision(first: bool, tile: tuple[int, int]) -> None:
     """16 keys of weight e⁻³⁰ whose values are as large as e³⁰ beside 48 ordinary ones, whichever
     come first: all are half of the result, and both are kept to the rounding of P."""
     q = torch.ones(1, 1, 1, 16, dtype=torch.float16)
@@ -299,9 +292,7 @@ def rounding_error(block: int | None, tensors: tuple[Tensor, Tensor, Tensor]) ->
     """Of the queries before the last, against float64 attention of the numbers before rounding."""
     q, k, v = tensors
     (k8, k_scale), (v8, v_scale) = (quantize_e4m3(x, block=block) for x in (k, v))
-    out = repro.flash_attention(
-        q, k8, v8, k_scale=k_scale, v_scale=v_scale, scale_block=block, causal=True
-    )
+    out = repro.flash_attention(q, k8, v8, k_scale=k_scale, v_scale=v_scale, scale_block=block, causal=True)
     want = attention_reference(q, k, v, causal=True).out
     return max_error(out[:, :, :96], want[:, :, :96])
 

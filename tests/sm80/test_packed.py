@@ -32,9 +32,7 @@ def tables(lengths: Lengths) -> dict[str, Tensor]:
     return {"cu_seqlens_q": table(lengths.queries), "cu_seqlens_k": table(lengths.keys)}
 
 
-def packed_call(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lengths: Lengths, **options: Any
-) -> Reference:
+def packed_call(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lengths: Lengths, **options: Any) -> Reference:
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     out, lse = repro.flash_attention(*leaves, return_lse=True, **tables(lengths), **options)
     dq, dk, dv = torch.autograd.grad(out, leaves, dout)
@@ -74,9 +72,7 @@ def test_equal_sequences_are_a_batch_with_its_dropout_mask(deterministic: bool) 
     want = Reference(out.detach(), lse, *torch.autograd.grad(out, leaves, batch[3]))
     for name in ("out", "lse", "dq", "dk", "dv"):  # one key tile: dq is one addition too
         tensor = getattr(want, name)
-        assert torch.equal(
-            getattr(got, name), tensor.transpose(0, 1).reshape(1, 2, 120, *tensor.shape[3:])
-        ), name
+        assert torch.equal(getattr(got, name), tensor.transpose(0, 1).reshape(1, 2, 120, *tensor.shape[3:])), name
 
 
 def test_dropout_draws_the_mask_of_an_item() -> None:
@@ -105,9 +101,7 @@ def test_a_row_of_gradients_of_lse() -> None:
     out, lse = repro.flash_attention(*leaves, return_lse=True, **tables(lengths))
     grads = torch.autograd.grad((out, lse), leaves, (dout, dlse))
     parts = [
-        attention_reference(
-            q[:, :, rows], k[:, :, keys], v[:, :, keys], dout[:, :, rows], dlse=dlse[:, :, rows]
-        )
+        attention_reference(q[:, :, rows], k[:, :, keys], v[:, :, keys], dout[:, :, rows], dlse=dlse[:, :, rows])
         for _, rows, keys in each_sequence(lengths)
     ]
     for grad, name in zip(grads, ("dq", "dk", "dv"), strict=True):
@@ -201,11 +195,7 @@ def test_packed_sequences_lie_in_one_item() -> None:
 def test_what_has_no_packed_sequences_says_so() -> None:
     lengths = Lengths.equal([100, 28])
     shape = lengths.packed_shape(AttentionShape(1, 2, 1, 1, 64))
-    for name, pass_ in (
-        ("standard", "forward"),
-        ("flash1-literal", "forward"),
-        ("flash-sm90-optimistic", "forward"),
-    ):
+    for name, pass_ in (("standard", "forward"), ("flash1-literal", "forward"), ("flash-sm90-optimistic", "forward")):
         with pytest.raises(ValueError, match=f"{name} does not take packed"):
             launches_of(name, replace(shape, dtype="bf16"), pass_, lengths=lengths)
         with pytest.raises(ValueError, match=f"{name} {pass_} takes no packed sequences"):

@@ -66,9 +66,7 @@ def test_the_hyperbolic_tangent_of_fp32() -> None:
     y, dy = np.empty_like(x), np.empty_like(x)
     kernel = Kernel(SOURCE, "hyperbolic", (("DTYPE", 2), ("CAUSAL", 0)), 64)
     results = [from_numpy("y", y, "w"), from_numpy("dy", dy, "w")]
-    HostBackend().launch(
-        kernel, (1, 1, 1), 0, [from_numpy("x", x, "r"), *results, np.int32(len(x))]
-    )
+    HostBackend().launch(kernel, (1, 1, 1), 0, [from_numpy("x", x, "r"), *results, np.int32(len(x))])
     exact = x.astype(np.float64)
     np.testing.assert_allclose(y, np.tanh(exact), rtol=2.0**-20)
     with np.errstate(over="ignore"):  # of cosh, whose inverse is 0 there
@@ -138,9 +136,7 @@ def test_the_gradients_of_the_reference_are_those_of_autograd() -> None:
 def test_no_slope_and_a_cap_out_of_reach_change_nothing() -> None:
     tensors = inputs(1, 2, 40, 40, 16)
     plain = run(*tensors)
-    for name, got in zip(
-        plain._fields, run(*tensors, softcap=1e6, alibi_slopes=torch.zeros(2)), strict=True
-    ):
+    for name, got in zip(plain._fields, run(*tensors, softcap=1e6, alibi_slopes=torch.zeros(2)), strict=True):
         assert max_error(got, getattr(plain, name)) <= BOUNDS[torch.float32][1], name
 
 
@@ -163,16 +159,11 @@ def test_a_cap_costs_exponentials_and_slopes_cost_four_bytes_a_tile() -> None:
         plain = predict("flash", shape, pass_, "A100")
         with_cap = predict("flash", shape, pass_, "A100", softcap=True)
         assert with_cap.traffic == plain.traffic
-        made = [
-            p.time.by_resource["exponentials"] * p.ceilings.exp_per_s * p.busy
-            for p in (plain, with_cap)
-        ]
+        made = [p.time.by_resource["exponentials"] * p.ceilings.exp_per_s * p.busy for p in (plain, with_cap)]
         more = made[1] - made[0]
         assert more == pytest.approx(specials * 8 * visited_pairs(shape, with_cap.tile), rel=1e-9)
         sloped = predict("flash", shape, pass_, "A100", alibi=True).traffic
-        assert set(sloped.by_tensor()) - set(plain.traffic.by_tensor()) == {
-            ("alibi_slopes", "read")
-        }
+        assert set(sloped.by_tensor()) - set(plain.traffic.by_tensor()) == {("alibi_slopes", "read")}
         blocks = 8 * -(-1000 // plain.tile.block_m)
         read = sloped.kernels[main]["alibi_slopes", "read"]
         assert read == 4 * blocks if pass_ == "forward" else read > 4 * blocks
@@ -190,7 +181,15 @@ def test_their_forms_have_shared_memory_and_warps_of_their_own() -> None:
 def test_a_cap_that_holds_every_score_leaves_a_bound_above_zero() -> None:
     """Found by the fuzzer: the derivative 1 - tanh² is 0 in float64 itself there."""
     case = Case(
-        seqlen_q=32, seqlen_k=32, head_dim=124, block_keep=0.2, softcap=0.5, tile=(16, 16),
-        window=(1, None), values="large", needed=(False, True, True), seed=1180278626,
-    )  # fmt: skip
+        seqlen_q=32,
+        seqlen_k=32,
+        head_dim=124,
+        block_keep=0.2,
+        softcap=0.5,
+        tile=(16, 16),
+        window=(1, None),
+        values="large",
+        needed=(False, True, True),
+        seed=1180278626,
+    )
     assert failure(case) is None

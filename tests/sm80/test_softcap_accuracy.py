@@ -37,20 +37,24 @@ extern "C" __global__ void capped(Tensor1<const float> x, Tensor1<float> s, Tens
 """
 
 
-def capped(
-    dtype: str, x: np.ndarray, softcap: float, scale: float = 0.125
-) -> tuple[np.ndarray, np.ndarray]:
+def capped(dtype: str, x: np.ndarray, softcap: float, scale: float = 0.125) -> tuple[np.ndarray, np.ndarray]:
     """What the kernels make of products x, and the derivative."""
     s, ds = np.empty_like(x), np.empty_like(x)
     code = ("fp16", "bf16", "fp32").index(dtype)
     macros = (("DTYPE", code), ("CAUSAL", 0), ("SOFTCAP", 1))
     HostBackend().launch(
-        Kernel(SOURCE, "capped", macros, 64), (1, 1, 1), 0,
+        Kernel(SOURCE, "capped", macros, 64),
+        (1, 1, 1),
+        0,
         [
-            from_numpy("x", x, "r"), from_numpy("s", s, "w"), from_numpy("ds", ds, "w"),
-            np.int32(len(x)), np.float32(scale), *ScoreChanges(softcap).arguments(scale),
+            from_numpy("x", x, "r"),
+            from_numpy("s", s, "w"),
+            from_numpy("ds", ds, "w"),
+            np.int32(len(x)),
+            np.float32(scale),
+            *ScoreChanges(softcap).arguments(scale),
         ],
-    )  # fmt: skip
+    )
     return s, ds
 
 
@@ -64,8 +68,9 @@ def test_a_capped_score_is_as_exact_as_its_type_asks(
 ) -> None:
     """Relative to the score, for any score and cap; the derivative relative to 1."""
     rng = np.random.default_rng(1)
-    y = np.concatenate([rng.uniform(-1, 1, 20_000), rng.uniform(-12, 12, 20_000),
-                        2.0 ** rng.uniform(-40, 7, 5_000), [0.0]])  # fmt: skip
+    y = np.concatenate(
+        [rng.uniform(-1, 1, 20_000), rng.uniform(-12, 12, 20_000), 2.0 ** rng.uniform(-40, 7, 5_000), [0.0]]
+    )
     x = (y * softcap / 0.125).astype(np.float32)
     s, ds = capped(dtype, x, softcap)
     share = x.astype(np.float64) * 0.125 / softcap
@@ -93,9 +98,17 @@ def test_what_lies_far_beyond_the_cap_is_the_cap(dtype: str) -> None:
 def problem(dtype: str, head_dim: int, softcap: float, size: float, seed: int = 0) -> Problem:
     """Scores of N(0, size softcap) before the cap; several tiles in each direction."""
     return Problem(
-        1, 2, 150, 200, head_dim, dtype, kv_heads=1, softcap=softcap,
-        scale=size * softcap / math.sqrt(head_dim), seed=seed,
-    )  # fmt: skip
+        1,
+        2,
+        150,
+        200,
+        head_dim,
+        dtype,
+        kv_heads=1,
+        softcap=softcap,
+        scale=size * softcap / math.sqrt(head_dim),
+        seed=seed,
+    )
 
 
 def yardsticks(p: Problem) -> tuple[Reference, Reference]:
@@ -175,14 +188,10 @@ def test_two_to_the_minus_11_is_enough_for_bf16_and_not_for_fp16() -> None:
         p = problem(dtype, 128, 50.0, 4.0)
         want, theirs = yardsticks(p)
         assert attention_reference(
-            *(torch.from_numpy(p.data[n]) for n in ("q", "k", "v")), scale=p.scale,
-            softcap=p.softcap,
-        ).out.allclose(approximated(p, 0.0).out)  # fmt: skip
+            *(torch.from_numpy(p.data[n]) for n in ("q", "k", "v")), scale=p.scale, softcap=p.softcap
+        ).out.allclose(approximated(p, 0.0).out)
         found = approximated(p, 2.0**-11)
-        beyond = [
-            name for name in ("dq", "dk")
-            if beyond_bound(name, getattr(found, name), want, theirs, TYPES[dtype])
-        ]  # fmt: skip
+        beyond = [name for name in ("dq", "dk") if beyond_bound(name, getattr(found, name), want, theirs, TYPES[dtype])]
         assert (beyond == []) == enough, (dtype, beyond)
 
 
@@ -191,13 +200,25 @@ def test_two_to_the_minus_11_is_enough_for_bf16_and_not_for_fp16() -> None:
     [
         Case(seqlen_q=1, seqlen_k=1, head_dim=128, softcap=0.5, seed=38),
         Case(
-            batch=2, seqlen_q=16, seqlen_k=16, head_dim=151, causal=True, scale=1.0, softcap=0.5,
-            bias=(0, 0), tile=(16, 16), window=(16, None), sinks=70, layout="bnhd",
-            dout_layout="transposed", needed=(False, True, True), seed=1801823908,
+            batch=2,
+            seqlen_q=16,
+            seqlen_k=16,
+            head_dim=151,
+            causal=True,
+            scale=1.0,
+            softcap=0.5,
+            bias=(0, 0),
+            tile=(16, 16),
+            window=(16, None),
+            sinks=70,
+            layout="bnhd",
+            dout_layout="transposed",
+            needed=(False, True, True),
+            seed=1801823908,
         ),
     ],
     ids=["one key", "all far beyond the cap"],
-)  # fmt: skip
+)
 def test_where_the_framework_makes_no_error_bf16_is_held_to_what_ptx_states(case: Case) -> None:
     """Found by random cases: bf16 holds these caps, so that a score rounds to one without error."""
     assert failure(replace(case, dtype="bf16", values="large")) is None

@@ -91,15 +91,12 @@ PROBLEMS = [
     {"window": (16, None), "seqlen_q": 70, "seqlen_k": 200},  # keys that no query sees
     {"window": (3, 9), "seqlen_q": 200, "seqlen_k": 70},  # queries that see no key
     {"window": (3, None), "sinks": 2, "seqlen_q": 200, "seqlen_k": 70, "causal": True},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
     ("changes", "algorithm"),
-    [
-        (changes, ("flash-split", "flash-deterministic", "flash")[number % 3])
-        for number, changes in enumerate(PROBLEMS)
-    ],
+    [(changes, ("flash-split", "flash-deterministic", "flash")[number % 3]) for number, changes in enumerate(PROBLEMS)],
     ids=str,
 )
 def test_every_backward_follows_the_window(changes: dict[str, Any], algorithm: str) -> None:
@@ -112,9 +109,7 @@ def test_every_backward_follows_the_window(changes: dict[str, Any], algorithm: s
 def test_a_sawtooth_walks_the_same_tiles(algorithm: str) -> None:
     problem = Problem(seqlen_q=200, seqlen_k=200, head_dim=32, window=(40, 10), sinks=20)
     rows, counted = execute(problem, tile=Tile(32, 32), algorithm=algorithm)
-    turned, also = execute(
-        problem, tile=Tile(32, 32), algorithm=algorithm, order="sawtooth", wave=2
-    )
+    turned, also = execute(problem, tile=Tile(32, 32), algorithm=algorithm, order="sawtooth", wave=2)
     assert counted == also
     for name, values in rows.items():
         assert np.abs(values - turned[name]).max() < 1e-2, name
@@ -133,13 +128,8 @@ def test_a_window_that_hides_nothing_is_the_same_kernel() -> None:
 
 def test_what_has_no_window_says_so() -> None:
     shape = AttentionShape(1, 1, 256, 256, 64, causal=True, window=(16, 0))
-    for name, pass_ in (
-        ("standard", "forward"), ("flash1-literal", "backward"),
-        ("flash-sm90-optimistic", "forward"),
-    ):  # fmt: skip
-        with pytest.raises(
-            ValueError, match=rf"the {pass_} of {name} takes no window=\(16, 0\), sinks=0"
-        ):
+    for name, pass_ in (("standard", "forward"), ("flash1-literal", "backward"), ("flash-sm90-optimistic", "forward")):
+        with pytest.raises(ValueError, match=rf"the {pass_} of {name} takes no window=\(16, 0\), sinks=0"):
             predict_traffic(name, shape, Tile(64, 64), pass_)
     for name in ("standard", "flash1-literal"):
         with pytest.raises(ValueError, match=f"{name} does not take window"):
@@ -181,8 +171,6 @@ def test_the_module_has_the_options_of_the_function() -> None:
     wanted = repro.flash_attention(q, k, v, causal=True, window=(9, 0), sinks=2)
     assert torch.equal(module(q, k, v), wanted)
     assert not torch.equal(module(q, k, v), repro.FlashAttention(causal=True)(q, k, v))
-    assert repr(module) == (
-        "FlashAttention(causal=True, dropout_p=0.0, scale=None, window=(9, 0), sinks=2)"
-    )
+    assert repr(module) == ("FlashAttention(causal=True, dropout_p=0.0, scale=None, window=(9, 0), sinks=2)")
     with pytest.raises(ValueError, match="window left=-1 is below 0"):
         repro.FlashAttention(window=(-1, 0))

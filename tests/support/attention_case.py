@@ -23,13 +23,7 @@ from kernels.launches import AUTO
 from kernels.philox import kept_weights
 from repro.attention.launcher import HOST_GPU, backend_of, host_as
 from repro.attention.operator import flash_attention
-from repro.attention.reference import (
-    Reference,
-    attention_reference,
-    beyond_bound,
-    framework_result,
-    visible,
-)
+from repro.attention.reference import Reference, attention_reference, beyond_bound, framework_result, visible
 from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES, fits
 from repro.prediction import predict
@@ -203,10 +197,17 @@ class Call:
         """All that makes the call another one than that of q, k and v alone."""
         case = self.case
         return {
-            **self.masks, **self.changes, **self.scales, **self.tables, "scale": case.scale,
-            "dropout_p": case.dropout_p, "seed": case.seed, "deterministic": case.deterministic,
-            "tile": case.tile, "order": case.order,
-        }  # fmt: skip
+            **self.masks,
+            **self.changes,
+            **self.scales,
+            **self.tables,
+            "scale": case.scale,
+            "dropout_p": case.dropout_p,
+            "seed": case.seed,
+            "deterministic": case.deterministic,
+            "tile": case.tile,
+            "order": case.order,
+        }
 
     def leaves(self, device: str = "cpu") -> list[Tensor]:
         """q, k, v and, where it has a gradient, the bias: those that need one ask for it."""
@@ -236,10 +237,8 @@ def call_of(case: Case) -> Call:
     key = (batch, case.kv_heads, seqlen_k, case.head_dim)
     q, k, v, dout = (
         arranged(_values(case, generator, *shape).to(dtype), layout)
-        for shape, layout in (
-            (query, case.layout), (key, case.layout), (key, case.layout), (query, case.dout_layout),
-        )
-    )  # fmt: skip
+        for shape, layout in ((query, case.layout), (key, case.layout), (key, case.layout), (query, case.dout_layout))
+    )
     masks: dict[str, Any] = {"causal": case.causal, "window": case.window, "sinks": case.sinks}
     if case.key_keep:
         mask = torch.rand(case.batch, case.seqlen_k, generator=generator) < case.key_keep
@@ -312,9 +311,15 @@ def _failure(call: Call, device: str) -> str | None:
     if case.lengths is None or case.dropout_p:  # a sequence alone has the dropout mask of item 0
         return None
     apart = separate_calls(
-        *leaves[:3], call.dout.to(device), case.lengths, **call.masks, **call.changes,
-        scale=case.scale, deterministic=case.deterministic, tile=case.tile,
-    )  # fmt: skip
+        *leaves[:3],
+        call.dout.to(device),
+        case.lengths,
+        **call.masks,
+        **call.changes,
+        scale=case.scale,
+        deterministic=case.deterministic,
+        tile=case.tile,
+    )
     for name in _same_bits(case) & set(got):
         if not torch.equal(got[name], getattr(apart, name)):
             return f"{name}: not the bits of separate calls"
@@ -346,9 +351,7 @@ def _same_bits(case: Case) -> set[str]:
     return same
 
 
-def _as_e4m3(
-    case: Case, generator: torch.Generator, *tensors: Tensor
-) -> tuple[list[Tensor], dict[str, Any]]:
+def _as_e4m3(case: Case, generator: torch.Generator, *tensors: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
     """The tensors as e4m3, laid out as the case says, and scales of all sizes."""
     shape: tuple[int, ...] = (case.kv_heads,)
     if case.scale_block is not None:
@@ -382,12 +385,7 @@ class _Counter:
             self._backend.reset()
 
     def complaint(
-        self,
-        case: Case,
-        pass_: str,
-        tensors: dict[str, Tensor],
-        copied: list[str],
-        masks: dict[str, Any],
+        self, case: Case, pass_: str, tensors: dict[str, Tensor], copied: list[str], masks: dict[str, Any]
     ) -> str | None:
         """Where the bytes counted since the last call differ from the prediction, or None."""
         if self._backend is None:
@@ -408,9 +406,19 @@ def shape_of(case: Case) -> AttentionShape:
     """The case as the formulas know it."""
     batch, seqlen_q, seqlen_k = case.sizes
     return AttentionShape(
-        batch, case.heads, seqlen_q, seqlen_k, case.head_dim, case.kv_heads, case.dtype,
-        case.causal, case.window or (None, None), case.sinks, case.fp8, case.scale_block,
-    )  # fmt: skip
+        batch,
+        case.heads,
+        seqlen_q,
+        seqlen_k,
+        case.head_dim,
+        case.kv_heads,
+        case.dtype,
+        case.causal,
+        case.window or (None, None),
+        case.sinks,
+        case.fp8,
+        case.scale_block,
+    )
 
 
 def problem_of(case: Case, masks: dict[str, Any] | None = None) -> Problem:

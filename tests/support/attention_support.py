@@ -12,11 +12,7 @@ from repro.attention.reference import attention_reference, max_error
 
 #: (bound of out and lse, bound of the gradients) for inputs drawn from N(0, 1), N <= 512,
 #: D <= 128: about twice what fp32 accumulation with P and dS rounded to the input type gives.
-BOUNDS = {
-    torch.float32: (1e-5, 2e-5),
-    torch.float16: (3e-3, 5e-3),
-    torch.bfloat16: (2e-2, 4e-2),
-}
+BOUNDS = {torch.float32: (1e-5, 2e-5), torch.float16: (3e-3, 5e-3), torch.bfloat16: (2e-2, 4e-2)}
 
 
 #: Options that the reference takes too.

@@ -10,9 +10,21 @@ import sys
 
 #: What a machine with torch, CuPy, Triton and numpy may lack.
 LACKING = (
-    "annotated_types", "click", "cuda", "hypothesis", "matplotlib", "pandas", "pydantic", "pynvml",
-    "rich", "scipy", "seaborn", "tabulate", "typer", "yaml",
-)  # fmt: skip
+    "annotated_types",
+    "click",
+    "cuda",
+    "hypothesis",
+    "matplotlib",
+    "pandas",
+    "pydantic",
+    "pynvml",
+    "rich",
+    "scipy",
+    "seaborn",
+    "tabulate",
+    "typer",
+    "yaml",
+)
 
 for _name in filter(None, os.environ.get("WITHOUT", "").split(",")):
     sys.modules[_name] = None  # type: ignore[assignment]

@@ -34,8 +34,11 @@ def program(name: str, **environment: str) -> Any:
     """What a program beside this file writes as the last line of its output, in JSON."""
     done = subprocess.run(
         [sys.executable, str(SUPPORT / name)],
-        capture_output=True, text=True, check=False, cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

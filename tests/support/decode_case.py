@@ -20,13 +20,7 @@ from analysis.traffic import Traffic
 from kernels.decode_config import configure
 from repro.attention.decode import decode_attention
 from repro.attention.launcher import backend_of
-from repro.attention.reference import (
-    Reference,
-    attention_reference,
-    beyond_bound,
-    framework_result,
-    visible,
-)
+from repro.attention.reference import Reference, attention_reference, beyond_bound, framework_result, visible
 from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES
 
@@ -82,18 +76,21 @@ def failure(case: Case, device: str = "cpu") -> str | None:
     generator = torch.Generator().manual_seed(case.seed)
     q, caches, options = _arguments(case, generator)
     want = [_exact(case, b, q, caches, options) for b in range(len(case.lengths))]
-    given: dict[str, Any] = {
-        n: x.to(device) if isinstance(x, Tensor) else x for n, x in options.items()
-    }
+    given: dict[str, Any] = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in options.items()}
     keys, *values = (codes.to(device) for codes, _ in caches)
     for splits in dict.fromkeys((1, case.splits)):
         backend: Any = backend_of(torch.device(device)) if device == "cpu" else None
         if backend is not None:
             backend.reset()
         out, lse = decode_attention(
-            q.to(device), keys, values[0] if values else None, splits=splits, causal=case.causal,
-            return_lse=True, **given,
-        )  # fmt: skip
+            q.to(device),
+            keys,
+            values[0] if values else None,
+            splits=splits,
+            causal=case.causal,
+            return_lse=True,
+            **given,
+        )
         for b, (exact, theirs, dtype) in enumerate(want):
             if case.value_dim:
                 exact, theirs = (_cut(x, case.value_dim) for x in (exact, theirs))
@@ -116,10 +113,19 @@ def _cut(found: Reference, columns: int) -> Reference:
 def _uncounted(case: Case, splits: int, traffic: dict[str, Any]) -> str | None:
     """Where the bytes counted differ from the prediction, or None."""
     shape = DecodeShape(
-        case.heads, case.kv_heads, case.width, case.lengths, case.head_dim, case.dtype, case.fp8,
-        case.latent, case.page_size or None, case.ragged, case.scale_block or None,
+        case.heads,
+        case.kv_heads,
+        case.width,
+        case.lengths,
+        case.head_dim,
+        case.dtype,
+        case.fp8,
+        case.latent,
+        case.page_size or None,
+        case.ragged,
+        case.scale_block or None,
         case.value_dim or None,
-    )  # fmt: skip
+    )
     if not case.room:
         return None  # nothing is launched
     tile = configure(case.dtype, case.head_dim, shape.rows, latent=case.latent).tile
@@ -133,9 +139,7 @@ Cache = tuple[Tensor, Tensor]
 """A cache as the operator takes it, and its numbers (B, Hkv, room, D) in float64."""
 
 
-def _arguments(
-    case: Case, generator: torch.Generator
-) -> tuple[Tensor, list[Cache], dict[str, Any]]:
+def _arguments(case: Case, generator: torch.Generator) -> tuple[Tensor, list[Cache], dict[str, Any]]:
     """q, K and V (a latent alone), and the operator's options."""
     batch, dtype = len(case.lengths), TORCH_TYPES[case.dtype]
     q = torch.randn(batch, case.heads, case.width, case.head_dim, generator=generator)
@@ -168,9 +172,7 @@ def _arguments(
             if case.scale_block:
                 wide = scales.double().repeat_interleave(case.scale_block, 2)[..., :keys]
             exact = exact * wide[..., None]
-            options[name] = (
-                scales.transpose(1, 2) if case.page_size and case.scale_block else scales
-            )
+            options[name] = scales.transpose(1, 2) if case.page_size and case.scale_block else scales
         if table is not None:
             exact = exact[table.long()].transpose(1, 2).flatten(2, 3)
             cache = cache.view(torch.uint8) if case.fp8 else cache
@@ -196,7 +198,6 @@ def _exact(
     seen = visible(1, case.heads, case.width, length, causal=case.causal)
     exact = attention_reference(rows, k, v, torch.zeros_like(rows), causal=case.causal)
     theirs = framework_result(
-        rows, k.to(q.dtype), v.to(q.dtype), torch.zeros_like(rows), seen=seen,
-        scale=case.head_dim**-0.5,
-    )  # fmt: skip
+        rows, k.to(q.dtype), v.to(q.dtype), torch.zeros_like(rows), seen=seen, scale=case.head_dim**-0.5
+    )
     return exact, theirs, q.dtype

@@ -58,13 +58,11 @@ class Problem:
         """q, k, v of (B, H, N, D); the cache's numbers as its type holds them, in the type of q."""
         batch = len(self.seqlens)
         q, k, v = (
-            normal(batch, heads, length, self.head_dim, dtype=self.dtype, device=self.device,
-                   seed=3 * self.seed + i)
+            normal(batch, heads, length, self.head_dim, dtype=self.dtype, device=self.device, seed=3 * self.seed + i)
             for i, (heads, length) in enumerate(
-                [(self.heads, self.seqlen_q), (self.kv_heads, self.room),
-                 (self.kv_heads, self.room)]
+                [(self.heads, self.seqlen_q), (self.kv_heads, self.room), (self.kv_heads, self.room)]
             )
-        )  # fmt: skip
+        )
         if self.fp8:
             k, v = k.to(FP8).to(self.dtype), v.to(FP8).to(self.dtype)
         return q, k, v
@@ -147,16 +145,23 @@ class Problem:
     def shape(self) -> DecodeShape:
         """As ``analysis`` names it."""
         return DecodeShape(
-            self.heads, self.kv_heads, self.seqlen_q, self.seqlens, self.head_dim,
-            DTYPES[self.dtype], self.fp8, self.latent, self.page_size, self.ragged,
-            self.scale_block, self.value_dim,
-        )  # fmt: skip
+            self.heads,
+            self.kv_heads,
+            self.seqlen_q,
+            self.seqlens,
+            self.head_dim,
+            DTYPES[self.dtype],
+            self.fp8,
+            self.latent,
+            self.page_size,
+            self.ragged,
+            self.scale_block,
+            self.value_dim,
+        )
 
     def expected(self, splits: int) -> dict[str, dict[tuple[str, str], int]]:
         """Bytes by kernel, tensor and direction, without zeros."""
-        tile = configure(
-            DTYPES[self.dtype], self.head_dim, self.shape().rows, latent=self.latent
-        ).tile
+        tile = configure(DTYPES[self.dtype], self.head_dim, self.shape().rows, latent=self.latent).tile
         kernels = Traffic(flash_decode(self.shape(), tile, splits)).kernels
         return {name: dict(entries) for name, entries in kernels.items()}
 

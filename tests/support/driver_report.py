@@ -69,9 +69,18 @@ def plan_of(name: str, backend: CupyBackend, arrays: dict[str, Array]) -> Plan:
             attention.forward(recorder, algorithm, *operands, stats, scale=0.125, **options)
         else:
             attention.backward(
-                recorder, algorithm, *operands, at["dout"], stats, at["dq"], at["dk"], at["dv"],
-                scale=0.125, dlse=at.get("dlse"), **options,
-            )  # fmt: skip
+                recorder,
+                algorithm,
+                *operands,
+                at["dout"],
+                stats,
+                at["dq"],
+                at["dk"],
+                at["dv"],
+                scale=0.125,
+                dlse=at.get("dlse"),
+                **options,
+            )
 
     return record(backend, arrays, driver)
 

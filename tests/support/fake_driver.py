@@ -140,19 +140,21 @@ class FakeDriver:
                 time.sleep(self.delay_s)
             addresses = (ctypes.c_void_p * len(self.widths)).from_address(parameters)
             entry = {
-                "function": numbers[0], "grid": numbers[1:4], "block": numbers[4:7],
-                "shared_bytes": numbers[7], "stream": numbers[8], "attribute": numbers[9:11],
+                "function": numbers[0],
+                "grid": numbers[1:4],
+                "block": numbers[4:7],
+                "shared_bytes": numbers[7],
+                "stream": numbers[8],
+                "attribute": numbers[9:11],
                 "arguments": [
                     words(ctypes.string_at(address, width))
                     for address, width in zip(addresses, self.widths, strict=True)
                 ],
-            }  # fmt: skip
+            }
             self.launches.append(entry)
 
         self.noted = kind(noted)
-        ctypes.c_void_p.in_dll(self.library, "fake_noted").value = ctypes.cast(
-            self.noted, ctypes.c_void_p
-        ).value
+        ctypes.c_void_p.in_dll(self.library, "fake_noted").value = ctypes.cast(self.noted, ctypes.c_void_p).value
 
     def answer(self, code: int) -> None:
         """Refuse everything from now on with a CUresult; 0: accept it."""
@@ -164,9 +166,7 @@ def install() -> FakeDriver:
     if "cupy" in sys.modules or "libcuda.so" in Path("/proc/self/maps").read_text():
         raise RuntimeError("this process has a driver already")
     flags = ("-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1")
-    driver = FakeDriver(
-        ctypes.CDLL(str(build(SOURCE, flags, "fake_driver", "")), mode=ctypes.RTLD_GLOBAL)
-    )
+    driver = FakeDriver(ctypes.CDLL(str(build(SOURCE, flags, "fake_driver", "")), mode=ctypes.RTLD_GLOBAL))
     sys.modules["cupy"] = _fake_cupy(driver)  # type: ignore[assignment]
     return driver
 
@@ -204,11 +204,15 @@ def _fake_cupy(driver: FakeDriver) -> SimpleNamespace:
         def __call__(self, grid: Any, block: Any, args: Any, *, shared_mem: int) -> None:
             driver.launches.append(
                 {
-                    "function": self.kernel.ptr, "grid": list(grid), "block": list(block),
-                    "shared_bytes": shared_mem, "stream": streams[-1], "attribute": [0, 0],
+                    "function": self.kernel.ptr,
+                    "grid": list(grid),
+                    "block": list(block),
+                    "shared_bytes": shared_mem,
+                    "stream": streams[-1],
+                    "attribute": [0, 0],
                     "arguments": [words(argument.tobytes()) for argument in args],
                 }
-            )  # fmt: skip
+            )
 
     streams = [0]
     handles = count(0x1000, 0x10)
@@ -219,9 +223,7 @@ def _fake_cupy(driver: FakeDriver) -> SimpleNamespace:
 
     return SimpleNamespace(
         cuda=SimpleNamespace(
-            runtime=SimpleNamespace(
-                getDeviceCount=lambda: 1, setDevice=lambda index: None, CUDARuntimeError=OSError
-            ),
+            runtime=SimpleNamespace(getDeviceCount=lambda: 1, setDevice=lambda index: None, CUDARuntimeError=OSError),
             Device=Device,
             Stream=SimpleNamespace(null=Stream()),
             ExternalStream=Stream,

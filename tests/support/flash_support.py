@@ -226,9 +226,7 @@ def execute(
     if p.dropout_p:
         options |= {"dropout_p": p.dropout_p, "seed": p.dropout_seed}
     if p.block_mask is not None:
-        options["block_mask"] = view(
-            "block_mask", p.block_mask.astype(np.uint8, order="C"), "uint8"
-        )
+        options["block_mask"] = view("block_mask", p.block_mask.astype(np.uint8, order="C"), "uint8")
         options["block_size"] = p.block_size
     if p.softcap is not None:
         options["softcap"] = p.softcap
@@ -247,9 +245,8 @@ def execute(
             results["dbias"] = aligned(p.data["bias"].shape, p.dtype)
             options["dbias"] = view("dbias", results["dbias"], p.dtype)
         attention.backward(
-            backend, algorithm, q, k, v, out, dout, stats,
-            given["dq"], given["dk"], given["dv"], **options,
-        )  # fmt: skip
+            backend, algorithm, q, k, v, out, dout, stats, given["dq"], given["dk"], given["dv"], **options
+        )
     names = list(results) if backward else ["out"]
     values = {name: to_float(results[name], p.dtype) for name in names}
     return values | {"lse": lse.astype(np.float64)}, backend.traffic
@@ -286,9 +283,8 @@ def expected_traffic(
 ) -> dict[str, dict[tuple[str, str], int]]:
     """What ``analysis`` says the kernels move, per kernel."""
     shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal,
-        p.window, p.sinks,
-    )  # fmt: skip
+        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal, p.window, p.sinks
+    )
     options: dict[str, Any] = {} if p.key_mask is None else {"key_mask": True}
     if p.alibi_slopes is not None:
         options["alibi"] = True
@@ -307,12 +303,7 @@ def expected_traffic(
 
 
 def check_all(
-    p: Problem,
-    tile: Tile,
-    algorithm: str = "flash",
-    *,
-    backward: bool = True,
-    backend: HostBackend | None = None,
+    p: Problem, tile: Tile, algorithm: str = "flash", *, backward: bool = True, backend: HostBackend | None = None
 ) -> dict[str, np.ndarray]:
     """Run with the host's checks on; results within the bounds, bytes as predicted, exactly."""
     got, traffic = execute(p, tile=tile, algorithm=algorithm, backward=backward, backend=backend)

@@ -26,9 +26,7 @@ def upload(name: str, bits: np.ndarray, dtype: str) -> Array:
     import cupy
 
     memory = cupy.asarray(bits)
-    return Array(
-        name, memory.data.ptr, bits.shape, contiguous_strides(bits.shape), dtype, "rw", memory
-    )
+    return Array(name, memory.data.ptr, bits.shape, contiguous_strides(bits.shape), dtype, "rw", memory)
 
 
 def download(array: Array) -> np.ndarray:
@@ -37,15 +35,10 @@ def download(array: Array) -> np.ndarray:
     return cupy.asnumpy(array.owner)
 
 
-def execute(
-    p: Problem, algorithm: str, tile: Tile | None, *, pdl: bool = False
-) -> dict[str, np.ndarray]:
+def execute(p: Problem, algorithm: str, tile: Tile | None, *, pdl: bool = False) -> dict[str, np.ndarray]:
     """Both passes on the GPU; results hold NaN beforehand."""
     backend = CupyBackend()
-    arrays = {
-        name: upload(name, to_bits(p.data[name], p.dtype), p.dtype)
-        for name in ("q", "k", "v", "dout")
-    }
+    arrays = {name: upload(name, to_bits(p.data[name], p.dtype), p.dtype) for name in ("q", "k", "v", "dout")}
     for name, like in (("out", "q"), ("dq", "q"), ("dk", "k"), ("dv", "v")):
         blank = np.full(p.data[like].shape, np.nan)
         arrays[name] = upload(name, to_bits(blank, p.dtype), p.dtype)

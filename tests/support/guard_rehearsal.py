@@ -32,9 +32,7 @@ class FaultyCard(HostBackend):
         super().__init__(**options)
         self.multiprocessors = BLOCKS
 
-    def launch(
-        self, kernel: Any, grid: Any, shared_bytes: Any, args: Any, *rest: Any, **more: Any
-    ) -> None:
+    def launch(self, kernel: Any, grid: Any, shared_bytes: Any, args: Any, *rest: Any, **more: Any) -> None:
         stays = "persistent" in kernel.entry
         super().launch(kernel, grid, shared_bytes, args, *rest, **more)
         if self.kind is None or not stays or self.tiles(args) <= BLOCKS:

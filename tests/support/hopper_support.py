@@ -94,8 +94,7 @@ def launch_vocabulary(
         count = clear_bytes // 4 or len(words)
     shared = np.zeros(16 * 1024, np.uint32)
     floats, sums = np.zeros(128 * 64, np.float32), np.ones(1024, np.float32)
-    names = ("row", "head", "batch", "a_at", "a_leading", "a_stride", "b_at", "b_leading",
-             "b_stride")  # fmt: skip
+    names = ("row", "head", "batch", "a_at", "a_leading", "a_stride", "b_at", "b_leading", "b_stride")
     unknown = set(numbers) - set(names)
     assert not unknown, unknown
     args: list[Any] = [
@@ -148,18 +147,14 @@ def mn_major_image(x: np.ndarray) -> np.ndarray:
     return _image(rows // 64 * x.shape[1] * ROW + depth * ROW + rows % 64 * 2, x)
 
 
-def product_of(
-    a: np.ndarray, b: np.ndarray, a_mn: bool, b_mn: bool, step: int
-) -> tuple[np.ndarray, dict[str, int]]:
+def product_of(a: np.ndarray, b: np.ndarray, a_mn: bool, b_mn: bool, step: int) -> tuple[np.ndarray, dict[str, int]]:
     """Shared memory with A and behind it B, and the descriptors at depth 16 step."""
     fields: dict[str, int] = {}
     images, at = [], 0
     for name, x, mn in (("a", a, a_mn), ("b", b, b_mn)):
         rows, depth = x.shape
         images.append(mn_major_image(x) if mn else k_major_image(x))
-        fields[f"{name}_at"] = at + (
-            step * 16 * ROW if mn else step // 4 * rows * ROW + step % 4 * 32
-        )
+        fields[f"{name}_at"] = at + (step * 16 * ROW if mn else step // 4 * rows * ROW + step % 4 * 32)
         fields[f"{name}_leading"] = depth * ROW if mn else 16
         fields[f"{name}_stride"] = 8 * ROW
         at += images[-1].nbytes

@@ -30,9 +30,7 @@ def read_back(array: Array) -> np.ndarray:
     return array.owner.values.view(np.float32).reshape(array.shape).astype(np.float64)
 
 
-def execute(
-    p: Problem, algorithm: str, tile: Tile | None, *, backward: bool = True, checks: bool = True
-) -> Run:
+def execute(p: Problem, algorithm: str, tile: Tile | None, *, backward: bool = True, checks: bool = True) -> Run:
     """Both passes. Outputs hold NaN beforehand: what is read too early or never written shows."""
     backend = HostBackend(checks=checks)
     arrays: dict[str, Array] = {}
@@ -53,9 +51,7 @@ def execute(
     if backward:
         backend.reset()
         gradients = [arrays[name] for name in ("dq", "dk", "dv")]
-        attention.backward(
-            backend, algorithm, *inputs, arrays["dout"], stats, *gradients, **options
-        )
+        attention.backward(backend, algorithm, *inputs, arrays["dout"], stats, *gradients, **options)
         names += ["dq", "dk", "dv"]
     values = {name: to_float(results[name], p.dtype) for name in names}
     if "l" in stats:
@@ -67,8 +63,6 @@ def execute(
 
 def predicted(p: Problem, algorithm: str, tile: Tile, pass_: str) -> Counted:
     """The exact sums of ``analysis.traffic``."""
-    shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, dtype=p.dtype, causal=p.causal
-    )
+    shape = AttentionShape(p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, dtype=p.dtype, causal=p.causal)
     traffic = predict_traffic(algorithm, shape, tile, pass_)
     return {kernel: dict(entries) for kernel, entries in traffic.kernels.items()}

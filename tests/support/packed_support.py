@@ -12,17 +12,23 @@ from kernels.packed import Packed
 
 
 def problems(
-    lengths: Lengths, head_dim: int, dtype: str, causal: bool, heads: int = 2,
-    kv_heads: int = 1, seed: int = 0,
-) -> list[Problem]:  # fmt: skip
+    lengths: Lengths, head_dim: int, dtype: str, causal: bool, heads: int = 2, kv_heads: int = 1, seed: int = 0
+) -> list[Problem]:
     """One for each sequence."""
     return [
         Problem(
-            heads=heads, kv_heads=kv_heads, seqlen_q=queries, seqlen_k=keys,
-            head_dim=head_dim, dtype=dtype, causal=causal, scale=0.125, seed=seed + number,
+            heads=heads,
+            kv_heads=kv_heads,
+            seqlen_q=queries,
+            seqlen_k=keys,
+            head_dim=head_dim,
+            dtype=dtype,
+            causal=causal,
+            scale=0.125,
+            seed=seed + number,
         )
         for number, (queries, keys) in enumerate(zip(lengths.queries, lengths.keys, strict=True))
-    ]  # fmt: skip
+    ]
 
 
 def lengths_of(sequences: Sequence[Problem]) -> Lengths:

@@ -63,13 +63,24 @@ def _plain_refuses(error: RuntimeError) -> bool:
     return any(
         text in str(error)
         for text in (
-            "inplace operation", "in-place operation", "a second time", "does not require grad",
-            "not have been used in the graph", "Inplace update", "view and is being modified",
-            "Checkpointing is not compatible", "is incompatible with", "once_differentiable",
-            "derivative for aten", "not support double", "does not have a derivative",
-            "not implemented", "donated buffer", "support double backward",
+            "inplace operation",
+            "in-place operation",
+            "a second time",
+            "does not require grad",
+            "not have been used in the graph",
+            "Inplace update",
+            "view and is being modified",
+            "Checkpointing is not compatible",
+            "is incompatible with",
+            "once_differentiable",
+            "derivative for aten",
+            "not support double",
+            "does not have a derivative",
+            "not implemented",
+            "donated buffer",
+            "support double backward",
         )
-    )  # fmt: skip
+    )
 
 
 def _bytes_wrong(case: Case, device: str) -> str | None:

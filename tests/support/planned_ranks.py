@@ -41,9 +41,7 @@ def _rank(rank: int, ranks: int, folder: str, case: Case) -> None:
     }
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
-    )
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     complaint: str | None = None
     results: list[list[dict[str, Tensor]] | str] = []
     for planned in (False, True):

@@ -142,8 +142,7 @@ class HooksBySize(Stage):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda t: (t.clone(),) if t.numel() > 16 else t,
-            lambda kept: kept[0] if isinstance(kept, tuple) else kept,
+            lambda t: (t.clone(),) if t.numel() > 16 else t, lambda kept: kept[0] if isinstance(kept, tuple) else kept
         ):
             return self.lin(x).tanh().exp()
 

@@ -52,11 +52,7 @@ class Case:
 
 
 def train(
-    case: Case,
-    device: str,
-    *,
-    planned: bool,
-    wrap: Callable[[nn.Module], nn.Module] = lambda run: run,
+    case: Case, device: str, *, planned: bool, wrap: Callable[[nn.Module], nn.Module] = lambda run: run
 ) -> list[dict[str, Tensor]]:
     """What each step leaves, by name."""
     set_seed(case.seed)
@@ -137,15 +133,17 @@ def _step(case: Case, run: nn.Module, given: Tensor, model: nn.Module) -> dict[s
     left["loss"] = loss.detach()
     if x.grad is not None:
         left["gradient of x"] = x.grad.clone()
-    left |= {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters()
-             if p.grad is not None}  # fmt: skip
+    left |= {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     return left
 
 
 def loss_of(out: Any) -> Tensor:
     leaves = torch.utils._pytree.tree_leaves(out)
-    parts = [v.float().square().mean() if v.is_floating_point() else v.abs().float().mean()
-             for v in leaves if isinstance(v, Tensor)]  # fmt: skip
+    parts = [
+        v.float().square().mean() if v.is_floating_point() else v.abs().float().mean()
+        for v in leaves
+        if isinstance(v, Tensor)
+    ]
     return torch.stack(parts).sum()
 
 

@@ -46,9 +46,7 @@ def rows(ranks: int, **wanted: object) -> list[dict[str, Any]]:
 def _rank(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["REPRO_HOST_THREADS"] = "1"
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
-    )
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     out = {
         "rows": measure.everything(DenseLocal()),
         "layer": {str(sp): layer_difference(sp) for sp in (False, True)},
@@ -152,21 +150,15 @@ def _reused_buffers(run: nn.Module, x: Tensor) -> Tensor:
 PLANNED_WRAPS: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[..., Tensor]]] = {
     "ddp": (DistributedDataParallel, _reused_buffers),
     "ddp, two calls": (DistributedDataParallel, _two_calls),
-    "ddp, unused": (
-        lambda m: DistributedDataParallel(m, find_unused_parameters=True), _reused_buffers
-    ),
-    "ddp, unused, two calls": (
-        lambda m: DistributedDataParallel(m, find_unused_parameters=True), _two_calls
-    ),
+    "ddp, unused": (lambda m: DistributedDataParallel(m, find_unused_parameters=True), _reused_buffers),
+    "ddp, unused, two calls": (lambda m: DistributedDataParallel(m, find_unused_parameters=True), _two_calls),
     "ddp, static": (lambda m: DistributedDataParallel(m, static_graph=True), _two_calls),
     "fsdp2": (_sharded, _reused_buffers),
     "fsdp2, two calls": (_sharded, _two_calls),
-}  # fmt: skip
+}
 
 
-def planned_alike(
-    wrap: tuple[Callable[[nn.Module], nn.Module], Callable[..., Tensor]],
-) -> dict[str, bool]:
+def planned_alike(wrap: tuple[Callable[[nn.Module], nn.Module], Callable[..., Tensor]]) -> dict[str, bool]:
     """For each strategy, do two steps of the wrapped planned model give the gradients of the
     wrapped plain model, on every rank?  Dropout and batch norm are among the stages, and a
     parameter that no stage uses."""
@@ -175,9 +167,12 @@ def planned_alike(
     def steps(strategy: str | None) -> list[Tensor]:
         torch.manual_seed(3)
         model = nn.Sequential(
-            nn.Linear(16, 16), nn.Dropout(0.5), nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
-            nn.BatchNorm1d(16), nn.Linear(16, 4),
-        )  # fmt: skip
+            nn.Linear(16, 16),
+            nn.Dropout(0.5),
+            nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
+            nn.BatchNorm1d(16),
+            nn.Linear(16, 4),
+        )
         if wrapped in (PLANNED_WRAPS["ddp, unused"][0], PLANNED_WRAPS["ddp, unused, two calls"][0]):
             model[2].register_parameter("unused", nn.Parameter(torch.ones(3)))
         x = torch.randn(8, 16)
@@ -200,9 +195,7 @@ def planned_alike(
     same = {}
     for strategy in ("store-all", "recompute-all", "sqrt"):
         found = steps(strategy)
-        equal = len(found) == len(expected) and all(
-            torch.equal(a, b) for a, b in zip(found, expected, strict=True)
-        )
+        equal = len(found) == len(expected) and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
         same[strategy] = _worst(float(not equal)) == 0
     return same
 
@@ -218,10 +211,7 @@ RING_CASES = [
 
 
 #: (causal, placement, type) with our operator on each rank
-FLASH_CASES = [
-    (True, "zigzag", "fp32"),
-    (True, "contiguous", "bf16"),
-]
+FLASH_CASES = [(True, "zigzag", "fp32"), (True, "contiguous", "bf16")]
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -235,16 +225,11 @@ def ring_difference(causal: bool, placement: str, heads: int, kv_heads: int, loc
     """Largest difference of ring attention (float64) from one rank: out, lse, dq, dk, dv."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(11)
-    whole = [
-        torch.randn(2, h, local * ranks, 8, dtype=torch.float64)
-        for h in (heads, kv_heads, kv_heads, heads)
-    ]
+    whole = [torch.randn(2, h, local * ranks, 8, dtype=torch.float64) for h in (heads, kv_heads, kv_heads, heads)]
     q, k, v, dout = (take_local(x, rank, ranks, placement) for x in whole)
     for leaf in (q, k, v):
         leaf.requires_grad_()
-    out, lse = ring_attention(
-        q, k, v, causal=causal, placement=placement, local=DenseLocal(), return_lse=True
-    )
+    out, lse = ring_attention(q, k, v, causal=causal, placement=placement, local=DenseLocal(), return_lse=True)
     out.backward(dout)
     want = measure.one_rank(causal, *whole)
     _, whole_lse = DenseLocal().forward(*whole[:3], causal, 1 / math.sqrt(8))

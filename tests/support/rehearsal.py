@@ -63,11 +63,15 @@ class OnTheHost(TorchFunctionMode):
 def pretend() -> None:
     """A Hopper card, as far as the experiments ask."""
     answers: dict[str, Any] = {
-        "is_available": True, "init": None, "synchronize": None, "empty_cache": None,
+        "is_available": True,
+        "init": None,
+        "synchronize": None,
+        "empty_cache": None,
         "current_device": 0,
-        "current_stream": SimpleNamespace(cuda_stream=0), "get_device_capability": (9, 0),
+        "current_stream": SimpleNamespace(cuda_stream=0),
+        "get_device_capability": (9, 0),
         "get_device_properties": SimpleNamespace(multi_processor_count=132, name="NVIDIA H200"),
-    }  # fmt: skip
+    }
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     torch.cuda.Event, torch.cuda.device = Event, Current
@@ -92,9 +96,11 @@ def unwritten(module: Any) -> dict[str, Any]:
 
     rows = module.measure(small(module.cells()[0]), Context("cuda"))
     return {
-        "experiment": "wrong", "cell": {}, "timed": [r.implementation for r in rows if r.value],
+        "experiment": "wrong",
+        "cell": {},
+        "timed": [r.implementation for r in rows if r.value],
         "refused": {r.implementation: r.error for r in rows if r.error},
-    }  # fmt: skip
+    }
 
 
 def undecoded(module: Any) -> dict[str, Any]:
@@ -103,14 +109,16 @@ def undecoded(module: Any) -> dict[str, Any]:
 
     rows = module.measure(small(module.cells()[0]), Context("cuda"))
     return {
-        "experiment": "wrong decoding", "cell": {}, "timed": [r.value for r in rows if r.value],
+        "experiment": "wrong decoding",
+        "cell": {},
+        "timed": [r.value for r in rows if r.value],
         "refused": {r.extra["splits"]: r.error for r in rows if r.error},
-    }  # fmt: skip
+    }
 
 
 def report() -> list[dict[str, Any]]:
     from repro.experiments import Context
-    from repro.experiments.gpu import (  # fmt: skip
+    from repro.experiments.gpu import (
         gpu_ceilings,
         gpu_decode,
         gpu_features,
@@ -137,18 +145,25 @@ def report() -> list[dict[str, Any]]:
             alike.setdefault(tuple(kind), cell)
         for cell in alike.values():
             rows = module.measure(small(cell), Context("cuda"))
-            found.append({
-                "experiment": module.NAME, "cell": dict(cell),
-                "timed": sorted({r.implementation for r in rows if r.value is not None}),
-                "refused": {r.implementation: r.error for r in rows if r.error},
-            })  # fmt: skip
+            found.append(
+                {
+                    "experiment": module.NAME,
+                    "cell": dict(cell),
+                    "timed": sorted({r.implementation for r in rows if r.value is not None}),
+                    "refused": {r.implementation: r.error for r in rows if r.error},
+                }
+            )
     for cell in gpu_ceilings.cells():
         if cell["implementation"] in ("sm-boundary-read", "shared-memory-read", "mma-sync", "exp2"):
             rows = gpu_ceilings.measure(cell, Context("cuda"))
-            found.append({
-                "experiment": gpu_ceilings.NAME, "cell": dict(cell), "refused": {},
-                "timed": [r.implementation for r in rows if r.value],
-            })  # fmt: skip
+            found.append(
+                {
+                    "experiment": gpu_ceilings.NAME,
+                    "cell": dict(cell),
+                    "refused": {},
+                    "timed": [r.implementation for r in rows if r.value],
+                }
+            )
     return found
 
 
@@ -184,6 +199,4 @@ if __name__ == "__main__":
     card = CupyBackend()
     launcher._host = lambda checks: card
     with OnTheHost():
-        print(json.dumps({
-            "measured": report(), "counted": counted_refusals(), "noted": noted(),
-        }))  # fmt: skip
+        print(json.dumps({"measured": report(), "counted": counted_refusals(), "noted": noted()}))

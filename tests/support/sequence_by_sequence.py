@@ -49,9 +49,7 @@ def by_sequence(
         if alibi_slopes is not None:
             shared = alibi_slopes.dim() == 1
             own["alibi_slopes"] = alibi_slopes if shared else alibi_slopes[at : at + 1]
-        parts.append(
-            of_one(q[:, :, queries], k[:, :, keys], v[:, :, keys], dout[:, :, queries], **own)
-        )
+        parts.append(of_one(q[:, :, queries], k[:, :, keys], v[:, :, keys], dout[:, :, queries], **own))
     return _joined(parts)
 
 
@@ -66,9 +64,7 @@ def _joined(parts: Sequence[Reference]) -> Reference:
     return Reference(**joined)
 
 
-def separate_calls(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lengths: Lengths, /, **options: Any
-) -> Reference:
+def separate_calls(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, lengths: Lengths, /, **options: Any) -> Reference:
     """out, lse, dq, dk and dv of a call of ``repro.flash_attention`` for each sequence."""
 
     def of_one(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Reference:

@@ -63,8 +63,7 @@ def test_long_sequences_sm_boundary_writes_are_register_spills() -> None:
 
 
 #: Error of every recorded read counter (heads, N), in percent, and how far it may move.
-LONG_ERRORS = {(1, 32768): -0.3, (1, 65536): -0.2, (1, 131072): 4.4, (1, 262144): -8.6,
-               (4, 131072): -7.8}  # fmt: skip
+LONG_ERRORS = {(1, 32768): -0.3, (1, 65536): -0.2, (1, 131072): 4.4, (1, 262144): -8.6, (4, 131072): -7.8}
 
 
 @simulates
@@ -146,13 +145,9 @@ def test_many_short_heads_forward_and_backward() -> None:
     assert forward.read_bytes == pytest.approx(counted["0", "hbm_read_bytes"], rel=0.001)
     backward = predict_hbm("flash", shape, tile, "backward", H200, 1)
     reads = {kernel: sum(tensors.values()) for kernel, tensors in backward.reads.items()}
-    assert reads["flash_backward_preprocess"] == pytest.approx(
-        counted["3", "hbm_read_bytes"], rel=0.001
-    )
+    assert reads["flash_backward_preprocess"] == pytest.approx(counted["3", "hbm_read_bytes"], rel=0.001)
     assert reads["flash_backward"] == pytest.approx(counted["4", "hbm_read_bytes"], rel=0.001)
-    assert reads["flash_backward_postprocess"] == pytest.approx(
-        counted["5", "hbm_read_bytes"], rel=0.001
-    )
+    assert reads["flash_backward_postprocess"] == pytest.approx(counted["5", "hbm_read_bytes"], rel=0.001)
     # Writes lie between everything and everything less one L2 per kernel.
     written = counted["0", "hbm_write_bytes"]
     assert forward.write_bytes_at_kernel_end <= written <= forward.write_bytes
@@ -237,9 +232,7 @@ def test_flash1_heads_share_nothing() -> None:
     shape = AttentionShape(64, 16, 1024, 1024, 64)
     traffic = predict_traffic("flash1-skip-first", shape, tile, "forward")
     least = compulsory_hbm(traffic, shape)
-    on_t4, on_a100 = (
-        predict_hbm("flash1-skip-first", shape, tile, "forward", g) for g in (T4, A100_40GB)
-    )
+    on_t4, on_a100 = (predict_hbm("flash1-skip-first", shape, tile, "forward", g) for g in (T4, A100_40GB))
     assert on_t4.read_bytes + on_t4.write_bytes == pytest.approx(traffic.total_bytes, rel=0.005)
     assert (
         1.2

@@ -37,11 +37,7 @@ from analysis.time_model import (
     predict_time,
     standard_work,
 )
-from analysis.transformer import (
-    forward_flops_per_layer,
-    model_flops,
-    pipeline_stage_bytes,
-)
+from analysis.transformer import forward_flops_per_layer, model_flops, pipeline_stage_bytes
 
 # ---- tiles ---------------------------------------------------------------------------------------
 
@@ -97,8 +93,7 @@ def test_chosen_tile_fits_and_no_other_that_qualifies_moves_less(gpu, pass_, hea
     chosen = found[tile]
     assert chosen.resources.shared_bytes <= gpu.shared_bytes_per_block
     assert (
-        chosen.occupancy.blocks_per_sm
-        * (chosen.resources.shared_bytes + gpu.shared_reserved_per_block)
+        chosen.occupancy.blocks_per_sm * (chosen.resources.shared_bytes + gpu.shared_reserved_per_block)
         <= gpu.shared_bytes_per_sm
     )
     for choice in found.values():
@@ -168,13 +163,19 @@ def ends(blocks: list[int], sms: int) -> int:
 
 @given(
     shape=st.builds(
-        AttentionShape, st.just(1), st.integers(1, 60), st.integers(1, 900), st.integers(1, 900),
-        st.just(64), causal=st.booleans(), sinks=st.integers(0, 80),
+        AttentionShape,
+        st.just(1),
+        st.integers(1, 60),
+        st.integers(1, 900),
+        st.integers(1, 900),
+        st.just(64),
+        causal=st.booleans(),
+        sinks=st.integers(0, 80),
         window=st.tuples(*[st.none() | st.integers(0, 500)] * 2),
     ),
     gpu=st.sampled_from(list(GPUS.values())),
     pass_=st.sampled_from(["forward", "backward"]),
-)  # fmt: skip
+)
 @example(AttentionShape(1, 27, 5 * 64, 5 * 64, 64, causal=True), H200, "forward")
 def test_no_schedule_beats_the_bound(shape: AttentionShape, gpu: Gpu, pass_: str) -> None:
     """Blocks as long as the tiles that they visit, in the order of the launch and longest first.
@@ -215,9 +216,7 @@ def test_blocks_that_differ_make_up_for_each_other() -> None:
     causal=st.booleans(),
     tile=st.builds(Tile, st.integers(1, 40), st.integers(1, 40)),
 )
-def test_executed_covers_useful_and_small_tiles_waste_nothing(
-    nq: int, nk: int, causal: bool, tile: Tile
-) -> None:
+def test_executed_covers_useful_and_small_tiles_waste_nothing(nq: int, nk: int, causal: bool, tile: Tile) -> None:
     shape = AttentionShape(1, 1, nq, nk, 16, causal=causal)
     assert shape.visible_pairs <= visited_pairs(shape, tile) <= nq * nk
     assert visited_pairs(shape, Tile(1, 1)) == shape.visible_pairs
@@ -248,11 +247,7 @@ def test_roofline_takes_the_slowest_ceiling_per_kernel_and_adds_kernels() -> Non
     }
     prediction = predict_time(works, UNIT)
     assert prediction.seconds == 3 + 5 + 4
-    assert dict(prediction.bound_by) == {
-        "a": "tensor cores",
-        "b": "HBM",
-        "c": "tensor cores",
-    }
+    assert dict(prediction.bound_by) == {"a": "tensor cores", "b": "HBM", "c": "tensor cores"}
     assert prediction.by_resource["HBM"] == 9
     assert prediction.binding == "HBM"
 
@@ -290,9 +285,7 @@ def test_the_papers_argument_bytes_bind_standard_attention_and_not_flash() -> No
     assert standard.binding == "HBM"
     assert standard.seconds == pytest.approx(40.27e9 / 1.555e12, rel=0.001)
     assert standard.seconds < 41.7e-3
-    fast = predict_time(
-        attention_work("flash", shape, Tile(128, 64), "forward", A100_40GB), ceilings
-    )
+    fast = predict_time(attention_work("flash", shape, Tile(128, 64), "forward", A100_40GB), ceilings)
     assert fast.bound_by["flash_forward"] == "tensor cores"
 
 
@@ -309,11 +302,7 @@ def test_work_of_a_pass_is_the_pass() -> None:
     shape = AttentionShape(2, 4, 256, 256, 64, causal=True)
     tile = Tile(64, 64)
     works = attention_work("flash", shape, tile, "backward", H200)
-    assert list(works) == [
-        "flash_backward_preprocess",
-        "flash_backward",
-        "flash_backward_postprocess",
-    ]
+    assert list(works) == ["flash_backward_preprocess", "flash_backward", "flash_backward_postprocess"]
     assert works["flash_backward"].flops == executed_flops(shape, tile, "backward")
     assert works["flash_backward_preprocess"].flops == 0
     assert works["flash_backward"].efficiency == pytest.approx(2 * 4 * 4 / 132)

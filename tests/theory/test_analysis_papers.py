@@ -50,24 +50,17 @@ def _records(path: str, **wanted: object) -> list[dict[str, Any]]:
 
 def test_fig2_middle_accesses_against_column_block() -> None:
     """All four points within 1.5 %, counting as the paper does: matrices, not row statistics."""
-    published = {
-        r["block_n"]: r["value"]
-        for r in _records("published/fig2-middle.jsonl", metric="hbm_bytes")
-    }
+    published = {r["block_n"]: r["value"] for r in _records("published/fig2-middle.jsonl", metric="hbm_bytes")}
     assert sorted(published) == [64, 128, 256, 512]
     for block_n, value in published.items():
-        traffic = predict_traffic(
-            "flash1-skip-first", GPT2_MEDIUM, Tile(RELEASED_BR, block_n), "forward"
-        )
+        traffic = predict_traffic("flash1-skip-first", GPT2_MEDIUM, Tile(RELEASED_BR, block_n), "forward")
         assert traffic.of_matrices().total_bytes == pytest.approx(value, rel=0.015)
 
 
 def test_fig2_middle_statistics_are_not_in_the_papers_count() -> None:
     """l and m add 3 to 4 %: outside the digitisation error at two points, so they were left out."""
     for r in _records("published/fig2-middle.jsonl", metric="hbm_bytes"):
-        traffic = predict_traffic(
-            "flash1-skip-first", GPT2_MEDIUM, Tile(16, r["block_n"]), "forward"
-        )
+        traffic = predict_traffic("flash1-skip-first", GPT2_MEDIUM, Tile(16, r["block_n"]), "forward")
         assert 0.025 < traffic.total_bytes / traffic.of_matrices().total_bytes - 1 < 0.045
 
 
@@ -93,9 +86,7 @@ def test_passes_of_the_2022_algorithms(key_tiles: int, block_n: int) -> None:
 
     def units(algorithm: str, pass_: str) -> Fraction:
         kernels = predict_traffic(algorithm, GPT2_MEDIUM, tile, pass_).of_matrices().kernels
-        moved = sum(
-            sum(entries.values()) for name, entries in kernels.items() if "init" not in name
-        )
+        moved = sum(sum(entries.values()) for name, entries in kernels.items() if "init" not in name)
         return Fraction(moved, GPT2_MEDIUM.query_bytes)
 
     assert units("flash1-skip-first", "forward") == 3 * key_tiles + 1
@@ -132,13 +123,9 @@ def test_fig2_left_standard_attention_is_the_papers_40_3_gb() -> None:
         for r in _records("published/fig2-left.jsonl", metric="hbm_bytes")
         if r["implementation"] == "standard"
     ]
-    assert total_bytes(PAPER_MASKED_DROPOUT, GPT2_MEDIUM) == pytest.approx(
-        max(published), rel=0.002
-    )
+    assert total_bytes(PAPER_MASKED_DROPOUT, GPT2_MEDIUM) == pytest.approx(max(published), rel=0.002)
     # The NeurIPS number lies between the two lists without dropout and equals neither.
-    low, high = (
-        total_bytes(k, GPT2_MEDIUM) for k in (PAPER_MASKED_FILL, PAPER_MASKED_SPLIT_SOFTMAX)
-    )
+    low, high = (total_bytes(k, GPT2_MEDIUM) for k in (PAPER_MASKED_FILL, PAPER_MASKED_SPLIT_SOFTMAX))
     assert low < min(published) < high
 
 
@@ -149,9 +136,7 @@ def test_fig2_left_standard_attention_is_the_papers_40_3_gb() -> None:
         ("nvidia-h200/fig2-left-traffic-masked.jsonl", EAGER_MASKED_DROPOUT),
     ],
 )
-def test_every_eager_kernel_moves_what_its_passes_say(
-    path: str, kernels: tuple[KernelPasses, ...]
-) -> None:
+def test_every_eager_kernel_moves_what_its_passes_say(path: str, kernels: tuple[KernelPasses, ...]) -> None:
     """Kernel by kernel against the H200's counters, in order of launch.
 
     Reads within 0.3 %. Writes: up to one L2 (60 MB) may still be dirty when the kernel ends.
@@ -182,15 +167,10 @@ def test_hbm_of_eager_attention_is_40_36_gb_measured() -> None:
 
 @pytest.mark.parametrize(
     ("implementation", "peak", "lengths"),
-    [
-        ("standard", memory.standard_backward_peak_2022, 6),
-        ("flash1", memory.flash1_backward_peak, 10),
-    ],
+    [("standard", memory.standard_backward_peak_2022, 6), ("flash1", memory.flash1_backward_peak, 10)],
 )
 def test_table_21_to_the_megabyte(
-    implementation: str,
-    peak: Callable[[AttentionShape], list[memory.LiveTensor]],
-    lengths: int,
+    implementation: str, peak: Callable[[AttentionShape], list[memory.LiveTensor]], lengths: int
 ) -> None:
     published = _records("published/fig3-memory.jsonl", implementation=implementation)
     published = [r for r in published if r.get("value")]
@@ -204,19 +184,13 @@ def test_table_21_to_the_megabyte(
 
 @pytest.mark.parametrize(
     ("implementation", "peak"),
-    [
-        ("standard-eager", memory.standard_backward_peak),
-        ("sdpa-flash2", memory.flash2_pytorch_backward_peak),
-    ],
+    [("standard-eager", memory.standard_backward_peak), ("sdpa-flash2", memory.flash2_pytorch_backward_peak)],
 )
 def test_h200_peak_memory_less_the_workspace(
     implementation: str, peak: Callable[[AttentionShape], list[memory.LiveTensor]]
 ) -> None:
     """Exact but for the 64 MiB that the matrix library keeps and a few KiB of small buffers."""
-    records = _records(
-        "nvidia-h200/fig3-memory.jsonl", implementation=implementation, dropout=0.0,
-        key_mask=False,
-    )  # fmt: skip
+    records = _records("nvidia-h200/fig3-memory.jsonl", implementation=implementation, dropout=0.0, key_mask=False)
     records = [r for r in records if r.get("value")]
     assert len(records) >= 7
     for r in records:
@@ -307,9 +281,5 @@ def test_hardware_rates_follow_from_units_and_clock() -> None:
     assert H100_SXM.exp_per_s / 1e12 == pytest.approx(3.9, abs=0.05)  # FA-3, Table 1
     assert H100_SXM.shared_bandwidth_bytes_per_s / 1e12 == pytest.approx(31, abs=0.1)
     assert A100_40GB.shared_bandwidth_bytes_per_s / 1e12 == pytest.approx(19, abs=0.5)
-    assert A100_40GB.fp16_tensor_flops == pytest.approx(
-        A100_40GB.sms * 2048 * A100_40GB.boost_clock_hz, rel=0.001
-    )
-    assert H100_SXM.fp16_tensor_flops == pytest.approx(
-        H100_SXM.sms * 4096 * H100_SXM.boost_clock_hz, rel=0.001
-    )
+    assert A100_40GB.fp16_tensor_flops == pytest.approx(A100_40GB.sms * 2048 * A100_40GB.boost_clock_hz, rel=0.001)
+    assert H100_SXM.fp16_tensor_flops == pytest.approx(H100_SXM.sms * 4096 * H100_SXM.boost_clock_hz, rel=0.001)

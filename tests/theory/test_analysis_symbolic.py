@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis import symbolic as sy
-from analysis.lower_bounds import (
-    matmul_accesses_rectangular,
-)
+from analysis.lower_bounds import matmul_accesses_rectangular
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 
@@ -27,17 +25,9 @@ from analysis.traffic import predict_traffic
 )
 @settings(deadline=None)
 def test_dense_forms_equal_the_sums(
-    key: tuple[str, str],
-    rows: int,
-    columns: int,
-    tile: Tile,
-    head_dim: int,
-    dtype: str,
-    heads: int,
+    key: tuple[str, str], rows: int, columns: int, tile: Tile, head_dim: int, dtype: str, heads: int
 ) -> None:
-    shape = AttentionShape(
-        1, heads, rows * tile.block_m, columns * tile.block_n, head_dim, dtype=dtype
-    )
+    shape = AttentionShape(1, heads, rows * tile.block_m, columns * tile.block_n, head_dim, dtype=dtype)
     expected = predict_traffic(key[0], shape, tile, key[1]).by_tensor()
     assert sy.evaluate(sy.FORMS[key], shape, tile) == expected
 
@@ -49,9 +39,7 @@ def test_dense_forms_equal_the_sums(
     dtype=st.sampled_from(["fp16", "fp32"]),
 )
 @settings(deadline=None)
-def test_causal_forms_equal_the_sums(
-    key: tuple[str, str], tiles: int, block: int, dtype: str
-) -> None:
+def test_causal_forms_equal_the_sums(key: tuple[str, str], tiles: int, block: int, dtype: str) -> None:
     n = tiles * block
     shape = AttentionShape(2, 2, n, n, 32, dtype=dtype, causal=True)
     tile = Tile(block, block)
@@ -124,9 +112,7 @@ def test_block_sparse_sums_follow_the_form(density: float) -> None:
     for i in range(16):
         for j in range(int(16 * density)):
             mask[0, 0, i, (i + j) % 16] = True
-    traffic = predict_traffic(
-        "flash1-literal", shape, Tile(block, block), "forward", block_mask=mask
-    )
+    traffic = predict_traffic("flash1-literal", shape, Tile(block, block), "forward", block_mask=mask)
     form = sy.block_sparse(sy.total_form("flash1-literal", "forward"))
     values = {sy.Nq: n, sy.Nk: n, sy.Br: block, sy.Bc: block, sy.d: d, sy.e: 2, sy.s: density}
     assert traffic.total_bytes == int(form.subs(values))
@@ -136,9 +122,7 @@ def test_best_product_tile_is_the_pebble_bound() -> None:
     tile, reads = sy.square_product_tile()
     assert tile == sp.sqrt(sy.M)
     values = {sy.N: 4096, sy.d: 64, sy.M: 10**4}
-    assert float(reads.subs(values)) == pytest.approx(
-        matmul_accesses_rectangular(4096, 4096, 64, 10**4)
-    )
+    assert float(reads.subs(values)) == pytest.approx(matmul_accesses_rectangular(4096, 4096, 64, 10**4))
     # Any other tile with as many accumulators reads more.
     n, d = 4096, 64
     for rows in (10, 50, 99, 101, 400, 1000):
@@ -174,10 +158,7 @@ def test_a_window_s_bytes_grow_with_the_window() -> None:
     # and more than half of that, for windows well above the tile.
     totals = [
         predict_traffic(
-            "flash",
-            AttentionShape(1, 1, n, n, d, causal=True, window=(window - 1, 0)),
-            Tile(128, 64),
-            "forward",
+            "flash", AttentionShape(1, 1, n, n, d, causal=True, window=(window - 1, 0)), Tile(128, 64), "forward"
         ).total_bytes
         for window in (1024, 8192)
     ]

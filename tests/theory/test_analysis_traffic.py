@@ -40,10 +40,7 @@ def test_ragged_forward_writes_real_rows_only() -> None:
     assert traffic.write_bytes == 65 * 64 * 2 + 65 * 4 == 8_580
 
 
-@pytest.mark.parametrize(
-    ("seqlen_q", "seqlen_k", "pairs"),
-    [(2, 5, 9), (5, 2, 3), (1, 16, 16), (1024, 1024, 524_800)],
-)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k", "pairs"), [(2, 5, 9), (5, 2, 3), (1, 16, 16), (1024, 1024, 524_800)])
 def test_causal_pairs_are_bottom_right_aligned(seqlen_q: int, seqlen_k: int, pairs: int) -> None:
     shape = AttentionShape(1, 1, seqlen_q, seqlen_k, 64, causal=True)
     assert shape.visible_pairs == pairs
@@ -85,9 +82,7 @@ def test_visible_pairs_equal_counting_them(shape: AttentionShape) -> None:
 
 @given(shapes, tiles)
 @settings(deadline=None)
-def test_tile_loop_visits_exactly_the_tiles_that_show_something(
-    shape: AttentionShape, tile: Tile
-) -> None:
+def test_tile_loop_visits_exactly_the_tiles_that_show_something(shape: AttentionShape, tile: Tile) -> None:
     visited = _visited_tiles(shape, tile)
     loop = tile_loop(shape, tile)
     assert sum(loop.query_rows) == shape.seqlen_q
@@ -150,9 +145,7 @@ def test_flash_sums_equal_walking_the_loops(shape: AttentionShape, tile: Tile) -
 
 @given(shapes, tiles)
 @settings(deadline=None)
-def test_deterministic_backward_trades_atomics_for_a_workspace(
-    shape: AttentionShape, tile: Tile
-) -> None:
+def test_deterministic_backward_trades_atomics_for_a_workspace(shape: AttentionShape, tile: Tile) -> None:
     atomic = predict_traffic("flash", shape, tile, "backward").by_tensor()
     workspace = predict_traffic("flash-deterministic", shape, tile, "backward").by_tensor()
     partials = atomic.pop(("dq_accum", "atomic"))
@@ -188,9 +181,7 @@ def test_traffic_adds_up_by_kernel_and_drops_zeros() -> None:
         ({"dtype": "fp64"}, ["fp64", "fp16"]),
     ],
 )
-def test_impossible_shapes_are_refused_with_both_values(
-    arguments: dict[str, object], names: list[str]
-) -> None:
+def test_impossible_shapes_are_refused_with_both_values(arguments: dict[str, object], names: list[str]) -> None:
     whole = {"batch": 1, "heads": 2, "seqlen_q": 4, "seqlen_k": 4, "head_dim": 8} | arguments
     with pytest.raises(ValueError, match=names[0]) as caught:
         AttentionShape(**whole)  # type: ignore[arg-type]
@@ -212,6 +203,4 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="colour"):
         predict_traffic("flash", shape, tile, "forward", colour=1)
     with pytest.raises(ValueError, match="kv_heads=1"):
-        predict_traffic(
-            "flash1-skip-first", AttentionShape(1, 2, 8, 8, 64, kv_heads=1), tile, "forward"
-        )
+        predict_traffic("flash1-skip-first", AttentionShape(1, 2, 8, 8, 64, kv_heads=1), tile, "forward")

@@ -276,9 +276,7 @@ def test_a_full_block_mask_only_adds_the_mask_itself() -> None:
     shape, tile = AttentionShape(2, 4, 100, 130, 64, kv_heads=2, causal=True), Tile(32, 16)
     for pass_ in ("forward", "backward"):
         plain = predict_traffic("flash", shape, tile, pass_).by_tensor()
-        masked = predict_traffic(
-            "flash", shape, tile, pass_, block_mask=np.ones((1, 1, 4, 9), dtype=bool)
-        ).by_tensor()
+        masked = predict_traffic("flash", shape, tile, pass_, block_mask=np.ones((1, 1, 4, 9), dtype=bool)).by_tensor()
         del masked["block_mask", "read"]
         assert masked == plain
 
@@ -289,10 +287,7 @@ def test_block_masks_that_do_not_fit_are_refused() -> None:
         predict_traffic("flash", shape, tile, "forward", block_mask=np.ones((3, 4), dtype=bool))
     with pytest.raises(ValueError, match="48 x 32"):
         predict_traffic(
-            "flash", shape, tile, "forward",
-            block_mask=np.ones((1, 1), dtype=bool), mask_block=Tile(48, 32),
-        )  # fmt: skip
-    with pytest.raises(ValueError, match="flash1-literal"):
-        predict_traffic(
-            "flash1-skip-first", shape, tile, "forward", block_mask=np.ones((4, 4), dtype=bool)
+            "flash", shape, tile, "forward", block_mask=np.ones((1, 1), dtype=bool), mask_block=Tile(48, 32)
         )
+    with pytest.raises(ValueError, match="flash1-literal"):
+        predict_traffic("flash1-skip-first", shape, tile, "forward", block_mask=np.ones((4, 4), dtype=bool))

@@ -25,9 +25,16 @@ def on_record(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Record]]:
 
 def row(experiment: str, probe: str, value: float | None, device: str = "NVIDIA H200") -> Record:
     return record(
-        {}, experiment=experiment, implementation=probe, source="measured", metric="bandwidth",
-        value=value, unit="TB/s", device=device, error=None if value else "no such probe",
-    )  # fmt: skip
+        {},
+        experiment=experiment,
+        implementation=probe,
+        source="measured",
+        metric="bandwidth",
+        value=value,
+        unit="TB/s",
+        device=device,
+        error=None if value else "no such probe",
+    )
 
 
 def test_without_records_the_datasheet(on_record: list[Record]) -> None:
@@ -35,9 +42,7 @@ def test_without_records_the_datasheet(on_record: list[Record]) -> None:
     assert _roofline.h200().origin == "datasheet of H200"
 
 
-def test_probes_come_before_the_framework_s_copy_and_failures_do_not_count(
-    on_record: list[Record],
-) -> None:
+def test_probes_come_before_the_framework_s_copy_and_failures_do_not_count(on_record: list[Record]) -> None:
     on_record += [
         row("ceiling", "copy", 4.0),
         row("gpu-ceilings", "hbm-copy", 4.5),
@@ -58,12 +63,14 @@ def test_a_figure_of_one_card_leaves_the_others_out() -> None:
     """The card that ours ran on; the records' H200 while ours ran on none."""
     peer = {"source": "measured", "experiment": "throughput", "implementation": "sdpa-cudnn"}
     ours = {"source": "measured", "experiment": "gpu-throughput", "implementation": "flash"}
-    rows = pandas.DataFrame([
-        peer | {"device": "NVIDIA H200", "tflops": 1.0},
-        {"source": "published", "device": "NVIDIA H100 SXM5", "tflops": 2.0},
-        {"source": "predicted", "device": "H200", "tflops": 3.0},
-        {"source": "predicted", "device": "H100-SXM5-80GB", "tflops": 4.0},
-        ours | {"device": "NVIDIA H100 80GB HBM3", "tflops": 5.0},
-    ])  # fmt: skip
+    rows = pandas.DataFrame(
+        [
+            peer | {"device": "NVIDIA H200", "tflops": 1.0},
+            {"source": "published", "device": "NVIDIA H100 SXM5", "tflops": 2.0},
+            {"source": "predicted", "device": "H200", "tflops": 3.0},
+            {"source": "predicted", "device": "H100-SXM5-80GB", "tflops": 4.0},
+            ours | {"device": "NVIDIA H100 80GB HBM3", "tflops": 5.0},
+        ]
+    )
     assert throughput.of_one_card(rows)["tflops"].tolist() == [2.0, 4.0, 5.0]
     assert throughput.of_one_card(rows[:4])["tflops"].tolist() == [1.0, 2.0, 3.0]

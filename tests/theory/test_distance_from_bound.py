@@ -32,20 +32,23 @@ def as_fast_as(recorded: pandas.DataFrame, factor: float) -> pandas.DataFrame:
     best = table[table["implementation"].isin(peers.PEERS)].groupby(peers.SHAPE)["tflops"].max()
     ours = best.mul(factor).rename("value").reset_index()
     ours = ours.assign(
-        experiment="gpu-throughput", implementation=peers.OURS, source="measured", dtype="bf16",
-        metric="throughput_tflops", unit="TFLOP/s", device="NVIDIA H200",
-    )  # fmt: skip
+        experiment="gpu-throughput",
+        implementation=peers.OURS,
+        source="measured",
+        dtype="bf16",
+        metric="throughput_tflops",
+        unit="TFLOP/s",
+        device="NVIDIA H200",
+    )
     return pandas.concat([recorded, ours], ignore_index=True)
 
 
 def test_the_bound_is_that_of_the_time_model(recorded: pandas.DataFrame) -> None:
     """At 16k the backward's main kernel takes 3653 clocks for the tensor cores' 3200."""
     cell = next(
-        c for c in cells()
-        if (c["pass"], c["head_dim"], c["causal"], c["seqlen_q"]) == ("backward", 128, False, 16384)
-    )  # fmt: skip
-    bound, tile = time_bound(Cell(**{("pass_" if k == "pass" else k): v for k, v in cell.items()}),
-                             peers.OURS, H200)  # fmt: skip
+        c for c in cells() if (c["pass"], c["head_dim"], c["causal"], c["seqlen_q"]) == ("backward", 128, False, 16384)
+    )
+    bound, tile = time_bound(Cell(**{("pass_" if k == "pass" else k): v for k, v in cell.items()}), peers.OURS, H200)
     assert (tile.block_m, tile.block_n) == (80, 128)
     shared, tensor = bound.by_resource["shared memory"], bound.by_resource["tensor cores"]
     assert shared / tensor == pytest.approx(3653 / 3200)
@@ -79,9 +82,7 @@ def test_nothing_measured_is_faster_than_its_bound(recorded: pandas.DataFrame) -
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.1, Verdict.REPRODUCED), (0.9, Verdict.REFUTED)])
-def test_ours_beside_the_best_peer(
-    recorded: pandas.DataFrame, factor: float, verdict: Verdict
-) -> None:
+def test_ours_beside_the_best_peer(recorded: pandas.DataFrame, factor: float, verdict: Verdict) -> None:
     found = judged(as_fast_as(recorded, factor))
     assert {v.verdict for v in found} == {verdict}
     assert all("over 24 shapes" in v.measured for v in found)

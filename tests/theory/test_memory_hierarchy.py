@@ -23,10 +23,19 @@ def recorded() -> pandas.DataFrame:
 def probes(device: str) -> pandas.DataFrame:
     """A record of every probe, each with another value."""
     return frame(
-        record({}, experiment=gpu_ceilings.NAME, implementation=name, source="measured",
-               metric=metric, unit=unit, value=100.0 + i, device=device, tool="a fake clock")
+        record(
+            {},
+            experiment=gpu_ceilings.NAME,
+            implementation=name,
+            source="measured",
+            metric=metric,
+            unit=unit,
+            value=100.0 + i,
+            device=device,
+            tool="a fake clock",
+        )
         for i, (name, (metric, unit)) in enumerate(gpu_ceilings.PROBES.items())
-    )  # fmt: skip
+    )
 
 
 def test_what_no_record_has_is_not_measured_and_no_number(recorded: pandas.DataFrame) -> None:
@@ -39,9 +48,7 @@ def test_what_no_record_has_is_not_measured_and_no_number(recorded: pandas.DataF
     assert cells[6:9] == ["-", "not measured", "-"]
 
 
-def test_records_of_the_probes_fill_every_cell_and_win_over_older_ones(
-    recorded: pandas.DataFrame,
-) -> None:
+def test_records_of_the_probes_fill_every_cell_and_win_over_older_ones(recorded: pandas.DataFrame) -> None:
     table = memory_hierarchy.levels(pandas.concat([recorded, probes("NVIDIA H200")]))
     table = table.set_index("level")
     order = list(gpu_ceilings.PROBES)
@@ -63,9 +70,7 @@ def test_every_probe_named_is_one_that_exists() -> None:
 def test_another_card_gets_a_table_of_its_own(recorded: pandas.DataFrame) -> None:
     both = pandas.concat([recorded, probes("NVIDIA H100 80GB HBM3"), probes("NVIDIA X1")])
     assert memory_hierarchy.cards(both) == ["H200", "H100-SXM5-80GB"]
-    assert re.findall("^## (.+)$", memory_hierarchy.page(both), re.MULTILINE)[:2] == [
-        "H200", "H100-SXM5-80GB",
-    ]  # fmt: skip
+    assert re.findall("^## (.+)$", memory_hierarchy.page(both), re.MULTILINE)[:2] == ["H200", "H100-SXM5-80GB"]
     theirs = memory_hierarchy.levels(both).set_index(["card", "level"])
     assert math.isnan(theirs.loc[("H200", "shared memory"), "measured"])
     memory_hierarchy.draw(both)

@@ -20,10 +20,7 @@ def saved(shape: LayerShape, policy: str) -> int:
         layer.bfloat16()
     dtype = torch.bfloat16 if policy == "16-bit" else torch.float32
     x = torch.randn(shape.seqlen, shape.batch, shape.hidden, dtype=dtype, requires_grad=True)
-    with (
-        torch.autocast("cpu", torch.bfloat16, enabled=policy == "autocast"),
-        count_saved(layer) as found,
-    ):
+    with torch.autocast("cpu", torch.bfloat16, enabled=policy == "autocast"), count_saved(layer) as found:
         out = layer(x)
     del out
     return found.total_bytes

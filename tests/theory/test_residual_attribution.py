@@ -68,11 +68,21 @@ def ours() -> pandas.DataFrame:
                 exact = sum(waved[direction].values()) + padding_bytes(once[direction])
                 exact += 1000 if direction == "read" else 0
                 for level, extra in (("hbm", 0), ("sm", 5)):
-                    rows.append(record(
-                        cell, experiment=gpu_traffic.NAME, source="measured", tool="ncu",
-                        kernel=kernel, level=level, direction=direction, device="NVIDIA H200",
-                        metric="traffic_bytes", value=exact + extra, unit="B",
-                    ))  # fmt: skip
+                    rows.append(
+                        record(
+                            cell,
+                            experiment=gpu_traffic.NAME,
+                            source="measured",
+                            tool="ncu",
+                            kernel=kernel,
+                            level=level,
+                            direction=direction,
+                            device="NVIDIA H200",
+                            metric="traffic_bytes",
+                            value=exact + extra,
+                            unit="B",
+                        )
+                    )
     return frame(rows)
 
 

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.hardware import GPUS, H100_SXM, H200
-from analysis.sm_ceilings import (
-    backward_round,
-    forward_round,
-    warp_backward_round,
-    warp_forward_round,
-)
+from analysis.sm_ceilings import backward_round, forward_round, warp_backward_round, warp_forward_round
 from kernels.hopper_forms import form_of_tile, forward_form
 from repro.experiments import Cell, Context
 from repro.experiments.bytes.sm_ceilings import SM80, cells, form_of, round_of, shared_bytes
@@ -113,10 +108,7 @@ def test_counted_bytes_are_the_predicted_ones(cell: Cell) -> None:
 
 
 def test_the_forms_are_those_the_rule_picks() -> None:
-    listed = [
-        form_of(cell) for cell in cells()
-        if cell["pass"] == "forward" and cell["implementation"] != SM80
-    ]  # fmt: skip
+    listed = [form_of(cell) for cell in cells() if cell["pass"] == "forward" and cell["implementation"] != SM80]
     for head_dim in (64, 128, 256):
         for causal in (False, True):
             picked = forward_form(head_dim, causal, 16384)
@@ -131,22 +123,23 @@ def test_the_page_s_table_and_sentences() -> None:
     recorded = records.load(["sm-ceilings"], local=False)
     for pass_, *sizes, numbers in rows:
         head_dim, block_m, block_n = (int(size) for size in sizes)
-        if pass_ == "forward":
-            found = forward_round(head_dim, block_m, block_n)
-        else:
-            found = backward_round(head_dim, block_m)
+        found = forward_round(head_dim, block_m, block_n) if pass_ == "forward" else backward_round(head_dim, block_m)
         (instructions,) = {
-            r.value for r in recorded
-            if r.metric == "warp_instructions" and r.implementation == "flash-sm90"
+            r.value
+            for r in recorded
+            if r.metric == "warp_instructions"
+            and r.implementation == "flash-sm90"
             and (r.pass_, r.head_dim, r.block_m, r.block_n) == (pass_, head_dim, block_m, block_n)
-        }  # fmt: skip
+        }
         clocks = list(found.clocks(int(instructions)).values())
         shown = [cell.strip() for cell in numbers.split("|")]
         assert [float(cell.strip("*")) for cell in shown] == clocks
         most = max(clocks)
         assert [cell.startswith("**") for cell in shown] == [clock == most for clock in clocks]
-    direct = [backward_round(d, m, dq_from_registers=True).clocks()["shared memory"]
-              for d, m in ((64, 128), (128, 64), (128, 80))]  # fmt: skip
+    direct = [
+        backward_round(d, m, dq_from_registers=True).clocks()["shared memory"]
+        for d, m in ((64, 128), (128, 64), (128, 80))
+    ]
     assert "{:g}, {:g} and {:g} clocks".format(*direct) in text
 
 

@@ -51,8 +51,7 @@ def clocks(program: Program, **options: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("opcode", "interval"),
-    [("HMMA", 8), ("FFMA", 2), ("IMAD", 2), ("FMNMX", 2), ("F2FP", 2), ("MUFU", 8)],
+    ("opcode", "interval"), [("HMMA", 8), ("FFMA", 2), ("IMAD", 2), ("FMNMX", 2), ("F2FP", 2), ("MUFU", 8)]
 )
 def test_pipes_take_an_instruction_every_so_many_clocks(opcode: str, interval: int) -> None:
     """Four warps, one a scheduler, run side by side; eight share the pipes."""
@@ -263,9 +262,7 @@ def test_recorded_clocks_are_what_the_model_says(kind: Kind) -> None:
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
-def test_a_predicted_time_is_no_shorter_than_the_bound(
-    pass_: str, causal: bool, head_dim: int
-) -> None:
+def test_a_predicted_time_is_no_shorter_than_the_bound(pass_: str, causal: bool, head_dim: int) -> None:
     """Both take the boost clock."""
     for seqlen in (512, 4096):
         point = predict("flash", shape_of(seqlen, head_dim, causal), pass_, "A100", waves=True)
@@ -276,21 +273,24 @@ def test_a_predicted_time_is_no_shorter_than_the_bound(
 
 @given(
     shape=st.builds(
-        AttentionShape, st.sampled_from([1, 3]), st.sampled_from([4, 32]),
-        st.sampled_from([1, 17, 512, 4096]), st.sampled_from([1, 64, 3000]),
-        st.sampled_from([40, 64, 100, 128, 256]), dtype=st.sampled_from(["fp16", "bf16"]),
-        causal=st.booleans(), window=st.sampled_from([(None, None), (64, 64), (100, 0)]),
+        AttentionShape,
+        st.sampled_from([1, 3]),
+        st.sampled_from([4, 32]),
+        st.sampled_from([1, 17, 512, 4096]),
+        st.sampled_from([1, 64, 3000]),
+        st.sampled_from([40, 64, 100, 128, 256]),
+        dtype=st.sampled_from(["fp16", "bf16"]),
+        causal=st.booleans(),
+        window=st.sampled_from([(None, None), (64, 64), (100, 0)]),
     ),
     pass_=st.sampled_from(["forward", "backward"]),
     gpu=st.sampled_from(["A100", "H100", "H200"]),
-)  # fmt: skip
+)
 @example(AttentionShape(1, 32, 17, 3000, 256), "backward", "A100")  # K and V from HBM
 @example(AttentionShape(3, 32, 512, 512, 128, causal=True, window=(64, 64)), "backward", "H100")
 @example(AttentionShape(1, 32, 4096, 64, 100, causal=True), "backward", "A100")  # padded
 @settings(max_examples=60)
-def test_a_predicted_time_is_none_rather_than_below_the_bound(
-    shape: AttentionShape, pass_: str, gpu: str
-) -> None:
+def test_a_predicted_time_is_none_rather_than_below_the_bound(shape: AttentionShape, pass_: str, gpu: str) -> None:
     point = predict("auto", shape, pass_, gpu, once=True)
     if point.predicted == NoTime(WAITS_FOR_MEMORY):
         assert point.time.by_resource["HBM"] > 0.5 * point.time.seconds
@@ -301,8 +301,7 @@ def test_a_predicted_time_is_none_rather_than_below_the_bound(
 def test_the_copies_of_a_padded_head_dimension_take_their_time() -> None:
     """q, k, v in and 4 columns wider out, 100 columns of out back: at HBM's sustained rate."""
     odd, wide = (
-        predict("auto", AttentionShape(2, 16, 4096, 4096, d), "forward", "A100", once=True)
-        for d in (100, 104)
+        predict("auto", AttentionShape(2, 16, 4096, 4096, d), "forward", "A100", once=True) for d in (100, 104)
     )
     assert odd.predicted_s is not None
     assert wide.predicted_s is not None
@@ -326,9 +325,7 @@ def test_packed_sequences_have_a_time_on_an_a100(pass_: str) -> None:
     """Of equal lengths that of the batch, but for the search of a block's sequence."""
     shape = shape_of(1024, 64, True)
     lengths = Lengths.equal([1024] * shape.batch)
-    packed = predict(
-        "flash", lengths.packed_shape(shape), pass_, "A100", lengths=lengths
-    ).predicted_s
+    packed = predict("flash", lengths.packed_shape(shape), pass_, "A100", lengths=lengths).predicted_s
     plain = predict("flash", shape, pass_, "A100", waves=True).predicted_s
     assert packed is not None
     assert plain is not None
@@ -338,8 +335,13 @@ def test_packed_sequences_have_a_time_on_an_a100(pass_: str) -> None:
 def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
     shape = shape_of(1024, 64)
 
-    def predicted(algorithm: str = "flash", pass_: str = "forward", gpu: str = "A100",
-                  of: AttentionShape = shape, **options: object) -> float | None:  # fmt: skip
+    def predicted(
+        algorithm: str = "flash",
+        pass_: str = "forward",
+        gpu: str = "A100",
+        of: AttentionShape = shape,
+        **options: object,
+    ) -> float | None:
         point = predict(algorithm, of, pass_, gpu, waves=True, **options)  # type: ignore[arg-type]
         assert point.row()["time_predicted_s"] == point.predicted_s
         return point.predicted_s

@@ -28,9 +28,7 @@ def test_the_struct_has_lengths_and_strides_where_the_kernels_read_them() -> Non
     assert struct.unpack_from("<2i", found, 180) == (512, 512)
     assert struct.unpack_from("<3q", found, 48) == (64, 64, 64)  # rows of q, k, v
     assert struct.unpack_from("<2i", found, 388) == (-1, 0)  # a causal window
-    assert struct.unpack_from("<2i", flash2_time.arguments("forward", 512, 64, False), 388) == (
-        -1, -1,
-    )  # fmt: skip
+    assert struct.unpack_from("<2i", flash2_time.arguments("forward", 512, 64, False), 388) == (-1, -1)
     gradients = struct.unpack_from("<5q", flash2_time.arguments("backward", 512, 64, False), 464)
     assert all(gradients)
     assert len(set(gradients)) == 5

@@ -20,9 +20,13 @@ AGAIN = "python -m kernels.timing sm80-on-hopper"
 
 def of_dispatch(case: Case, seqlen: int) -> str:
     return launches_of(
-        AUTO, case.shape(seqlen), case.pass_, ON_H200.device,
-        softcap="softcap" in case.features, alibi="alibi" in case.features,
-    ).algorithm  # fmt: skip
+        AUTO,
+        case.shape(seqlen),
+        case.pass_,
+        ON_H200.device,
+        softcap="softcap" in case.features,
+        alibi="alibi" in case.features,
+    ).algorithm
 
 
 @pytest.mark.parametrize("pass_", PASSES)

@@ -58,9 +58,7 @@ def test_clocks_fill_the_card(form: Form, causal: bool) -> None:
     lengths = Lengths.equal(drawn("wikipedia", 16))
     shape = batch(form, causal, lengths)
     numbers = len(hopper_packed_time.rounds(form, shape, lengths))
-    one, few, each = (
-        hopper_packed_time.clocks(form, shape, lengths, sms) for sms in (1, 132, numbers)
-    )
+    one, few, each = (hopper_packed_time.clocks(form, shape, lengths, sms) for sms in (1, 132, numbers))
     assert each < few < one < 132 * few
     longest = Lengths.equal([max(lengths.queries)])
     alone = hopper_packed_time.clocks(form, batch(form, causal, longest), longest, numbers)

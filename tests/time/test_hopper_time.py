@@ -43,12 +43,8 @@ def current() -> list[tuple[hopper_time.Form, bool]]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("seqlen_q", "seqlen_k"), [(512, 512), (333, 461), (1024, 640), (64, 2048)]
-)
-def test_rounds_are_the_tiles_that_a_mask_leaves(
-    causal: bool, seqlen_q: int, seqlen_k: int
-) -> None:
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(512, 512), (333, 461), (1024, 640), (64, 2048)])
+def test_rounds_are_the_tiles_that_a_mask_leaves(causal: bool, seqlen_q: int, seqlen_k: int) -> None:
     shape = shape_of(seqlen_q, 128, causal, seqlen_k=seqlen_k)
     form = hopper.ForwardForm(128, 2, 128)
     walked = sorted(hopper_time._key_tiles(form, shape))
@@ -71,10 +67,7 @@ def test_rounds_are_the_tiles_that_a_window_leaves(causal: bool, sinks: int) -> 
     diagonal, key = np.arange(700)[:, None] + 200, np.arange(900)
     seen = (key >= diagonal - 200) & (key <= diagonal + 50) | (key < sinks)
     seen = seen & (key <= diagonal) if causal else seen
-    met = [
-        sum(seen[m : m + 128, n : n + 128].any() for n in range(0, 900, 128))
-        for m in range(0, 700, 128)
-    ]
+    met = [sum(seen[m : m + 128, n : n + 128].any() for n in range(0, 900, 128)) for m in range(0, 700, 128)]
     assert walked == sorted(met * 8)
 
 
@@ -85,10 +78,7 @@ def test_rounds_of_the_backward_are_those_of_each_head_of_a_group(causal: bool) 
     diagonal, key = np.arange(300)[:, None] + 200, np.arange(500)
     seen = (key >= diagonal - 70) & (key <= diagonal + 20) | (key < 9)
     seen = seen & (key <= diagonal) if causal else seen
-    met = [
-        sum(seen[m : m + 64, n : n + 128].any() for m in range(0, 300, 64))
-        for n in range(0, 500, 128)
-    ]
+    met = [sum(seen[m : m + 64, n : n + 128].any() for m in range(0, 300, 64)) for n in range(0, 500, 128)]
     walked = sorted(hopper_time._query_tiles(form, shape))
     assert walked == sorted(2 * n for n in met * 2 * shape.batch)
 
@@ -100,9 +90,7 @@ def test_every_clock_on_record_is_of_the_source_as_it_is() -> None:
             hopper_time.recorded(form, causal, optimistic)
         for form, features in hopper_time.featured():
             hopper_time.recorded(form, causal, features=features)
-    assert len(records.rows(hopper_time.LINES)) == 2 * len(
-        [*hopper_time.kinds(), *hopper_time.featured()]
-    )
+    assert len(records.rows(hopper_time.LINES)) == 2 * len([*hopper_time.kinds(), *hopper_time.featured()])
 
 
 def test_a_window_is_predicted_by_its_own_clocks() -> None:
@@ -125,12 +113,9 @@ def test_a_window_is_predicted_by_its_own_clocks() -> None:
 
 
 def test_features_without_a_record_are_named() -> None:
-    point = predict("flash-sm90", shape_of(512, 64, True), "forward", "H200", waves=True,
-                    softcap=True, alibi=True)  # fmt: skip
+    point = predict("flash-sm90", shape_of(512, 64, True), "forward", "H200", waves=True, softcap=True, alibi=True)
     assert isinstance(point.predicted, NoTime)
-    assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (
-        point.predicted.reason
-    )
+    assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (point.predicted.reason)
 
 
 def test_longest_tiles_start_first_within_a_group_of_heads() -> None:
@@ -184,10 +169,7 @@ def test_kernels_that_differ_are_not_predicted_by_their_form() -> None:
     fixed = predict("flash-sm90-deterministic", shape, "backward", "H200", waves=True)
     assert isinstance(fixed.predicted, NoTime)
     assert "blocks wait for the additions of other blocks" in fixed.predicted.reason
-    older, newer = (
-        predict(name, shape, "forward", "H200", waves=True).predicted_s
-        for name in ("flash", "flash-sm90")
-    )
+    older, newer = (predict(name, shape, "forward", "H200", waves=True).predicted_s for name in ("flash", "flash-sm90"))
     assert newer is not None
     assert older is not None, "it has the sm_80 kernels' own clocks"
     assert older > newer
@@ -223,9 +205,7 @@ def test_the_optimistic_time_has_the_repair_s_in_it(causal: bool) -> None:
 
 def test_clock_is_that_under_load_where_it_is_known() -> None:
     shape = shape_of(1024, 64, False)
-    known, other = (
-        predict("flash-sm90", shape, "forward", gpu, waves=True) for gpu in ("H200", "H100")
-    )
+    known, other = (predict("flash-sm90", shape, "forward", gpu, waves=True) for gpu in ("H200", "H100"))
     assert known.clock.hz == card.H200_SUSTAINED.hz
     assert other.clock.hz == gpu_named("H100").boost_clock_hz
     assert isinstance(known.predicted, Time)
@@ -257,14 +237,17 @@ def test_measured_ceilings_refuse_no_time() -> None:
     assert point.predicted.seconds < point.time.seconds
 
 
-def test_a_card_that_has_run_the_kernel_is_no_longer_untimed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_card_that_has_run_the_kernel_is_no_longer_untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     row = record(
-        Cell(pass_="forward"), experiment="gpu-throughput", implementation="flash-sm90",
-        source="measured", metric="throughput_tflops", unit="TFLOP/s", device="NVIDIA H200",
+        Cell(pass_="forward"),
+        experiment="gpu-throughput",
+        implementation="flash-sm90",
+        source="measured",
+        metric="throughput_tflops",
+        unit="TFLOP/s",
+        device="NVIDIA H200",
         value=600.0,
-    )  # fmt: skip
+    )
     monkeypatch.setattr("repro.prediction.time.load", lambda _: [row])
     timed_on.cache_clear()
     try:
@@ -292,16 +275,12 @@ def test_recorded_clocks_are_what_the_model_says() -> None:
         pytest.skip("needs nvdisasm")
     form = next(f for f in hopper_time.predictable() if isinstance(f, hopper.BackwardForm))
     hopper_time.recorded(form, False)  # it is recorded for the source as it is
-    row = records.find(
-        hopper_time.LINES, **{"pass": "backward", "form": form.name, "causal": False}
-    )
+    row = records.find(hopper_time.LINES, **{"pass": "backward", "form": form.name, "causal": False})
     assert row is not None
     if row["nvrtc"] != nvrtc_version():
         pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
     points, beside = followed_blocks.points_of(form, causal=False)
-    assert [round(value) for _, value in points] == [
-        int(row[f"clocks_{n}"]) for n in hopper_time.ROUNDS
-    ]
+    assert [round(value) for _, value in points] == [int(row[f"clocks_{n}"]) for n in hopper_time.ROUNDS]
     assert beside == 0
 
 

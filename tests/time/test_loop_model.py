@@ -172,12 +172,7 @@ def test_a_named_barrier_passes_a_turn_in_its_release() -> None:
 
 
 def test_a_copy_takes_its_latency_and_its_bytes() -> None:
-    table = (
-        plain("SYNCS"),
-        plain("UTMALDG"),
-        plain("SYNCS", write_barrier=0),
-        plain("NOP", wait=1),
-    )
+    table = (plain("SYNCS"), plain("UTMALDG"), plain("SYNCS", write_barrier=0), plain("NOP", wait=1))
     way = Way(0)
     way.add(0, Event.ARRIVE, 8, 32768)
     way.add(1, Event.COPY_IN, 8, 32768)
@@ -323,13 +318,10 @@ def test_copies_in_the_machine_code_are_the_tile_loops_bytes(name: str) -> None:
     row, seqlen, block = 2 * v.head_dim, 1024, 2
     taken = (prototype.NEVER,) if v.persistent == 2 else ()
     tiles = 1 + block if v.persistent == 1 else None
-    found, _ = ways(
-        prototype.code(name), prototype.launch(v, seqlen, block, tiles=tiles, taken=taken)
-    )
+    found, _ = ways(prototype.code(name), prototype.launch(v, seqlen, block, tiles=tiles, taken=taken))
     copied = sum(
-        value for way in found for kind, value in zip(way.kinds, way.values, strict=True)
-        if kind == Event.COPY_IN
-    )  # fmt: skip
+        value for way in found for kind, value in zip(way.kinds, way.values, strict=True) if kind == Event.COPY_IN
+    )
     if v.backward:
         left = seqlen - (block * prototype.KEYS if v.causal else 0)
         query_tiles = -(-left // v.block_m)
@@ -391,9 +383,7 @@ def test_stated_errors_are_those_of_the_records() -> None:
         found = time_validation.errors(
             r
             for r in rows
-            if r.first_half is first
-            and r.seqlen == seqlen
-            and (r.call == time_validation.FIRST_CALL) is call_1
+            if r.first_half is first and r.seqlen == seqlen and (r.call == time_validation.FIRST_CALL) is call_1
         )
         return tuple(round(100 * x, 1) for x in found)  # type: ignore[return-value]
 

@@ -52,21 +52,15 @@ def products(of: dict[str, float]) -> float:
 
 
 @pytest.mark.parametrize(("code", "pass_", "head_dim", "causal"), KEYS)
-def test_a_round_multiplies_what_its_tile_needs(
-    code: str, pass_: str, head_dim: int, causal: bool
-) -> None:
+def test_a_round_multiplies_what_its_tile_needs(code: str, pass_: str, head_dim: int, causal: bool) -> None:
     """Q Kᵀ and P V; in the backward those of S, dP, dV, dK and dQ."""
     tile = tile_of(code, pass_, head_dim, causal)
     needed = (2 if pass_ == "forward" else 5) * tile.block_m * tile.block_n * head_dim
     assert products(read_counts(COUNTS[code])[pass_, head_dim, causal]) == needed
 
 
-@pytest.mark.parametrize(
-    ("code", "pass_", "head_dim", "causal"), [key for key in KEYS if key[0] != FLASH4]
-)
-def test_a_round_copies_two_tiles_and_adds_one(
-    code: str, pass_: str, head_dim: int, causal: bool
-) -> None:
+@pytest.mark.parametrize(("code", "pass_", "head_dim", "causal"), [key for key in KEYS if key[0] != FLASH4])
+def test_a_round_copies_two_tiles_and_adds_one(code: str, pass_: str, head_dim: int, causal: bool) -> None:
     """K and V, or Q and dO; a backward adds an fp32 tile of dQ to memory, four bytes a thread."""
     tile = tile_of(code, pass_, head_dim, causal)
     rows = tile.block_n if pass_ == "forward" else tile.block_m
@@ -77,9 +71,7 @@ def test_a_round_copies_two_tiles_and_adds_one(
 
 
 @pytest.mark.parametrize(("code", "pass_", "head_dim", "causal"), KEYS)
-def test_no_round_is_faster_than_its_units(
-    code: str, pass_: str, head_dim: int, causal: bool
-) -> None:
+def test_no_round_is_faster_than_its_units(code: str, pass_: str, head_dim: int, causal: bool) -> None:
     """Products of a scheduler's warps every 8 clocks on an A100 and every 6 on an H200, those of
     warpgroups at 2,048 multiply-adds a clock, special functions every 8: of as many blocks as share
     an SM."""
@@ -103,8 +95,7 @@ def test_no_round_is_faster_than_its_units(
 def test_products_of_warps_reach_two_thirds_of_the_full_rate() -> None:
     step = Step("HMMA", hopper_warps.OPERATIONS["HMMA"], 1)
     way = Way(0, [0] * 60, [0] * 60, [0] * 60, [0] * 60)
-    found = Program((step,), tuple(Way(n, way.steps, way.kinds, way.objects, way.values)
-                                   for n in range(8)), {})  # fmt: skip
+    found = Program((step,), tuple(Way(n, way.steps, way.kinds, way.objects, way.values) for n in range(8)), {})
     clocks = simulate(found, parameters=hopper_warps.SM90_WARPS).clocks
     assert 8 * 60 * 2 * 16 * 8 * 16 / clocks == pytest.approx(4096 * 2 / 3, rel=0.02)
 
@@ -139,8 +130,10 @@ def test_structs_of_words_follow_each_other_without_gaps() -> None:
 
 
 def test_counts_leave_out_what_did_not_happen() -> None:
-    table = (Step("HGMMA.64x128x16 R0", hopper_warps.OPERATIONS["MOV"], 1),
-             Step("MOV.64 R0", hopper_warps.OPERATIONS["MOV"], 1))  # fmt: skip
+    table = (
+        Step("HGMMA.64x128x16 R0", hopper_warps.OPERATIONS["MOV"], 1),
+        Step("MOV.64 R0", hopper_warps.OPERATIONS["MOV"], 1),
+    )
     way = Way(0)
     way.add(0)
     way.add(1)
@@ -216,9 +209,19 @@ def test_every_measured_time_has_its_prediction_as_recorded() -> None:
 
 
 def test_rates_and_times_are_the_same_measurement() -> None:
-    fields = {"experiment": "throughput", "implementation": peers.FLASH4, "source": "measured",
-              "pass": "backward", "batch": 2, "heads": 4, "seqlen_q": 512, "seqlen_k": 512,
-              "head_dim": 64, "dtype": "bf16", "causal": True}  # fmt: skip
+    fields = {
+        "experiment": "throughput",
+        "implementation": peers.FLASH4,
+        "source": "measured",
+        "pass": "backward",
+        "batch": 2,
+        "heads": 4,
+        "seqlen_q": 512,
+        "seqlen_k": 512,
+        "head_dim": 64,
+        "dtype": "bf16",
+        "causal": True,
+    }
     time = Record.from_json(fields | {"metric": "time_ms", "value": 2.0, "unit": "ms"})
     flops = paper_flops(peers.cell_of(time).shape, "backward")
     rate = {"metric": "throughput_tflops", "value": flops / 2e-3 / 1e12, "unit": "TFLOP/s"}
@@ -229,13 +232,20 @@ def test_rates_and_times_are_the_same_measurement() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"torch": "2.12.0+cu130"}, {"kv_heads": 1}, {"seqlen_k": 1024}, {"dropout": 0.1},
-        {"key_mask": True}, {"head_dim": 256}, {"device": "NVIDIA H100 80GB HBM3"},
-        {"source": "predicted"}, {"pass": "forward+backward"}, {"implementation": "sdpa-cudnn"},
+        {"torch": "2.12.0+cu130"},
+        {"kv_heads": 1},
+        {"seqlen_k": 1024},
+        {"dropout": 0.1},
+        {"key_mask": True},
+        {"head_dim": 256},
+        {"device": "NVIDIA H100 80GB HBM3"},
+        {"source": "predicted"},
+        {"pass": "forward+backward"},
+        {"implementation": "sdpa-cudnn"},
         {"value": None, "error": "out of memory"},
     ],
     ids=lambda other: next(iter(other)),
-)  # fmt: skip
+)
 def test_times_of_other_code_and_other_problems_are_left_out(other: dict[str, object]) -> None:
     row = next(row for row in peers.rows() if row.implementation == peers.FLASH2)
     assert peers.is_predicted(row)
@@ -272,13 +282,10 @@ def test_the_page_says_what_the_records_say() -> None:
     slow = [
         one.ratio
         for one in found
-        if one.cell.peer == peers.FLASH2
-        and one.cell.shape.seqlen_q >= (2048 if one.cell.pass_ == "forward" else 4096)
+        if one.cell.peer == peers.FLASH2 and one.cell.shape.seqlen_q >= (2048 if one.cell.pass_ == "forward" else 4096)
     ]
     assert 1 < min(slow) < max(slow) < 1.16
-    fast = [
-        one.ratio for one in found if (one.cell.peer, one.cell.pass_) == (peers.FLASH4, "backward")
-    ]
+    fast = [one.ratio for one in found if (one.cell.peer, one.cell.pass_) == (peers.FLASH4, "backward")]
     assert 0.86 <= min(fast) < max(fast) < 0.97
     assert 1.70 * median(fast) == pytest.approx(1.52, abs=0.01)
 
@@ -288,9 +295,14 @@ def test_counted_clocks_of_small_problems_are_within_what_the_page_says() -> Non
     ratios = []
     for row in load(("fa2-clocks",), local=False):
         shape = AttentionShape(
-            row.batch or 0, row.heads or 0, row.seqlen_q or 0, row.seqlen_k or 0,
-            row.head_dim or 0, dtype=str(row.dtype), causal=bool(row.causal),
-        )  # fmt: skip
+            row.batch or 0,
+            row.heads or 0,
+            row.seqlen_q or 0,
+            row.seqlen_k or 0,
+            row.head_dim or 0,
+            dtype=str(row.dtype),
+            causal=bool(row.causal),
+        )
         predicted = flash2_time.clocks("forward", shape, ON_H200)
         ratios.append(predicted / float(row.value or 0))
     assert len(ratios) == 4

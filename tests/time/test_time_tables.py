@@ -20,9 +20,7 @@ SLOW = {"tiles", "rounds"}
 def test_the_page_has_the_table(name: str) -> None:
     block = tables.block(name)
     page = block.path.read_text(encoding="utf-8")
-    assert block.put(tables.TABLES[name][1](), page) == page, (
-        f"python -m repro.timing tables {name}"
-    )
+    assert block.put(tables.TABLES[name][1](), page) == page, f"python -m repro.timing tables {name}"
 
 
 def test_every_form_and_feature_has_a_row() -> None:
@@ -33,9 +31,8 @@ def test_every_form_and_feature_has_a_row() -> None:
 
 def test_unknown_tables_and_records_are_named() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "repro.timing", "tables", "nothing"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "repro.timing", "tables", "nothing"], capture_output=True, text=True, check=False
+    )
     assert told.returncode == 1
     assert "no table nothing; there are a100" in told.stderr
     with pytest.raises(SystemExit):

@@ -20,9 +20,7 @@ from repro.claims.works import FA3, OURS
     shown="accuracy",
     conditions="another length and head dimension; ours on the host backend",
     other="the direction alone: the table does not print its shape",
-    overturn=(
-        Scale({"implementation": "flash", "dtype": "fp16", "inputs": "outliers"}, 4, only="up"),
-    ),
+    overturn=(Scale({"implementation": "flash", "dtype": "fp16", "inputs": "outliers"}, 4, only="up"),),
     compared=False,
 )
 def fa_3_table_3(frame: pandas.DataFrame) -> Finding:
@@ -41,22 +39,13 @@ def fa_3_table_3(frame: pandas.DataFrame) -> Finding:
         predicted="more than 1x: scores stay in fp32",
         measured=f"{ratio:.1f}x smaller RMSE" if ratio == ratio else NOT_MEASURED,
         published=f"{published:.1f}x",
-        parts=[
-            Part(
-                what="standard's RMSE over flash's",
-                value=ratio,
-                low=1.0,
-                evidence=Evidence.COUNTED,
-                form=".2f",
-            )
-        ],
+        parts=[Part(what="standard's RMSE over flash's", value=ratio, low=1.0, evidence=Evidence.COUNTED, form=".2f")],
     )
 
 
 @claim(
     "accuracy",
-    "RMSE of out, dq, dk, dv is at most twice that of eager attention, in every type and "
-    "kind of input tried",
+    "RMSE of out, dq, dk, dv is at most twice that of eager attention, in every type and kind of input tried",
     OURS,
     experiments=("accuracy", "numerical-error"),
     shown="accuracy",
@@ -76,12 +65,6 @@ def accuracy(frame: pandas.DataFrame) -> Finding:
         predicted="at most 2",
         measured=f"{most:.2f}" if most == most else NOT_MEASURED,
         parts=[
-            Part(
-                what="RMSE over eager attention's, worst",
-                value=most,
-                high=2.0,
-                form=".2f",
-                evidence=Evidence.COUNTED,
-            )
+            Part(what="RMSE over eager attention's, worst", value=most, high=2.0, form=".2f", evidence=Evidence.COUNTED)
         ],
     )

@@ -59,9 +59,7 @@ def split(frame: pandas.DataFrame, source: str) -> pandas.DataFrame:
     columns = [*keys, "reason", "tensor", "value"]
     table = pandas.DataFrame(parts, columns=columns)
     if source == "predicted":
-        whole = (
-            rows[padded].groupby(keys)["value"].sum() - rows[~padded].groupby(keys)["value"].sum()
-        )
+        whole = rows[padded].groupby(keys)["value"].sum() - rows[~padded].groupby(keys)["value"].sum()
         more = whole.rename("value").reset_index().assign(reason="padding avoided", tensor="all")
         table = pandas.concat([table, more[columns]])
     return table.assign(source=source)
@@ -75,10 +73,7 @@ def split(frame: pandas.DataFrame, source: str) -> pandas.DataFrame:
     experiments=("traffic-attribution",),
     shown="traffic_attribution",
     conditions="N = 1000, d = 64; standard attention is ours, in three and five kernels",
-    overturn=(
-        Scale({"implementation": "flash"}),
-        Scale({"implementation": "flash"}, source="predicted"),
-    ),
+    overturn=(Scale({"implementation": "flash"}), Scale({"implementation": "flash"}, source="predicted")),
 )
 def k5(frame: pandas.DataFrame) -> Finding:
     """K5: tiles are loaded many times, and yet fewer bytes move."""

@@ -71,9 +71,7 @@ def fa_1_prop_4(frame: pandas.DataFrame) -> Finding:
     ours = line(pick(shares(table, PUBLISHED_LENGTH), source="predicted"))
     counted = pick(shares(table, EXECUTED), source="measured")
     counts = line(counted)
-    pivot = table.pivot_table(
-        index=["pattern", "seqlen_q", "density"], columns="source", values="value"
-    )
+    pivot = table.pivot_table(index=["pattern", "seqlen_q", "density"], columns="source", values="value")
     ratio = pivot["measured"] / pivot["predicted"] if "measured" in pivot else pandas.Series()
 
     def affine(found: tuple[float, float]) -> str:
@@ -123,12 +121,6 @@ def fa_1_fig_2_right(frame: pandas.DataFrame) -> Finding:
                 high=0.02,
                 evidence=Evidence.PUBLISHED,
             ),
-            agreement(
-                "printed slope in s over the bytes'",
-                theirs[1],
-                ours[1],
-                DIGITISED,
-                Evidence.PUBLISHED,
-            ),
+            agreement("printed slope in s over the bytes'", theirs[1], ours[1], DIGITISED, Evidence.PUBLISHED),
         ],
     )

@@ -55,8 +55,7 @@ def fa_1_fig_1_right(frame: pandas.DataFrame) -> Finding:
     shown = NOT_MEASURED
     if math.isfinite(now) and len(above):
         shown = (
-            f"{now:.1f}x (H200, FlashAttention-2 with dropout); {above.idxmax()} takes "
-            f"{above.max():.1f}x its roofline"
+            f"{now:.1f}x (H200, FlashAttention-2 with dropout); {above.idxmax()} takes {above.max():.1f}x its roofline"
         )
     return Finding(
         predicted=f"{model:.1f}x (rooflines, A100)",

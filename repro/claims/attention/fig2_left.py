@@ -131,11 +131,7 @@ def flop_rows(frame: pandas.DataFrame) -> Iterator[Row]:
         some = pick(rows, implementation=name)
         printed = pick(some, source="published")["value"]
         yield Row(
-            label,
-            name,
-            one(some, source="predicted"),
-            None,
-            float(printed.iloc[0]) / GB if len(printed) else None,
+            label, name, one(some, source="predicted"), None, float(printed.iloc[0]) / GB if len(printed) else None
         )
 
 
@@ -218,10 +214,7 @@ def fa_1_fig_2_left_flash(frame: pandas.DataFrame) -> Finding:
     def gb(value: float | None) -> str:
         return NOT_MEASURED if value is None else f"{value:.2f} GB"
 
-    flash, today = (
-        rows["FlashAttention, no first read-back"],
-        rows["FlashAttention-2 in PyTorch 2.11"],
-    )
+    flash, today = (rows["FlashAttention, no first read-back"], rows["FlashAttention-2 in PyTorch 2.11"])
     released = rows["FlashAttention as released"]
     return Finding(
         predicted=f"{gb(flash.predicted)}: 33 Nd, if the first pass reads nothing back, or if "
@@ -231,16 +224,10 @@ def fa_1_fig_2_left_flash(frame: pandas.DataFrame) -> Finding:
         published=gb(flash.published),
         parts=[
             agreement(
-                "printed over 33 Nd",
-                number(flash.published),
-                number(flash.predicted),
-                PRINTED,
-                Evidence.PUBLISHED,
+                "printed over 33 Nd", number(flash.published), number(flash.predicted), PRINTED, Evidence.PUBLISHED
             ),
             exact("counted over the sum, 33 Nd", number(flash.measured), number(flash.predicted)),
-            exact(
-                "counted over the sum, 45 Nd", number(released.measured), number(released.predicted)
-            ),
+            exact("counted over the sum, 45 Nd", number(released.measured), number(released.predicted)),
         ],
     )
 
@@ -314,11 +301,7 @@ def standard_attention_passes(frame: pandas.DataFrame) -> Finding:
         measured=f"{gb(plain.measured)} and {gb(masked.measured)} (H200)",
         parts=[
             agreement(
-                f"counter over passes, {name}",
-                number(row.measured),
-                number(row.predicted),
-                COUNTER,
-                Evidence.HARDWARE,
+                f"counter over passes, {name}", number(row.measured), number(row.predicted), COUNTER, Evidence.HARDWARE
             )
             for name, row in (("neither", plain), ("mask and dropout", masked))
         ],

@@ -41,12 +41,8 @@ def hypotheses() -> pandas.DataFrame:
         for block_n in COLUMN_BLOCKS:
             traffic = predict_traffic(algorithm, shape_of(cells()[0]), Tile(16, block_n), "forward")
             main = traffic.kernels["flash1_forward"]
-            total = sum(
-                n for (tensor, _), n in main.items() if statistics or tensor not in STATISTICS
-            )
-            rows.append(
-                {"hypothesis": name, "block_n": block_n, "value": total / GB, "source": "predicted"}
-            )
+            total = sum(n for (tensor, _), n in main.items() if statistics or tensor not in STATISTICS)
+            rows.append({"hypothesis": name, "block_n": block_n, "value": total / GB, "source": "predicted"})
     return pandas.DataFrame(rows)
 
 
@@ -109,15 +105,8 @@ def fa_1_fig_2_middle(frame: pandas.DataFrame) -> Finding:
         published=", ".join(f"{v:.2f}" for v in paper) + " GB",
         parts=[
             agreement(
-                "printed over (3 Tc + 1) N d, worst point",
-                worst(paper / predicted),
-                1,
-                DIGITISED,
-                Evidence.PUBLISHED,
+                "printed over (3 Tc + 1) N d, worst point", worst(paper / predicted), 1, DIGITISED, Evidence.PUBLISHED
             ),
-            exact(
-                "counted over the sums, worst point of all forms",
-                worst(same["value"] / same["value_sum"]),
-            ),
+            exact("counted over the sums, worst point of all forms", worst(same["value"] / same["value_sum"])),
         ],
     )

@@ -90,9 +90,7 @@ def fa_1_fig_3_right(frame: pandas.DataFrame) -> Finding:
                 Evidence.OTHER,
                 limits=1.5,
                 why="short sequences keep less today",
-                otherwise=agreement(
-                    "printed over the list, worst", worst(paper), 1, PRINTED, Evidence.PUBLISHED
-                ),
+                otherwise=agreement("printed over the list, worst", worst(paper), 1, PRINTED, Evidence.PUBLISHED),
             )
         ],
     )
@@ -116,9 +114,7 @@ def fa_1_20x_memory(frame: pandas.DataFrame) -> Finding:
         some = pick(rows, implementation=name, source=source, seqlen_q=4096)["mib"].dropna()
         return float(some.iloc[0]) if len(some) else float("nan")
 
-    printed, model = (
-        at("standard", source) / at("flash1", source) for source in ("published", "predicted")
-    )
+    printed, model = (at("standard", source) / at("flash1", source) for source in ("published", "predicted"))
     now = at("standard-eager", "measured") / at("sdpa-flash2", "measured")
     return Finding(
         predicted=f"{model:.1f}x",
@@ -131,9 +127,7 @@ def fa_1_20x_memory(frame: pandas.DataFrame) -> Finding:
                 20,
                 HEADLINE,
                 Evidence.OTHER,
-                otherwise=agreement(
-                    "printed ratio over 20", printed, 20, HEADLINE, Evidence.PUBLISHED
-                ),
+                otherwise=agreement("printed ratio over 20", printed, 20, HEADLINE, Evidence.PUBLISHED),
             )
         ],
     )
@@ -154,12 +148,6 @@ def peak_memory_lists(frame: pandas.DataFrame) -> Finding:
     today = pandas.concat([agreement_of(rows, name, "measured") for name in TODAY])
     return Finding(
         predicted="lists of live tensors",
-        measured=f"{len(today)} points, worst {worst(today) - 1:+.2%} (H200)"
-        if len(today)
-        else NOT_MEASURED,
-        parts=[
-            agreement(
-                "measured over the list, worst length", worst(today), 1, MEMORY, Evidence.OTHER
-            )
-        ],
+        measured=f"{len(today)} points, worst {worst(today) - 1:+.2%} (H200)" if len(today) else NOT_MEASURED,
+        parts=[agreement("measured over the list, worst length", worst(today), 1, MEMORY, Evidence.OTHER)],
     )

@@ -17,12 +17,8 @@ from repro.claims.works import FA1
 def both_passes(frame: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     """Rows of the paper's run and of the H200's."""
     rows = pick(frame, metric=["time_ms", "run"], pass_="forward+backward")
-    paper = rows[
-        rows["source"].ne("measured") & rows["dropout"].eq(0.1) & rows["key_mask"].eq(True)
-    ]
-    today = rows[
-        rows["source"].ne("published") & rows["dropout"].eq(0.0) & rows["key_mask"].eq(False)
-    ]
+    paper = rows[rows["source"].ne("measured") & rows["dropout"].eq(0.1) & rows["key_mask"].eq(True)]
+    today = rows[rows["source"].ne("published") & rows["dropout"].eq(0.0) & rows["key_mask"].eq(False)]
     return {"paper": paper, "today": today}
 
 
@@ -51,9 +47,7 @@ def fa_1_fig_3_left(frame: pandas.DataFrame) -> Finding:
     plain = pick(frame, metric="time_ms", pass_="forward+backward", dropout=0.0, key_mask=False)
 
     def speedup(table: pandas.DataFrame, slow: str, fast: str, source: str) -> list[float]:
-        ratios = [
-            at(table, slow, source, n) / at(table, fast, source, n) for n in (512, 1024, 2048)
-        ]
+        ratios = [at(table, slow, source, n) / at(table, fast, source, n) for n in (512, 1024, 2048)]
         return [r for r in ratios if math.isfinite(r)]
 
     def shown(ratios: list[float]) -> str:
@@ -65,9 +59,7 @@ def fa_1_fig_3_left(frame: pandas.DataFrame) -> Finding:
     floors = speedup(rows["paper"], "standard", "flash1", "predicted")
     return Finding(
         predicted=f"{shown(floors)} (rooflines, A100: what bytes and products alone allow)",
-        measured=f"{shown(now)} without mask and dropout (H200, FlashAttention-2)"
-        if now
-        else NOT_MEASURED,
+        measured=f"{shown(now)} without mask and dropout (H200, FlashAttention-2)" if now else NOT_MEASURED,
         published=f"{shown(printed)}; {shown(without)} without mask and dropout (Table 20)",
         parts=[
             agreement(

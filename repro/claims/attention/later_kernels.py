@@ -59,15 +59,7 @@ def fa_2_throughput(frame: pandas.DataFrame) -> Finding:
         if math.isnan(best)
         else f"not on an A100; {best:.0f} TFLOP/s on an H200 (PyTorch's copy)",
         published=f"230 in the text, {printed:.0f} in the figures",
-        parts=[
-            agreement(
-                "highest label over the text's 230 TFLOP/s",
-                printed,
-                230,
-                HEADLINE,
-                Evidence.PUBLISHED,
-            )
-        ],
+        parts=[agreement("highest label over the text's 230 TFLOP/s", printed, 230, HEADLINE, Evidence.PUBLISHED)],
     )
 
 
@@ -96,13 +88,5 @@ def fa_3_throughput(frame: pandas.DataFrame) -> Finding:
         else f"not its kernels; its successor at d = 128 on an H200: {best:.0f} TFLOP/s, "
         f"{best / same:.2f}x the {same:.0f} printed for d = 128 on an H100",
         published=f"740 in the text, {printed:.0f} the highest label (d = 256)",
-        parts=[
-            agreement(
-                "highest label over the text's 740 TFLOP/s",
-                printed,
-                740,
-                HEADLINE,
-                Evidence.PUBLISHED,
-            )
-        ],
+        parts=[agreement("highest label over the text's 740 TFLOP/s", printed, 740, HEADLINE, Evidence.PUBLISHED)],
     )

@@ -11,15 +11,7 @@ from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import IMPLEMENTATIONS, total_bytes
 from analysis.traffic import ROW_STATISTICS, predict_traffic
 from repro.claims.attention.fig3_memory import without_workspace
-from repro.claims.attention.like import (
-    CHECKPOINTED,
-    FLASH,
-    STANDARD,
-    by_length,
-    ratio,
-    share_of_octaves,
-    span,
-)
+from repro.claims.attention.like import CHECKPOINTED, FLASH, STANDARD, by_length, ratio, share_of_octaves, span
 from repro.claims.mutations import PLAIN, Scale, like
 from repro.claims.protocol import Evidence, Part, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
@@ -43,14 +35,10 @@ from repro.claims.works import AUTODIFF, FA1, H200, RECOMPUTE
 def k2(frame: pandas.DataFrame) -> Finding:
     """Backward time of flash over standard, N >= 512."""
     measured = 1 / ratio(frame, "time_ms", "backward")
-    paper = 1 / ratio(
-        frame, "time_ms", "backward", source="published", over="standard", under="flash1"
-    )
+    paper = 1 / ratio(frame, "time_ms", "backward", source="published", over="standard", under="flash1")
     measured, paper = measured[measured.index >= 512], paper[paper.index >= 512]
     shape, tile = AttentionShape(1, 1, 2048, 2048, 64), Tile(128, 128)
-    work = executed_flops(shape, tile, "backward") / executed_flops(
-        shape, tile, "backward", recompute=False
-    )
+    work = executed_flops(shape, tile, "backward") / executed_flops(shape, tile, "backward", recompute=False)
     return Finding(
         predicted=f"{work:.2f}x the products, and fewer bytes",
         measured=f"{span(measured)} (H200)" if len(measured) else NOT_MEASURED,
@@ -81,17 +69,8 @@ def k2(frame: pandas.DataFrame) -> Finding:
 )
 def k3_memory(frame: pandas.DataFrame) -> Finding:
     """Peak memory of standard over flash by sequence length."""
-    now = without_workspace(frame, "standard-eager", "measured") / without_workspace(
-        frame, "sdpa-flash2", "measured"
-    )
-    paper = ratio(
-        frame,
-        "peak_memory_bytes",
-        "forward+backward",
-        source="published",
-        over="standard",
-        under="flash1",
-    )
+    now = without_workspace(frame, "standard-eager", "measured") / without_workspace(frame, "sdpa-flash2", "measured")
+    paper = ratio(frame, "peak_memory_bytes", "forward+backward", source="published", over="standard", under="flash1")
     model = ratio(frame, "peak_memory_bytes", "forward+backward", source="predicted")
     return Finding(
         predicted="grows with N: " + by_length(model),
@@ -123,18 +102,8 @@ def k4(frame: pandas.DataFrame) -> Finding:
         measured=f"checkpointed eager takes {span(slower)} of eager's time; flash, which "
         f"recomputes inside, is faster: {by_length(inside)} (H200)",
         parts=[
-            Part(
-                what=f"{what}, N > 2048",
-                value=float(above.max()),
-                high=1.0,
-                evidence=Evidence.HARDWARE,
-            ),
-            Part(
-                what=f"{what}, N < 512",
-                value=float(below.min()),
-                low=1.0,
-                evidence=Evidence.HARDWARE,
-            ),
+            Part(what=f"{what}, N > 2048", value=float(above.max()), high=1.0, evidence=Evidence.HARDWARE),
+            Part(what=f"{what}, N < 512", value=float(below.min()), low=1.0, evidence=Evidence.HARDWARE),
         ],
     )
 
@@ -148,11 +117,7 @@ def k4(frame: pandas.DataFrame) -> Finding:
     shown="fa1_fig3_runtime",
     conditions="two fused kernels of 2022 on an A100, one that stores the score matrix (Apex FMHA) "
     "and one that recomputes it; PyTorch's eager attention on an H200 is unfused besides",
-    overturn=(
-        Scale(
-            {"experiment": "apex-fmha", "implementation": "flash1"}, source="published", only="up"
-        ),
-    ),
+    overturn=(Scale({"experiment": "apex-fmha", "implementation": "flash1"}, source="published", only="up"),),
     compared=False,
 )
 def k16(frame: pandas.DataFrame) -> Finding:
@@ -161,16 +126,14 @@ def k16(frame: pandas.DataFrame) -> Finding:
     wide = table.pivot_table(index="pass", columns="implementation", values="value")
     if not {"flash1", "apex-fmha"} <= set(wide) or not len(wide):
         wide = pandas.DataFrame(
-            {"flash1": math.nan, "apex-fmha": math.nan},
-            index=["forward", "backward", "forward+backward"],
+            {"flash1": math.nan, "apex-fmha": math.nan}, index=["forward", "backward", "forward+backward"]
         )
     over = wide["flash1"] / wide["apex-fmha"]
     again = 1 / ratio(frame, "time_ms", "forward+backward", under=CHECKPOINTED)
     return Finding(
         predicted="inside one kernel reading N² elements costs more than the product; a checkpoint "
         "outside never removes a byte from the first forward",
-        measured=f"a checkpoint around eager attention takes {span(again[again.index >= 512])} of "
-        "its time (H200)",
+        measured=f"a checkpoint around eager attention takes {span(again[again.index >= 512])} of its time (H200)",
         published=f"{over['backward']:.2f} of the time in the backward, "
         f"{over['forward+backward']:.2f} in both passes (Table 7, N = 512)"
         if over.notna().all()
@@ -209,11 +172,7 @@ def fa_1_table_7(frame: pandas.DataFrame) -> Finding:
         published=", ".join(f"{v:.2f} at {n}" for n, v in over.dropna().items()) or "-",
         parts=[
             agreement(
-                f"printed times at N = {n} over what the text says",
-                float(over[n]),
-                told,
-                PRINTED,
-                Evidence.PUBLISHED,
+                f"printed times at N = {n} over what the text says", float(over[n]), told, PRINTED, Evidence.PUBLISHED
             )
             for n, told in said.items()
         ],
@@ -237,10 +196,7 @@ def fa_1_9x_accesses(frame: pandas.DataFrame) -> Finding:
     """HBM bytes of standard over flash: the paper's table, counters of a card, and sums."""
     published = frame[(frame["source"] == "published") & (frame["metric"] == "hbm_bytes")]
     paper = published.groupby("implementation")["value"].max()
-    counters = frame[
-        (frame["source"] == "measured")
-        & frame["metric"].isin(["hbm_read_bytes", "hbm_write_bytes"])
-    ]
+    counters = frame[(frame["source"] == "measured") & frame["metric"].isin(["hbm_read_bytes", "hbm_write_bytes"])]
     total = counters.groupby(["experiment", "implementation"])["value"].sum()
     plain, masked = "fig2-left-traffic", "fig2-left-traffic-masked"
     flash = total.get((plain, FLASH), math.nan)
@@ -259,7 +215,5 @@ def fa_1_9x_accesses(frame: pandas.DataFrame) -> Finding:
         if math.isfinite(now[0])
         else NOT_MEASURED,
         published=f"9x; {printed:.1f}x in its table",
-        parts=[
-            agreement("its table's ratio over 9", printed, 9, HEADLINE, Evidence.PUBLISHED),
-        ],
+        parts=[agreement("its table's ratio over 9", printed, 9, HEADLINE, Evidence.PUBLISHED)],
     )

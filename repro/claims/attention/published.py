@@ -16,9 +16,7 @@ from repro.claims.works import FA1, FA2, FA3, FLASH_DECODING
 PRINTED = "nothing was run: the text against its own tables and figures"
 
 
-def over(
-    frame: pandas.DataFrame, slow: str, fast: str, index: list[str], **wanted: object
-) -> pandas.Series:
+def over(frame: pandas.DataFrame, slow: str, fast: str, index: list[str], **wanted: object) -> pandas.Series:
     """slow / fast at every point that both have in print."""
     rows = pick(frame, source="published", implementation=[slow, fast], **wanted)
     wide = rows.pivot_table(index=index, columns="implementation", values="value")
@@ -60,9 +58,7 @@ def saturation(frame: pandas.DataFrame) -> Finding:
     last = float(times.get(512, math.nan) / times.get(256, math.nan))
     return Finding(
         published=", ".join(f"{v:g} ms at {n:g}" for n, v in times.dropna().items()) or "-",
-        parts=[
-            agreement("time at Bc = 512 over that at 256", last, 1, HEADLINE, Evidence.PUBLISHED)
-        ],
+        parts=[agreement("time at Bc = 512 over that at 256", last, 1, HEADLINE, Evidence.PUBLISHED)],
     )
 
 
@@ -76,13 +72,7 @@ def saturation(frame: pandas.DataFrame) -> Finding:
     conditions=f"{PRINTED}; N = 512 to 2048, where both run",
     chosen="the median of these lengths was picked with the ratios in sight",
     compared=False,
-    overturn=(
-        Scale(
-            {"implementation": "flash1-block-sparse", "pass": "forward+backward"},
-            2.5,
-            source="published",
-        ),
-    ),
+    overturn=(Scale({"implementation": "flash1-block-sparse", "pass": "forward+backward"}, 2.5, source="published"),),
 )
 def block_sparse(frame: pandas.DataFrame) -> Finding:
     ratio = over(
@@ -135,8 +125,7 @@ def linformer(frame: pandas.DataFrame) -> Finding:
         key_mask=True,
     )
     return Finding(
-        published=", ".join(f"{v:.2f}x at {n:g}" for n, v in ratio.items() if 256 <= n <= 2048)
-        or "-",
+        published=", ".join(f"{v:.2f}x at {n:g}" for n, v in ratio.items() if 256 <= n <= 2048) or "-",
         parts=[
             Part(
                 what="Linformer's time over FlashAttention's, N = 512",
@@ -171,9 +160,7 @@ def _card(name: str, device: str, head_dim: float, low: float, high: float, figu
     def card(frame: pandas.DataFrame) -> Finding:
         rows = pick(frame, source="published", metric="speedup", device=device, key_mask=True)
         values = rows[(rows["head_dim"] == head_dim) & (rows["seqlen_q"] >= 512)]["value"].dropna()
-        return Finding(
-            published=span(values), parts=[inside(f"{low:g} to {high:g}x", values, low, high)]
-        )
+        return Finding(published=span(values), parts=[inside(f"{low:g} to {high:g}x", values, low, high)])
 
 
 _card("an A100", "NVIDIA A100", 64, 2, 4, "Fig. 5")
@@ -204,11 +191,7 @@ def fa2_over_fa1(frame: pandas.DataFrame) -> Finding:
     middle = float(ratio.median()) if len(ratio) else math.nan
     return Finding(
         published=f"{span(ratio)}, median {middle:.2f}x" if len(ratio) else "-",
-        parts=[
-            agreement(
-                "median of the printed ratios over 2", middle, 2, HEADLINE, Evidence.PUBLISHED
-            )
-        ],
+        parts=[agreement("median of the printed ratios over 2", middle, 2, HEADLINE, Evidence.PUBLISHED)],
     )
 
 
@@ -322,11 +305,7 @@ def fa3_fp8(frame: pandas.DataFrame) -> Finding:
     ratio = rows.get("fp8 baseline, per-tensor", math.nan) / rows.get("flash3 fp8", math.nan)
     return Finding(
         published=f"{ratio:.2f}x in its table",
-        parts=[
-            agreement(
-                "ratio of its table over 2.6", float(ratio), 2.6, HEADLINE, Evidence.PUBLISHED
-            )
-        ],
+        parts=[agreement("ratio of its table over 2.6", float(ratio), 2.6, HEADLINE, Evidence.PUBLISHED)],
     )
 
 
@@ -343,9 +322,7 @@ def fa3_fp8(frame: pandas.DataFrame) -> Finding:
     overturn=(Scale({"implementation": "flash-attention-2.0.9"}, 1.7, source="published"),),
 )
 def fifty(frame: pandas.DataFrame) -> Finding:
-    ratio = over(
-        frame, "flash-attention-2.0.9", "flash-decoding", ["batch", "seqlen_k"], metric="time_us"
-    )
+    ratio = over(frame, "flash-attention-2.0.9", "flash-decoding", ["batch", "seqlen_k"], metric="time_us")
     most = float(ratio.max()) if len(ratio) else math.nan
     return Finding(
         published=f"{most:.0f}x in its table",

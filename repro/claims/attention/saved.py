@@ -39,9 +39,7 @@ from repro.claims.works import RECOMPUTE
 )
 def k1(frame: pandas.DataFrame) -> Finding:
     """K1: both halves against the notes' counts, in bytes seen by autograd's hooks."""
-    rows = pick(
-        frame, metric="saved_bytes", implementation=["standard", "flash"], source="measured"
-    )
+    rows = pick(frame, metric="saved_bytes", implementation=["standard", "flash"], source="measured")
     rows = rows.dropna(subset=["value"])
     found: dict[str, list[float]] = {"standard": [], "flash": []}
     for row in rows.itertuples():

@@ -79,8 +79,7 @@ def fa_1_theorem_2(frame: pandas.DataFrame) -> Finding:
     sums = {sweep: fitted(table, algorithm, sweep) for sweep in EXPONENTS}
     executed = {
         sweep: slope(
-            asymptotic(pick(table, source="measured", implementation=algorithm, sweep=sweep)),
-            SWEEPS[sweep][0],
+            asymptotic(pick(table, source="measured", implementation=algorithm, sweep=sweep)), SWEEPS[sweep][0]
         )
         for sweep in EXPONENTS
     }

@@ -25,15 +25,13 @@ def k9(frame: pandas.DataFrame) -> Finding:
     rows = pick(frame, experiment="tile-rules")
     ours = rows[rows["note"] == "rule: ours: least traffic, busy SMs"]
     released = rows[rows["note"] == "rule: released, FlashAttention-2"]
-    timed = pick(
-        frame, experiment="gpu-ladder", source="measured", metric="time_ms", implementation="flash"
-    ).dropna(subset=["value"])
+    timed = pick(frame, experiment="gpu-ladder", source="measured", metric="time_ms", implementation="flash").dropna(
+        subset=["value"]
+    )
     fastest = timed.loc[timed.groupby("pass")["value"].idxmin()] if len(timed) else timed
 
     def tiles(some: pandas.DataFrame) -> str:
-        return ", ".join(
-            f"{r.block_m:.0f} x {r.block_n:.0f} (d = {r.head_dim:.0f})" for r in some.itertuples()
-        )
+        return ", ".join(f"{r.block_m:.0f} x {r.block_n:.0f} (d = {r.head_dim:.0f})" for r in some.itertuples())
 
     def outside(some: pandas.DataFrame) -> float:
         longer = some[["block_m", "block_n"]].max(axis=1)
@@ -41,9 +39,7 @@ def k9(frame: pandas.DataFrame) -> Finding:
 
     return Finding(
         predicted=f"least traffic with busy SMs: {tiles(ours)}",
-        measured=f"fastest: {tiles(fastest)}"
-        if len(fastest)
-        else "time over all tiles: not measured",
+        measured=f"fastest: {tiles(fastest)}" if len(fastest) else "time over all tiles: not measured",
         published=f"{tiles(released)}, FlashAttention-2 as released",
         parts=[
             Part(

@@ -43,11 +43,7 @@ def k15(frame: pandas.DataFrame) -> Finding:
     """K15: two ways of recomputing, and whether a gradient changes, slightly."""
     most, table = differing(frame), losses(frame)
     rows = pick(
-        frame,
-        metric="gradient_relative_difference",
-        source="measured",
-        implementation="flash",
-        against="standard",
+        frame, metric="gradient_relative_difference", source="measured", implementation="flash", against="standard"
     )
     apart = float(rows["value"].max())
     known = most == most and apart == apart and {"flash", "flash+checkpoint"} <= set(table)

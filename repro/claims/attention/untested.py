@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from repro.claims.register import untested
-from repro.claims.works import (
-    FA1,
-    FA2,
-    FA3,
-    FLASH_DECODING,
-    MILAKOV,
-    RABE_STAATS,
-    RING,
-    TILING,
-)
+from repro.claims.works import FA1, FA2, FA3, FLASH_DECODING, MILAKOV, RABE_STAATS, RING, TILING
 
 A100 = "an A100 with FlashAttention 1 (2022), the run of the paper"
 H100 = "an H100 with FlashAttention-3"
@@ -22,8 +13,7 @@ _ROWS = (
         "exact attention in O(N² d) operations with O(N) memory beyond inputs and output",
         FA1,
         "section 3.1",
-        "the memory of every kernel over N: rows `variants` and "
-        "`accuracy` have its two halves at some lengths",
+        "the memory of every kernel over N: rows `variants` and `accuracy` have its two halves at some lengths",
     ),
     (
         "FA-1 Proposition 3",
@@ -39,13 +29,7 @@ _ROWS = (
         "section B.4",
         "the backward executed over M, as traffic-scaling does with the forward",
     ),
-    (
-        "FA-1 Fig. 2 left, run time",
-        "41.7 ms by standard attention, 7.3 ms by FlashAttention",
-        FA1,
-        "Fig. 2 left",
-        A100,
-    ),
+    ("FA-1 Fig. 2 left, run time", "41.7 ms by standard attention, 7.3 ms by FlashAttention", FA1, "Fig. 2 left", A100),
     ("FA-1 Fig. 6", "up to 3x faster with a causal mask at d = 128", FA1, "section E.5", A100),
     (
         "FA-1 Fig. 8",
@@ -61,13 +45,7 @@ _ROWS = (
         "section 4",
         "eight A100s for days, and the training sets",
     ),
-    (
-        "FA-2 training",
-        "225 TFLOP/s a card in training, 72 % of peak",
-        FA2,
-        "Table 1",
-        "eight A100s of 80 GB",
-    ),
+    ("FA-2 training", "225 TFLOP/s a card in training, 72 % of peak", FA2, "Table 1", "eight A100s of 80 GB"),
     (
         "FA-3 Table 2",
         "661 TFLOP/s, 582 without pipelining, 570 without warp specialisation",
@@ -119,8 +97,7 @@ _ROWS = (
     ),
     (
         "Milakov accesses",
-        "online softmax reads and writes 3 times an element instead of 4; with "
-        "top-k 1 instead of 5",
+        "online softmax reads and writes 3 times an element instead of 4; with top-k 1 instead of 5",
         MILAKOV,
         "sections 3 and 4",
         "an experiment of `kernels/beside/online_softmax.cu`, whose bytes a test counts",

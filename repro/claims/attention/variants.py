@@ -24,9 +24,7 @@ from repro.experiments.bytes.attention_variants import LENGTHS
 )
 def variants(frame: pandas.DataFrame) -> Finding:
     rows = pick(frame, metric=["saved_bytes", "peak_bytes"])
-    table = rows.pivot_table(
-        index=["metric", "implementation", "seqlen_q"], columns="source", values="value"
-    )
+    table = rows.pivot_table(index=["metric", "implementation", "seqlen_q"], columns="source", values="value")
     far = worst(table["measured"] / table["predicted"]) if "measured" in table else float("nan")
     return Finding(
         predicted="lists of live tensors",
@@ -72,9 +70,7 @@ def checkpointed_attention(frame: pandas.DataFrame) -> Finding:
         predicted=f"{shown(halves('predicted'))}, N = {LENGTHS[-1]}",
         measured=shown((kept, peak)),
         parts=[
-            agreement(
-                "what is kept over the list", kept, halves("predicted")[0], MEMORY, Evidence.OTHER
-            ),
+            agreement("what is kept over the list", kept, halves("predicted")[0], MEMORY, Evidence.OTHER),
             agreement("peak with a checkpoint over that without", peak, 1, MEMORY, Evidence.OTHER),
         ],
     )

@@ -19,10 +19,7 @@ def attention_step_bytes(frame: pandas.DataFrame) -> pandas.DataFrame:
     total = rows.pivot_table(index=keys, columns="pass", values="value", aggfunc="sum")
     total = total.reindex(columns=["forward", "backward", "step"]).dropna()
     parts = []
-    for checkpointed, value in (
-        (False, total["forward"] + total["backward"]),
-        (True, total["step"]),
-    ):
+    for checkpointed, value in ((False, total["forward"] + total["backward"]), (True, total["step"])):
         parts.append(value.rename("value").reset_index().assign(checkpointed=checkpointed))
     return pandas.concat(parts, ignore_index=True).assign(metric="traffic_bytes")
 
@@ -33,13 +30,8 @@ def attention_step_bytes(frame: pandas.DataFrame) -> pandas.DataFrame:
     OURS,
     experiments=("checkpoint-attention",),
     shown="checkpoint_attention",
-    conditions="passes and the step under torch's checkpoint executed and counted on "
-    "the host, at the SM boundary",
-    overturn=(
-        Scale({"pass": "forward"}),
-        Scale({"pass": "step"}),
-        Scale({"pass": "step"}, source="predicted"),
-    ),
+    conditions="passes and the step under torch's checkpoint executed and counted on the host, at the SM boundary",
+    overturn=(Scale({"pass": "forward"}), Scale({"pass": "step"}), Scale({"pass": "step"}, source="predicted")),
 )
 def checkpoint_around_flash(frame: pandas.DataFrame) -> Finding:
     """The checkpoint that flash attention makes redundant (checkpoint-attention)."""
@@ -53,15 +45,10 @@ def checkpoint_around_flash(frame: pandas.DataFrame) -> Finding:
     names = ("standard", "flash")
     measured = {name: added(name, "measured", 512) for name in names}
     return Finding(
-        predicted="N = 4096: "
-        + ", ".join(f"{name} {text(added(name, 'predicted', 4096), '+.0%')}" for name in names),
+        predicted="N = 4096: " + ", ".join(f"{name} {text(added(name, 'predicted', 4096), '+.0%')}" for name in names),
         measured="N = 512: " + ", ".join(f"{n} {text(v, '+.1%')}" for n, v in measured.items()),
         parts=[
-            exact(
-                f"bytes added around {name}, counted over the sums",
-                measured[name],
-                added(name, "predicted", 512),
-            )
+            exact(f"bytes added around {name}, counted over the sums", measured[name], added(name, "predicted", 512))
             for name in names
         ],
     )

@@ -44,12 +44,7 @@ def executor_overhead(frame: pandas.DataFrame) -> float:
 
 def published_size(frame: pandas.DataFrame, model: str, plan: str) -> float:
     """A plan's time over autograd's in the same turns (checkpoint-time)."""
-    where = {
-        "experiment": "checkpoint-time",
-        "source": "measured",
-        "model": model,
-        "implementation": plan,
-    }
+    where = {"experiment": "checkpoint-time", "source": "measured", "model": model, "implementation": plan}
     own, other = (one(frame, metric=m, **where) for m in ("time_s", "baseline_time_s"))
     return own / other
 
@@ -100,13 +95,9 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
         name: one(frame, source="published", metric="total_memory_bytes", implementation=name)
         for name in ("standard", "sublinear")
     }
-    grows = growth(
-        frame, experiment="checkpoint-depth", model="resnet", implementation="chen-search"
-    )
+    grows = growth(frame, experiment="checkpoint-depth", model="resnet", implementation="chen-search")
     pre = "autograd, pre-activation"
-    gb = [
-        text(v / 1e9, ".1f") for v in (kept("measured"), kept("measured", pre), trained("measured"))
-    ]
+    gb = [text(v / 1e9, ".1f") for v in (kept("measured"), kept("measured", pre), trained("measured"))]
     return Finding(
         predicted=f"{kept('predicted') / 1e9:.1f} GB of feature maps "
         f"({kept('predicted', pre) / 1e9:.1f} with the activation first); with the sublinear plan "
@@ -115,8 +106,7 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
         f"at this size, {gb[2]} GB"
         if math.isfinite(kept("measured"))
         else NOT_MEASURED,
-        published=f"{printed['standard'] / 1e9:.0f} GB and below {printed['sublinear'] / 1e9:.0f} "
-        "GB, whole GPU",
+        published=f"{printed['standard'] / 1e9:.0f} GB and below {printed['sublinear'] / 1e9:.0f} GB, whole GPU",
         parts=[
             agreement(
                 "GB of the network without recomputation over the printed ones",
@@ -177,12 +167,7 @@ def chen_fig_5(frame: pandas.DataFrame) -> Finding:
     overturn=(
         *(
             Scale(
-                {
-                    "experiment": "checkpoint-time",
-                    "metric": "time_s",
-                    "model": model,
-                    "implementation": "chen-search",
-                },
+                {"experiment": "checkpoint-time", "metric": "time_s", "model": model, "implementation": "chen-search"},
                 1.7,  # limits of a factor of 1.5
             )
             for model in ("resnet", "lstm")
@@ -199,8 +184,7 @@ def chen_fig_7(frame: pandas.DataFrame) -> Finding:
     plans = ("chen-search", "store-all")
     found = {m: [published_size(frame, m, p) for p in plans] for m in NETWORKS}
     shown = ", ".join(
-        f"{text(v)}x ({NETWORKS[m]}; storing everything through the executor {text(w)}x)"
-        for m, (v, w) in found.items()
+        f"{text(v)}x ({NETWORKS[m]}; storing everything through the executor {text(w)}x)" for m, (v, w) in found.items()
     )
     aside = (
         ""
@@ -217,11 +201,7 @@ def chen_fig_7(frame: pandas.DataFrame) -> Finding:
         published="1.3x",
         parts=[
             agreement(
-                f"time of the sublinear plan over autograd, over 1.3, {NETWORKS[m]}",
-                v,
-                1.3,
-                TIME,
-                Evidence.HARDWARE,
+                f"time of the sublinear plan over autograd, over 1.3, {NETWORKS[m]}", v, 1.3, TIME, Evidence.HARDWARE
             )
             for m, (v, _) in found.items()
         ],

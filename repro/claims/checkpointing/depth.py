@@ -48,14 +48,7 @@ def checkpoint_peak(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted="simulator on the profiled chain",
         measured=measured,
-        parts=[
-            Part(
-                what="worst deviation, in units of 1 % or 64 KiB",
-                value=worst,
-                high=1.0,
-                evidence=Evidence.OTHER,
-            )
-        ],
+        parts=[Part(what="worst deviation, in units of 1 % or 64 KiB", value=worst, high=1.0, evidence=Evidence.OTHER)],
     )
 
 
@@ -79,14 +72,7 @@ def k6(frame: pandas.DataFrame) -> Finding:
     """Growth of the four strategies on the plain chain (checkpoint-depth)."""
     expected = {"store-all": 1.0, "sqrt": 0.5, "recompute-all": 0.0}
     found = {name: growth(frame, model="mlp", implementation=name) for name in expected}
-    runs = one(
-        frame,
-        metric="stage_forwards",
-        source="measured",
-        model="mlp",
-        implementation="recompute-all",
-        depth=64,
-    )
+    runs = one(frame, metric="stage_forwards", source="measured", model="mlp", implementation="recompute-all", depth=64)
     shown = ", ".join(f"{name} {text(value)}" for name, value in found.items())
     return Finding(
         predicted="slopes 1, 1/2, 0; 2,145 = L(L+1)/2 runs for 65 stages",
@@ -156,8 +142,7 @@ def k7(frame: pandas.DataFrame) -> Finding:
     "section 2.3",
     experiments=("checkpoint-depth",),
     shown="checkpoint_time",
-    conditions="the note does not say of what k there are: read as k segments, and as one layer in "
-    "every k",
+    conditions="the note does not say of what k there are: read as k segments, and as one layer in every k",
     other="one of the two readings; no run of it is on record",
     overturn=(Scale({"model": "mlp", "implementation": "sqrt", "metric": "stage_forwards"}),),
     compared=False,
@@ -165,14 +150,7 @@ def k7(frame: pandas.DataFrame) -> Finding:
 def k10(frame: pandas.DataFrame) -> Finding:
     """Both readings: runs of a stage counted in k segments, and the formula of the other."""
     stages, segments = 257, 16
-    runs = one(
-        frame,
-        metric="stage_forwards",
-        source="measured",
-        model="mlp",
-        depth=256,
-        implementation="sqrt",
-    )
+    runs = one(frame, metric="stage_forwards", source="measured", model="mlp", depth=256, implementation="sqrt")
     noted = 1 + 1 / segments
     one_in_k = (stages - 1 + (stages - 1) // segments) / (stages - 1)
     right = [abs(found / noted - 1) < 0.01 for found in (runs / stages, one_in_k)]

@@ -33,11 +33,7 @@ def granularity(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted="item by item",
         measured=f"worst of {count} {worst - 1:+.2%}" if count else NOT_MEASURED,
-        parts=[
-            agreement(
-                "bytes a layer keeps over the formula, worst", worst, 1, MEMORY, Evidence.OTHER
-            )
-        ],
+        parts=[agreement("bytes a layer keeps over the formula, worst", worst, 1, MEMORY, Evidence.OTHER)],
     )
 
 
@@ -81,13 +77,7 @@ def checkpoint_each_operation(frame: pandas.DataFrame) -> Finding:
     shown="checkpoint_granularity",
     as_claimed=every(
         times(0.1, metric="saved_bytes_per_layer", implementation="each block", mode="new", **RAN),
-        times(
-            0.2,
-            metric="saved_bytes_per_layer",
-            implementation="each block",
-            mode="reentrant",
-            **RAN,
-        ),
+        times(0.2, metric="saved_bytes_per_layer", implementation="each block", mode="reentrant", **RAN),
     ),
     compared=False,
 )
@@ -95,13 +85,7 @@ def k14(frame: pandas.DataFrame) -> Finding:
     """The notes on the two modes: O(N) to O(1) without reentry, less saving with it."""
 
     def kept(mode: str, source: str = "measured") -> float:
-        return one(
-            frame,
-            metric="saved_bytes_per_layer",
-            source=source,
-            implementation="each block",
-            mode=mode,
-        )
+        return one(frame, metric="saved_bytes_per_layer", source=source, implementation="each block", mode=mode)
 
     new, old, model = kept("new"), kept("reentrant"), kept("new", "predicted")
     return Finding(

@@ -61,9 +61,7 @@ def savings(frame: pandas.DataFrame, extra: float) -> dict[str, float]:
     depth = picked(frame, experiment="checkpoint-depth", source="measured")
     for model, layers, plan in DEEP_CHAINS:
         where = {"model": model, "depth": layers}
-        top, low = (
-            one(depth, implementation=i, metric="peak_bytes", **where) for i in ("autograd", plan)
-        )
+        top, low = (one(depth, implementation=i, metric="peak_bytes", **where) for i in ("autograd", plan))
         runs = one(depth, implementation=plan, metric="stage_forwards", **where)
         more = (runs / len(formula(model, layers).stages) - 1) / 3
         if math.isfinite(more) and math.isfinite(top / low):
@@ -126,11 +124,7 @@ def optimal_plans(frame: pandas.DataFrame) -> Finding:
     conditions="the note speaks of language models: a GPT of 26 stages, by its time on a CPU. "
     "Deeper chains, by the forwards that were run, save more",
     partial="a language model of about 30 stages; the factor grows with depth",
-    overturn=(
-        Scale(
-            {"experiment": "checkpoint-pareto", "metric": "peak_bytes", "implementation": "optimal"}
-        ),
-    ),
+    overturn=(Scale({"experiment": "checkpoint-pareto", "metric": "peak_bytes", "implementation": "optimal"}),),
     compared=False,
 )
 def k11(frame: pandas.DataFrame) -> Finding:
@@ -139,10 +133,8 @@ def k11(frame: pandas.DataFrame) -> Finding:
     chains = [uniform_chain(length, 1, 12) for length in (32, 1024)]
     deep = [store_all(chain).peak_bytes / sqrt(chain).peak_bytes for chain in chains]
     return Finding(
-        predicted=f"the factor grows with depth: {deep[0]:.1f}x for 32, {deep[1]:.1f}x for 1,024 "
-        "equal stages",
-        measured=", ".join(f"{name}: {v:.1f}x" for name, v in found.items()) + " for at most "
-        "0.40 of a step more"
+        predicted=f"the factor grows with depth: {deep[0]:.1f}x for 32, {deep[1]:.1f}x for 1,024 equal stages",
+        measured=", ".join(f"{name}: {v:.1f}x" for name, v in found.items()) + " for at most 0.40 of a step more"
         if found
         else NOT_MEASURED,
         parts=[
@@ -180,8 +172,7 @@ def k8(frame: pandas.DataFrame) -> Finding:
     least = 1 / max(found.values(), default=NAN)
     work = 7 / 6  # products of a step: seven against six
     return Finding(
-        predicted=f"flash: {work:.2f}x the products, memory falls as 1/N; checkpointing: the share "
-        "falls with depth",
+        predicted=f"flash: {work:.2f}x the products, memory falls as 1/N; checkpointing: the share falls with depth",
         measured="flash: "
         + ", ".join(f"{v:.2f}x at {n:g}" for n, v in memory.items() if n >= 512)
         + " (H200); checkpointing, for at most one step's work more: "

@@ -87,16 +87,6 @@ def fusion_by_torch_compile(frame: pandas.DataFrame) -> Finding:
     reach = worst(compiled["measured"] / compiled["predicted"])
     return Finding(
         predicted="2, 3, 2 passes",
-        measured=f"at most {reach:.3f} of that (Inductor's count)"
-        if reach == reach
-        else NOT_MEASURED,
-        parts=[
-            agreement(
-                "the compiler's bytes over the fused passes, worst",
-                reach,
-                1,
-                MEMORY,
-                Evidence.DERIVED,
-            )
-        ],
+        measured=f"at most {reach:.3f} of that (Inductor's count)" if reach == reach else NOT_MEASURED,
+        parts=[agreement("the compiler's bytes over the fused passes, worst", reach, 1, MEMORY, Evidence.DERIVED)],
     )

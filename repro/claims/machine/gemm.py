@@ -56,8 +56,7 @@ def matrix_product_levels(frame: pandas.DataFrame) -> Finding:
     "section 1.2",
     experiments=("gemm-ladder", "gemm-cache"),
     shown="gemm_levels",
-    conditions="misses of another simulator (cachegrind) in small caches; the processor's "
-    "own counter is asked too",
+    conditions="misses of another simulator (cachegrind) in small caches; the processor's own counter is asked too",
     chosen="limits of a factor of 1.5 were set with the worst ratio, 1.37, in sight",
     overturn=(
         Scale(factor=2.1),  # limits of a factor of 1.5
@@ -65,25 +64,17 @@ def matrix_product_levels(frame: pandas.DataFrame) -> Finding:
     ),
 )
 def matrix_product_misses(frame: pandas.DataFrame) -> Finding:
-    misses = pick(
-        frame, experiment="gemm-cache", metric=["first_level_misses", "last_level_misses"]
-    )
+    misses = pick(frame, experiment="gemm-cache", metric=["first_level_misses", "last_level_misses"])
     if "tool" in misses:  # the model's own count, where valgrind is missing, measures nothing
         misses = misses[~misses["tool"].astype(str).str.startswith("LRU model")]
-    pairs = misses.pivot_table(
-        index=["implementation", "side", "metric"], columns="source", values="value"
-    )
+    pairs = misses.pivot_table(index=["implementation", "side", "metric"], columns="source", values="value")
     missed, seen = float("nan"), NOT_MEASURED
     if "measured" in pairs and not pairs["measured"].isna().any():
         missed = worst(pairs["measured"] / pairs["predicted"])
-        naive, tiled = (
-            pairs.loc[(f, 112, "first_level_misses"), "measured"] for f in ("naive", "tiled")
-        )
+        naive, tiled = (pairs.loc[(f, 112, "first_level_misses"), "measured"] for f in ("naive", "tiled"))
         seen = f"{naive / tiled:.0f}x fewer at N = 112, worst {missed - 1:+.1%}"
     hardware = (
-        pick(
-            frame, experiment="gemm-cache", metric="hardware_first_level_misses", source="measured"
-        )
+        pick(frame, experiment="gemm-cache", metric="hardware_first_level_misses", source="measured")
         .groupby("implementation")["value"]
         .first()
     )

@@ -62,16 +62,11 @@ def judge() -> Iterator[tuple[str, ...]]:
     for level, (range_bytes, range_rate) in NOTES.items():
         at_sm = level != "HBM"
         claim = " to ".join(
-            dict.fromkeys(
-                f"{b / 1024:.0f} KiB per SM" if at_sm else f"{b / GIB:.0f} GB" for b in range_bytes
-            )
+            dict.fromkeys(f"{b / 1024:.0f} KiB per SM" if at_sm else f"{b / GIB:.0f} GB" for b in range_bytes)
         )
         cells = []
         for gpu in CARDS:
-            per_sm = {
-                "registers": gpu.registers_per_sm * 4.0,
-                "shared memory": float(gpu.shared_bytes_per_sm),
-            }
+            per_sm = {"registers": gpu.registers_per_sm * 4.0, "shared memory": float(gpu.shared_bytes_per_sm)}
             held = per_sm.get(level, gpu.memory_bytes)
             shown = f"{held / 1024:.0f} KiB" if at_sm else f"{held / GIB:.0f} GiB"
             cells.append(f"{_inside(held, range_bytes)}: {shown}")
@@ -79,10 +74,7 @@ def judge() -> Iterator[tuple[str, ...]]:
         if range_rate is None:
             continue
         claim = " to ".join(dict.fromkeys(f"{rate:g}" for rate in range_rate)) + " TB/s"
-        rates = [
-            gpu.shared_bandwidth_bytes_per_s if at_sm else gpu.hbm_bandwidth_bytes_per_s
-            for gpu in CARDS
-        ]
+        rates = [gpu.shared_bandwidth_bytes_per_s if at_sm else gpu.hbm_bandwidth_bytes_per_s for gpu in CARDS]
         yield (level, claim, *(f"{_inside(r / 1e12, range_rate)}: {r / 1e12:.3g}" for r in rates))
 
 
@@ -114,9 +106,7 @@ def note_hierarchy(frame: pandas.DataFrame) -> Finding:
         f"{gpu.memory_bytes / GIB:.0f} GiB, "
         f"{gpu.hbm_bandwidth_bytes_per_s / 1e12:.1f} TB/s. All {len(rows)} numbers are right "
         f"for {', '.join(good) or 'no card'}, {right[OURS]} for the {OURS}",
-        measured=f"HBM copy {reached:.2f} TB/s ({OURS})"
-        if math.isfinite(reached)
-        else NOT_MEASURED,
+        measured=f"HBM copy {reached:.2f} TB/s ({OURS})" if math.isfinite(reached) else NOT_MEASURED,
         published="19 TB/s, 1.5 TB/s (A100)",
         parts=[
             Part(

@@ -21,13 +21,7 @@ KERNELS = ("flash", OURS, "flash-sm90-optimistic")
 
 
 #: The best of these a shape is the peer to be measured against.
-PEERS = (
-    "flash-attn-4 4.0.0b36 (Hopper path)",
-    "sdpa-cudnn",
-    "sdpa-flash2",
-    "sdpa-flash",
-    "sdpa-math",
-)
+PEERS = ("flash-attn-4 4.0.0b36 (Hopper path)", "sdpa-cudnn", "sdpa-flash2", "sdpa-flash", "sdpa-math")
 
 
 SHAPE = ["pass", "head_dim", "causal", "seqlen_q"]
@@ -65,9 +59,7 @@ def distances(frame: pandas.DataFrame) -> pandas.DataFrame:
     if rows.empty:
         return rows.assign(bound_tflops=[], binding=[], distance=[], distance_without_shared=[])
     keys = ["implementation", *SHAPE]
-    rows = rows.groupby(keys, as_index=False).agg(
-        {"tflops": "median", "source": "first", "device": "first"}
-    )
+    rows = rows.groupby(keys, as_index=False).agg({"tflops": "median", "source": "first", "device": "first"})
     rows["causal"] = rows["causal"].astype(bool)
     found = rows.merge(bounds(str(rows["device"].iloc[0])), on=SHAPE)
     found["distance"] = found["bound_tflops"] / found["tflops"]
@@ -85,17 +77,7 @@ def tflops(frame: pandas.DataFrame) -> pandas.DataFrame:
     rows["tflops"] = rows["value"].where(~is_time, flops / rows["value"] / 1e9)
     # An implementation timed in turn with ours has both rows; one of them is enough.
     return rows.sort_values("metric").drop_duplicates(
-        [
-            "source",
-            "implementation",
-            "pass",
-            "seqlen_q",
-            "head_dim",
-            "causal",
-            "dtype",
-            "experiment",
-            "device",
-        ],
+        ["source", "implementation", "pass", "seqlen_q", "head_dim", "causal", "dtype", "experiment", "device"],
         keep="last",
     )
 

@@ -31,11 +31,7 @@ def forms(frame: pandas.DataFrame) -> pandas.DataFrame:
     for values, group in ours.groupby(keys, sort=False):
         name, pass_, head_dim, block_m, block_n = values
         cell = Cell(
-            implementation=name,
-            pass_=pass_,
-            head_dim=int(head_dim),
-            block_m=int(block_m),
-            block_n=int(block_n),
+            implementation=name, pass_=pass_, head_dim=int(head_dim), block_m=int(block_m), block_n=int(block_n)
         )
         found = round_of(cell)
         tensor = found.clocks()["tensor cores"]

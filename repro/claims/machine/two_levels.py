@@ -44,9 +44,7 @@ def sm_boundary(frame: pandas.DataFrame) -> Finding:
     return Finding(
         predicted=longest(model, "sram_read_bytes"),
         measured=longest(measured, "sram_read_bytes") + " (H200)",
-        parts=[
-            agreement("counter over sum, worst length", worst(sm), 1, COUNTER, Evidence.HARDWARE)
-        ],
+        parts=[agreement("counter over sum, worst length", worst(sm), 1, COUNTER, Evidence.HARDWARE)],
     )
 
 
@@ -82,13 +80,7 @@ def hbm_behind_l2(frame: pandas.DataFrame) -> Finding:
         predicted=longest(model, "hbm_read_bytes"),
         measured=longest(measured, "hbm_read_bytes") + " (H200)",
         parts=[
-            agreement(
-                "counter over model while L2 holds K and V",
-                worst(hbm[held]),
-                1,
-                COUNTER,
-                Evidence.HARDWARE,
-            ),
+            agreement("counter over model while L2 holds K and V", worst(hbm[held]), 1, COUNTER, Evidence.HARDWARE),
             agreement(
                 "counter over model after several waves, worst",
                 worst(hbm[~held]),

@@ -44,9 +44,7 @@ def _numerical(frame: pandas.DataFrame, fault: str, right_form: str) -> Finding:
         evidence=Evidence.COUNTED,
     )
     return Finding(
-        predicted=f"correct: {right_form}",
-        measured=NOT_MEASURED if math.isnan(wrong) else shown,
-        parts=[part],
+        predicted=f"correct: {right_form}", measured=NOT_MEASURED if math.isnan(wrong) else shown, parts=[part]
     )
 
 

@@ -28,11 +28,7 @@ def _card(device: object) -> str | None:
 def _bandwidth_shares(frame: pandas.DataFrame) -> dict[str, float]:
     """Card -> its best measured bandwidth of HBM over the datasheet's."""
     rows = pick(
-        frame,
-        experiment=["ceiling", "gpu-ceilings"],
-        source="measured",
-        unit="TB/s",
-        implementation=HBM_CEILINGS,
+        frame, experiment=["ceiling", "gpu-ceilings"], source="measured", unit="TB/s", implementation=HBM_CEILINGS
     )
     shares: dict[str, float] = {}
     for device, value in zip(rows["device"], rows["value"], strict=True):

@@ -37,17 +37,12 @@ def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
 )
 def determinism(frame: pandas.DataFrame) -> Finding:
     """What determinism costs in bytes, and that the count is the prediction."""
-    table = totals(frame).pivot_table(
-        index=["implementation", "causal", "seqlen_q"], columns="source", values="value"
-    )
+    table = totals(frame).pivot_table(index=["implementation", "causal", "seqlen_q"], columns="source", values="value")
     ratio = table["measured"] / table["predicted"] if "measured" in table else pandas.Series()
 
     def against_atomic(algorithm: str, source: str) -> str:
         try:
-            ours, base = (
-                table.loc[(name, False, LONGEST), source]
-                for name in (algorithm, BASELINES[algorithm])
-            )
+            ours, base = (table.loc[(name, False, LONGEST), source] for name in (algorithm, BASELINES[algorithm]))
         except KeyError:
             return NOT_MEASURED
         if not (ours > 0 and base > 0):  # nothing counted adds up to 0

@@ -21,9 +21,7 @@ def with_bound(frame: pandas.DataFrame) -> pandas.DataFrame:
     least = pick(frame, metric="time_us", source="predicted", device=A100_80GB.name)
     found = times.dropna(subset=["value"]).join(known.rename("bytes"), on=point)
     found = found.join(least.set_index(point)["value"].rename("bound"), on=point)
-    return found.assign(
-        rate=found["bytes"] / found["value"] / 1e6, over=found["value"] / found["bound"]
-    )
+    return found.assign(rate=found["bytes"] / found["value"] / 1e6, over=found["value"] / found["bound"])
 
 
 @claim(

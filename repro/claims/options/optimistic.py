@@ -11,13 +11,7 @@ from repro.claims.protocol import Evidence, Part
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.values import pick
 from repro.claims.works import OURS
-from repro.experiments.bytes.optimistic import (
-    EXACT,
-    OPTIMISTIC,
-    SEQLEN_K,
-    cells,
-    first_key_looked_at,
-)
+from repro.experiments.bytes.optimistic import EXACT, OPTIMISTIC, SEQLEN_K, cells, first_key_looked_at
 
 
 def relative(frame: pandas.DataFrame, metric: str) -> pandas.DataFrame:
@@ -54,11 +48,7 @@ def optimistic_softmax(frame: pandas.DataFrame) -> Finding:
     flagged = pick(ours, source="measured", metric="flagged_share", pattern="upward", value=1.0)
     first = f"{flagged['nats'].min():g} nats" if len(flagged) else NOT_MEASURED
     times = relative(frame, "time_ms")
-    speed = (
-        f"{times['ratio'].min():.2f} to {times['ratio'].max():.2f} of exact"
-        if len(times)
-        else NOT_MEASURED
-    )
+    speed = f"{times['ratio'].min():.2f} to {times['ratio'].max():.2f} of exact" if len(times) else NOT_MEASURED
     most = float(ratio.max()) if len(ratio) else np.nan
     return Finding(
         predicted=f"repair from {start:.1f} nats of drift on",

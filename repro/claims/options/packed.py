@@ -59,8 +59,7 @@ def packed_sequences(frame: pandas.DataFrame) -> Finding:
     of_padding = float(share.iloc[0]) if len(share) else float("nan")
     return Finding(
         predicted="the sum over sequences and their tables; padded: as many of the longest",
-        measured=f"{len(wide)} tensors, worst {off - 1:+.2%}; padded moves {ratio:.2f} times "
-        "as much"
+        measured=f"{len(wide)} tensors, worst {off - 1:+.2%}; padded moves {ratio:.2f} times as much"
         if len(wide)
         else NOT_MEASURED,
         published="up to half of the tokens are padding (Krell et al. 2021, abstract)",

@@ -55,17 +55,7 @@ def excess(table: pandas.DataFrame) -> pandas.DataFrame:
 def sliding_window(frame: pandas.DataFrame) -> Finding:
     """Counted bytes are the predicted ones, and what a tile as large as its window costs."""
     rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"]).copy()
-    keys = [
-        "way",
-        "pass",
-        "seqlen_q",
-        "window_left",
-        "block_m",
-        "block_n",
-        "kernel",
-        "tensor",
-        "direction",
-    ]
+    keys = ["way", "pass", "seqlen_q", "window_left", "block_m", "block_n", "kernel", "tensor", "direction"]
     off, wide = float("nan"), pandas.DataFrame()
     if "window_left" in rows:
         rows["window_left"] = rows["window_left"].fillna(-1)
@@ -77,9 +67,7 @@ def sliding_window(frame: pandas.DataFrame) -> Finding:
     at = worst(even / 2) * 2 if len(even) else float("nan")
     return Finding(
         predicted="sums over a window's tiles; 2 pairs loaded for each one seen at w = Br",
-        measured=f"{len(wide)} tensors, worst {off - 1:+.2%}; {at:.2f}"
-        if len(wide)
-        else NOT_MEASURED,
+        measured=f"{len(wide)} tensors, worst {off - 1:+.2%}; {at:.2f}" if len(wide) else NOT_MEASURED,
         parts=[
             exact("counted over predicted, worst tensor", off),
             Part(

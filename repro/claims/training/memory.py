@@ -45,11 +45,7 @@ def gradient_accumulation(frame: pandas.DataFrame) -> Finding:
         measured=f"activations {shown(falls)} off 1/n; peak {shown(peak)}",
         parts=[
             agreement(
-                "activations of a micro-batch times n over those of n = 1, worst",
-                falls,
-                1,
-                MEMORY,
-                Evidence.OTHER,
+                "activations of a micro-batch times n over those of n = 1, worst", falls, 1, MEMORY, Evidence.OTHER
             ),
             agreement("peak over the formula, worst", peak, 1, MEMORY, Evidence.OTHER),
         ],
@@ -125,23 +121,12 @@ def optimiser_on_the_host(frame: pandas.DataFrame) -> Finding:
 )
 def optimiser_on_the_host_time(frame: pandas.DataFrame) -> Finding:
     timed = pick(frame, implementation="host-optimizer", source="measured").set_index("metric")
-    step, bandwidth = (
-        float(timed["value"].get(name, float("nan"))) for name in ("step_s", "stream_bytes_per_s")
-    )
+    step, bandwidth = (float(timed["value"].get(name, float("nan"))) for name in ("step_s", "stream_bytes_per_s"))
     bound = PARAMETERS * host_streamed_bytes() / bandwidth
     return Finding(
-        predicted=f"{bound * 1e3:.0f} ms: {host_streamed_bytes():.0f} bytes a parameter at "
-        f"{bandwidth / 1e9:.1f} GB/s"
+        predicted=f"{bound * 1e3:.0f} ms: {host_streamed_bytes():.0f} bytes a parameter at {bandwidth / 1e9:.1f} GB/s"
         if bound == bound
         else NOT_MEASURED,
         measured=f"{step * 1e3:.0f} ms (one core)" if step == step else NOT_MEASURED,
-        parts=[
-            agreement(
-                "time over the bound",
-                step,
-                bound,
-                TIME,
-                Evidence.HARDWARE,
-            )
-        ],
+        parts=[agreement("time over the bound", step, bound, TIME, Evidence.HARDWARE)],
     )

@@ -28,10 +28,7 @@ def steps(frame: pandas.DataFrame) -> pandas.DataFrame:
         # the fastest forward and backward come from different steps: together they take one step
         share = found["store_step_s"] / (found["forward_s"] + found["backward_s"]) / DEPTH
         cost = LayerCost(
-            SAVED_BYTES,
-            found["forward_s"] * share,
-            found["backward_s"] * share,
-            input_bytes=4 * ROWS * WIDTH,
+            SAVED_BYTES, found["forward_s"] * share, found["backward_s"] * share, input_bytes=4 * ROWS * WIDTH
         )
         link = HostLinkModel(float(bandwidth) * 1e6)
         for action in ACTIONS:
@@ -56,8 +53,7 @@ def steps(frame: pandas.DataFrame) -> pandas.DataFrame:
     shown="offload_crossover",
     conditions="an emulated link on a CPU",
     overturn=(Scale(),),
-    partial="times repeat within 40 % beside other programs, and one chain on one emulated "
-    "link was run",
+    partial="times repeat within 40 % beside other programs, and one chain on one emulated link was run",
 )
 def offload_crossover(frame: pandas.DataFrame) -> Finding:
     """Bytes, times and the crossover."""
@@ -71,17 +67,11 @@ def offload_crossover(frame: pandas.DataFrame) -> Finding:
         moves = wide.xs("offload", level="action")
         off, count = worst(moves["measured"] / moves["predicted"]), len(moves)
         again = wide.xs("recompute", level="action")
-        agree = float(
-            (
-                (moves["measured"] < again["measured"]) == (moves["predicted"] < again["predicted"])
-            ).mean()
-        )
+        agree = float(((moves["measured"] < again["measured"]) == (moves["predicted"] < again["predicted"])).mean())
     differ = float(len(measured_bytes ^ predicted_bytes)) if len(measured_bytes) else math.nan
     return Finding(
         predicted=f"bytes exact, same side at {count} bandwidths" if count else "-",
-        measured=f"time within {abs(off - 1):.0%}, same side at {agree * count:.0f}"
-        if count
-        else NOT_MEASURED,
+        measured=f"time within {abs(off - 1):.0%}, same side at {agree * count:.0f}" if count else NOT_MEASURED,
         parts=[
             Part(
                 what="numbers of bytes moved that differ from the formula",
@@ -90,9 +80,7 @@ def offload_crossover(frame: pandas.DataFrame) -> Finding:
                 high=0,
                 evidence=Evidence.COUNTED,
             ),
-            agreement(
-                "step time over the replay, worst bandwidth", off, 1, TIME, Evidence.HARDWARE
-            ),
+            agreement("step time over the replay, worst bandwidth", off, 1, TIME, Evidence.HARDWARE),
             Part(
                 what="share of bandwidths on the predicted side",
                 value=agree,

@@ -62,15 +62,7 @@ def korthikanti_table_2(frame: pandas.DataFrame) -> Finding:
         predicted="sbh (10 + 24/t + 5as/ht) to 34 sbh/t",
         measured=shown(saved),
         published="Table 2",
-        parts=[
-            agreement(
-                "bytes alive after the forward over the formula, worst",
-                saved,
-                1,
-                MEMORY,
-                Evidence.OTHER,
-            )
-        ],
+        parts=[agreement("bytes alive after the forward over the formula, worst", saved, 1, MEMORY, Evidence.OTHER)],
     )
 
 
@@ -98,11 +90,7 @@ def korthikanti_collectives(frame: pandas.DataFrame) -> Finding:
         published="section 4.2.2",
         parts=[
             agreement(
-                "bytes at the sockets over the formula, tensor parallel, worst",
-                tensor,
-                1,
-                MEMORY,
-                Evidence.OTHER,
+                "bytes at the sockets over the formula, tensor parallel, worst", tensor, 1, MEMORY, Evidence.OTHER
             ),
             agreement(
                 "bytes at the sockets over the formula, sequence parallel, worst",
@@ -148,13 +136,7 @@ def korthikanti_5x(frame: pandas.DataFrame) -> Finding:
                 evidence=Evidence.DERIVED,
                 form=".2f",
             ),
-            agreement(
-                "bytes alive after the forward over the formula, worst",
-                saved,
-                1,
-                MEMORY,
-                Evidence.OTHER,
-            ),
+            agreement("bytes alive after the forward over the formula, worst", saved, 1, MEMORY, Evidence.OTHER),
         ],
     )
 
@@ -180,14 +162,11 @@ def ring_attention(frame: pandas.DataFrame) -> Finding:
     error = float(errors.max()) if len(errors) else float("nan")
     return Finding(
         predicted="2 (P-1) Nd/P elements forward",
-        measured=f"bytes {shown(ring)}, at the sockets {shown(ring_sent)}, headers included; "
-        f"error {error:.1e} in fp32"
+        measured=f"bytes {shown(ring)}, at the sockets {shown(ring_sent)}, headers included; error {error:.1e} in fp32"
         if error == error
         else NOT_MEASURED,
         parts=[
-            agreement(
-                "bytes at the sockets over the formula, worst", ring_sent, 1, MEMORY, Evidence.OTHER
-            ),
+            agreement("bytes at the sockets over the formula, worst", ring_sent, 1, MEMORY, Evidence.OTHER),
             agreement("bytes of sends over the formula, worst", ring, 1, COUNT, Evidence.OTHER),
             Part(
                 what="largest error against one rank in float64",

@@ -16,8 +16,7 @@ from repro.claims.works import CHEN, KORTHIKANTI, ZERO
 
 @claim(
     "Korthikanti selective",
-    "selective recomputation saves 70 % of GPT-3's activations for 2.7 % more operations, 65 % of "
-    "MT-NLG's for 1.6 %",
+    "selective recomputation saves 70 % of GPT-3's activations for 2.7 % more operations, 65 % of MT-NLG's for 1.6 %",
     KORTHIKANTI,
     "section 5",
     experiments=("korthikanti",),
@@ -61,9 +60,7 @@ def selective(frame: pandas.DataFrame) -> Finding:
     shown="parallel_layer",
     conditions="nothing was run: printed gains against the printed times",
     compared=False,
-    overturn=(
-        Scale({"metric": "iteration_s", "implementation": "full recompute"}, source="published"),
-    ),
+    overturn=(Scale({"metric": "iteration_s", "implementation": "full recompute"}, source="published"),),
 )
 def table_5(frame: pandas.DataFrame) -> Finding:
     rows = pick(frame, source="published", metric="iteration_s")
@@ -98,27 +95,12 @@ def table_5(frame: pandas.DataFrame) -> Finding:
     partial="up to 1,024 layers, and a peak that holds one layer's own tensors besides",
     chosen="the slope 0.19 of a logarithm took the place of 0 ± 0.1, which the 0.11 found misses",
     compared=False,
-    overturn=(
-        Scale(
-            {
-                "model": "mlp",
-                "implementation": "recursive",
-                "metric": "stage_forwards",
-                "depth": 256,
-            }
-        ),
-    ),
+    overturn=(Scale({"model": "mlp", "implementation": "recursive", "metric": "stage_forwards", "depth": 256}),),
 )
 def recursion(frame: pandas.DataFrame) -> Finding:
     slope = growth(frame, model="mlp", implementation="recursive")
     rows = (
-        pick(
-            frame,
-            source="measured",
-            metric="stage_forwards",
-            model="mlp",
-            implementation="recursive",
-        )
+        pick(frame, source="measured", metric="stage_forwards", model="mlp", implementation="recursive")
         .set_index("depth")["value"]
         .dropna()
     )
@@ -130,12 +112,7 @@ def recursion(frame: pandas.DataFrame) -> Finding:
         if len(work)
         else NOT_MEASURED,
         parts=[
-            exponent(
-                "slope of the peak in depth (a logarithm has 0.19 over this octave)",
-                slope,
-                0.19,
-                Evidence.OTHER,
-            ),
+            exponent("slope of the peak in depth (a logarithm has 0.19 over this octave)", slope, 0.19, Evidence.OTHER),
             agreement(
                 "runs over n log n, 256 over 64 layers",
                 steady,
@@ -160,24 +137,11 @@ def recursion(frame: pandas.DataFrame) -> Finding:
     "plan with memory sharing",
     other="another baseline",
     compared=False,
-    overturn=(
-        Scale(
-            {"model": "lstm", "implementation": "chen-search", "metric": "peak_bytes"},
-            20,
-            only="up",
-        ),
-    ),
+    overturn=(Scale({"model": "lstm", "implementation": "chen-search", "metric": "peak_bytes"}, 20, only="up"),),
 )
 def lstm(frame: pandas.DataFrame) -> Finding:
     top, low = (
-        one(
-            frame,
-            source="measured",
-            metric="peak_bytes",
-            model="lstm",
-            depth=2048,
-            implementation=name,
-        )
+        one(frame, source="measured", metric="peak_bytes", model="lstm", depth=2048, implementation=name)
         for name in ("autograd", "chen-search")
     )
     return Finding(
@@ -212,19 +176,12 @@ for name, statement, work, where, needs in (
     ),
     (
         "Korthikanti Eq. 5",
-        "the first stage of a pipeline keeps activations of L layers, whatever "
-        "the number of stages",
+        "the first stage of a pipeline keeps activations of L layers, whatever the number of stages",
         KORTHIKANTI,
         "Eq. 5",
         "a pipeline of ranks with one forward and one backward in turns",
     ),
-    (
-        "ZeRO Table 2",
-        "the largest model that fits: 1.3B, 6.2B with P_os",
-        ZERO,
-        "Table 2",
-        "64 V100s of 32 GB",
-    ),
+    ("ZeRO Table 2", "the largest model that fits: 1.3B, 6.2B with P_os", ZERO, "Table 2", "64 V100s of 32 GB"),
     (
         "ZeRO P_a",
         "activation checkpoints of 33 GB become 2 GB over 16 ranks",

@@ -78,9 +78,7 @@ def zero_volume(frame: pandas.DataFrame) -> Finding:
 
     tool = "at the sockets of gloo, headers included"
     return Finding(
-        predicted=", ".join(
-            f"{communication_volume(name)}Ψ" for name in ("data-parallel", "zero-2", "zero-3")
-        ),
+        predicted=", ".join(f"{communication_volume(name)}Ψ" for name in ("data-parallel", "zero-2", "zero-3")),
         measured=", ".join(f"{of(e):.2f}Ψ" for e in claimed) + f" ({tool}); tensors given to "
         f"collectives, counted as rings would send them: {tensors - 1:+.2%} off"
         if known
@@ -98,7 +96,7 @@ def zero_volume(frame: pandas.DataFrame) -> Finding:
                     why="gloo's reduce-scatter sends twice a ring's bytes",
                 )
                 for engine, count in claimed.items()
-            ),
+            )
         ],
     )
 

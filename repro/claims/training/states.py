@@ -25,10 +25,7 @@ def dominating_length(*, attention_matrix: bool) -> int:
     """Smallest multiple of 256 tokens (batch 1) whose activations exceed 16 bytes a parameter."""
     states = model_state_bytes(LLAMA_PARAMETERS).total
     seqlen = 256
-    while (
-        decoder_model_bytes(batch=1, seqlen=seqlen, attention_matrix=attention_matrix, **LLAMA)
-        <= states
-    ):
+    while decoder_model_bytes(batch=1, seqlen=seqlen, attention_matrix=attention_matrix, **LLAMA) <= states:
         seqlen += 256
     return seqlen
 
@@ -68,13 +65,7 @@ def k12(frame: pandas.DataFrame) -> Finding:
         f"attention matrix, {flash} without (batch 1)",
         measured=f"one layer, formula of its bytes: {ratio - 1:+.2%}" if known else NOT_MEASURED,
         parts=[
-            Part(
-                what="MiB of one activation",
-                value=one / 2**20,
-                low=32,
-                high=32,
-                evidence=Evidence.DERIVED,
-            ),
+            Part(what="MiB of one activation", value=one / 2**20, low=32, high=32, evidence=Evidence.DERIVED),
             agreement("a layer's saved bytes over the formula", ratio, 1, MEMORY, Evidence.OTHER),
             Part(
                 what="length from which activations dominate, flash attention",

@@ -35,9 +35,21 @@ METRICS = {
     "sram_write_bytes": ("sm", "write"),
 }
 CELL = [
-    "experiment", "device", "implementation", "pass", "batch", "heads", "kv_heads", "seqlen_q",
-    "seqlen_k", "head_dim", "dtype", "causal", "block_m", "block_n",
-]  # fmt: skip
+    "experiment",
+    "device",
+    "implementation",
+    "pass",
+    "batch",
+    "heads",
+    "kv_heads",
+    "seqlen_q",
+    "seqlen_k",
+    "head_dim",
+    "dtype",
+    "causal",
+    "block_m",
+    "block_n",
+]
 #: Unfused PyTorch, kernel by kernel in order of launch.
 EAGER_KERNELS = {"fig2-left-traffic": EAGER, "fig2-left-traffic-masked": EAGER_MASKED_DROPOUT}
 #: FlashAttention-2 as PyTorch launches it, d = 64: (pass, our kernel's name), or a copy (None).
@@ -90,8 +102,7 @@ def residuals(frame: pandas.DataFrame) -> list[dict[str, Any]]:
         cell = dict(zip([*CELL, "kernel"], index, strict=True))
         gpu = find_gpu(str(cell["device"]))
         if gpu is None:
-            log.warning("%s: not in analysis/gpus.toml, its counters are not split",
-                        cell["device"])  # fmt: skip
+            log.warning("%s: not in analysis/gpus.toml, its counters are not split", cell["device"])
             continue
         once, waved = expected(cell, gpu)
         for direction in ("read", "write"):
@@ -111,19 +122,21 @@ def residuals(frame: pandas.DataFrame) -> list[dict[str, Any]]:
 def expected(cell: Mapping[str, Any], gpu: Gpu) -> Expected:
     """What the formulas give for one kernel of a recorded cell."""
     shape = AttentionShape(
-        int(cell["batch"]), int(cell["heads"]), int(cell["seqlen_q"]), int(cell["seqlen_k"]),
-        int(cell["head_dim"]), kv_heads=int(cell["kv_heads"]), dtype=str(cell["dtype"]),
+        int(cell["batch"]),
+        int(cell["heads"]),
+        int(cell["seqlen_q"]),
+        int(cell["seqlen_k"]),
+        int(cell["head_dim"]),
+        kv_heads=int(cell["kv_heads"]),
+        dtype=str(cell["dtype"]),
         causal=bool(cell["causal"]),
-    )  # fmt: skip
+    )
     name, experiment = str(cell["implementation"]), str(cell["experiment"])
     kernel, pass_ = str(cell["kernel"]), str(cell["pass"])
     if name == "standard-eager":
         return _passes(EAGER_KERNELS[experiment][_place(kernel)], shape)
     if experiment == l2_absorption.NAME:
-        return _flash(
-            "flash", shape, l2_absorption.TILE, pass_, gpu.name, l2_absorption.BLOCKS_PER_SM,
-            "flash_forward",
-        )  # fmt: skip
+        return _flash("flash", shape, l2_absorption.TILE, pass_, gpu.name, l2_absorption.BLOCKS_PER_SM, "flash_forward")
     if name == "sdpa-flash2":
         pass_, ours = FLASH2_KERNELS[_place(kernel)]
         if ours is None:  # PyTorch copies out and dout to the kernel's layout
@@ -142,10 +155,7 @@ def _place(kernel: str) -> int:
 
 
 def _passes(kernel: KernelPasses, shape: AttentionShape) -> Expected:
-    once = {
-        "read": {"all": kernel.reads.bytes(shape)},
-        "write": {"all": kernel.writes.bytes(shape)},
-    }
+    once = {"read": {"all": kernel.reads.bytes(shape)}, "write": {"all": kernel.writes.bytes(shape)}}
     return once, once
 
 

@@ -30,13 +30,23 @@ RESULTS = ("out", "dq", "dk", "dv")
 def cells() -> list[Cell]:
     """Type × inputs × variant."""
     return [
-        Cell(implementation=name, pass_="forward+backward", batch=BATCH, heads=HEADS,
-             kv_heads=HEADS, seqlen_q=SEQLEN, seqlen_k=SEQLEN, head_dim=HEAD_DIM, dtype=dtype,
-             causal=False, inputs=inputs)
+        Cell(
+            implementation=name,
+            pass_="forward+backward",
+            batch=BATCH,
+            heads=HEADS,
+            kv_heads=HEADS,
+            seqlen_q=SEQLEN,
+            seqlen_k=SEQLEN,
+            head_dim=HEAD_DIM,
+            dtype=dtype,
+            causal=False,
+            inputs=inputs,
+        )
         for dtype in DTYPES
         for inputs in INPUTS
         for name in VARIANTS + LADDER
-    ]  # fmt: skip
+    ]
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -57,9 +67,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         results = {
             name: result
             for pass_ in ("forward", "backward")
-            for name, result in run_pass(
-                implementation, pass_, given, context.host()
-            ).tensors.items()
+            for name, result in run_pass(implementation, pass_, given, context.host()).tensors.items()
         }
         ran = "kernels of the ladder on the host backend"
     else:
@@ -68,9 +76,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
 
         leaves = [t.requires_grad_() for t in (q, k, v)]
         out = ALL[implementation](*leaves)
-        results = dict(
-            zip(RESULTS, (out.detach(), *torch.autograd.grad(out, leaves, dout)), strict=True)
-        )
+        results = dict(zip(RESULTS, (out.detach(), *torch.autograd.grad(out, leaves, dout)), strict=True))
         ran = ran_backend(implementation, *leaves)
     expected = attention_reference(q, k, v, dout)
     for name in RESULTS:
@@ -82,10 +88,16 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
             ("relative_rmse", (error.pow(2).mean() / want.pow(2).mean()).sqrt()),
         ):
             yield record(
-                cell, experiment=NAME, source="measured", metric=metric, unit="1",
-                tensor=name, value=float(value), note=f"ran {ran}",
+                cell,
+                experiment=NAME,
+                source="measured",
+                metric=metric,
+                unit="1",
+                tensor=name,
+                value=float(value),
+                note=f"ran {ran}",
                 tool="against float64 on the same rounded inputs",
-            )  # fmt: skip
+            )
 
 
 def tensors(inputs: str, dtype: str) -> list[Tensor]:

@@ -24,19 +24,23 @@ LENGTHS = (256, 512, 1024, 2048, 4096)
 LONGEST_JUDGED = 1024
 #: Ours runs emulated on a CPU: the longer lengths would take minutes.
 EMULATED, LONGEST_EMULATED = ("flash", "flash-deterministic"), 1024
-VARIANTS = (
-    "standard", "standard-checkpointed", "chunked", "sdpa-math", "sdpa-flash",
-    "flash", "flash-deterministic",
-)  # fmt: skip
+VARIANTS = ("standard", "standard-checkpointed", "chunked", "sdpa-math", "sdpa-flash", "flash", "flash-deterministic")
 HEAD_DIM, HEADS, REPEATS = 64, 1, 3
 
 
 def _cell(implementation: str, seqlen: int) -> Cell:
     return Cell(
-        implementation=implementation, pass_="forward+backward", batch=1, heads=HEADS,
-        kv_heads=HEADS, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=HEAD_DIM, dtype="fp32",
+        implementation=implementation,
+        pass_="forward+backward",
+        batch=1,
+        heads=HEADS,
+        kv_heads=HEADS,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        head_dim=HEAD_DIM,
+        dtype="fp32",
         causal=False,
-    )  # fmt: skip
+    )
 
 
 def cells() -> list[Cell]:
@@ -68,9 +72,15 @@ def predict(cell: Cell) -> Iterator[Record]:
         return
     for metric, value in (("saved_bytes", saved), ("peak_bytes", memory.total(peak))):
         yield record(
-            cell, experiment=NAME, source="predicted", tool="list of live tensors",
-            metric=metric, unit="B", value=value, cell=cell.id,
-        )  # fmt: skip
+            cell,
+            experiment=NAME,
+            source="predicted",
+            tool="list of live tensors",
+            metric=metric,
+            unit="B",
+            value=value,
+            cell=cell.id,
+        )
 
 
 def also() -> Iterator[Record]:
@@ -109,8 +119,17 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     ran = ran_backend(implementation, *leaves)
 
     def row(metric: str, value: float, unit: str, tool: str, **more: object) -> Record:
-        return record(cell, experiment=NAME, source="measured", metric=metric, value=value,
-                      unit=unit, tool=tool, note=f"ran {ran}", **more)  # fmt: skip
+        return record(
+            cell,
+            experiment=NAME,
+            source="measured",
+            metric=metric,
+            value=value,
+            unit=unit,
+            tool=tool,
+            note=f"ran {ran}",
+            **more,
+        )
 
     yield row("saved_bytes", saved.total_bytes, "B", "saved-tensor hooks")
     yield row("peak_bytes", peak, "B", "storages seen by the dispatcher, and our scratch")
@@ -128,8 +147,15 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         torch.autograd.grad(variant(*leaves), leaves, dout)
         times.append(time.perf_counter() - start)
     times = times[1:]  # the first is the warm-up
-    yield row("time_s", median(times), "s", f"wall clock, {torch.get_num_threads()} threads",
-              spread_min=min(times), spread_max=max(times), spread_n=REPEATS)  # fmt: skip
+    yield row(
+        "time_s",
+        median(times),
+        "s",
+        f"wall clock, {torch.get_num_threads()} threads",
+        spread_min=min(times),
+        spread_max=max(times),
+        spread_n=REPEATS,
+    )
 
 
 EXPERIMENT = Experiment(

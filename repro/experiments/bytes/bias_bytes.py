@@ -39,20 +39,12 @@ BIAS: BiasShape = (1, HEADS)
 def point(implementation: str, scores: str, pass_: str, seqlen: int) -> Cell:
     """One pass over one item, in the kernels' own tile."""
     tile = attention.default_tile(HEAD_DIM, DTYPE, pass_)
-    return cell(
-        implementation, pass_, tile, seqlen=seqlen, head_dim=HEAD_DIM, heads=HEADS, dtype=DTYPE,
-        scores=scores,
-    )  # fmt: skip
+    return cell(implementation, pass_, tile, seqlen=seqlen, head_dim=HEAD_DIM, heads=HEADS, dtype=DTYPE, scores=scores)
 
 
 def cells() -> list[Cell]:
     """The points that are executed."""
-    return [
-        point("flash", scores, pass_, seqlen)
-        for pass_ in PASSES
-        for scores in SCORES
-        for seqlen in EXECUTED
-    ]
+    return [point("flash", scores, pass_, seqlen) for pass_ in PASSES for scores in SCORES for seqlen in EXECUTED]
 
 
 def traffic_of(one: Cell) -> Traffic:
@@ -84,9 +76,15 @@ def predict(one: Cell) -> Iterator[Record]:
     yield from traffic_rows(one, traffic.kernels, experiment=NAME)
     once = compulsory_hbm(traffic, shape_of(one), BIAS)
     yield record(
-        one, experiment=NAME, source="predicted", tool="each tensor once", cell=one.id,
-        metric="compulsory_bytes", unit="B", value=once.read_bytes + once.write_bytes,
-    )  # fmt: skip
+        one,
+        experiment=NAME,
+        source="predicted",
+        tool="each tensor once",
+        cell=one.id,
+        metric="compulsory_bytes",
+        unit="B",
+        value=once.read_bytes + once.write_bytes,
+    )
 
 
 def also() -> Iterator[Record]:
@@ -122,15 +120,19 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
         known = changes = {"bias": bias}
     ran = run_pass("flash", str(one["pass"]), tensors, context.host(), tile=tile_of(one), **changes)
     yield from traffic_rows(
-        one, ran.traffic.kernels, experiment=NAME, source="measured",
-        tool="host backend: executed, bytes counted",
-    )  # fmt: skip
+        one, ran.traffic.kernels, experiment=NAME, source="measured", tool="host backend: executed, bytes counted"
+    )
     exact = attention_reference(*tensors.values(), **known)
     yield record(
-        one, experiment=NAME, source="measured", metric="max_abs_error", unit="1",
+        one,
+        experiment=NAME,
+        source="measured",
+        metric="max_abs_error",
+        unit="1",
         value=max(ran.errors(exact).values()),
-        tool="against float64 on the same rounded inputs", cell=one.id,
-    )  # fmt: skip
+        tool="against float64 on the same rounded inputs",
+        cell=one.id,
+    )
 
 
 EXPERIMENT = Experiment(
@@ -142,11 +144,18 @@ EXPERIMENT = Experiment(
     device="host",
     also=also,
     sources=(
-        "kernels/flash_forward.cu", "kernels/flash_backward.cu", "kernels/flash_backward_rows.cu",
-        "kernels/flash_bias_gradient.cu", "kernels/flash.py", "kernels/scores.py",
-        "kernels/bias_gradient.py", "kernels/flash_config.py", "kernels/include", "kernels/host",
+        "kernels/flash_forward.cu",
+        "kernels/flash_backward.cu",
+        "kernels/flash_backward_rows.cu",
+        "kernels/flash_bias_gradient.cu",
+        "kernels/flash.py",
+        "kernels/scores.py",
+        "kernels/bias_gradient.py",
+        "kernels/flash_config.py",
+        "kernels/include",
+        "kernels/host",
         "repro/experiments/bytes/bias_bytes.py",
     ),
     seconds=60,
     on_demand=True,
-)  # fmt: skip
+)

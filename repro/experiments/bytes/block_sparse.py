@@ -60,8 +60,7 @@ def point(pattern: str, pass_: str, seqlen: int, density: float = 1.0) -> Cell:
     """One pass of one head."""
     if pattern == "butterfly":
         density = float(butterfly(math.ceil(seqlen / TILE.block_m)).mean())
-    return cell("flash", pass_, TILE, seqlen=seqlen, head_dim=HEAD_DIM, pattern=pattern,
-                density=density)  # fmt: skip
+    return cell("flash", pass_, TILE, seqlen=seqlen, head_dim=HEAD_DIM, pattern=pattern, density=density)
 
 
 def cells() -> list[Cell]:

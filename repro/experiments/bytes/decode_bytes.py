@@ -38,9 +38,19 @@ class Sharing:
     def step(self, seqlen_q: int, seqlens: tuple[int, ...]) -> DecodeShape:
         """The step of these queries and keys, caches in pages."""
         return DecodeShape(
-            HEADS, self.kv_heads, seqlen_q, seqlens, self.head_dim, DTYPE, self.fp8, self.latent,
-            PAGE_SIZE, ragged=True, scale_block=self.scale_block, value_dim=self.value_dim,
-        )  # fmt: skip
+            HEADS,
+            self.kv_heads,
+            seqlen_q,
+            seqlens,
+            self.head_dim,
+            DTYPE,
+            self.fp8,
+            self.latent,
+            PAGE_SIZE,
+            ragged=True,
+            scale_block=self.scale_block,
+            value_dim=self.value_dim,
+        )
 
 
 SHARING = {
@@ -61,10 +71,20 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 def _cell(sharing: str, context: int, width: int = 1, splits: int = 1) -> Cell:
     way = SHARING[sharing]
     return Cell(
-        implementation="flash-decode", pass_="forward", sharing=sharing, batch=1, heads=HEADS,
-        kv_heads=way.kv_heads, seqlen_q=width, seqlen_k=context, head_dim=way.head_dim, dtype=DTYPE,
-        causal=True, splits=splits, page_size=PAGE_SIZE,
-    )  # fmt: skip
+        implementation="flash-decode",
+        pass_="forward",
+        sharing=sharing,
+        batch=1,
+        heads=HEADS,
+        kv_heads=way.kv_heads,
+        seqlen_q=width,
+        seqlen_k=context,
+        head_dim=way.head_dim,
+        dtype=DTYPE,
+        causal=True,
+        splits=splits,
+        page_size=PAGE_SIZE,
+    )
 
 
 def cells() -> list[Cell]:
@@ -95,9 +115,15 @@ def predict(cell: Cell) -> Iterator[Record]:
     traffic = Traffic(flash_decode(one, tile_of(cell), int(cell["splits"])))
     yield from traffic_rows(cell, traffic.kernels, experiment=NAME)
     yield record(
-        cell, experiment=NAME, source="predicted", tool="each tensor once", cell=cell.id,
-        metric="compulsory_bytes", unit="B", value=one.compulsory_bytes,
-    )  # fmt: skip
+        cell,
+        experiment=NAME,
+        source="predicted",
+        tool="each tensor once",
+        cell=cell.id,
+        metric="compulsory_bytes",
+        unit="B",
+        value=one.compulsory_bytes,
+    )
 
 
 def also() -> Iterator[Record]:
@@ -116,14 +142,20 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     operands.launch(backend, int(cell["splits"]))
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
     yield from traffic_rows(
-        cell, counted.kernels, experiment=NAME, source="measured",
-        tool="host backend: executed, bytes counted",
-    )  # fmt: skip
+        cell, counted.kernels, experiment=NAME, source="measured", tool="host backend: executed, bytes counted"
+    )
     errors = [operands.error(0, head) for head in range(operands.shape.kv_heads)]
     yield record(
-        cell, experiment=NAME, source="measured", metric="max_abs_error", unit="1", tensor="out",
-        value=max(errors), tool="against float64 on the same rounded inputs", cell=cell.id,
-    )  # fmt: skip
+        cell,
+        experiment=NAME,
+        source="measured",
+        metric="max_abs_error",
+        unit="1",
+        tensor="out",
+        value=max(errors),
+        tool="against float64 on the same rounded inputs",
+        cell=cell.id,
+    )
 
 
 EXPERIMENT = Experiment(
@@ -135,11 +167,15 @@ EXPERIMENT = Experiment(
     device="host",
     also=also,
     sources=(
-        "kernels/flash_decode.cu", "kernels/flash_decode_merge.cu", "kernels/decode.py",
-        "kernels/decode_config.py", "kernels/include", "kernels/host",
+        "kernels/flash_decode.cu",
+        "kernels/flash_decode_merge.cu",
+        "kernels/decode.py",
+        "kernels/decode_config.py",
+        "kernels/include",
+        "kernels/host",
         "repro/instruments/decode_work.py",
         "repro/experiments/bytes/decode_bytes.py",
     ),
     seconds=60,
     on_demand=True,
-)  # fmt: skip
+)

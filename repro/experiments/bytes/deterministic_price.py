@@ -34,11 +34,7 @@ NAME = "deterministic-price"
 HOPPER = (hopper.ALGORITHM, hopper.DETERMINISTIC)
 ALGORITHMS = ("flash", "flash-deterministic", "flash-split", *HOPPER)
 #: What a deterministic way is set beside: the same kernels with additions in any order.
-BASELINES = {
-    "flash-deterministic": "flash",
-    "flash-split": "flash",
-    hopper.DETERMINISTIC: hopper.ALGORITHM,
-}
+BASELINES = {"flash-deterministic": "flash", "flash-split": "flash", hopper.DETERMINISTIC: hopper.ALGORITHM}
 EXECUTED, SUMMED = (128, 256, 512, 1024), (2048, 4096, 8192, 16384)
 #: The kernels' own tiles for head dimension 64; the second pass of the split form has queries
 #: outside and therefore a tall one.
@@ -84,8 +80,16 @@ def predict(one: Cell) -> Iterator[Record]:
         ("scratch_bytes", "B", scratch),
         ("flops", "FLOP", 2 * PRODUCTS[algorithm] * shape.visible_pairs * shape.head_dim),
     ):
-        yield record(one, experiment=NAME, source="predicted", tool="from the tile loop",
-                     metric=metric, unit=unit, value=value, cell=one.id)  # fmt: skip
+        yield record(
+            one,
+            experiment=NAME,
+            source="predicted",
+            tool="from the tile loop",
+            metric=metric,
+            unit=unit,
+            value=value,
+            cell=one.id,
+        )
 
 
 def also() -> Iterator[Record]:
@@ -114,8 +118,15 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
         backend.empty = empty
     asked.pop("tile_counter", None)  # of the forward before
     yield from counted(NAME, one, result)
-    yield record(one, experiment=NAME, source="measured", tool="what the driver allocates",
-                 metric="scratch_bytes", unit="B", value=sum(asked.values()))  # fmt: skip
+    yield record(
+        one,
+        experiment=NAME,
+        source="measured",
+        tool="what the driver allocates",
+        metric="scratch_bytes",
+        unit="B",
+        value=sum(asked.values()),
+    )
 
 
 EXPERIMENT = Experiment(

@@ -28,8 +28,10 @@ NAME = "fp8-bytes"
 HEAD_DIM, DTYPE, KEYS, LONGER, BLOCK = 64, "fp16", 1024, 65536, 64
 #: Way -> (e4m3, keys that share a scale)
 WAYS: dict[str, tuple[bool, int | None]] = {
-    "16 bits": (False, None), "scale a head": (True, None), "scale a block": (True, BLOCK),
-}  # fmt: skip
+    "16 bits": (False, None),
+    "scale a head": (True, None),
+    "scale a block": (True, BLOCK),
+}
 QUERIES = (16, 32, 64, 128, 256, 512, 1024)
 MORE_QUERIES = (*QUERIES, 2048, 4096, 8192, 16384, 32768, 65536)
 OUTLIERS = tuple(4**power for power in range(11))
@@ -42,19 +44,28 @@ SCORE = 0.1
 def _cell(way: str, queries: int, keys: int, **more: Any) -> Cell:
     tile = default_tile(HEAD_DIM, DTYPE, "forward", fp8=WAYS[way][0])
     return Cell(
-        implementation="flash", pass_="forward", batch=1, heads=1, kv_heads=1, seqlen_q=queries,
-        seqlen_k=keys, head_dim=HEAD_DIM, dtype=DTYPE, block_m=tile.block_m, block_n=tile.block_n,
-        way=way, **more,
-    )  # fmt: skip
+        implementation="flash",
+        pass_="forward",
+        batch=1,
+        heads=1,
+        kv_heads=1,
+        seqlen_q=queries,
+        seqlen_k=keys,
+        head_dim=HEAD_DIM,
+        dtype=DTYPE,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        way=way,
+        **more,
+    )
 
 
 def cells() -> list[Cell]:
     """Every way over the queries, and over the size of an outlier."""
     found = [_cell(way, n, KEYS, causal=False) for way in WAYS for n in QUERIES]
     return found + [
-        _cell(way, TOKENS, TOKENS, causal=True, outlier=size)
-        for way in WAYS if WAYS[way][0] for size in OUTLIERS
-    ]  # fmt: skip
+        _cell(way, TOKENS, TOKENS, causal=True, outlier=size) for way in WAYS if WAYS[way][0] for size in OUTLIERS
+    ]
 
 
 def shape_of(one: Cell) -> AttentionShape:
@@ -74,10 +85,15 @@ def predict(one: Cell) -> Iterator[Record]:
     traffic = predict_traffic("flash", shape, tile, "forward")
     yield from traffic_rows(one, traffic.kernels, experiment=NAME)
     yield record(
-        one, experiment=NAME, source="predicted", tool="each tensor once", cell=one.id,
-        metric="compulsory_bytes", unit="B",
+        one,
+        experiment=NAME,
+        source="predicted",
+        tool="each tensor once",
+        cell=one.id,
+        metric="compulsory_bytes",
+        unit="B",
         value=compulsory_read_bytes(shape) + compulsory_write_bytes(shape),
-    )  # fmt: skip
+    )
 
 
 def also() -> Iterator[Record]:
@@ -115,17 +131,25 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
     ran = run_pass("flash", "forward", tensors, context.host(), causal=shape.causal, **scales)
     if "outlier" not in one:
         yield from traffic_rows(
-            one, ran.traffic.kernels, experiment=NAME, source="measured",
+            one,
+            ran.traffic.kernels,
+            experiment=NAME,
+            source="measured",
             tool="host backend: one head executed, bytes counted",
-        )  # fmt: skip
+        )
     rows = slice(0, JUDGED if "outlier" in one else None)
     exact = attention_reference(q, k, v, causal=shape.causal).out
     error = (ran.tensors["out"].double() - exact)[:, :, rows]
     yield record(
-        one, experiment=NAME, source="measured", metric="rounding_error", unit="1", tensor="out",
+        one,
+        experiment=NAME,
+        source="measured",
+        metric="rounding_error",
+        unit="1",
+        tensor="out",
         tool="root mean square, against float64 on the numbers before they were rounded",
         value=float(error.square().mean().sqrt()),
-    )  # fmt: skip
+    )
 
 
 EXPERIMENT = Experiment(

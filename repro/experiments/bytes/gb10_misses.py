@@ -77,15 +77,25 @@ def _shape(seqlen: int, heads: int) -> AttentionShape:
 
 
 def _row(
-    order: str, seqlen: int | None, batch: int, metric: str, value: float, tool: str,
-    unit: str = "sectors",
-) -> Record:  # fmt: skip
+    order: str, seqlen: int | None, batch: int, metric: str, value: float, tool: str, unit: str = "sectors"
+) -> Record:
     shape: dict[str, Any] = {"batch": batch, "heads": 1, "kv_heads": 1}
     return record(
-        shape, experiment=NAME, implementation=order, pass_="forward", source="predicted",
-        seqlen_q=seqlen, seqlen_k=seqlen, head_dim=64, dtype="fp16", causal=False, metric=metric,
-        value=value, unit=unit, tool=tool,
-    )  # fmt: skip
+        shape,
+        experiment=NAME,
+        implementation=order,
+        pass_="forward",
+        source="predicted",
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        head_dim=64,
+        dtype="fp16",
+        causal=False,
+        metric=metric,
+        value=value,
+        unit=unit,
+        tool=tool,
+    )
 
 
 EXPERIMENT = Experiment(

@@ -48,24 +48,32 @@ def also() -> Iterator[Record]:
         values = {
             "sram_read_bytes": ("sm", traffic.read_bytes, "sum over the tile loop", {}),
             "hbm_read_bytes": ("hbm", hbm.read_bytes, hbm.method, spread),
-            "hbm_compulsory_bytes": (
-                "hbm", compulsory_hbm(traffic, shape).read_bytes, "each tensor once", {},
-            ),
-        }  # fmt: skip
+            "hbm_compulsory_bytes": ("hbm", compulsory_hbm(traffic, shape).read_bytes, "each tensor once", {}),
+        }
         for metric, (level, value, tool, more) in values.items():
             yield record(
-                {}, experiment=NAME, implementation="flash", pass_="forward", source="predicted",
-                batch=1, heads=heads, kv_heads=heads, seqlen_q=seqlen, seqlen_k=seqlen,
-                head_dim=128, dtype="bf16", causal=False, block_m=TILE.block_m,
-                block_n=TILE.block_n, metric=metric, level=level, value=value, unit="B", tool=tool,
+                {},
+                experiment=NAME,
+                implementation="flash",
+                pass_="forward",
+                source="predicted",
+                batch=1,
+                heads=heads,
+                kv_heads=heads,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen,
+                head_dim=128,
+                dtype="bf16",
+                causal=False,
+                block_m=TILE.block_m,
+                block_n=TILE.block_n,
+                metric=metric,
+                level=level,
+                value=value,
+                unit="B",
+                tool=tool,
                 **more,
-            )  # fmt: skip
+            )
 
 
-EXPERIMENT = Experiment(
-    name=NAME,
-    title="SM boundary against HBM",
-    cells=cells,
-    predict=predict,
-    also=also,
-)
+EXPERIMENT = Experiment(name=NAME, title="SM boundary against HBM", cells=cells, predict=predict, also=also)

@@ -27,10 +27,7 @@ from repro.measuring.records import Record, record
 NAME = "l2-orders"
 TILES = {"forward": Tile(128, 64), "backward": Tile(64, 128)}
 #: (heads, key/value heads, N)
-SHAPES = (
-    (1, 1, 65536), (1, 1, 131072), (1, 1, 262144), (8, 2, 65536), (8, 8, 32768), (16, 16, 16384),
-    (32, 32, 8192),
-)  # fmt: skip
+SHAPES = ((1, 1, 65536), (1, 1, 131072), (1, 1, 262144), (8, 2, 65536), (8, 8, 32768), (16, 16, 16384), (32, 32, 8192))
 SIDE_BY_SIDE = (2, 4, 8)
 SIZED = "heads side by side within L2"
 
@@ -68,14 +65,28 @@ def also() -> Iterator[Record]:
         for name, order, side in orders_of(shape, pass_):
             hbm = predict_hbm("flash", shape, tile, pass_, H200, order=order, heads_per_group=side)
             yield record(
-                {}, experiment=NAME, implementation=name, pass_=pass_, source="predicted",
-                batch=1, heads=heads, kv_heads=kv_heads, seqlen_q=seqlen, seqlen_k=seqlen,
-                head_dim=128, dtype="bf16", causal=False, block_m=tile.block_m,
-                block_n=tile.block_n, metric="hbm_read_bytes", level="hbm", unit="B",
-                value=sum(hbm.reads[main].values()), tool=hbm.method, compulsory_bytes=once,
-            )  # fmt: skip
+                {},
+                experiment=NAME,
+                implementation=name,
+                pass_=pass_,
+                source="predicted",
+                batch=1,
+                heads=heads,
+                kv_heads=kv_heads,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen,
+                head_dim=128,
+                dtype="bf16",
+                causal=False,
+                block_m=tile.block_m,
+                block_n=tile.block_n,
+                metric="hbm_read_bytes",
+                level="hbm",
+                unit="B",
+                value=sum(hbm.reads[main].values()),
+                tool=hbm.method,
+                compulsory_bytes=once,
+            )
 
 
-EXPERIMENT = Experiment(
-    name=NAME, title="HBM reads by order of walking", cells=cells, predict=predict, also=also
-)
+EXPERIMENT = Experiment(name=NAME, title="HBM reads by order of walking", cells=cells, predict=predict, also=also)

@@ -80,15 +80,18 @@ def also() -> Iterator[Record]:
 
 def _row(gpu: Gpu, level: str, metric: str, value: float, unit: str) -> Record:
     return record(
-        {}, experiment=NAME, source="predicted", implementation=level, metric=metric, value=value,
-        unit=unit, device=gpu.name, tool="datasheet, units and clocks",
-    )  # fmt: skip
+        {},
+        experiment=NAME,
+        source="predicted",
+        implementation=level,
+        metric=metric,
+        value=value,
+        unit=unit,
+        device=gpu.name,
+        tool="datasheet, units and clocks",
+    )
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="memory hierarchy: size, bandwidth, latency, ridge",
-    cells=cells,
-    predict=predict,
-    also=also,
+    name=NAME, title="memory hierarchy: size, bandwidth, latency, ridge", cells=cells, predict=predict, also=also
 )

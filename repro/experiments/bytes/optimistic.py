@@ -34,14 +34,23 @@ def cells() -> list[Cell]:
     """The worst case at every drift, the others at a few."""
     return [
         Cell(
-            implementation=name, pass_="forward", batch=1, heads=1, kv_heads=1, seqlen_q=SEQLEN_Q,
-            seqlen_k=SEQLEN_K, head_dim=HEAD_DIM, dtype="bf16", causal=False, pattern=pattern,
+            implementation=name,
+            pass_="forward",
+            batch=1,
+            heads=1,
+            kv_heads=1,
+            seqlen_q=SEQLEN_Q,
+            seqlen_k=SEQLEN_K,
+            head_dim=HEAD_DIM,
+            dtype="bf16",
+            causal=False,
+            pattern=pattern,
             nats=nats,
         )
         for pattern in PATTERNS
         for nats in (NATS if pattern == PATTERNS[0] else (40, 200))
         for name in (EXACT, OPTIMISTIC)
-    ]  # fmt: skip
+    ]
 
 
 def form_of(cell: Cell) -> ForwardForm:
@@ -61,9 +70,7 @@ def predict(cell: Cell) -> Iterator[Record]:
     keys = int(cell["seqlen_k"])
     flagged: tuple[int, ...] = ()
     optimistic = cell["implementation"] == OPTIMISTIC
-    if optimistic and flags(
-        str(cell["pattern"]), float(cell["nats"]), keys, first_key_looked_at(cell)
-    ):
+    if optimistic and flags(str(cell["pattern"]), float(cell["nats"]), keys, first_key_looked_at(cell)):
         flagged = tuple(range(-(-shape.seqlen_q // form.tile.block_m)))
     more = {"flagged": flagged} if optimistic else {}
     traffic = predict_traffic(
@@ -77,14 +84,17 @@ def _rows(cell: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Reco
     total = sum(sum(entries.values()) for entries in traffic.kernels.values())
     yield record(cell, experiment=NAME, source=source, tool=tool, value=total, **TRAFFIC)
     repaired = sum(
-        entries.get(("out", "write"), 0)
-        for kernel, entries in traffic.kernels.items()
-        if kernel.endswith("_repair")
+        entries.get(("out", "write"), 0) for kernel, entries in traffic.kernels.items() if kernel.endswith("_repair")
     )
     yield record(
-        cell, experiment=NAME, source=source, tool=tool, metric="flagged_share", unit="1",
+        cell,
+        experiment=NAME,
+        source=source,
+        tool=tool,
+        metric="flagged_share",
+        unit="1",
         value=repaired / shape_of(cell).query_bytes,
-    )  # fmt: skip
+    )
 
 
 def measure(cell: Cell, context: Context) -> Iterator[Record]:
@@ -117,14 +127,17 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     want = {"out": scores.softmax(-1) @ v.double(), "lse": scores.logsumexp(-1)}
     for name, tensor in (("out", out), ("lse", lse)):
         error = tensor.double() - want[name]
-        for metric, value in (
-            ("rmse", error.pow(2).mean().sqrt()),
-            ("max_abs_error", error.abs().max()),
-        ):
+        for metric, value in (("rmse", error.pow(2).mean().sqrt()), ("max_abs_error", error.abs().max())):
             yield record(
-                cell, experiment=NAME, source="measured", metric=metric, unit="1", tensor=name,
-                value=float(value), tool="against float64 on the same rounded inputs",
-            )  # fmt: skip
+                cell,
+                experiment=NAME,
+                source="measured",
+                metric=metric,
+                unit="1",
+                tensor=name,
+                value=float(value),
+                tool="against float64 on the same rounded inputs",
+            )
 
 
 EXPERIMENT = Experiment(

@@ -46,10 +46,19 @@ TILES = {pass_: default_tile(HEAD_DIM, DTYPE, pass_) for pass_ in PASSES}
 def point(dataset: str, way: str, pass_: str, size: int, sequences: int) -> Cell:
     """A pass over all batches of ``size``, of as many sequences."""
     return Cell(
-        implementation="flash", pass_=pass_, batch=size, heads=1, kv_heads=1, head_dim=HEAD_DIM,
-        dtype=DTYPE, causal=False, key_mask=way != "packed", way=way, dataset=dataset,
+        implementation="flash",
+        pass_=pass_,
+        batch=size,
+        heads=1,
+        kv_heads=1,
+        head_dim=HEAD_DIM,
+        dtype=DTYPE,
+        causal=False,
+        key_mask=way != "packed",
+        way=way,
+        dataset=dataset,
         sequences=sequences,
-    )  # fmt: skip
+    )
 
 
 def cells() -> list[Cell]:
@@ -88,9 +97,7 @@ def traffic_of(one: Cell) -> Traffic:
     total = Traffic({})
     for lengths in batches_of(one):
         shape = one_head(lengths, way, dataset)
-        total = total + (
-            _packed(shape, lengths, pass_) if way == "packed" else _padded(shape, pass_)
-        )
+        total = total + (_packed(shape, lengths, pass_) if way == "packed" else _padded(shape, pass_))
     return total
 
 
@@ -112,8 +119,16 @@ def predict(one: Cell) -> Iterator[Record]:
         ("compulsory_bytes", "B", _least(batches_of(one), str(one["pass"]))),
         ("tokens", "1", sum(lengths.total_q for lengths in batches_of(one))),
     ):
-        yield record(one, experiment=NAME, source="predicted", tool="closed form", metric=metric,
-                     unit=unit, value=value, cell=one.id)  # fmt: skip
+        yield record(
+            one,
+            experiment=NAME,
+            source="predicted",
+            tool="closed form",
+            metric=metric,
+            unit=unit,
+            value=value,
+            cell=one.id,
+        )
 
 
 @cache  # the ways of a batch differ in their padding alone, which no bound holds
@@ -126,10 +141,16 @@ def also() -> Iterator[Record]:
     """All batches of many sequences, rooflines of some, and the share of padding."""
     for dataset, limit in LIMITS.items():
         yield record(
-            {}, experiment=NAME, source="predicted", implementation="padding", dataset=dataset,
-            metric="padded_share", unit="1", value=padded_share(histogram(dataset), limit),
+            {},
+            experiment=NAME,
+            source="predicted",
+            implementation="padding",
+            dataset=dataset,
+            metric="padded_share",
+            unit="1",
+            value=padded_share(histogram(dataset), limit),
             tool="sum over the histogram",
-        )  # fmt: skip
+        )
         for size in ALL_SIZES:
             for pass_ in PASSES:
                 for way in WAYS:
@@ -147,8 +168,16 @@ def times(dataset: str, way: str, size: int) -> Iterator[Record]:
         shape = replace(one_head(lengths, way, dataset), heads=HEADS, kv_heads=HEADS)
         seconds += sum(_seconds(shape, p, lengths if way == "packed" else None) for p in PASSES)
     one = {**point(dataset, way, "forward+backward", size, TIMED), "heads": HEADS}
-    yield record(one, experiment=NAME, source="predicted", metric="time_ms", unit="ms",
-                 value=1e3 * seconds, device=A100_80GB.name, tool="roofline")  # fmt: skip
+    yield record(
+        one,
+        experiment=NAME,
+        source="predicted",
+        metric="time_ms",
+        unit="ms",
+        value=1e3 * seconds,
+        device=A100_80GB.name,
+        tool="roofline",
+    )
 
 
 @cache
@@ -168,13 +197,18 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
         counted, off = run(lengths, HEAD_DIM, str(one["pass"]), seed=at, context=context)
         total, error = total + counted, max(error, off)
     yield from traffic_rows(
-        one, total.kernels, experiment=NAME, source="measured",
-        tool="host backend: executed, bytes counted",
-    )  # fmt: skip
+        one, total.kernels, experiment=NAME, source="measured", tool="host backend: executed, bytes counted"
+    )
     yield record(
-        one, experiment=NAME, source="measured", metric="max_abs_error", unit="1", value=error,
-        tool="against float64 on the same rounded inputs", cell=one.id,
-    )  # fmt: skip
+        one,
+        experiment=NAME,
+        source="measured",
+        metric="max_abs_error",
+        unit="1",
+        value=error,
+        tool="against float64 on the same rounded inputs",
+        cell=one.id,
+    )
 
 
 EXPERIMENT = Experiment(
@@ -186,11 +220,17 @@ EXPERIMENT = Experiment(
     device="host",
     also=also,
     sources=(
-        "kernels/flash_forward.cu", "kernels/flash_backward.cu", "kernels/flash_backward_rows.cu",
-        "kernels/flash.py", "kernels/packed.py", "kernels/flash_config.py", "kernels/include",
-        "kernels/host", "repro/experiments/bytes/packed_sequences.py",
+        "kernels/flash_forward.cu",
+        "kernels/flash_backward.cu",
+        "kernels/flash_backward_rows.cu",
+        "kernels/flash.py",
+        "kernels/packed.py",
+        "kernels/flash_config.py",
+        "kernels/include",
+        "kernels/host",
+        "repro/experiments/bytes/packed_sequences.py",
         "repro/experiments/shared/packed_run.py",
     ),
     seconds=60,
     on_demand=True,
-)  # fmt: skip
+)

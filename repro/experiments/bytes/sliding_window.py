@@ -52,8 +52,16 @@ STORED = 128
 def point(way: str, pass_: str, seqlen: int, window: int, tile: Tile | None = None) -> Cell:
     """One pass of one head; window: keys that a query sees, its own included."""
     if way == "window":
-        return cell("flash", pass_, tile or OWN[pass_], seqlen=seqlen, head_dim=HEAD_DIM,
-                    causal=True, way=way, window_left=window - 1)  # fmt: skip
+        return cell(
+            "flash",
+            pass_,
+            tile or OWN[pass_],
+            seqlen=seqlen,
+            head_dim=HEAD_DIM,
+            causal=True,
+            way=way,
+            window_left=window - 1,
+        )
     name, own = ("standard", Tile(64, 64)) if way == "standard" else ("flash", OWN[pass_])
     causal = way == "standard"  # the stored mask is all that the fused kernels know
     return cell(name, pass_, own, seqlen=seqlen, head_dim=HEAD_DIM, causal=causal, way=way)
@@ -79,12 +87,17 @@ def predict(one: Cell) -> Iterator[Record]:
         least = compulsory_read_bytes(shape) + compulsory_write_bytes(shape)
     else:
         least = compulsory_backward_read_bytes(shape) + compulsory_backward_write_bytes(shape)
-    for metric, unit, value in (
-        ("compulsory_bytes", "B", least),
-        ("visible_pairs", "1", shape.visible_pairs),
-    ):
-        yield record(one, experiment=NAME, source="predicted", tool="closed form", metric=metric,
-                     unit=unit, value=value, cell=one.id)  # fmt: skip
+    for metric, unit, value in (("compulsory_bytes", "B", least), ("visible_pairs", "1", shape.visible_pairs)):
+        yield record(
+            one,
+            experiment=NAME,
+            source="predicted",
+            tool="closed form",
+            metric=metric,
+            unit=unit,
+            value=value,
+            cell=one.id,
+        )
 
 
 def also() -> Iterator[Record]:

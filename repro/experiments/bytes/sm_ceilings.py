@@ -14,14 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from analysis.shapes import Tile
-from analysis.sm_ceilings import (
-    KEYS,
-    Round,
-    backward_round,
-    forward_round,
-    warp_backward_round,
-    warp_forward_round,
-)
+from analysis.sm_ceilings import KEYS, Round, backward_round, forward_round, warp_backward_round, warp_forward_round
 from kernels.flash_config import configure
 from repro.experiments import Cell, Context, Experiment, UnavailableError, record
 from repro.measuring.records import Record
@@ -58,11 +51,16 @@ def cells() -> list[Cell]:
     """The forms."""
     return [
         Cell(
-            implementation=name, pass_=pass_, head_dim=head_dim, block_m=block_m, block_n=block_n,
-            dtype="bf16", causal=False,
+            implementation=name,
+            pass_=pass_,
+            head_dim=head_dim,
+            block_m=block_m,
+            block_n=block_n,
+            dtype="bf16",
+            causal=False,
         )
         for name, pass_, head_dim, block_m, block_n in POINTS
-    ]  # fmt: skip
+    ]
 
 
 def round_of(cell: Cell) -> Round:
@@ -84,13 +82,11 @@ def predict(cell: Cell) -> Iterator[Record]:
     found = round_of(cell)
     for unit, clocks in found.clocks().items():
         yield record(
-            cell, experiment=NAME, source="predicted", metric="round_clocks", unit="clocks",
-            kernel=unit, value=clocks,
-        )  # fmt: skip
+            cell, experiment=NAME, source="predicted", metric="round_clocks", unit="clocks", kernel=unit, value=clocks
+        )
     yield record(
-        cell, experiment=NAME, source="predicted", metric="shared_bytes", unit="B",
-        value=found.all_shared_bytes,
-    )  # fmt: skip
+        cell, experiment=NAME, source="predicted", metric="shared_bytes", unit="B", value=found.all_shared_bytes
+    )
 
 
 def measure(cell: Cell, context: Context) -> list[Record]:
@@ -100,20 +96,25 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     """
     common: dict[str, Any] = {"experiment": NAME, "source": "measured"}
     counted = record(
-        cell, **common, metric="shared_bytes", unit="B", tool="host backend, counted",
-        value=shared_bytes(cell, context),
-    )  # fmt: skip
+        cell, **common, metric="shared_bytes", unit="B", tool="host backend, counted", value=shared_bytes(cell, context)
+    )
     if cell["implementation"] == SM80:  # loops within the loop: no one way round it
         return [counted]
     instructions = warp_instructions(cell)
     consumers = round_of(cell).consumers
     return [
         counted,
-        record(cell, **common, metric="warp_instructions", unit="1", tool="nvdisasm, sm_90a",
-               value=instructions),
-        record(cell, **common, metric="round_clocks", unit="clocks", kernel="issue slots",
-               tool="nvdisasm, sm_90a", value=instructions * consumers),
-    ]  # fmt: skip
+        record(cell, **common, metric="warp_instructions", unit="1", tool="nvdisasm, sm_90a", value=instructions),
+        record(
+            cell,
+            **common,
+            metric="round_clocks",
+            unit="clocks",
+            kernel="issue slots",
+            tool="nvdisasm, sm_90a",
+            value=instructions * consumers,
+        ),
+    ]
 
 
 def form_of(cell: Cell) -> ForwardForm | BackwardForm:
@@ -179,9 +180,10 @@ def _bytes_of(cell: Cell, context: Context, rounds: int) -> int:
         backend.reset()
         _backward(backend, cell, arrays)
     (main,) = (
-        traffic for entry, traffic in backend.shared_traffic.items()
+        traffic
+        for entry, traffic in backend.shared_traffic.items()
         if not entry.endswith(("_preprocess", "_postprocess", "_repair"))
-    )  # fmt: skip
+    )
     return sum(main.values())
 
 
@@ -209,9 +211,7 @@ def _backward(backend: Any, cell: Cell, at: dict[str, Array]) -> None:
     scale = 1 / math.sqrt(at["q"].shape[3])
     if cell["implementation"] == SM80:
         tile, stats = Tile(int(cell["block_m"]), int(cell["block_n"])), {"lse": at["lse"]}
-        attention.backward(
-            backend, SM80, *operands, at["dout"], stats, *gradients, scale=scale, tile=tile
-        )
+        attention.backward(backend, SM80, *operands, at["dout"], stats, *gradients, scale=scale, tile=tile)
         return
     form = form_of(cell)
     assert isinstance(form, hopper.BackwardForm)

@@ -40,9 +40,7 @@ def largest(algorithm: str, head_dim: int, gpu: Gpu) -> int:
                 needed = flash1_shared_bytes(tile(algorithm, size), head_dim, "fp16", "forward")
             else:
                 limit = gpu.shared_bytes_per_block
-                config = configure(
-                    "forward", "fp16", head_dim, tile=tile(algorithm, size), limit=limit
-                )
+                config = configure("forward", "fp16", head_dim, tile=tile(algorithm, size), limit=limit)
                 needed = config.shared_bytes
         except ValueError:  # too large for the kernel or the card
             break
@@ -64,10 +62,7 @@ def rules(algorithm: str, head_dim: int) -> Iterator[tuple[str, Tile]]:
             side = 0
         if side:
             yield "study notes", Tile(16, side)
-        yield (
-            "study notes, corrected",
-            Tile(16, study_note_tile_corrected(head_dim, note_bytes).block_n),
-        )
+        yield ("study notes, corrected", Tile(16, study_note_tile_corrected(head_dim, note_bytes).block_n))
     else:
         yield "ours: least traffic, busy SMs", best_tile(shape, H200)
         yield "our kernel's default", default_tile(head_dim, "fp16", "forward")
@@ -91,13 +86,28 @@ def also() -> Iterator[Record]:
 def _row(algorithm: str, head_dim: int, choice: Tile, what: str) -> Record:
     shape = AttentionShape(1, 1, SEQLEN, SEQLEN, head_dim)
     return record(
-        {}, experiment=NAME, implementation=algorithm, pass_="forward", source="predicted",
-        batch=1, heads=1, kv_heads=1, seqlen_q=SEQLEN, seqlen_k=SEQLEN, head_dim=head_dim,
-        dtype="fp16", causal=False, block_m=choice.block_m, block_n=choice.block_n, level="sm",
-        metric="traffic_bytes", unit="B", note=what,
+        {},
+        experiment=NAME,
+        implementation=algorithm,
+        pass_="forward",
+        source="predicted",
+        batch=1,
+        heads=1,
+        kv_heads=1,
+        seqlen_q=SEQLEN,
+        seqlen_k=SEQLEN,
+        head_dim=head_dim,
+        dtype="fp16",
+        causal=False,
+        block_m=choice.block_m,
+        block_n=choice.block_n,
+        level="sm",
+        metric="traffic_bytes",
+        unit="B",
+        note=what,
         value=predict_traffic(algorithm, shape, choice, "forward").total_bytes,
         tool="sum over the tile loop",
-    )  # fmt: skip
+    )
 
 
 EXPERIMENT = Experiment(

@@ -19,11 +19,7 @@ NAME = "traffic-scaling"
 ALGORITHMS = ("standard", "flash1-literal", "flash1-skip-first", "flash")
 #: Values of the fixed variables: d where N or M varies, M in elements where N or d varies.
 HEAD_DIM, ON_CHIP = 64, 4096
-EXECUTED = {
-    "seqlen": (128, 256, 512, 1024),
-    "head_dim": (32, 64, 128),
-    "on_chip": (2048, 4096, 8192, 16384),
-}
+EXECUTED = {"seqlen": (128, 256, 512, 1024), "head_dim": (32, 64, 128), "on_chip": (2048, 4096, 8192, 16384)}
 SUMMED = {
     "seqlen": (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768),
     "head_dim": (32, 64, 128, 256),
@@ -60,8 +56,7 @@ def point(algorithm: str, sweep: str, value: int, seqlen: int) -> Cell:
 
 def _on_tensor_cores(sweep: str, value: int) -> bool:
     """Whether the form with queries outside can run the paper's tile: 16 rows and keys at least."""
-    tile = papers_tile("flash", value if sweep == "on_chip" else ON_CHIP,
-                       value if sweep == "head_dim" else HEAD_DIM)  # fmt: skip
+    tile = papers_tile("flash", value if sweep == "on_chip" else ON_CHIP, value if sweep == "head_dim" else HEAD_DIM)
     return min(tile.block_m, tile.block_n) >= 16
 
 
@@ -72,8 +67,7 @@ def cells() -> list[Cell]:
         for sweep, values in EXECUTED.items()
         for value in values
         for algorithm in ALGORITHMS
-        if sweep == "seqlen"
-        or algorithm != "flash1-skip-first"  # enough for the skipped first read
+        if sweep == "seqlen" or algorithm != "flash1-skip-first"  # enough for the skipped first read
         if algorithm != "flash" or _on_tensor_cores(sweep, value)
     ]
 

@@ -114,11 +114,7 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="host",
-    sources=(
-        "kernels/beside/fused_elementwise.cu",
-        "kernels/beside/elementwise.py",
-        "repro/training/op_bytes.py",
-    ),
+    sources=("kernels/beside/fused_elementwise.cu", "kernels/beside/elementwise.py", "repro/training/op_bytes.py"),
     seconds=30,
     on_demand=True,
 )

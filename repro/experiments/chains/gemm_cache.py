@@ -25,11 +25,10 @@ HARDWARE_SIDE = 480
 def cells() -> list[Cell]:
     """Both forms at each matrix size."""
     return [
-        Cell(implementation=form, side=side, block=BLOCK, first_bytes=FIRST.nbytes,
-             last_bytes=LAST.nbytes)
+        Cell(implementation=form, side=side, block=BLOCK, first_bytes=FIRST.nbytes, last_bytes=LAST.nbytes)
         for side in SIDES
         for form in ("naive", "tiled")
-    ]  # fmt: skip
+    ]
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -37,9 +36,13 @@ def predict(cell: Cell) -> Iterator[Record]:
     block = BLOCK if cell["implementation"] == "tiled" else None
     for metric, cache in (("first_level_misses", FIRST), ("last_level_misses", LAST)):
         yield record(
-            cell, experiment=NAME, metric=metric, source="predicted", unit="1",
+            cell,
+            experiment=NAME,
+            metric=metric,
+            source="predicted",
+            unit="1",
             value=closed_form(int(cell["side"]), block, cache),
-        )  # fmt: skip
+        )
 
 
 def measure(cell: Cell, context: Context) -> list[Record]:
@@ -59,14 +62,12 @@ def measure(cell: Cell, context: Context) -> list[Record]:
         counted = perf_misses.count_misses(HARDWARE_SIDE, BLOCK, str(cell["implementation"]))
         note = f"{perf_misses.EVENT}, N = {HARDWARE_SIDE}"
         rows.append(
-            record(cell, metric="hardware_first_level_misses", value=counted, note=note,
-                   tool="perf stat", **common)
-        )  # fmt: skip
+            record(cell, metric="hardware_first_level_misses", value=counted, note=note, tool="perf stat", **common)
+        )
     except RuntimeError as reason:
         note = f"no hardware counter: {reason}"
     return rows + [
-        record(cell, metric=metric, value=value, tool=tool, note=note, **common)
-        for metric, value in values.items()
+        record(cell, metric=metric, value=value, tool=tool, note=note, **common) for metric, value in values.items()
     ]
 
 

@@ -46,11 +46,7 @@ def predict(cell: Cell) -> Iterator[Record]:
     """Bytes by tensor at the SM boundary, and in and out of shared memory."""
     shape = GemmShape(SIDE, SIDE, SIDE, str(cell["dtype"]))
     traffic = predict_gemm(str(cell["implementation"]), shape, tile_of(cell))
-    found = {
-        ("a", "read"): traffic.a_read,
-        ("b", "read"): traffic.b_read,
-        ("c", "write"): traffic.c_write,
-    }
+    found = {("a", "read"): traffic.a_read, ("b", "read"): traffic.b_read, ("c", "write"): traffic.c_write}
     shared = {"read": traffic.shared_read, "write": traffic.shared_write}
     yield from _rows(cell, found, shared, source="predicted")
 
@@ -73,28 +69,26 @@ def measure(cell: Cell, context: Context) -> list[Record]:
         raise RuntimeError("the product of small integers is not exact")
     ((entry, counted),) = backend.traffic.items()
     rows = _rows(
-        cell, counted, backend.shared_traffic[entry], source="measured",
-        tool="host backend, counted", kernel=entry,
-    )  # fmt: skip
+        cell, counted, backend.shared_traffic[entry], source="measured", tool="host backend, counted", kernel=entry
+    )
     return list(rows)
 
 
-def _rows(
-    cell: Cell,
-    counted: dict[tuple[str, str], int],
-    shared: dict[str, int],
-    **common: Any,
-) -> Iterator[Record]:
+def _rows(cell: Cell, counted: dict[tuple[str, str], int], shared: dict[str, int], **common: Any) -> Iterator[Record]:
     for (tensor, direction), value in counted.items():
         yield record(
-            cell, experiment=NAME, metric="global_bytes", value=value, unit="B", level="sm",
-            tensor=tensor, direction=direction, **common,
-        )  # fmt: skip
+            cell,
+            experiment=NAME,
+            metric="global_bytes",
+            value=value,
+            unit="B",
+            level="sm",
+            tensor=tensor,
+            direction=direction,
+            **common,
+        )
     for direction, value in shared.items():
-        yield record(
-            cell, experiment=NAME, metric="shared_bytes", value=value, unit="B",
-            direction=direction, **common,
-        )  # fmt: skip
+        yield record(cell, experiment=NAME, metric="shared_bytes", value=value, unit="B", direction=direction, **common)
 
 
 EXPERIMENT = Experiment(

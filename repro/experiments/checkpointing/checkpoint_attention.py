@@ -45,9 +45,17 @@ def _steps(lengths: tuple[int, ...]) -> Iterator[Cell]:
     for seqlen in lengths:
         for algorithm in ALGORITHMS:
             yield Cell(
-                implementation=algorithm, pass_=STEP, batch=1, heads=1, kv_heads=1,
-                seqlen_q=seqlen, seqlen_k=seqlen, head_dim=HEAD_DIM, dtype="fp16", causal=False,
-            )  # fmt: skip
+                implementation=algorithm,
+                pass_=STEP,
+                batch=1,
+                heads=1,
+                kv_heads=1,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen,
+                head_dim=HEAD_DIM,
+                dtype="fp16",
+                causal=False,
+            )
 
 
 def _predicted_step(one: Cell) -> Iterator[Record]:
@@ -74,10 +82,18 @@ def predict(one: Cell) -> list[Record]:
         for checkpointed in (False, True):
             value = kept_bytes(str(one["implementation"]), int(one["seqlen_q"]), checkpointed)
             rows.append(
-                record(one, experiment=NAME, source="predicted", metric="kept_bytes", unit="B",
-                       value=value, tool="sum of saved tensors", checkpointed=checkpointed,
-                       cell=one.id)
-            )  # fmt: skip
+                record(
+                    one,
+                    experiment=NAME,
+                    source="predicted",
+                    metric="kept_bytes",
+                    unit="B",
+                    value=value,
+                    tool="sum of saved tensors",
+                    checkpointed=checkpointed,
+                    cell=one.id,
+                )
+            )
     return rows
 
 

@@ -25,11 +25,7 @@ from repro.experiments.shared.checkpoint import (
 from repro.measuring.records import Record
 
 NAME = "checkpoint-depth"
-DEPTHS = {
-    "mlp": (16, 64, 256),
-    "resnet": (128, 256, 1024),
-    "lstm": (64, 256, 2048),
-}
+DEPTHS = {"mlp": (16, 64, 256), "resnet": (128, 256, 1024), "lstm": (64, 256, 2048)}
 STRATEGIES = {
     "mlp": ("store-all", "sqrt", "exponential", "recursive", "recompute-all", "optimal-at-sqrt"),
     "resnet": ("store-all", "chen-search", "recursive"),
@@ -39,11 +35,7 @@ STRATEGIES = {
 #: everything is what autograd does anyway. None of them for the longest chains here.
 LONGEST = {"recompute-all": 64, "recursive": 256, "store-all": 256}
 #: Depths at which formulas are evaluated beside the measured ones.
-MORE_DEPTHS = {
-    "mlp": (8, 32, 128, 512, 1024),
-    "resnet": (64, 512, 2048),
-    "lstm": (32, 128, 512, 1024, 4096),
-}
+MORE_DEPTHS = {"mlp": (8, 32, 128, 512, 1024), "resnet": (64, 512, 2048), "lstm": (32, 128, 512, 1024, 4096)}
 
 
 def cells() -> list[Cell]:

@@ -10,15 +10,7 @@ from typing import Any
 
 from analysis.parallel_activations import LayerShape, saved_bytes
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.checkpoint import (
-    SCALE,
-    SOURCES,
-    TOOL,
-    device,
-    measure_step,
-    rows,
-    scaled,
-)
+from repro.experiments.shared.checkpoint import SCALE, SOURCES, TOOL, device, measure_step, rows, scaled
 from repro.measuring.records import Record, record
 
 NAME = "checkpoint-granularity"
@@ -37,12 +29,7 @@ FORMS = (
     ("every two blocks", "new"),
 )
 #: Forward runs of a layer beyond the first, in layers (the core counts by its share of the work).
-AGAIN = {
-    "none": 0.0,
-    "each block": 1.0,
-    "every other block": 0.5,
-    "every two blocks": 1.0,
-}
+AGAIN = {"none": 0.0, "each block": 1.0, "every other block": 0.5, "every two blocks": 1.0}
 
 
 def cells() -> list[Cell]:
@@ -86,15 +73,17 @@ def again(granularity: str) -> float:
     """Forward work repeated, as a share of one forward of all layers (24bsh² + 4bs²h each)."""
     s, h = SHAPE["seqlen"], SHAPE["hidden"]
     layer, core = 24 * h * h + 4 * s * h, 4 * s * h
-    shares = {"each operation": core / layer, "attention core": core / layer,
-              "each attention": (8 * h * h + core) / layer}  # fmt: skip
+    shares = {
+        "each operation": core / layer,
+        "attention core": core / layer,
+        "each attention": (8 * h * h + core) / layer,
+    }
     return AGAIN.get(granularity, shares.get(granularity, 0.0))
 
 
 def predict(one: Cell) -> list[Record]:
     """Bytes per layer and relative time."""
-    common = {"experiment": NAME, "source": "predicted", "tool": "sum of saved tensors",
-              "cell": one.id}  # fmt: skip
+    common = {"experiment": NAME, "source": "predicted", "tool": "sum of saved tensors", "cell": one.id}
     name = str(one["implementation"])
     return [
         record(one, **common, metric="saved_bytes_per_layer", value=layer_bytes(name), unit="B"),
@@ -132,14 +121,17 @@ def _measure(one: Cell) -> Iterator[Record]:
         found = model(layers, str(one["implementation"]))
         repeats = 5 if layers == LAYERS else 0
         plain = model(layers, "none")
-        steps.append(
-            measure_step(found, found, (ids,), baseline=plain, repeats=repeats, seconds=0.3)
-        )
+        steps.append(measure_step(found, found, (ids,), baseline=plain, repeats=repeats, seconds=0.3))
     yield from rows(NAME, one, steps[1])
     yield record(
-        one, experiment=NAME, source="measured", metric="saved_bytes_per_layer", unit="B",
-        value=(steps[1].saved_bytes - steps[0].saved_bytes) / (LAYERS - 2), tool=TOOL[device()],
-    )  # fmt: skip
+        one,
+        experiment=NAME,
+        source="measured",
+        metric="saved_bytes_per_layer",
+        unit="B",
+        value=(steps[1].saved_bytes - steps[0].saved_bytes) / (LAYERS - 2),
+        tool=TOOL[device()],
+    )
 
 
 EXPERIMENT = Experiment(

@@ -21,9 +21,14 @@ GRANULARITY = {"none": "none", "selective": "attention core", "full": "each bloc
 
 def _cell(seqlen: int, recompute: str) -> Cell:
     return Cell(
-        implementation=recompute, batch=BATCH, heads=HEADS, seqlen_q=seqlen, seqlen_k=seqlen,
-        head_dim=HIDDEN // HEADS, dtype="bf16",
-    )  # fmt: skip
+        implementation=recompute,
+        batch=BATCH,
+        heads=HEADS,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        head_dim=HIDDEN // HEADS,
+        dtype="bf16",
+    )
 
 
 def cells() -> list[Cell]:
@@ -34,13 +39,20 @@ def cells() -> list[Cell]:
 def predict(one: Cell) -> list[Record]:
     """Table 2 without parallelism."""
     value = gpt_layer_bytes(
-        batch=BATCH, seqlen=int(one["seqlen_q"]), hidden=HIDDEN, heads=HEADS,
-        recompute=str(one["implementation"]),
-    )  # fmt: skip
+        batch=BATCH, seqlen=int(one["seqlen_q"]), hidden=HIDDEN, heads=HEADS, recompute=str(one["implementation"])
+    )
     return [
-        record(one, experiment=NAME, source="predicted", metric="saved_bytes_per_layer",
-               value=value, unit="B", tool="Korthikanti 2022, Table 2", cell=one.id)
-    ]  # fmt: skip
+        record(
+            one,
+            experiment=NAME,
+            source="predicted",
+            metric="saved_bytes_per_layer",
+            value=value,
+            unit="B",
+            tool="Korthikanti 2022, Table 2",
+            cell=one.id,
+        )
+    ]
 
 
 def also() -> Iterator[Record]:
@@ -64,22 +76,24 @@ def measure(one: Cell, context: Context) -> list[Record]:
         torch.manual_seed(0)
         seqlen = int(one["seqlen_q"])
         model = GPT(
-            layers, hidden=HIDDEN, heads=HEADS, seqlen=seqlen,
-            granularity=GRANULARITY[str(one["implementation"])],
-        ).to(device(), torch.bfloat16)  # fmt: skip
+            layers, hidden=HIDDEN, heads=HEADS, seqlen=seqlen, granularity=GRANULARITY[str(one["implementation"])]
+        ).to(device(), torch.bfloat16)
         ids = torch.randint(256, (BATCH, seqlen), device=device())
-        with (
-            WithoutProducts(),
-            memory_meter(device()) as meter,
-            meter.region("forward") as forward,
-        ):
+        with WithoutProducts(), memory_meter(device()) as meter, meter.region("forward") as forward:
             loss = model(ids)
         del loss
         alive.append(forward.end_bytes)
     return [
-        record(one, experiment=NAME, source="measured", metric="saved_bytes_per_layer", unit="B",
-               value=(alive[1] - alive[0]) / 2, tool=TOOL[device()])
-    ]  # fmt: skip
+        record(
+            one,
+            experiment=NAME,
+            source="measured",
+            metric="saved_bytes_per_layer",
+            unit="B",
+            value=(alive[1] - alive[0]) / 2,
+            tool=TOOL[device()],
+        )
+    ]
 
 
 EXPERIMENT = Experiment(
@@ -91,11 +105,7 @@ EXPERIMENT = Experiment(
     device=device(),
     scale=SCALE,
     also=also,
-    sources=(
-        *SOURCES,
-        "analysis/parallel_activations.py",
-        "repro/instruments/without_products.py",
-    ),
+    sources=(*SOURCES, "analysis/parallel_activations.py", "repro/instruments/without_products.py"),
     seconds=15,
     timed=False,
 )

@@ -9,13 +9,7 @@ decomposed graph).
 from collections.abc import Callable
 from typing import Any
 
-from analysis.checkpointing import (
-    Chain,
-    InfeasibleBudgetError,
-    Plan,
-    smallest_budget,
-    store_all,
-)
+from analysis.checkpointing import Chain, InfeasibleBudgetError, Plan, smallest_budget, store_all
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments.shared.checkpoint import (
     SCALE,
@@ -36,9 +30,18 @@ NAME = "checkpoint-pareto"
 LAYERS = 6
 STAGES = 2 * LAYERS + 2
 HEURISTICS = (
-    "store-all", "sqrt", "uniform-2", "uniform-3", "uniform-6", "uniform-9", "chen-search",
-    "recursive", "exponential", "recompute-all", "revolve-3",
-)  # fmt: skip
+    "store-all",
+    "sqrt",
+    "uniform-2",
+    "uniform-3",
+    "uniform-6",
+    "uniform-9",
+    "chen-search",
+    "recursive",
+    "exponential",
+    "recompute-all",
+    "revolve-3",
+)
 #: Budgets as a share of the way from the least peak of any plan to storing everything.
 SHARES = {"optimal": (0, 1, 2, 3, 5, 12, 20, 30, 45, 60, 80), "greedy": (45, 60, 80)}
 SEGMENTS = (1, 2, 4)  # stages per torch.utils.checkpoint
@@ -51,11 +54,7 @@ def cells() -> list[Cell]:
     """Plans, then what the framework offers."""
     names = ["autograd", *HEURISTICS]
     plans = [Cell(implementation=name) for name in names]
-    plans += [
-        Cell(implementation=name, budget_share=share)
-        for name, shares in SHARES.items()
-        for share in shares
-    ]
+    plans += [Cell(implementation=name, budget_share=share) for name, shares in SHARES.items() for share in shares]
     plans += [Cell(implementation="torch-checkpoint", stages=size) for size in SEGMENTS]
     plans += [Cell(implementation="torch-memory-budget", percent=p) for p in COMPILER_BUDGETS]
     for one in plans:

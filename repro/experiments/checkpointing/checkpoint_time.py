@@ -34,11 +34,7 @@ PLANS = {"store-all": store_all, "chen-search": chen_search}
 
 def cells() -> list[Cell]:
     """Storing everything, which shows the executor's own cost, and the sublinear plan."""
-    return [
-        Cell(implementation=plan, model=model, depth=depth)
-        for model, depth in DEPTHS.items()
-        for plan in PLANS
-    ]
+    return [Cell(implementation=plan, model=model, depth=depth) for model, depth in DEPTHS.items() for plan in PLANS]
 
 
 def chain_of(model: str) -> Chain:
@@ -57,9 +53,10 @@ def predict(cell: Cell) -> Iterator[Record]:
     from repro.experiments.shared.checkpoint import predicted_rows
 
     yield from (
-        row for row in predicted_rows(NAME, cell, chain_of(str(cell["model"])), plan_of(cell))
+        row
+        for row in predicted_rows(NAME, cell, chain_of(str(cell["model"])), plan_of(cell))
         if row.metric != "peak_bytes"  # chen-resnet and checkpoint-depth predict bytes
-    )  # fmt: skip
+    )
 
 
 def _built(model: str) -> tuple[nn.Module, tuple[Tensor, ...], Profile]:
@@ -89,13 +86,21 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     torch.set_num_threads(1)
     model, state, profiled = _built(str(cell["model"]))
     planned = PlannedModel(model, profiled, plan_of(cell).schedule)
-    step = measure_step(planned, model, state, baseline=model, seconds=math.inf,
-                        repeats=REPEATS[str(cell["implementation"])])  # fmt: skip
+    step = measure_step(
+        planned, model, state, baseline=model, seconds=math.inf, repeats=REPEATS[str(cell["implementation"])]
+    )
     yield from rows(NAME, cell, step, where="cpu")
     assert planned.last_run is not None
-    yield record(cell, experiment=NAME, source="measured", metric="stage_forwards", unit="1",
-                 value=sum(planned.last_run.forwards), tool="executor's count",
-                 **{"pass": "forward+backward"})  # fmt: skip
+    yield record(
+        cell,
+        experiment=NAME,
+        source="measured",
+        metric="stage_forwards",
+        unit="1",
+        value=sum(planned.last_run.forwards),
+        tool="executor's count",
+        **{"pass": "forward+backward"},
+    )
 
 
 EXPERIMENT = Experiment(

@@ -43,9 +43,14 @@ def predict(cell: Cell) -> Iterator[Record]:
     """Bytes that move each way. Times follow from measured costs, in the figure."""
     for direction in ("out", "in"):
         yield record(
-            cell, experiment=NAME, metric="moved_bytes", source="predicted",
-            value=DEPTH * SAVED_BYTES, unit="B", direction=direction,
-        )  # fmt: skip
+            cell,
+            experiment=NAME,
+            metric="moved_bytes",
+            source="predicted",
+            value=DEPTH * SAVED_BYTES,
+            unit="B",
+            direction=direction,
+        )
 
 
 def layers() -> list[nn.Module]:
@@ -86,19 +91,32 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     series["backward_s"] = [backward for _, backward in times["store"]]
     rows = [
         record(
-            cell, experiment=NAME, source="measured", metric=metric, value=min(found), unit="s",
-            spread_min=min(found), spread_max=max(found), spread_n=REPEATS,
+            cell,
+            experiment=NAME,
+            source="measured",
+            metric=metric,
+            value=min(found),
+            unit="s",
+            spread_min=min(found),
+            spread_max=max(found),
+            spread_n=REPEATS,
             tool=f"perf_counter, min of {REPEATS}",
         )
         for metric, found in series.items()
-    ]  # fmt: skip
+    ]
     rows += [
         record(
-            cell, experiment=NAME, source="measured", metric="moved_bytes",
-            value=total / (REPEATS + 1), unit="B", direction=direction, tool="counted by the link",
+            cell,
+            experiment=NAME,
+            source="measured",
+            metric="moved_bytes",
+            value=total / (REPEATS + 1),
+            unit="B",
+            direction=direction,
+            tool="counted by the link",
         )
         for direction, total in (("out", link.bytes_out), ("in", link.bytes_in))
-    ]  # fmt: skip
+    ]
     return rows
 
 

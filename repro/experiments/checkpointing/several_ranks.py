@@ -15,9 +15,7 @@ from repro.experiments.shared import ring_attention as _ring_attention
 from repro.experiments.shared import sharded_states as _sharded_states
 from repro.measuring.records import Record
 
-PARTS: dict[str, ModuleType] = {
-    module.PART: module for module in (_sharded_states, _parallel_layer, _ring_attention)
-}
+PARTS: dict[str, ModuleType] = {module.PART: module for module in (_sharded_states, _parallel_layer, _ring_attention)}
 
 
 def cells() -> list[Cell]:

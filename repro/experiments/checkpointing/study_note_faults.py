@@ -149,17 +149,24 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         yield record(cell, **common, metric="error", value=ERRORS[fault](form), tool=tool)
     elif fault == "F4":
         for length in LENGTHS:
-            yield record(cell, **common, metric="peak_states", depth=length, tool="simulator",
-                         value=peak_states(length, form))  # fmt: skip
+            yield record(
+                cell, **common, metric="peak_states", depth=length, tool="simulator", value=peak_states(length, form)
+            )
     elif fault == "F5":
         for segments in SEGMENTS:
-            yield record(cell, **common, metric="extra_forward", segments=segments,
-                         tool="simulator" if form == CORRECT else "as printed",
-                         value=extra_forward(segments, form))  # fmt: skip
+            yield record(
+                cell,
+                **common,
+                metric="extra_forward",
+                segments=segments,
+                tool="simulator" if form == CORRECT else "as printed",
+                value=extra_forward(segments, form),
+            )
     else:
         for head_dim in HEAD_DIMS:
-            yield record(cell, **common, metric="tile_side", head_dim=head_dim, tool="the rule",
-                         value=tile_side(head_dim, form))  # fmt: skip
+            yield record(
+                cell, **common, metric="tile_side", head_dim=head_dim, tool="the rule", value=tile_side(head_dim, form)
+            )
 
 
 EXPERIMENT = Experiment(
@@ -169,8 +176,7 @@ EXPERIMENT = Experiment(
     predict=lambda cell: list[Record](),
     measure=measure,
     device="cpu",
-    sources=("analysis/checkpointing", "analysis/tiles.py",
-             "repro/experiments/checkpointing/study_note_faults.py"),
+    sources=("analysis/checkpointing", "analysis/tiles.py", "repro/experiments/checkpointing/study_note_faults.py"),
     seconds=3,
     timed=False,
-)  # fmt: skip
+)

@@ -32,14 +32,18 @@ STEPS, PROBE, LOG = 200, 20, 4
 
 def cells() -> list[Cell]:
     """One training each."""
-    shape = {"batch": sizes.BATCH, "heads": sizes.HEADS, "kv_heads": sizes.HEADS,
-             "seqlen_q": sizes.CONTEXT, "seqlen_k": sizes.CONTEXT,
-             "head_dim": sizes.WIDTH // sizes.HEADS}  # fmt: skip
+    shape = {
+        "batch": sizes.BATCH,
+        "heads": sizes.HEADS,
+        "kv_heads": sizes.HEADS,
+        "seqlen_q": sizes.CONTEXT,
+        "seqlen_k": sizes.CONTEXT,
+        "head_dim": sizes.WIDTH // sizes.HEADS,
+    }
     return [
-        Cell(implementation=name, pass_="forward+backward", **shape, dtype="fp32", causal=True,
-             steps=STEPS)
+        Cell(implementation=name, pass_="forward+backward", **shape, dtype="fp32", causal=True, steps=STEPS)
         for name in IMPLEMENTATIONS
-    ]  # fmt: skip
+    ]
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -47,10 +51,17 @@ def predict(cell: Cell) -> Iterator[Record]:
     if cell["implementation"] == "flash+checkpoint":
         for step in range(0, STEPS, PROBE):
             yield record(
-                cell, experiment=NAME, source="predicted", tool="same operations, same order",
-                metric="gradient_elements_differing", unit="1", value=0,
-                against="flash", step=step, cell=cell.id,
-            )  # fmt: skip
+                cell,
+                experiment=NAME,
+                source="predicted",
+                tool="same operations, same order",
+                metric="gradient_elements_differing",
+                unit="1",
+                value=0,
+                against="flash",
+                step=step,
+                cell=cell.id,
+            )
 
 
 def measure(cell: Cell, context: Context) -> Iterator[Record]:
@@ -80,20 +91,20 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
                 found = torch.cat([grad.flatten() for grad in grads])
                 yield from _differences(model, batch(step), found, implementation, step, row)
             if step % LOG == 0 or step == STEPS - 1:
-                yield row(metric="loss", unit="nat", value=loss.item(), step=step,
-                          tool="training on this CPU, kernels on the host backend")  # fmt: skip
+                yield row(
+                    metric="loss",
+                    unit="nat",
+                    value=loss.item(),
+                    step=step,
+                    tool="training on this CPU, kernels on the host backend",
+                )
             optimizer.step()
     finally:
         torch.set_num_threads(threads)
 
 
 def _differences(
-    model: TinyLM,
-    batch: Tensor,
-    found: Tensor,
-    implementation: str,
-    step: int,
-    row: Callable[..., Record],
+    model: TinyLM, batch: Tensor, found: Tensor, implementation: str, step: int, row: Callable[..., Record]
 ) -> Iterator[Record]:
     """The gradient at these weights against other ways to compute it."""
     from repro.experiments.shared import tiny_lm as lm
@@ -107,12 +118,23 @@ def _differences(
     for against, other in others.items():
         expected = lm.gradient(other, batch)
         difference = (found.double() - expected.double()).norm() / expected.double().norm()
-        yield row(metric="gradient_relative_difference", unit="1", value=float(difference),
-                  against=against, step=step, tool="2-norm over all parameters")  # fmt: skip
+        yield row(
+            metric="gradient_relative_difference",
+            unit="1",
+            value=float(difference),
+            against=against,
+            step=step,
+            tool="2-norm over all parameters",
+        )
         if against != "float64":
-            yield row(metric="gradient_elements_differing", unit="1",
-                      value=int((found != expected).sum()), against=against, step=step,
-                      tool=f"of {found.numel()} elements")  # fmt: skip
+            yield row(
+                metric="gradient_elements_differing",
+                unit="1",
+                value=int((found != expected).sum()),
+                against=against,
+                step=step,
+                tool=f"of {found.numel()} elements",
+            )
 
 
 EXPERIMENT = Experiment(

@@ -31,13 +31,14 @@ PARAMETERS = 1 << 24
 def cells() -> list[Cell]:
     """All three parts."""
     return [
-        *(Cell(implementation="accumulation", pieces=n, rows=BATCH, width=WIDTH, depth=DEPTH)
-          for n in PIECES),
-        *(Cell(implementation="mixed-precision", policy=policy, batch=b, seqlen_q=SEQLEN,
-               hidden=HIDDEN, heads=HEADS)
-          for policy in POLICIES for b in BATCHES),
+        *(Cell(implementation="accumulation", pieces=n, rows=BATCH, width=WIDTH, depth=DEPTH) for n in PIECES),
+        *(
+            Cell(implementation="mixed-precision", policy=policy, batch=b, seqlen_q=SEQLEN, hidden=HIDDEN, heads=HEADS)
+            for policy in POLICIES
+            for b in BATCHES
+        ),
         Cell(implementation="host-optimizer", parameters=PARAMETERS),
-    ]  # fmt: skip
+    ]
 
 
 def accumulation_peak(pieces: int) -> int:
@@ -59,8 +60,7 @@ def predict(cell: Cell) -> Iterator[Record]:
     if part == "accumulation":
         pieces = int(cell["pieces"])
         yield record(cell, metric="peak_bytes", value=accumulation_peak(pieces), **common)
-        yield record(cell, metric="activation_bytes", value=4 * BATCH // pieces * WIDTH * DEPTH,
-                     **common)  # fmt: skip
+        yield record(cell, metric="activation_bytes", value=4 * BATCH // pieces * WIDTH * DEPTH, **common)
     elif part == "mixed-precision":
         shape = LayerShape(SEQLEN, int(cell["batch"]), HIDDEN, HEADS)
         saved = float(sum(saved_under(shape, str(cell["policy"])).values()))
@@ -78,18 +78,15 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        part = {
-            "accumulation": _accumulation,
-            "mixed-precision": _mixed_precision,
-            "host-optimizer": _host_optimizer,
-        }[str(cell["implementation"])]
+        part = {"accumulation": _accumulation, "mixed-precision": _mixed_precision, "host-optimizer": _host_optimizer}[
+            str(cell["implementation"])
+        ]
         rows = part(cell)
     finally:
         torch.set_num_threads(threads)
     common = {"experiment": NAME, "source": "measured"}
     return [
-        record(cell, metric=metric, value=value, unit=unit, tool=tool, **common)
-        for metric, value, unit, tool in rows
+        record(cell, metric=metric, value=value, unit=unit, tool=tool, **common) for metric, value, unit, tool in rows
     ]
 
 
@@ -104,9 +101,7 @@ def _accumulation(cell: Cell) -> list[Row]:
     from repro.training.live_bytes import LiveBytes
 
     torch.manual_seed(0)
-    net = nn.Sequential(
-        *(m for _ in range(DEPTH) for m in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()))
-    )
+    net = nn.Sequential(*(m for _ in range(DEPTH) for m in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh())))
     x = torch.randn(BATCH, WIDTH)
     for p in net.parameters():
         p.grad = torch.zeros_like(p)

@@ -26,31 +26,40 @@ def cells() -> list[Cell]:
     """The paper's shapes: 16,384 tokens, hidden size 2,048, fp16."""
     return [
         Cell(
-            pass_=pass_, batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
-            kv_heads=HIDDEN // head_dim, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
-            dtype="fp16", causal=causal,
+            pass_=pass_,
+            batch=TOKENS // seqlen,
+            heads=HIDDEN // head_dim,
+            kv_heads=HIDDEN // head_dim,
+            seqlen_q=seqlen,
+            seqlen_k=seqlen,
+            head_dim=head_dim,
+            dtype="fp16",
+            causal=causal,
         )
         for seqlen in SEQLENS
         for head_dim in flash2_time.HEAD_DIMS
         for causal in (False, True)
         for pass_ in ("forward", "backward")
-    ]  # fmt: skip
+    ]
 
 
 def registered() -> Iterator[Record]:
     """The predictions of all cells, to be written once (``repro.gpu.register``)."""
     for one in cells():
         shape, pass_ = shape_of(one), str(one["pass"])
-        for name, seconds in (
-            (OURS, ampere_validation.ours(pass_, shape)),
-            (PEER, flash2_time.seconds(pass_, shape)),
-        ):
+        for name, seconds in ((OURS, ampere_validation.ours(pass_, shape)), (PEER, flash2_time.seconds(pass_, shape))):
             yield record(
-                one, experiment=NAME, implementation=name, source="predicted",
-                metric="throughput_tflops", unit="TFLOP/s", device=ampere_validation.GPU.name,
-                value=paper_flops(shape, pass_) / seconds / 1e12, cell=one.id,
+                one,
+                experiment=NAME,
+                implementation=name,
+                source="predicted",
+                metric="throughput_tflops",
+                unit="TFLOP/s",
+                device=ampere_validation.GPU.name,
+                value=paper_flops(shape, pass_) / seconds / 1e12,
+                cell=one.id,
                 tool=f"machine code at {ampere_validation.CLOCK.hz / 1e9:.2f} GHz, registered",
-            )  # fmt: skip
+            )
 
 
 def predict(one: Cell) -> list[Record]:

@@ -129,9 +129,7 @@ def _prepare(name: str) -> tuple[float, Callable[[], object]]:
 
 def _row(one: Cell, value: float, source: str, tool: str) -> Record:
     metric, unit = PROBES[str(one["implementation"])]
-    return record(
-        one, experiment=NAME, source=source, metric=metric, value=value, unit=unit, tool=tool
-    )
+    return record(one, experiment=NAME, source=source, metric=metric, value=value, unit=unit, tool=tool)
 
 
 EXPERIMENT = Experiment(

@@ -27,8 +27,7 @@ LOADS = ((16, 16384), (1, 65536), (64, 2048))
 WIDTHS = (2, 4, 8)
 #: GQA first, then how the others share.
 SHARING = {
-    name: decode_bytes.SHARING[name]
-    for name in ("gqa", "mha", "gqa-fp8", "mqa", "latent-256", "latent-576")
+    name: decode_bytes.SHARING[name] for name in ("gqa", "mha", "gqa-fp8", "mqa", "latent-256", "latent-576")
 } | {"gqa-fp8-pages": Sharing(8, 128, fp8=True, scale_block=PAGE_SIZE)}
 #: Numbers of splits that take turns with the rule's (None).
 SPLITS = (1, 4, 16, 64)
@@ -41,10 +40,19 @@ BOUND = 2e-2
 def _cell(sharing: str, batch: int, context: int, width: int = 1) -> Cell:
     way = SHARING[sharing]
     return Cell(
-        implementation="flash-decode", pass_="forward", sharing=sharing, batch=batch, heads=HEADS,
-        kv_heads=way.kv_heads, seqlen_q=width, seqlen_k=context, head_dim=way.head_dim, dtype=DTYPE,
-        causal=True, page_size=PAGE_SIZE,
-    )  # fmt: skip
+        implementation="flash-decode",
+        pass_="forward",
+        sharing=sharing,
+        batch=batch,
+        heads=HEADS,
+        kv_heads=way.kv_heads,
+        seqlen_q=width,
+        seqlen_k=context,
+        head_dim=way.head_dim,
+        dtype=DTYPE,
+        causal=True,
+        page_size=PAGE_SIZE,
+    )
 
 
 def cells() -> list[Cell]:
@@ -64,12 +72,18 @@ def predict(cell: Cell) -> list[Record]:
     shape = shape_of(cell)
     return [
         record(
-            cell, experiment=NAME, source="predicted", metric="time_ms", unit="ms", splits=RULE,
-            value=decode.seconds(shape, gpu) * 1e3, device=gpu.name,
+            cell,
+            experiment=NAME,
+            source="predicted",
+            metric="time_ms",
+            unit="ms",
+            splits=RULE,
+            value=decode.seconds(shape, gpu) * 1e3,
+            device=gpu.name,
             tool=f"cache once, ceilings: datasheet of {gpu.name}",
         )
         for gpu in CARDS
-    ]  # fmt: skip
+    ]
 
 
 def measure(cell: Cell, context: Context) -> list[Record]:
@@ -90,18 +104,21 @@ def measure(cell: Cell, context: Context) -> list[Record]:
             del calls[name]
 
     def row(name: str, **values: Any) -> Record:
-        return record(cell, experiment=NAME, source="measured", metric="time_ms", splits=name,
-                      **values)  # fmt: skip
+        return record(cell, experiment=NAME, source="measured", metric="time_ms", splits=name, **values)
 
     rows = [row(name, error=reason) for name, reason in wrong.items()]
     for name, timing in time_interleaved(calls, TorchDevice(), budget_ms=BUDGET_MS).items():
         rows.append(
             row(
-                name, value=timing.median_ms, unit="ms", spread_min=timing.min_ms,
-                spread_max=timing.max_ms, spread_n=timing.repeats,
+                name,
+                value=timing.median_ms,
+                unit="ms",
+                spread_min=timing.min_ms,
+                spread_max=timing.max_ms,
+                spread_n=timing.repeats,
                 tool="CUDA events, median, in turn, L2 flushed",
             )
-        )  # fmt: skip
+        )
     return rows
 
 

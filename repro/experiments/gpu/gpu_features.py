@@ -36,9 +36,10 @@ HEAD_DIMS, PASSES = (128, 64), ("forward", "backward")
 #: Gemma 2's cap.
 SOFTCAP = 30.0
 FEATURES: dict[str, dict[str, Any]] = {
-    "window": {"window_left": 1024}, "softcap": {"softcap": SOFTCAP, "tanh": "approximate"},
+    "window": {"window_left": 1024},
+    "softcap": {"softcap": SOFTCAP, "tanh": "approximate"},
     "alibi": {"alibi": True},
-}  # fmt: skip
+}
 SEQUENCES = 64
 
 
@@ -49,9 +50,18 @@ def cells() -> list[Cell]:
 
 def _cell(feature: str, pass_: str, head_dim: int, batch: int, seqlen: int, **more: Any) -> Cell:
     return Cell(
-        feature=feature, pass_=pass_, batch=batch, heads=HEADS, kv_heads=HEADS, seqlen_q=seqlen,
-        seqlen_k=seqlen, head_dim=head_dim, dtype=DTYPE, causal=True, **more,
-    )  # fmt: skip
+        feature=feature,
+        pass_=pass_,
+        batch=batch,
+        heads=HEADS,
+        kv_heads=HEADS,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        head_dim=head_dim,
+        dtype=DTYPE,
+        causal=True,
+        **more,
+    )
 
 
 def _of_length(seqlen: int) -> list[Cell]:
@@ -88,16 +98,23 @@ def prediction(one: Cell, name: str, gpu: Gpu) -> Prediction:
     """What the models say of an implementation on a card."""
     shape, lengths = problem(one)
     return of_kernels(
-        name, shape, str(one["pass"]), gpu, softcap="softcap" in one, alibi="alibi" in one,
-        lengths=lengths,
-    )  # fmt: skip
+        name, shape, str(one["pass"]), gpu, softcap="softcap" in one, alibi="alibi" in one, lengths=lengths
+    )
 
 
 def _predicted(one: Cell, name: str, gpu: Gpu, seconds: float, tool: str) -> Record:
     return record(
-        one, experiment=NAME, implementation=name, source="predicted", metric="time_ms", unit="ms",
-        device=gpu.name, value=seconds * 1e3, tool=tool, cell=one.id,
-    )  # fmt: skip
+        one,
+        experiment=NAME,
+        implementation=name,
+        source="predicted",
+        metric="time_ms",
+        unit="ms",
+        device=gpu.name,
+        value=seconds * 1e3,
+        tool=tool,
+        cell=one.id,
+    )
 
 
 def registered() -> Iterator[Record]:
@@ -129,8 +146,7 @@ def measure(one: Cell, context: Context) -> list[Record]:
     operands = FeatureOperands(shape, softcap=softcap, alibi="alibi" in one, lengths=lengths)
 
     def row(name: str, metric: str, **values: Any) -> Record:
-        return record(one, experiment=NAME, implementation=name, source="measured", metric=metric,
-                      **values)  # fmt: skip
+        return record(one, experiment=NAME, implementation=name, source="measured", metric=metric, **values)
 
     calls, rows = {}, []
     for name in IMPLEMENTATIONS:
@@ -147,16 +163,28 @@ def measure(one: Cell, context: Context) -> list[Record]:
             continue
         calls[name] = call
         if all(map(math.isfinite, ours.worst.values())):
-            rows.append(row(name, "max_error", value=max(ours.worst.values()), unit="1",
-                            tool="two heads, or all sequences, against float64"))  # fmt: skip
+            rows.append(
+                row(
+                    name,
+                    "max_error",
+                    value=max(ours.worst.values()),
+                    unit="1",
+                    tool="two heads, or all sequences, against float64",
+                )
+            )
     for name, timing in time_interleaved(calls, TorchDevice(), budget_ms=BUDGET_MS).items():
         rows.append(
             row(
-                name, "time_ms", value=timing.median_ms, unit="ms", spread_min=timing.min_ms,
-                spread_max=timing.max_ms, spread_n=timing.repeats,
+                name,
+                "time_ms",
+                value=timing.median_ms,
+                unit="ms",
+                spread_min=timing.min_ms,
+                spread_max=timing.max_ms,
+                spread_n=timing.repeats,
                 tool="CUDA events, median, in turn, L2 flushed",
             )
-        )  # fmt: skip
+        )
     return rows
 
 

@@ -18,24 +18,29 @@ def cells() -> list[Cell]:
     """The ends of the rules first."""
     return [
         Cell(
-            pass_=pass_, batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
-            kv_heads=HIDDEN // head_dim, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
-            dtype="bf16", causal=causal,
+            pass_=pass_,
+            batch=TOKENS // seqlen,
+            heads=HIDDEN // head_dim,
+            kv_heads=HIDDEN // head_dim,
+            seqlen_q=seqlen,
+            seqlen_k=seqlen,
+            head_dim=head_dim,
+            dtype="bf16",
+            causal=causal,
         )
         for seqlen in (2048, 16384, 4096, 8192)
         for pass_, head_dims in (("backward", (128, 64)), ("forward", (128, 64, 256)))
         for head_dim in head_dims
         for causal in (False, True)
-    ]  # fmt: skip
+    ]
 
 
 def implementations(one: Cell) -> tuple[str, ...]:
     """The forms of the cell's pass and head dimension, by name."""
     kind = hopper.ForwardForm if one["pass"] == "forward" else hopper.BackwardForm
     return tuple(
-        name for name, form in hopper.FORMS.items()
-        if isinstance(form, kind) and form.head_dim == one["head_dim"]
-    )  # fmt: skip
+        name for name, form in hopper.FORMS.items() if isinstance(form, kind) and form.head_dim == one["head_dim"]
+    )
 
 
 def predict(one: Cell) -> list[Record]:

@@ -37,22 +37,30 @@ def cells() -> list[Cell]:
     """Lengths that gpu-l2-registered has counters of, and a sawtooth."""
     long: dict[str, Any] = {"head_dim": 128, "dtype": "bf16"}
     listed = [cell("flash", "forward", TILE, seqlen=n, **long) for n in (65536, 131072)]
-    return [*listed, cell("flash", "forward", TILE, seqlen=131072, order="sawtooth", wave=WAVE,
-                          **long)]  # fmt: skip
+    return [*listed, cell("flash", "forward", TILE, seqlen=131072, order="sawtooth", wave=WAVE, **long)]
 
 
-def run(
-    backend: Backend, one: Cell, arrays: dict[str, Array], progress: Array, **more: Any
-) -> None:
+def run(backend: Backend, one: Cell, arrays: dict[str, Array], progress: Array, **more: Any) -> None:
     """Launch the forward of a cell with notes of its progress."""
     shape = shape_of(one)
     options: dict[str, Any] = {name: one[name] for name in ("order", "wave") if name in one}
     q, k, v, out = (arrays[name] for name in ("q", "k", "v", "out"))
     attention.forward(
-        backend, "flash", q, k, v, out, {"lse": arrays["lse"]},
-        scale=1 / math.sqrt(shape.head_dim), causal=shape.causal, tile=tile_of(one),
-        progress=progress, progress_tiles=EVERY, **options, **more,
-    )  # fmt: skip
+        backend,
+        "flash",
+        q,
+        k,
+        v,
+        out,
+        {"lse": arrays["lse"]},
+        scale=1 / math.sqrt(shape.head_dim),
+        causal=shape.causal,
+        tile=tile_of(one),
+        progress=progress,
+        progress_tiles=EVERY,
+        **options,
+        **more,
+    )
 
 
 def notes_shape(one: Cell) -> tuple[int, int]:
@@ -88,9 +96,7 @@ def recorded(one: Cell) -> np.ndarray:
 def replayed(one: Cell, notes: np.ndarray, sms: int, l2: L2) -> Iterator[Record]:
     """The rows of a record of notes: bytes fetched on that order, spread of durations."""
     shape = shape_of(one)
-    launch = query_tiles_outside(
-        shape, tile_of(one), order=str(one.get("order", "rows")), wave=int(one.get("wave", 1))
-    )
+    launch = query_tiles_outside(shape, tile_of(one), order=str(one.get("order", "rows")), wave=int(one.get("wave", 1)))
     sampled = min(SAMPLED_SETS, l2.sets)
     found = replay(launch, l2, sms, events(launch, notes, EVERY), sampled_sets=sampled)
     sizes = {"q": shape.query_bytes, "k": shape.key_bytes, "v": shape.key_bytes}
@@ -100,10 +106,7 @@ def replayed(one: Cell, notes: np.ndarray, sms: int, l2: L2) -> Iterator[Record]
         "duration_spread": (spread(notes), "1", "standard deviation over mean, of blocks"),
     }
     for metric, (value, unit, tool) in values.items():
-        yield record(
-            one, experiment=NAME, source="measured", metric=metric, value=value, unit=unit,
-            tool=tool,
-        )  # fmt: skip
+        yield record(one, experiment=NAME, source="measured", metric=metric, value=value, unit=unit, tool=tool)
 
 
 def predict(one: Cell) -> list[Record]:

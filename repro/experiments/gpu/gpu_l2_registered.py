@@ -37,9 +37,11 @@ NAME = "gpu-l2-registered"
 BATCH, LIMIT_S = 10, 60.0
 PEER, OURS, HOPPER = "sdpa-flash", "flash", "flash-sm90"
 TILES = {
-    (PEER, "forward"): Tile(128, 64), (OURS, "forward"): Tile(128, 64),
-    (OURS, "backward"): Tile(64, 128), (HOPPER, "forward"): Tile(128, 176),
-}  # fmt: skip
+    (PEER, "forward"): Tile(128, 64),
+    (OURS, "forward"): Tile(128, 64),
+    (OURS, "backward"): Tile(64, 128),
+    (HOPPER, "forward"): Tile(128, 176),
+}
 #: Blocks that an SM holds: of PyTorch's forward as l2-absorption shows, of ours by registers.
 BLOCKS_PER_SM = dict.fromkeys(TILES, 1) | {(PEER, "forward"): 2}
 #: Blocks of a wave of PyTorch's forward, and query rows of a block.
@@ -68,18 +70,22 @@ def cells() -> list[Cell]:
 
 
 def _cell(
-    implementation: str, pass_: str, heads: int, seqlen: int, order: str = "rows",
-    kv_heads: int | None = None, causal: bool = False,
-) -> Cell:  # fmt: skip
+    implementation: str,
+    pass_: str,
+    heads: int,
+    seqlen: int,
+    order: str = "rows",
+    kv_heads: int | None = None,
+    causal: bool = False,
+) -> Cell:
     more: dict[str, Any] = {} if kv_heads is None else {"kv_heads": kv_heads}
     if causal:
         more["causal"] = True
     if order != "rows":
         more |= {"order": order, "wave": H200.sms * BLOCKS_PER_SM[OURS, pass_]}
     one = cell(
-        implementation, pass_, TILES[implementation, pass_], seqlen=seqlen, head_dim=128,
-        heads=heads, dtype="bf16",
-    )  # fmt: skip
+        implementation, pass_, TILES[implementation, pass_], seqlen=seqlen, head_dim=128, heads=heads, dtype="bf16"
+    )
     return Cell(**{("pass_" if k == "pass" else k): v for k, v in {**one, **more}.items()})
 
 
@@ -94,10 +100,19 @@ def registration(one: Cell) -> Record:
     low, high = read_spread(*asked, kernel=main, order=order)
     value = sum(predict_hbm(*asked, order=order).reads[main].values())
     return record(
-        one, experiment=NAME, source="predicted", metric="hbm_read_bytes", level="hbm", unit="B",
-        value=value, spread_min=min(low, value), spread_max=max(high, value),
-        spread_n=len(PACES), tool="simulated L2, registered", cell=one.id,
-    )  # fmt: skip
+        one,
+        experiment=NAME,
+        source="predicted",
+        metric="hbm_read_bytes",
+        level="hbm",
+        unit="B",
+        value=value,
+        spread_min=min(low, value),
+        spread_max=max(high, value),
+        spread_n=len(PACES),
+        tool="simulated L2, registered",
+        cell=one.id,
+    )
 
 
 def registered() -> Iterator[Record]:
@@ -127,10 +142,17 @@ def measure(one: Cell, context: Context) -> list[Record]:
     main = max(kernels, key=lambda kernel: kernel.bytes["sm", "read"])
     return [
         record(
-            one, experiment=NAME, source="measured", metric="hbm_read_bytes", level="hbm",
-            unit="B", value=main.bytes["hbm", "read"], kernel_name=main.name, tool="ncu",
+            one,
+            experiment=NAME,
+            source="measured",
+            metric="hbm_read_bytes",
+            level="hbm",
+            unit="B",
+            value=main.bytes["hbm", "read"],
+            kernel_name=main.name,
+            tool="ncu",
         )
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(

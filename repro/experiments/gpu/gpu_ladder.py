@@ -32,9 +32,7 @@ def unsupported_reason(one: Cell) -> str | None:
     """What keeps the cell's kernel from running on the card of our records, or None."""
     if one["implementation"] != "flash1-released":
         return None
-    needed = flash1_shared_bytes(
-        tile_of(one), int(one["head_dim"]), str(one["dtype"]), str(one["pass"])
-    )
+    needed = flash1_shared_bytes(tile_of(one), int(one["head_dim"]), str(one["dtype"]), str(one["pass"]))
     if needed <= SHARED_LIMIT_BYTES:
         return None
     return f"needs {needed} bytes of shared memory, a block has {SHARED_LIMIT_BYTES}"
@@ -44,22 +42,13 @@ def listed() -> list[Cell]:
     """All combinations, also those that do not fit."""
     shape: dict[str, Any] = {"seqlen": 1024, "head_dim": 64, "batch": 64, "heads": 16}
     both = ("forward", "backward")
-    every = [
-        cell("flash", p, Tile(m, n), **shape) for p in both for m in (64, 128) for n in SQUARES
-    ]
+    every = [cell("flash", p, Tile(m, n), **shape) for p in both for m in (64, 128) for n in SQUARES]
     every += [cell("flash-deterministic", "backward", Tile(64, 64), **shape)]
     every += [
-        cell(
-            "flash-sm90", p,
-            default_tile("flash-sm90", 64, "fp16", p, causal=False, seqlen_q=1024), **shape,
-        )
+        cell("flash-sm90", p, default_tile("flash-sm90", 64, "fp16", p, causal=False, seqlen_q=1024), **shape)
         for p in both
-    ]  # fmt: skip
-    every += [
-        cell("flash1-released", p, Tile(16, bc), **shape)
-        for p in both
-        for bc in (64, 128, 256, 512)
     ]
+    every += [cell("flash1-released", p, Tile(16, bc), **shape) for p in both for bc in (64, 128, 256, 512)]
     every += [cell("standard", p, Tile(64, 64), **shape) for p in both]
     return every
 
@@ -75,9 +64,13 @@ def also() -> Iterator[Record]:
         reason = unsupported_reason(one)
         if reason is not None:
             yield record(
-                one, experiment=NAME, source="predicted", metric="time_ms", error=reason,
+                one,
+                experiment=NAME,
+                source="predicted",
+                metric="time_ms",
+                error=reason,
                 tool="shared memory of the tile's arrays",
-            )  # fmt: skip
+            )
 
 
 def measure(one: Cell, context: Context) -> list[Record]:
@@ -88,11 +81,18 @@ def measure(one: Cell, context: Context) -> list[Record]:
     timing = time_work(cell_work(one), TorchDevice(), budget_ms=50.0, max_repeats=30)
     return [
         record(
-            one, experiment=NAME, source="measured", metric="time_ms", value=timing.median_ms,
-            unit="ms", spread_min=timing.min_ms, spread_max=timing.max_ms,
-            spread_n=timing.repeats, tool="CUDA events, median, L2 flushed",
+            one,
+            experiment=NAME,
+            source="measured",
+            metric="time_ms",
+            value=timing.median_ms,
+            unit="ms",
+            spread_min=timing.min_ms,
+            spread_max=timing.max_ms,
+            spread_n=timing.repeats,
+            tool="CUDA events, median, L2 flushed",
         )
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -22,13 +22,21 @@ def cells() -> list[Cell]:
     """Every variant at every length; those that run out of memory become rows that say so."""
     return [
         Cell(
-            implementation=name, pass_="forward+backward", batch=16, heads=8, kv_heads=8,
-            seqlen_q=n, seqlen_k=n, head_dim=64, dtype="fp16", causal=False,
+            implementation=name,
+            pass_="forward+backward",
+            batch=16,
+            heads=8,
+            kv_heads=8,
+            seqlen_q=n,
+            seqlen_k=n,
+            head_dim=64,
+            dtype="fp16",
+            causal=False,
         )
         for n in SEQLENS
         for name in VARIANTS
         if n <= 16384 or name in attention.FLASH
-    ]  # fmt: skip
+    ]
 
 
 def predict(one: Cell) -> list[Record]:
@@ -69,11 +77,16 @@ def measure(one: Cell, context: Context) -> list[Record]:
     }
     return [
         record(
-            one, experiment=NAME, source="measured", metric=metric, value=value, unit="B",
+            one,
+            experiment=NAME,
+            source="measured",
+            metric=metric,
+            value=value,
+            unit="B",
             tool=f"torch's and CuPy's pools: {sense}",
         )
         for metric, (value, sense) in senses.items()
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -25,14 +25,22 @@ def cells() -> list[Cell]:
     """No drift and full repair first: the gain and the worst loss."""
     return [
         Cell(
-            pass_="forward", batch=TOKENS // seqlen, heads=HIDDEN // head_dim,
-            kv_heads=HIDDEN // head_dim, seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim,
-            dtype="bf16", causal=False, pattern="upward", nats=nats,
+            pass_="forward",
+            batch=TOKENS // seqlen,
+            heads=HIDDEN // head_dim,
+            kv_heads=HIDDEN // head_dim,
+            seqlen_q=seqlen,
+            seqlen_k=seqlen,
+            head_dim=head_dim,
+            dtype="bf16",
+            causal=False,
+            pattern="upward",
+            nats=nats,
         )
         for nats in sorted(NATS, key=lambda nats: -abs(nats - 50))
         for seqlen in (16384, 2048)
         for head_dim in (128, 64)
-    ]  # fmt: skip
+    ]
 
 
 def predict(cell: Cell) -> list[Record]:
@@ -50,21 +58,26 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     if torch.cuda.get_device_capability()[0] != 9:
         raise UnavailableError("the optimistic softmax needs compute capability 9.0")
     operands = Operands(shape_of(cell))
-    add_drift(
-        operands.q, operands.k, str(cell["pattern"]), float(cell["nats"]),
-        1 / math.sqrt(float(cell["head_dim"])),
-    )  # fmt: skip
+    add_drift(operands.q, operands.k, str(cell["pattern"]), float(cell["nats"]), 1 / math.sqrt(float(cell["head_dim"])))
     works = {name: work(name, "forward", operands) for name in (EXACT, OPTIMISTIC)}
     for call in works.values():
         call()
     return [
         record(
-            cell, experiment=NAME, implementation=name, source="measured", metric="time_ms",
-            value=timing.median_ms, unit="ms", spread_min=timing.min_ms, spread_max=timing.max_ms,
-            spread_n=timing.repeats, tool="CUDA events, median, in turn, L2 flushed",
+            cell,
+            experiment=NAME,
+            implementation=name,
+            source="measured",
+            metric="time_ms",
+            value=timing.median_ms,
+            unit="ms",
+            spread_min=timing.min_ms,
+            spread_max=timing.max_ms,
+            spread_n=timing.repeats,
+            tool="CUDA events, median, in turn, L2 flushed",
         )
         for name, timing in time_interleaved(works, TorchDevice(), budget_ms=BUDGET_MS).items()
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(

@@ -31,21 +31,29 @@ def cells() -> list[Cell]:
     """Every form of the backward, the forward's of the rule, and the sm_80 kernels."""
     forwards = [hopper.forward_form(head_dim, False, SEQLEN) for head_dim in (128, 64, 256)]
     return [
-        *(_cell(f"{EXACT} {form.name}", "backward", form.head_dim, form.tile)
-          for form in hopper.BACKWARD_FORMS),
+        *(_cell(f"{EXACT} {form.name}", "backward", form.head_dim, form.tile) for form in hopper.BACKWARD_FORMS),
         *(_cell(f"{EXACT} {form.name}", "forward", form.head_dim, form.tile) for form in forwards),
         _cell(SM80, "forward", 128, Tile(128, 64)),
         _cell(SM80, "backward", 128, Tile(64, 128)),
-    ]  # fmt: skip
+    ]
 
 
 def _cell(implementation: str, pass_: str, head_dim: int, tile: Tile) -> Cell:
     heads = 2048 // head_dim
     return Cell(
-        implementation=implementation, pass_=pass_, batch=2, heads=heads, kv_heads=heads,
-        seqlen_q=SEQLEN, seqlen_k=SEQLEN, head_dim=head_dim, dtype="bf16", causal=False,
-        block_m=tile.block_m, block_n=tile.block_n,
-    )  # fmt: skip
+        implementation=implementation,
+        pass_=pass_,
+        batch=2,
+        heads=heads,
+        kv_heads=heads,
+        seqlen_q=SEQLEN,
+        seqlen_k=SEQLEN,
+        head_dim=head_dim,
+        dtype="bf16",
+        causal=False,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+    )
 
 
 def predict(one: Cell) -> Iterator[Record]:
@@ -54,9 +62,14 @@ def predict(one: Cell) -> Iterator[Record]:
     kind = SM80 if name == SM80 else DIRECT if name.endswith("direct") else EXACT
     found = round_of(Cell(**{**one, "implementation": kind}))
     yield record(
-        one, experiment=NAME, source="predicted", metric="tensor_busy_at_most", unit="%",
-        value=100 * found.tensor_share(), tool="clocks of a round",
-    )  # fmt: skip
+        one,
+        experiment=NAME,
+        source="predicted",
+        metric="tensor_busy_at_most",
+        unit="%",
+        value=100 * found.tensor_share(),
+        tool="clocks of a round",
+    )
 
 
 @cache
@@ -80,12 +93,19 @@ def measure(one: Cell, context: Context) -> list[Record]:
     kernels = watched().kernels(one)
     return [
         record(
-            one, experiment=NAME, source="measured", metric="unit_busy", unit="%", value=percent,
-            kernel=kernel.name, counter=counter, tool="ncu",
+            one,
+            experiment=NAME,
+            source="measured",
+            metric="unit_busy",
+            unit="%",
+            value=percent,
+            kernel=kernel.name,
+            counter=counter,
+            tool="ncu",
         )
         for kernel in kernels
         for counter, percent in kernel.percent.items()
-    ]  # fmt: skip
+    ]
 
 
 EXPERIMENT = Experiment(

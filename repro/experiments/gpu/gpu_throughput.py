@@ -19,12 +19,7 @@ from analysis.algorithms import PDL
 from analysis.flops import paper_flops
 from analysis.hardware import H100_SXM, H200, Gpu
 from analysis.shapes import Tile
-from analysis.time_model import (
-    TimePrediction,
-    attention_work,
-    datasheet_ceilings,
-    predict_time,
-)
+from analysis.time_model import TimePrediction, attention_work, datasheet_ceilings, predict_time
 from kernels.dispatch import default_tile
 from repro.experiments import Cell, Context, Experiment
 from repro.experiments.shared.attention import shape_of
@@ -56,11 +51,17 @@ def cells() -> list[Cell]:
                     heads = HIDDEN // head_dim
                     listed.append(
                         Cell(
-                            pass_=pass_, batch=TOKENS // seqlen, heads=heads, kv_heads=heads,
-                            seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim, dtype="bf16",
+                            pass_=pass_,
+                            batch=TOKENS // seqlen,
+                            heads=heads,
+                            kv_heads=heads,
+                            seqlen_q=seqlen,
+                            seqlen_k=seqlen,
+                            head_dim=head_dim,
+                            dtype="bf16",
                             causal=causal,
                         )
-                    )  # fmt: skip
+                    )
     return listed
 
 
@@ -85,27 +86,29 @@ def _bounds(one: Cell, gpu: Gpu) -> list[Record]:
         bound, tile = time_bound(one, name, gpu)
         rows.append(
             record(
-                one, experiment=NAME, implementation=name, source="predicted",
-                metric="throughput_tflops", unit="TFLOP/s", device=gpu.name,
-                block_m=tile.block_m, block_n=tile.block_n,
+                one,
+                experiment=NAME,
+                implementation=name,
+                source="predicted",
+                metric="throughput_tflops",
+                unit="TFLOP/s",
+                device=gpu.name,
+                block_m=tile.block_m,
+                block_n=tile.block_n,
                 value=flops / bound.seconds / 1e12,
                 tool=f"ceilings, {datasheet_ceilings(gpu).origin}",
             )
-        )  # fmt: skip
+        )
     return rows
 
 
-def time_bound(
-    one: Cell, name: str, gpu: Gpu, *, without: Collection[str] = ()
-) -> tuple[TimePrediction, Tile]:
+def time_bound(one: Cell, name: str, gpu: Gpu, *, without: Collection[str] = ()) -> tuple[TimePrediction, Tile]:
     """The bound of an algorithm of ``OURS`` for a cell, and the tile it runs with.
 
     without: ceilings to leave out.
     """
     shape, pass_ = shape_of(one), str(one["pass"])
-    tile = default_tile(
-        name, shape.head_dim, shape.dtype, pass_, causal=shape.causal, seqlen_q=shape.seqlen_q
-    )
+    tile = default_tile(name, shape.head_dim, shape.dtype, pass_, causal=shape.causal, seqlen_q=shape.seqlen_q)
     options = sum_options(form_of(name, shape, pass_))
     shared = shared_per_tensor(name, shape, tile, pass_, gpu)
     work = attention_work(name, shape, tile, pass_, gpu, shared_per_tensor=shared, **options)
@@ -150,24 +153,40 @@ def measure_in_turn(one: Cell, names: Sequence[str], experiment: str) -> list[Re
     for name, timing in times.items():
         worst = sum(found[name].worst.values())  # a NaN among them stays one
         if math.isfinite(worst):
-            rows.append(row(name, metric="max_error", value=max(found[name].worst.values()),
-                            unit="1", tool="two heads against float64"))  # fmt: skip
+            rows.append(
+                row(
+                    name,
+                    metric="max_error",
+                    value=max(found[name].worst.values()),
+                    unit="1",
+                    tool="two heads against float64",
+                )
+            )
         if name in refused:
             continue
         spread = {"spread_n": timing.repeats, "tool": "CUDA events, median, in turn, L2 flushed"}
         rows.append(
             row(
-                name, metric="time_ms", value=timing.median_ms, unit="ms",
-                spread_min=timing.min_ms, spread_max=timing.max_ms, **spread,
+                name,
+                metric="time_ms",
+                value=timing.median_ms,
+                unit="ms",
+                spread_min=timing.min_ms,
+                spread_max=timing.max_ms,
+                **spread,
             )
-        )  # fmt: skip
+        )
         rows.append(
             row(
-                name, metric="throughput_tflops", unit="TFLOP/s",
-                value=flops / timing.median_ms / 1e9, spread_min=flops / timing.max_ms / 1e9,
-                spread_max=flops / timing.min_ms / 1e9, **spread,
+                name,
+                metric="throughput_tflops",
+                unit="TFLOP/s",
+                value=flops / timing.median_ms / 1e9,
+                spread_min=flops / timing.max_ms / 1e9,
+                spread_max=flops / timing.min_ms / 1e9,
+                **spread,
             )
-        )  # fmt: skip
+        )
     return rows
 
 

@@ -38,21 +38,11 @@ def cells() -> list[Cell]:
     listed += hopper_forwards(False, figure2)
     listed += [cell("flash-sm90", "backward", hopper.backward_form(64, False).tile, **figure2)]
     listed += [
-        cell("flash1-released", p, Tile(16, bc), **figure2)
-        for p in ("forward", "backward")
-        for bc in (64, 128, 256)
+        cell("flash1-released", p, Tile(16, bc), **figure2) for p in ("forward", "backward") for bc in (64, 128, 256)
     ]
-    ragged: dict[str, Any] = {
-        "seqlen": 1000,
-        "head_dim": 128,
-        "batch": 4,
-        "heads": 8,
-        "dtype": "bf16",
-    }
+    ragged: dict[str, Any] = {"seqlen": 1000, "head_dim": 128, "batch": 4, "heads": 8, "dtype": "bf16"}
     listed += [
-        cell("flash", p, square, causal=causal, **ragged)
-        for p in ("forward", "backward")
-        for causal in (False, True)
+        cell("flash", p, square, causal=causal, **ragged) for p in ("forward", "backward") for causal in (False, True)
     ]
     for causal in (False, True):
         listed += hopper_forwards(causal, ragged)
@@ -60,9 +50,7 @@ def cells() -> list[Cell]:
         listed += [cell("flash-sm90", "backward", tile, causal=causal, **ragged)]
     listed += hopper_forwards(True, figure2)
     long: dict[str, Any] = {"head_dim": 128, "dtype": "bf16"}
-    listed += [
-        cell("flash", "forward", Tile(128, 64), seqlen=n, **long) for n in (32768, 65536, 131072)
-    ]
+    listed += [cell("flash", "forward", Tile(128, 64), seqlen=n, **long) for n in (32768, 65536, 131072)]
     listed += [cell("flash", "backward", square, seqlen=32768, **long)]
     listed += [
         cell(name, p, Tile(16, 256), **figure2)
@@ -93,8 +81,7 @@ def predict(one: Cell) -> list[Record]:
     for kernel, entries in traffic.kernels.items():
         for direction, ways in (("read", ("read",)), ("write", ("write", "atomic"))):
             value = sum(count for (_, way), count in entries.items() if way in ways)
-            rows.append(_row(one, kernel, "sm", direction, value, "predicted",
-                             "sum over the tile loop"))  # fmt: skip
+            rows.append(_row(one, kernel, "sm", direction, value, "predicted", "sum over the tile loop"))
     gpu = find_gpu("NVIDIA H200")
     if gpu is not None and not algorithm.startswith("standard"):
         hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, **options)
@@ -122,13 +109,19 @@ def measure(one: Cell, context: Context) -> list[Record]:
     return [*rows, _row(one, "all", "hbm", "read", total, "measured", "ncu")]
 
 
-def _row(
-    one: Cell, kernel: str, level: str, direction: str, value: int, source: str, tool: str
-) -> Record:
+def _row(one: Cell, kernel: str, level: str, direction: str, value: int, source: str, tool: str) -> Record:
     return record(
-        one, experiment=NAME, source=source, tool=tool, kernel=kernel, level=level,
-        direction=direction, metric="traffic_bytes", value=value, unit="B",
-    )  # fmt: skip
+        one,
+        experiment=NAME,
+        source=source,
+        tool=tool,
+        kernel=kernel,
+        level=level,
+        direction=direction,
+        metric="traffic_bytes",
+        value=value,
+        unit="B",
+    )
 
 
 EXPERIMENT = Experiment(

@@ -48,6 +48,5 @@ def ceilings_of(card: str) -> Ceilings:
         exp_per_s=found.get("exponentials", sheet.exp_per_s),
         sm_boundary_bytes_per_s=found.get("L2", sheet.sm_boundary_bytes_per_s),
         hbm_bytes_per_s=found.get("HBM", sheet.hbm_bytes_per_s),
-        origin=f"measured: {', '.join(found)}"
-        + (f"; datasheet: {', '.join(rest)}" if rest else ""),
+        origin=f"measured: {', '.join(found)}" + (f"; datasheet: {', '.join(rest)}" if rest else ""),
     )

@@ -37,9 +37,12 @@ SMALL_BATCH = 2
 def cells() -> list[Cell]:
     """Counted without data at 200 and 1,000 layers, executed at a small batch, then the plan."""
     wanted = [
-        ("autograd", 200, BATCH), ("autograd", 1000, BATCH), (PRE, 1000, BATCH),
-        ("autograd", 1000, SMALL_BATCH), (PLAN, 1000, BATCH),
-    ]  # fmt: skip
+        ("autograd", 200, BATCH),
+        ("autograd", 1000, BATCH),
+        (PRE, 1000, BATCH),
+        ("autograd", 1000, SMALL_BATCH),
+        (PLAN, 1000, BATCH),
+    ]
     return [Cell(implementation=i, depth=depth, batch=batch) for i, depth, batch in wanted]
 
 
@@ -53,20 +56,24 @@ def predict(cell: Cell) -> Iterator[Record]:
         plan = chen_search(chain) if name == PLAN else store_all(chain)
         found["peak_bytes"] = plan.peak_bytes
     if name != PLAN:
-        found["alive_after_forward_bytes"] = kept_bytes(
-            blocks, batch=batch, pre_activation=name == PRE
-        )
+        found["alive_after_forward_bytes"] = kept_bytes(blocks, batch=batch, pre_activation=name == PRE)
     for metric, value in found.items():
-        yield record(cell, experiment=NAME, source="predicted", metric=metric, value=value,
-                     unit="B", tool="chain of shapes", cell=cell.id)  # fmt: skip
+        yield record(
+            cell,
+            experiment=NAME,
+            source="predicted",
+            metric=metric,
+            value=value,
+            unit="B",
+            tool="chain of shapes",
+            cell=cell.id,
+        )
 
 
 def _build(cell: Cell) -> BottleneckResNet:
     from repro.models import BottleneckResNet
 
-    return BottleneckResNet(
-        scaled_blocks(int(cell["depth"])), pre_activation=cell["implementation"] == PRE
-    )
+    return BottleneckResNet(scaled_blocks(int(cell["depth"])), pre_activation=cell["implementation"] == PRE)
 
 
 def measure(cell: Cell, context: Context) -> Iterator[Record]:
@@ -74,8 +81,16 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     import torch
 
     def row(metric: str, value: int, tool: str) -> Record:
-        return record(cell, experiment=NAME, source="measured", metric=metric, value=value,
-                      unit="B", tool=tool, **{"pass": "forward+backward"})  # fmt: skip
+        return record(
+            cell,
+            experiment=NAME,
+            source="measured",
+            metric=metric,
+            value=value,
+            unit="B",
+            tool=tool,
+            **{"pass": "forward+backward"},
+        )
 
     name, batch = str(cell["implementation"]), int(cell["batch"])
     if name != PLAN and batch == BATCH:
@@ -87,8 +102,7 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
             model, images = _build(cell), torch.empty(batch, 3, IMAGE, IMAGE)
             with count_saved(model) as saved:
                 model(images)
-        yield row("alive_after_forward_bytes", saved.total_bytes,
-                  "saved-tensor hooks; tensors without data")  # fmt: skip
+        yield row("alive_after_forward_bytes", saved.total_bytes, "saved-tensor hooks; tensors without data")
         return
     from repro.checkpointing import PlannedModel
     from repro.checkpointing.profiling import Profile

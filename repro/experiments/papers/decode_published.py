@@ -44,22 +44,37 @@ def also() -> Iterator[Record]:
     for batch, context in SHAPES:
         shape = shape_of(batch, context)
         given: dict[str, str | int | float | bool] = {
-            "batch": batch, "heads": HEADS, "kv_heads": KV_HEADS, "seqlen_q": 1,
-            "seqlen_k": context, "head_dim": HEAD_DIM, "dtype": DTYPE, "pass": "forward",
-        }  # fmt: skip
+            "batch": batch,
+            "heads": HEADS,
+            "kv_heads": KV_HEADS,
+            "seqlen_q": 1,
+            "seqlen_k": context,
+            "head_dim": HEAD_DIM,
+            "dtype": DTYPE,
+            "pass": "forward",
+        }
         for gpu in CARDS:
             yield record(
-                given, experiment=NAME, implementation="roofline", source="predicted",
-                metric="time_us", unit="us", value=decode.seconds(shape, gpu) * 1e6,
-                device=gpu.name, tool=f"cache once, datasheet of {gpu.name}",
-            )  # fmt: skip
+                given,
+                experiment=NAME,
+                implementation="roofline",
+                source="predicted",
+                metric="time_us",
+                unit="us",
+                value=decode.seconds(shape, gpu) * 1e6,
+                device=gpu.name,
+                tool=f"cache once, datasheet of {gpu.name}",
+            )
         yield record(
-            given, experiment=NAME, implementation="roofline", source="predicted",
-            metric="compulsory_bytes", unit="B", value=shape.compulsory_bytes,
+            given,
+            experiment=NAME,
+            implementation="roofline",
+            source="predicted",
+            metric="compulsory_bytes",
+            unit="B",
+            value=shape.compulsory_bytes,
             tool="each tensor once",
-        )  # fmt: skip
+        )
 
 
-EXPERIMENT = Experiment(
-    name=NAME, title="decoding as others timed it", cells=cells, predict=predict, also=also
-)
+EXPERIMENT = Experiment(name=NAME, title="decoding as others timed it", cells=cells, predict=predict, also=also)

@@ -42,12 +42,26 @@ def row(gpu: Gpu, ceilings: Ceilings, implementation: str, works: dict[str, Work
     """One predicted time, with the ceiling that sets it."""
     time = predict_time(works, ceilings)
     return record(
-        {}, experiment=NAME, implementation=implementation, pass_="forward", source="predicted",
-        batch=SHAPE.batch, heads=SHAPE.heads, kv_heads=SHAPE.kv_heads, seqlen_q=SHAPE.seqlen_q,
-        seqlen_k=SHAPE.seqlen_k, head_dim=SHAPE.head_dim, dtype=SHAPE.dtype, causal=False,
-        metric="time_ms", unit="ms", value=time.seconds * 1e3, device=f"NVIDIA {gpu.name}",
-        tool=f"roofline, {ceilings.origin}", note=f"bound by {time.binding}",
-    )  # fmt: skip
+        {},
+        experiment=NAME,
+        implementation=implementation,
+        pass_="forward",
+        source="predicted",
+        batch=SHAPE.batch,
+        heads=SHAPE.heads,
+        kv_heads=SHAPE.kv_heads,
+        seqlen_q=SHAPE.seqlen_q,
+        seqlen_k=SHAPE.seqlen_k,
+        head_dim=SHAPE.head_dim,
+        dtype=SHAPE.dtype,
+        causal=False,
+        metric="time_ms",
+        unit="ms",
+        value=time.seconds * 1e3,
+        device=f"NVIDIA {gpu.name}",
+        tool=f"roofline, {ceilings.origin}",
+        note=f"bound by {time.binding}",
+    )
 
 
 EXPERIMENT = Experiment(

@@ -34,8 +34,7 @@ TILES = {
 def cells() -> list[Cell]:
     """Forward and backward of each algorithm."""
     return [
-        cell(name, pass_, tile, seqlen=1024, head_dim=64, batch=64, heads=16)
-        for (name, pass_), tile in TILES.items()
+        cell(name, pass_, tile, seqlen=1024, head_dim=64, batch=64, heads=16) for (name, pass_), tile in TILES.items()
     ]
 
 
@@ -54,33 +53,40 @@ def measure(one: Cell, context: Context) -> list[Record]:
 def also() -> Iterator[Record]:
     """Standard attention as pass lists, and the FLOPs of six and seven matrix products."""
     both: dict[str, Scalar] = {
-        "experiment": NAME, "source": "predicted", "pass": "forward+backward",
-        "batch": SHAPE.batch, "heads": SHAPE.heads, "kv_heads": SHAPE.kv_heads,
-        "seqlen_q": SHAPE.seqlen_q, "seqlen_k": SHAPE.seqlen_k, "head_dim": SHAPE.head_dim,
-        "dtype": SHAPE.dtype, "causal": SHAPE.causal,
-    }  # fmt: skip
+        "experiment": NAME,
+        "source": "predicted",
+        "pass": "forward+backward",
+        "batch": SHAPE.batch,
+        "heads": SHAPE.heads,
+        "kv_heads": SHAPE.kv_heads,
+        "seqlen_q": SHAPE.seqlen_q,
+        "seqlen_k": SHAPE.seqlen_k,
+        "head_dim": SHAPE.head_dim,
+        "dtype": SHAPE.dtype,
+        "causal": SHAPE.causal,
+    }
     for variant, kernels in IMPLEMENTATIONS.items():
         yield record(
-            both, implementation="standard", metric="hbm_bytes", unit="B", level="hbm",
-            value=total_bytes(kernels, SHAPE), variant=variant, tool="whole-tensor passes",
-        )  # fmt: skip
+            both,
+            implementation="standard",
+            metric="hbm_bytes",
+            unit="B",
+            level="hbm",
+            value=total_bytes(kernels, SHAPE),
+            variant=variant,
+            tool="whole-tensor passes",
+        )
     # PyTorch copies out and dout to the kernel's layout before the backward: 4 Nd on top.
     fused = 4 * SHAPE.query_bytes
     for pass_ in ("forward", "backward"):
         hbm = predict_hbm("flash", SHAPE, TILES["flash", pass_], pass_, H200, blocks_per_sm=2)
         fused += hbm.read_bytes + hbm.write_bytes
     yield record(
-        both, implementation="sdpa-flash2", metric="hbm_bytes", unit="B", level="hbm", value=fused,
-        tool="simulated L2",
-    )  # fmt: skip
+        both, implementation="sdpa-flash2", metric="hbm_bytes", unit="B", level="hbm", value=fused, tool="simulated L2"
+    )
     for name, recompute in (("standard", False), ("flash1", True)):
-        flops = useful_flops(SHAPE, "forward") + useful_flops(
-            SHAPE, "backward", recompute=recompute
-        )
-        yield record(
-            both, implementation=name, metric="flops", unit="FLOP", value=flops,
-            tool="matrix products",
-        )  # fmt: skip
+        flops = useful_flops(SHAPE, "forward") + useful_flops(SHAPE, "backward", recompute=recompute)
+        yield record(both, implementation=name, metric="flops", unit="FLOP", value=flops, tool="matrix products")
 
 
 EXPERIMENT = Experiment(

@@ -13,13 +13,7 @@ from analysis.hardware import A100_40GB
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import (
-    STATISTICS,
-    cell,
-    predicted_traffic,
-    shape_of,
-    tile_of,
-)
+from repro.experiments.shared.attention import STATISTICS, cell, predicted_traffic, shape_of, tile_of
 from repro.measuring.records import Record, record
 
 NAME = "fig2-middle"
@@ -53,10 +47,16 @@ def also() -> Iterator[Record]:
         }
         for bound, seconds in bounds.items():
             yield record(
-                one, experiment=NAME, source="predicted", metric="time_ms", unit="ms",
-                value=seconds * 1e3, bound=bound, device=f"NVIDIA {A100_40GB.name}",
+                one,
+                experiment=NAME,
+                source="predicted",
+                metric="time_ms",
+                unit="ms",
+                value=seconds * 1e3,
+                bound=bound,
+                device=f"NVIDIA {A100_40GB.name}",
                 tool="datasheet rate",
-            )  # fmt: skip
+            )
 
 
 def measure(one: Cell, context: Context) -> list[Record]:

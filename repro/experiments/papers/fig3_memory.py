@@ -33,18 +33,29 @@ def also() -> Iterator[Record]:
     for (implementation, setup), peak in PEAKS.items():
         for seqlen in SEQLENS:
             yield record(
-                {}, experiment=NAME, implementation=implementation, setup=setup,
-                pass_="forward+backward", source="predicted", batch=16, heads=8, kv_heads=8,
-                seqlen_q=seqlen, seqlen_k=seqlen, head_dim=64, dtype="fp16", causal=False,
-                dropout=0.0, key_mask=False, metric="peak_memory_bytes", unit="B",
-                value=memory.total(peak(shape(seqlen))), tool="sum of the tensors alive",
-            )  # fmt: skip
+                {},
+                experiment=NAME,
+                implementation=implementation,
+                setup=setup,
+                pass_="forward+backward",
+                source="predicted",
+                batch=16,
+                heads=8,
+                kv_heads=8,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen,
+                head_dim=64,
+                dtype="fp16",
+                causal=False,
+                dropout=0.0,
+                key_mask=False,
+                metric="peak_memory_bytes",
+                unit="B",
+                value=memory.total(peak(shape(seqlen))),
+                tool="sum of the tensors alive",
+            )
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="peak memory against N",
-    cells=lambda: list[Cell](),
-    predict=lambda cell: list[Record](),
-    also=also,
+    name=NAME, title="peak memory against N", cells=lambda: list[Cell](), predict=lambda cell: list[Record](), also=also
 )

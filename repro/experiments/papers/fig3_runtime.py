@@ -26,13 +26,16 @@ def also() -> Iterator[Record]:
         shape = AttentionShape(16, 8, seqlen, seqlen, 64)
         unfused = {"A100": standard_work(PAPER_MASKED_DROPOUT, shape)}
         unfused["H200"] = standard_work(EAGER, shape)
-        for gpu, ceilings, fused in (
-            (A100_40GB, a100(), "flash1-released"),
-            (H200, h200(), "flash"),
-        ):
+        for gpu, ceilings, fused in ((A100_40GB, a100(), "flash1-released"), (H200, h200(), "flash")):
             paper = gpu is A100_40GB
-            yield row(shape, gpu, ceilings, "standard" if paper else "standard-eager",
-                      unfused["A100" if paper else "H200"], paper)  # fmt: skip
+            yield row(
+                shape,
+                gpu,
+                ceilings,
+                "standard" if paper else "standard-eager",
+                unfused["A100" if paper else "H200"],
+                paper,
+            )
             works: dict[str, Work] = {}
             for pass_ in ("forward", "backward"):
                 works |= attention_work(fused, shape, RELEASED[fused], pass_, gpu, 2)
@@ -40,29 +43,35 @@ def also() -> Iterator[Record]:
 
 
 def row(
-    shape: AttentionShape,
-    gpu: Gpu,
-    ceilings: Ceilings,
-    implementation: str,
-    works: dict[str, Work],
-    masked: bool,
+    shape: AttentionShape, gpu: Gpu, ceilings: Ceilings, implementation: str, works: dict[str, Work], masked: bool
 ) -> Record:
     """One predicted time, with the ceiling that sets most of it."""
     time = predict_time(works, ceilings)
     return record(
-        {}, experiment=NAME, implementation=implementation, pass_="forward+backward",
-        source="predicted", batch=16, heads=8, kv_heads=8, seqlen_q=shape.seqlen_q,
-        seqlen_k=shape.seqlen_k, head_dim=64, dtype="fp16", causal=False,
-        dropout=0.1 if masked else 0.0, key_mask=masked, metric="time_ms", unit="ms",
-        value=time.seconds * 1e3, device=f"NVIDIA {gpu.name}",
-        tool=f"roofline, {ceilings.origin}", note=f"bound by {time.binding}",
-    )  # fmt: skip
+        {},
+        experiment=NAME,
+        implementation=implementation,
+        pass_="forward+backward",
+        source="predicted",
+        batch=16,
+        heads=8,
+        kv_heads=8,
+        seqlen_q=shape.seqlen_q,
+        seqlen_k=shape.seqlen_k,
+        head_dim=64,
+        dtype="fp16",
+        causal=False,
+        dropout=0.1 if masked else 0.0,
+        key_mask=masked,
+        metric="time_ms",
+        unit="ms",
+        value=time.seconds * 1e3,
+        device=f"NVIDIA {gpu.name}",
+        tool=f"roofline, {ceilings.origin}",
+        note=f"bound by {time.binding}",
+    )
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="run time against N",
-    cells=lambda: list[Cell](),
-    predict=lambda cell: list[Record](),
-    also=also,
+    name=NAME, title="run time against N", cells=lambda: list[Cell](), predict=lambda cell: list[Record](), also=also
 )

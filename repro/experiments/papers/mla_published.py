@@ -36,9 +36,8 @@ def predict(one: Cell) -> list[Record]:
 def shape_of(heads: int, width: int) -> DecodeShape:
     """A row of the test."""
     return DecodeShape(
-        heads, 1, width, (KEYS,) * BATCH, COLUMNS, DTYPE, latent=True, page_size=64, ragged=True,
-        value_dim=VALUES,
-    )  # fmt: skip
+        heads, 1, width, (KEYS,) * BATCH, COLUMNS, DTYPE, latent=True, page_size=64, ragged=True, value_dim=VALUES
+    )
 
 
 def also() -> Iterator[Record]:
@@ -46,25 +45,42 @@ def also() -> Iterator[Record]:
     for heads, width in SHAPES:
         shape = shape_of(heads, width)
         given: dict[str, str | int | float | bool] = {
-            "batch": BATCH, "heads": heads, "kv_heads": 1, "seqlen_q": width, "seqlen_k": KEYS,
-            "head_dim": COLUMNS, "dtype": DTYPE, "pass": "forward",
-        }  # fmt: skip
+            "batch": BATCH,
+            "heads": heads,
+            "kv_heads": 1,
+            "seqlen_q": width,
+            "seqlen_k": KEYS,
+            "head_dim": COLUMNS,
+            "dtype": DTYPE,
+            "pass": "forward",
+        }
         for name, seconds in (
             ("HBM", decode.hbm_seconds(shape, CARD)),
             ("tensor cores", decode.tensor_seconds(shape, CARD)),
         ):
             yield record(
-                given, experiment=NAME, implementation=name, source="predicted",
-                metric="time_us", unit="us", value=seconds * 1e6, device=CARD.name,
+                given,
+                experiment=NAME,
+                implementation=name,
+                source="predicted",
+                metric="time_us",
+                unit="us",
+                value=seconds * 1e6,
+                device=CARD.name,
                 tool=f"datasheet of {CARD.name}",
-            )  # fmt: skip
+            )
         yield record(
-            given, experiment=NAME, implementation="HBM", source="predicted", unit="B",
-            metric="compulsory_bytes", value=shape.compulsory_bytes, tool="each tensor once",
-        )  # fmt: skip
+            given,
+            experiment=NAME,
+            implementation="HBM",
+            source="predicted",
+            unit="B",
+            metric="compulsory_bytes",
+            value=shape.compulsory_bytes,
+            tool="each tensor once",
+        )
 
 
 EXPERIMENT = Experiment(
-    name=NAME, title="decoding on a latent as others timed it", cells=cells, predict=predict,
-    also=also,
-)  # fmt: skip
+    name=NAME, title="decoding on a latent as others timed it", cells=cells, predict=predict, also=also
+)

@@ -23,10 +23,13 @@ HEAD_DIM, QUERIES, KEYS, FP32 = 64, 1024, 4096, 4
 def cells() -> list[Cell]:
     """Both algorithms, both passes, three lengths of the paper."""
     return [
-        Cell(implementation=name, pass_=pass_, batch=1, heads=1, seqlen_q=n, seqlen_k=n,
-             head_dim=HEAD_DIM, dtype="fp32")
-        for pass_ in PASSES for name in VARIANTS for n in LENGTHS
-    ]  # fmt: skip
+        Cell(
+            implementation=name, pass_=pass_, batch=1, heads=1, seqlen_q=n, seqlen_k=n, head_dim=HEAD_DIM, dtype="fp32"
+        )
+        for pass_ in PASSES
+        for name in VARIANTS
+        for n in LENGTHS
+    ]
 
 
 def overhead_bytes(implementation: str, pass_: str, seqlen: int) -> int:
@@ -39,21 +42,26 @@ def overhead_bytes(implementation: str, pass_: str, seqlen: int) -> int:
     full = seqlen * seqlen
     chunk = min(QUERIES, seqlen) * min(KEYS, seqlen)
     maps = {
-        ("standard", "forward"): 2 * full, ("standard", "forward+backward"): 3 * full,
-        ("chunked", "forward"): 3 * chunk, ("chunked", "forward+backward"): 3 * chunk,
-    }  # fmt: skip
+        ("standard", "forward"): 2 * full,
+        ("standard", "forward+backward"): 3 * full,
+        ("chunked", "forward"): 3 * chunk,
+        ("chunked", "forward+backward"): 3 * chunk,
+    }
     return FP32 * maps[implementation, pass_]
 
 
 def predict(cell: Cell) -> Iterator[Record]:
     """Score matrices alone: what N or the chunk adds of O(N d) is left out."""
     yield record(
-        cell, experiment=NAME, source="predicted", metric="overhead_bytes", unit="B",
-        value=overhead_bytes(
-            str(cell["implementation"]), str(cell["pass"]), int(cell["seqlen_q"])
-        ),
-        tool="list of score maps", cell=cell.id,
-    )  # fmt: skip
+        cell,
+        experiment=NAME,
+        source="predicted",
+        metric="overhead_bytes",
+        unit="B",
+        value=overhead_bytes(str(cell["implementation"]), str(cell["pass"]), int(cell["seqlen_q"])),
+        tool="list of score maps",
+        cell=cell.id,
+    )
 
 
 def measure(cell: Cell, context: Context) -> Iterator[Record]:
@@ -79,9 +87,14 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
                 found = (call(*leaves),)
     outputs = sum(t.nbytes for t in found)
     yield record(
-        cell, experiment=NAME, source="measured", metric="overhead_bytes", unit="B",
-        value=step.peak_bytes - outputs, tool="profiler's allocation trace",
-    )  # fmt: skip
+        cell,
+        experiment=NAME,
+        source="measured",
+        metric="overhead_bytes",
+        unit="B",
+        value=step.peak_bytes - outputs,
+        tool="profiler's allocation trace",
+    )
 
 
 EXPERIMENT = Experiment(
@@ -91,11 +104,7 @@ EXPERIMENT = Experiment(
     predict=predict,
     measure=measure,
     device="cpu",
-    sources=(
-        "repro/attention/variants.py",
-        "repro/checkpointing/memory.py",
-        "repro/checkpointing/allocation_trace.py",
-    ),
+    sources=("repro/attention/variants.py", "repro/checkpointing/memory.py", "repro/checkpointing/allocation_trace.py"),
     seconds=90,
     timed=False,
     on_demand=True,

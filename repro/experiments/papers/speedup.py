@@ -10,20 +10,8 @@ from typing import Any
 
 from analysis.hardware import A100_40GB, H200, RTX_3090, T4, Gpu
 from analysis.shapes import AttentionShape, Tile
-from analysis.standard_passes import (
-    ALGORITHM_0_AND_3,
-    EAGER,
-    PAPER_MASKED_DROPOUT,
-    PAPER_MASKED_FILL,
-    KernelPasses,
-)
-from analysis.time_model import (
-    Work,
-    attention_work,
-    datasheet_ceilings,
-    predict_time,
-    standard_work,
-)
+from analysis.standard_passes import ALGORITHM_0_AND_3, EAGER, PAPER_MASKED_DROPOUT, PAPER_MASKED_FILL, KernelPasses
+from analysis.time_model import Work, attention_work, datasheet_ceilings, predict_time, standard_work
 from repro.experiments import Cell, Experiment
 from repro.measuring.records import Record, record
 
@@ -74,18 +62,27 @@ def _ratio(shape: AttentionShape, gpu: Gpu, kernels: tuple[KernelPasses, ...]) -
 def _row(shape: AttentionShape, gpu: Gpu, dropout: float, key_mask: bool, value: float) -> Record:
     fields: dict[str, Any] = {"device": device(gpu), "dropout": dropout, "key_mask": key_mask}
     return record(
-        {}, experiment=NAME, implementation="flash1", pass_="forward+backward",
-        source="predicted", batch=shape.batch, heads=shape.heads, kv_heads=shape.heads,
-        seqlen_q=shape.seqlen_q, seqlen_k=shape.seqlen_k, head_dim=shape.head_dim, dtype="fp16",
-        causal=False, metric="speedup", value=value, unit="x",
-        tool="ratio of rooflines, datasheet", **fields,
-    )  # fmt: skip
+        {},
+        experiment=NAME,
+        implementation="flash1",
+        pass_="forward+backward",
+        source="predicted",
+        batch=shape.batch,
+        heads=shape.heads,
+        kv_heads=shape.heads,
+        seqlen_q=shape.seqlen_q,
+        seqlen_k=shape.seqlen_k,
+        head_dim=shape.head_dim,
+        dtype="fp16",
+        causal=False,
+        metric="speedup",
+        value=value,
+        unit="x",
+        tool="ratio of rooflines, datasheet",
+        **fields,
+    )
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="speed-up per card",
-    cells=lambda: list[Cell](),
-    predict=lambda cell: list[Record](),
-    also=also,
+    name=NAME, title="speed-up per card", cells=lambda: list[Cell](), predict=lambda cell: list[Record](), also=also
 )

@@ -11,16 +11,7 @@ from repro.measuring.cells import Cell, cell, shape_of, tile_of
 from repro.measuring.records import Record, record
 from repro.prediction import sum_options
 
-__all__ = [
-    "STATISTICS",
-    "TRAFFIC",
-    "cell",
-    "predicted_traffic",
-    "shape_of",
-    "sum_of",
-    "tile_of",
-    "traffic_rows",
-]
+__all__ = ["STATISTICS", "TRAFFIC", "cell", "predicted_traffic", "shape_of", "sum_of", "tile_of", "traffic_rows"]
 
 TRAFFIC = {"metric": "traffic_bytes", "unit": "B", "level": "sm"}
 #: Row statistics and fp32 accumulators: what an algorithm keeps beside the operands it is given.
@@ -37,9 +28,7 @@ def sum_of(implementation: str) -> tuple[str, dict[str, Any]]:
 
 def predicted_traffic(experiment: str, cell: Cell) -> Iterator[Record]:
     """The exact sum over the tile loop."""
-    traffic = predict_traffic(
-        str(cell["implementation"]), shape_of(cell), tile_of(cell), str(cell["pass"])
-    )
+    traffic = predict_traffic(str(cell["implementation"]), shape_of(cell), tile_of(cell), str(cell["pass"]))
     return traffic_rows(cell, traffic.kernels, experiment=experiment)
 
 
@@ -60,7 +49,15 @@ def traffic_rows(
     for kernel, entries in kernels.items():
         for (tensor, direction), count in entries.items():
             yield record(
-                cell, experiment=experiment, source=source, tool=tool, kernel=kernel,
-                tensor=tensor, direction=direction, value=times * count, cell=cell.id,
-                **TRAFFIC, **more,
-            )  # fmt: skip
+                cell,
+                experiment=experiment,
+                source=source,
+                tool=tool,
+                kernel=kernel,
+                tensor=tensor,
+                direction=direction,
+                value=times * count,
+                cell=cell.id,
+                **TRAFFIC,
+                **more,
+            )

@@ -16,13 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from analysis.checkpointing import Chain, Plan
-from analysis.checkpointing.networks import (
-    gpt_chain,
-    lstm_chain,
-    lstm_shared_bytes,
-    mlp_chain,
-    resnet_chain,
-)
+from analysis.checkpointing.networks import gpt_chain, lstm_chain, lstm_shared_bytes, mlp_chain, resnet_chain
 from repro.experiments import SMALL, Cell
 from repro.measuring import machine
 from repro.measuring.records import Record, record
@@ -123,9 +117,7 @@ def build(model: str, depth: int, **options: Any) -> tuple[nn.Module, tuple[Tens
     sizes: dict[str, Any] = SIZES[model]
     where = device()
     if model == "mlp":
-        return MLPChain(depth, sizes["width"]).to(where), (
-            torch.randn(sizes["rows"], sizes["width"], device=where),
-        )
+        return MLPChain(depth, sizes["width"]).to(where), (torch.randn(sizes["rows"], sizes["width"], device=where),)
     if model == "resnet":
         image = sizes["image"]
         return PreActivationResNet(depth, sizes["width"]).to(where), (
@@ -249,44 +241,53 @@ def rows(experiment: str, cell: Cell, step: Step, *, where: str | None = None) -
     chosen scale's device)."""
     where = where or device()
     common = {"experiment": experiment, "source": "measured", "pass": "forward+backward"}
+    yield record(cell, **common, metric="peak_bytes", value=step.peak_bytes, unit="B", tool=TOOL[where])
+    yield record(cell, **common, metric="alive_after_forward_bytes", value=step.saved_bytes, unit="B", tool=TOOL[where])
     yield record(
-        cell, **common, metric="peak_bytes", value=step.peak_bytes, unit="B", tool=TOOL[where]
+        cell,
+        **common,
+        metric="time_s",
+        value=statistics.median(step.seconds),
+        unit="s",
+        spread_min=min(step.seconds),
+        spread_max=max(step.seconds),
+        spread_n=len(step.seconds),
+        tool=f"{CLOCK[where]}, median",
     )
     yield record(
-        cell, **common, metric="alive_after_forward_bytes", value=step.saved_bytes, unit="B",
-        tool=TOOL[where],
-    )  # fmt: skip
-    yield record(
-        cell, **common, metric="time_s", value=statistics.median(step.seconds), unit="s",
-        spread_min=min(step.seconds), spread_max=max(step.seconds), spread_n=len(step.seconds),
-        tool=f"{CLOCK[where]}, median",
-    )  # fmt: skip
-    yield record(
-        cell, **common, metric="forward_share", value=statistics.median(step.forward_share),
-        unit="1", tool=CLOCK[where],
-    )  # fmt: skip
+        cell, **common, metric="forward_share", value=statistics.median(step.forward_share), unit="1", tool=CLOCK[where]
+    )
     if step.baseline:
         pairs = [own / other for own, other in zip(step.seconds, step.baseline, strict=True)]
         other = statistics.median(step.baseline)
         turns = {"tool": f"{CLOCK[where]}, in turns", "against": "autograd"}
-        yield record(cell, **common, metric="baseline_time_s", value=other, unit="s",
-                     spread_min=min(step.baseline), spread_max=max(step.baseline),
-                     spread_n=len(step.baseline), **turns)  # fmt: skip
+        yield record(
+            cell,
+            **common,
+            metric="baseline_time_s",
+            value=other,
+            unit="s",
+            spread_min=min(step.baseline),
+            spread_max=max(step.baseline),
+            spread_n=len(step.baseline),
+            **turns,
+        )
         # The quotient of the two medians, so that the three rows agree.
-        yield record(cell, **common, metric="relative_time",
-                     value=statistics.median(step.seconds) / other, unit="1",
-                     spread_min=min(pairs), spread_max=max(pairs), spread_n=len(pairs),
-                     **turns)  # fmt: skip
+        yield record(
+            cell,
+            **common,
+            metric="relative_time",
+            value=statistics.median(step.seconds) / other,
+            unit="1",
+            spread_min=min(pairs),
+            spread_max=max(pairs),
+            spread_n=len(pairs),
+            **turns,
+        )
 
 
 def planned_rows(
-    experiment: str,
-    cell: Cell,
-    one: Case,
-    plan: Plan,
-    *,
-    baseline: Callable[..., Tensor] | None = None,
-    **how: Any,
+    experiment: str, cell: Cell, one: Case, plan: Plan, *, baseline: Callable[..., Tensor] | None = None, **how: Any
 ) -> Iterator[Record]:
     """Rows of a step that follows `plan`, made for the profiled chain: what the simulator says for
     that chain, what is measured, and how often stages ran. Time is relative to `baseline`, which is
@@ -297,21 +298,27 @@ def planned_rows(
     assert planned.last_run is not None
     common = {"experiment": experiment, "source": "measured", "pass": "forward+backward"}
     yield record(
-        cell, **common, metric="stage_forwards", value=sum(planned.last_run.forwards), unit="1",
-        tool="executor's count",
-    )  # fmt: skip
+        cell, **common, metric="stage_forwards", value=sum(planned.last_run.forwards), unit="1", tool="executor's count"
+    )
     yield record(
-        cell, **common, metric="profiled_peak_bytes", value=planned.predicted_peak_bytes, unit="B",
+        cell,
+        **common,
+        metric="profiled_peak_bytes",
+        value=planned.predicted_peak_bytes,
+        unit="B",
         tool="simulator on the chain profiled here",
-    )  # fmt: skip
+    )
 
 
 def predicted_rows(experiment: str, cell: Cell, chain: Chain, plan: Plan) -> Iterator[Record]:
     """What formulas say: peak, stage forwards, and time relative to storing everything."""
     common = {
-        "experiment": experiment, "source": "predicted", "pass": "forward+backward",
-        "tool": "plan on the chain of formulas", "cell": cell.id,
-    }  # fmt: skip
+        "experiment": experiment,
+        "source": "predicted",
+        "pass": "forward+backward",
+        "tool": "plan on the chain of formulas",
+        "cell": cell.id,
+    }
     peak = plan.peak_bytes + shared_bytes(str(cell["model"]))
     yield record(cell, **common, metric="peak_bytes", value=peak, unit="B")
     yield record(cell, **common, metric="stage_forwards", value=plan.forwards, unit="1")

@@ -27,16 +27,21 @@ class _Attention(torch.autograd.Function):
     """One algorithm of ``kernels.attention``; what it keeps for its backward lives in ``ctx``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, backend: Any, algorithm: str, tiles: Tiles
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, backend: Any, algorithm: str, tiles: Tiles) -> Tensor:
         out, scale = torch.empty_like(q), 1 / math.sqrt(q.shape[3])
         rows = {"lse": torch.empty(q.shape[:3])} if find(algorithm).family is Family.FLASH else {}
         ctx.stats = {name: array_of(name, row) for name, row in rows.items()}
         attention.forward(
-            backend, algorithm, array_of("q", q), array_of("k", k), array_of("v", v),
-            array_of("out", out), ctx.stats, scale=scale, tile=tiles["forward"],
-        )  # fmt: skip
+            backend,
+            algorithm,
+            array_of("q", q),
+            array_of("k", k),
+            array_of("v", v),
+            array_of("out", out),
+            ctx.stats,
+            scale=scale,
+            tile=tiles["forward"],
+        )
         ctx.save_for_backward(q, k, v, out)
         ctx.run, ctx.rows = (backend, algorithm, scale, tiles["backward"]), rows
         return out
@@ -47,10 +52,20 @@ class _Attention(torch.autograd.Function):
         q, k, v, out = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         attention.backward(
-            backend, algorithm, array_of("q", q), array_of("k", k), array_of("v", v),
-            array_of("out", out), array_of("dout", dout), ctx.stats, array_of("dq", dq),
-            array_of("dk", dk), array_of("dv", dv), scale=scale, tile=tile,
-        )  # fmt: skip
+            backend,
+            algorithm,
+            array_of("q", q),
+            array_of("k", k),
+            array_of("v", v),
+            array_of("out", out),
+            array_of("dout", dout),
+            ctx.stats,
+            array_of("dq", dq),
+            array_of("dk", dk),
+            array_of("dv", dv),
+            scale=scale,
+            tile=tile,
+        )
         return dq, dk, dv, None, None, None
 
 
@@ -62,10 +77,7 @@ def run_checkpointed(cell: Cell, context: Context, tiles: Tiles) -> HeadResult:
     """
     shape, algorithm = shape_of(cell), str(cell["implementation"])
     generator = torch.Generator().manual_seed(0)
-    q, k, v, dout = (
-        torch.randn(1, 1, shape.seqlen_q, shape.head_dim, generator=generator).half()
-        for _ in range(4)
-    )
+    q, k, v, dout = (torch.randn(1, 1, shape.seqlen_q, shape.head_dim, generator=generator).half() for _ in range(4))
     backend, operands = context.host(), [x.requires_grad_() for x in (q, k, v)]
     out = checkpoint(_Attention.apply, *operands, backend, algorithm, tiles, use_reentrant=True)
     out.backward(dout)

@@ -49,9 +49,8 @@ def run(
         options |= {"block_mask": mask.view(torch.uint8)[None, None], "block_size": block}
         want |= {"block_mask": mask, "block": block}
     ran = run_pass(
-        str(one["implementation"]), str(one["pass"]), tensors, context.host(),
-        bias_gradient=False, **options,
-    )  # fmt: skip
+        str(one["implementation"]), str(one["pass"]), tensors, context.host(), bias_gradient=False, **options
+    )
     exact = attention_reference(*(tensors[name] for name in names), **want)
     return HeadResult(ran.traffic, ran.errors(exact))
 
@@ -59,11 +58,20 @@ def run(
 def counted(experiment: str, one: Cell, result: HeadResult) -> Iterator[Record]:
     """The run as records: bytes per kernel, tensor and direction, and the errors."""
     yield from traffic_rows(
-        one, result.traffic.kernels, experiment=experiment, source="measured",
+        one,
+        result.traffic.kernels,
+        experiment=experiment,
+        source="measured",
         tool="host backend: one head executed, bytes counted",
-    )  # fmt: skip
+    )
     for name, error in result.errors.items():
         yield record(
-            one, experiment=experiment, source="measured", metric="max_abs_error", unit="1",
-            tool="against float64 on the same inputs", tensor=name, value=error,
-        )  # fmt: skip
+            one,
+            experiment=experiment,
+            source="measured",
+            metric="max_abs_error",
+            unit="1",
+            tool="against float64 on the same inputs",
+            tensor=name,
+            value=error,
+        )

@@ -42,9 +42,13 @@ def run_one_head(cell: Cell, context: Context) -> HeadResult:
     """
     tensors = normal(cell)
     ran = run_pass(
-        str(cell["implementation"]), str(cell["pass"]), tensors, context.host(),
-        causal=shape_of(cell).causal, tile=tile_of(cell),
-    )  # fmt: skip
+        str(cell["implementation"]),
+        str(cell["pass"]),
+        tensors,
+        context.host(),
+        causal=shape_of(cell).causal,
+        tile=tile_of(cell),
+    )
     return HeadResult(ran.traffic, ran.errors(reference(cell, tensors)))
 
 
@@ -55,9 +59,7 @@ def normal(cell: Cell) -> dict[str, Tensor]:
     shape, rng = shape_of(cell), np.random.default_rng(0)
     rows = {"q": shape.seqlen_q, "k": shape.seqlen_k, "v": shape.seqlen_k, "dout": shape.seqlen_q}
     return {
-        name: torch.from_numpy(
-            rng.standard_normal((1, 1, n, shape.head_dim)).astype(NUMPY_TYPES[shape.dtype])
-        )
+        name: torch.from_numpy(rng.standard_normal((1, 1, n, shape.head_dim)).astype(NUMPY_TYPES[shape.dtype]))
         for name, n in rows.items()
     }
 
@@ -71,10 +73,7 @@ def reference(cell: Cell, tensors: Mapping[str, Tensor], **options: Any) -> Refe
 
 
 def counted_traffic(
-    experiment: str,
-    cell: Cell,
-    context: Context,
-    run: Callable[[Cell, Context], HeadResult] = run_one_head,
+    experiment: str, cell: Cell, context: Context, run: Callable[[Cell, Context], HeadResult] = run_one_head
 ) -> Iterator[Record]:
     """The same rows, counted by executing the kernels on the host backend.
 
@@ -85,11 +84,22 @@ def counted_traffic(
     factor = int(cell["batch"]) * int(cell["heads"])
     result = run(cell, context)
     yield from traffic_rows(
-        cell, result.traffic.kernels, experiment=experiment, source="measured",
-        tool="host backend, one head counted", times=factor, scale_factor=factor,
-    )  # fmt: skip
+        cell,
+        result.traffic.kernels,
+        experiment=experiment,
+        source="measured",
+        tool="host backend, one head counted",
+        times=factor,
+        scale_factor=factor,
+    )
     worst = result.error_of
     yield record(
-        cell, experiment=experiment, source="measured", tool="host backend against float64",
-        metric="max_abs_error", unit="1", value=result.errors[worst], note=worst,
-    )  # fmt: skip
+        cell,
+        experiment=experiment,
+        source="measured",
+        tool="host backend against float64",
+        metric="max_abs_error",
+        unit="1",
+        value=result.errors[worst],
+        note=worst,
+    )

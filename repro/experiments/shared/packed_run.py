@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 NAMES = ("q", "k", "v", "dout")
 
 
-def run_packed(
-    lengths: Lengths, head_dim: int, pass_: str, *, seed: int, context: Context
-) -> tuple[Traffic, float]:
+def run_packed(lengths: Lengths, head_dim: int, pass_: str, *, seed: int, context: Context) -> tuple[Traffic, float]:
     """Bytes of one head, all sequences one after another, and the largest error."""
     import torch
 
@@ -39,19 +37,14 @@ def run_packed(
     return ran.traffic, _error(sequences, of_each)
 
 
-def run_padded(
-    lengths: Lengths, head_dim: int, pass_: str, *, seed: int, context: Context
-) -> tuple[Traffic, float]:
+def run_padded(lengths: Lengths, head_dim: int, pass_: str, *, seed: int, context: Context) -> tuple[Traffic, float]:
     """Bytes of one head, each sequence an item padded to the longest, whose padding a key mask
     takes out, and the largest error of the rows that are no padding."""
     import torch
     from torch.nn.functional import pad
 
     sequences, rows = _inputs(lengths, head_dim, seed), lengths.longest_q
-    tensors = {
-        name: torch.cat([pad(x[name], (0, 0, 0, rows - x[name].shape[2])) for x in sequences])
-        for name in NAMES
-    }
+    tensors = {name: torch.cat([pad(x[name], (0, 0, 0, rows - x[name].shape[2])) for x in sequences]) for name in NAMES}
     real = torch.arange(rows)[None] < torch.tensor(lengths.keys)[:, None]
     mask = real.contiguous().view(torch.uint8)
     ran = run_pass("flash", pass_, tensors, context.host(), key_mask=mask)
@@ -68,8 +61,7 @@ def _inputs(lengths: Lengths, head_dim: int, seed: int) -> list[dict[str, Tensor
 
     generator = torch.Generator().manual_seed(seed)
     return [
-        {name: torch.randn(1, 1, n, head_dim, generator=generator).half() for name in NAMES}
-        for n in lengths.queries
+        {name: torch.randn(1, 1, n, head_dim, generator=generator).half() for name in NAMES} for n in lengths.queries
     ]
 
 

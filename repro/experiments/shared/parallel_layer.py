@@ -20,11 +20,19 @@ FORMS = ("tensor", "tensor+selective", "sequence", "sequence+selective")
 def cells() -> list[Cell]:
     """Tensor and sequence parallelism, with and without selective recomputation."""
     return [
-        Cell(part=PART, implementation=form, ranks=ranks, seqlen_q=SEQLEN, batch=BATCH, heads=HEADS,
-             hidden=HIDDEN, dtype="bf16")
+        Cell(
+            part=PART,
+            implementation=form,
+            ranks=ranks,
+            seqlen_q=SEQLEN,
+            batch=BATCH,
+            heads=HEADS,
+            hidden=HIDDEN,
+            dtype="bf16",
+        )
         for ranks in RANKS
         for form in FORMS
-    ]  # fmt: skip
+    ]
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -32,19 +40,14 @@ def predict(cell: Cell) -> Iterator[Record]:
     ranks, form = int(cell["ranks"]), str(cell["implementation"])
     sequence = form.startswith("sequence")
     recompute = "selective" if form.endswith("selective") else "none"
-    saved = saved_bytes(
-        SHAPE, ranks=ranks, sequence_parallel=sequence, recompute=recompute, statistics_itemsize=2
-    )
+    saved = saved_bytes(SHAPE, ranks=ranks, sequence_parallel=sequence, recompute=recompute, statistics_itemsize=2)
     rows = [("saved_bytes", "-", float(saved))]
     collectives = layer_collectives(SHAPE, ranks, sequence_parallel=sequence)
     for pass_, moved in collectives.items():
         sent = sum(ring_sent_bytes(kind, nbytes, ranks) for kind, nbytes in moved.items())
         rows.append(("sent_bytes", pass_, sent))
     for metric, pass_, value in rows:
-        yield record(
-            cell, experiment=NAME, metric=metric, source="predicted", value=value, unit="B",
-            pass_=pass_,
-        )  # fmt: skip
+        yield record(cell, experiment=NAME, metric=metric, source="predicted", value=value, unit="B", pass_=pass_)
 
 
 def measure(cell: Cell, context: Context) -> list[Record]:
@@ -53,6 +56,4 @@ def measure(cell: Cell, context: Context) -> list[Record]:
 
     rows = records_of(NAME, PART, int(cell["ranks"]), {"implementation": cell["implementation"]})
     tool = "live storages and collectives counted"
-    return [
-        record(cell, source="measured", tool=tool, **(row | {"experiment": NAME})) for row in rows
-    ]
+    return [record(cell, source="measured", tool=tool, **(row | {"experiment": NAME})) for row in rows]

@@ -54,9 +54,7 @@ class Profiled(Generic[K]):
         if isinstance(found, CounterError):
             raise UnavailableError(str(found))
         if not found[place]:
-            raise RuntimeError(
-                "the cell launched no kernel; its error is in the profiled process' log"
-            )
+            raise RuntimeError("the cell launched no kernel; its error is in the profiled process' log")
         return found[place]
 
     def _ask(self, number: int) -> list[list[K]] | CounterError:

@@ -19,12 +19,22 @@ CASES = ((False, "contiguous"), (True, "contiguous"), (True, "zigzag"))
 def cells() -> list[Cell]:
     """Without a mask, causal, and causal with balanced placement."""
     return [
-        Cell(part=PART, implementation=placement, causal=causal, ranks=ranks, batch=BATCH,
-             heads=HEADS, kv_heads=KV_HEADS, seqlen_q=SEQLEN, seqlen_k=SEQLEN,
-             head_dim=HEAD_DIM, dtype="fp32")
+        Cell(
+            part=PART,
+            implementation=placement,
+            causal=causal,
+            ranks=ranks,
+            batch=BATCH,
+            heads=HEADS,
+            kv_heads=KV_HEADS,
+            seqlen_q=SEQLEN,
+            seqlen_k=SEQLEN,
+            head_dim=HEAD_DIM,
+            dtype="fp32",
+        )
         for ranks in RANKS
         for causal, placement in CASES
-    ]  # fmt: skip
+    ]
 
 
 def predict(cell: Cell) -> Iterator[Record]:
@@ -47,7 +57,4 @@ def measure(cell: Cell, context: Context) -> list[Record]:
 
     wanted = {"implementation": cell["implementation"], "causal": cell["causal"]}
     rows = records_of(NAME, PART, int(cell["ranks"]), wanted)
-    return [
-        record(cell, source="measured", tool="sends counted", **(row | {"experiment": NAME}))
-        for row in rows
-    ]
+    return [record(cell, source="measured", tool="sends counted", **(row | {"experiment": NAME})) for row in rows]

@@ -39,9 +39,8 @@ def predict(cell: Cell) -> Iterator[Record]:
     ranks = int(cell["ranks"])
     schedule, stage, sizes = ENGINES[str(cell["implementation"])]
     held = model_state_bytes(
-        PARAMETERS, ranks, stage,
-        parameter_bytes=sizes[0], gradient_bytes=sizes[1], optimizer_bytes=sizes[2],
-    )  # fmt: skip
+        PARAMETERS, ranks, stage, parameter_bytes=sizes[0], gradient_bytes=sizes[1], optimizer_bytes=sizes[2]
+    )
     values = {
         "parameter_bytes": held.parameters,
         "gradient_bytes": held.gradients,
@@ -49,9 +48,7 @@ def predict(cell: Cell) -> Iterator[Record]:
         "sent_bytes": step_sent_bytes(schedule, PARAMETERS, 2, ranks),
     }
     for metric, value in values.items():
-        yield record(
-            cell, experiment=NAME, metric=metric, source="predicted", value=value, unit="B"
-        )
+        yield record(cell, experiment=NAME, metric=metric, source="predicted", value=value, unit="B")
 
 
 def measure(cell: Cell, context: Context) -> list[Record]:
@@ -60,11 +57,6 @@ def measure(cell: Cell, context: Context) -> list[Record]:
 
     rows = records_of(NAME, PART, int(cell["ranks"]), {"implementation": cell["implementation"]})
     return [
-        record(
-            cell,
-            source="measured",
-            tool="storages and collectives counted",
-            **(row | {"experiment": NAME}),
-        )
+        record(cell, source="measured", tool="storages and collectives counted", **(row | {"experiment": NAME}))
         for row in rows
     ]

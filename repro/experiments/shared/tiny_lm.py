@@ -43,9 +43,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, dtype=dtype)
         self.project = nn.Linear(WIDTH, WIDTH, dtype=dtype)
         self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH, dtype=dtype),
-            nn.GELU(),
-            nn.Linear(4 * WIDTH, WIDTH, dtype=dtype),
+            nn.Linear(WIDTH, 4 * WIDTH, dtype=dtype), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH, dtype=dtype)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,12 +65,7 @@ class TinyLM(nn.Module):
     """
 
     def __init__(
-        self,
-        attention: Attention,
-        *,
-        checkpointed: bool = False,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        self, attention: Attention, *, checkpointed: bool = False, seed: int = 0, dtype: torch.dtype = torch.float32
     ) -> None:
         super().__init__()
         torch.manual_seed(seed)
