@@ -86,7 +86,7 @@ _CACHE = _nothing(
 _SIZES = {
     **_CACHE,
     **{"U8": {0: 1}, "S8": {0: 2}, "U16": {0: 3}, "S16": {0: 4}, "32": {0: 0}, "64": {0: 5}, "128": {0: 6}},
-    **dict.fromkeys(("GPU", "SYS", "BYPASS"), {1: 1}),
+    **{name: {1: 1} for name in ("GPU", "SYS", "BYPASS")},
 }
 _ATOMIC = {
     **_CACHE,
