@@ -28,12 +28,24 @@ from typing import TYPE_CHECKING, Any
 from repro.measuring.cells import Cell
 from repro.measuring.modules import in_folders
 from repro.measuring.records import Record, frame, load, record
-from repro.measuring.row import Row, row
+from repro.measuring.row import Row, row, spread
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Cell", "Context", "Experiment", "Row", "UnavailableError", "experiment", "names", "record", "row", "tidy"]
+__all__ = [
+    "Cell",
+    "Context",
+    "Experiment",
+    "Row",
+    "UnavailableError",
+    "experiment",
+    "names",
+    "record",
+    "row",
+    "spread",
+    "tidy",
+]
 
 #: Where an experiment is measured: "host" runs kernels through the counting host backend, "cpu"
 #: runs torch on the CPU, "cuda" needs a GPU, "none" has recorded and published rows only.

@@ -4,7 +4,7 @@
 
 They go to ``results/registered/NAME.jsonl`` with date and commit. A cell that is registered already
 keeps its prediction: only cells that are new are added, so a change of the model cannot make an old
-prediction better. The experiment's module has ``registered()``, which yields the rows.
+prediction better. The experiment's module has ``registered(cell)``, which yields the rows.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ def register(name: str, root: Path | None = None) -> int:
     known = {row.cell for row in records.read(path)}
     stamp = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": machine.commit()}
     added = []
-    for row in module.registered():
-        if row.cell in known:
+    experiment = experiments.experiment(name)
+    for cell in experiment.cells():
+        if cell.id in known:
             continue
-        if row.cell in measured:
-            raise ValueError(f"{name}: cell {row.cell} has been measured; it is too late")
-        added.append(Record.from_json(row.to_json() | stamp))
+        if cell.id in measured:
+            raise ValueError(f"{name}: cell {cell.id} has been measured; it is too late")
+        rows = experiment.records(cell, module.registered(cell), "predicted")
+        added += [Record.from_json(row.to_json() | stamp) for row in rows]
     records.append(path, added)
     return len(added)
 

@@ -10,7 +10,7 @@ does not know are kept as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -178,6 +178,8 @@ UNITS = {
     "flops": "FLOP",
     "tflops": "TFLOP/s",
     "clocks": "clocks",
+    "bytes_in": "B",
+    "bytes_out": "B",
 }
 
 
@@ -187,6 +189,11 @@ def unit_of(metric: str) -> str:
         if f"_{metric}".endswith(f"_{ending}"):
             return unit
     return "1"
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+    """The fields of a row that say how far repeated measurements are apart."""
+    return {"spread_min": min(samples), "spread_max": max(samples), "spread_n": len(samples)}
 
 
 def row(metric: str, value: float | None = None, /, **fields: Any) -> Row:
