@@ -15,6 +15,7 @@ from pathlib import Path
 
 from repro import experiments
 from repro.measuring import machine, records
+from repro.measuring.cells import Cell
 from repro.measuring.records import Record
 
 FOLDER = "registered"
@@ -24,9 +25,6 @@ def register(name: str, root: Path | None = None) -> int:
     """Add the experiment's new cells; returns how many. Raises ValueError where it has none to
     give, and where a card has measured a cell of it already."""
     root = root or records.RESULTS
-    module = experiments.module_of(name)
-    if not hasattr(module, "registered"):
-        raise ValueError(f"{name} registers nothing: its module has no registered()")
     measured = {
         row.cell
         for folder in root.glob("*")
@@ -37,16 +35,21 @@ def register(name: str, root: Path | None = None) -> int:
     known = {row.cell for row in records.read(path)}
     stamp = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": machine.commit()}
     added = []
-    experiment = experiments.experiment(name)
-    for cell in experiment.cells():
-        if cell.id in known:
-            continue
-        if cell.id in measured:
+    for cell in experiments.experiment(name).cells():
+        rows = [] if cell.id in known else predictions(name, cell)
+        if rows and cell.id in measured:
             raise ValueError(f"{name}: cell {cell.id} has been measured; it is too late")
-        rows = experiment.records(cell, module.registered(cell), "predicted")
         added += [Record.from_json(row.to_json() | stamp) for row in rows]
     records.append(path, added)
     return len(added)
+
+
+def predictions(name: str, cell: Cell) -> list[Record]:
+    """What the models say of a cell now. Raises ValueError for an experiment that registers nothing."""
+    module = experiments.module_of(name)
+    if not hasattr(module, "registered"):
+        raise ValueError(f"{name} registers nothing: its module has no registered(cell)")
+    return experiments.experiment(name).records(cell, module.registered(cell), "predicted")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -21,7 +21,8 @@ from repro.experiments.shared.attention import cell_of
 from repro.instruments.drift import add_drift
 
 EXACT, OPTIMISTIC = "flash-sm90", "flash-sm90-optimistic"
-SHAPE = AttentionShape(1, 1, 384, 1024, 64, dtype="bf16")
+SEQLEN_K = 1024
+SHAPE = AttentionShape(1, 1, 384, SEQLEN_K, 64, dtype="bf16")
 NATS = (0, 10, 20, 25, 27, 28, 29, 30, 32, 36, 40, 60, 120, 200)
 
 
@@ -51,7 +52,7 @@ def predict(cell: Cell) -> Iterator[Row]:
     form = form_of(cell)
     flagged: tuple[int, ...] = ()
     optimistic = cell["implementation"] == OPTIMISTIC
-    if optimistic and flags(str(cell["pattern"]), float(cell["nats"]), SHAPE.seqlen_k, first_key_looked_at(cell)):
+    if optimistic and flags(str(cell["pattern"]), float(cell["nats"]), SEQLEN_K, first_key_looked_at(cell)):
         flagged = tuple(range(-(-SHAPE.seqlen_q // form.tile.block_m)))
     more = {"flagged": flagged} if optimistic else {}
     traffic = predict_traffic(
