@@ -25,6 +25,8 @@ def register(name: str, root: Path | None = None) -> int:
     """Add the experiment's new cells; returns how many. Raises ValueError where it has none to
     give, and where a card has measured a cell of it already."""
     root = root or records.RESULTS
+    if not hasattr(experiments.module_of(name), "registered"):
+        raise ValueError(f"{name} registers nothing: its module has no registered(cell)")
     measured = {
         row.cell
         for folder in root.glob("*")
@@ -45,11 +47,9 @@ def register(name: str, root: Path | None = None) -> int:
 
 
 def predictions(name: str, cell: Cell) -> list[Record]:
-    """What the models say of a cell now. Raises ValueError for an experiment that registers nothing."""
-    module = experiments.module_of(name)
-    if not hasattr(module, "registered"):
-        raise ValueError(f"{name} registers nothing: its module has no registered(cell)")
-    return experiments.experiment(name).records(cell, module.registered(cell), "predicted")
+    """What the models say now of a cell of an experiment that registers."""
+    rows = experiments.module_of(name).registered(cell)
+    return experiments.experiment(name).records(cell, rows, "predicted")
 
 
 def main(arguments: list[str] | None = None) -> None:
