@@ -53,7 +53,7 @@ def cell(
     implementation: None where several take turns in the cell.
     """
     keys = seqlen if seqlen_k is None else seqlen_k
-    shape = AttentionShape(batch, heads, seqlen, keys, head_dim, kv_heads, dtype, causal)
+    shape = AttentionShape(batch, heads, seqlen, keys, head_dim, kv_heads or heads, dtype, causal)
     return cell_of(shape, implementation, pass_, tile, **more)
 
 

@@ -17,6 +17,7 @@ the window sets the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ STORED = 128
 def point(way: str, pass_: str, seqlen: int, window: int, tile: Tile | None = None) -> Cell:
     """One pass of one head; window: keys that a query sees, its own included."""
     if way == "window":
-        options = {"causal": True, "way": way, "window_left": window - 1}
+        options: dict[str, Any] = {"causal": True, "way": way, "window_left": window - 1}
         return cell("flash", pass_, tile or OWN[pass_], seqlen=seqlen, head_dim=HEAD_DIM, **options)
     name, own = ("standard", Tile(64, 64)) if way == "standard" else ("flash", OWN[pass_])
     causal = way == "standard"  # the stored mask is all that the fused kernels know

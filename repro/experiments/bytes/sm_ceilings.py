@@ -27,7 +27,7 @@ SM80 = "flash"
 EXACT, OPTIMISTIC, DIRECT = "flash-sm90", "flash-sm90-optimistic", "flash-sm90, direct"
 FIELDS = ("implementation", "pass", "head_dim", "block_m", "block_n")
 #: The sm_80 kernels, the forms of Hopper's rule with one block a tile, and every form of the backward.
-POINTS = (
+POINTS: tuple[tuple[Any, ...], ...] = (
     (SM80, "forward", 64, 128, 64),
     (SM80, "forward", 128, 128, 64),
     (SM80, "backward", 64, 64, 128),

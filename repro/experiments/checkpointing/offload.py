@@ -79,8 +79,8 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
     series = {f"{action}_step_s": found for action, found in steps.items()}
     series["forward_s"] = [forward for forward, _ in times["store"]]
     series["backward_s"] = [backward for _, backward in times["store"]]
-    for metric, found in series.items():
-        yield row(metric, min(found), **spread(found), tool=f"perf_counter, min of {REPEATS}")
+    for metric, seconds_of_each in series.items():
+        yield row(metric, min(seconds_of_each), **spread(seconds_of_each), tool=f"perf_counter, min of {REPEATS}")
     for direction, total in (("out", link.bytes_out), ("in", link.bytes_in)):
         yield row("moved_bytes", total / (REPEATS + 1), direction=direction, tool="counted by the link")
 

@@ -26,9 +26,9 @@ from typing import Any
 from analysis.hardware import H200
 from analysis.hbm import predict_hbm, read_spread
 from analysis.l2 import PACES
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import Tile
 from repro.experiments import Cell, Context, Experiment, Row, row
-from repro.experiments.shared.attention import cell_of, shape_of, tile_of
+from repro.experiments.shared.attention import cell, shape_of, tile_of
 from repro.experiments.shared.profiled import Profiled, seconds_of
 from repro.instruments.counters import KernelCount
 
@@ -67,18 +67,11 @@ def cells() -> list[Cell]:
     return listed
 
 
-def _cell(
-    implementation: str,
-    pass_: str,
-    heads: int,
-    seqlen: int,
-    order: str = "rows",
-    kv_heads: int | None = None,
-    causal: bool = False,
-) -> Cell:
-    more: dict[str, Any] = {} if order == "rows" else {"order": order, "wave": H200.sms * BLOCKS_PER_SM[OURS, pass_]}
-    shape = AttentionShape(1, heads, seqlen, seqlen, 128, kv_heads, "bf16", causal)
-    return cell_of(shape, implementation, pass_, TILES[implementation, pass_], **more)
+def _cell(implementation: str, pass_: str, heads: int, seqlen: int, order: str = "rows", **more: Any) -> Cell:
+    if order != "rows":
+        more |= {"order": order, "wave": H200.sms * BLOCKS_PER_SM[OURS, pass_]}
+    tile = TILES[implementation, pass_]
+    return cell(implementation, pass_, tile, seqlen=seqlen, head_dim=128, heads=heads, dtype="bf16", **more)
 
 
 def registered(one: Cell) -> Iterator[Row]:

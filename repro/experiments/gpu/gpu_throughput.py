@@ -137,12 +137,12 @@ def measure_in_turn(one: Cell, names: Sequence[str]) -> list[Row]:
     for name, timing in times.items():
         worst = sum(found[name].worst.values())  # a NaN among them stays one
         if math.isfinite(worst):
-            error = max(found[name].worst.values())
-            rows.append(row("max_error", error, implementation=name, tool="two heads against float64"))
+            largest = max(found[name].worst.values())
+            rows.append(row("max_error", largest, implementation=name, tool="two heads against float64"))
         if name in refused:
             continue
         rate = flops / timing.median_ms / 1e9
-        rates = {"spread_min": flops / timing.max_ms / 1e9, "spread_max": flops / timing.min_ms / 1e9}
+        rates: dict[str, Any] = {"spread_min": flops / timing.max_ms / 1e9, "spread_max": flops / timing.min_ms / 1e9}
         rates |= {"spread_n": timing.repeats, "tool": IN_TURN, "implementation": name}
         rows += [timing.row(IN_TURN, implementation=name), row("throughput_tflops", rate, **rates)]
     return rows

@@ -8,6 +8,7 @@ sequences of 256 to one of 65536, and one of 131072. Predicted: the roofline of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from analysis import decode
 from analysis.decode import DecodeShape
@@ -24,7 +25,7 @@ FLASH_DECODING = "flash-decoding"
 
 def points() -> list[Cell]:
     """The rows of the table."""
-    fields = {"heads": HEADS, "kv_heads": KV_HEADS, "seqlen_q": 1, "head_dim": HEAD_DIM, "dtype": DTYPE}
+    fields: dict[str, Any] = {"heads": HEADS, "kv_heads": KV_HEADS, "seqlen_q": 1, "head_dim": HEAD_DIM, "dtype": DTYPE}
     return [
         Cell(implementation="roofline", pass_="forward", batch=batch, seqlen_k=context, **fields)
         for batch, context in SHAPES

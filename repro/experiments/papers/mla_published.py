@@ -8,6 +8,7 @@ none. Rows are query heads times queries of a sequence: what shares the latent.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from analysis import decode
 from analysis.decode import DecodeShape
@@ -30,7 +31,7 @@ def shape_of(heads: int, width: int) -> DecodeShape:
 
 def points() -> list[Cell]:
     """The rows of the test."""
-    fields = {"batch": BATCH, "kv_heads": 1, "seqlen_k": KEYS, "head_dim": COLUMNS, "dtype": DTYPE}
+    fields: dict[str, Any] = {"batch": BATCH, "kv_heads": 1, "seqlen_k": KEYS, "head_dim": COLUMNS, "dtype": DTYPE}
     return [Cell(pass_="forward", heads=heads, seqlen_q=width, **fields) for heads, width in SHAPES]
 
 

@@ -6,6 +6,7 @@ bounds is no bound itself: it says what the bytes and FLOPs alone would give.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from analysis.hardware import A100_40GB, H200, RTX_3090, T4, Gpu
 from analysis.shapes import AttentionShape, Tile
@@ -44,7 +45,7 @@ def points() -> Iterator[Cell]:
         for dropout, key_mask in ((0.0, False),) if gpu is H200 else VARIANTS:
             for n in SEQLENS:
                 shape = AttentionShape(batch, heads, n, n, head_dim)
-                setup = {"device": device(gpu), "dropout": dropout, "key_mask": key_mask}
+                setup: dict[str, Any] = {"device": device(gpu), "dropout": dropout, "key_mask": key_mask}
                 yield cell_of(shape, "flash1", "forward+backward", **setup)
 
 
