@@ -34,7 +34,7 @@ from typing import Any
 from analysis import algorithms
 from analysis.algorithms import DqSum, Family, of_family
 from analysis.arguments import checked
-from analysis.features import FEATURES
+from analysis.features import refused
 from kernels import flash, hopper, ladder
 from kernels.flash_config import (
     OTHER_REGISTERS,
@@ -240,6 +240,6 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
 
 def _refuse(algorithm: str, pass_: str, features: Collection[str]) -> None:
     """ValueError naming the options that the algorithm's kernels do not take."""
-    asked = [each.argument for name, each in FEATURES.items() if name in features and not each.taken(algorithm, pass_)]
-    if asked:
-        raise ValueError(f"{algorithm} does not take {', '.join(asked)}")
+    why = refused(algorithm, pass_, features)
+    if why is not None:
+        raise ValueError(why)
