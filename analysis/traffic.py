@@ -197,7 +197,7 @@ def _packed(
         raise ValueError(f"{algorithm} {pass_} takes no packed sequences: flash, flash-split do")
     asked = {**options, "fp8": shape.fp8, "window": any(each.windowed for each in lengths.shapes(shape))}
     asked = {name: value for name, value in asked.items() if value is not None and value is not False}
-    alone = [name for name in asked if name in FEATURES and not FEATURES[name].with_packed]
+    alone = [each.argument for name, each in FEATURES.items() if name in asked and not each.with_packed]
     if alone:
         raise ValueError(f"packed sequences do not go with {', '.join(alone)}")
     if hopper:
