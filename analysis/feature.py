@@ -121,7 +121,7 @@ class Feature:
 
     name: in ``kernels.flash_config.FlashConfig.features``; ``macro`` is its name in C.
     title: in messages.
-    argument: of the drivers (``kernels.flash.Options``).
+    argument: of the drivers (``kernels.options.Options``).
     used: whether a problem has it.
     drawn: fields of a problem that gets it, from a problem without; of the shape or its own. None
         where the option does not go with the problem.

@@ -159,9 +159,9 @@ def predict_traffic(algorithm: str, shape: AttentionShape, tile: Tile, pass_: st
     if why is not None:
         raise ValueError(f"the {pass_} of {why}: window={shape.window}, sinks={shape.sinks}, fp8={shape.fp8}")
     lengths: Lengths | None = options.pop("lengths", None)
-    known = inspect.signature(bytes_of).parameters
+    known = set(inspect.signature(bytes_of).parameters)
     if "options" in known:
-        known = {*known, "mask_block", *_moving(algorithm, pass_)}
+        known |= {"mask_block", *_moving(algorithm, pass_)}
     if options.keys() - known or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")
     if lengths is None:
