@@ -384,7 +384,7 @@ def _features(options: Options, q: Array, k: Array, *, keys: int, pass_: str = "
     used = set(options.features(q, k)) - {"causal", "packed"}
     sawtooth = used & {"sawtooth"}
     if options.packed is not None:
-        named = {FEATURES[name].argument: True for name in used - sawtooth}
+        named = {each.argument: True for name, each in FEATURES.items() if name in used - sawtooth}
         options.packed.refuse(order=options.order, **alone, **named)
     options.changes.check(q, k)
     reason = unsupported_reason(

@@ -134,7 +134,7 @@ def command(
     points: list[Prediction | dict[str, Any]] = []
     for g, name, point, kind, b, h, kv, d, n, nk, block, one_pass in chosen:
         fields = {"batch": b, "heads": h, "kv_heads": kv, "seqlen_q": n, "seqlen_k": nk or n}
-        fields |= {"head_dim": d, "dtype": kind} | fields_of(point, b, h)
+        fields |= {"head_dim": d, "dtype": kind, **fields_of(point, b, h)}
         try:
             own = {field: value for field, value in fields.items() if hasattr(Problem, field)}
             shape = AttentionShape(**{field: value for field, value in fields.items() if field not in own})

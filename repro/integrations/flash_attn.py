@@ -81,9 +81,9 @@ def flash_attn_varlen_func(
 ) -> Any:
     """q (total_q, H, D), k and v (total_k, Hkv, D) -> out (total_q, H, D), lse (H, total_q).
 
-    Options of :func:`flash_attn_func`, in its order. ``max_seqlen_*`` are not needed and must not be below the longest sequence (not checked, as in
-    FlashAttention). With a ``block_table`` k and v are (pages, page_size, Hkv, D), of which each
-    sequence's keys are copied out.
+    Options of :func:`flash_attn_func`, in its order. ``max_seqlen_*`` are not needed and must not
+    be below the longest sequence (not checked, as in FlashAttention). With a ``block_table`` k and
+    v are (pages, page_size, Hkv, D), of which each sequence's keys are copied out.
     """
     if block_table is not None:
         lengths = cu_seqlens_k.diff()
