@@ -16,8 +16,7 @@ from typing import Any
 
 from analysis.hbm import compulsory_hbm
 from analysis.lower_bounds import compulsory_bias_bytes
-from analysis.shapes import AttentionShape
-from analysis.sums.flash import BiasShape
+from analysis.shapes import AttentionShape, BiasShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels import attention
 from repro.experiments import Cell, Context, Experiment, Row, row
