@@ -51,7 +51,7 @@ def elementwise(name: str, architecture: int, factor: float, *arrays: np.ndarray
     functors: dict[str, Any] = {
         "scale": Struct((np.uint32(0), np.float32(factor))),
         "product": np.uint8(0),
-        "masked scale": Struct((None, np.float32(factor))),
+        "masked scale": Struct((np.float32(factor), None)),
     }
     out = arrays[0]
     grid = (-(-out.size // (THREADS * ELEMENTS)), 1, 1)

@@ -17,22 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import AttentionShape
 from analysis.standard_passes import EAGER, EAGER_MASKED_DROPOUT
 from analysis.traffic import predict_traffic
 from kernels.machine import Counts
-from repro.experiments import Cell, Context, Experiment, UnavailableError
+from repro.experiments import Cell, Context, Experiment, Row, UnavailableError, row
 from repro.experiments.bytes import l2_absorption
-from repro.experiments.shared.attention import TRAFFIC, cell, shape_of, traffic_rows
-from repro.measuring.records import Record, record
+from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
 from repro.shipped import flash2, library, tensor_kernels
 
-NAME = "machine-sectors"
 ARCHITECTURE = 90
 SECTOR = 32
 TOOL = "machine code executed, sectors counted"
 SPILLS = "spilled registers"
-FIG2, MASKED, LONG = "fig2-left-traffic", "fig2-left-traffic-masked", l2_absorption.NAME
+FIG2, MASKED, LONG = "fig2-left-traffic", "fig2-left-traffic-masked", l2_absorption.EXPERIMENT.name
 
 #: Kernel -> its place in the order of launch that the record names, and our kernel's name.
 FLASH2 = {
@@ -92,40 +90,37 @@ def _unfused(at: tuple[str, int]) -> Any:
     return (EAGER if at[0] == FIG2 else EAGER_MASKED_DROPOUT)[at[1]]
 
 
-def predict(one: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """What the formulas give for the kernel."""
     shape, kernel = shape_of(one), str(one["kernel"])
     if one["implementation"] == "sdpa-flash2":
-        tile = Tile(int(one["block_m"]), int(one["block_n"]))
-        traffic = predict_traffic("flash", shape, tile, str(one["pass"])).kernels[FLASH2[kernel][1]]
-        yield from traffic_rows(one, {kernel: traffic}, experiment=NAME)
-        return
+        traffic = predict_traffic("flash", shape, tile_of(one), str(one["pass"])).kernels[FLASH2[kernel][1]]
+        return traffic_rows({kernel: traffic})
     passes = _unfused((str(one["counters"]), int(one["place"])))
     moved = {("all", "read"): passes.reads.bytes(shape), ("all", "write"): passes.writes.bytes(shape)}
-    yield from traffic_rows(one, {kernel: moved}, experiment=NAME, tool="passes over whole tensors")
+    return traffic_rows({kernel: moved}, tool="passes over whole tensors")
 
 
-def measure(one: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Runs the kernel's machine code: bytes that cross to L2, and those that warps ask for."""
     if library.library() is None:
         raise UnavailableError(library.MISSING)
     if one["counters"] == LONG:
-        return _rows(one, *_long(shape_of(one)))
+        return _rows(*_long(shape_of(one)))
     if one["implementation"] == "sdpa-flash2":
-        return _rows(one, _flash2(shape_of(one), str(one["kernel"])), shape_of(one).batch * shape_of(one).heads)
-    return _rows(one, _tensors(shape_of(one), str(one["kernel"])), shape_of(one).batch * shape_of(one).heads)
+        return _rows(_flash2(shape_of(one), str(one["kernel"])), shape_of(one).batch * shape_of(one).heads)
+    return _rows(_tensors(shape_of(one), str(one["kernel"])), shape_of(one).batch * shape_of(one).heads)
 
 
 #: (tensor, direction) -> sectors that cross to L2, and that warps ask for.
 Sectors = dict[tuple[str, str], tuple[int, int]]
 
 
-def _rows(one: Cell, sectors: Sectors, times: int) -> Iterator[Record]:
+def _rows(sectors: Sectors, times: int) -> Iterator[Row]:
     for (tensor, direction), (crossing, asked) in sectors.items():
-        common = {"tensor": tensor, "direction": direction, "scale_factor": times, "source": "measured", "tool": TOOL}
-        yield record(one, experiment=NAME, value=crossing * SECTOR * times, **common, **TRAFFIC)
-        requested = {**TRAFFIC, "metric": "requested_bytes"}
-        yield record(one, experiment=NAME, value=asked * SECTOR * times, **common, **requested)
+        more = {"level": "sm", "tensor": tensor, "direction": direction, "scale_factor": times, "tool": TOOL}
+        yield row("traffic_bytes", crossing * SECTOR * times, **more)
+        yield row("requested_bytes", asked * SECTOR * times, **more)
 
 
 def sectors_of(counts: Counts, names: tuple[str, ...] = ()) -> Sectors:
@@ -200,7 +195,7 @@ def _tensors(shape: AttentionShape, kernel: str) -> Sectors:
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
+    name="machine-sectors",
     title="Machine code executed, against a card's counters",
     cells=cells,
     predict=predict,
