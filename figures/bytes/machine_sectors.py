@@ -12,53 +12,10 @@ from matplotlib.lines import Line2D
 from figures.common import FILLED, Drawing, devices, note
 from repro.experiments.bytes import machine_sectors
 
-EXPERIMENTS = ("machine-sectors", machine_sectors.FIG2, machine_sectors.MASKED, machine_sectors.LONG)
+EXPERIMENTS = machine_sectors.WITH_COUNTERS
 GB = 1e9
 THEORY, CODE, COUNTER = "#0072B2", "#D55E00", "black"
 NAMES = {machine_sectors.FIG2: "", machine_sectors.MASKED: ", with mask and dropout"}
-
-
-def table(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """A row per kernel and direction: formula, machine code, of that spilled, and counter, in bytes."""
-    ours = frame[frame["experiment"] == "machine-sectors"]
-    counters = frame[frame["experiment"] != "machine-sectors"]
-    rows = []
-    for one in machine_sectors.EXPERIMENT.cells():
-        mine = ours
-        for name in ("implementation", "counters", "place", "heads", "seqlen_q"):
-            mine = mine[mine[name] == one[name]]
-        mine = mine[mine["metric"] == "traffic_bytes"]
-        for direction in ("read", "write"):
-            here = mine[mine["direction"].replace("atomic", "write") == direction]
-            ran = here[here["source"] == "measured"]
-            if ran.empty:
-                continue
-            rows.append(
-                {
-                    "counters": one["counters"],
-                    "kernel": one["kernel"],
-                    "place": one["place"],
-                    "heads": one["batch"] * one["heads"],
-                    "seqlen": one["seqlen_q"],
-                    "direction": direction,
-                    "formula": here.loc[here["source"] == "predicted", "value"].sum(),
-                    "machine_code": ran["value"].sum(),
-                    "spilled": ran.loc[ran["tensor"] == machine_sectors.SPILLS, "value"].sum(),
-                    "counter": counted(counters, one, direction),
-                }
-            )
-    return pandas.DataFrame(rows)
-
-
-def counted(counters: pandas.DataFrame, one: machine_sectors.Cell, direction: str) -> float:
-    """The H200's counter of a cell's kernel."""
-    found = counters[(counters["experiment"] == one["counters"]) & (counters["metric"] == f"sram_{direction}_bytes")]
-    for name in ("implementation", "heads", "seqlen_q"):
-        found = found[found[name] == one[name]]
-    if one["counters"] != machine_sectors.LONG:
-        found = found[found["kernel"].str.startswith(f"{one['place']}: ")]
-    (value,) = found.loc[found["source"] == "measured", "value"]
-    return float(value)
 
 
 def label(row: pandas.Series) -> str:
@@ -74,7 +31,7 @@ def label(row: pandas.Series) -> str:
 
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Reads on the left, writes on the right: formula and machine code as shares of the counter."""
-    rows = table(frame)
+    rows = machine_sectors.beside(frame)
     rows["label"] = rows.apply(label, axis=1)
     labels = list(dict.fromkeys(rows["label"]))
     figure, axes = plt.subplots(1, 2, figsize=(13, 1.8 + 0.3 * len(labels)), layout="constrained", sharey=True)
@@ -100,7 +57,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         Line2D([], [], color=COUNTER, marker="o", **FILLED, label="measured: the H200's counter"),
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
-    cards = devices(frame[frame["experiment"] != "machine-sectors"])
+    cards = devices(frame[frame["experiment"] != machine_sectors.NAME])
     note(
         figure,
         f"{cards}, Nsight Compute, of the kernels of the same torch. Right of a row: machine code in GB, of it spilled "

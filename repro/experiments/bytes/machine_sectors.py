@@ -13,7 +13,7 @@ which a third run at 2,048 keys checks. Nothing is fitted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,11 +26,22 @@ from repro.experiments.bytes import l2_absorption
 from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
 from repro.shipped import flash2, library, tensor_kernels
 
+if TYPE_CHECKING:
+    import pandas
+
+NAME = "machine-sectors"
 ARCHITECTURE = 90
 SECTOR = 32
 TOOL = "machine code executed, sectors counted"
 SPILLS = "spilled registers"
 FIG2, MASKED, LONG = "fig2-left-traffic", "fig2-left-traffic-masked", l2_absorption.EXPERIMENT.name
+
+#: The experiments that belong together: this one, and those with a card's counters.
+WITH_COUNTERS = (NAME, FIG2, MASKED, LONG)
+COLUMNS = (
+    *("implementation", "counters", "kernel", "place", "heads", "seqlen"),
+    *("direction", "formula", "machine_code", "spilled", "counter"),
+)
 
 #: Kernel -> its place in the order of launch that the record names, and our kernel's name.
 FLASH2 = {
@@ -194,8 +205,57 @@ def _tensors(shape: AttentionShape, kernel: str) -> Sectors:
     return sectors_of(counts, _ARRAYS[kernel])
 
 
+def beside(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Formula, machine code, of it spilled, and counter, in bytes, by kernel and direction.
+
+    frame: of :data:`WITH_COUNTERS`.
+    """
+    ours = frame[frame["experiment"] == NAME]
+    counters = frame[frame["experiment"] != NAME]
+    rows = []
+    for one in cells():
+        mine = ours
+        for name in ("implementation", "counters", "place", "heads", "seqlen_q"):
+            mine = mine[mine[name] == one[name]]
+        mine = mine[mine["metric"] == "traffic_bytes"]
+        for direction in ("read", "write"):
+            here = mine[mine["direction"].replace("atomic", "write") == direction]
+            ran = here[here["source"] == "measured"]
+            if ran.empty:
+                continue
+            rows.append(
+                {
+                    "implementation": one["implementation"],
+                    "counters": one["counters"],
+                    "kernel": one["kernel"],
+                    "place": one["place"],
+                    "heads": one["batch"] * one["heads"],
+                    "seqlen": one["seqlen_q"],
+                    "direction": direction,
+                    "formula": here.loc[here["source"] == "predicted", "value"].sum(),
+                    "machine_code": ran["value"].sum(),
+                    "spilled": ran.loc[ran["tensor"] == SPILLS, "value"].sum(),
+                    "counter": counter(counters, one, direction),
+                }
+            )
+    import pandas
+
+    return pandas.DataFrame(rows, columns=COLUMNS)
+
+
+def counter(counters: pandas.DataFrame, one: Cell, direction: str) -> float:
+    """The H200's counter of a cell's kernel."""
+    found = counters[(counters["experiment"] == one["counters"]) & (counters["metric"] == f"sram_{direction}_bytes")]
+    for name in ("implementation", "heads", "seqlen_q"):
+        found = found[found[name] == one[name]]
+    if one["counters"] != LONG:
+        found = found[found["kernel"].str.startswith(f"{one['place']}: ")]
+    values = found.loc[found["source"] == "measured", "value"]
+    return float(values.iloc[0]) if len(values) else float("nan")
+
+
 EXPERIMENT = Experiment(
-    name="machine-sectors",
+    name=NAME,
     title="Machine code executed, against a card's counters",
     cells=cells,
     predict=predict,
