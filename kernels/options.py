@@ -104,6 +104,7 @@ class Options:
 
     def config(self, kernel: str, q: Array, k: Array, **more: Any) -> FlashConfig:
         """The compiled form of "forward", "backward" or "backward-dq"."""
+        used = [FEATURES[name] for name in self.features(q, k)]
         return configure(
             kernel,
             q.dtype,
@@ -111,7 +112,7 @@ class Options:
             tile=self.tile,
             limit=self.shared_limit_bytes,
             block_size=self._block_size(kernel, q, k),
-            features=self.features(q, k),
+            features=[each.name for each in used if each.macro and kernel in each.kernels],
             **more,
         )
 
@@ -183,6 +184,8 @@ class Options:
         return [*wave, *window_arguments(self.hidden(q, k)), *tables]
 
 
+#: Options that are arrays, but for the tables of packed sequences.
+ARRAYS = tuple(each.name for each in fields(Options) if "Array" in str(each.type))
 #: Options that are no arrays, under the names that a problem and its shape have for them.
 VALUES = tuple(each.name for each in fields(Options) if "Array" not in str(each.type) and each.name != "scale")
 

@@ -40,6 +40,7 @@ DROPOUT = Feature(
     registers=True,
     given=("dropout_p", "keep"),
     weights=_kept,
+    shown={"`dropout_p`": {"dropout_p": 0.5}},
 )
 
 
@@ -66,6 +67,12 @@ SOFTCAP = Feature(
     spelled=(
         Spelling("softcap", "scores are capped by a tanh: exponentials, no bytes", lambda _, heads: {"softcap": True}),
     ),
+    shown={
+        "`softcap`": {"softcap": True},
+        "`softcap` at head dimension 64": {"head_dim": 64, "softcap": True},
+        "the same in fp16": {"head_dim": 64, "dtype": "fp16", "softcap": True},
+        "`softcap` and `window` at head dimension 64": {"head_dim": 64, "window": (128, 0), "softcap": True},
+    },
 )
 
 
@@ -96,6 +103,10 @@ ALIBI = Feature(
     spelled=(
         Spelling("alibi", "a distance times the head's slope is taken off scores", lambda _, heads: {"alibi": True}),
     ),
+    shown={
+        "`alibi_slopes`": {"alibi": True},
+        "`softcap` and `alibi_slopes` at head dimension 64": {"head_dim": 64, "softcap": True, "alibi": True},
+    },
 )
 
 
@@ -141,6 +152,7 @@ BIAS = Feature(
             "none",
         ),
     ),
+    shown={"`bias`, and its gradient": {"bias": (1, 4), "bias_gradient": True}},
 )
 
 
@@ -191,4 +203,5 @@ LSE_GRADIENT = Feature(
     passes=("backward",),
     arrays=lambda p: {"dlse": ((p.shape.batch, p.shape.heads, p.shape.seqlen_q), "fp32")},
     beside=_dlse,
+    shown={"`return_lse`, with a gradient of lse": {"lse_gradient": True}},
 )

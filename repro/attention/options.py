@@ -9,7 +9,7 @@ from torch import Tensor
 
 from analysis.window import Sides
 
-__all__ = ["SCHEMA", "VALUES", "Options"]
+__all__ = ["DIFFERENTIABLE", "SCHEMA", "VALUES", "Options"]
 
 
 class Options(NamedTuple):
@@ -56,6 +56,8 @@ class Options(NamedTuple):
         return self[VALUES:]
 
 
+DIFFERENTIABLE = ("bias",)
+"""Options that have a gradient."""
 VALUES = 11
 """How many fields stand before the tensors."""
 _KINDS = {
