@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from analysis.feature import TENSOR_CORES, Feature, Fields, Given, Pairs, Spelling, Walk
+from analysis.feature import TENSOR_CORES, Feature, Fields, Given, Pairs, Sizes, Spelling, Walk
 from analysis.flops import TANH_SPECIALS
 from analysis.problem import Problem
 from analysis.shapes import STAT_BYTES, KernelBytes, bias_elements
 
+LOGIT_BYTES = 4
+"""Bytes of a head's sink logit."""
 SLOPE_BYTES = 4
 """Bytes of a head's ALiBi slope."""
 TANH_APPROX = 2.0**-11
@@ -185,6 +187,61 @@ BIAS_GRADIENT = Feature(
     with_packed=False,
     arrays=lambda p: {"dbias": bias_array(p)},
     beside=_bias_gradient,
+)
+
+
+def _logits(problem: Problem, *names: str) -> Sizes:
+    return dict.fromkeys(names, ((problem.shape.heads,), "fp32"))
+
+
+def _sinks_read(walk: Walk) -> Mapping[str, int]:
+    """The backward has them in lse."""
+    if walk.entry != "flash_forward":
+        return {}
+    return {"sink_logits": walk.heads * walk.loop.query_tiles * LOGIT_BYTES}
+
+
+SINK_LOGITS = Feature(
+    "sink_logits",
+    "sink logits",
+    "sink_logits",
+    lambda p: p.sink_logits,
+    lambda r, p: {"sink_logits": True},
+    "SINK_LOGITS",
+    with_packed=False,
+    kernels=("forward",),
+    arrays=lambda p: _logits(p, "sink_logits"),
+    reads=_sinks_read,
+    sizes=lambda shape: dict.fromkeys(("sink_logits", "dsink_logits"), shape.heads * LOGIT_BYTES),
+    given=("sink_logits",),
+    joins=lambda given: given["sink_logits"],
+    spelled=(
+        Spelling(
+            "sink-logits",
+            "a learned logit a head joins the softmax's denominator, with its gradient",
+            lambda _, heads: {"sink_logits": True, "sink_gradient": True},
+        ),
+    ),
+    shown={"`sink_logits`, and their gradient": {"sink_logits": True, "sink_gradient": True}},
+)
+
+
+def _sink_gradient(walk: Walk) -> KernelBytes:
+    rows, logits = walk.shape.row_bytes, walk.shape.heads * LOGIT_BYTES
+    moved = {("lse", "read"): rows, ("delta", "read"): rows}
+    return {"flash_sink_postprocess": {**moved, ("sink_logits", "read"): logits, ("dsink_logits", "write"): logits}}
+
+
+SINK_GRADIENT = Feature(
+    "sink_gradient",
+    "the gradient of sink logits",
+    "dsink_logits",
+    lambda p: p.sink_gradient,
+    lambda r, p: {"sink_gradient": True} if p.sink_logits else None,
+    passes=("backward",),
+    with_packed=False,
+    arrays=lambda p: _logits(p, "sink_logits", "dsink_logits"),
+    beside=_sink_gradient,
 )
 
 

@@ -134,6 +134,7 @@ def problem_of(
         tile=None if options.tile is None else Tile(*options.tile),
         order=options.order,
         deterministic=options.deterministic,
+        sink_logits=options.sink_logits is not None,
         **gradients,
     )
 
@@ -150,6 +151,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
     if q.numel() == 0 or k.numel() == 0:
         out.zero_()
         lse.fill_(-torch.inf)
+        if options.sink_logits is not None:
+            lse.copy_(options.sink_logits[:, None].expand(lse.shape))
         return
     if options.fp8:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
@@ -173,6 +176,8 @@ def backward(
     if q.numel() == 0 or k.numel() == 0:
         for grad in grads:
             grad.zero_()
+        if dlse is not None and options.sink_logits is not None and needed[4]:
+            grads[4].copy_(dlse.sum((0, 2)))  # lse is the logit
         return
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
     if dlse is not None:
@@ -180,7 +185,8 @@ def backward(
     # Gradients are made together: one that nobody asked for goes to scratch.
     own = {f"d{name}": grad for name, grad, asked in zip(DIFFERENTIABLE, grads[3:], needed[3:], strict=True) if asked}
     need_bias = "dbias" in own
-    need_dq, need_kv = needed[0] or need_bias, needed[1] or needed[2] or need_bias
+    alone = bool(own) and not any(needed[:3])
+    need_dq, need_kv = needed[0] or need_bias or alone, needed[1] or needed[2] or need_bias
     for name, wanted, asked, grad, like in zip(
         GRADIENTS, (need_dq, need_kv, need_kv), needed, grads, (q, k, v), strict=False
     ):

@@ -64,6 +64,7 @@ class Case:
     bias: tuple[int, int] | None = None
     bias_layout: str = "plain"
     bias_gradient: bool = False
+    sink_logits: bool = False
     deterministic: bool = False
     tile: tuple[int, int] | None = None
     order: str = "rows"
@@ -275,6 +276,8 @@ def call_of(case: Case) -> Call:
     bias = _bias(case, generator)
     if bias is not None:
         changes["bias"] = bias
+    if case.sink_logits:
+        changes["sink_logits"] = 2.0 * torch.randn(case.heads, generator=generator)
     operands, exact, scales = [q, k, v], [q, k, v], dict[str, Any]()
     if case.fp8:
         operands[1:], scales = _as_e4m3(case, generator, k, v)
@@ -442,6 +445,8 @@ def problem_of(case: Case, masks: dict[str, Any] | None = None) -> Problem:
         alibi=bool(case.alibi),
         bias=bias_shape(case),
         bias_gradient=case.bias_gradient,
+        sink_logits=case.sink_logits,
+        sink_gradient=case.sink_logits and any(case.needed),
         gradients=[n for n, w in zip(GRADIENTS, case.needed, strict=True) if w],
         tile=None if case.tile is None else Tile(*case.tile),
         order=case.order,
