@@ -110,8 +110,12 @@ constexpr int CODES_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
 constexpr int SCALES_AT = CODES_AT + (FP8 ? 2 * Codes::BYTES : 0);
 constexpr int KEEP_AT = SCALES_AT + (FP8 ? Scales::BYTES : 0);
 constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
+#if SINK_LOGITS
 constexpr int SINK_AT = SLOPE_AT + (ALIBI ? 16 : 0);
-constexpr int PACKED_AT = SINK_AT + (SINK_LOGITS ? 16 : 0);
+constexpr int PACKED_AT = SINK_AT + 16;
+#else
+constexpr int PACKED_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+#endif
 constexpr int FLAGS_AT = PACKED_AT + PACKED_BYTES;
 // The scale is in the scores before the softmax, not in its exponents.
 constexpr bool SCALED = ANY_SCALE || CHANGED || FP8;
@@ -331,11 +335,11 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
         store_zeros<THREADS>(q_tile, out_rows, out.stride_n, rows, head_dim);
 #if SINK_LOGITS
         block_sync();
-        const float alone = ld_shared(sink_here);
+        for (int r = threadIdx.x; r < rows; r += THREADS)
+            st_global(lse_rows + r, ld_shared(sink_here));
 #else
-        const float alone = neg_infinity();
+        for (int r = threadIdx.x; r < rows; r += THREADS) st_global(lse_rows + r, neg_infinity());
 #endif
-        for (int r = threadIdx.x; r < rows; r += THREADS) st_global(lse_rows + r, alone);
         return;
     }
 
@@ -538,15 +542,14 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
             float sum = state.sum[g][half];
             sum += shfl_xor(sum, 1);
             sum += shfl_xor(sum, 2);
-            const float max = state.max[g][half];
 #if SINK_LOGITS
             // Its weight joins the sum; a sink above all scores is what they are rescaled to.
             const float sink = ld_shared(sink_here), sink_log2 = sink * LOG2E;
-            const float top = fmaxf(max * log2_scale, sink_log2);
+            const float seen_log2 = state.max[g][half] * log2_scale;
+            const float top = fmaxf(seen_log2, sink_log2);
             const float safe_top = top == neg_infinity() ? 0.0f : top;
-            const float rescale = exp2_approx(max * log2_scale - safe_top);
+            const float rescale = exp2_approx(seen_log2 - safe_top);
             sum = fmaf(sum, rescale, exp2_approx(sink_log2 - safe_top));
-            const bool sink_first = sink_log2 > max * log2_scale;
 #endif
             // A sum of 0 means that nothing was seen; a NaN must stay one.
             float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
@@ -566,12 +569,18 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
             }
             // Where the exponents were shifted by the rounded product max * log2_scale, its
             // rounding error is taken back here: it matters where scores are in the thousands.
+            const float max = state.max[g][half];
             const float residual =
                 SUBTRACT_FIRST ? 0.0f : fmaf(max, log2_scale, -(max * log2_scale));
-            float value = sum == 0.0f ? neg_infinity()
-                                      : fmaf(max, unit, LN2 * (log2_approx(sum) - residual));
 #if SINK_LOGITS
-            if (sink_first) value = fmaf(LN2, log2_approx(sum), sink);
+            const float value = sink_log2 > seen_log2 ? fmaf(LN2, log2_approx(sum), sink)
+                                : sum == 0.0f
+                                    ? neg_infinity()
+                                    : fmaf(max, unit, LN2 * (log2_approx(sum) - residual));
+#else
+            const float value =
+                sum == 0.0f ? neg_infinity()
+                            : fmaf(max, unit, LN2 * (log2_approx(sum) - residual));
 #endif
             const int r = warp_row + 16 * g + 8 * half + lane_id() / 4;
             if (lane_id() % 4 == 0 && r < rows) st_global(lse_rows + r, value);
