@@ -17,14 +17,12 @@ from analysis.hardware import H200
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
-from analysis.window import Window
 from kernels import hopper
 from kernels.hopper import BackwardForm, ForwardForm, backward_form, packed_form
 from kernels.host import HostBackend
 from kernels.launch import Array, TensorMap
 from kernels.launches import Device, launches_of
 from kernels.launching import driver
-from kernels.scores import ScoreChanges
 from repro.prediction import predict
 
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 64, 128 and 192 rows.
@@ -195,8 +193,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     q, k, v, out, dout, *gradients = arrays.values()
     both: list[tuple[dict[str, Any], str]] = [
         ({"order": "sawtooth"}, r"packed sequences \(cu_seqlens_q\) do not go with order"),
-        ({"changes": ScoreChanges(softcap=2.0)}, "do not go with softcap"),
-        ({"window": Window(20, 20, 3, 3, 0, False)}, "do not go with window"),
+        ({"softcap": 2.0}, "do not go with softcap"),
+        ({"window": (3, 3)}, "do not go with window"),
         ({"packed": packed_of(Lengths.equal([19]))}, "q has 20 rows, its sequences 19 together"),
     ]
     forward: list[tuple[dict[str, Any], str]] = [

@@ -17,8 +17,6 @@ from kernels.hopper import BackwardForm, ForwardForm, packed_form
 from kernels.host import HostBackend
 from kernels.launch import Array, Kernel
 from kernels.packed import Packed
-from kernels.scores import ScoreChanges
-from kernels.window import window_of
 
 Values = dict[str, np.ndarray]
 #: Results, and what each has the shape of.
@@ -57,8 +55,8 @@ def launch(
     q, k, v, out, dout = (given[name] for name in ("q", "k", "v", "out", "dout"))
     statistics = view("lse", lse, "fp32")
     slopes = None if p.alibi_slopes is None else view("alibi_slopes", p.slopes(), "fp32")
-    shared: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "changes": ScoreChanges(p.softcap, slopes)}
-    shared["window"] = window_of(q, k, p.causal, p.window, p.sinks)
+    shared: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "window": p.window, "sinks": p.sinks}
+    shared |= {"softcap": p.softcap, "alibi_slopes": slopes}
     if lengths is not None:
         shared["packed"] = packed_of(lengths)
     own = {"form": form, **options}
