@@ -115,12 +115,6 @@ def test_changes_that_nobody_puts_back_are_refused_by_name(where: str) -> None:
     plan(model, x, strategy="store-all", repeats=0)(x).sum().backward()
 
 
-def test_a_graph_in_a_dict_is_such_a_change() -> None:
-    model, x = attends("dict with graph")
-    with pytest.raises(ValueError, match=r"changes Attends\.kept each time"):
-        plan(model, x, strategy="sqrt", repeats=0)
-
-
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ import repro
 @pytest.mark.parametrize("wrap", PLANNED_WRAPS)
 def test_planned_models_train_as_plain_ones_do(wrap: str) -> None:
     """Also called twice before one backward, and with parameters that are not used."""
-    assert results(2)["planned"][wrap] == {"store-all": True, "recompute-all": True, "sqrt": True}
+    assert results(2, "planned")[wrap] == {"store-all": True, "recompute-all": True, "sqrt": True}
 
 
 def test_stages_may_be_sharded_before_planning_and_the_whole_only_after_it() -> None:

@@ -1,4 +1,4 @@
-"""Runs the multi-rank tests once per number of ranks (gloo, this CPU) and shares what came out."""
+"""Runs each group of multi-rank tests once per number of ranks (gloo, this CPU), for all its tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +25,72 @@ from repro.distributed import measure
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.distributed.reduce_to_owner import ReduceToOwner, owners
 from repro.distributed.ring_attention import DenseLocal, ring_attention, take_local
+from repro.instruments.without_products import WithoutProducts
 from repro.training.host_optimizer import MasterWeightAdamW
 
 
 @cache
-def results(ranks: int) -> dict[str, Any]:
-    """Everything measured and compared on ``ranks`` processes."""
+def results(ranks: int, group: str) -> dict[str, Any]:
+    """Everything of a group, a key of GROUPS, measured and compared on ``ranks`` processes."""
     with tempfile.TemporaryDirectory() as folder:
         # fork: the children have torch imported already, which is most of the time otherwise
-        mp.start_processes(_rank, (ranks, folder), nprocs=ranks, start_method="fork")
+        mp.start_processes(_rank, (ranks, folder, group), nprocs=ranks, start_method="fork")
         return json.loads((Path(folder) / "out.json").read_text())
 
 
-def rows(ranks: int, **wanted: object) -> list[dict[str, Any]]:
+def rows(ranks: int, group: str, **wanted: object) -> list[dict[str, Any]]:
     """Measured rows with these fields; never empty."""
-    found = [r for r in results(ranks)["rows"] if all(r[k] == v for k, v in wanted.items())]
+    found = [r for r in results(ranks, group)["rows"] if all(r[k] == v for k, v in wanted.items())]
     assert found, wanted
     return found
 
 
-def _rank(rank: int, ranks: int, folder: str) -> None:
+def _rank(rank: int, ranks: int, folder: str, group: str) -> None:
     torch.set_num_threads(1)
     os.environ["REPRO_HOST_THREADS"] = "1"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    out = {
-        "rows": measure.everything(DenseLocal()),
-        "layer": {str(sp): layer_difference(sp) for sp in (False, True)},
-        "trained_alike": trained_alike(),
-        "planned": {name: planned_alike(wrap) for name, wrap in PLANNED_WRAPS.items()},
-        "ring": [ring_difference(*case) for case in RING_CASES],
-        "flash": [flash_errors(*case) for case in FLASH_CASES] if ranks == 2 else [],
-    }
+    out = GROUPS[group]()
     if rank == 0:
         (Path(folder) / "out.json").write_text(json.dumps(out))
     dist.destroy_process_group()
+
+
+def states() -> dict[str, Any]:
+    """Model states of every engine."""
+    with WithoutProducts():
+        measured = [row for engine in measure.ENGINES for row in measure.model_states(engine)]
+    return {"rows": measured, "trained alike": trained_alike()}
+
+
+def layers() -> dict[str, Any]:
+    """A sharded transformer layer."""
+    kinds = list(product((False, True), ("none", "selective")))
+    with WithoutProducts():
+        measured = [row for kind in kinds for row in measure.parallel_layer(*kind)]
+    return {"rows": measured, "difference": {str(sp): layer_difference(sp) for sp in (False, True)}}
+
+
+def rings() -> dict[str, Any]:
+    """Ring attention on dense attention, and on our operator."""
+    measured = [row for case in measure.RING_CASES for row in measure.ring(*case, torch.float32, DenseLocal())]
+    return {
+        "rows": measured,
+        "difference": [ring_difference(*case) for case in RING_CASES],
+        "flash": [flash_errors(*case) for case in FLASH_CASES] if dist.get_world_size() == 2 else [],
+    }
+
+
+def planned() -> dict[str, Any]:
+    """Planned models under every wrapper."""
+    return {name: planned_alike(wrap) for name, wrap in PLANNED_WRAPS.items()}
+
+
+GROUPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "states": states,
+    "layers": layers,
+    "rings": rings,
+    "planned": planned,
+}
 
 
 def _worst(value: float) -> float:
