@@ -15,7 +15,7 @@ from repro.measuring import ranks, records
 from repro.measuring.ranks import Rank
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = "fig2-middle"  # counts on the host backend, a second a cell
+SMALL = "study-note-faults"  # seconds in all
 
 
 def toy(measure, cells=7) -> Experiment:
