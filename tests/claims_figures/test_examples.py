@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
-import subprocess
-import sys
+import runpy
 import tracemalloc
 from pathlib import Path
 
@@ -50,18 +48,12 @@ def test_every_kind_of_extension_has_its_example() -> None:
 @pytest.mark.parametrize(
     "name", ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel", "decode_tiny_model"]
 )
-def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+def test_an_example_is_a_program(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert said
+    assert said.isascii()  # for terminals of any encoding
 
 
 @pytest.mark.parametrize(
@@ -150,18 +142,6 @@ def test_the_new_peer_leaves_records_that_compare_reads(tmp_path: Path, capsys) 
     assert len(rows) == 2
     found = compare.measured(compare.files(str(path.parent)))
     assert all(r["ratio"] == 1 for r in compare.pairs(found, found))
-
-
-def test_a_plan_for_a_transformer_is_as_measured() -> None:
-    pytest.importorskip("transformers")
-    example = load("plan_transformer")
-    model, ids, call = example.model_and_call()
-    whole = example.plan_blocks(model, ids, call, budget_bytes=2**50, repeats=0)
-    half = example.plan_blocks(model, ids, call, budget_bytes=whole.predicted_peak_bytes // 2, repeats=0)
-    assert half.recompute
-    for plan in (whole, half):
-        measured = example.measured_peak_bytes(plan, model, ids, call)
-        assert measured == pytest.approx(plan.predicted_peak_bytes, rel=0.01)
 
 
 def test_a_kernel_from_elsewhere_is_counted_and_right() -> None:

@@ -23,7 +23,7 @@ from repro.instruments.hopper_guard import Findings
 from repro.measuring import records
 from repro.measuring.records import Record
 from tests.support.bare_image import LACKING
-from tests.support.command_support import ROOT, program
+from tests.support.command_support import ROOT
 from tests.support.process_support import reports_its_id, wait_until_gone
 
 
@@ -262,11 +262,7 @@ def test_a_form_below_the_step_below_is_left_out_and_the_others_stay(
 
 
 def test_a_bare_image_is_enough() -> None:
-    """No typer, pydantic, rich, pandas, SciPy, cuda.bindings …: the plan and the stages' programs
-    start, and the GPU experiments' code runs on the stand-in card."""
-    report = program("rehearsal.py", OMP_NUM_THREADS="1", WITHOUT=",".join((*LACKING, "cuda.bindings")))
-    assert report["counted"] == ""
-    assert {"gpu-throughput", "gpu-ladder"} <= {r["experiment"] for r in report["measured"]}
+    """No typer, pydantic, rich, pandas, SciPy …: the plan and the stages' programs start."""
     programs = [s.command[2] for s in stages() if s.command[1] == "-m" and s.command[2] != "pytest"]
     code = (
         "import tests.support.bare_image, importlib\n"
