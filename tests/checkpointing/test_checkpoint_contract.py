@@ -221,24 +221,6 @@ def test_state_dict_is_the_models_own() -> None:
     assert list(functions.state_dict()) == [f"parts.{i}.0.{name}" for i in range(2) for name in ("weight", "bias")]
 
 
-def test_a_part_of_the_model_may_have_any_name() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.chain, self.model, self.name = layers(1), layers(1), layers(1)
-
-        def stages(self) -> list[nn.Module]:
-            return [self.chain, self.model, self.name]
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.name(self.model(self.chain(x)))
-
-    model, x = Named(), torch.randn(3, WIDTH)
-    run = planned(model, x)
-    assert run.model is model
-    assert equal(gradients(model, run(x).sum()), gradients(model, model(x).sum()))
-
-
 def test_a_frozen_model_gives_a_result_without_gradient() -> None:
     model, x = layers().requires_grad_(False), torch.randn(3, WIDTH)
     run = planned(model, x)

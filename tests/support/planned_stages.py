@@ -180,6 +180,14 @@ class SavedOnTheCpu(Stage):
             return self.lin(x).tanh().sigmoid()
 
 
+class LeavesAParameterUnused(Stage):
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x)
+
+
 class PartlyFrozen(Stage):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -292,6 +300,7 @@ STAGES: dict[str, Callable[[int, nn.Linear], nn.Module]] = {
     "hooks": HooksThatHandBack,
     "hooks-size": HooksBySize,
     "hooks-cpu": SavedOnTheCpu,
+    "unused": LeavesAParameterUnused,
     "frozen": PartlyFrozen,
     "inner": InnerGradient,
     "checkpoint": Checkpointed,

@@ -16,11 +16,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.checkpointing import plan
 from repro.distributed import measure
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.distributed.reduce_to_owner import ReduceToOwner, owners
@@ -80,17 +78,7 @@ def rings() -> dict[str, Any]:
     }
 
 
-def planned() -> dict[str, Any]:
-    """Planned models under every wrapper."""
-    return {name: planned_alike(wrap) for name, wrap in PLANNED_WRAPS.items()}
-
-
-GROUPS: dict[str, Callable[[], dict[str, Any]]] = {
-    "states": states,
-    "layers": layers,
-    "rings": rings,
-    "planned": planned,
-}
+GROUPS: dict[str, Callable[[], dict[str, Any]]] = {"states": states, "layers": layers, "rings": rings}
 
 
 def _worst(value: float) -> float:
@@ -160,77 +148,6 @@ def trained_alike() -> bool:
     # Four terms may be summed in another order; two are summed the same way.
     tolerance = 0.0 if dist.get_world_size() == 2 else 1e-6
     return _worst(max(float((a - b).abs().max().detach()) for a, b in pairs)) <= tolerance
-
-
-def _sharded(run: nn.Module) -> nn.Module:
-    """FSDP2 around every stage and the whole."""
-    for part in run.children():
-        if any(True for _ in part.parameters()):
-            fully_shard(part)
-    fully_shard(run)
-    return run
-
-
-def _two_calls(run: nn.Module, x: Tensor) -> Tensor:
-    return (run(x) * run(2 * x)).sum()
-
-
-def _reused_buffers(run: nn.Module, x: Tensor) -> Tensor:
-    return run(x).square().sum()
-
-
-#: How a model is wrapped, and the loss of a step: what follows the wrapped model's graph.
-PLANNED_WRAPS: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[..., Tensor]]] = {
-    "ddp": (DistributedDataParallel, _reused_buffers),
-    "ddp, two calls": (DistributedDataParallel, _two_calls),
-    "ddp, unused": (lambda m: DistributedDataParallel(m, find_unused_parameters=True), _reused_buffers),
-    "ddp, unused, two calls": (lambda m: DistributedDataParallel(m, find_unused_parameters=True), _two_calls),
-    "ddp, static": (lambda m: DistributedDataParallel(m, static_graph=True), _two_calls),
-    "fsdp2": (_sharded, _reused_buffers),
-    "fsdp2, two calls": (_sharded, _two_calls),
-}
-
-
-def planned_alike(wrap: tuple[Callable[[nn.Module], nn.Module], Callable[..., Tensor]]) -> dict[str, bool]:
-    """For each strategy, do two steps of the wrapped planned model give the gradients of the
-    wrapped plain model, on every rank?  Dropout and batch norm are among the stages, and a
-    parameter that no stage uses."""
-    wrapped, loss = wrap
-
-    def steps(strategy: str | None) -> list[Tensor]:
-        torch.manual_seed(3)
-        model = nn.Sequential(
-            nn.Linear(16, 16),
-            nn.Dropout(0.5),
-            nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
-            nn.BatchNorm1d(16),
-            nn.Linear(16, 4),
-        )
-        if wrapped in (PLANNED_WRAPS["ddp, unused"][0], PLANNED_WRAPS["ddp, unused, two calls"][0]):
-            model[2].register_parameter("unused", nn.Parameter(torch.ones(3)))
-        x = torch.randn(8, 16)
-        run: nn.Module = model
-        if strategy is not None:
-            run = plan(model, x, strategy=strategy, repeats=0)
-        run = wrapped(run)
-        found = []
-        for step in range(2):
-            torch.manual_seed(100 * step + dist.get_rank())
-            model.zero_grad()
-            loss(run, torch.randn(8, 16)).backward()
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    gradient = parameter.grad
-                    found.append(getattr(gradient, "_local_tensor", gradient).clone())
-        return [*found, *(b.clone() for b in model.buffers())]
-
-    expected = steps(None)
-    same = {}
-    for strategy in ("store-all", "recompute-all", "sqrt"):
-        found = steps(strategy)
-        equal = len(found) == len(expected) and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        same[strategy] = _worst(float(not equal)) == 0
-    return same
 
 
 #: (causal, placement, q heads, kv heads, local rows a rank)
