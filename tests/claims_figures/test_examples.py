@@ -50,6 +50,7 @@ def test_every_kind_of_extension_has_its_example() -> None:
 )
 def test_an_example_is_a_program(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [name])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
     said = capsys.readouterr().out
     assert said
