@@ -11,7 +11,7 @@ The causal forms are for Nq = Nk = N and square tiles, where T(T+1)/2 of T² til
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import sympy as sp

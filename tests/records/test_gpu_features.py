@@ -15,6 +15,7 @@ from kernels.launching.plan import Recorder
 from repro.attention.reference import attention_reference
 from repro.attention.views import array_of
 from repro.experiments.gpu import gpu_features
+from repro.gpu.register import predictions
 from repro.instruments import exact
 from repro.instruments.feature_work import FeatureOperands
 from repro.measuring import records
@@ -95,15 +96,19 @@ def test_dispatch_picks_hopper_and_all_is_compiled_ahead(feature: str, pass_: st
 
 def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() -> None:
     """A model or a kernel that changes by more registers new cells beside these."""
-    rows = list(records.read(records.RESULTS / "registered" / f"{gpu_features.NAME}.jsonl"))
+    rows = list(records.read(records.RESULTS / "registered" / f"{gpu_features.EXPERIMENT.name}.jsonl"))
     assert all(row.date and row.commit and row.source == "predicted" for row in rows)
     known = {(row.cell, row.device): row for row in rows}
     assert len(known) == len(rows)
-    current = {(now.cell, now.device): now for now in gpu_features.registered()}
+    current = {
+        (now.cell, now.device): now
+        for cell in gpu_features.cells()
+        for now in predictions(gpu_features.EXPERIMENT.name, cell)
+    }
     for key, now in current.items():
         assert now.value == pytest.approx(known[key].value, rel=0.05), "python -m repro dev register"
     cells = gpu_features.cells()
     assert {cell for cell, _ in current} == {c.id for c in cells}
-    bounds = [row for cell in cells for row in gpu_features.predict(cell)]
+    bounds = [row for cell in cells for row in gpu_features.EXPERIMENT.predicted(cell)]
     assert {row.implementation for row in bounds} == {gpu_features.SM80}
     assert all(row.value for row in bounds)

@@ -25,7 +25,7 @@ def probes(device: str) -> pandas.DataFrame:
     return frame(
         record(
             {},
-            experiment=gpu_ceilings.NAME,
+            experiment=gpu_ceilings.EXPERIMENT.name,
             implementation=name,
             source="measured",
             metric=metric,
