@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas
 
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, say, series
 from repro.claims.attention.block_sparse import published, shares, totals
 from repro.experiments.bytes.block_sparse import EXECUTED, HEAD_DIM, LENGTHS, PUBLISHED_LENGTH, TILE
 
@@ -61,14 +61,14 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             ends.append((end["seqlen_q"], end["megabytes"], f"{pattern}, slope {tail_slope(rows):.2f}", colour))
         if pattern == "butterfly":
             for _, at in drawn.iterrows():
-                right.annotate(
+                say(
+                    right,
                     f"{at['density']:.0%}",
                     (at["seqlen_q"], at["megabytes"]),
-                    xytext=(0, -13),
-                    textcoords="offset points",
-                    fontsize=7.5,
+                    (0, -13),
                     ha="center",
                     color=colour,
+                    fontsize=7.5,
                 )
     right.set_yscale("log")
     powers_of_two(right, LENGTHS)

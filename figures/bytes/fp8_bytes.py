@@ -9,8 +9,19 @@ head it sets everybody's, with a scale a block that of its own block alone.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, FILLED, Drawing, devices, key, label_ends, note, pick, series
-from figures.common import powers_of_two as log_axis
+from figures.common import (
+    COLOURS,
+    FILLED,
+    Drawing,
+    devices,
+    key,
+    label_ends,
+    log_axis,
+    note,
+    pick,
+    powers_of_two,
+    series,
+)
 from repro.experiments.bytes.fp8_bytes import (
     BLOCK,
     HEAD_DIM,
@@ -72,7 +83,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 last = line.iloc[-1]
                 ends.append((last["seqlen_q"], last["share"], f"{keys} keys", "#555555"))
     left.axhline(0.5, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
-    log_axis(left, MORE_QUERIES[::2])
+    powers_of_two(left, MORE_QUERIES[::2])
     left.set(
         xlabel="queries, Nq",
         ylabel="bytes in e4m3 over bytes in 16 bits",
@@ -92,9 +103,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         right.plot(rows["outlier"], rows["value"], color=colour, marker="o", **FILLED)
         text = way if way == "scale a head" else f"scale for {BLOCK} keys"
         ends.append((rows.iloc[-1]["outlier"], rows.iloc[-1]["value"], text, colour))
-    right.set_xscale("log", base=2)
-    right.set_xticks(OUTLIERS[::2], [f"$2^{{{2 * i}}}$" for i in range(0, len(OUTLIERS), 2)])
-    right.minorticks_off()
+    log_axis(right, "x", OUTLIERS[::2], [f"$2^{{{2 * i}}}$" for i in range(0, len(OUTLIERS), 2)], base=2)
     right.set_yscale("log")
     right.set(
         xlabel="size of the last token's key and value, the others 1",

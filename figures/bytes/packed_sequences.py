@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, say, series
 from repro.claims.options.packed import KEYS, totals
 from repro.experiments.bytes.packed_sequences import ALL_SIZES, EXECUTED, HEAD_DIM, HEADS, TIMED, TIMED_SIZES
 from repro.measuring.lengths import DRAWN, LIMITS, SEED
@@ -77,9 +77,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 ends.append((TIMED_SIZES[0], line.iloc[0]["ratio"], text, colour))
         above = "bottom" if style == "--" else "top"
         for x, y, text, colour in ends:
-            right.annotate(
-                text, (x, y), xytext=(-5, 0), textcoords="offset points", fontsize=8, ha="right", va=above, color=colour
-            )
+            say(right, text, (x, y), (-5, 0), ha="right", va=above, color=colour)
     right.axhline(1, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
     powers_of_two(right, TIMED_SIZES)
     right.set(

@@ -8,7 +8,7 @@ m and l fold into one log-sum-exp. Counted with saved-tensor hooks on the CPU.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, devices, key, label_ends, log_axis, note, pick, powers_of_two, series
 
 EXPERIMENTS = ("attention-variants",)
 MIB = 2**20
@@ -41,8 +41,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         if len(known):
             last = known.iloc[-1]
             ends.append((last["seqlen_q"], last["mib"], text, colour))
-    ax.set_yscale("log", base=2)
-    ax.set_yticks([0.25, 1, 4, 16, 64], ["0.25", "1", "4", "16", "64"])
+    log_axis(ax, "y", [0.25, 1, 4, 16, 64], ["0.25", "1", "4", "16", "64"], base=2)
     powers_of_two(ax, [256, 512, 1024, 2048, 4096])
     ax.set(xlabel="sequence length N", ylabel="kept for the backward pass, one head (MiB)")
     ax.set_xlim(220, 4096 * 6.5)

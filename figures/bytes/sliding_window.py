@@ -10,7 +10,20 @@ tile costs what the tile costs.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, FILLED, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import (
+    COLOURS,
+    FILLED,
+    Drawing,
+    devices,
+    key,
+    label_ends,
+    log_axis,
+    note,
+    pick,
+    powers_of_two,
+    say,
+    series,
+)
 from repro.claims.options.window import KEYS, excess, totals
 from repro.experiments.bytes.sliding_window import EXECUTED, HEAD_DIM, LONGER, OWN, STORED, SUMMED, WINDOWS
 
@@ -66,8 +79,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             ends.append((WINDOWS[-1], value, label, colour))
         for value in pick(rows, source="measured")["megabytes"]:
             left.plot([STORED], [value], color=colour, marker="o", **FILLED)
-    left.set_yscale("log")
-    left.set_yticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
+    log_axis(left, "y", [2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
     powers_of_two(left, WINDOWS)
     left.set(
         xlabel="keys that a query sees, w",
@@ -92,13 +104,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             ends.append((drawn.iloc[0]["window"], drawn.iloc[0]["excess"], name, colour))
     right.axhline(1, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
     powers_of_two(right, LONGER[::2])
-    right.set_yscale("log", base=2)
-    right.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
-    right.minorticks_off()
+    log_axis(right, "y", [1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], base=2)
     for x, y, text, colour in ends:
-        right.annotate(
-            text, (x, y), xytext=(-6, 0), textcoords="offset points", fontsize=8, ha="right", va="center", color=colour
-        )
+        say(right, text, (x, y), (-6, 0), ha="right", va="center", color=colour)
     right.set(
         xlabel="keys that a query sees, w",
         ylabel="pairs loaded for each that is seen",

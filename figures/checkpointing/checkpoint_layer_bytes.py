@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import Drawing, devices, key, label_ends, log_axis, note, pick, powers_of_two, series
 from repro.experiments.checkpointing.checkpoint_layer_bytes import BATCH, HEADS, HIDDEN
 
 EXPERIMENTS = ("checkpoint-layer-bytes",)
@@ -27,9 +27,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         last = line.iloc[-1]
         ends.append((float(last["seqlen_q"]), float(last["per_sbh"]), text, colour))
     powers_of_two(ax, [16, 64, 256, 1024])
-    ax.set_yscale("log", base=2)
-    ax.set_yticks([2, 4, 8, 16, 32, 64, 128, 256, 512], [str(2**k) for k in range(1, 10)])
-    ax.minorticks_off()
+    log_axis(ax, "y", [2, 4, 8, 16, 32, 64, 128, 256, 512], [str(2**k) for k in range(1, 10)], base=2)
     ax.set(xlabel="sequence length s", ylabel="saved bytes a layer / (s b h)", xlim=(14, 2048 * 12))
     ax.set_title("what a transformer layer keeps for the backward pass")
     label_ends(ax, ends)

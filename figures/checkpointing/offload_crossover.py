@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 
 from analysis.offload import crossover_bandwidth, free_bandwidth, transformer_layer_cost
-from figures.common import Drawing, devices, key, label_ends, note, pick, series
+from figures.common import Drawing, devices, key, label_ends, note, pick, say, series
 from repro.claims.training.offload import steps
 from repro.experiments.checkpointing.offload import ACTIONS, DEPTH
 
@@ -68,9 +68,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             right.fill_between(HIDDEN, 1.5, edge, color="#D55E00", alpha=0.10, linewidth=0)
     for name, rate in LINKS.items():
         right.axhline(rate / 1e9, color="#777777", linewidth=0.8)
-        right.annotate(
-            name, (HIDDEN[0], rate / 1e9), xytext=(3, 3), textcoords="offset points", fontsize=7.5, color="#555555"
-        )
+        say(right, name, (HIDDEN[0], rate / 1e9), (3, 3), color="#555555", fontsize=7.5)
     right.text(20000, 900, "offload faster", color="#007A57", fontsize=9, ha="center")
     right.text(1900, 14, "recompute faster", color="#B34A00", fontsize=9, ha="center")
     right.set_xscale("log", base=2)
