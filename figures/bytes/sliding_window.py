@@ -14,9 +14,11 @@ from figures.common import (
     COLOURS,
     FILLED,
     Drawing,
+    End,
+    curve,
     devices,
+    finish,
     key,
-    label_ends,
     log_axis,
     note,
     pick,
@@ -55,20 +57,10 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.0, 4.6), layout="constrained")
     whole = both_passes(table, EXECUTED)
     window = pick(whole, way="window")
-    ends = []
-    line = series(
-        left,
-        pick(window, source="predicted"),
-        "window",
-        "predicted bytes, window",
-        y="megabytes",
-        color=COLOURS["flash"],
-    )
-    series(
-        left, pick(window, source="measured"), "window", "counted bytes, window", y="megabytes", color=COLOURS["flash"]
-    )
+    ends: list[End] = []
+    ends += curve(left, window, "window", "window", COLOURS["flash"], y="megabytes")
+    line = pick(window, source="predicted").sort_values("window")
     if len(line):
-        ends.append((WINDOWS[-1], line.iloc[-1]["megabytes"], "window", COLOURS["flash"]))
         least = line.iloc[-1]["lowest"] / 1e6
         left.plot(WINDOWS, [least] * len(WINDOWS), color=COLOURS["bound"], linewidth=0.9, linestyle=":")
         ends.append((WINDOWS[-1], least, "each tensor once", "#777777"))
@@ -80,14 +72,15 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         for value in pick(rows, source="measured")["megabytes"]:
             left.plot([STORED], [value], color=colour, marker="o", **FILLED)
     log_axis(left, "y", [2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
-    powers_of_two(left, WINDOWS)
-    left.set(
+    finish(
+        left,
+        f"forward + backward of one head, N = {EXECUTED}",
+        x=WINDOWS,
+        ends=ends,
         xlabel="keys that a query sees, w",
         ylabel="bytes across the SM boundary (MB)",
         xlim=(WINDOWS[0] * 0.8, WINDOWS[-1] * 9),
     )
-    left.set_title(f"forward + backward of one head, N = {EXECUTED}")
-    label_ends(left, ends)
     key(left, "counted, host backend", published=False, loc="center left")
 
     over = excess(table)

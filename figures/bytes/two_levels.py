@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.hardware import H200
-from figures.common import COLOURS, Drawing, key, label_end, log_axis, note, pick, powers_of_two, say, series
+from figures.common import COLOURS, Drawing, curve, key, label_end, log_axis, note, pick, powers_of_two, say, series
 from repro.claims.machine.two_levels import GB
 
 EXPERIMENTS = ("l2-absorption",)
@@ -43,8 +43,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     reads = pick(one, metric="hbm_read_bytes").copy()
     reads["times"] = reads["value"] / (reads["seqlen_q"] * reads["head_dim"] * 2 * 2) - 0.5
     colour = LABELS["hbm_read_bytes"][1]
-    for source in ("predicted", "measured"):
-        series(right, pick(reads, source=source), "seqlen_q", f"{source} re-reads", y="times", color=colour)
+    curve(right, reads, "seqlen_q", "re-reads", colour, y="times")
     log_axis(right, "y", [1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], base=2)
     right.set(ylabel="times K and V are read from HBM", ylim=(0.8, 24))
     right.set_title("Once while L2 holds them, then per wave and more")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 
 from analysis.offload import crossover_bandwidth, free_bandwidth, transformer_layer_cost
-from figures.common import Drawing, devices, key, label_ends, note, pick, say, series
+from figures.common import Drawing, curve, devices, key, label_ends, note, pick, say
 from repro.claims.training.offload import steps
 from repro.experiments.checkpointing.offload import ACTIONS, DEPTH
 
@@ -31,12 +31,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.3), layout="constrained")
     ends: list[tuple[float, float, str, str]] = []
     for action in ACTIONS:
-        rows = pick(table, action=action)
-        line = series(left, pick(rows, source="predicted"), "link_mb_s", f"predicted {action}", color=COLOURS[action])
-        series(left, pick(rows, source="measured"), "link_mb_s", f"measured {action}", color=COLOURS[action])
-        if not line.empty:
-            end = line.iloc[-1]
-            ends.append((end["link_mb_s"], end["value"], action, COLOURS[action]))
+        ends += curve(left, pick(table, action=action), "link_mb_s", action, COLOURS[action])
     left.set_xscale("log")
     ticks = sorted(table["link_mb_s"].unique())
     left.set_xticks(ticks, [f"{t:g}" for t in ticks])

@@ -5,7 +5,7 @@ import pandas
 
 from analysis.mixed_precision import POLICIES, autocast_break_even_tokens
 from analysis.parallel_activations import LayerShape
-from figures.common import FILLED, Drawing, devices, key, log_axis, note, pick, say, series
+from figures.common import FILLED, Drawing, curve, devices, key, log_axis, note, pick, say
 from repro.experiments.checkpointing.training_memory import DEPTH, HEADS, HIDDEN, PARAMETERS, PIECES, SEQLEN, WIDTH
 
 EXPERIMENTS = ("training-memory",)
@@ -17,8 +17,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12.5, 4.2), layout="constrained")
     rows = pick(frame, implementation="accumulation", metric="peak_bytes").copy()
     rows["value"] /= 1e6
-    for source in ("predicted", "measured"):
-        series(left, pick(rows, source=source), "pieces", f"{source} peak", color="#0072B2")
+    curve(left, rows, "pieces", "peak", "#0072B2")
     log_axis(left, "x", PIECES, [str(p) for p in PIECES], base=2)
     log_axis(left, "y", [8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"], base=2)
     left.set(xlabel="micro-batches a step", ylabel="peak beyond parameters and gradients (MB)")
@@ -30,11 +29,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     rows["value"] /= rows["tokens"] * HIDDEN
     for policy in POLICIES:
         some = pick(rows, policy=policy)
-        for source in ("predicted", "measured"):
-            label = policy if source == "predicted" else None
-            series(
-                middle, pick(some, source=source), "tokens", f"{source} {policy}", color=COLOURS[policy], label=label
-            )
+        curve(middle, some, "tokens", policy, COLOURS[policy], line={"label": policy})
     even = autocast_break_even_tokens(LayerShape(SEQLEN, 1, HIDDEN, HEADS))
     middle.axvline(even, color="#777777", linewidth=0.8, linestyle=":")
     say(middle, f"autocast saves bytes\nfrom {even} tokens", (even, 108), (4, 0), color="#555555", fontsize=7.5)
