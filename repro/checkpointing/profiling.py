@@ -66,10 +66,9 @@ class Profile:
         more than once: the sum of the gradients of shared parameters, weights cast by autocast,
         the state that stages need to run again, and what they keep."""
         again = range(1, len(self.stages) + 1) if repeated is None else repeated
-        shared = sum(p.numel() * p.element_size() for p in self.shared if p.requires_grad)
-        state = sum(self.restored_bytes[i - 1] + self.extra_cast_bytes[i - 1] for i in again)
+        state = sum(self.restored_bytes[i - 1] + self.kept[i - 1].graph_bytes for i in again)
         kept = sum(k.kept_bytes + k.graph_bytes for k in self.kept)
-        return shared + self.cast_bytes + state + kept
+        return self._shared_bytes() + self._cast_bytes(again) + state + kept
 
     def peak_bytes(self, schedule: Schedule, replay: Replay | None = None) -> int:
         """The peak of a schedule and of what lies beside the chain.
@@ -79,21 +78,39 @@ class Profile:
         replay = replay or simulate(self.chain, schedule)
         runs = Counter(action.stage for action in schedule if action.op is Op.FORWARD)
         again = {stage for stage, count in runs.items() if count > 1}
-        peak = counted = 0
+        begun: set[int] = set()
+        peak = beside = 0
         for action, live in zip(schedule, replay.live_bytes, strict=True):
-            once = action.op in (Op.FORWARD, Op.BACKWARD) and action.stage not in again
-            own = self.kept[action.stage - 1].overlap_bytes if once and self.kept else 0
-            if action.op is Op.FORWARD:
-                counted += own
-            peak = max(peak, live - counted)
+            stage = action.stage
+            if action.op is Op.FORWARD and stage not in begun:
+                begun.add(stage)
+                beside += self._beside(stage, stage in again)
+                peak = max(peak, live + beside)
+            elif action.op is Op.FORWARD:
+                peak = max(peak, live + beside + self.kept[stage - 1].graph_bytes)  # another graph
+            else:
+                peak = max(peak, live + beside)
             if action.op is Op.BACKWARD:
-                counted -= own
-        return peak + self.aside_bytes(again)
+                beside -= self._beside(stage, stage in again)
+        kept = sum(k.kept_bytes for k in self.kept)
+        return peak + self._shared_bytes() + self._cast_bytes(again) + kept
+
+    def _beside(self, stage: int, again: bool) -> int:
+        """What lies beside the chain from a stage's first run until its backward is over.  What
+        others hold of it is in the chain too where it runs once."""
+        kept = self.kept[stage - 1]
+        return kept.graph_bytes + (self.restored_bytes[stage - 1] if again else -kept.overlap_bytes)
+
+    def _shared_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.shared if p.requires_grad)
+
+    def _cast_bytes(self, again: Collection[int]) -> int:
+        return self.cast_bytes + sum(self.extra_cast_bytes[i - 1] for i in again)
 
     @property
-    def keeps_bytes(self) -> bool:
-        """Whether a step leaves tensors behind, so that the next one has them from its start."""
-        return any(k.kept_bytes for k in self.kept)
+    def steady_steps(self) -> int:
+        """After so many steps one finds from its start what earlier ones have left behind."""
+        return 1 + max((k.runs for k in self.kept if k.kept_bytes), default=0)
 
     def plan_within(
         self,

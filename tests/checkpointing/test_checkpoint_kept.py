@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from repro.checkpointing import InfeasibleBudgetError, plan, plan_blocks
+from repro.checkpointing import InfeasibleBudgetError, peak_bytes, plan, plan_blocks
 from repro.training.live_bytes import LiveBytes
 
 WIDTH = 16
@@ -302,13 +302,22 @@ def checkpointed(run: nn.Module, x: Tensor) -> None:
     checkpoint(run, x, use_reentrant=False).sum().backward()
 
 
-@pytest.mark.parametrize("step", [backward, dropped, failed, checkpointed])
-@pytest.mark.parametrize("hooks", [identity, save_on_cpu, by_size])
-def test_no_step_leaves_anything(hooks: Callable[[], Any], step: Callable[..., None]) -> None:
-    """Without the collector of cycles, for which a graph's are none."""
+STEPS = [backward, dropped, failed, checkpointed]
+HOOKS = [identity, save_on_cpu, by_size]
+
+
+def hooked(hooks: Callable[[], Any]) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A model, the same one planned, and an input."""
     x = torch.randn(64, WIDTH)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Hooked(hooks), nn.Tanh(), Hooked(hooks))
-    run = plan(model, x, strategy="recompute-all", repeats=0)
+    return model, plan(model, x, strategy="recompute-all", repeats=0), x
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_no_step_leaves_anything(hooks: Callable[[], Any], step: Callable[..., None]) -> None:
+    """Without the collector of cycles, for which a graph's are none."""
+    model, run, x = hooked(hooks)
     backward(model, x)
     expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
@@ -324,3 +333,25 @@ def test_no_step_leaves_anything(hooks: Callable[[], Any], step: Callable[..., N
             assert live.live_bytes == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_a_thousand_steps_take_what_the_first_took(hooks: Callable[[], Any]) -> None:
+    """Whole steps, dropped results and failed backwards in turns: bytes, peak and Python objects."""
+    model, run, x = hooked(hooks)
+
+    def peak() -> int:
+        return peak_bytes(lambda: backward(run, x))
+
+    for step in STEPS:
+        step(run, x)
+    first, objects = peak(), len(gc.get_objects())
+    known = [x, *model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    with LiveBytes(known=known) as live:
+        for number in range(1000):
+            STEPS[number % len(STEPS)](run, x)
+        gc.collect()
+        assert live.live_bytes == 0
+    assert peak() == first
+    assert len(gc.get_objects()) - objects < 100
