@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree
 
-from .passed import newest_node
 from .saved import INNER_HOOKS
 from .stage_parts import modules_of
 from .swap import Watched
@@ -58,7 +57,7 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
 
     RuntimeError where it uses a result that an earlier run left with its graph.
     """
-    before = dict(_outside(stage))
+    before = outside(stage)
     saved: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor | None:
@@ -79,9 +78,8 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         value = _pytree.tree_map_only(Tensor, _copied, held.again("the input"))
         inputs = Values.of(value, "the input").tensors
         outputs = Values.of(call(stage, value, unpack), "stage").tensors
-    _refuse_earlier_graph(stage, outputs, start)
-    after = dict(_outside(stage))
-    changes = tuple(name for name in before if name in after and before[name] != after[name])
+    refuse_earlier_graph([stage], outputs, start)
+    changes = changed(before, outside(stage))
     torch.clear_autocast_cache()
     returned = {tensor.untyped_storage()._cdata for tensor in outputs}
     given = {tensor.untyped_storage()._cdata for tensor in inputs}
@@ -139,8 +137,14 @@ def _steady(watched: Watched, run: Callable[[], Any], *, hold: bool) -> tuple[in
 # -- a graph of an earlier run ---------------------------------------------------------------------
 
 
-def _refuse_earlier_graph(stage: StageFn, outputs: Iterable[Tensor], start: int) -> None:
-    """RuntimeError if the graph of a run leads to nodes that were there before it."""
+def newest_node() -> int:
+    """The number of a node of the autograd graph that is made now; later ones are larger."""
+    node: Any = torch.ones((), requires_grad=True).mul(1).grad_fn
+    return int(node._sequence_nr())
+
+
+def refuse_earlier_graph(stages: Sequence[StageFn], outputs: Iterable[Tensor], start: int) -> None:
+    """RuntimeError if the graph of a run of some stages leads to nodes that were there before it."""
     waiting: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
@@ -149,6 +153,7 @@ def _refuse_earlier_graph(stage: StageFn, outputs: Iterable[Tensor], start: int)
             continue
         seen.add(node)
         if node._sequence_nr() < start:
+            stage = next((stage for stage in stages if any(_holders(stage))), stages[0])
             name = getattr(stage, "label", None) or type(stage).__name__
             holders = ", ".join(_holders(stage)) or "somewhere outside of its modules"
             raise RuntimeError(
@@ -179,8 +184,18 @@ def _modules(stage: StageFn) -> list[nn.Module]:
 # -- changes that nobody puts back -----------------------------------------------------------------
 
 
+def changed(before: dict[str, object], after: dict[str, object]) -> tuple[str, ...]:
+    """Names of what has changed."""
+    return tuple(name for name in before if name in after and before[name] != after[name])
+
+
+def outside(stage: StageFn) -> dict[str, object]:
+    """What nobody puts back, as it is now, by name."""
+    return dict(_outside(stage))
+
+
 def _outside(stage: StageFn) -> Iterator[tuple[str, object]]:
-    """By name: what stands in containers among the attributes, in attributes of the classes, and in
+    """What stands in containers among the attributes, in attributes of the classes, and in
     the globals and closures that forward functions name."""
     functions: dict[Callable[..., Any], None] = {}
     if isinstance(stage, types.FunctionType):
