@@ -43,7 +43,7 @@ class Place:
 @dataclass
 class Call:
     """A run of a block in the forward.  forward, again: the stretches of its two runs, None before
-    there is one.  lasting: of each argument, after how many beginnings and ends of blocks it went."""
+    there is one.  lasting: of each argument, how many stretches had ended when it went (`Recorder.after`)."""
 
     block: str
     forward: int = 0
@@ -57,6 +57,7 @@ class Recorder:
     context: what is open during a stretch; what it gave is in `stretches`, in order
     follow: what blocks save is followed, and a stretch ends as well where one goes between blocks
     hold: blocks hold their arguments, which their second run needs
+    after: of each stretch, how many ends of others came before, those where something went apart
     """
 
     def __init__(
@@ -65,15 +66,16 @@ class Recorder:
         self._context, self._stack, self._follow, self.hold = context, ExitStack(), follow, hold
         self._between = False  # is no block running, and no stretch ending?
         self.stretches: list[Any] = []
-        self.after: list[int] = []  # beginnings and ends of blocks, of each stretch
+        self.after: list[int] = []
         self._passed = 0
         self.calls: list[Call] = []
         self.storages: list[Storage] = []
         self._known: dict[int, Storage] = {}  # those that are there, by their address
 
-    def cut(self, between: bool = True) -> int:
+    def cut(self, between: bool = True, passed: int = 1) -> int:
         """Ends a stretch and begins the next, whose number it gives."""
         self._between = False
+        self._passed += passed
         self._stack.close()
         self.stretches.append(self._stack.enter_context(self._context()))
         self.after.append(self._passed)
@@ -86,13 +88,11 @@ class Recorder:
 
     @contextmanager
     def first(self, block: str, given: Iterable[Tensor]) -> Iterator[Call]:
-        self._passed += 1
         call = Call(block, self.cut(between=False))
         self.calls.append(call)
         self._takes(call, given)
         del given
         yield call
-        self._passed += 1
         self.cut()
 
     @contextmanager
@@ -127,7 +127,7 @@ class Recorder:
         return self._known[address]
 
     def _freed(self, address: int) -> None:
-        self._known.pop(address).freed = self.cut() if self._between else len(self.stretches) - 1
+        self._known.pop(address).freed = self.cut(passed=0) if self._between else len(self.stretches) - 1
 
     def _given_up(self, place: Place) -> None:
         place.given_up = len(self.stretches)
@@ -156,62 +156,75 @@ class Timeline:
         regions = recorder.stretches
         self._calls, self._storages = recorder.calls, recorder.storages
         self.blocks = list(dict.fromkeys(call.block for call in self._calls))
+        self._of: dict[str, list[Storage]] = {name: [] for name in self.blocks}
+        for storage in self._storages:
+            calls = [call for call, _ in (*storage.holders, *storage.savers)]
+            for name in dict.fromkeys(call.block for call in calls):
+                self._of[name].append(storage)
         ends = np.cumsum([region.end_bytes for region in regions])
         self._starts = ends - [region.end_bytes for region in regions]
         self._tops = np.array([region.peak_bytes for region in regions])
-        # In this step's stretches, of what another one counted by beginnings and ends of blocks.
-        for call, other in zip(self._calls, unheld.calls, strict=True):
+        for call, other in zip(self._calls, unheld.calls, strict=True):  # in the stretches of this step
             call.lasting = np.searchsorted(recorder.after, other.lasting, side="right").tolist()
 
     def peak(self, again: Collection[str]) -> int:
         """Of a step in which these blocks run again."""
-        return int(self.levels([name for name in self.blocks if name not in again]).max())
+        return int(self._levels({name for name in self.blocks if name not in again}).max())
 
-    def levels(self, keep: Collection[str]) -> Any:
-        """The peak of each stretch."""
+    def path(self, costs: dict[str, float], fixed: Collection[str]) -> Iterator[tuple[list[str], int]]:
+        """Blocks that run again, in the order in which they are added, and the peak: at each step
+        the one that frees most at the peak per second.  fixed: those that are always kept."""
+        kept, again = set(self.blocks), list[str]()
+        while True:
+            levels = self._levels(kept)
+            yield list(again), int(levels.max())
+            worth = {
+                name: self._freed_at(int(levels.argmax()), name, kept) / (costs[name] or 1e-12)
+                for name in self.blocks
+                if name in kept and name not in fixed
+            }
+            if not worth:
+                return
+            again.append(max(worth, key=worth.__getitem__))
+            kept.remove(again[-1])
+
+    def _levels(self, kept: Collection[str]) -> Any:
+        """The peak of each stretch; those that are not there are negative."""
         found = self._starts + self._tops
-        kept = set(keep)
         for call in self._calls:
             if call.block in kept and call.again != NEVER:
                 found[call.forward] = max(found[call.forward], self._starts[call.forward] + self._tops[call.again])
                 found[call.again] = -NEVER
         more = np.zeros(len(found) + 1, dtype=np.int64)
         for storage in self._storages:
-            begin, end = storage.freed, self._freed(storage, kept)
-            if end > begin and storage.savers:  # that call's own peak is counted above
-                begin = max(begin, storage.savers[0][0].forward + 1)
+            begin, end = self._longer(storage, kept)
             more[min(begin, len(found))] += storage.nbytes
             more[min(end, len(found))] -= storage.nbytes
         return found + np.cumsum(more)[:-1]
 
-    def _freed(self, storage: Storage, kept: Collection[str]) -> int:
-        """The stretch before which a storage goes if these blocks are kept."""
-        found = storage.freed
+    def _freed_at(self, stretch: int, name: str, kept: set[str]) -> int:
+        """Bytes that go in a stretch where a block runs again that was kept."""
+        found = 0
+        for sign, blocks in ((1, kept), (-1, kept - {name})):
+            for storage in self._of[name]:
+                begin, end = self._longer(storage, blocks)
+                found += sign * storage.nbytes * ((begin <= stretch < end) - (end <= stretch < begin))
+        return found
+
+    def _longer(self, storage: Storage, kept: Collection[str]) -> tuple[int, int]:
+        """The stretches from which on and before which a storage is there besides if some blocks are
+        kept; turned round where it goes earlier."""
+        begin = end = storage.freed
         last = max((call.again for call, _ in storage.holders), default=0)
         if storage.holders and all(call.block in kept for call, _ in storage.holders if call.again == last):
             held = [call.again + 1 for call, _ in storage.holders if call.block not in kept]
             call, number = storage.holders[0]
-            found = min(found, max([call.lasting[number], *held]))
-        saved = (min(place.given_up, call.again) for call, place in storage.savers if call.block in kept)
-        return max(found, *saved, found)
-
-    def path(self, costs: dict[str, float], fixed: Collection[str]) -> Iterator[tuple[list[str], int]]:
-        """Blocks that run again, in the order in which they are added, and the peak: at each step
-        the one that frees most at the peak per second.  fixed: those that are always kept."""
-        keep, again = list(self.blocks), list[str]()
-        levels = self.levels(keep)
-        while True:
-            yield list(again), int(levels.max())
-            left = [name for name in keep if name not in fixed]
-            if not left:
-                return
-            at = int(levels.argmax())
-            without = {name: self.levels([other for other in keep if other != name]) for name in left}
-
-            def worth(name: str, without: Any = without, levels: Any = levels, at: int = at) -> float:
-                return float(levels[at] - without[name][at]) / (costs[name] or 1e-12)
-
-            best = max(left, key=worth)
-            levels = without[best]
-            keep.remove(best)
-            again.append(best)
+            end = min(end, max([call.lasting[number], *held]))
+        for call, place in storage.savers:
+            if call.block in kept and place.given_up <= call.again:
+                end = max(end, place.given_up)
+            elif call.block in kept:
+                end = max(end, storage.freed if call.again == last else call.again)
+        if end > begin and storage.savers:  # that call's own peak is counted as such
+            begin = max(begin, storage.savers[0][0].forward + 1)
+        return begin, max(begin, end) if end > storage.freed else end

@@ -325,6 +325,7 @@ class Steps:
                 recorder.cut()
                 result = self._model(*self._given.args(given), **self._given.kwargs(given))
                 loss = self._loss(result)
+            recorder.cut()
             leaves = [leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
             self.result_bytes = storage_bytes([*leaves, loss])
             del leaves

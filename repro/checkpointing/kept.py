@@ -37,8 +37,7 @@ class Kept:
     """kept_bytes: of tensors that outlive the run and its graph.  graph_bytes: of others that its
     graph holds though it saves nothing, as hooks inside the stage make it.  overlap_bytes: those of
     either that the stage also saves or returns.
-    changes: what it changes that nobody puts back, by name.  uses_input, uses_result: whether it
-    saves anything of its input, and of its result, for its backward.  runs: after so many it keeps
+    changes: what it changes that nobody puts back, by name.  runs: after so many it keeps
     no more than before; 1 too where it keeps more and more, which somebody else clears each step.
     """
 
@@ -46,8 +45,6 @@ class Kept:
     graph_bytes: int
     overlap_bytes: int
     changes: tuple[str, ...]
-    uses_input: bool
-    uses_result: bool
     runs: int = 1
 
 
@@ -83,7 +80,6 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
     torch.clear_autocast_cache()
     returned = {tensor.untyped_storage()._cdata for tensor in outputs}
     given = {tensor.untyped_storage()._cdata for tensor in inputs}
-    uses_input, uses_result = bool(given & saved.keys()), bool(returned & saved.keys())
     counted = returned | given | saved.keys()
     graph = [tensor.grad_fn for tensor in outputs]
     del value, inputs, outputs
@@ -103,8 +99,6 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         sum(with_graph.values()) - sum(kept.values()),
         sum(size for key, size in with_graph.items() if key in counted),
         changes,
-        uses_input,
-        uses_result,
         runs,
     )
 

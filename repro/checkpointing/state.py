@@ -85,13 +85,13 @@ class ModuleState:
                 kept.append((tensor, name, before, address, copy))
                 freed.append(copy)
         self._tensors = kept
-        before, after = _storages(freed), {}
+        then, now = _storages(freed), dict[int, int]()
         for place, items in self._places:
             for key, value in items.items():
-                if (now := place.get(key)) is not value and not isinstance(value, nn.Parameter):
-                    before |= _storages(_pytree.tree_leaves(value))
-                    after |= _storages(_pytree.tree_leaves(now))
-        return sum(nbytes for storage, nbytes in before.items() if storage not in after)
+                if (new := place.get(key)) is not value and not isinstance(value, nn.Parameter):
+                    then |= _storages(_pytree.tree_leaves(value))
+                    now |= _storages(_pytree.tree_leaves(new))
+        return sum(nbytes for storage, nbytes in then.items() if storage not in now)
 
     # -- before and after a repeated run ----------------------------------------------------------
 
