@@ -165,8 +165,9 @@ def plan_blocks(
     backward is run outside of it, as torch advises.
 
     Raises TypeError for arguments of another kind, ValueError for no or two budgets, an impossible
-    one, or a model without blocks, InfeasibleBudgetError where recomputing blocks does not help
-    enough, RuntimeError for a block that goes on from a result of an earlier step with its graph.
+    one, a model without blocks, blocks inside each other or that are not called,
+    InfeasibleBudgetError where recomputing blocks does not help enough, RuntimeError for a block
+    that goes on from a result of an earlier step with its graph.
     A block that changes what nobody puts back is kept.  The model is left as it was.
     """
     if (budget_bytes is None) == (total_budget_bytes is None):
@@ -181,6 +182,9 @@ def plan_blocks(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} is not a torch.nn.Module")
     found = blocks_of(model) if blocks is None else {n: model.get_submodule(n) for n in blocks}
+    for name in found:
+        if inside := [other for other in found if other.startswith(f"{name}.")]:
+            raise ValueError(f"block {inside[0]} is a part of block {name}: name one of the two")
     resident = 0
     if total_budget_bytes is not None:
         resident = math.ceil(bytes_a_parameter * sum(p.numel() for p in model.parameters()))

@@ -9,11 +9,10 @@ import pytest
 
 from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
-from figures.common import pick
-from figures.time import time_ampere
 from kernels.sass.listing import parse_listing
-from repro.experiments import Context, UnavailableError, tidy
+from repro.experiments import Context, UnavailableError
 from repro.experiments.gpu import ampere_time
+from repro.gpu.register import predictions
 from repro.measuring import records
 from repro.timing import ampere_validation, flash2_time
 
@@ -79,11 +78,6 @@ def test_every_form_is_on_record_with_its_tile() -> None:
         assert 1 <= line.slowdown <= line.blocks_per_sm
 
 
-def test_a_head_dimension_that_is_not_on_record_is_refused() -> None:
-    with pytest.raises(KeyError):
-        flash2_time.seconds("forward", shape_of(512, 256))
-
-
 def test_blocks_start_with_the_first_tile_of_a_head() -> None:
     shape = AttentionShape(1, 2, 512, 512, 64, dtype="fp16", causal=True)
     assert list(flash2_time._rounds("forward", Tile(128, 128), shape)) == [1, 2, 3, 4] * 2
@@ -99,10 +93,6 @@ def test_work_is_counted_as_in_the_paper() -> None:
     assert causal == forward / 2
 
 
-def test_all_published_rates_are_compared() -> None:
-    assert len(ampere_validation.points()) == 32
-
-
 def test_predictions_of_their_code_are_within_what_the_page_and_the_changelog_say() -> None:
     """All within 11 %, and all but one too slow."""
     ratios = [p.theirs / p.published for p in ampere_validation.points()]
@@ -112,12 +102,13 @@ def test_predictions_of_their_code_are_within_what_the_page_and_the_changelog_sa
 
 def test_every_time_is_registered_once_and_is_what_the_model_says() -> None:
     """A model or a kernel that changes by more registers new cells beside these."""
-    path = records.RESULTS / "registered" / f"{ampere_time.NAME}.jsonl"
+    path = records.RESULTS / "registered" / f"{ampere_time.EXPERIMENT.name}.jsonl"
     rows = list(records.read(path))
     cells = [one.id for one in ampere_time.cells()]
     assert [row.cell for row in rows] == [cell for cell in cells for _ in range(2)]
     assert all(row.date and row.commit and row.source == "predicted" for row in rows)
-    for row, now in zip(rows, ampere_time.registered(), strict=True):
+    today = [now for cell in ampere_time.cells() for now in predictions("ampere-time", cell)]
+    for row, now in zip(rows, today, strict=True):
         assert (row.cell, row.implementation) == (now.cell, now.implementation)
         assert now.value == pytest.approx(row.value, rel=0.05)
 
@@ -125,16 +116,4 @@ def test_every_time_is_registered_once_and_is_what_the_model_says() -> None:
 def test_other_cards_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     with pytest.raises(UnavailableError, match=r"of an A100, compute capability 8\.0"):
-        ampere_time.measure(ampere_time.cells()[0], Context("cuda"))
-
-
-def test_both_passes_together_are_as_fast_as_their_times_add_up() -> None:
-    frame = tidy((ampere_time.NAME, "throughput"))
-    drawn = time_ampere.rates(frame)
-    ours = pick(drawn, source="predicted", implementation="flash", head_dim=64, causal=False)
-    shape = shape_of(2048, 64, batch=8)
-    seconds = sum(ampere_validation.ours(pass_, shape) for pass_ in ("forward", "backward"))
-    flops = sum(paper_flops(shape, pass_) for pass_ in ("forward", "backward"))
-    found = ours[ours["seqlen_q"] == 2048]["tflops"].item()
-    assert found == pytest.approx(flops / seconds / 1e12, rel=0.05)
-    assert len(pick(drawn, source="published")) == 24
+        ampere_time.EXPERIMENT.measured(ampere_time.cells()[0], Context("cuda"))
