@@ -256,7 +256,6 @@ def counter(counters: pandas.DataFrame, one: Cell, direction: str) -> float:
 
 EXPERIMENT = Experiment(
     name=NAME,
-    title="Machine code executed, against a card's counters",
     cells=cells,
     predict=predict,
     measure=measure,
