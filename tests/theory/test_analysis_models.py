@@ -116,6 +116,9 @@ def test_occupancy_limits() -> None:
     # 152 registers a thread are 4864 a warp: three in each quarter of the file, not 13 in all.
     quarters = occupancy(H200, threads=32, registers_per_thread=152, shared_bytes=0)
     assert quarters.limits["registers"] == 12
+    # A T4 gives shared memory in units of 256 bytes: seven times 73 units of 128 would fit.
+    on_t4 = occupancy(T4, threads=32, registers_per_thread=1, shared_bytes=73 * 128)
+    assert on_t4.limits["shared memory"] == 6
     threads = occupancy(RTX_3090, threads=1024, registers_per_thread=32, shared_bytes=0)
     assert (threads.blocks_per_sm, threads.limited_by) == (1, "threads")
     with pytest.raises(ValueError, match="threads=2048"):
