@@ -120,6 +120,10 @@ OPTIONS: list[tuple[E, type[Exception], str]] = [
     ({"bias": torch.zeros(1, 1, 6, 5)}, ValueError, r"got \(1, 1, 6, 5\)"),
     ({"bias": torch.zeros(1, 1, 6, 6).half()}, TypeError, "type: torch.float32 and torch.float16"),
     ({"bias": torch.zeros(1, 1, 6, 6, device=META)}, TypeError, "devices: cpu, meta"),
+    ({"sink_logits": [1.0]}, TypeError, "float32 tensor, got list"),
+    ({"sink_logits": torch.ones(4).half()}, TypeError, "float32 tensor, got torch.float16"),
+    ({"sink_logits": torch.ones(2, 4)}, ValueError, r"\(H,\) = \(4,\), got \(2, 4\)"),
+    ({"sink_logits": torch.ones(4, device=META)}, TypeError, "devices: cpu, meta"),
     ({"scale_block": 16}, ValueError, "k is torch.float32"),
     ({"v_scale": torch.ones(4)}, ValueError, "v_scale is for k and v"),
 ]
@@ -194,6 +198,7 @@ PACKED_CALLS: list[tuple[E, type[Exception], str]] = [
     ({"cu_seqlens_k": CU[[0, 2, 1]]}, ValueError, "cu_seqlens_k falls from 10 to 4 at entry 2"),
     ({"cu_seqlens_q": CU[:2], "cu_seqlens_k": CU[[0, 2]]}, ValueError, "cu_seqlens_q ends at 4, q has 10 rows"),
     ({"key_mask": torch.ones(1, 10).bool()}, ValueError, "and key_mask exclude each"),
+    ({"sink_logits": torch.zeros(2)}, ValueError, "and sink_logits exclude each other"),
     ({"bias": torch.zeros(1, 1, 10, 10)}, ValueError, "and bias exclude each other"),
     ({"block_mask": torch.ones(1, 1).bool(), "tile": (16, 16)}, ValueError, "and block_mask exclude each other"),
     ({"order": "sawtooth"}, ValueError, "and order='sawtooth' exclude each other"),

@@ -61,7 +61,7 @@ def test_fp8_beside_every_other_option(device: str) -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_packed_beside_every_other_option(deterministic: bool, device: str) -> None:
-    alone = {"key_keep": 0.0, "block_keep": 0.0, "bias": None, "bias_gradient": False}
+    alone = {"key_keep": 0.0, "block_keep": 0.0, "bias": None, "bias_gradient": False, "sink_logits": False}
     hold(together(**{**alone, **PACKED, "deterministic": deterministic}), device)
 
 
@@ -71,6 +71,7 @@ NOTHING: dict[str, dict[str, Any]] = {
     "no key in the mask": {"key_keep": 1e-9},
     "no block in the mask": {"block_keep": 1e-9, "tile": (32, 32)},
     "a bias, and more queries than keys": {"causal": True, "seqlen_q": 130, "bias": (1, 1), "bias_gradient": True},
+    "no key in the window, and sinks": {"window": (3, 9), "seqlen_q": 200, "sink_logits": True},
     "sequences without keys": {"batch": 1, "queries": (9, 5), "keys": (0, 7)},
 }
 
@@ -86,6 +87,8 @@ def test_nothing_seen(what: str, deterministic: bool) -> None:
     leaves = call.leaves()
     out, lse = call(*leaves, return_lse=True)
     nothing = lse.isneginf()
+    if case.sink_logits:  # of such a row lse is the logit
+        nothing = lse == call.changes["sink_logits"][:, None]
     assert bool(nothing.any())
     assert not bool(out[nothing].any())
     dq = torch.autograd.grad(out, leaves[:1], call.dout)[0]

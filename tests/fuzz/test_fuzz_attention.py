@@ -23,7 +23,7 @@ FORMS: list[dict[str, Any]] = [
     {"dtype": "fp16", "head_dim": 64, "causal": True},
     {"dtype": "bf16", "head_dim": 128},
     {"dtype": "fp16", "head_dim": 64, "softcap": 20.0, "alibi": "heads", "key_keep": 0.6},
-    {"dtype": "fp16", "head_dim": 64, "causal": True, "windowed": True},
+    {"dtype": "fp16", "head_dim": 64, "causal": True, "windowed": True, "sink_logits": True},
     {"dtype": "fp16", "head_dim": 64, "fp8": True},
     {"dtype": "fp32", "head_dim": 32, "packed": True, "causal": True},
     {"dtype": "bf16", "head_dim": 64, "packed": True, "deterministic": True},
@@ -64,6 +64,7 @@ def any_form(draw: st.DrawFn) -> dict[str, Any]:
             form["block_keep"] = draw(st.sampled_from([0.0, 0.2, 0.6, 1.0]))
         form["fp8"] = form["dtype"] != "fp32" and draw(maybe)
         form["bias"] = draw(st.none() | st.tuples(st.integers(0, 1), st.integers(0, 1)))
+        form["sink_logits"] = draw(maybe)
         form["bias_gradient"] = form["bias"] is not None and not form["fp8"] and draw(maybe)
     elif form["order"] == "sawtooth":
         form["order"] = "rows"
