@@ -54,7 +54,7 @@ def _ratio(shape: AttentionShape, gpu: Gpu, kernels: tuple[KernelPasses, ...]) -
     ceilings = datasheet_ceilings(gpu)
     works: dict[str, Work] = {}
     for pass_ in ("forward", "backward"):
-        works |= attention_work("flash1-released", shape, TILE, pass_, gpu)
+        works |= attention_work("flash1-released", shape, TILE, pass_, gpu, fma=False)
     unfused = predict_time(standard_work(kernels, shape), ceilings).seconds
     return unfused / predict_time(works, ceilings).seconds
 
