@@ -14,24 +14,26 @@ PART = "ring-attention"
 RANKS = (2, 4)
 BATCH, HEADS, KV_HEADS, SEQLEN, HEAD_DIM = 1, 4, 2, 128, 32  # repro.distributed.measure.RING
 CASES = ((False, "contiguous"), (True, "contiguous"), (True, "zigzag"))
+BLOCK, MEMORY = 64, "contiguous, a block a rank"  # repro.distributed.measure.ring_memory
 
 
 def cells() -> list[Cell]:
-    """Without a mask, causal, and causal with balanced placement."""
-    return [
+    """Without a mask, causal, and causal with balanced placement; and a block of rows a rank."""
+    sizes = {"batch": BATCH, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": "fp32"}
+    blocks = [
         Cell(
             part=PART,
-            implementation=placement,
-            causal=causal,
+            implementation=MEMORY,
+            causal=False,
             ranks=ranks,
-            batch=BATCH,
-            heads=HEADS,
-            kv_heads=KV_HEADS,
-            seqlen_q=SEQLEN,
-            seqlen_k=SEQLEN,
-            head_dim=HEAD_DIM,
-            dtype="fp32",
+            seqlen_q=BLOCK * ranks,
+            seqlen_k=BLOCK * ranks,
+            **sizes,
         )
+        for ranks in RANKS
+    ]
+    return blocks + [
+        Cell(part=PART, implementation=placement, causal=causal, ranks=ranks, seqlen_q=SEQLEN, seqlen_k=SEQLEN, **sizes)
         for ranks in RANKS
         for causal, placement in CASES
     ]
@@ -39,6 +41,8 @@ def cells() -> list[Cell]:
 
 def predict(cell: Cell) -> Iterator[Record]:
     """Bytes each rank sends a pass; causal work of the busiest rank relative to the mean."""
+    if cell["implementation"] == MEMORY:
+        return
     ranks = int(cell["ranks"])
     shape = AttentionShape(BATCH, HEADS, SEQLEN, SEQLEN, HEAD_DIM, KV_HEADS, "fp32")
     common = {"experiment": NAME, "source": "predicted"}
@@ -52,9 +56,11 @@ def predict(cell: Cell) -> Iterator[Record]:
 
 
 def measure(cell: Cell, context: Context) -> list[Record]:
-    """Counted sends and largest error against one rank in float64."""
+    """Counted sends and largest error against one rank in float64; or the most alive on a rank."""
     from repro.distributed.launch import records_of
 
-    wanted = {"implementation": cell["implementation"], "causal": cell["causal"]}
+    wanted = {"implementation": cell["implementation"]}
+    if cell["implementation"] != MEMORY:
+        wanted |= {"causal": cell["causal"]}
     rows = records_of(NAME, PART, int(cell["ranks"]), wanted)
     return [record(cell, source="measured", tool="sends counted", **(row | {"experiment": NAME})) for row in rows]
