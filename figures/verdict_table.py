@@ -124,7 +124,7 @@ def cells(row: Claim) -> dict[str, str]:
         "verdict": row.verdict,
         "found": row.findings,
         "what would overturn it": row.falsifier,
-        "conditions": row.unlike or "like for like",
+        "conditions": row.conditions or "like for like",
         "chosen after seeing the data": row.chosen or "nothing",
         "consistent at most": row.other,
         "within limits at most": row.partial,
@@ -295,7 +295,9 @@ def claims_page(rows: Sequence[Claim]) -> str:
         ]
         parts += [f"## {title}", _github(["claim", "what it says", "verdict", "evidence"], lines)]
     for title, verdict in (("Refuted", Verdict.REFUTED), ("Reproduced within limits", Verdict.WITHIN_LIMITS)):
-        lines = [[r.name, r.findings, r.partial or r.unlike or "like for like"] for r in rows if r.verdict is verdict]
+        lines = [
+            [r.name, r.findings, r.partial or r.conditions or "like for like"] for r in rows if r.verdict is verdict
+        ]
         parts += [f"## {title}", _github(["claim", "found", "conditions"], lines)]
     needed = [
         [r.name, r.needs or "records: see `python -m repro judge`"] for r in rows if r.verdict is Verdict.NOT_TESTED

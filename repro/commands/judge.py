@@ -56,7 +56,7 @@ def command(
         print(f"  agrees in {words['agrees in']}, within limits in {words['within limits in']}; {words['evidence']}")
     print()
     for title, text in (
-        ("conditions", one.unlike),
+        ("conditions", one.conditions),
         ("chosen after seeing the data", one.chosen),
         ("consistent at most", one.other),
         ("within limits at most", one.partial),

@@ -7,6 +7,7 @@ nobody has published about the pace of thread blocks (``analysis.l2.PACES``).
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from analysis.hardware import H200
@@ -14,7 +15,10 @@ from analysis.hbm import SIMULATED, compulsory_hbm, predict_hbm, read_spread
 from analysis.l2 import PACES
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Experiment
+from repro.experiments import Cell, Context, Experiment
+from repro.experiments.shared.profiled import Profiled, seconds_of
+from repro.experiments.shared.pytorch_runs import SOURCES, cell, counter_rows
+from repro.instruments.counters import KernelCount
 from repro.measuring.records import Record, record
 
 NAME = "l2-absorption"
@@ -26,13 +30,29 @@ SEQLENS = tuple(sorted({128 * round(2 ** (k / 8) * 8) for k in range(8 * 9 + 1)}
 
 
 def cells() -> list[Cell]:
-    """None is executed here: the records are of a GPU."""
-    return []
+    """The framework's forward, long enough for K and V to outgrow L2."""
+    return [
+        cell("sdpa-flash2", "forward", batch=1, heads=heads, seqlen=n, head_dim=128, dtype="bf16")
+        for heads, n in MEASURED
+    ]
 
 
 def predict(one: Cell) -> list[Record]:
-    """Nothing to predict without cells; the curves are in ``also``."""
+    """The curves are in ``also``."""
     return []
+
+
+@cache
+def counted() -> Profiled[KernelCount]:
+    """The counters of this process' run."""
+    from repro.instruments.counted import count_cells
+
+    return Profiled(cells(), count_cells, batch=len(MEASURED), limit_s=60.0)
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """Both levels, reads and writes, of the one kernel that runs."""
+    return counter_rows(NAME, one, counted().kernels(one))
 
 
 def also() -> Iterator[Record]:
@@ -76,4 +96,14 @@ def also() -> Iterator[Record]:
             )
 
 
-EXPERIMENT = Experiment(name=NAME, title="SM boundary against HBM", cells=cells, predict=predict, also=also)
+EXPERIMENT = Experiment(
+    name=NAME,
+    title="SM boundary against HBM",
+    cells=cells,
+    predict=predict,
+    measure=measure,
+    device="cuda",
+    also=also,
+    sources=SOURCES,
+    seconds=seconds_of(len(MEASURED), len(MEASURED)),
+)

@@ -11,8 +11,9 @@ from analysis.hardware import A100_40GB, H200, Gpu
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import PAPER_MASKED_DROPOUT
 from analysis.time_model import Ceilings, Work, attention_work, predict_time, standard_work
-from repro.experiments import Cell, Experiment
+from repro.experiments import Cell, Context, Experiment
 from repro.experiments.papers._roofline import a100, h200
+from repro.experiments.shared.pytorch_runs import SOURCES, cell, timed
 from repro.measuring.records import Record, record
 
 NAME = "fig1-right"
@@ -24,6 +25,12 @@ OPERATIONS = {
     "softmax": "softmax",
     "dropout": "dropout",
     "O = PV": "matmul PV",
+}
+#: Fused kernels of today -> their name here, and dropout.
+FUSED_TODAY = {
+    "fused sdpa-flash2 (dropout 0.1)": ("sdpa-flash2", 0.1),
+    "fused sdpa-flash2": ("sdpa-flash2", 0.0),
+    "fused sdpa-cudnn": ("sdpa-cudnn", 0.0),
 }
 FUSED = {"flash1-released": Tile(16, 256), "flash": Tile(128, 128)}
 
@@ -65,10 +72,35 @@ def row(gpu: Gpu, ceilings: Ceilings, implementation: str, works: dict[str, Work
     )
 
 
+def cells() -> list[Cell]:
+    """The five operations, and three fused kernels."""
+    every = (*OPERATIONS.values(), *FUSED_TODAY)
+    shape = {"batch": SHAPE.batch, "heads": SHAPE.heads, "seqlen": SHAPE.seqlen_q}
+    return [Cell(**cell(name, "forward", **shape) | {"dropout": None, "key_mask": None}) for name in every]
+
+
+def measure(one: Cell, context: Context) -> list[Record]:
+    """One operation on what the others leave, or a fused kernel with its dropout."""
+    from repro.instruments import pytorch_attention
+
+    name = str(one["implementation"])
+    if name in FUSED_TODAY:
+        kernel, dropout = FUSED_TODAY[name]
+        work = pytorch_attention.whole(Cell(**one | {"implementation": kernel, "dropout": dropout}))
+    else:
+        eager = Cell(**one | {"implementation": pytorch_attention.EAGER, "dropout": 0.1, "key_mask": True})
+        work = pytorch_attention.single(eager, name)
+    return timed(NAME, one, {"forward": work})
+
+
 EXPERIMENT = Experiment(
     name=NAME,
     title="time of unfused operations, forward",
-    cells=lambda: list[Cell](),
+    cells=cells,
     predict=lambda cell: list[Record](),
+    measure=measure,
+    device="cuda",
     also=also,
+    sources=SOURCES,
+    seconds=10,
 )

@@ -1,17 +1,19 @@
 """FlashAttention 2022, Fig. 3 left: run time of forward + backward against N.
 
-Batch 16, 8 heads, d = 64, fp16. Published: Table 11 (A100, dropout and mask). Measured: an H200,
-neither. Predicted: rooflines, lower bounds of each set-up at the ceilings of its card.
+Batch 16, 8 heads, d = 64, fp16. Published: Table 11 (A100, dropout and mask). Measured: PyTorch's
+own attention on an H200. Predicted: rooflines, lower bounds of each set-up at the ceilings of its
+card.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from analysis.hardware import A100_40GB, H200, Gpu
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import EAGER, PAPER_MASKED_DROPOUT
 from analysis.time_model import Ceilings, Work, attention_work, predict_time, standard_work
-from repro.experiments import Cell, Experiment
+from repro.experiments import Cell, Context, Experiment
 from repro.experiments.papers._roofline import a100, h200
+from repro.experiments.shared.pytorch_runs import SOURCES, fig3_cells, timed
 from repro.measuring.records import Record, record
 
 NAME = "fig3-runtime"
@@ -73,6 +75,26 @@ def row(
     )
 
 
+def measure(one: Cell, context: Context) -> list[Record]:
+    """Both passes apart and together, in turn; what has no backward of its own only together."""
+    from repro.instruments.pytorch_attention import CHECKPOINTED, Attention
+
+    attention = Attention(one)
+    works: dict[str, Callable[[], object]] = {"forward": attention.forward, "forward+backward": attention.both}
+    if one["implementation"] != CHECKPOINTED:
+        out = attention.forward()
+        works["backward"] = lambda: attention.backward(out)
+    return timed(NAME, one, works)
+
+
 EXPERIMENT = Experiment(
-    name=NAME, title="run time against N", cells=lambda: list[Cell](), predict=lambda cell: list[Record](), also=also
+    name=NAME,
+    title="run time against N",
+    cells=fig3_cells,
+    predict=lambda cell: list[Record](),
+    measure=measure,
+    device="cuda",
+    also=also,
+    sources=SOURCES,
+    seconds=25,
 )
