@@ -267,7 +267,7 @@ def exact(what: str, found: float, expected: float = 1) -> Part:
 def exponent(what: str, found: float, expected: float, evidence: Evidence) -> Part:
     """A part that asks for a log-log slope."""
     low, high = expected - EXPONENT.share, expected + EXPONENT.share
-    return Part(what, found, evidence, low=low, high=high, form=".2f", kind=EXPONENT)
+    return Part(what, round(found, 6) + 0.0, evidence, low=low, high=high, form=".2f", kind=EXPONENT)
 
 
 def between(what: str, found: float, low: float, high: float, evidence: Evidence, form: str = ".3g") -> Part:

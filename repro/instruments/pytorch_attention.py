@@ -24,6 +24,8 @@ FUSED = {FLASH2: "sdpa-flash", "sdpa-efficient": "sdpa-efficient", "sdpa-cudnn":
 NAMES = (EAGER, CHECKPOINTED, *FUSED)
 #: Operations of the eager path, as Fig. 1 names them; what precedes one runs outside its clock.
 OPERATIONS = ("matmul QK^T", "mask", "softmax", "dropout", "matmul PV")
+#: Where operands are made unless the caller says otherwise.
+DEVICE = "cuda"
 #: Keys that may be padding.
 PADDED = 20
 
@@ -31,8 +33,8 @@ PADDED = 20
 class Attention:
     """The operands of a cell, and what its implementation computes of them."""
 
-    def __init__(self, cell: Cell, device: str = "cuda") -> None:
-        operands = Operands(shape_of(cell), device)
+    def __init__(self, cell: Cell, device: str = "") -> None:
+        operands = Operands(shape_of(cell), device or DEVICE)
         self.leaves = tuple(t.requires_grad_() for t in (operands.q, operands.k, operands.v))
         self.dout = operands.dout
         self.dropout = float(cell.get("dropout") or 0.0)
@@ -86,7 +88,7 @@ def padding(q: Tensor) -> Tensor:
     return torch.zeros(batch, 1, 1, seqlen).masked_fill(hidden[:, None, None], -math.inf).to(q)
 
 
-def whole(cell: Cell, device: str = "cuda") -> Pass:
+def whole(cell: Cell, device: str = "") -> Pass:
     """A call that runs the cell's passes, for a profiler: the forward alone, or both."""
     attention = Attention(cell, device)
     if cell["pass"] == "forward+backward":
@@ -99,7 +101,7 @@ def whole(cell: Cell, device: str = "cuda") -> Pass:
     return Pass(forward, forward)
 
 
-def single(cell: Cell, name: str, device: str = "cuda") -> Callable[[], Tensor]:
+def single(cell: Cell, name: str, device: str = "") -> Callable[[], Tensor]:
     """One operation of the eager forward alone, on what the ones before it leave."""
     attention = Attention(cell, device)
     q, k, v = (t.detach() for t in attention.leaves)
