@@ -103,7 +103,7 @@ class Row:
 
     def found(self, finding: Finding) -> Claim:
         """The claim with this finding; a text about a number that is missing says so."""
-        told = {
+        told: dict[str, Any] = {
             "predicted": finding.predicted,
             "measured": NOT_MEASURED if MISSING.search(finding.measured) else finding.measured,
             "published": "-" if MISSING.search(finding.published) else finding.published,
