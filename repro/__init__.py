@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from analysis.packed import Lengths
     from analysis.shapes import AttentionShape, Tile
     from repro.attention.decode import decode_attention
+    from repro.attention.flex import flex_attention, flex_options
     from repro.attention.module import FlashAttention
     from repro.attention.operator import flash_attention
     from repro.attention.sdpa import scaled_dot_product_attention
@@ -38,6 +39,8 @@ __all__ = [
     "chain_of",
     "decode_attention",
     "flash_attention",
+    "flex_attention",
+    "flex_options",
     "gpu_named",
     "plan",
     "predict",
@@ -56,6 +59,8 @@ _HOME = {
     "chain_of": "repro.commands.chains",
     "decode_attention": "repro.attention.decode",
     "flash_attention": "repro.attention.operator",
+    "flex_attention": "repro.attention.flex",
+    "flex_options": "repro.attention.flex",
     "gpu_named": "analysis.hardware",
     "plan": "repro.checkpointing",
     "predict": "repro.prediction",

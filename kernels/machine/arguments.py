@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,19 @@ SCALARS = (np.generic, bool)
 
 @dataclass(frozen=True)
 class Struct:
-    """A parameter passed by value that is made of several values, laid out as C does."""
+    """A parameter passed by value that is made of several values, laid out as C does.
 
-    fields: tuple[Any, ...]
+    Args:
+        fields: the values, by name where counts of its arrays are wanted by name.
+    """
+
+    fields: Sequence[Any] | Mapping[str, Any]
+
+    def named(self) -> list[tuple[str, Any]]:
+        """(name, value) in order; without names a field's name is its number."""
+        if isinstance(self.fields, Mapping):
+            return list(self.fields.items())
+        return [(str(number), value) for number, value in enumerate(self.fields)]
 
 
 class Memory:
@@ -37,11 +47,13 @@ class Memory:
 
     def __init__(self) -> None:
         self.roots: list[int] = []
-        self.ranges: list[tuple[int, int, int, int, int]] = []
+        self.ranges: list[tuple[int, int, int, int, int, int, int]] = []
         self.kept: list[np.ndarray] = []
+        self.slots: list[tuple[int, str]] = []
+        """Of what is counted: argument and, in a Struct, the field's name."""
 
-    def address(self, array: np.ndarray, argument: int) -> int:
-        """Address of element 0, for the argument of that number."""
+    def address(self, array: np.ndarray, argument: int, field: str = "") -> int:
+        """Address of element 0, for the argument of that number, or a field of it."""
         base: Any = array
         while isinstance(base.base, np.ndarray):
             base = base.base
@@ -53,7 +65,12 @@ class Memory:
         root = (self.roots.index(start) + 1) << ROOT_SHIFT
         begin, end = np.lib.array_utils.byte_bounds(array)
         if array.size:
-            self.ranges.append((root + begin - start, root + end - start, begin, argument, int(array.flags.writeable)))
+            slot = -1
+            if argument != MODULE:
+                slot = len(self.slots)
+                self.slots.append((argument, field))
+            place = (root + begin - start, root + end - start, begin)
+            self.ranges.append((*place, argument, slot, int(array.flags.writeable), 0))
         self.kept.append(array)
         return root + array.ctypes.data - start
 
@@ -62,18 +79,18 @@ class Memory:
         return np.array(self.ranges, dtype=RANGE) if self.ranges else np.zeros(0, dtype=RANGE)
 
 
-def packed(value: Any, memory: Memory, argument: int) -> tuple[bytes, int]:
+def packed(value: Any, memory: Memory, argument: int, field: str = "") -> tuple[bytes, int]:
     """Bytes of one argument and its alignment. TypeError names what cannot be passed."""
     if value is None:
         return bytes(8), 8
     if isinstance(value, np.ndarray):
-        return struct.pack("<Q", memory.address(value, argument)), 8
+        return struct.pack("<Q", memory.address(value, argument, field)), 8
     if isinstance(value, TensorMap):
-        return value.encoded(memory.address(value.array, argument)), 64
+        return value.encoded(memory.address(value.array, argument, field)), 64
     if isinstance(value, Struct):
         content, most = b"", 1
-        for part in value.fields:
-            data, alignment = packed(part, memory, argument)
+        for name, part in value.named():
+            data, alignment = packed(part, memory, argument, field or name)
             content += bytes(-len(content) % alignment) + data
             most = max(most, alignment)
         return content + bytes(-len(content) % most), most

@@ -35,9 +35,10 @@ INSTRUCTION = np.dtype(
     ]
 )
 RANGE = np.dtype(
-    [("begin", np.uint64), ("end", np.uint64), ("host", np.uint64), ("argument", np.int32), ("writable", np.int32)]
+    [("begin", np.uint64), ("end", np.uint64), ("host", np.uint64)]
+    + [(name, np.int32) for name in ("argument", "slot", "writable", "unused")]
 )
-TALLY = np.dtype([("requests", np.uint64), ("sectors", np.uint64), ("bytes", np.uint64)])
+TALLY = np.dtype([("requests", np.uint64), ("sectors", np.uint64), ("bytes", np.uint64), ("misses", np.uint64)])
 BANKS = 8
 
 
@@ -50,7 +51,7 @@ class LaunchArguments(ctypes.Structure):
         ("ranges", ctypes.c_void_p),
         ("range_count", ctypes.c_int64),
         ("tallies", ctypes.c_void_p),
-        ("argument_count", ctypes.c_int64),
+        ("slot_count", ctypes.c_int64),
         ("executed", ctypes.c_void_p),
         ("lanes", ctypes.c_void_p),
         ("shared", ctypes.c_void_p),

@@ -12,7 +12,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,20 @@ class MachineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What warps asked of global memory: requests, sectors of 32 bytes, bytes of threads."""
+    """What warps asked of memory: requests, sectors of 32 bytes, bytes of threads.
+
+    misses: the sectors that cross to L2, if L1 keeps all that a block reads by it. Writes do, and
+    reads that pass L1 by (TMA, ``cp.async.cg``, volatile ones).
+    """
 
     requests: int
     sectors: int
     nbytes: int
+    misses: int
+
+    def __add__(self, other: Traffic) -> Traffic:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Traffic(*(a + b for a, b in pairs))
 
 
 @dataclass(frozen=True)
@@ -69,11 +78,15 @@ class Counts:
     """What a launch did.
 
     traffic: (argument's number, direction) -> :class:`Traffic`; absent: nothing.
+    fields: (argument's number, field, direction) -> the same, of the arrays in a ``Struct``.
+    local: direction -> the same, of what threads keep in local memory, as spilled registers.
     executed: instructions of warps by opcode; threads: of threads.
     shared: "read" and "write" of shared memory.
     """
 
     traffic: dict[tuple[int, str], Traffic]
+    fields: dict[tuple[int, str, str], Traffic]
+    local: dict[str, Traffic]
     executed: Counter[str]
     threads: Counter[str]
     shared: dict[str, SharedTraffic]
@@ -175,7 +188,7 @@ class Program:
         if chosen is not None and chosen.size and not 0 <= chosen.min() <= chosen.max() < total:
             raise ValueError(f"blocks {chosen.min()} to {chosen.max()} of a grid of {total}")
         count = total if chosen is None else chosen.size
-        tallies = np.zeros((max(len(args), 1), len(DIRECTIONS)), dtype=native.TALLY)
+        tallies = np.zeros((len(memory.slots) + 1, len(DIRECTIONS)), dtype=native.TALLY)
         executed, lanes = (np.zeros(len(code.packed), dtype=np.uint64) for _ in range(2))
         shared = np.zeros(6, dtype=np.uint64)
         ranges = memory.table()
@@ -188,7 +201,7 @@ class Program:
             ranges=ranges.ctypes.data,
             range_count=len(ranges),
             tallies=tallies.ctypes.data,
-            argument_count=len(args),
+            slot_count=len(tallies),
             executed=executed.ctypes.data,
             lanes=lanes.ctypes.data,
             shared=shared.ctypes.data,
@@ -222,7 +235,7 @@ class Program:
             raise MachineError(
                 failure.text.decode(errors="replace"), entry, failure.block, failure.warp, failure.address, at
             )
-        return _counts(code.decoded, tallies, executed, lanes, shared)
+        return _counts(code.decoded, memory.slots, tallies, executed, lanes, shared)
 
     def _check(
         self, entry: elf.Entry, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
@@ -323,14 +336,27 @@ def _run(arguments: native.LaunchArguments, failure: native.Failure, stop: ctype
     return status[0]
 
 
+def _directions(row: np.ndarray) -> dict[str, Traffic]:
+    cells = zip(DIRECTIONS, row.tolist(), strict=True)
+    return {direction: Traffic(*cell) for direction, cell in cells if cell[2]}
+
+
 def _counts(
-    decoded: list[Decoded], tallies: np.ndarray, executed: np.ndarray, lanes: np.ndarray, shared: np.ndarray
+    decoded: list[Decoded],
+    slots: list[tuple[int, str]],
+    tallies: np.ndarray,
+    executed: np.ndarray,
+    lanes: np.ndarray,
+    shared: np.ndarray,
 ) -> Counts:
-    traffic = {}
-    for number, row in enumerate(tallies):
-        for direction, cell in zip(DIRECTIONS, row, strict=True):
-            if cell["bytes"]:
-                traffic[number, direction] = Traffic(int(cell["requests"]), int(cell["sectors"]), int(cell["bytes"]))
+    traffic: dict[tuple[int, str], Traffic] = {}
+    fields: dict[tuple[int, str, str], Traffic] = {}
+    nothing = Traffic(0, 0, 0, 0)
+    for (number, field), row in zip(slots, tallies[:-1], strict=True):
+        for direction, found in _directions(row).items():
+            traffic[number, direction] = traffic.get((number, direction), nothing) + found
+            if field:
+                fields[number, field, direction] = fields.get((number, field, direction), nothing) + found
     warps: Counter[str] = Counter()
     threads: Counter[str] = Counter()
     for d, n, t in zip(decoded, executed.tolist(), lanes.tolist(), strict=True):
@@ -340,6 +366,8 @@ def _counts(
     reads, writes = shared[:3].tolist(), shared[3:].tolist()
     return Counts(
         traffic,
+        fields,
+        _directions(tallies[-1]),
         warps,
         threads,
         {name: SharedTraffic(a, b, b - c) for name, (a, b, c) in (("read", reads), ("write", writes))},

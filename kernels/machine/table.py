@@ -83,7 +83,11 @@ _CACHE = _nothing(
     "MMIO",
     "ENL2",
 )
-_SIZES = {"U8": {0: 1}, "S8": {0: 2}, "U16": {0: 3}, "S16": {0: 4}, "32": {0: 0}, "64": {0: 5}, "128": {0: 6}, **_CACHE}
+_SIZES = {
+    **_CACHE,
+    **{"U8": {0: 1}, "S8": {0: 2}, "U16": {0: 3}, "S16": {0: 4}, "32": {0: 0}, "64": {0: 5}, "128": {0: 6}},
+    **{name: {1: 1} for name in ("GPU", "SYS", "BYPASS")},
+}
 _ATOMIC = {
     **_CACHE,
     **_values(0, "ADD", "MIN", "MAX", "INC", "DEC", "AND", "OR", "XOR", "EXCH", "CAS"),

@@ -11,7 +11,7 @@ import torch
 from repro import experiments
 from repro.experiments import Cell, Context
 from repro.experiments.papers import fig1_right, fig3_memory, fig3_runtime
-from repro.experiments.shared.pytorch_runs import EAGER, FUSED, cell, counter_rows
+from repro.experiments.shared.pytorch_runs import EAGER, counter_rows, run
 from repro.gpu.plan import on_a_card
 from repro.instruments import pytorch_attention, timing
 from repro.instruments.counters import METRICS, KernelCount
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {"batch": 2, "heads": 2, "seqlen": 48, "head_dim": 16, "
 
 
 def small(name: str, **more: Any) -> Cell:
-    return cell(name, "forward+backward", **SMALL, **more)
+    return run(name, "forward+backward", **SMALL, **more)
 
 
 def exact(attention: Attention) -> tuple[torch.Tensor, ...]:
@@ -114,14 +114,14 @@ def test_times_are_rows_of_a_pass_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "TorchDevice", _Clock)
     context = Context(device="cuda")
     for name, passes in ((EAGER, 3), ("standard-eager-checkpointed", 2), ("sdpa-flash2", 3)):
-        rows = fig3_runtime.measure(small(name), context)
+        rows = fig3_runtime.EXPERIMENT.measured(small(name), context)
         assert len({row.pass_ for row in rows}) == len(rows) == passes
         assert {(row.experiment, row.metric, row.value) for row in rows} == {("fig3-runtime", "time_ms", 1000.0)}
     tiny = {"batch": 1, "heads": 1, "kv_heads": 1, "seqlen_q": 32, "seqlen_k": 32, "dtype": "fp32"}
     for one in fig1_right.cells():
         name = str(one["implementation"])
         if name not in ("fused sdpa-cudnn", "fused sdpa-flash2 (dropout 0.1)"):  # a CPU has neither
-            (row,) = fig1_right.measure(Cell(**one | tiny), context)
+            (row,) = fig1_right.EXPERIMENT.measured(Cell(**one | tiny), context)
             assert (row.pass_, row.implementation) == ("forward", name)
 
 
@@ -131,18 +131,17 @@ def test_a_peak_says_what_was_there_before(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 900)
-    (row,) = fig3_memory.measure(small(EAGER), Context(device="cuda"))
+    (row,) = fig3_memory.EXPERIMENT.measured(small(EAGER), Context(device="cuda"))
     assert (row.value, row.extra["allocated_before_bytes"]) == (900, 100)
 
 
 def test_counters_are_rows_by_level_and_direction() -> None:
     kernels = [KernelCount("a", (1, 1, 1), dict.fromkeys(METRICS, n)) for n in (1, 2)]
-    together = counter_rows("x", small(FUSED[0]), kernels)
-    assert {(row.metric, row.value) for row in together} == {
+    assert {(row["metric"], row["value"]) for row in counter_rows(kernels)} == {
         (f"{level}_{way}_bytes", 3) for level in ("hbm", "sram") for way in ("read", "write")
     }
-    each = counter_rows("x", small(FUSED[0]), kernels, each=True)
-    assert {row.kernel for row in each} == {"0: a", "1: a"}
+    each = list(counter_rows(kernels, each=True))
+    assert {row["kernel"] for row in each} == {"0: a", "1: a"}
     assert len(each) == 8
 
 

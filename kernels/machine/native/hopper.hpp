@@ -110,11 +110,13 @@ inline u32 box_bytes(const TensorMap& map) {
 enum BoxWay { BOX_IN, BOX_OUT, BOX_ADD };
 
 inline void count_row(Machine& m, u64 address, u32 bytes, Direction way) {
-    i32 argument = range_of(m, address, bytes).argument;
-    if (argument < 0) return;
-    Tally& t = m.tallies[argument * DIRECTIONS + way];
+    i32 slot = range_of(m, address, bytes).slot;
+    if (slot < 0) return;
+    Tally& t = m.tallies[slot * DIRECTIONS + way];
     t.bytes += bytes;
-    t.sectors += ((address + bytes - 1) >> 5) - (address >> 5) + 1;
+    u64 sectors = ((address + bytes - 1) >> 5) - (address >> 5) + 1;
+    t.sectors += sectors;
+    t.misses += sectors;
 }
 
 inline void add_floats(u8* to, const u8* from, u32 bytes) {

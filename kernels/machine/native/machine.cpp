@@ -269,6 +269,7 @@ __attribute__((visibility("default"))) int machine_launch(LaunchArguments* l, Fa
         for (size_t k = 0; k < m.tallies.size(); k++) {
             l->tallies[k].requests += m.tallies[k].requests;
             l->tallies[k].sectors += m.tallies[k].sectors;
+            l->tallies[k].misses += m.tallies[k].misses;
             l->tallies[k].bytes += m.tallies[k].bytes;
         }
         for (size_t k = 0; k < m.executed.size(); k++) l->executed[k] += m.executed[k], l->lanes[k] += m.lanes[k];

@@ -66,23 +66,29 @@ inline u8* local_at(Warp& w, int lane, u32 address, u32 bytes) {
     return w.local.data() + size * lane + address;
 }
 
-// One access of the warp to global memory, for the tallies: distinct sectors of 32 bytes.
+// One access of the warp to global memory, for the tallies: distinct sectors of 32 bytes, and those
+// of them that cross to L2. L1 keeps all that its block reads by it, and the block's local memory;
+// what is stored goes on to L2 too.
 struct Touched {
+    Block& b;
     Machine& m;
     Direction way;
-    u64 sectors[LANES * 2];
+    bool by_l1;
+    u64 sectors[LANES * 4];
     int count = 0;
     i32 counted = -2;
 
-    Touched(Machine& machine, Direction direction) : m(machine), way(direction) {}
+    Touched(Block& block, Direction direction, bool reads_by_l1 = false)
+        : b(block), m(*block.machine), way(direction), by_l1(reads_by_l1) {}
 
-    void touch(u64 address, u32 bytes, i32 argument) {
-        if (argument < 0) return;
-        Tally& t = m.tallies[argument * DIRECTIONS + way];
+    void touch(u64 address, u32 bytes, i32 slot) {
+        if (slot < 0) return;
+        bool keeps = by_l1 || slot == m.launch->slot_count - 1;
+        Tally& t = m.tallies[slot * DIRECTIONS + way];
         t.bytes += bytes;
-        if (argument != counted) {
+        if (slot != counted) {
             t.requests++;
-            counted = argument;
+            counted = slot;
         }
         for (u64 s = address >> 5; s <= (address + bytes - 1) >> 5; s++) {
             bool seen = false;
@@ -90,7 +96,16 @@ struct Touched {
             if (!seen) {
                 sectors[count++] = s;
                 t.sectors++;
+                if (!keeps || b.cached.insert(s).second || way != READ) t.misses++;
             }
+        }
+    }
+
+    // Local memory: a word of all threads of a warp lies side by side.
+    void touch_local(const Warp& w, int lane, u32 address, u32 bytes) {
+        for (u32 k = 0; k < bytes; k += 4) {
+            u64 word = u64((address + k) / 4) * LANES + lane;
+            touch(LOCAL_WINDOW << 8 | u64(w.number) << 32 | 4 * word, 4, i32(m.launch->slot_count - 1));
         }
     }
 };
@@ -116,7 +131,7 @@ struct Size {
     u32 bytes;
     bool extends_sign;
 };
-// mod[0] of loads and stores: 4 bytes, U8, S8, U16, S16, 64, 128.
+// mod[0] of loads and stores: 4 bytes, U8, S8, U16, S16, 64, 128. mod[1]: a load passes L1 by.
 constexpr Size SIZES[7] = {{4, false}, {1, false}, {1, true}, {2, false}, {2, true}, {8, false}, {16, false}};
 
 enum Space { GLOBAL, SHARED, LOCAL, GENERIC };
@@ -155,9 +170,12 @@ inline u8* generic_at(Warp& w, int lane, u64 address, u32 bytes, Direction way, 
         if (way == WRITE) mark_unfenced(w, u32(address), bytes);
         return place;
     }
-    if (space == LOCAL) return local_at(w, lane, u32(address), bytes);
+    if (space == LOCAL) {
+        if (touched) touched->touch_local(w, lane, u32(address), bytes);
+        return local_at(w, lane, u32(address), bytes);
+    }
     u8* host = global_at(m, address, bytes, way, bytes);
-    if (touched) touched->touch(address, bytes, m.last_range->argument);
+    if (touched) touched->touch(address, bytes, m.last_range->slot);
     return host;
 }
 
@@ -167,7 +185,7 @@ inline void load(Warp& w, const Instruction& i, Space space) {
     Size size = SIZES[i.mod[0]];
     u32 rows[4][LANES] = {};
     Machine& m = *w.block->machine;
-    Touched touched(m, READ);
+    Touched touched(*w.block, READ, !i.mod[1]);
     if (space == SHARED) count_banks(m, at, w.active, size.bytes, false);
     for (int l = 0; l < LANES; l++) {
         if (!lane_on(w.active, l)) continue;
@@ -187,7 +205,7 @@ inline void store(Warp& w, const Instruction& i, Space space) {
     addresses(w, i.o[MEM], at);
     Size size = SIZES[i.mod[0]];
     Machine& m = *w.block->machine;
-    Touched touched(m, WRITE);
+    Touched touched(*w.block, WRITE);
     u32 words = (size.bytes + 3) / 4, spaces[4][LANES];
     const u32* rows[4];
     for (u32 k = 0; k < words; k++) rows[k] = raw(w, i.o[A], spaces[k], int(k));
@@ -239,14 +257,14 @@ inline void ldgsts(Warp& w, const Instruction& i) {
     addresses(w, i.o[EXTRA], from);
     u32 bytes = SIZES[i.mod[0]].bytes, valid = predicate(w, i.o[IN0]);
     Machine& m = *w.block->machine;
-    Touched touched(m, READ);
+    Touched touched(*w.block, READ, !i.mod[1]);
     for (int l = 0; l < LANES; l++) {
         if (!lane_on(w.active, l)) continue;
         AsyncCopy copy{u32(to[l]), bytes, lane_on(valid, l) ? bytes : 0, from[l]};
         u8* there = shared_at(*w.block, copy.to, bytes, bytes);
         if (copy.valid) {
             global_at(m, from[l], bytes, READ, bytes);
-            touched.touch(from[l], bytes, m.last_range->argument);
+            touched.touch(from[l], bytes, m.last_range->slot);
         }
         if (m.launch->adversarial)
             memset(there, 0xff, bytes);  // nobody may read it before it has been waited for
@@ -346,7 +364,7 @@ inline void atomic(Warp& w, const Instruction& i, Space space) {
     int op = i.mod[0], type = i.mod[1], vector = i.mod[2] ? i.mod[2] : 1;
     bool eight = type == AT_U64 || type == AT_S64 || type == AT_F64;
     u32 bytes = eight ? 8 : 4;
-    Touched touched(*w.block->machine, ATOMIC);
+    Touched touched(*w.block, ATOMIC);
     for (int part = 0; part < vector; part++) {
         u64 a[LANES], b[LANES], old[LANES] = {};
         u32 sa[LANES], sb[LANES];

@@ -172,7 +172,7 @@ static bool run_block(Block& b, u64 turn, Where& where) {
 static void run_worker(LaunchArguments* l, std::atomic<i64>* next, std::atomic<int>* failed,
                        Failure* failure, int worker, Machine& m) {
     m.launch = l;
-    m.tallies.assign(size_t(l->argument_count) * DIRECTIONS, Tally{0, 0, 0});
+    m.tallies.assign(size_t(l->slot_count) * DIRECTIONS, Tally{});
     m.executed.assign(size_t(l->code_count), 0);
     m.lanes.assign(size_t(l->code_count), 0);
     m.random = l->seed * 0x9e3779b97f4a7c15ull + u64(worker) + 1;

@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 using u8 = uint8_t;
@@ -58,13 +59,14 @@ struct Range {  // of global memory
     u64 begin, end;
     u8* host;
     i32 argument;
+    i32 slot;  // of the tallies; -1: in none
     i32 writable;
 };
 
 enum Direction { READ, WRITE, ATOMIC, DIRECTIONS };
 
-struct Tally {  // per argument and direction
-    u64 requests, sectors, bytes;
+struct Tally {  // per array among the arguments and direction
+    u64 requests, sectors, bytes, misses;
 };
 
 struct LaunchArguments {
@@ -74,8 +76,8 @@ struct LaunchArguments {
     i64 bank_bytes[8];
     const Range* ranges;
     i64 range_count;
-    Tally* tallies;  // [arguments][DIRECTIONS]
-    i64 argument_count;
+    Tally* tallies;  // [slots][DIRECTIONS]; the last is local memory
+    i64 slot_count;
     u64* executed;  // [code_count] warps
     u64* lanes;     // [code_count] threads
     u64* shared;    // loads, wavefronts, ideal; stores, wavefronts, ideal
@@ -210,6 +212,7 @@ struct Block {
     std::vector<Warp*> warps;
     NamedBarrier named[16];
     std::map<u32, Mbarrier> mbarriers;
+    std::unordered_set<u64> cached;  // sectors that an L1 without an end would hold
     std::deque<TensorCopy> copies;
     u32 live_threads = 0;
     bool finished = false;

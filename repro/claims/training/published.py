@@ -40,7 +40,9 @@ def selective(frame: pandas.DataFrame) -> Finding:
         for metric, value in expected.items():
             printed = one(frame, source="published", model=model, metric=metric)
             # Half a unit of the second digit of 1.6 is more than the rule allows.
-            digits: dict[str, Any] = {"share": 0.05 / 1.6, "why": "two digits are printed"} if metric == "flops_overhead" else {}
+            digits: dict[str, Any] = (
+                {"share": 0.05 / 1.6, "why": "two digits are printed"} if metric == "flops_overhead" else {}
+            )
             what = f"printed over the formula, {model}, {metric.replace('_', ' ')}"
             parts.append(agreement(what, printed, formula(value), PRINTED, Evidence.PUBLISHED, **digits))
     return Finding(predicted="; ".join(shown), parts=parts)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.experiments import Cell, Context, Experiment, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "online-softmax"
 ROWS, COLUMNS, K = 4, (1000, 4000), 5
 #: Form -> its kernels, by their names in kernels/beside/online_softmax.py.
 FORMS: dict[str, tuple[str, ...]] = {
@@ -30,16 +28,16 @@ def cells() -> list[Cell]:
     return [Cell(implementation=form, rows=ROWS, columns=n, dtype="fp32") for n in COLUMNS for form in FORMS]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Accesses an element times the elements, and the answer of top-k."""
     from kernels.beside.online_softmax import predict_bytes
 
     parts = FORMS[str(cell["implementation"])]
     value = sum(predict_bytes(part, ROWS, int(cell["columns"]), "fp32", K) for part in parts)
-    yield record(cell, experiment=NAME, source="predicted", metric="global_bytes", value=value, unit="B", level="sm")
+    yield row("global_bytes", value, level="sm")
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """The kernels, executed and counted on the host backend; probabilities and indices are checked."""
     import numpy as np
 
@@ -64,24 +62,15 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     if "top-k" in str(cell["implementation"]) and not np.array_equal(places, np.argsort(-exact)[:, :K]):
         raise RuntimeError(f"{cell['implementation']}: the largest are others")
     value = sum(count for entries in backend.traffic.values() for count in entries.values())
-    yield record(
-        cell,
-        experiment=NAME,
-        source="measured",
-        metric="global_bytes",
-        value=value,
-        unit="B",
-        level="sm",
-        tool="host backend, counted",
-    )
+    yield row("global_bytes", value, level="sm", tool="host backend, counted")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="softmax and top-k: accesses an element",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "online-softmax",
+    "softmax and top-k: accesses an element",
+    cells,
+    predict,
+    measure,
     device="host",
     sources=("kernels/beside/online_softmax.py", "kernels/beside/online_softmax.cu", "kernels/include", "kernels/host"),
     seconds=5,

@@ -7,10 +7,9 @@ from dataclasses import replace
 from repro.experiments.papers import fig2_left_traffic as plain
 from repro.experiments.shared.profiled import seconds_of
 
-NAME = f"{plain.NAME}-masked"
 EXPERIMENT = replace(
     plain.EXPERIMENT,
-    name=NAME,
+    name="fig2-left-traffic-masked",
     title="the same with mask and dropout, operation by operation",
     cells=lambda: plain.cells(masked=True),
     seconds=seconds_of(1, 1),

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 
 from analysis import memory
 from analysis.shapes import AttentionShape
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell_of, shape_of
 from repro.experiments.shared.pytorch_runs import SOURCES, fig3_cells
-from repro.measuring.records import Record, record
 
-NAME = "fig3-memory"
 SEQLENS = tuple(2**k for k in range(7, 17))
 #: (implementation, set-up) -> the tensors alive at its peak.
 PEAKS = {
@@ -24,40 +23,25 @@ PEAKS = {
 }
 
 
-def shape(seqlen: int) -> AttentionShape:
-    """The benchmark's shape at one length."""
-    return AttentionShape(16, 8, seqlen, seqlen, 64)
+def points() -> list[Cell]:
+    """The benchmark's shape at every length."""
+    shapes = [AttentionShape(16, 8, n, n, 64) for n in SEQLENS]
+    return [
+        cell_of(shape, implementation, "forward+backward", setup=setup, dropout=0.0, key_mask=False)
+        for implementation, setup in PEAKS
+        for shape in shapes
+    ]
 
 
-def also() -> Iterator[Record]:
-    """One total per implementation and length; what it consists of is in analysis.memory."""
-    for (implementation, setup), peak in PEAKS.items():
-        for seqlen in SEQLENS:
-            yield record(
-                {},
-                experiment=NAME,
-                implementation=implementation,
-                setup=setup,
-                pass_="forward+backward",
-                source="predicted",
-                batch=16,
-                heads=8,
-                kv_heads=8,
-                seqlen_q=seqlen,
-                seqlen_k=seqlen,
-                head_dim=64,
-                dtype="fp16",
-                causal=False,
-                dropout=0.0,
-                key_mask=False,
-                metric="peak_memory_bytes",
-                unit="B",
-                value=memory.total(peak(shape(seqlen))),
-                tool="sum of the tensors alive",
-            )
+def predict(one: Cell) -> Iterator[Row]:
+    """The total, where the cell names the set-up; what it consists of is in analysis.memory."""
+    if "setup" not in one:
+        return
+    alive = PEAKS[str(one["implementation"]), str(one["setup"])](shape_of(one))
+    yield row("peak_memory_bytes", memory.total(alive), tool="sum of the tensors alive")
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """The allocator's peak of both passes, operands and workspace included, as the paper counts."""
     import torch
 
@@ -74,28 +58,18 @@ def measure(one: Cell, context: Context) -> list[Record]:
     except torch.OutOfMemoryError:
         raise RuntimeError("out of memory") from None
     torch.cuda.synchronize()
-    return [
-        record(
-            one,
-            experiment=NAME,
-            source="measured",
-            metric="peak_memory_bytes",
-            unit="B",
-            value=torch.cuda.max_memory_allocated(),
-            allocated_before_bytes=before,
-            tool="torch.cuda.max_memory_allocated after reset",
-        )
-    ]
+    peak, tool = torch.cuda.max_memory_allocated(), "torch.cuda.max_memory_allocated after reset"
+    yield row("peak_memory_bytes", peak, allocated_before_bytes=before, tool=tool)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="peak memory against N",
-    cells=fig3_cells,
-    predict=lambda cell: list[Record](),
-    measure=measure,
+    "fig3-memory",
+    "peak memory against N",
+    fig3_cells,
+    predict,
+    measure,
     device="cuda",
-    also=also,
+    also=points,
     sources=SOURCES,
     seconds=15,
 )

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from analysis.ring import causal_pairs, ring_bytes
 from analysis.shapes import AttentionShape
-from repro.experiments import Cell, Context, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Row, row
 
 NAME = "several-ranks"
 PART = "ring-attention"
@@ -19,43 +18,43 @@ BLOCK, MEMORY = 64, "contiguous, a block a rank"  # repro.distributed.measure.ri
 
 def cells() -> list[Cell]:
     """Without a mask, causal, and causal with balanced placement; and a block of rows a rank."""
-    sizes = {"batch": BATCH, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": "fp32"}
-    blocks = [
+    cases = [(*case, ranks, SEQLEN) for ranks in RANKS for case in CASES]
+    cases += [(False, MEMORY, ranks, BLOCK * ranks) for ranks in RANKS]
+    return [
         Cell(
             part=PART,
-            implementation=MEMORY,
-            causal=False,
+            implementation=placement,
+            causal=causal,
             ranks=ranks,
-            seqlen_q=BLOCK * ranks,
-            seqlen_k=BLOCK * ranks,
-            **sizes,
+            batch=BATCH,
+            heads=HEADS,
+            kv_heads=KV_HEADS,
+            seqlen_q=seqlen,
+            seqlen_k=seqlen,
+            head_dim=HEAD_DIM,
+            dtype="fp32",
         )
-        for ranks in RANKS
-    ]
-    return blocks + [
-        Cell(part=PART, implementation=placement, causal=causal, ranks=ranks, seqlen_q=SEQLEN, seqlen_k=SEQLEN, **sizes)
-        for ranks in RANKS
-        for causal, placement in CASES
+        for causal, placement, ranks, seqlen in cases
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Bytes each rank sends a pass; causal work of the busiest rank relative to the mean."""
     if cell["implementation"] == MEMORY:
         return
     ranks = int(cell["ranks"])
     shape = AttentionShape(BATCH, HEADS, SEQLEN, SEQLEN, HEAD_DIM, KV_HEADS, "fp32")
-    common = {"experiment": NAME, "source": "predicted"}
+
     for pass_ in ("forward", "backward"):
         sent = ring_bytes(shape, ranks, pass_)
-        yield record(cell, metric="sent_bytes", value=sent, unit="B", pass_=pass_, **common)
+        yield row("sent_bytes", sent, pass_=pass_)
     if cell["causal"]:
         pairs = causal_pairs(SEQLEN, ranks, str(cell["implementation"]))
         worst = max(pairs) * ranks / sum(pairs)
-        yield record(cell, metric="imbalance", value=worst, unit="1", **common)
+        yield row("imbalance", worst)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Counted sends and largest error against one rank in float64; or the most alive on a rank."""
     from repro.distributed.launch import records_of
 
@@ -63,4 +62,4 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     if cell["implementation"] != MEMORY:
         wanted |= {"causal": cell["causal"]}
     rows = records_of(NAME, PART, int(cell["ranks"]), wanted)
-    return [record(cell, source="measured", tool="sends counted", **(row | {"experiment": NAME})) for row in rows]
+    return [found | {"tool": "sends counted"} for found in rows]
