@@ -20,11 +20,12 @@ claim is one function in one file.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ class Row:
             "measured": NOT_MEASURED if MISSING.search(finding.measured) else finding.measured,
             "published": "-" if MISSING.search(finding.published) else finding.published,
         }
-        shared = {f.name: getattr(self, f.name) for f in fields(Claim) if hasattr(self, f.name)}
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Claim) if hasattr(self, f.name)}
         return Claim(**shared, **told, parts=tuple(finding.parts))
 
 
@@ -116,34 +117,14 @@ _ROWS: dict[str, Row] = {}
 Judge = Callable[["pandas.DataFrame"], Finding]
 
 
-def claim(
-    name: str,
-    statement: str,
-    work: Work,
-    where: str = "",
-    *,
-    experiments: tuple[str, ...],
-    shown: str,
-    overturn: tuple[Scale | Mirror, ...] = (),
-    **more: Any,
-) -> Callable[[Judge], Judge]:
-    """Register the function that judges a claim (fields as in :class:`Row`); ValueError if its
+def claim(name: str, statement: str, work: Work, where: str = "", **fields: Any) -> Callable[[Judge], Judge]:
+    """Register the function that judges a claim, with the fields of :class:`Row`; ValueError if its
     name is taken."""
 
     def register(judge: Judge) -> Judge:
         if name in _ROWS:
             raise ValueError(f"{name!r} is claimed by {_ROWS[name].judge} and by {judge}")
-        _ROWS[name] = Row(
-            name=name,
-            statement=statement,
-            work=work,
-            where=where,
-            experiments=experiments,
-            shown=shown,
-            judge=judge,
-            overturn=overturn,
-            **more,
-        )
+        _ROWS[name] = Row(name=name, statement=statement, work=work, where=where, judge=judge, **fields)
         return judge
 
     return register

@@ -54,6 +54,7 @@ def command(
         words = part_of(part)
         print(f"\n- {words['number']}: {words['value']}, {words['verdict']}")
         print(f"  agrees in {words['agrees in']}, within limits in {words['within limits in']}; {words['evidence']}")
+        print(f"  rule: {words['rule']}")
     print()
     for title, text in (
         ("conditions", one.conditions),
@@ -83,6 +84,7 @@ def part_of(part: claims.Part) -> dict[str, object]:
         "within limits in": " to ".join(limits) or "-",
         "verdict": str(used.verdict),
         "evidence": str(used.evidence),
+        "rule": f"{used.kind.kind}: {used.why or used.kind.because}",
     }
 
 

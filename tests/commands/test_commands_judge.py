@@ -18,6 +18,7 @@ def test_a_row_is_told_with_its_parts_and_its_records(capsys: pytest.CaptureFixt
     assert "REPRODUCED (executed and counted on the host)" in out
     assert "- bytes unfused over fused, counted, over 2: 1, reproduced" in out
     assert "agrees in 1 to 1" in out
+    assert "rule: count: an integer" in out
     assert "numbers on" in out
     assert "commit" in out
     status, out, _ = run(capsys, "judge", "K13", "--json")

@@ -38,7 +38,8 @@ class Row:
     def numbers(self) -> tuple[float, float, float]:
         """Predicted, measured, published; NaN where there is none."""
         found = (self.predicted, self.measured, self.published)
-        return (*(NAN if value is None else value for value in found),)  # type: ignore[return-value]
+        predicted, measured, published = (NAN if value is None else value for value in found)
+        return predicted, measured, published
 
 
 def total(rows: pandas.DataFrame, **wanted: object) -> float | None:
@@ -71,8 +72,8 @@ def traffic_rows(frame: pandas.DataFrame) -> Iterator[Row]:
         rows = pick(frame, experiment="fig2-left", metric="traffic_bytes", implementation=name)
         if algorithm == "flash1":
             rows = rows[~rows["tensor"].isin(STATISTICS)]
-        found = (total(rows, source=source) for source in ("predicted", "measured"))
-        return Row(label, algorithm, *found, printed, "host backend, SM")
+        model, counted = (total(rows, source=source) for source in ("predicted", "measured"))
+        return Row(label, algorithm, model, counted, printed, "host backend, SM")
 
     yield listed("paper, mask and dropout: 18 N² + 12 Nd", "paper-masked-dropout", None, paper[arxiv])
     yield listed("paper (NeurIPS), mask: 16 N² + 12 Nd", "paper-masked-split-softmax", None, paper[~arxiv])
@@ -83,8 +84,8 @@ def traffic_rows(frame: pandas.DataFrame) -> Iterator[Row]:
     yield executed("FlashAttention, no first read-back: 33 Nd", "flash1", "flash1-skip-first", printed)
     yield executed("FlashAttention as released: 45 Nd", "flash1", "flash1-released")
     yield executed("queries outside, tiles re-read", "flash", "flash")
-    today = (total(rows, implementation="sdpa-flash2") for rows in (lists, plain))
-    yield Row("FlashAttention-2 in PyTorch 2.11: 25 Nd", "flash", *today, None, "H200, HBM")
+    model, today = (total(rows, implementation="sdpa-flash2") for rows in (lists, plain))
+    yield Row("FlashAttention-2 in PyTorch 2.11: 25 Nd", "flash", model, today, None, "H200, HBM")
 
 
 def flop_rows(frame: pandas.DataFrame) -> Iterator[Row]:

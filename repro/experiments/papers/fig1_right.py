@@ -5,7 +5,7 @@ The caption names neither batch nor heads nor the card. Predicted at the shape o
 the H200 was measured.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import PAPER_MASKED_DROPOUT
@@ -64,7 +64,9 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     name = str(one["implementation"])
     if name in FUSED_TODAY:
         kernel, dropout = FUSED_TODAY[name]
-        work = pytorch_attention.whole(Cell(**one | {"implementation": kernel, "dropout": dropout}))
+        work: Callable[[], object] = pytorch_attention.whole(
+            Cell(**one | {"implementation": kernel, "dropout": dropout})
+        )
     else:
         eager = Cell(**one | {"implementation": pytorch_attention.EAGER, "dropout": 0.1, "key_mask": True})
         work = pytorch_attention.single(eager, name)

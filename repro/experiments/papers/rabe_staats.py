@@ -10,7 +10,7 @@ are of a TPU, whose compiler fuses scaling, subtraction and exponential; eager P
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from repro.experiments import Cell, Context, Experiment, Row, row
@@ -70,7 +70,8 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
     from repro.checkpointing.memory import memory_meter
 
     root = partial(chunked, key_chunk=math.isqrt(int(cell["seqlen_k"])))
-    call = {"standard": standard, "chunked": chunked, ROOT: root}[str(cell["implementation"])]
+    variants: dict[str, Callable[..., torch.Tensor]] = {"standard": standard, "chunked": chunked, ROOT: root}
+    call = variants[str(cell["implementation"])]
     shape = (1, 1, int(cell["seqlen_q"]), int(cell["head_dim"]))
     generator = torch.Generator().manual_seed(0)
     training = cell["pass"] == "forward+backward"
