@@ -96,7 +96,7 @@ class Part:
         if self.limits is not None:
             if not (self.limits[0] <= self.low and self.high <= self.limits[1]):
                 raise ValueError(f"{self.what}: limits {self.limits} are narrower than {(self.low, self.high)}")
-            if not self.why:
+            if not self.why and self.kind is STATED:
                 raise ValueError(f"{self.what}: limits {self.limits} without saying which they are")
 
     @property
@@ -160,7 +160,8 @@ class Part:
         if part.low <= part.value <= part.high or self.verdict is Verdict.REFUTED:
             return text
         near = part.kind is not SHARE and any(abs(part.value - end) < EDGE * abs(end) for end in self.allowed)
-        return f"{text} ({part.why}{', on the edge of the limits' if near else ''})"
+        why = part.why or f"within a factor of {part.kind.factor:g}"
+        return f"{text} ({why}{', on the edge of the limits' if near else ''})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +253,7 @@ def agreement(
         low=1 - share,
         high=1 + share,
         limits=None if factor is None else (min(1 / factor, 1 - share), max(factor, 1 + share)),
-        why=why or (kind.because if factor is None else f"within a factor of {factor:g}"),
+        why=why,
         form=".4g",
         otherwise=otherwise,
         kind=kind,

@@ -84,7 +84,7 @@ def part_of(part: claims.Part) -> dict[str, object]:
         "within limits in": " to ".join(limits) or "-",
         "verdict": str(used.verdict),
         "evidence": str(used.evidence),
-        "rule": f"{used.kind.kind}: {used.why or used.kind.because}",
+        "rule": f"{used.kind.kind}: {used.kind.because}" + f"; here: {used.why}" * bool(used.why),
     }
 
 
