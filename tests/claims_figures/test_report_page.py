@@ -256,10 +256,3 @@ def test_what_came_from_elsewhere_is_text_and_never_html(tmp_path: Path) -> None
     structure = Structure()
     structure.feed(written)
     assert structure.open == []
-
-
-def test_all_committed_records_are_accounted_for() -> None:
-    files = {f.name: f for f in provenance.files()}
-    for path in records.RESULTS.glob("*/*.jsonl"):
-        rows = list(records.read(path))
-        assert files[f"{path.parent.name}/{path.name}"].records == len(rows)

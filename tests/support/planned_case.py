@@ -18,6 +18,20 @@ from repro.checkpointing.planned import STRATEGIES
 PLAIN_STRATEGIES = ("store-all", "recompute-all", "sqrt", "exponential-recursive", "chen-search")
 
 
+#: Stages that keep something of a step by design.
+KEEPS_SOMETHING = {
+    "remembers",
+    "buffer",
+    "buffer-unseen",
+    "buffer-replaced",
+    "power-iteration",
+    "spectral",
+    "batch-norm",
+    "keeps",
+    "keeps-dict",
+}
+
+
 def failure(case: Case, device: str = "cpu") -> str | None:
     """Train the plain and the planned model from the same start; where they differ, or None.
 
@@ -115,8 +129,8 @@ def _bytes_wrong(case: Case, device: str) -> str | None:
         off = max(0, off)  # of these an upper bound
     if abs(off) > max(2**14, predicted // 100):
         return f"peak: {predicted} B predicted, {measured} B measured"
-    if set(case.stages) & {"remembers", "buffer", "spectral", "batch-norm", "keeps", "keeps-dict"}:
-        return None  # they keep something of a step by design
+    if set(case.stages) & KEEPS_SOMETHING:
+        return None
     gc.disable()
     try:
         with LiveBytes(known=[x, *model.parameters(), *model.buffers()]) as live:

@@ -10,7 +10,7 @@ import pytest
 
 from analysis.loop_model.card import H200_SUSTAINED, copy_bytes_per_clock, fill, through
 from analysis.loop_model.native import simulate
-from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS, SM90, TensorOrder
+from analysis.loop_model.parameters import GROUP_WAIT, OPERATIONS, TensorOrder
 from analysis.loop_model.program import Event, Program, Step, Way
 from kernels.sass import kept, loops
 from kernels.sass.code import Code, Control, Instruction, parse
@@ -204,14 +204,6 @@ def test_more_than_there_is_room_for_is_refused() -> None:
         simulate(straight([plain("NOP")], 1), tensor_ahead=9)
 
 
-def test_every_parameter_says_unit_and_source() -> None:
-    sources = ("spec", "code", "huerta", "luo", "flashgpu", "accelsim", "structure")
-    for name, parameter in SM90.items():
-        assert parameter.source in sources, name
-        assert parameter.unit, name
-        assert parameter.note, name
-
-
 # Machine code
 
 
@@ -293,12 +285,6 @@ def test_an_unknown_instruction_is_named() -> None:
         loops.step(Instruction(0, "", "FROB", ("X",), "R1", Control(1, False, None, None, ())))
 
 
-def test_code_of_another_architecture_is_refused_by_an_instruction() -> None:
-    code = code_of("1---000 HMMA.16816.F32.BF16 R4, R8, R12, R4", "1---000 EXIT ")
-    with pytest.raises(ValueError, match=r"no unit is known for instruction HMMA\.16816"):
-        loops.program(code, Launch(32, (1, 1, 1), ()))
-
-
 def test_an_argument_that_is_missing_is_named() -> None:
     with pytest.raises(ValueError, match=r"no argument at c\[0x0\]\[0x218\]: the launch has fewer"):
         run("1---000 ULDC UR4, c[0x0][0x218]", "1---000 EXIT ", arguments=((8, 0),))
@@ -359,14 +345,6 @@ def test_copies_share_the_cards_l2() -> None:
 # The prototype
 
 
-def test_halves_are_fixed_by_the_names() -> None:
-    first, second = time_validation.halves(prototype.variants())
-    assert len(first) == len(second) == 21
-    assert not first & second
-    assert "C1" in first
-    assert "C3" in second
-
-
 @pytest.mark.parametrize("cell", [("d64_optimistic", 2048), ("C1", 2048), ("backward_64", 2048)])
 def test_recorded_predictions_are_what_the_model_says(cell: tuple[str, int]) -> None:
     recorded = time_validation.predicted()[cell]
@@ -395,33 +373,6 @@ def test_stated_errors_are_those_of_the_records() -> None:
     assert of(True, 16384, call_1=True) == (12.8, 21.9)
     assert of(False, 2048, call_1=True) == (9.0, 16.2)
     assert of(False, 16384, call_1=True) == (8.2, 20.2)
-
-
-def test_misses_are_of_kernels_whose_warpgroups_share_tensor_cores_out_of_step() -> None:
-    """docs/pages/time.md: all errors above 15 % and most of the lost order (call 1 apart)."""
-    rows = [r for r in time_validation.comparisons() if r.call != time_validation.FIRST_CALL]
-
-    def shares(variant: str) -> bool:
-        return prototype.variants()[variant].consumers == 3 or "no_turns" in variant
-
-    assert all(shares(r.variant) for r in rows if abs(r.ratio - 1) > 0.15)
-
-    def tau(of: list[time_validation.Comparison]) -> float:
-        rates = [(r.tflops, r.tflops / r.ratio) for r in of]
-        return round(time_validation.kendall_tau(*zip(*rates, strict=True)), 2)
-
-    for seqlen, every, without in ((2048, 0.75, 0.93), (16384, 0.49, 0.79)):
-        of_call = [r for r in rows if r.call == 5 and r.seqlen == seqlen]
-        assert tau(of_call) == every
-        assert tau([r for r in of_call if not shares(r.variant)]) == without
-
-
-def test_kendalls_tau() -> None:
-    assert time_validation.kendall_tau([1, 2, 3], [1, 2, 3]) == 1
-    assert time_validation.kendall_tau([1, 2, 3], [3, 2, 1]) == -1
-    assert time_validation.kendall_tau([1, 1, 2], [5, 1, 9]) == 1
-    with pytest.raises(ValueError, match="no two values differ"):
-        time_validation.kendall_tau([1, 1], [1, 2])
 
 
 def test_a_variant_without_a_listing_is_named() -> None:
