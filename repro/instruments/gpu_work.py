@@ -107,10 +107,6 @@ def work(
 
 def cell_work(cell: Cell, device: str = "cuda") -> Pass:
     """``work`` for an experiment's cell."""
-    from repro.instruments import pytorch_attention
-
-    if "dropout" in cell:  # the runs of 2022, which name mask and dropout
-        return pytorch_attention.whole(cell, device)
     operands = Operands(shape_of(cell), device)
     tile = tile_of(cell) if "block_m" in cell else None
     order = {name: cell[name] for name in ("order", "wave") if name in cell}
