@@ -104,7 +104,7 @@ def _measure(python: str, name: str, decisive: bool) -> Stage:
         name,
         # What is on record of PyTorch's own kernels is of another day: measured anew.
         [python, "-m", "repro.measure", name, *([] if name.startswith("gpu-") else ["--again"])],
-        one.title,
+        experiments.title(one.name),
         share=0.75 if decisive else 0.35,
         predicted_s=START_S + one.seconds,
     )

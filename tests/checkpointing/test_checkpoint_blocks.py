@@ -164,12 +164,14 @@ def test_bad_requests_are_named() -> None:
     with pytest.raises(ValueError, match="has no list of two or more like blocks"):
         plan_blocks(nn.Bilinear(3, 3, 3), ids, budget_bytes=1)
     assert list(blocks_of(model)) == [f"model.layers.{i}" for i in range(6)]
-    part = ["model.layers.1", "model.layers.0"]
-    for names in (part, ["model.layers.0", "model.layers.2"]):
-        with pytest.raises(ValueError, match="in this order"):
-            plan_blocks(model, ids, budget_bytes=2**40, blocks=names, repeats=0)
-    some = [f"model.layers.{i}" for i in range(1, 5)]
-    assert len(plan_blocks(model, ids, budget_bytes=2**40, blocks=some, repeats=0).keep) == 4
+    for names in (["model.layers.1", "model.layers.0"], ["model.layers.0", "model.layers.2"]):
+        assert plan_blocks(model, ids, budget_bytes=2**40, blocks=names, repeats=0).keep == tuple(names)
+    model.model.unused = Block()
+    with pytest.raises(ValueError, match=r"does not call model\.unused"):
+        plan_blocks(model, ids, budget_bytes=2**40, blocks=["model.layers.1", "model.unused"], repeats=0)
+
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.up is a part of block model\.layers\.1"):
+        plan_blocks(model, ids, budget_bytes=2**40, blocks=["model.layers.1", "model.layers.1.up"], repeats=0)
 
     class DynamicCache:
         pass

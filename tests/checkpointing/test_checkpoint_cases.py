@@ -21,7 +21,7 @@ CHAINS = [
 
 @pytest.mark.parametrize("stages", CHAINS, ids=lambda stages: stages[1])
 def test_every_kind_of_stage(stages: tuple[str, ...]) -> None:
-    case = Case(stages=stages, rows=4, between=True, input_gradient=True, steps=2)
+    case = Case(stages=stages, rows=1025, width=32, between=True, input_gradient=True, steps=2)
     wrong = failure(case)
     assert wrong is None, f"{wrong}\n  {case}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from planned_training import set_seed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from repro.checkpointing import InfeasibleBudgetError, plan, plan_blocks
+from repro.checkpointing import BlockPlan, InfeasibleBudgetError, peak_bytes, plan, plan_blocks
 from repro.training.live_bytes import LiveBytes
 
 WIDTH = 16
@@ -191,14 +192,17 @@ class Ticking(nn.Module):
         return torch.tanh(self.lin(x) * next(TICKS))
 
 
-def applied(model: nn.Module, x: Tensor) -> Any:
+def least_plan(model: nn.Module, x: Tensor) -> BlockPlan:
     names = [f"layers.{i}" for i in range(4)]
     with pytest.raises(InfeasibleBudgetError) as error:
         plan_blocks(model, x, budget_bytes=1, repeats=0, blocks=names)
-    least = error.value.smallest_budget_bytes
-    found = plan_blocks(model, x, budget_bytes=least, repeats=0, blocks=names)
-    assert len(found.recompute) >= 2
-    return found
+    return plan_blocks(model, x, budget_bytes=error.value.smallest_budget_bytes, repeats=0, blocks=names)
+
+
+def all_again(model: nn.Module, x: Tensor) -> BlockPlan:
+    """Every block runs again, whether that frees anything or not."""
+    found = least_plan(model, x)
+    return replace(found, recompute=(*found.recompute, *found.keep), keep=())
 
 
 @pytest.mark.parametrize("kinds", ["buffer", "noisy", "linear batch-norm tanh", "inner", "spectral"])
@@ -210,7 +214,7 @@ def test_blocks_find_their_state_again(kinds: str) -> None:
         if way == "plain":
             model(x).square().mean().backward()
         else:
-            found = applied(model, x)
+            found = all_again(model, x)
             set_seed(3)
             with found.applied(model):
                 model(x).square().mean().backward()
@@ -220,7 +224,7 @@ def test_blocks_find_their_state_again(kinds: str) -> None:
 
 def test_a_block_that_differs_is_named() -> None:
     model, x = Listed(*(Ticking() for _ in range(4))), torch.randn(64, WIDTH)
-    found = applied(model, x)
+    found = all_again(model, x)
     with found.applied(model), pytest.raises(RuntimeError, match=r"block layers\.\d \(Ticking\) gave another result"):
         model(x).sum().backward()
     with found.applied(model, check_recompute=False):
@@ -249,13 +253,22 @@ def checkpointed(run: nn.Module, x: Tensor) -> None:
     checkpoint(run, x, use_reentrant=False).sum().backward()
 
 
-@pytest.mark.parametrize("step", [backward, dropped, failed, checkpointed])
-@pytest.mark.parametrize("kind", ["hooks", "hooks-size", "hooks-cpu"])
-def test_no_step_leaves_anything(kind: str, step: Callable[..., None]) -> None:
-    """Without the collector of cycles, for which a graph's are none."""
+STEPS = [backward, dropped, failed, checkpointed]
+HOOKS = ["hooks", "hooks-size", "hooks-cpu"]
+
+
+def hooked(kind: str) -> tuple[nn.Module, nn.Module, Tensor]:
+    """A model, the same one planned, and an input."""
     x = torch.randn(64, WIDTH)
     model = build(("linear", kind, "tanh", kind), WIDTH, seed=0)
-    run = plan(model, x, strategy="recompute-all", repeats=0)
+    return model, plan(model, x, strategy="recompute-all", repeats=0), x
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", HOOKS)
+def test_no_step_leaves_anything(kind: str, step: Callable[..., None]) -> None:
+    """Without the collector of cycles, for which a graph's are none."""
+    model, run, x = hooked(kind)
     backward(model, x)
     expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
@@ -271,3 +284,25 @@ def test_no_step_leaves_anything(kind: str, step: Callable[..., None]) -> None:
             assert live.live_bytes == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_thousand_steps_take_what_the_first_took(kind: str) -> None:
+    """Whole steps, dropped results and failed backwards in turns: bytes, peak and Python objects."""
+    model, run, x = hooked(kind)
+
+    def peak() -> int:
+        return peak_bytes(lambda: backward(run, x))
+
+    for step in STEPS:
+        step(run, x)
+    first, objects = peak(), len(gc.get_objects())
+    known = [x, *model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    with LiveBytes(known=known) as live:
+        for number in range(1000):
+            STEPS[number % len(STEPS)](run, x)
+        gc.collect()
+        assert live.live_bytes == 0
+    assert peak() == first
+    assert len(gc.get_objects()) - objects < 100

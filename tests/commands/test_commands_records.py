@@ -302,19 +302,6 @@ def test_a_check_that_raises_is_a_finding():
     assert (finding.ok, finding.detail, finding.cure) == (False, "no such library: no x", "install it")
 
 
-def test_doctor_sees_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    import tempfile
-
-    def refuse(**_):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    finding = doctor.writable("results", tmp_path / "a" / "b")
-    assert finding.needed
-    assert not finding.ok
-    assert "Read-only" in finding.detail
-
-
 def test_measure_a_second_time_says_what_is_on_record(monkeypatch, capsys) -> None:
     outcome = measuring.run.Outcome(skipped=7)
     monkeypatch.setattr(measuring.run, "measure", lambda *a, **k: outcome)

@@ -23,13 +23,7 @@ def cells():
 
 def experiment(measure, **values):
     return Experiment(
-        name="toy",
-        title="",
-        cells=cells,
-        measure=measure,
-        device="cpu",
-        sources=("repro/measuring/records.py",),
-        **values,
+        name="toy", cells=cells, measure=measure, device="cpu", sources=("repro/measuring/records.py",), **values
     )
 
 
@@ -146,7 +140,6 @@ def test_a_measurement_that_gives_the_wrong_rows_fails_its_cell(tmp_path, rows, 
 def test_a_cell_listed_twice_is_an_error_before_any_work(tmp_path):
     twice = Experiment(
         name="toy",
-        title="",
         cells=lambda: cells() + cells()[:1],
         measure=good,
         device="cpu",
@@ -167,9 +160,9 @@ def test_a_cell_is_the_same_whatever_the_order_of_its_fields():
 
 def test_device_and_measure_must_agree():
     with pytest.raises(ValueError, match="tpu"):
-        Experiment(name="x", title="", cells=cells, measure=good, device="tpu")
+        Experiment(name="x", cells=cells, measure=good, device="tpu")
     with pytest.raises(ValueError, match="measure is absent"):
-        Experiment(name="x", title="", cells=cells, device="cpu")
+        Experiment(name="x", cells=cells, device="cpu")
 
 
 def test_gpu_experiments_say_why_they_do_not_run(monkeypatch):

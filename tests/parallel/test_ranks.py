@@ -21,7 +21,6 @@ SMALL = "study-note-faults"  # seconds in all
 def toy(measure, cells=7) -> Experiment:
     return Experiment(
         name="toy",
-        title="",
         cells=lambda: [Cell(implementation="i", n=n) for n in range(cells)],
         measure=measure,
         device="cpu",

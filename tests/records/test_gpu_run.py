@@ -15,7 +15,7 @@ import pytest
 
 from repro.experiments.gpu import gpu_throughput
 from repro.gpu import judgement
-from repro.gpu.plan import Stage, plan_text, stages
+from repro.gpu.plan import Stage, stages
 from repro.gpu.run import ARCHIVE, SUMMARY, main, run
 from repro.instruments.hopper_guard import Findings
 from repro.measuring import records
@@ -168,14 +168,6 @@ def test_the_plan_is_printed_on_any_machine(capsys: pytest.CaptureFixture[str]) 
         assert "cut short" not in " ".join(told[name])
         assert "skipped" not in " ".join(told[name])
     assert "skipped" not in " ".join(told["gpu-sm-units"])
-
-
-def test_a_plan_that_does_not_fit_says_what_is_cut() -> None:
-    plan = [stage("long", "", share=0.5), stage("late", "", least_s=40)]
-    plan[0] = Stage("long", [], "a test", 0.5, predicted_s=100)
-    text = plan_text(plan, 60)
-    assert "cut short" in text
-    assert "skipped, 30 s left" in text
 
 
 def rows_of(**tflops: float) -> list[Record]:

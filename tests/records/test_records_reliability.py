@@ -169,7 +169,7 @@ def measure(cell, context):
     time.sleep(0.15)
     return [row("n", 1)]
 outcome = run.measure(Experiment(
-    name="toy", title="", device="cpu", sources=("repro/measuring/records.py",),
+    name="toy", device="cpu", sources=("repro/measuring/records.py",),
     cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(5)], measure=measure,
 ), root=root)
 print(outcome.measured, outcome.skipped)
@@ -195,7 +195,6 @@ def test_what_no_cell_can_be_measured_without_is_one_line_and_no_file(tmp_path: 
 
     toy = Experiment(
         name="toy",
-        title="",
         cells=lambda: [Cell(implementation="x")],
         measure=measure,
         device="cpu",

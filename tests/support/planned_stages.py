@@ -146,6 +146,39 @@ class KeepsInADict(Stage):
         return y + x
 
 
+class KeepsHalfByAHook(Stage):
+    """A hook holds a copy of another type, so do those of the runs before the last."""
+
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.lin.register_forward_hook(self.note)
+        self.halves: list[Tensor | None] = [None, None]
+
+    def note(self, lin: nn.Module, given: Any, result: Tensor) -> None:
+        self.halves = [self.halves[1], result.detach().half()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x).sin() + x
+
+
+class KeepsItsGraph(Stage):
+    """A result with its graph stays until the next run, which does not use it."""
+
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["y"] = self.lin(x).sin()
+        return self.seen["y"].cos()
+
+
+class CountsInItsClass(Stage):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return self.lin(x)
+
+
 class CountsInADict(Stage):
     """What nobody puts back."""
 
@@ -296,7 +329,10 @@ STAGES: dict[str, Callable[[int, nn.Linear], nn.Module]] = {
     "noisy": Noisy,
     "keeps": KeepsItsResult,
     "keeps-dict": KeepsInADict,
+    "keeps-halves": KeepsHalfByAHook,
+    "keeps-graph": KeepsItsGraph,
     "outside": CountsInADict,
+    "outside-class": CountsInItsClass,
     "hooks": HooksThatHandBack,
     "hooks-size": HooksBySize,
     "hooks-cpu": SavedOnTheCpu,

@@ -23,7 +23,7 @@ from analysis.traffic import predict_traffic
     dtype=st.sampled_from(["fp16", "fp32"]),
     heads=st.integers(1, 3),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_dense_forms_equal_the_sums(
     key: tuple[str, str], rows: int, columns: int, tile: Tile, head_dim: int, dtype: str, heads: int
 ) -> None:
@@ -38,7 +38,7 @@ def test_dense_forms_equal_the_sums(
     block=st.integers(1, 40),
     dtype=st.sampled_from(["fp16", "fp32"]),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_causal_forms_equal_the_sums(key: tuple[str, str], tiles: int, block: int, dtype: str) -> None:
     n = tiles * block
     shape = AttentionShape(2, 2, n, n, 32, dtype=dtype, causal=True)

@@ -215,8 +215,6 @@ def test_all_that_runs_by_default_is_on_record(target: Target) -> None:
     "kind",
     [
         Kind(ON_A100, "forward", 64, causal=True),
-        Kind(ON_A100, "backward", 32, causal=False),
-        Kind(ON_H200, "forward", 64, True, ("window",)),
         Kind(ON_H200, "backward", 64, False, ("alibi",)),
         Kind(ON_H200, "forward", 64, False, packed=True),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+
 import pytest
 
 from analysis.packed import Lengths
@@ -12,8 +15,16 @@ from kernels.launches import AUTO, launches_of
 from kernels.timing import followed_warps
 from kernels.timing.followed_warps import Kind
 from kernels.timing.sm80_time import ON_H200, PASSES, packed_rounds, rounds_of
-from repro.timing import hopper_choice, packed_time, peers
+from repro.timing import hopper_choice, packed_time, peers, tables
 from repro.timing.hopper_choice import MARGIN, SEQLENS, UNSETTLED, Case, favoured
+
+
+@pytest.fixture(autouse=True, scope="module")
+def seconds_once() -> Iterator[None]:
+    """Predicted once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Case, "seconds", cache(Case.seconds))
+        yield
 
 
 def of_dispatch(case: Case, seqlen: int) -> str:
@@ -48,6 +59,12 @@ def test_what_is_left_to_a_card_depends_on_the_window() -> None:
     assert "flash-sm90" not in narrow
     wide = Case(UNSETTLED.pass_, UNSETTLED.head_dim, True, UNSETTLED.features, left=4096)
     assert favoured(*wide.seconds(16384)) == "flash-sm90"
+
+
+def test_the_page_has_the_table() -> None:
+    block = tables.block("choice")
+    page = block.path.read_text(encoding="utf-8")
+    assert block.put(tables.TABLES["choice"][1](), page) == page, "python -m repro.timing tables choice"
 
 
 def test_the_margin_is_the_model_s_error_on_this_card() -> None:

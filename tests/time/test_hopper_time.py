@@ -83,12 +83,6 @@ def test_a_window_is_predicted_by_its_own_clocks() -> None:
     assert found.predicted_s == pytest.approx(main + card.LAUNCH_S, rel=0.01)
 
 
-def test_features_without_a_record_are_named() -> None:
-    point = predict("flash-sm90", shape_of(512, 64, True), "forward", "H200", waves=True, softcap=True, alibi=True)
-    assert isinstance(point.predicted, NoTime)
-    assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (point.predicted.reason)
-
-
 def test_a_form_without_a_record_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     form = hopper.FORWARD_FORMS[0]
     monkeypatch.setattr(records, "find", lambda *_, **__: None)
@@ -108,18 +102,6 @@ def test_kernels_that_differ_are_not_predicted_by_their_form() -> None:
     assert newer is not None
     assert older is not None, "it has the sm_80 kernels' own clocks"
     assert older > newer
-
-
-def test_passes_that_algorithms_share_have_one_time() -> None:
-    """In a fixed order only a backward is another kernel, optimistic only a forward."""
-    shape = shape_of(2048, 128, False)
-    exact, fixed, hopeful = (
-        [predict(a, shape, pass_, "H200", waves=True).predicted_s for pass_ in PASSES]
-        for a in ("flash-sm90", "flash-sm90-deterministic", "flash-sm90-optimistic")
-    )
-    assert None not in exact, AGAIN
-    assert fixed == [exact[0], None]
-    assert hopeful[1] == exact[1]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -172,16 +172,6 @@ def test_heads_take_turns_under_a_causal_mask_as_far_as_l2_holds_them() -> None:
     assert list(flash4_time.rounds_of("backward", Tile(128, 128), small)) == [2, 1] * 3
 
 
-def test_a_folder_without_a_kernel_is_named(tmp_path: Path) -> None:
-    place = tmp_path / "forward_64_0"
-    place.mkdir()
-    (place / "some.cubin").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"no forward kernel for sm_90a in the cubins of .*64_0"):
-        flash4_time.record(tmp_path, "4.0.0b36", "4.8.1")
-    with pytest.raises(KeyError):
-        flash4_time.seconds("forward", AttentionShape(1, 1, 512, 512, 256, dtype="bf16"))
-
-
 # The comparison
 
 

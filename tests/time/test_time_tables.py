@@ -10,8 +10,8 @@ import pytest
 from kernels.timing import __main__ as records_command
 from repro.timing import tables
 
-SLOW = {"tiles", "rounds"}
-"""They follow machine code; other tests take samples of them."""
+SLOW = {"tiles", "rounds", "choice"}
+"""Other tests take samples of those that follow machine code, and share the last one's seconds."""
 
 
 @pytest.mark.parametrize("name", sorted(tables.TABLES.keys() - SLOW))

@@ -71,7 +71,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "l2-absorption",
-    "SM boundary against HBM",
     cells,
     predict,
     measure,

@@ -67,7 +67,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "online-softmax",
-    "softmax and top-k: accesses an element",
     cells,
     predict,
     measure,

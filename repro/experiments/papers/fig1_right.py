@@ -73,14 +73,4 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     return timed({"forward": work})
 
 
-EXPERIMENT = Experiment(
-    "fig1-right",
-    "time of unfused operations, forward",
-    cells,
-    predict,
-    measure,
-    device="cuda",
-    also=cards,
-    sources=SOURCES,
-    seconds=10,
-)
+EXPERIMENT = Experiment("fig1-right", cells, predict, measure, device="cuda", also=cards, sources=SOURCES, seconds=10)

@@ -33,11 +33,5 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 
 EXPERIMENT = Experiment(
-    "fig2-left-traffic",
-    "HBM bytes of PyTorch's attention at the shape of Fig. 2",
-    cells,
-    measure=measure,
-    device="cuda",
-    sources=SOURCES,
-    seconds=seconds_of(2, 2),
+    "fig2-left-traffic", cells, measure=measure, device="cuda", sources=SOURCES, seconds=seconds_of(2, 2)
 )

@@ -63,13 +63,5 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 
 EXPERIMENT = Experiment(
-    "fig3-memory",
-    "peak memory against N",
-    fig3_cells,
-    predict,
-    measure,
-    device="cuda",
-    also=points,
-    sources=SOURCES,
-    seconds=15,
+    "fig3-memory", fig3_cells, predict, measure, device="cuda", also=points, sources=SOURCES, seconds=15
 )

@@ -67,13 +67,5 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 
 EXPERIMENT = Experiment(
-    "fig3-runtime",
-    "run time against N",
-    fig3_cells,
-    predict,
-    measure,
-    device="cuda",
-    also=points,
-    sources=SOURCES,
-    seconds=25,
+    "fig3-runtime", fig3_cells, predict, measure, device="cuda", also=points, sources=SOURCES, seconds=25
 )
