@@ -126,14 +126,6 @@ def test_missing_and_empty_files_have_no_rows(tmp_path):
     assert list(records.read(tmp_path / "empty.jsonl")) == []
 
 
-def test_the_frame_has_every_column_even_without_rows():
-    empty = records.frame([])
-    full = records.frame([row(gpus=8)])
-    assert {"pass", "value", "error", "cell", "block_m"} <= set(empty.columns) <= set(full.columns)
-    assert full["gpus"].tolist() == [8]
-    assert full["value"].dtype == "float64"
-
-
 def test_local_cells_replace_the_authors_and_failed_ones_do_not(tmp_path):
     def put(folder, *rows):
         records.write(tmp_path / folder / "x.jsonl", rows)
