@@ -59,7 +59,7 @@ def test_a_part_is_judged_by_its_range_and_its_evidence() -> None:
     none = agreement("y", 1.0, 0.0, tolerances.TIME, Evidence.COUNTED)
     assert none.verdict is Verdict.NOT_TESTED
     with pytest.raises(ValueError, match="without saying why"):
-        agreement("y", 1.0, 1.0, tolerances.TIME, Evidence.COUNTED, limits=3)
+        agreement("y", 1.0, 1.0, tolerances.TIME, Evidence.COUNTED, share=0.5)
 
 
 def test_a_part_that_nothing_can_overturn_is_refused() -> None:
