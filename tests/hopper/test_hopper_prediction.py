@@ -169,21 +169,6 @@ def test_turns_cross_to_hbm_once() -> None:
     assert plain.traffic.total_bytes == turns.traffic.total_bytes - 4 * query_tiles * (2 * 8 + 1)
 
 
-def test_what_the_hopper_kernels_do_not_cover_is_said() -> None:
-    for changes, reason in (
-        ({"dtype": "fp32"}, "Hopper kernels do not cover dtype fp32"),
-        ({"head_dim": 96}, "Hopper kernels do not cover head_dim 96"),
-    ):
-        fields = {"head_dim": 64, "dtype": "bf16", **changes}
-        shape = AttentionShape(1, 1, 64, 64, **fields)
-        with pytest.raises(ValueError, match=reason):
-            predict(hopper.ALGORITHM, shape, "forward", H200)
-    wide = AttentionShape(1, 1, 64, 64, 256, dtype="bf16")
-    assert predict(hopper.ALGORITHM, wide, "forward", H200).form == "d256 128x80"
-    with pytest.raises(ValueError, match=r"head_dim 256 \(the backward covers"):
-        predict(hopper.ALGORITHM, wide, "backward", H200)
-
-
 def test_the_table_says_which_form_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("predict", "-a", "flash-sm90", "--pass", "forward", "--gpu", "H200")
     _, out, _ = run(capsys, *arguments, "-n", "4096,8192")
