@@ -104,8 +104,8 @@ def test_both_sides_of_the_rule(seqlen_q: int, head_dim: int, capsys: pytest.Cap
 
 
 def test_a_tile_that_is_asked_for_has_one_block_each() -> None:
-    shape = AttentionShape(1, 1, 300, 300, 128, dtype="bf16")
     p = Problem(heads=1, seqlen_q=300, seqlen_k=300, head_dim=128, dtype="bf16")
+    shape = p.shape
     found = predict(hopper.ALGORITHM, shape, "forward", H200, tile=Tile(128, 176))
     assert found.form == "d128 128x176, pingpong"
     _, traffic = execute(p, algorithm=hopper.ALGORITHM, tile=found.tile, backward=False)
@@ -130,7 +130,7 @@ def test_scratch_is_what_the_drivers_ask_for(algorithm: str, head_dim: int, monk
     monkeypatch.setattr(HostBackend, "empty", noted)
     p = Problem(heads=2, kv_heads=1, seqlen_q=130, seqlen_k=90, head_dim=head_dim, dtype="bf16")
     execute(p, algorithm=algorithm)
-    shape = AttentionShape(1, 2, 130, 90, head_dim, 1, "bf16")
+    shape = p.shape
     tile = hopper.backward_form(head_dim, causal=False).tile
     turns = algorithm == hopper.DETERMINISTIC
     scratch = memory.flash_sm90_scratch(shape, tile, deterministic=turns)

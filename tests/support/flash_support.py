@@ -105,6 +105,22 @@ class Problem:
             bias = rng.standard_normal((*self.bias, self.seqlen_q, self.seqlen_k))
             self.data["bias"] = to_float(to_bits(bias, self.dtype), self.dtype)
 
+    @property
+    def shape(self) -> AttentionShape:
+        """As the formulas know it."""
+        return AttentionShape(
+            self.batch,
+            self.heads,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.head_dim,
+            self.kv_heads,
+            self.dtype,
+            self.causal,
+            self.window,
+            self.sinks,
+        )
+
     def slopes(self) -> np.ndarray:
         """(B, H, 1): the slopes as kernels take them."""
         assert self.alibi_slopes is not None
@@ -281,9 +297,7 @@ def expected_traffic(
     p: Problem, tile: Tile, algorithm: str, *, backward: bool = True
 ) -> dict[str, dict[tuple[str, str], int]]:
     """What ``analysis`` says the kernels move, per kernel."""
-    shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal, p.window, p.sinks
-    )
+    shape = p.shape
     options: dict[str, Any] = {} if p.key_mask is None else {"key_mask": True}
     if p.alibi_slopes is not None:
         options["alibi"] = True
