@@ -9,7 +9,7 @@ import pandas
 from analysis.hardware import H200
 from repro.claims.mutations import Mirror, Scale
 from repro.claims.protocol import Evidence, agreement
-from repro.claims.register import Finding, claim
+from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.tolerances import COUNTER
 from repro.claims.values import GB as GB
 from repro.claims.values import NAN, by, worst
