@@ -46,7 +46,7 @@ START = ("<!-- written by `make readme` from README.md -->", "<!-- end of README
 OUR_KERNELS = re.compile(r"(standard|flash|flash1|gemm|fused)(-(?!attn|eager|sdpa).*)?")
 UNTIMED = (
     "**Our own kernels have not been timed on a GPU yet.** The H200's rows are of PyTorch's, "
-    "cuDNN's and FlashAttention's kernels; ours are executed, checked and counted on the host."
+    "cuDNN's and FlashAttention's kernels; ours are executed on a CPU, their machine code too, and counted."
 )
 #: Columns of the LaTeX tables, with their shares of a line.
 LATEX_COLUMNS = {

@@ -19,6 +19,7 @@ class Evidence(StrEnum):
     """Where the number that decides comes from, the strongest kind first."""
 
     HARDWARE = "hardware counter or clock"
+    EXECUTED = "machine code executed"
     COUNTED = "executed and counted on the host"
     OTHER = "another program's count"
     PUBLISHED = "published numbers only"
@@ -27,7 +28,7 @@ class Evidence(StrEnum):
     @property
     def measured(self) -> bool:
         """Whether something was run."""
-        return self in (Evidence.HARDWARE, Evidence.COUNTED, Evidence.OTHER)
+        return self in (Evidence.HARDWARE, Evidence.EXECUTED, Evidence.COUNTED, Evidence.OTHER)
 
 
 class Verdict(StrEnum):

@@ -9,11 +9,12 @@ import pandas
 from analysis.hardware import H200
 from repro.claims.mutations import Mirror, Scale
 from repro.claims.protocol import Evidence, agreement
-from repro.claims.register import Finding, claim
+from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.tolerances import COUNTER
 from repro.claims.values import GB as GB
 from repro.claims.values import NAN, by, worst
 from repro.claims.works import OURS
+from repro.experiments.bytes import machine_sectors
 
 SEEN: dict[str, Any] = {"experiments": ("l2-absorption",), "shown": "two_levels"}
 
@@ -58,5 +59,33 @@ def hbm_behind_l2(frame: pandas.DataFrame) -> Finding:
         parts=[
             agreement(f"counter over model {when}", worst(some), 1, COUNTER, Evidence.HARDWARE)
             for when, some in (("while L2 holds K and V", ratio[held]), ("after several waves, worst", ratio[~held]))
+        ],
+    )
+
+
+@claim(
+    "machine code",
+    "bytes between L1 and L2 follow from a kernel's machine code, registers that it spills included",
+    OURS,
+    experiments=machine_sectors.WITH_COUNTERS,
+    shown="machine_sectors",
+    conditions="kernels of PyTorch 2.11 executed without a GPU, L1 without a limit; counters of an H200",
+    overturn=(Scale({"experiment": machine_sectors.NAME}),),
+)
+def machine_code(frame: pandas.DataFrame) -> Finding:
+    rows = machine_sectors.beside(frame)
+    ratio = rows["machine_code"] / rows["counter"]
+    kept = (rows["machine_code"] - rows["spilled"]) / rows["formula"]
+    writes = rows[(rows["counters"] == machine_sectors.LONG) & (rows["direction"] == "write")]
+
+    def largest(column: str) -> str:
+        return f"{writes[column].max() / GB:.1f} GB" if len(writes) else NOT_MEASURED
+
+    return Finding(
+        predicted=f"{largest('formula')} without spills",
+        measured=f"{largest('machine_code')} by machine code, {largest('counter')} by counter",
+        parts=[
+            agreement("machine code over counter, worst kernel", worst(ratio), 1, COUNTER, Evidence.EXECUTED),
+            agreement("without spills over formula, worst kernel", worst(kept), 1, COUNTER, Evidence.EXECUTED),
         ],
     )
