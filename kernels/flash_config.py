@@ -97,16 +97,18 @@ def padded_head_dim(head_dim: int) -> int:
     return next(d for d in HEAD_DIMS if d >= head_dim)
 
 
-def _groups_a_warp(pass_: str, head_dim: int, tile: Tile, masks: bool) -> int:
+def _groups_a_warp(pass_: str, head_dim: int, tile: Tile, masks: bool, stages: int) -> int:
     """16-row groups of a warp: two where the registers allow it, because then each operand of the
-    other side that comes from shared memory serves two products."""
+    other side that comes from shared memory serves two products. A forward with one stage may take
+    all the registers there are: two such blocks fill an SM."""
     if pass_ == "backward-dq" or masks:
         return 1  # dQ has two score tiles beside it; masks and random words take registers too
     if pass_ == "forward":
         rows, registers = tile.block_m, tile.block_n // 2 + head_dim // 2
     else:
         rows, registers = tile.block_n, head_dim
-    return 2 if rows > 64 and rows % 32 == 0 and registers <= 64 else 1
+    most = 96 if pass_ == "forward" and stages == 1 else 64
+    return 2 if rows > 64 and rows % 32 == 0 and registers <= most else 1
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class FlashConfig:
         """Warps a block."""
         masks = any(FEATURES[name].registers for name in self.features)
         masks = masks or self.block_size is not None
-        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
+        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks, self.stages)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
         # Warps that share key rows, each with its columns of dK and dV: SHARES in the source.
@@ -378,8 +380,12 @@ def configure(
     form = FlashConfig(
         pass_, dtype, padded, tile, frozenset(asked), stages=1 if fp8 else 2, block_size=block_size, **more
     )
-    if form.shared_bytes <= limit:
-        return form
     one = replace(form, stages=1)
+    two_fit = form.shared_bytes <= limit
+    # Tiles that come in turn to two blocks hide more than two stages of one: of a forward in 16 bits,
+    # by the model of time.
+    more_blocks = pass_ == "forward" and dtype != "fp32" and one.blocks_per_sm(limit) > form.blocks_per_sm(limit)
+    if two_fit and not more_blocks:
+        return form
     shared_bytes(one, limit)
     return one
