@@ -75,7 +75,8 @@ EXPERIMENTS := $(subst _,-,$(basename $(notdir $(filter-out repro/experiments/sh
 # Long ones first, so that no core waits for another's last job.
 DRAWN_FROM := $(shell sed -n 's/^EXPERIMENTS = (\(.*\))$$/\1/p' $(DRAWERS) | tr -d '",')
 LONGEST_FIRST := $(filter $(filter $(EXPERIMENTS),$(DRAWN_FROM)),$(shell \
-    grep -H '^    seconds=' repro/experiments/*/*.py | sort -t= -k2 -rn | sed 's|.*/||;s|\.py:.*||;y|_|-|'))
+    awk 'FNR == 1 { last = 0 } /^EXPERIMENT = / { last = 1 } last && sub(/.*seconds=/, "") { print $$0 + 0, FILENAME }' \
+    repro/experiments/*/*.py | sort -rn | sed 's|.*/||;s|\.py$$||;y|_|-|'))
 ENDINGS := csv png svg $(filter-out png svg,$(subst $(comma), ,$(FORMATS)))
 FILES := $(foreach f,$(FIGURES),$(ENDINGS:%=$(DRAWN)/$(f).%))
 THEORY := $(wildcard analysis/*.py analysis/*/*.py repro/claims/*.py repro/claims/*/*.py repro/measuring/records.py repro/measuring/row*.py repro/experiments/*.py repro/experiments/*/*.py)

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from analysis.algorithms import check_order, find
+from analysis.features import FEATURES
 from analysis.hardware import Gpu
 from analysis.l2 import L2, PACES, Pace, UnavailableError, available
 from analysis.l2.kernels import KERNELS, Times, by_waves, simulated, simulated_once
 from analysis.packed import Lengths
-from analysis.shapes import AttentionShape, Tile
-from analysis.sums.flash import SLOPE_BYTES, BiasShape
+from analysis.shapes import AttentionShape, BiasShape, Tile
 from analysis.sums.flash_sm90 import COUNTER_BYTES
 from analysis.sums.packed import TABLES, table_bytes
 from analysis.traffic import Traffic, predict_traffic
@@ -91,9 +91,8 @@ def tensor_bytes(shape: AttentionShape) -> dict[str, int]:
     sizes |= dict.fromkeys(("k", "v", "dk", "dv"), shape.key_bytes)
     sizes |= dict.fromkeys(("s", "p", "dp", "ds"), shape.score_bytes)
     sizes |= dict.fromkeys(("lse", "lse2", "delta", "dlse", "m", "l"), shape.row_bytes)
-    sizes |= dict.fromkeys(("k_scale", "v_scale"), shape.scale_bytes)
-    sizes["key_mask"] = shape.batch * shape.seqlen_k
-    sizes["alibi_slopes"] = shape.heads * SLOPE_BYTES  # where the items of a batch share them
+    for each in FEATURES.values():
+        sizes |= each.sizes(shape)
     sizes |= dict.fromkeys(("dq_accum", "out_tmp", "dq_tmp"), accumulator)
     return sizes | {"tile_counter": COUNTER_BYTES}
 
@@ -138,11 +137,13 @@ def compulsory_packed(
 ) -> HbmTraffic:
     """Each kernel of ``traffic``, the pass over packed sequences, touches each tensor once.
 
-    Of a sequence that is what :func:`compulsory_hbm` says, and sequences share slopes alone; the
-    tables and the counter are touched once, and the rows of sequences without keys or queries are
-    moved once.
+    Of a sequence that is what :func:`compulsory_hbm` says. Sequences share what options have a
+    number a head of (slopes), the tables and the counter, which are touched once; the rows of
+    sequences without keys or queries are moved once.
     """
-    shared = {"alibi_slopes": shape.heads * SLOPE_BYTES, "tile_counter": COUNTER_BYTES}
+    shared = {"tile_counter": COUNTER_BYTES}
+    for option in FEATURES.values():
+        shared |= option.sizes(shape) if option.with_packed else {}
     shared |= dict.fromkeys(TABLES, table_bytes(lengths))
     seen = [(each, predict_traffic(algorithm, each, tile, pass_, **options)) for each in lengths.shapes(shape)]
     parts = [(part, compulsory_hbm(part, each)) for each, part in seen]

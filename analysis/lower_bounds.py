@@ -9,8 +9,7 @@ import math
 from dataclasses import replace
 
 from analysis.packed import Lengths, summed
-from analysis.shapes import AttentionShape
-from analysis.sums.flash import BiasShape, bias_elements
+from analysis.shapes import AttentionShape, BiasShape, bias_elements
 
 
 def compulsory_read_bytes(shape: AttentionShape) -> int:

@@ -18,8 +18,7 @@ import numpy as np
 from analysis.algorithms import ORDERS
 from analysis.arguments import flag, names, one_of, probability, real
 from analysis.packed import Lengths
-from analysis.shapes import AttentionShape, Tile
-from analysis.sums.flash import bias_elements
+from analysis.shapes import AttentionShape, Tile, bias_elements
 from analysis.tile_loop import BlockMask
 
 GRADIENTS = ("dq", "dk", "dv")

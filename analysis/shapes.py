@@ -6,7 +6,9 @@ Shapes are written (B, H, N, D): batch, heads, sequence length, head dimension. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from analysis.arguments import flag, whole
 from analysis.window import Sides, Window, sides
@@ -26,6 +28,10 @@ SCALE_UNIT = 16
 
 ROW_ELEMENTS = 8
 """Kernels move rows 16 bytes at a time: 8 elements of a 16-bit type."""
+KernelBytes: TypeAlias = Mapping[str, Mapping[tuple[str, str], int]]
+"""Kernel -> (tensor, direction) -> bytes (``analysis.sums``)."""
+BiasShape: TypeAlias = tuple[int, int]
+"""(items, heads) of a bias (items, heads, Nq, Nk): 1, or as many as there are."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,14 @@ class Tile:
     def __post_init__(self) -> None:
         for name in ("block_m", "block_n"):
             object.__setattr__(self, name, whole(name, getattr(self, name), least=1))
+
+
+def bias_elements(shape: AttentionShape, bias: BiasShape) -> int:
+    """Elements of a bias. ValueError unless each of (items, heads) is 1 or as many as there are."""
+    items, heads = bias
+    if items not in (1, shape.batch) or heads not in (1, shape.heads):
+        raise ValueError(f"bias={bias} is not (1 or {shape.batch}, 1 or {shape.heads}) items and heads")
+    return items * heads * shape.seqlen_q * shape.seqlen_k
 
 
 def scale_blocks(keys: int, block: int | None) -> int:

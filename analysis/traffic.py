@@ -41,7 +41,7 @@ from typing import Any
 
 from analysis import algorithms
 from analysis.algorithms import Algorithm, DqSum, Family
-from analysis.features import FEATURES
+from analysis.features import FEATURES, refused
 from analysis.packed import Lengths
 from analysis.problem import Problem
 from analysis.shapes import AttentionShape, Tile
@@ -139,23 +139,14 @@ def sum_of(algorithm: Algorithm, pass_: str) -> tuple[Callable[..., KernelBytes]
     return flash_backward, {"deterministic": algorithm.dq is DqSum.WORKSPACE}
 
 
-def _takes_window(algorithm: Algorithm, pass_: str) -> bool:
-    if algorithm.family is Family.HOPPER:
-        return pass_ == "backward" or not algorithm.optimistic
-    return algorithm.family is Family.FLASH
-
-
-#: Options that packed sequences do not go with (``kernels.packed``).
-_NOT_PACKED = ("key_mask", "block_mask", "mask_block", "bias", "bias_gradient")
-
-
 def predict_traffic(algorithm: str, shape: AttentionShape, tile: Tile, pass_: str, **options: Any) -> Traffic:
     """SM-boundary traffic of one pass, exact to the byte.
 
     algorithm: a name of ``analysis.algorithms``; pass_: "forward" or "backward". Options, where the
-    algorithm has them (``analysis.sums``): key_mask, block_mask, mask_block, alibi, bias,
-    bias_gradient, lse_gradient, dq_tile, persistent, flagged; and lengths
-    (``analysis.packed.Lengths``), with ``shape`` that of the packed arrays, (1, H, total, D).
+    algorithm has them: those of ``analysis.features`` that move bytes, as a problem has them, with
+    ``mask_block`` for the size of a block mask's blocks; dq_tile, persistent, flagged
+    (``analysis.sums``); and lengths (``analysis.packed.Lengths``), with ``shape`` that of the
+    packed arrays, (1, H, total, D).
 
     Raises ValueError for an unknown algorithm, pass or option, and for a shape that the
     algorithm does not handle.
@@ -163,29 +154,32 @@ def predict_traffic(algorithm: str, shape: AttentionShape, tile: Tile, pass_: st
     if pass_ not in ("forward", "backward"):
         raise ValueError(f"pass_={pass_!r} is neither 'forward' nor 'backward'")
     bytes_of, variant = sum_of(algorithms.find(algorithm), pass_)
-    if shape.windowed and not _takes_window(algorithms.find(algorithm), pass_):
-        raise ValueError(f"the {pass_} of {algorithm} takes no window={shape.window}, sinks={shape.sinks}: flash does")
-    if shape.fp8 and (algorithms.find(algorithm).family is not Family.FLASH or pass_ != "forward"):
-        raise ValueError(f"the {pass_} of {algorithm} takes no k and v of e4m3: the forward of flash does")
+    of_shape = {"window": shape.windowed, "fp8": shape.fp8}
+    why = refused(algorithm, pass_, [name for name, there in of_shape.items() if there])
+    if why is not None:
+        raise ValueError(f"the {pass_} of {why}: window={shape.window}, sinks={shape.sinks}, fp8={shape.fp8}")
     lengths: Lengths | None = options.pop("lengths", None)
-    unknown = [name for name in options if name not in inspect.signature(bytes_of).parameters]
-    if unknown or set(options) & set(variant):
+    known = set(inspect.signature(bytes_of).parameters)
+    if "options" in known:
+        known |= {"mask_block", *_moving(algorithm, pass_)}
+    if options.keys() - known or set(options) & set(variant):
         raise ValueError(f"{algorithm} {pass_} takes no option {', '.join(sorted(options))}")
     if lengths is None:
         return Traffic(bytes_of(shape, tile, **variant, **options))
     return Traffic(_packed(algorithm, shape, tile, pass_, lengths, {**variant, **options}))
 
 
+def _moving(algorithm: str, pass_: str) -> list[str]:
+    """Options that move bytes in a pass of an algorithm."""
+    return [name for name, each in FEATURES.items() if each.moves and each.taken(algorithm, pass_)]
+
+
 def traffic_options(problem: Problem, pass_: str) -> dict[str, Any]:
     """Those of :func:`predict_traffic` that say what a problem asks for: what moves bytes."""
-    named = (each.name for each in FEATURES.values() if pass_ in each.passes)
-    flags = [name for name in named if isinstance(getattr(problem, name, None), bool)]
-    options: dict[str, Any] = {name: True for name in flags if getattr(problem, name)}
-    options.pop("deterministic", None)  # that is the algorithm's
-    if problem.bias is not None:
-        options["bias"] = problem.bias
+    named = [each for each in FEATURES.values() if each.moves and pass_ in each.passes and each.used(problem)]
+    options: dict[str, Any] = {each.name: getattr(problem, each.name) for each in named}
     if problem.block_mask is not None:
-        options |= {"block_mask": problem.block_mask, "mask_block": problem.tile}
+        options["mask_block"] = problem.tile
     if problem.lengths is not None:
         options["lengths"] = problem.lengths
     return options
@@ -201,17 +195,15 @@ def _packed(
     hopper = chosen.family is Family.HOPPER and (pass_ == "backward" or not chosen.optimistic)
     if not hopper and (chosen.family is not Family.FLASH or ordered):
         raise ValueError(f"{algorithm} {pass_} takes no packed sequences: flash, flash-split do")
-    if shape.fp8:
-        raise ValueError("packed sequences do not go with k and v of e4m3")
-    refused = [name for name in _NOT_PACKED if options.get(name) not in (None, False)]
-    if refused:
-        raise ValueError(f"packed sequences do not go with {', '.join(refused)}")
+    asked = {**options, "fp8": shape.fp8, "window": any(each.windowed for each in lengths.shapes(shape))}
+    asked = {name: value for name, value in asked.items() if value is not None and value is not False}
+    alone = [each.argument for name, each in FEATURES.items() if name in asked and not each.with_packed]
+    if alone:
+        raise ValueError(f"packed sequences do not go with {', '.join(alone)}")
     if hopper:
-        windowed = any(each.windowed for each in lengths.shapes(shape))
-        asked = {**options, "window": windowed}
-        refused = [name for name in ("alibi", "window") if asked.get(name)]
-        if refused:
-            raise ValueError(f"{algorithm}: packed sequences do not go with {', '.join(refused)}")
+        alone = [name for name in ("alibi", "window") if name in asked]
+        if alone:
+            raise ValueError(f"{algorithm}: packed sequences do not go with {', '.join(alone)}")
         if pass_ == "forward":
             return packed_sm90(shape, lengths, tile)
         return packed_backward_sm90(

@@ -34,7 +34,7 @@ from typing import Any
 from analysis import algorithms
 from analysis.algorithms import DqSum, Family, of_family
 from analysis.arguments import checked
-from analysis.features import FEATURES
+from analysis.features import refused
 from kernels import flash, hopper, ladder
 from kernels.flash_config import (
     OTHER_REGISTERS,
@@ -47,6 +47,7 @@ from kernels.flash_config import (
 )
 from kernels.ladder_arrays import saved
 from kernels.launch import Array, Backend, Size
+from kernels.options import Options
 
 __all__ = [
     "FLASH",
@@ -90,13 +91,13 @@ def forward(
             column the time of its end: ``progress_notes`` columns.
         pdl: let kernels of the pass overlap where they meet (programmatic dependent launch); the
             Hopper kernels do, no others.
-        asked: the fields of :class:`kernels.flash.Options`, ``scale`` at least.
+        asked: the fields of :class:`kernels.options.Options`, ``scale`` at least.
 
     Raises:
         TypeError, ValueError: before anything is launched, naming the values that disagree.
     """
     chosen = algorithms.find(algorithm)
-    options = flash.Options(**asked)
+    options = Options(**asked)
     algorithms.check_order(algorithm, "forward", options.order)
     if chosen.family is not Family.FLASH and progress is not None:
         raise ValueError(f"{algorithm} keeps no notes of its progress")
@@ -105,9 +106,7 @@ def forward(
     _refuse(algorithm, "forward", options.features(q, k))
     if chosen.family is Family.HOPPER:
         _with_lse(backend, q, stats)
-        hopper.forward(
-            backend, q, k, v, out, stats["lse"], optimistic=chosen.optimistic, pdl=pdl, **_for_hopper(options, q, k)
-        )
+        hopper.forward(backend, q, k, v, out, stats["lse"], optimistic=chosen.optimistic, pdl=pdl, **asked)
     elif chosen.family is Family.FLASH:
         lse = _with_lse(backend, q, stats)
         flash.forward(backend, q, k, v, out, lse, options, progress, progress_tiles)
@@ -119,13 +118,7 @@ def forward(
         ladder.standard_forward(backend, q, k, v, out, stats, causal=options.causal, **_for_ladder(options))
 
 
-def _for_hopper(options: flash.Options, q: Array, k: Array) -> dict[str, Any]:
-    same = ("scale", "causal", "tile", "order", "wave", "packed", "stream")
-    of_scores = {"window": options.hidden(q, k), "changes": options.changes}
-    return {name: getattr(options, name) for name in same} | of_scores
-
-
-def _for_ladder(options: flash.Options) -> dict[str, Any]:
+def _for_ladder(options: Options) -> dict[str, Any]:
     same = ("scale", "tile", "shared_limit_bytes", "stream")
     return {name: getattr(options, name) for name in same}
 
@@ -164,7 +157,7 @@ def backward(
     "flash-sm90-deterministic" has no sawtooth: its waves would wait for each other.
     """
     chosen = algorithms.find(algorithm)
-    options = flash.Options(**asked)
+    options = Options(**asked)
     algorithms.check_order(algorithm, "backward", options.order)
     split = chosen.dq is DqSum.SEPARATE_PASS
     if not split and (dq is None or dk is None or dv is None):
@@ -210,7 +203,7 @@ def backward(
             dlse=dlse,
             deterministic=chosen.dq is DqSum.ORDERED,
             pdl=pdl,
-            **_for_hopper(options, q, k),
+            **asked,
         )
     elif chosen.form:
         ladder.flash1_backward(
@@ -240,6 +233,6 @@ def _with_lse(backend: Backend, q: Array, stats: dict[str, Array]) -> Array:
 
 def _refuse(algorithm: str, pass_: str, features: Collection[str]) -> None:
     """ValueError naming the options that the algorithm's kernels do not take."""
-    asked = [each.argument for name, each in FEATURES.items() if name in features and not each.taken(algorithm, pass_)]
-    if asked:
-        raise ValueError(f"{algorithm} does not take {', '.join(asked)}")
+    why = refused(algorithm, pass_, features)
+    if why is not None:
+        raise ValueError(why)

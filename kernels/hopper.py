@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from analysis.arguments import checked
 from analysis.features import FEATURES
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.shapes import AttentionShape, Tile
-from analysis.window import Window
 from kernels import hopper_packed
 from kernels.checks import check_shapes, finite
 from kernels.hopper_forms import (
@@ -42,9 +42,8 @@ from kernels.hopper_forms import (
     forward_form,
     packed_form,
 )
-from kernels.launch import Argument, Array, Backend, IoType, Kernel, Order, Pass, Size, TensorMap, Word
-from kernels.packed import Packed
-from kernels.scores import UNCHANGED, ScoreChanges
+from kernels.launch import Argument, Array, Backend, IoType, Kernel, Pass, Size, TensorMap
+from kernels.options import Options
 from kernels.window import window_arguments
 
 __all__ = [
@@ -138,47 +137,35 @@ def forward(
     out: Array,
     lse: Array,
     *,
-    scale: float,
-    causal: bool = False,
-    window: Window | None = None,
-    changes: ScoreChanges = UNCHANGED,
-    tile: Tile | None = None,
     form: ForwardForm | None = None,
-    order: Order = "rows",
-    wave: Size | None = None,
     optimistic: bool = False,
-    packed: Packed | None = None,
     pdl: bool = False,
-    stream: Word | None = None,
+    **asked: Any,
 ) -> None:
     """out = softmax(scale · q kᵀ) v and lse. Arrays as in ``kernels.attention``.
 
-    window: one that hides something (``kernels.window``), or None.
-    changes: a softcap and ALiBi. With these or a window: one block a query tile, not optimistic.
-    tile, form: of the caller's choice; default :func:`forward_form`.
-    order: "sawtooth" walks the keys upwards in every second ``wave`` of blocks, by default as many
-        as there are multiprocessors; with one block a query tile, and not optimistic.
+    form: of the caller's choice; default :func:`forward_form`.
     optimistic: look for the row maximum in the first tiles only, and do again, exactly, the tiles
         where that was not enough; bf16.
-    packed: sequences one after another, by a form of :func:`packed_form`; not optimistic, not in a
-        sawtooth, without window and changes. TMA sees them as ``launch.TensorMap`` says.
     pdl: launch a persistent form so that it starts while the kernel that clears its counter is
         still running, and waits inside for that (programmatic dependent launch).
+
+    asked: the fields of :class:`kernels.options.Options`, ``scale`` at least. With a window, a cap
+        or ALiBi: one block a query tile, not optimistic. "sawtooth" walks the keys upwards in every
+        second ``wave`` of blocks, by default as many as there are multiprocessors; with one block a
+        query tile, and not optimistic. Packed sequences: by a form of :func:`packed_form`, alone.
+        TMA sees them as ``launch.TensorMap`` says.
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
     fit together.
     """
     check_shapes(q, k, v, {"out": out}, {}, {"lse": lse}, None)
-    scale = finite(scale)
-    features = changes.features | ({"window"} if window is not None else set())
-    if packed is not None:
-        packed.refuse(order=order, optimistic=optimistic, **{FEATURES[name].argument: True for name in features})
-    changes.check(q, k)
-    _check(unsupported_reason(q.dtype, q.shape[3], features, scale=scale, keys=k.shape[2]))
+    options = Options(**asked)
+    features = _features(options, q, k, keys=k.shape[2], optimistic=optimistic)
+    scale, causal, packed = finite(options.scale), options.causal, options.packed
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    sawtooth = order == "sawtooth"
-    features |= {"sawtooth"} if sawtooth else set()
+    sawtooth, tile, stream = "sawtooth" in features, options.tile, options.stream
     if packed is not None:
         form = form or packed_form(head_dim, tile)
         hopper_packed.forward(backend, q, k, v, out, lse, packed, form, scale, causal, stream, pdl)
@@ -207,7 +194,7 @@ def forward(
         np.int32(seqlen_k),
         np.float32(scale),
         np.int32(hopper_heads_per_group(_shape(q, k, causal), "forward")),
-        *changes.arguments(scale),
+        *options.changes.arguments(scale),
     ]
     tile_counter: list[Array] = []
     grid = (query_tiles, 1, 1)
@@ -218,13 +205,13 @@ def forward(
         tile_counter = [counter.with_access("atomic")]
         grid = (min(query_tiles, backend.multiprocessors), 1, 1)
     if not optimistic:
-        waves = [np.int32(wave or backend.multiprocessors)] if sawtooth else []
+        waves = [np.int32(options.wave or backend.multiprocessors)] if sawtooth else []
         shared_bytes = form.bytes_of(alibi="alibi" in features)
         backend.launch(
             main,
             grid,
             shared_bytes,
-            [*args, *tile_counter, *waves, *window_arguments(window)],
+            [*args, *tile_counter, *waves, *window_arguments(options.hidden(q, k))],
             stream,
             pdl=pdl and form.persistent,
         )
@@ -253,31 +240,23 @@ def backward(
     dk: Array,
     dv: Array,
     *,
-    scale: float,
-    causal: bool = False,
-    window: Window | None = None,
-    changes: ScoreChanges = UNCHANGED,
-    tile: Tile | None = None,
     form: BackwardForm | None = None,
     dlse: Array | None = None,
     deterministic: bool = False,
-    order: Order = "rows",
-    wave: Size | None = None,
-    packed: Packed | None = None,
     pdl: bool = False,
-    stream: Word | None = None,
+    **asked: Any,
 ) -> None:
     """dq, dk, dv from dout and, if given, dlse, the gradient of lse.
 
-    window: one that hides something (``kernels.window``), or None.
-    changes: a softcap and ALiBi; at head_dim 64 a softcap in bf16 alone, beside nothing else.
-    tile, form: of the caller's choice; default :func:`backward_form`.
+    form: of the caller's choice; default :func:`backward_form`.
     deterministic: add dq up in a fixed order, so that it is the same bit for bit in every run.
-    order: "sawtooth" walks the queries downwards in every second ``wave`` of blocks, as in the
-        forward; not with ``deterministic``, for which a wave would wait for the one before.
-    packed: sequences one after another, as in the forward.
     pdl: launch the second and the third kernel so that they start while the one before is still
         running, and wait inside for what it writes (programmatic dependent launch).
+
+    asked: the fields of :class:`kernels.options.Options`, ``scale`` at least. At head_dim 64 a cap in
+        bf16 alone, beside nothing else. "sawtooth" walks the queries downwards in every second
+        ``wave`` of blocks, as in the forward; not with ``deterministic``, for which a wave would
+        wait for the one before.
 
     Raises ValueError with the reason when the problem is not covered, and for arrays that do not
     fit together.
@@ -285,17 +264,13 @@ def backward(
     like_q = {"out": out, "dout": dout, "dq": dq}
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     check_shapes(q, k, v, like_q, {"dk": dk, "dv": dv}, rows, None)
-    scale = finite(scale)
-    features = changes.features | ({"window"} if window is not None else set())
-    if packed is not None:
-        packed.refuse(order=order, **_named(features))
-    changes.check(q, k)
-    least = min(k.shape[2], q.shape[2])
-    _check(unsupported_reason(q.dtype, q.shape[3], features, scale=scale, pass_="backward", keys=least))
+    options = Options(**asked)
+    features = _features(options, q, k, keys=min(k.shape[2], q.shape[2]), pass_="backward")
+    scale, causal, packed, stream = finite(options.scale), options.causal, options.packed, options.stream
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
-    featured = bool(features) or packed is not None
-    form = form or backward_form(head_dim, causal, tile, featured=featured)
+    featured = bool(features - {"sawtooth"}) or packed is not None
+    form = form or backward_form(head_dim, causal, options.tile, featured=featured)
     if packed is not None:
         hopper_packed.backward(
             backend,
@@ -325,8 +300,7 @@ def backward(
     block_m, block_n = form.tile.block_m, form.tile.block_n
     query_tiles = -(-seqlen_q // block_m)
     padded_rows = batch * heads * query_tiles * block_m
-    sawtooth = order == "sawtooth"
-    features |= {"sawtooth"} if sawtooth else set()
+    sawtooth = "sawtooth" in features
 
     def kernel(part: str) -> Kernel:
         return form.kernel(part, q.dtype, causal, deterministic=deterministic, dlse=dlse is not None, features=features)
@@ -378,10 +352,10 @@ def backward(
             np.float32(scale),
             np.float32(scale) * np.float32(math.log2(math.e)),
             np.int32(hopper_heads_per_group(_shape(q, k, causal), "backward")),
-            *changes.arguments(scale),
+            *options.changes.arguments(scale),
             *(array.with_access("atomic") for array in turns),
-            *([np.int32(wave or backend.multiprocessors)] if sawtooth else []),
-            *window_arguments(window),
+            *([np.int32(options.wave or backend.multiprocessors)] if sawtooth else []),
+            *window_arguments(options.hidden(q, k)),
         ],
         stream,
         pdl=pdl,
@@ -402,11 +376,20 @@ def _shape(q: Array, k: Array, causal: bool) -> AttentionShape:
     return AttentionShape(batch, heads, seqlen_q, seqlen_k, head_dim, kv_heads, q.dtype, causal)
 
 
-def _named(features: Collection[str]) -> dict[str, bool]:
-    """The options by what drivers call them."""
-    return {each.argument: True for name, each in FEATURES.items() if name in features}
+def _features(options: Options, q: Array, k: Array, *, keys: int, pass_: str = "forward", **alone: Any) -> set[str]:
+    """Options beside a causal mask and packed sequences. ValueError for what is not covered.
 
-
-def _check(reason: str | None) -> None:
+    alone: of the caller's, that do not go with packed sequences either.
+    """
+    used = set(options.features(q, k)) - {"causal", "packed"}
+    sawtooth = used & {"sawtooth"}
+    if options.packed is not None:
+        named = {each.argument: True for name, each in FEATURES.items() if name in used - sawtooth}
+        options.packed.refuse(order=options.order, **alone, **named)
+    options.changes.check(q, k)
+    reason = unsupported_reason(
+        q.dtype, q.shape[3], used - sawtooth, scale=finite(options.scale), pass_=pass_, keys=keys
+    )
     if reason is not None:
         raise ValueError(f"the Hopper kernels do not cover {reason}")
+    return used

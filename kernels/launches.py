@@ -13,13 +13,14 @@ from typing import Any
 
 from analysis.algorithms import Family, find
 from analysis.arguments import check_fields, checked
-from analysis.features import features_of
+from analysis.features import FEATURES, features_of
 from analysis.problem import GRADIENTS, Problem
-from analysis.shapes import AttentionShape, scale_blocks
+from analysis.shapes import AttentionShape
 from kernels import attention, dispatch, flash
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, Count, Pass, Size, contiguous_strides
 from kernels.launching.plan import Launch, Recorder, record
+from kernels.options import VALUES
 from kernels.packed import Packed
 
 AUTO = "auto"
@@ -147,7 +148,7 @@ def run(backend: Any, algorithm: str, at: Mapping[str, Array], problem: Problem,
     """
     options: dict[str, Any] = {"scale": problem.softmax_scale}
     for each in (problem.shape, problem):
-        options |= {name: getattr(each, name) for name in flash.VALUES if hasattr(each, name)}
+        options |= {name: getattr(each, name) for name in VALUES if hasattr(each, name)}
     options |= {name: at[name] for name in OPTIONAL if name in at} | more
     if problem.lengths is not None:
         tables = (at["cu_seqlens_q"], at["cu_seqlens_k"])
@@ -163,15 +164,7 @@ def run(backend: Any, algorithm: str, at: Mapping[str, Array], problem: Problem,
     stats = {name: at[name] for name in ("lse", "m", "l", "p") if name in at}
     made = (at[name] if name in problem.made else None for name in GRADIENTS)
     attention.backward(
-        backend,
-        algorithm,
-        *operands,
-        at["dout"],
-        stats,
-        *made,
-        dlse=at.get("dlse"),
-        dbias=at["dbias"] if problem.bias_gradient else None,
-        **options,
+        backend, algorithm, *operands, at["dout"], stats, *made, dlse=at.get("dlse"), dbias=at.get("dbias"), **options
     )
 
 
@@ -189,29 +182,13 @@ def _arrays(problem: Problem, pass_: str) -> dict[str, Array]:
     rows = ["lse"]
     if pass_ == "backward":
         sizes |= {"dout": queries, "dq": queries, "dk": keys, "dv": keys}
-        rows += ["m", "l", *(["dlse"] if problem.lse_gradient else [])]
+        rows += ["m", "l"]
     arrays = {name: _array(name, size, shape.dtype) for name, size in sizes.items()}
     arrays |= {name: _array(name, queries[:3], "fp32") for name in rows}
-    if shape.fp8:
-        blocks = scale_blocks(shape.seqlen_k, shape.scale_block)
-        arrays |= {name: _array(name, keys, "uint8") for name in ("k", "v")}
-        arrays |= {n: _array(n, (*keys[:2], blocks), "fp32") for n in ("k_scale", "v_scale")}
     if pass_ == "backward":
         p = _array("p", (*scores[:3], -(-scores[3] // 8) * 8), shape.dtype)
         arrays["p"] = replace(p, shape=scores)
-    if problem.key_mask:
-        arrays["key_mask"] = _array("key_mask", (shape.batch, shape.seqlen_k), "uint8")
-    lengths, tile = problem.lengths, problem.tile
-    if problem.alibi:
-        items = shape.batch if lengths is None else lengths.sequences
-        arrays["alibi_slopes"] = _array("alibi_slopes", (items, shape.heads, 1), "fp32")
-    if lengths is not None:
-        size = (lengths.sequences + 1,)
-        arrays |= {name: _array(name, size, "int32") for name in ("cu_seqlens_q", "cu_seqlens_k")}
-    if problem.bias is not None:
-        pairs = (*problem.bias, *scores[2:])
-        arrays |= {n: _array(n, pairs, shape.dtype) for n in ("bias", "dbias")}
-    if problem.block_mask is not None and tile is not None:
-        blocks_of = (-(-shape.seqlen_q // tile.block_m), -(-shape.seqlen_k // tile.block_n))
-        arrays["block_mask"] = _array("block_mask", (*scores[:2], *blocks_of), "uint8")
+    for option in FEATURES.values():
+        if option.used(problem) and pass_ in option.passes:
+            arrays |= {name: _array(name, *of) for name, of in option.arrays(problem).items()}
     return arrays

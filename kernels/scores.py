@@ -78,9 +78,6 @@ class ScoreChanges:
         return args
 
 
-UNCHANGED = ScoreChanges()
-
-
 def check_bias(name: str, bias: Array, q: Array, k: Array) -> None:
     """ValueError or TypeError for a bias, or its gradient, that does not fit q and k."""
     if bias.dtype != q.dtype:

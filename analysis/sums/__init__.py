@@ -5,6 +5,6 @@ directions being "read", "write" and "atomic" (a reduction sent to L2 without re
 ``analysis.traffic`` is the front door.
 """
 
-from collections.abc import Mapping
+from analysis.shapes import KernelBytes
 
-KernelBytes = Mapping[str, Mapping[tuple[str, str], int]]
+__all__ = ["KernelBytes"]

@@ -7,9 +7,8 @@ it once.
 
 from collections.abc import Collection
 
-from analysis.shapes import AttentionShape
+from analysis.shapes import AttentionShape, bias_elements
 from analysis.sums import KernelBytes
-from analysis.sums.flash import bias_elements
 
 KERNEL = "copy"
 """The name that copies are counted under."""

@@ -7,10 +7,13 @@ than tensors with an end, so they are stored for whole query tiles and a ragged 
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+from analysis.feature import Walk
+from analysis.features import with_options
 from analysis.shapes import STAT_BYTES, AttentionShape, Tile
 from analysis.sums import KernelBytes
-from analysis.sums.flash import SLOPE_BYTES, flash_forward
+from analysis.sums.flash import flash_forward
 from analysis.tile_loop import tile_loop
 
 FLAG_BYTES = 4
@@ -18,14 +21,12 @@ COUNTER_BYTES = 4
 TURN_BYTES = 4
 
 
-def flash_forward_sm90(
-    shape: AttentionShape, tile: Tile, *, persistent: bool = False, alibi: bool = False
-) -> KernelBytes:
+def flash_forward_sm90(shape: AttentionShape, tile: Tile, *, persistent: bool = False, **options: Any) -> KernelBytes:
     """O = softmax(QKᵀ)V, one thread block per query tile.
 
     persistent: one per multiprocessor, which takes its query tiles from a counter.
     """
-    one_tile = flash_forward(shape, tile, alibi=alibi)["flash_forward"]
+    one_tile = flash_forward(shape, tile, **options)["flash_forward"]
     return _first_launches(shape, tile, one_tile, "", persistent)
 
 
@@ -76,16 +77,16 @@ def flash_forward_sm90_optimistic(
 
 
 def flash_backward_sm90(
-    shape: AttentionShape, tile: Tile, *, deterministic: bool = False, lse_gradient: bool = False, alibi: bool = False
+    shape: AttentionShape, tile: Tile, *, deterministic: bool = False, **options: Any
 ) -> KernelBytes:
     """dQ, dK, dV; lse2 is the log-sum-exp in base two, delta = rowsum(dO∘O).
 
-    alibi: every visit reads the slope of its head.
     deterministic: key tiles take turns at a query tile, whose counter every visit reads once (a
     block that has to wait looks again, which no loop nest predicts) and writes once.
-    lse_gradient: lse has an incoming gradient, which joins delta.
+    options: of ``analysis.traffic.predict_traffic``.
     """
-    loop = tile_loop(shape, tile)
+    walk = Walk("flash_backward_sm90", shape, tile, True, options)
+    loop = walk.loop
     row = shape.head_dim * shape.itemsize
     accumulator_row = shape.head_dim * STAT_BYTES
     tiles_visited = loop.visits
@@ -116,13 +117,9 @@ def flash_backward_sm90(
             ("dq", "write"): shape.query_bytes,
         },
     }
-    if lse_gradient:
-        sums["flash_backward_sm90_preprocess"]["dlse", "read"] = shape.row_bytes
-    if alibi:
-        sums["flash_backward_sm90"]["alibi_slopes", "read"] = tiles_visited * SLOPE_BYTES
     if deterministic:
         turns = shape.batch * shape.heads * loop.query_tiles
         sums["flash_backward_sm90_preprocess"]["turns", "write"] = turns * TURN_BYTES
         for direction in ("read", "write"):
             sums["flash_backward_sm90"]["turns", direction] = tiles_visited * TURN_BYTES
-    return sums
+    return with_options(sums, walk)

@@ -11,16 +11,7 @@ import pandas
 from analysis.optimistic import LIMIT_LOG2, onset
 from figures.common import FILLED, HOLLOW, Drawing, devices, note, pick, series
 from repro.claims.options.optimistic import relative
-from repro.experiments.bytes.optimistic import (
-    EXACT,
-    HEAD_DIM,
-    NATS,
-    OPTIMISTIC,
-    SEQLEN_K,
-    SEQLEN_Q,
-    cells,
-    first_key_looked_at,
-)
+from repro.experiments.bytes.optimistic import EXACT, NATS, OPTIMISTIC, SEQLEN_K, SHAPE, cells, first_key_looked_at
 
 EXPERIMENTS = ("optimistic", "gpu-optimistic")
 COLOUR = {EXACT: "#0072B2", OPTIMISTIC: "#D55E00"}
@@ -88,7 +79,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     where = "" if times.empty else f" Time: {devices(pick(frame, metric='time_ms'))}."
     note(
         figure,
-        f"Upward drift plus N(0, 1); {SEQLEN_Q} queries, {SEQLEN_K} keys, d = {HEAD_DIM}, bf16. "
+        f"Upward drift plus N(0, 1); {SHAPE.seqlen_q} queries, {SEQLEN_K} keys, d = {SHAPE.head_dim}, bf16. "
         "Counted and judged on the host backend. The prediction has no noise: the largest of 128 "
         f"noisy keys is the reference,\nwhich moves the onset up by a nat or two.{where}",
     )

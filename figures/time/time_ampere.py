@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from analysis.hardware import find_gpu
 from figures.common import FILLED, HOLLOW, Drawing, label_ends, note, pick, powers_of_two
-from repro.experiments.gpu.ampere_time import NAME, OURS, PEER
+from repro.experiments.gpu.ampere_time import EXPERIMENT, OURS, PEER
 from repro.timing import ampere_validation, flash2_time
 
 EXPERIMENTS = ("throughput", "ampere-time")
@@ -28,7 +28,7 @@ def rates(frame: pandas.DataFrame) -> pandas.DataFrame:
     rows = frame[frame["metric"] == "throughput_tflops"].dropna(subset=["value"])
     published = pick(rows, source="published", implementation=ampere_validation.PUBLISHED, pass_=BOTH)
     of_gpu = published["device"].map(lambda name: find_gpu(str(name)) == flash2_time.GPU)
-    passes = pick(rows, experiment=NAME).drop_duplicates([*KEYS, "pass"], keep="last")
+    passes = pick(rows, experiment=EXPERIMENT.name).drop_duplicates([*KEYS, "pass"], keep="last")
     table = passes.pivot_table(index=KEYS, columns="pass", values="value").reindex(columns=["forward", "backward"])
     together = 3.5 / (1 / table["forward"] + 2.5 / table["backward"])
     both = together.dropna().rename("tflops").reset_index()

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import mean
+from typing import Any
 
 from analysis.loop_model import card
 from analysis.loop_model.native import simulate
 from analysis.loop_model.parameters import SM90
 from analysis.loop_model.program import Program
-from analysis.window import Window
+from analysis.window import Sides
 from kernels import hopper
 from kernels.building.compile import compile_cubin
 from kernels.launch import Argument, Array, Kernel, TensorMap, contiguous_strides, encode
@@ -26,7 +27,6 @@ from kernels.sass import loops
 from kernels.sass.code import Code
 from kernels.sass.kept import disassembled
 from kernels.sass.operands import Launch, TensorMapArgument
-from kernels.scores import ScoreChanges
 
 Form = hopper.ForwardForm | hopper.BackwardForm
 Features = tuple[str, ...]
@@ -105,24 +105,22 @@ def _arrays(seqlen: int, head_dim: int, keys: int | None = None, dtype: str = DT
     }
 
 
-def _windowed(form: hopper.ForwardForm, rounds: int, causal: bool, dtype: str) -> tuple[dict[str, Array], Window]:
+def _windowed(form: hopper.ForwardForm, rounds: int, dtype: str) -> tuple[dict[str, Array], Sides]:
     """One query tile in the middle of a long sequence, whose window ends on its diagonal and begins
     in the middle of a key tile, ``rounds`` tiles before the last one's end."""
     total = rounds + BEFORE
     keys, rows = total * form.block_n, form.tile.block_m
     first = BEFORE * form.block_n + form.block_n // 2
-    window = Window.of(rows, keys, causal=causal, window=(max(0, keys - rows - first), 0), sinks=0)
-    return _arrays(rows, form.head_dim, keys, dtype), window
+    return _arrays(rows, form.head_dim, keys, dtype), (max(0, keys - rows - first), 0)
 
 
-def _windowed_backward(form: hopper.BackwardForm, rounds: int, dtype: str) -> tuple[dict[str, Array], Window]:
+def _windowed_backward(form: hopper.BackwardForm, rounds: int, dtype: str) -> tuple[dict[str, Array], Sides]:
     """The first of several key tiles, which ``rounds`` query tiles visit: its window begins on the
     diagonal and ends in the middle of a query tile."""
     block_m, block_n = form.tile.block_m, form.tile.block_n
     rows = rounds * block_m + BEFORE * block_n
     left = max(0, rounds * block_m - block_m // 2 - block_n)
-    window = Window.of(rows, rows, causal=False, window=(left, 0), sinks=0)
-    return _arrays(rows, form.head_dim, dtype=dtype), window
+    return _arrays(rows, form.head_dim, dtype=dtype), (left, 0)
 
 
 def _clocks(recorded: Recorded, taken: Sequence[int] = (), loaded: int | None = None) -> float:
@@ -143,8 +141,9 @@ def clocks_of(found: Program) -> float:
     return mean(found_clocks)
 
 
-def _changes(arrays: dict[str, Array], features: Features) -> ScoreChanges:
-    return ScoreChanges(1.0 if "softcap" in features else None, arrays["alibi_slopes"] if "alibi" in features else None)
+def _changes(arrays: dict[str, Array], features: Features) -> dict[str, Any]:
+    options = {"softcap": 1.0, "alibi_slopes": arrays["alibi_slopes"]}
+    return {name: value for name, value in options.items() if name.removesuffix("_slopes") in features}
 
 
 def points_of(
@@ -160,7 +159,7 @@ def points_of(
     for rounds in lengths:
         recorder = Recorder(Single())
         if isinstance(form, hopper.BackwardForm):
-            window = None
+            window: Sides = (None, None)
             arrays = _arrays(rounds * form.block_m, form.head_dim, dtype=dtype)
             if "window" in features:
                 arrays, window = _windowed_backward(form, rounds, dtype)
@@ -172,13 +171,13 @@ def points_of(
                 causal=causal,
                 form=form,
                 window=window,
-                changes=_changes(arrays, features),
+                **_changes(arrays, features),
             )
         else:
-            window = None
+            window = (None, None)
             arrays = _arrays(rounds * form.block_n, form.head_dim, dtype=dtype)
             if "window" in features:
-                arrays, window = _windowed(form, rounds, causal, dtype)
+                arrays, window = _windowed(form, rounds, dtype)
             operands = [arrays[n] for n in ("q", "k", "v", "out", "lse")]
             hopper.forward(
                 recorder,
@@ -188,7 +187,7 @@ def points_of(
                 form=form,
                 optimistic=optimistic,
                 window=window,
-                changes=_changes(arrays, features),
+                **_changes(arrays, features),
             )
             if optimistic:
                 recorder.launches.pop()  # the repair

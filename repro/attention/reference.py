@@ -20,16 +20,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from analysis.feature import Pairs
+from analysis.features import asked_for
+from repro.attention.validation import DTYPES
+
 __all__ = ["Reference", "attention_reference", "beyond_bound", "changed", "framework_result", "max_error", "visible"]
-
-
-TANH_APPROX = 2.0**-11
-"""Relative error of tanh.approx by the PTX manual: of a capped score in bf16. Its derivative
-1 - tanh² is then off by twice that. An eighth of what rounding a score to bf16 costs at most."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Reference:
     part of D = rowsum(dO∘O): a kernel makes D from an out that is already rounded to its type
     (FlashAttention-2, Alg. 2), which the dP it is subtracted from is not. ``score`` is the largest
     |score| of a weight that fp32 does not lose beside 1: a score off by one rounding changes its
-    weight by that much. With a softcap in bf16, "lse through cap" and "dq through cap", "dk through
-    cap" are what :data:`TANH_APPROX` makes of these.
+    weight by that much. "lse through options", "dq through options" and "dk through options" are
+    what the ``errors`` of options make of these (a cap in bf16; ``analysis.feature.Feature``).
     """
 
     out: Tensor
@@ -55,43 +55,26 @@ class Reference:
     score: float = 0.0
 
 
-def visible(
-    batch: int,
-    heads: int,
-    seqlen_q: int,
-    seqlen_k: int,
-    *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: int = 0,
-    key_mask: Tensor | None = None,
-    block_mask: Tensor | None = None,
-    block: tuple[int, int] | None = None,
-) -> Tensor:
+def visible(batch: int, heads: int, seqlen_q: int, seqlen_k: int, **options: Any) -> Tensor:
     """Boolean (B, H, Nq, Nk): which pairs take part.
 
-    ``block_mask`` (rows, columns), (H, rows, columns) or (B, H, rows, columns) is expanded by
-    ``block`` = (block_m, block_n) and cut to (Nq, Nk).
+    options: as in :func:`repro.flash_attention`; ``block_mask`` (rows, columns), (H, rows, columns)
+    or (B, H, rows, columns) is expanded by ``block`` = (block_m, block_n) and cut to (Nq, Nk).
     """
+    given = _on_cpu(options)
     seen = torch.ones(batch, heads, seqlen_q, seqlen_k, dtype=torch.bool)
-    diagonal = torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
-    keys = torch.arange(seqlen_k)[None, :]
-    left, right = window or (None, None)
-    if left is not None:
-        seen &= (keys >= diagonal - left) | (keys < sinks)
-    if right is not None:
-        seen &= (keys <= diagonal + right) | (keys < sinks)
-    if causal:
-        seen &= keys <= diagonal
-    if key_mask is not None:
-        seen &= key_mask.bool().cpu()[:, None, None, :]
-    if block_mask is not None:
-        if block is None:
-            raise ValueError("block_mask needs block = (block_m, block_n), got None")
-        wide = block_mask.bool().cpu()
-        wide = wide.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
-        seen &= wide[..., :seqlen_q, :seqlen_k]
+    for each in asked_for(given):
+        if each.seen is not None:
+            seen &= each.seen(_pairs(seqlen_q, seqlen_k), given)
     return seen
+
+
+def _pairs(seqlen_q: int, seqlen_k: int) -> Pairs:
+    return Pairs(torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q, torch.arange(seqlen_k)[None, :])
+
+
+def _on_cpu(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x.cpu() if isinstance(x, Tensor) else x for name, x in options.items()}
 
 
 def attention_reference(
@@ -100,64 +83,43 @@ def attention_reference(
     v: Tensor,
     dout: Tensor | None = None,
     *,
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    sinks: int = 0,
-    key_mask: Tensor | None = None,
-    block_mask: Tensor | None = None,
-    block: tuple[int, int] | None = None,
     scale: float | None = None,
-    dropout_p: float = 0.0,
-    keep: Tensor | None = None,
     dlse: Tensor | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
+    **options: Any,
 ) -> Reference:
     """Attention and its gradients in float64.
 
     Args:
         q: (B, H, Nq, D); ``k``, ``v``: (B, Hkv, Nk, D) with Hkv dividing H.
         dout: (B, H, Nq, D) incoming gradient; without it only the forward is computed.
-        keep: boolean (B, H, Nq, Nk), True = the weight survived dropout with ``dropout_p``.
         dlse: (B, H, Nq) incoming gradient of ``lse``.
-        softcap, alibi_slopes, bias: as in :func:`repro.flash_attention`.
+        options: as in :func:`repro.flash_attention`, each what its row of ``analysis.features``
+            says; ``block`` as in :func:`visible`, and ``keep``, boolean (B, H, Nq, Nk), True = the
+            weight survived dropout with ``dropout_p``.
+
+    Raises TypeError for an option that has no row.
     """
-    approximated = softcap is not None and q.dtype == torch.bfloat16
+    given = {name: x.detach() if isinstance(x, Tensor) else x for name, x in _on_cpu(options).items()}
+    io_type, bias = q.dtype, given.get("bias")
+    inexact = [each for each in asked_for(given) if DTYPES.get(io_type) in each.errors]
     q, k, v = (t.detach().to("cpu", torch.float64) for t in (q, k, v))
     batch, heads, seqlen_q, head_dim = q.shape
     kv_heads, seqlen_k = k.shape[1:3]
     group = heads // kv_heads
     scale = 1.0 / math.sqrt(head_dim) if scale is None else float(scale)
-    seen = visible(
-        batch,
-        heads,
-        seqlen_q,
-        seqlen_k,
-        causal=causal,
-        window=window,
-        sinks=sinks,
-        key_mask=key_mask,
-        block_mask=block_mask,
-        block=block,
-    )
+    seen = visible(batch, heads, seqlen_q, seqlen_k, **given)
     # Slots nobody sees may hold NaN, and 0 * NaN is NaN, so they become 0 before any product.
     used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]
     k_rows = torch.where(used, k, 0.0).repeat_interleave(group, 1)
     v_rows = torch.where(used, v, 0.0).repeat_interleave(group, 1)
 
-    scores, passed = changed(scale * (q @ k_rows.mT), softcap, alibi_slopes)
-    if bias is not None:
-        scores = scores + bias.detach().to("cpu", torch.float64)
+    products = scale * (q @ k_rows.mT)
+    scores, passed = changed(products, given)
     scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, -1)
     finite = torch.where(torch.isneginf(lse), 0.0, lse)[..., None]
     weights = torch.exp(scores - finite)
-    drop = torch.ones_like(weights)
-    if dropout_p > 0.0:
-        if keep is None:
-            raise ValueError(f"dropout_p = {dropout_p} needs the keep mask, got None")
-        drop = keep.cpu().double() / (1.0 - dropout_p) if dropout_p < 1.0 else torch.zeros(())
+    drop = _factor(given)
     dropped = weights * drop
     out = dropped @ v_rows
     if dout is None:
@@ -191,13 +153,15 @@ def attention_reference(
         "dq through out": through_out @ k_rows.abs(),
         "dk through out": fold(through_out.mT @ q.abs()),
     }
-    if approximated:
-        plain, _ = changed(scale * (q @ k_rows.mT), softcap, None)
-        slopes_off = 2 * TANH_APPROX * abs(scale) * dbias_sizes
+    for each in inexact:
+        assert each.scores is not None
+        error = each.errors[DTYPES[io_type]]
+        alone, _ = each.scores(products, _pairs(seqlen_q, seqlen_k), given)
+        slopes_off = 2 * error * abs(scale) * dbias_sizes
         terms |= {
-            "lse through cap": TANH_APPROX * (weights * plain.abs()).sum(-1),
-            "dq through cap": slopes_off @ k_rows.abs(),
-            "dk through cap": fold(slopes_off.mT @ q.abs()),
+            "lse through options": error * (weights * alone.abs()).sum(-1),
+            "dq through options": slopes_off @ k_rows.abs(),
+            "dk through options": fold(slopes_off.mT @ q.abs()),
         }
     shared = None
     if bias is not None:
@@ -209,61 +173,53 @@ def attention_reference(
     return Reference(out, lse, dq, fold(dk), fold(dv), shared, terms, score)
 
 
-def changed(scores: Tensor, softcap: float | None, alibi_slopes: Tensor | None) -> tuple[Tensor, Tensor | float]:
+def changed(scores: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor | float]:
     """Scores (B, H, Nq, Nk) as the softmax takes them, and the derivative of that change.
 
-    In the type of ``scores``; differentiable. First ``softcap · tanh(scores / softcap)``, then
-    ``- slope · |i + Nk - Nq - j|``.
+    In the type of ``scores``; differentiable. options: as in :func:`repro.flash_attention`, in the
+    order of ``analysis.features``.
     """
     passed: Tensor | float = 1.0
-    if softcap is not None:
-        share = scores / softcap
-        # 1 - tanh², which cancels where tanh is 1: even float64 has 0 left there, the kernels more.
-        passed, scores = torch.cosh(share).pow(-2), softcap * torch.tanh(share)
-    if alibi_slopes is not None:
-        rows, keys = scores.shape[-2:]
-        distance = (torch.arange(rows)[:, None] + keys - rows - torch.arange(keys)).abs()
-        slopes = alibi_slopes.detach().cpu().expand(scores.shape[:2])[..., None, None]
-        scores = scores - slopes.to(scores.dtype) * distance
+    for each in asked_for(options):
+        if each.scores is not None:
+            scores, derivative = each.scores(scores, _pairs(*scores.shape[-2:]), options)
+            passed = passed if derivative is None else derivative * passed
     return scores, passed
 
 
+def _factor(options: Mapping[str, Any]) -> Tensor:
+    """What weights are multiplied with."""
+    factor = torch.ones((), dtype=torch.float64)
+    for each in asked_for(options):
+        if each.weights is not None:
+            factor = factor * each.weights(options)
+    return factor
+
+
 def framework_result(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    *,
-    seen: Tensor,
-    scale: float,
-    dropout_p: float = 0.0,
-    keep: Tensor | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, seen: Tensor, scale: float, **options: Any
 ) -> Reference:
     """What the framework itself makes of the same inputs in their own type: the yardstick.
 
     Eager matmul and softmax with S and P stored in the io type, gradients by autograd. ``seen``
-    (B, H, Nq, Nk) as :func:`visible` gives it; keys that no row sees are zeroed.
+    (B, H, Nq, Nk) as :func:`visible` gives it; keys that no row sees are zeroed. options: as in
+    :func:`attention_reference`, but for those that ``seen`` is made of.
     """
+    given = _on_cpu(options)
     batch, heads, seqlen_q, seqlen_k = seen.shape
     kv_heads = k.shape[1]
     group = heads // kv_heads
     used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]
     leaves = [t.detach().cpu().requires_grad_() for t in (q, k, v)]
     k_rows, v_rows = (torch.where(used, t, t.new_zeros(())).repeat_interleave(group, 1) for t in leaves[1:])
-    scores, _ = changed((leaves[0] @ k_rows.mT) * scale, softcap, alibi_slopes)
-    if bias is not None:
-        leaves.append(bias.detach().cpu().requires_grad_())
-        scores = scores + leaves[3]
+    if given.get("bias") is not None:
+        leaves.append(given["bias"].detach().requires_grad_())
+        given["bias"] = leaves[3]
+    scores, _ = changed((leaves[0] @ k_rows.mT) * scale, given)
     scores = scores.masked_fill(~seen, -math.inf)
     alive = seen.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(~alive, 0.0), -1).masked_fill(~alive, 0.0)
-    if dropout_p > 0.0:
-        assert keep is not None
-        factor = 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
-        weights = weights * (keep.cpu() * factor).to(weights.dtype)
+    weights = weights * _factor(given).to(weights.dtype)
     out = weights @ v_rows
     dq, dk, dv, *rest = torch.autograd.grad(out, leaves, dout.detach().cpu())
     lse = torch.logsumexp(scores.float(), -1)
@@ -322,6 +278,6 @@ def beyond_bound(name: str, result: Tensor, want: Reference, theirs: Reference, 
             limit += 0.5 * unit * float(want.terms[f"{name} through out"].max())
     else:  # lse, whose errors are those of the scores
         limit += 4 * unit * (1.0 + want.score)
-    if want.terms is not None and f"{name} through cap" in want.terms:
-        limit += float(want.terms[f"{name} through cap"].max())
+    if want.terms is not None and f"{name} through options" in want.terms:
+        limit += float(want.terms[f"{name} through options"].max())
     return f"{name}: error {error:.3g} above {limit:.3g}" if error > limit else None

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Annotated, Any
 
 import typer
 
-from analysis.algorithms import ALGORITHMS, ORDERS
+from analysis.algorithms import ALGORITHMS
 from analysis.clocks import ceilings_of
 from analysis.hardware import H200, Gpu, find_gpu
+from analysis.problem import Problem
 from analysis.shapes import ITEMSIZE, AttentionShape
 from analysis.time_model import Ceilings
 from repro.commands import completion, gpus, output, predict_peers, sweep
+from repro.commands.options import choices, fields_of, with_options
 from repro.commands.predict_tables import tables
 from repro.measuring import machine
 from repro.measuring.progress import say
 from repro.prediction import AUTO, PASSES, Prediction, predict
 
 BATCH, SEQLEN = "1", "4096"
-MASKS = ("none", "causal")
-KV_DTYPES = ("same", "e4m3")
-BIASES = ("none", "full", "heads", "items", "one")
 L2_MODELS = ("simulated", "waves", "once")
 #: More than these make a sweep whose L2 is not simulated unless it is asked for.
 SIMULATED_POINTS = 60
@@ -34,6 +34,7 @@ EPILOG = "Algorithms:\n\n" + "\n\n".join(
 )
 
 
+@with_options
 def command(
     algorithm: Annotated[
         str,
@@ -56,56 +57,7 @@ def command(
     dtype: Annotated[
         str, typer.Option(autocompletion=completion.of((*ITEMSIZE, "all")), help=", ".join(ITEMSIZE))
     ] = "bf16",
-    kv_dtype: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.of(KV_DTYPES),
-            help="of k and v: as --dtype, or e4m3 with scales (the forward alone), or both as same,e4m3",
-        ),
-    ] = "same",
-    scale_block: Annotated[
-        str | None, typer.Option(help="keys that share a scale of e4m3, multiples of 16 (default: all)")
-    ] = None,
-    mask: Annotated[
-        str, typer.Option(autocompletion=completion.of((*MASKS, "all")), help="none, causal, or both as none,causal")
-    ] = "none",
-    causal: Annotated[bool, typer.Option("--causal", help="short for --mask causal")] = False,
-    softcap: Annotated[
-        bool, typer.Option("--softcap", help="scores are capped by a tanh: exponentials, no bytes")
-    ] = False,
-    alibi: Annotated[
-        bool, typer.Option("--alibi", help="a distance times the head's slope is taken off scores")
-    ] = False,
-    bias: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.of(BIASES),
-            help="a stored bias with its gradient: none, full (B, H), heads (1, H), items (B, 1), one (1, 1)",
-        ),
-    ] = "none",
-    window: Annotated[
-        str,
-        typer.Option(
-            help="left,right: keys before and after its own place that a query sees, as 1024,0; "
-            "none on a side: all; several as 256,0;1024,0"
-        ),
-    ] = "none",
-    sinks: Annotated[str, typer.Option(help="first keys, seen whatever the window")] = "0",
-    seqlens: Annotated[
-        str | None,
-        typer.Option(
-            help="lengths of packed sequences, as 1,17,300, or a file of numbers; in the place of --batch and --seqlen"
-        ),
-    ] = None,
     tile: Annotated[str, typer.Option(help="block_m x block_n as 128x64, a list, all, or auto")] = "auto",
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="with auto: dq in a fixed order")] = False,
-    order: Annotated[
-        str,
-        typer.Option(
-            autocompletion=completion.of((*ORDERS, "all")),
-            help="of the walk, which decides what comes from HBM again: rows, sawtooth, or both as rows,sawtooth",
-        ),
-    ] = "rows",
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -138,6 +90,7 @@ def command(
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV, a line per point")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="tables for Markdown")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="tables for LaTeX (booktabs)")] = False,
+    **options: Any,
 ) -> None:
     """Predict FLOPs, bytes at both levels, memory and a time bound.
 
@@ -145,47 +98,31 @@ def command(
     make a sweep. A point that cannot be (a tile too large) is a row with its reason.
     """
     output.require_one_format(as_json, as_csv, markdown, latex)
-    if causal and mask not in ("none", "causal"):
-        raise ValueError(f"--causal and --mask {mask} contradict each other")
-    if bias not in BIASES:
-        raise ValueError(f"--bias {bias!r}: expected {', '.join(BIASES)}")
     if ceilings not in ("datasheet", "measured"):
         raise ValueError(f"--ceilings {ceilings!r}: expected datasheet or measured")
     if l2 not in ("auto", *L2_MODELS):
         raise ValueError(f"--l2 {l2!r}: expected auto, {', '.join(L2_MODELS)}")
-    lengths = None if seqlens is None else sweep.seqlens(seqlens)
-    if lengths is not None:
-        _refuse_beside_seqlens(batch, seqlen, seqlen_k, bias, l2)
-        batch, seqlen = "1", str(lengths.total_q)
+    if options["seqlens"] is not None:
+        _refuse_beside_seqlens(batch, seqlen, seqlen_k, options["bias"], l2)
     algorithms = sweep.words(algorithm, "--algorithm", NAMES, every=tuple(ALGORITHMS))
-    if deterministic and algorithms != [AUTO]:
+    if options["deterministic"] and algorithms != [AUTO]:
         raise ValueError("--deterministic chooses with -a auto; other names are definite kernels")
-    kinds_of_keys = sweep.words(kv_dtype, "--kv-dtype", KV_DTYPES)
-    if "e4m3" not in kinds_of_keys and scale_block is not None:
-        raise ValueError(f"--scale-block {scale_block} with --kv-dtype {kv_dtype}: e4m3 has scales")
-    keys: list[tuple[bool, int | None]] = [(False, None)] if "same" in kinds_of_keys else []
-    if "e4m3" in kinds_of_keys:
-        blocks = sweep.numbers(scale_block, "--scale-block") if scale_block else [None]
-        keys += [(True, block) for block in blocks]
-    if pass_ == "all" and keys and all(fp8 for fp8, _ in keys):
+    asked = choices(options)
+    if pass_ == "all" and all(point["kv_dtype"] == "e4m3" for point in asked):
         pass_ = "forward"  # there is no other
     chosen: list[tuple[Any, ...]] = list(
         product(
             sweep.gpus(gpu) if gpu is not None else [here()],
             algorithms,
-            sweep.words("causal" if causal else mask, "--mask", MASKS),
+            asked,
             sweep.words(dtype, "--dtype", tuple(ITEMSIZE)),
-            keys,
             sweep.numbers(batch, "--batch"),
             sweep.numbers(heads, "--heads"),
             sweep.numbers(kv_heads, "--kv-heads") if kv_heads is not None else [None],
             sweep.numbers(head_dim, "--head-dim"),
             sweep.numbers(seqlen, "--seqlen"),
             sweep.numbers(seqlen_k, "--seqlen-k") if seqlen_k is not None else [None],
-            sweep.windows(window),
-            sweep.numbers(sinks, "--sinks", least=0),
             sweep.tiles(tile),
-            sweep.words(order, "--order", ORDERS),
             sweep.words(pass_, "--pass", PASSES),
         )
     )
@@ -194,56 +131,39 @@ def command(
     waves = l2 == "waves" or (l2 == "auto" and len(chosen) > SIMULATED_POINTS)
     rates = {g.name: rates_of(g, ceilings) for g, *_ in chosen}
 
-    same: dict[str, Any] = {"softcap": softcap, "alibi": alibi, "lengths": lengths, "deterministic": deterministic}
     points: list[Prediction | dict[str, Any]] = []
-    for g, name, visible, kind, (fp8, block), b, h, kv, d, n, nk, sides, first, asked, walk, one_pass in chosen:
+    for g, name, point, kind, b, h, kv, d, n, nk, block, one_pass in chosen:
+        fields = {"batch": b, "heads": h, "kv_heads": kv, "seqlen_q": n, "seqlen_k": nk or n}
+        fields |= {"head_dim": d, "dtype": kind, **fields_of(point, b, h)}
         try:
-            shape = AttentionShape(b, h, n, nk or n, d, kv, kind, visible == "causal", sides, first, fp8, block)
-            points.append(
-                predict(
-                    name,
-                    shape,
-                    one_pass,
-                    g,
-                    ceilings=rates[g.name],
-                    waves=waves,
-                    once=l2 == "once",
-                    tile=asked,
-                    order=walk,
-                    bias=bias_of(bias, b, h),
-                    bias_gradient=bias != "none",
-                    **same,
-                )
-            )
+            own = {field: value for field, value in fields.items() if hasattr(Problem, field)}
+            shape = AttentionShape(**{field: value for field, value in fields.items() if field not in own})
+            problem = Problem(shape, tile=block, **own)
+            points.append(predict(name, problem, one_pass, g, ceilings=rates[g.name], waves=waves, once=l2 == "once"))
         except ValueError as error:
             if len(chosen) == 1:
                 raise
-            failed = {
-                "algorithm": name,
-                "pass": one_pass,
-                "batch": b,
-                "heads": h,
-                "kv_heads": kv or h,
-                "seqlen_q": n,
-                "seqlen_k": nk or n,
-                "head_dim": d,
-                "dtype": kind,
-                "kv_dtype": "e4m3" if fp8 else kind,
-                "scale_block": block,
-                "causal": visible == "causal",
-                "window_left": sides[0],
-                "window_right": sides[1],
-                "sinks": first,
-                "order": walk,
-                "gpu": g.name,
-            }
-            if asked:
-                failed |= {"block_m": asked.block_m, "block_n": asked.block_n}
+            failed = {"algorithm": name, "pass": one_pass, "gpu": g.name, **labels_of(fields)}
+            if block:
+                failed |= {"block_m": block.block_m, "block_n": block.block_n}
             points.append(failed | {"error": str(error)})
     output.require_a_point(points)
     _show(points, as_json, as_csv, output.style_of(markdown, latex))
     if compare and not (as_json or as_csv):
         predict_peers.table(points, output.style_of(markdown, latex))
+
+
+def labels_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row says of a problem that cannot be, from the fields that it would have."""
+    same = ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "dtype", "scale_block", "causal", "sinks", "order")
+    left, right = fields["window"]
+    return {
+        **{name: fields.get(name) for name in same},
+        "kv_heads": fields["kv_heads"] or fields["heads"],
+        "kv_dtype": "e4m3" if fields.get("fp8") else fields["dtype"],
+        "window_left": left,
+        "window_right": right,
+    }
 
 
 def _refuse_beside_seqlens(batch: str, seqlen: str, seqlen_k: str | None, bias: str, l2: str) -> None:
@@ -255,13 +175,6 @@ def _refuse_beside_seqlens(batch: str, seqlen: str, seqlen_k: str | None, bias: 
         raise ValueError(f"--bias {bias} does not go with --seqlens")
     if l2 in ("simulated", "waves"):
         raise ValueError(f"--l2 {l2} with --seqlens: no L2 is simulated for packed sequences")
-
-
-def bias_of(name: str, batch: int, heads: int) -> tuple[int, int] | None:
-    """(items, heads) of a bias that ``--bias`` names."""
-    if name == "none":
-        return None
-    return (batch if name in ("full", "items") else 1, heads if name in ("full", "heads") else 1)
 
 
 def here() -> Gpu:

@@ -1,19 +1,18 @@
 """Experiments: each is a list of cells that can be predicted, measured and compared.
 
-To add one, write a module in one of the folders here that ends with ::
+To add one, write a module in one of the folders here, ``my_experiment.py``, that ends with ::
 
-    EXPERIMENT = Experiment(name="my-experiment", title="...", cells=cells, predict=predict,
-                            measure=measure, device="host")
-
-where the module is called ``my_experiment.py`` and
+    EXPERIMENT = Experiment("my-experiment", "what it shows", cells, predict, measure, device="host")
 
 - ``cells()`` lists the points, each a ``Cell`` of record fields (implementation, pass, shape, ...);
-- ``predict(cell)`` gives the records that the formulas of ``analysis`` expect (cheap, pure);
-- ``measure(cell, context)`` runs the cell and gives what came out.
+- ``predict(cell)`` yields what the formulas of ``analysis`` expect (cheap, pure), a ``row(metric,
+  value, tool=...)`` each;
+- ``measure(cell, context)`` runs the cell and yields what came out, in rows too.
 
-Predictions are evaluated when a frame is made and never stored; measurements are stored cell by
-cell by ``repro.experiments.run`` under ``results/<machine>/<name>.jsonl``. Import torch, cupy and
-kernels inside ``measure``, so that drawing a figure needs none of them.
+The experiment makes records of the rows: its name, the cell's fields and where a number comes from
+need not be said. Predictions are evaluated when a frame is made and never stored; measurements are
+stored cell by cell by ``repro.experiments.run`` under ``results/<machine>/<name>.jsonl``. Import
+torch, cupy and kernels inside ``measure``, so that drawing a figure needs none of them.
 """
 
 from __future__ import annotations
@@ -29,11 +28,24 @@ from typing import TYPE_CHECKING, Any
 from repro.measuring.cells import Cell
 from repro.measuring.modules import in_folders
 from repro.measuring.records import Record, frame, load, record
+from repro.measuring.row import Row, row, spread
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Cell", "Context", "Experiment", "UnavailableError", "experiment", "names", "record", "tidy"]
+__all__ = [
+    "Cell",
+    "Context",
+    "Experiment",
+    "Row",
+    "UnavailableError",
+    "experiment",
+    "names",
+    "record",
+    "row",
+    "spread",
+    "tidy",
+]
 
 #: Where an experiment is measured: "host" runs kernels through the counting host backend, "cpu"
 #: runs torch on the CPU, "cuda" needs a GPU, "none" has recorded and published rows only.
@@ -66,18 +78,23 @@ class Context:
         return self._backend
 
 
+def nothing(cell: Cell) -> Iterable[Row]:
+    """No prediction."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Name, cells, formula and measurement of one experiment (see the module's docstring)."""
 
     name: str
     title: str
-    cells: Callable[[], Iterable[Cell]]
-    predict: Callable[[Cell], Iterable[Record]]
-    measure: Callable[[Cell, Context], Iterable[Record]] | None = None
+    cells: Callable[[], Iterable[Cell]] = list
+    predict: Callable[[Cell], Iterable[Row]] = nothing
+    measure: Callable[[Cell, Context], Iterable[Row]] | None = None
     device: str = "none"
-    #: Predictions beside those of the cells, e.g. where a curve goes on beyond what is measured.
-    also: Callable[[], Iterable[Record]] | None = None
+    #: Cells that are predicted alone, e.g. where a curve goes on beyond what is measured.
+    also: Callable[[], Iterable[Cell]] = list
     #: Folders and files whose change makes recorded cells stale, relative to the repository.
     sources: Sequence[str] = ("kernels",)
     #: Long ones that ``make figures`` draws from the committed records; ``make measure`` runs them.
@@ -96,6 +113,21 @@ class Experiment:
             raise ValueError(
                 f"{self.name}: measure is {'absent' if self.measure is None else 'given'} but device is {self.device!r}"
             )
+
+    def predicted(self, cell: Cell) -> list[Record]:
+        """The records that the formulas expect of a cell."""
+        return self.records(cell, self.predict(cell), "predicted")
+
+    def measured(self, cell: Cell, context: Context) -> list[Record]:
+        """The records of a run of a cell."""
+        if self.measure is None:
+            raise ValueError(f"{self.name} measures nothing")
+        return self.records(cell, self.measure(cell, context), "measured")
+
+    def records(self, cell: Cell, rows: Iterable[Row], source: str) -> list[Record]:
+        """Records of a cell's rows; what a row says itself wins."""
+        common = {"experiment": self.name, "source": source, "cell": cell.id}
+        return [record(cell, **(common | given)) for given in rows]
 
     @property
     def needs_quiet(self) -> bool:
@@ -136,8 +168,7 @@ def experiment(name: str) -> Experiment:
 def _predicted(known: Experiment) -> tuple[frozenset[str], tuple[Record, ...]]:
     """The fields of an experiment's cells, and every prediction; pure, so made once a process."""
     cells = list(known.cells())
-    rows = [r for cell in cells for r in known.predict(cell)]
-    rows += known.also() if known.also else ()
+    rows = [r for cell in (*cells, *known.also()) for r in known.predicted(cell)]
     return frozenset(field for cell in cells for field in cell), tuple(rows)
 
 

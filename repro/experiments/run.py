@@ -153,9 +153,8 @@ def _require_distinct(cells: Sequence[Cell]) -> None:
 
 def _measured(experiment: Experiment, cell: Cell, context: Context) -> list[Record]:
     """The cell's rows; a failure becomes one row with the error's first line."""
-    assert experiment.measure is not None
     try:
-        rows = list(experiment.measure(cell, context))
+        rows = experiment.measured(cell, context)
         if not rows:
             raise RuntimeError("the measurement returned no rows")
         for row in rows:

@@ -61,7 +61,7 @@ def shapes(rows: Iterable[Record], *, predict: bool = True) -> list[Shape]:
     """
     by_cell: dict[tuple[str, int, bool, int], list[Record]] = {}
     for r in rows:
-        if r.experiment != gpu_throughput.NAME or r.source != "measured" or r.seqlen_q is None:
+        if r.experiment != gpu_throughput.EXPERIMENT.name or r.source != "measured" or r.seqlen_q is None:
             continue
         key = (r.pass_, r.head_dim or 0, bool(r.causal), r.seqlen_q)
         by_cell.setdefault(key, []).append(r)
@@ -72,7 +72,7 @@ def shapes(rows: Iterable[Record], *, predict: bool = True) -> list[Shape]:
     for key, of_cell in sorted(by_cell.items(), key=lambda item: (-ord(item[0][0][0]), item[0])):
         device = next((r.device for r in of_cell if r.device), None)
         card = find_gpu(device) if device else None
-        bounds = gpu_throughput.predict(cells[key]) if predict and key in cells else []
+        bounds = gpu_throughput.EXPERIMENT.predicted(cells[key]) if predict and key in cells else []
         measured = {
             r.implementation: r.value for r in of_cell if r.metric == "throughput_tflops" and r.value is not None
         }
@@ -169,7 +169,7 @@ def beside_predictions(name: str, rows: Iterable[Record]) -> list[str]:
     """Lines that set an experiment's measured rows beside its predictions: how many, how far."""
     experiment = experiments.experiment(name)
     predicted = {
-        (cell.id, *_what(r)): r.value for cell in experiment.cells() for r in experiment.predict(cell) if r.value
+        (cell.id, *_what(r)): r.value for cell in experiment.cells() for r in experiment.predicted(cell) if r.value
     }
     ratios: list[tuple[float, Record]] = []
     errors = 0
@@ -200,7 +200,7 @@ def judge(rows: Sequence[Record], *, predict: bool = True) -> list[str]:
     every second: what was measured, beside each other, and how many rows there are.
     """
     lines = throughput_table(shapes(rows, predict=predict))
-    known = [n for n in experiments.names() if n != gpu_throughput.NAME]
+    known = [n for n in experiments.names() if n != gpu_throughput.EXPERIMENT.name]
     for name in (n for n in known if any(r.experiment == n for r in rows)):
         if predict:
             lines += beside_predictions(name, rows)

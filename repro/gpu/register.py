@@ -4,7 +4,7 @@
 
 They go to ``results/registered/NAME.jsonl`` with date and commit. A cell that is registered already
 keeps its prediction: only cells that are new are added, so a change of the model cannot make an old
-prediction better. The experiment's module has ``registered()``, which yields the rows.
+prediction better. The experiment's module has ``registered(cell)``, which yields the rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from repro import experiments
 from repro.measuring import machine, records
+from repro.measuring.cells import Cell
 from repro.measuring.records import Record
 
 FOLDER = "registered"
@@ -24,9 +25,8 @@ def register(name: str, root: Path | None = None) -> int:
     """Add the experiment's new cells; returns how many. Raises ValueError where it has none to
     give, and where a card has measured a cell of it already."""
     root = root or records.RESULTS
-    module = experiments.module_of(name)
-    if not hasattr(module, "registered"):
-        raise ValueError(f"{name} registers nothing: its module has no registered()")
+    if not hasattr(experiments.module_of(name), "registered"):
+        raise ValueError(f"{name} registers nothing: its module has no registered(cell)")
     measured = {
         row.cell
         for folder in root.glob("*")
@@ -37,14 +37,19 @@ def register(name: str, root: Path | None = None) -> int:
     known = {row.cell for row in records.read(path)}
     stamp = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": machine.commit()}
     added = []
-    for row in module.registered():
-        if row.cell in known:
-            continue
-        if row.cell in measured:
-            raise ValueError(f"{name}: cell {row.cell} has been measured; it is too late")
-        added.append(Record.from_json(row.to_json() | stamp))
+    for cell in experiments.experiment(name).cells():
+        rows = [] if cell.id in known else predictions(name, cell)
+        if rows and cell.id in measured:
+            raise ValueError(f"{name}: cell {cell.id} has been measured; it is too late")
+        added += [Record.from_json(row.to_json() | stamp) for row in rows]
     records.append(path, added)
     return len(added)
+
+
+def predictions(name: str, cell: Cell) -> list[Record]:
+    """What the models say now of a cell of an experiment that registers."""
+    rows = experiments.module_of(name).registered(cell)
+    return experiments.experiment(name).records(cell, rows, "predicted")
 
 
 def main(arguments: list[str] | None = None) -> None:

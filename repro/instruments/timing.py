@@ -17,6 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from repro.measuring.row import Row, row
+
+#: How the times of :func:`time_interleaved` are made, as records say it.
+IN_TURN = "CUDA events, median, in turn, L2 flushed"
 Work = Callable[[], object]
 
 
@@ -64,6 +68,11 @@ class Timing:
         if bad:
             raise TimingError(f"{len(bad)} of {len(samples_ms)} samples are not positive: {bad[0]}")
         return cls(statistics.median(samples_ms), min(samples_ms), max(samples_ms), len(samples_ms))
+
+    def row(self, tool: str, **more: Any) -> Row:
+        """The median, with the extremes, as a row of a record."""
+        extremes = {"spread_min": self.min_ms, "spread_max": self.max_ms, "spread_n": self.repeats}
+        return row("time_ms", self.median_ms, tool=tool, **extremes, **more)
 
 
 class TorchDevice:

@@ -8,6 +8,7 @@ sequences are packed. What no kernel here takes is refused in words. ``return_at
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -43,16 +44,15 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """q (B, Nq, H, D), k and v (B, Nk, Hkv, D) -> out (B, Nq, H, D), lse (B, H, Nq)."""
-    out, lse = flash_attention(
-        *(tensor.transpose(1, 2) for tensor in (q, k, v)),
+    out, lse = _attend(
+        [tensor.transpose(1, 2) for tensor in (q, k, v)],
         dropout_p=dropout_p,
-        scale=softmax_scale,
+        softmax_scale=softmax_scale,
         causal=causal,
-        window=_window(window_size),
-        softcap=softcap or None,
+        window_size=window_size,
+        softcap=softcap,
         alibi_slopes=alibi_slopes,
         deterministic=deterministic,
-        return_lse=True,
     )
     return _results(out.transpose(1, 2), lse, return_attn_probs)
 
@@ -75,39 +75,28 @@ def flash_attn_varlen_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    *args: Any,
     block_table: Tensor | None = None,
+    **options: Any,
 ) -> Any:
     """q (total_q, H, D), k and v (total_k, Hkv, D) -> out (total_q, H, D), lse (H, total_q).
 
-    ``max_seqlen_*`` are not needed and must not be below the longest sequence (not checked, as in
-    FlashAttention). With a ``block_table`` k and v are (pages, page_size, Hkv, D), of which each
-    sequence's keys are copied out.
+    Options of :func:`flash_attn_func`, in its order. ``max_seqlen_*`` are not needed and must not
+    be below the longest sequence (not checked, as in FlashAttention). With a ``block_table`` k and
+    v are (pages, page_size, Hkv, D), of which each sequence's keys are copied out.
     """
     if block_table is not None:
         lengths = cu_seqlens_k.diff()
         k, v, cu_seqlens_k = _gathered(k, v, block_table, torch.zeros_like(lengths), lengths)
-    out, lse = flash_attention(
-        *(tensor.transpose(0, 1)[None] for tensor in (q, k, v)),
+    given = inspect.signature(flash_attn_func).bind(q, k, v, *args, **options).arguments
+    everything = given.pop("return_attn_probs", False)
+    out, lse = _attend(
+        [given.pop(name).transpose(0, 1)[None] for name in ("q", "k", "v")],
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
-        dropout_p=dropout_p,
-        scale=softmax_scale,
-        causal=causal,
-        window=_window(window_size),
-        softcap=softcap or None,
-        alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
-        return_lse=True,
+        **given,
     )
-    return _results(out[0].transpose(0, 1), lse[0], return_attn_probs)
+    return _results(out[0].transpose(0, 1), lse[0], everything)
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -208,21 +197,32 @@ def flash_attn_with_kvcache(
         left = torch.zeros_like(after) if cache_leftpad is None else cache_leftpad.to(after)
         table = items[:, None] if block_table is None else block_table
         keys, values, starts = _gathered(k_cache, v_cache, table, left, after - left)
-        out, lse = flash_attention(
-            q.flatten(0, 1).transpose(0, 1)[None],
-            *(tensor.transpose(0, 1)[None] for tensor in (keys, values)),
+        out, lse = _attend(
+            [tensor.transpose(0, 1)[None] for tensor in (q.flatten(0, 1), keys, values)],
             cu_seqlens_q=torch.arange(0, (batch + 1) * rows, rows, device=q.device).int(),
             cu_seqlens_k=starts,
-            scale=softmax_scale,
+            softmax_scale=softmax_scale,
             causal=causal,
-            window=_window(window_size),
-            softcap=softcap or None,
+            window_size=window_size,
+            softcap=softcap,
             alibi_slopes=alibi_slopes,
-            return_lse=True,
         )
         out, lse = (tensor[0].unflatten(1, (batch, rows)).transpose(0, 1) for tensor in (out, lse))
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
+
+
+def _attend(tensors: list[Tensor], **options: Any) -> tuple[Tensor, Tensor]:
+    """(out, lse) of :func:`repro.flash_attention` with FlashAttention's options."""
+    named = {_NAMES.get(name, name): value for name, value in options.items()}
+    named["window"] = _window(named.get("window", (-1, -1)))
+    named["softcap"] = named.get("softcap") or None
+    out, lse = flash_attention(*tensors, **named, return_lse=True)
+    return out, lse
+
+
+#: What FlashAttention calls otherwise.
+_NAMES = {"softmax_scale": "scale", "window_size": "window"}
 
 
 def _window(window_size: tuple[int, int]) -> tuple[int | None, int | None] | None:

@@ -29,41 +29,49 @@ class Cell(dict[str, Scalar]):
         return " ".join(f"{k}={v}" for k, v in self.items())
 
 
+#: A shape's fields in a cell.
+SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "dtype", "causal")
+
+
 def cell(
-    implementation: str,
+    implementation: str | None,
     pass_: str,
-    tile: Tile,
+    tile: Tile | None = None,
     *,
     seqlen: int,
     head_dim: int,
+    seqlen_k: int | None = None,
     batch: int = 1,
     heads: int = 1,
+    kv_heads: int | None = None,
     dtype: str = "fp16",
     causal: bool = False,
     **more: Any,
 ) -> Cell:
-    """One pass of one algorithm, self-attention with as many kv_heads as heads."""
-    return Cell(
-        implementation=implementation,
-        pass_=pass_,
-        batch=batch,
-        heads=heads,
-        kv_heads=heads,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        head_dim=head_dim,
-        dtype=dtype,
-        causal=causal,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        **more,
-    )
+    """One pass of one algorithm; as many keys as queries and kv_heads as heads where none are given.
+
+    implementation: None where several take turns in the cell.
+    """
+    keys = seqlen if seqlen_k is None else seqlen_k
+    shape = AttentionShape(batch, heads, seqlen, keys, head_dim, kv_heads or heads, dtype, causal)
+    return cell_of(shape, implementation, pass_, tile, **more)
+
+
+def cell_of(
+    shape: AttentionShape, implementation: str | None, pass_: str, tile: Tile | None = None, **more: Any
+) -> Cell:
+    """The cell of one pass over a shape (B, H, N, D)."""
+    fields: dict[str, Any] = {name: getattr(shape, name) for name in SHAPE}
+    if implementation is not None:
+        fields["implementation"] = implementation
+    if tile is not None:
+        fields |= {"block_m": tile.block_m, "block_n": tile.block_n}
+    return Cell(pass_=pass_, **fields | more)
 
 
 def shape_of(cell: Cell) -> AttentionShape:
     """The shape (B, H, N, D) of a cell, with its window where it has one."""
-    names = ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "kv_heads", "dtype", "causal")
-    values: dict[str, Any] = {name: cell[name] for name in names}
+    values: dict[str, Any] = {name: cell[name] for name in SHAPE}
     if "window_left" in cell:
         values["window"] = (cell["window_left"], None)
     return AttentionShape(**values)

@@ -10,7 +10,7 @@ does not know are kept as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -163,3 +163,45 @@ def record(cell: Mapping[str, Scalar], /, **values: Any) -> Record:
     if "pass_" in values:
         values["pass"] = values.pop("pass_")
     return Record.from_json({**cell, **values})
+
+
+#: A number and what is said of it, before it is known of which cell of which experiment it is.
+Row = dict[str, Any]
+
+#: What a metric's name ends with -> its unit; what ends otherwise is a pure number.
+UNITS = {
+    "bytes": "B",
+    "bytes_per_layer": "B",
+    "s": "s",
+    "ms": "ms",
+    "us": "us",
+    "flops": "FLOP",
+    "tflops": "TFLOP/s",
+    "clocks": "clocks",
+    "bytes_in": "B",
+    "bytes_out": "B",
+}
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric by the end of its name: "B" of ``peak_bytes``, "1" of ``imbalance``."""
+    for ending, unit in UNITS.items():
+        if f"_{metric}".endswith(f"_{ending}"):
+            return unit
+    return "1"
+
+
+def spread(samples: Sequence[float]) -> dict[str, float]:
+    """The fields of a row that say how far repeated measurements are apart."""
+    return {"spread_min": min(samples), "spread_max": max(samples), "spread_n": len(samples)}
+
+
+def row(metric: str, value: float | None = None, /, **fields: Any) -> Row:
+    """One number of a cell: ``row("peak_bytes", 4096, tool="allocator")``.
+
+    fields: of the record, ``unit`` where :func:`unit_of` is not right. What could not be had is a
+    row with ``error`` and no value.
+    """
+    if value is not None:
+        fields = {"value": value, "unit": unit_of(metric)} | fields
+    return {"metric": metric} | fields

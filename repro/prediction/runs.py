@@ -15,10 +15,9 @@ from analysis.hardware import Gpu
 from analysis.hbm import HbmTraffic
 from analysis.occupancy import wave_efficiency
 from analysis.problem import Problem
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import AttentionShape, Tile, bias_elements
 from analysis.sm_ceilings import warp_backward_round, warp_forward_round
 from analysis.sums.copies import KERNEL as COPY
-from analysis.sums.flash import bias_elements
 from analysis.sums.packed import working_blocks
 from analysis.tile_loop import tile_loop
 from analysis.tiles import paper_tile

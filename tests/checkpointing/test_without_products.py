@@ -93,8 +93,8 @@ def test_experiments_about_bytes_compute_no_16_bit_product(name: str, wanted: di
     assert one.measure is not None
     cell = next(c for c in one.cells() if wanted.items() <= c.items())
     with SixteenBitProducts() as products:
-        measured = list(one.measure(cell, Context("cpu")))
+        measured = list(one.measured(cell, Context("cpu")))
     assert products.count == 0
-    predicted = {r.metric: r.value for r in one.predict(cell)}
+    predicted = {r.metric: r.value for r in one.predicted(cell)}
     for row in measured:
         assert row.value == pytest.approx(predicted[row.metric], rel=0.06)

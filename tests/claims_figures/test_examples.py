@@ -34,6 +34,8 @@ def load(name: str):
 def test_every_kind_of_extension_has_its_example() -> None:
     assert EXAMPLES == [
         "add_algorithm",
+        "add_claim",
+        "add_experiment",
         "add_figure",
         "add_gpu",
         "add_peer",
@@ -47,21 +49,36 @@ def test_every_kind_of_extension_has_its_example() -> None:
     assert all(f"({name}.py)" in table for name in EXAMPLES)
 
 
+def output(name: str, folder: Path, *arguments: str) -> str:
+    """What an example prints, run as a program."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "name", ["add_gpu", "add_planner", "attention_in_40_lines", "count_own_kernel", "decode_tiny_model"]
 )
 def test_an_example_is_a_program(name: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert output(name, tmp_path)
+
+
+def test_the_new_experiment_is_measured_once_and_judged_by_the_new_claim(tmp_path: Path) -> None:
+    table = load("add_experiment").frame(tmp_path)
+    bytes_of = table[table["metric"] == "traffic_bytes"].groupby(["source", "kv_heads"])["value"].sum()
+    assert dict(bytes_of["measured"]) == dict(bytes_of["predicted"])
+    assert table[table["metric"] == "max_abs_error"]["value"].max() < 2e-3
+    record = tmp_path / "local" / "my-experiment.jsonl"
+    before = record.read_bytes()
+    lines = output("add_claim", tmp_path, str(tmp_path)).splitlines()
+    assert record.read_bytes() == before, "its cells are on record"
+    assert [re.search(r": (\w+), (\S+) times", line)[0] for line in lines] == [
+        ": reproduced, 1.00 times",
+        ": refuted, 1.30 times",
+        ": refuted, 0.77 times",
+    ]
 
 
 @pytest.mark.parametrize(

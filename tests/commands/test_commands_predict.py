@@ -495,7 +495,7 @@ def test_keys_and_values_of_e4m3_have_half_the_bytes_and_no_backward(capsys):
     assert "k and v of e4m3 have no gradient" in err
     status, _, err = run(capsys, *arguments, "same", "--scale-block", "64")
     assert status == 1
-    assert "--scale-block 64 with --kv-dtype same: e4m3 has scales" in err
+    assert "--scale-block 64 with --kv-dtype same: it goes with e4m3" in err
     status, _, err = run(capsys, *arguments, "e4m3", "--scale-block", "24")
     assert status == 1
     assert "scale_block=24 is not a multiple of 16" in err

@@ -57,11 +57,13 @@ def by_tensor(rows: Iterable[Record]) -> dict[tuple[str | None, ...], float]:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "cell"), CELLS, ids=[f"{module.NAME}-{number}" for number, (module, _) in enumerate(CELLS)]
+    ("experiment", "cell"),
+    CELLS,
+    ids=[f"{module.EXPERIMENT.name}-{number}" for number, (module, _) in enumerate(CELLS)],
 )
 def test_a_cell_executed_moves_what_is_predicted(experiment: ModuleType, cell: Cell) -> None:
-    measured = list(experiment.measure(cell, Context("host")))
-    assert by_tensor(measured) == by_tensor(experiment.predict(cell))
+    measured = list(experiment.EXPERIMENT.measured(cell, Context("host")))
+    assert by_tensor(measured) == by_tensor(experiment.EXPERIMENT.predicted(cell))
     errors = [row for row in measured if row.metric in ("max_abs_error", "rounding_error")]
     assert errors
     # The bounds of N(0, 1) inputs by type; in e4m3 the numbers themselves are rounded.
@@ -75,5 +77,5 @@ def test_scales_are_read_where_there_are_any() -> None:
     (plain, *scaled) = [c for m, c in CELLS if m is fp8_bytes]
     assert plain["way"] == "16 bits"
     for cell in (plain, *scaled):
-        read = ("flash_forward", "k_scale", "read") in by_tensor(fp8_bytes.predict(cell))
+        read = ("flash_forward", "k_scale", "read") in by_tensor(fp8_bytes.EXPERIMENT.predicted(cell))
         assert read == (cell is not plain)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repro import experiments
-from repro.experiments import Cell, Experiment, record, run
+from repro.experiments import Cell, Experiment, row, run
 from repro.measuring import machine, progress, quiet, records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,6 @@ def experiment(measure, **values):
         name="toy",
         title="",
         cells=cells,
-        predict=lambda cell: [],
         measure=measure,
         device="cpu",
         sources=("repro/measuring/records.py",),
@@ -34,7 +33,7 @@ def experiment(measure, **values):
 
 
 def good(cell, context):
-    return [record(cell, experiment="toy", source="measured", metric="n", unit="1", value=cell["seqlen_q"])]
+    return [row("n", cell["seqlen_q"])]
 
 
 def stored(root):
@@ -134,14 +133,8 @@ def test_quick_leaves_what_is_long_and_on_record(tmp_path):
     ("rows", "message"),
     [
         ([], "returned no rows"),
-        (
-            [record({}, experiment="other", implementation="x", source="measured", metric="n", unit="1", value=1)],
-            "not a measured row of toy",
-        ),
-        (
-            [record({}, experiment="toy", implementation="x", source="predicted", metric="n", unit="1", value=1)],
-            "not a measured row of toy",
-        ),
+        ([row("n", 1, experiment="other")], "not a measured row of toy"),
+        ([row("n", 1, source="predicted")], "not a measured row of toy"),
     ],
 )
 def test_a_measurement_that_gives_the_wrong_rows_fails_its_cell(tmp_path, rows, message):
@@ -154,7 +147,6 @@ def test_a_cell_listed_twice_is_an_error_before_any_work(tmp_path):
         name="toy",
         title="",
         cells=lambda: cells() + cells()[:1],
-        predict=lambda c: [],
         measure=good,
         device="cpu",
         sources=("repro/measuring/records.py",),
@@ -174,9 +166,9 @@ def test_a_cell_is_the_same_whatever_the_order_of_its_fields():
 
 def test_device_and_measure_must_agree():
     with pytest.raises(ValueError, match="tpu"):
-        Experiment(name="x", title="", cells=cells, predict=lambda c: [], measure=good, device="tpu")
+        Experiment(name="x", title="", cells=cells, measure=good, device="tpu")
     with pytest.raises(ValueError, match="measure is absent"):
-        Experiment(name="x", title="", cells=cells, predict=lambda c: [], device="cpu")
+        Experiment(name="x", title="", cells=cells, device="cpu")
 
 
 def test_gpu_experiments_say_why_they_do_not_run(monkeypatch):

@@ -61,7 +61,7 @@ def test_committed_counts_equal_todays_predictions_to_the_byte(name):
         }
 
     committed = table(records.read(records.RESULTS / "host" / f"{name}.jsonl"))
-    predicted = table(r for c in one.cells() for r in one.predict(c))
+    predicted = table(r for c in one.cells() for r in one.predicted(c))
     assert committed, f"results/host/{name}.jsonl has no counts"
     assert committed == predicted
 

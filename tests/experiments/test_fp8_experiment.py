@@ -21,7 +21,7 @@ def test_an_outlier_costs_others_with_a_scale_a_head_and_nothing_with_a_scale_a_
     for way in figure.EIGHT:
         for size in (1, experiment.OUTLIERS[-1]):
             (cell,) = cells_of(way, outlier=size)
-            (row,) = experiment.measure(cell, Context("host"))
+            (row,) = experiment.EXPERIMENT.measured(cell, Context("host"))
             assert row.value is not None
             found[way, size] = row.value
     large = experiment.OUTLIERS[-1]

@@ -34,7 +34,7 @@ def test_cells_are_distinct_and_predictions_are_records_of_them(name: str) -> No
     assert len({cell.id for cell in cells}) == len(cells) > 0
     assert experiment.device == "cuda"
     for cell in cells:
-        for row in experiment.predict(cell):
+        for row in experiment.predicted(cell):
             assert (row.source, row.experiment) == ("predicted", name)
 
 
@@ -66,7 +66,7 @@ def test_the_hopper_kernels_are_work_of_their_own_name() -> None:
     pairs = [FORMS[name] for c in gpu_traffic.cells() if (name := str(c["implementation"])) in FORMS]
     assert [form.persistent for form in pairs] == [True, False] * 4
     assert {form.head_dim for form in pairs} == {64, 128}
-    bounds = {r.implementation: r.value for r in gpu_throughput.predict(gpu_throughput.cells()[0])}
+    bounds = {r.implementation: r.value for r in gpu_throughput.EXPERIMENT.predicted(gpu_throughput.cells()[0])}
     assert set(bounds) == {"flash", "flash-sm90"}
     # Longer tiles move fewer bytes, so the Hopper form's bound is no lower.
     assert bounds["flash-sm90"] >= bounds["flash"] > 0
@@ -92,7 +92,7 @@ def test_forms_run_as_they_are_named() -> None:
 
 def test_a_tile_that_does_not_fit_is_left_out_with_its_reason() -> None:
     assert len(gpu_ladder.cells()) < len(gpu_ladder.listed())
-    left_out = list(gpu_ladder.also())
+    left_out = [r for c in gpu_ladder.also() for r in gpu_ladder.EXPERIMENT.predicted(c)]
     assert [(r.pass_, r.block_n) for r in left_out] == [("backward", 512)]
     assert re.fullmatch(r"needs \d+ bytes .* a block has 232448", str(left_out[0].error))
     cell = next(c for c in gpu_ladder.listed() if gpu_ladder.unsupported_reason(c))
@@ -150,7 +150,7 @@ class TestCountedTraffic:
         gpu_traffic.counted.cache_clear()
 
     def test_rows_carry_kernel_level_and_direction(self, profiled: list[str]) -> None:
-        rows = gpu_traffic.measure(gpu_traffic.cells()[0], Context("cuda"))
+        rows = gpu_traffic.EXPERIMENT.measured(gpu_traffic.cells()[0], Context("cuda"))
         values = {(r.kernel, r.level, r.direction): r.value for r in rows}
         assert values == {
             ("flash_forward", "hbm", "read"): 10,
@@ -159,18 +159,18 @@ class TestCountedTraffic:
             ("flash_forward", "sm", "write"): 4,
             ("all", "hbm", "read"): 10,
         }
-        predicted = {(r.kernel, r.level, r.direction) for r in gpu_traffic.predict(gpu_traffic.cells()[0])}
+        predicted = {(r.kernel, r.level, r.direction) for r in gpu_traffic.EXPERIMENT.predicted(gpu_traffic.cells()[0])}
         assert predicted & set(values) == predicted
 
     def test_a_cell_without_kernels_is_an_error(self, profiled: list[str]) -> None:
         with pytest.raises(RuntimeError, match="launched no kernel"):
-            gpu_traffic.measure(gpu_traffic.cells()[1], Context("cuda"))
+            gpu_traffic.EXPERIMENT.measured(gpu_traffic.cells()[1], Context("cuda"))
 
     def test_ncu_is_asked_once_even_if_it_refuses(self, profiled: list[str]) -> None:
         profiled.append("refuse")
         for cell in gpu_traffic.cells()[:3]:
             with pytest.raises(UnavailableError, match="no permission"):
-                gpu_traffic.measure(cell, Context("cuda"))
+                gpu_traffic.EXPERIMENT.measured(cell, Context("cuda"))
         assert len(profiled) == 2
 
     def test_a_batch_that_takes_too_long_leaves_the_next_one_its_turn(self, profiled: list[str]) -> None:
@@ -178,8 +178,8 @@ class TestCountedTraffic:
         cells = gpu_traffic.cells()
         for cell in cells[:2]:
             with pytest.raises(RuntimeError, match="did not finish"):
-                gpu_traffic.measure(cell, Context("cuda"))
-        rows = gpu_traffic.measure(cells[gpu_traffic.BATCH], Context("cuda"))
+                gpu_traffic.EXPERIMENT.measured(cell, Context("cuda"))
+        rows = gpu_traffic.EXPERIMENT.measured(cells[gpu_traffic.BATCH], Context("cuda"))
         assert {r.value for r in rows} == {10, 20, 30, 4}
         assert profiled == ["slow", cells[0].id, cells[gpu_traffic.BATCH].id]
 
@@ -195,14 +195,14 @@ def test_unit_percentages_are_recorded_under_their_names(monkeypatch: pytest.Mon
         "repro.instruments.counted.watch_cells", lambda listed, **_: [kernels] + [[] for _ in listed[1:]]
     )
     gpu_sm_units.watched.cache_clear()
-    rows = gpu_sm_units.measure(cells[0], Context("cuda"))
+    rows = gpu_sm_units.EXPERIMENT.measured(cells[0], Context("cuda"))
     assert [(r.kernel, r.extra["counter"], r.value) for r in rows] == [
         ("flash_backward_sm90_preprocess", tensor, 0.0),
         ("flash_backward_sm90", tensor, 71.0),
         ("flash_backward_sm90", "l1tex__data_bank_reads", 85.0),
     ]
     with pytest.raises(RuntimeError, match="launched no kernel"):
-        gpu_sm_units.measure(cells[1], Context("cuda"))
+        gpu_sm_units.EXPERIMENT.measured(cells[1], Context("cuda"))
     gpu_sm_units.watched.cache_clear()
     # And drawn as the time that this share of the tensor cores means.
     counted = experiments.tidy(["sm-ceilings"], local=False)

@@ -15,7 +15,7 @@ PRINTED = {(16, 1): 2826, (16, 2): 2812, (32, 1): 2813, (32, 2): 2788, (64, 1): 
 
 def test_bytes_over_the_posted_times_are_the_bandwidths_printed_beside_them() -> None:
     """Within the rounding of a time to a microsecond and what the lengths drawn there differ by."""
-    rows = [r for r in load([experiment.NAME]) if r.source == "published"]
+    rows = [r for r in load([experiment.EXPERIMENT.name]) if r.source == "published"]
     assert len(rows) == len(PRINTED) == len(experiment.POSTED)
     for row in rows:
         assert row.value is not None

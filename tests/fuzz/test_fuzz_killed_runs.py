@@ -21,7 +21,7 @@ from fuzzing import fuzzed
 from hypothesis import strategies as st
 
 from analysis import files
-from repro.experiments import Cell, Context, Experiment, record, run
+from repro.experiments import Cell, Context, Experiment, Row, row, run
 from repro.measuring import machine, progress, records, row_files
 from repro.measuring.records import Record
 
@@ -125,21 +125,18 @@ def _require(condition: bool, text: str) -> None:
 def _toy(case: Case, root: Path) -> Experiment:
     """Cell 3 fails until the file "well" is there."""
 
-    def measure(cell: Cell, context: Context) -> list[Record]:
+    def measure(cell: Cell, context: Context) -> list[Row]:
         with open(root / "seen", "a", encoding="utf-8") as seen:
             seen.write(f"{cell.id}\n")
         if cell["seqlen_q"] == 3 and not (root / "well").exists():
             raise RuntimeError("not well")
-        return [
-            record(cell, experiment="toy", source="measured", metric="n", unit="1", value=i) for i in range(case.rows)
-        ]
+        return [row("n", i) for i in range(case.rows)]
 
     return Experiment(
         name="toy",
         title="",
         device="cpu",
         sources=("repro/measuring/records.py",),
-        predict=lambda _: [],
         cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(case.cells)],
         measure=measure,
     )

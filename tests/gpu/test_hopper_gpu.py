@@ -22,8 +22,6 @@ from kernels import dispatch, hopper
 from kernels.hopper import BACKWARD_FORMS, FORWARD_FORMS, BackwardForm, ForwardForm
 from kernels.launch import Argument, Array, Kernel, TensorMap
 from kernels.launching.cupy_backend import CupyBackend
-from kernels.scores import ScoreChanges
-from kernels.window import window_of
 from repro.instruments import hopper_cases, hopper_guard
 
 
@@ -73,7 +71,6 @@ def forward(p: Problem, form: ForwardForm, repeats: int = 1) -> tuple[dict[str, 
     slopes = None
     if p.alibi_slopes is not None:
         slopes = upload("alibi_slopes", np.ascontiguousarray(p.slopes()), "fp32")
-    changes = ScoreChanges(p.softcap, slopes)
     raw = []
     for _ in range(repeats):
         out = upload("out", to_bits(blank, p.dtype), p.dtype)
@@ -88,8 +85,10 @@ def forward(p: Problem, form: ForwardForm, repeats: int = 1) -> tuple[dict[str, 
             scale=p.scale,
             causal=p.causal,
             form=form,
-            window=window_of(q, k, p.causal, p.window, p.sinks),
-            changes=changes,
+            window=p.window,
+            sinks=p.sinks,
+            softcap=p.softcap,
+            alibi_slopes=slopes,
         )
         raw.append(download(out))
     values = {"out": to_float(raw[0], p.dtype), "lse": download(lse).astype(np.float64)}

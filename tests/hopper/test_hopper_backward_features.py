@@ -23,8 +23,7 @@ from kernels import attention, hopper
 from kernels.hopper import BACKWARD_FORMS, BackwardForm
 from kernels.host import HostBackend
 from kernels.launches import Device, launches_of
-from kernels.scores import ScoreChanges
-from kernels.window import window_of
+from kernels.options import Options
 from repro.attention.reference import beyond_bound
 from repro.prediction import predict
 
@@ -64,22 +63,18 @@ def backward_of(
         results[name][...] = to_bits(np.full(results[name].shape, np.nan), p.dtype)
         given[name] = view(name, results[name], p.dtype)
     backend = HostBackend(seed=seed, os_threads=os_threads)
-    window = window_of(given["q"], given["k"], p.causal, p.window, p.sinks)
     slopes = None if p.alibi_slopes is None else view("alibi_slopes", p.slopes(), "fp32")
-    changes = ScoreChanges(p.softcap, slopes)
-    features = changes.features | ({"window"} if window is not None else set())
+    asked = {"scale": p.scale, "causal": p.causal, "window": p.window, "sinks": p.sinks}
+    asked |= {"softcap": p.softcap, "alibi_slopes": slopes, **options}
+    features = Options(**asked).features(given["q"], given["k"]) - {"causal", "sawtooth"}
     form = form or hopper.backward_form(p.head_dim, p.causal, featured=bool(features))
     hopper.backward(
         backend,
         *(given[name] for name in ("q", "k", "v", "out", "dout", "lse", *GRADIENTS)),
-        scale=p.scale,
-        causal=p.causal,
-        window=window,
-        changes=changes,
         form=form,
         dlse=given.get("dlse"),
         deterministic=deterministic,
-        **options,
+        **asked,
     )
     shape = AttentionShape(
         p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal, p.window, p.sinks
@@ -305,7 +300,7 @@ def test_other_options_are_still_refused_by_name() -> None:
             window=(3, 0),
             dropout_p=0.5,
         )
-    wrong = ScoreChanges(alibi_slopes=view("slopes", aligned((1, 3, 1), "fp32"), "fp32"))
+    wrong = view("slopes", aligned((1, 3, 1), "fp32"), "fp32")
     with pytest.raises(ValueError, match=r"\(1, 3, 1\), not \(B, H, 1\) = \(1, 1, 1\)"):
         hopper.backward(
             backend,
@@ -313,6 +308,6 @@ def test_other_options_are_still_refused_by_name() -> None:
             lse,
             *(arrays[n] for n in GRADIENTS),
             scale=0.1,
-            changes=wrong,
+            alibi_slopes=wrong,
         )
     assert backend.traffic == {}

@@ -19,7 +19,6 @@ from analysis.hardware import H200
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import Traffic, predict_traffic
-from analysis.window import Window
 from kernels import hopper
 from kernels.hopper import PACKED_FORMS, ForwardForm, packed_form
 from kernels.host import HostBackend
@@ -27,7 +26,6 @@ from kernels.launch import Array, TensorMap
 from kernels.launches import Device, launches_of
 from kernels.launching import driver
 from kernels.packed import Packed
-from kernels.scores import ScoreChanges
 from repro.prediction import predict
 
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 128 and 192 rows.
@@ -200,8 +198,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     for options, message in (
         ({"optimistic": True}, r"packed sequences \(cu_seqlens_q\) do not go with optimistic"),
         ({"order": "sawtooth"}, "do not go with order"),
-        ({"changes": ScoreChanges(softcap=2.0)}, "do not go with softcap"),
-        ({"window": Window(20, 20, 3, 3, 0, False)}, "do not go with window"),
+        ({"softcap": 2.0}, "do not go with softcap"),
+        ({"window": (3, 3)}, "do not go with window"),
         ({"tile": Tile(128, 128)}, r"forward of packed sequences has no tile \(128, 128\)"),
         ({"form": hopper.forward_form(64, False, 20)}, "pingpong for packed sequences with"),
         ({"form": packed_form(128)}, "packed for packed sequences with head_dim 64"),

@@ -17,13 +17,11 @@ from analysis.hardware import H200
 from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
-from analysis.window import Window
 from kernels import hopper
 from kernels.hopper import BackwardForm, backward_form
 from kernels.host import HostBackend
 from kernels.launch import Array
 from kernels.packed import Packed
-from kernels.scores import ScoreChanges
 from repro.prediction import predict
 
 #: (queries, keys): nothing of either, one token, below, at and beyond tiles of 64 and 128 rows.
@@ -192,8 +190,8 @@ def test_what_does_not_go_together_is_refused() -> None:
 
     for options, message in (
         ({"order": "sawtooth"}, r"packed sequences \(cu_seqlens_q\) do not go with order"),
-        ({"changes": ScoreChanges(softcap=2.0)}, "do not go with softcap"),
-        ({"window": Window(20, 20, 3, 3, 0, False)}, "do not go with window"),
+        ({"softcap": 2.0}, "do not go with softcap"),
+        ({"window": (3, 3)}, "do not go with window"),
         ({"form": backward_form(128, False)}, "form for head_dim 128, arrays with 64"),
         ({"packed": packed_of(Lengths.equal([19]))}, "q has 20 rows, its sequences 19 together"),
     ):

@@ -28,7 +28,7 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
     checked = 0
     for cell in experiments.experiment(name).cells():
         ours = [cell["implementation"]] if "implementation" in cell else gpu_throughput.OURS
-        named = gpu_forms.implementations(cell) if name == gpu_forms.NAME else ours
+        named = gpu_forms.implementations(cell) if name == gpu_forms.EXPERIMENT.name else ours
         for form in (FORMS[implementation] for implementation in named if implementation in FORMS):
             checked += 1
             if isinstance(form, hopper.BackwardForm):
@@ -37,7 +37,7 @@ def test_every_cell_of_the_gpu_experiments_is_compiled_ahead(name: str) -> None:
                 continue
             for part in ("", "clear_counter") if form.persistent else ("",):
                 assert key(form.kernel(cell["dtype"], cell["causal"], part)) in ready
-        if name == gpu_forms.NAME:
+        if name == gpu_forms.EXPERIMENT.name:
             ours = [hopper.ALGORITHM]
         ours = [algorithm for algorithm in ours if algorithm not in FORMS]
         for algorithm in ours:
@@ -65,7 +65,7 @@ def test_what_the_experiments_on_l2_launch_is_compiled_ahead(name: str) -> None:
     ours = [cell for cell in cells if cell["implementation"] in attention.ALGORITHMS]
     assert len(ours) > 2
     for cell in ours:
-        for kernel in noting(cell) if name == gpu_l2_order.NAME else launched(cell):
+        for kernel in noting(cell) if name == gpu_l2_order.EXPERIMENT.name else launched(cell):
             assert key(kernel) in ready, (cell.id, prebuild.describe(kernel))
 
 

@@ -261,7 +261,7 @@ def test_cells_of_gpu_traffic_launch_what_is_predicted(cell: Cell, hopper_host: 
         for kernel, entries in backend.traffic.items()
         for way in ("read", "write")
     }
-    rows = gpu_traffic.predict(one)
+    rows = gpu_traffic.EXPERIMENT.predicted(one)
     assert counted == {(r.kernel, r.direction): r.value for r in rows if r.level == "sm"}
 
 
@@ -273,7 +273,10 @@ def test_the_price_of_turns_is_counted_as_it_is_predicted(algorithm: str, causal
     keys = ("metric", "kernel", "tensor", "direction")
     want, got = (
         {tuple(getattr(r, key) for key in keys): r.value for r in rows if r.metric in METRICS}
-        for rows in (deterministic_price.predict(one), deterministic_price.measure(one, Context("host")))
+        for rows in (
+            deterministic_price.EXPERIMENT.predicted(one),
+            deterministic_price.EXPERIMENT.measured(one, Context("host")),
+        )
     )
     assert got == want
     turns = ("traffic_bytes", "flash_backward_sm90", "turns", "read")

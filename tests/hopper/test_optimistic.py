@@ -62,8 +62,8 @@ def test_a_cell_executed_moves_what_is_predicted(pattern: str, nats: int) -> Non
     for cell in optimistic.cells():
         if (cell["pattern"], cell["nats"]) != (pattern, nats):
             continue
-        predicted = {r.metric: r.value for r in optimistic.predict(cell)}
-        measured = list(optimistic.measure(cell, Context("host")))
+        predicted = {r.metric: r.value for r in optimistic.EXPERIMENT.predicted(cell)}
+        measured = list(optimistic.EXPERIMENT.measured(cell, Context("host")))
         counted = {r.metric: r.value for r in measured if r.metric in predicted}
         assert counted == predicted
         assert predicted["flagged_share"] == float(cell["implementation"] == OPTIMISTIC and nats > 0)

@@ -28,6 +28,7 @@ from kernels import (
     ladder,
     launch,
     launches,
+    options,
     philox,
     prebuild,
     standard,
@@ -85,7 +86,7 @@ WORKS: dict[Callable[..., Any], dict[str, Any]] = {
     ladder.default_tile: {"algorithm": "standard", "head_dim": 64, "dtype": "fp16", "pass_": "forward"},
     flash_config.default_tile: {"head_dim": 64, "dtype": "fp16", "pass_": "forward"},
     flash_config.configure: {"head_dim": 64, "dtype": "fp16", "pass_": "forward"},
-    flash.Options: {"scale": 0.1},
+    options.Options: {"scale": 0.1},
     dispatch.choose: {"arrays": [array("q")], "scale": 0.1},
     dispatch.form_name: {"head_dim": 64, "pass_": "forward", "seqlen_q": 64},
     dispatch.default_tile: FORM | {"algorithm": "flash", "dtype": "fp16", "pass_": "forward"},
@@ -214,7 +215,7 @@ BESIDE = {
 }
 #: These stand alone: there is no other array that they could disagree with. (``progress`` has its
 #: own test, in test_flash_kernels_order.py.)
-ALONE = {probes.read, probes.tile_read, probes.chase, flash.Options}
+ALONE = {probes.read, probes.tile_read, probes.chase, options.Options}
 COMPARED = [p for p in ARRAYS if p.values[0] not in ALONE and p.values[1] != "progress"]
 COMPARED += [
     pytest.param(attention.forward, name, id=f"attention.forward-{name}")

@@ -32,20 +32,13 @@ OPTIONS = {
     "tile": "tile",
     "deterministic": "deterministic",
 }
-#: What is left: the operator's own signature, what it hands on, and the drivers' options.
+#: What is left: what users write, how the operator hands it on, the problem, and the drivers' options.
 KNOWN = [
     "analysis/problem.py ClassDef Problem",
-    "analysis/sums/flash.py FunctionDef flash_backward",
-    "kernels/flash.py ClassDef Options",
-    "kernels/hopper.py FunctionDef backward",
+    "kernels/options.py ClassDef Options",
     "repro/attention/operator.py Call",
     "repro/attention/operator.py FunctionDef flash_attention",
     "repro/attention/options.py ClassDef Options",
-    "repro/attention/reference.py FunctionDef attention_reference",
-    "repro/commands/predict.py FunctionDef command",
-    "repro/integrations/flash_attn.py Call",
-    "repro/integrations/flash_attn.py Call",
-    "repro/integrations/flash_attn.py FunctionDef flash_attn_varlen_func",
 ]
 
 

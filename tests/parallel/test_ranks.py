@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.experiments import Cell, Experiment, experiment, record, run
+from repro.experiments import Cell, Experiment, experiment, row, run
 from repro.gpu.import_results import import_results
 from repro.measuring import ranks, records
 from repro.measuring.ranks import Rank
@@ -23,7 +23,6 @@ def toy(measure, cells=7) -> Experiment:
         name="toy",
         title="",
         cells=lambda: [Cell(implementation="i", n=n) for n in range(cells)],
-        predict=lambda cell: [],
         measure=measure,
         device="cpu",
         sources=("repro/measuring/records.py",),
@@ -31,7 +30,7 @@ def toy(measure, cells=7) -> Experiment:
 
 
 def good(cell, context):
-    return [record(cell, experiment="toy", source="measured", metric="n", unit="1", value=cell["n"])]
+    return [row("n", cell["n"])]
 
 
 def values(path: Path) -> list[float | None]:

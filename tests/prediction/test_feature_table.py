@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from analysis.algorithms import ALGORITHMS, Family, find
-from analysis.features import FEATURES, PASSES, draw, features_of
+from analysis.features import FEATURES, PASSES, draw, features_of, with_option
 from analysis.hardware import A100_80GB
 from analysis.problem import Problem
 from analysis.shapes import AttentionShape
@@ -19,11 +19,11 @@ PLAIN = Problem(AttentionShape(2, 4, 256, 256, 64, dtype="bf16"))
 BESIDE = {"bias_gradient": ("bias",)}
 
 
-def with_option(name: str, problem: Problem = PLAIN) -> Problem:
+def having(name: str, problem: Problem = PLAIN) -> Problem:
     """The problem with the option, which hides something where it is a window."""
     for each in (*BESIDE.get(name, ()), name):
         for seed in range(50):
-            found = FEATURES[each].draw(Random(seed), problem)
+            found = with_option(each, Random(seed), problem)
             assert found is not None
             if each in features_of(found):
                 problem = found
@@ -42,7 +42,7 @@ def refused(algorithm: str, problem: Problem, pass_: str) -> bool:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_who_takes_an_option_alone(name: str) -> None:
-    feature, problem = FEATURES[name], with_option(name)
+    feature, problem = FEATURES[name], having(name)
     for algorithm in ALGORITHMS:
         for pass_ in feature.passes:
             taken = not refused(algorithm, problem, pass_)
@@ -59,7 +59,7 @@ def test_who_takes_an_option_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_an_option_has_its_macro_and_its_tensors(name: str) -> None:
-    feature, problem = FEATURES[name], with_option(name)
+    feature, problem = FEATURES[name], having(name)
     for pass_ in feature.passes:
         main = launches_of("flash", problem, pass_, Device("80")).main
         plain = launches_of("flash", PLAIN, pass_, Device("80")).main
@@ -69,8 +69,8 @@ def test_an_option_has_its_macro_and_its_tensors(name: str) -> None:
         moved = predict("flash", problem, pass_, A100_80GB, once=True).traffic.by_tensor()
         usual = predict("flash", PLAIN, pass_, A100_80GB, once=True).traffic.by_tensor()
         added = {tensor for tensor, _ in moved} - {tensor for tensor, _ in usual}
-        beside = {t for x in BESIDE.get(name, ()) for t in FEATURES[x].tensors}
-        assert added - {"dbias_accum"} == set(feature.tensors) | beside
+        wanted = {tensor for x in (name, *BESIDE.get(name, ())) for tensor in FEATURES[x].arrays(problem)}
+        assert added - {"dbias_accum"} == wanted - {"k", "v"}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -95,5 +95,5 @@ def test_options_drawn_together_run(seed: int) -> None:
                 assert found.main.kernel.config.features | {"block_mask"} == named | {"block_mask"}
         moved = predict(AUTO, problem, pass_, A100_80GB, once=True).traffic.by_tensor()
         used = (FEATURES[name] for name in features_of(problem))
-        wanted = {tensor for each in used if pass_ in each.passes for tensor in each.tensors}
+        wanted = {tensor for each in used if pass_ in each.passes for tensor in each.arrays(problem)}
         assert wanted <= {tensor for tensor, _ in moved}

@@ -15,6 +15,7 @@ from kernels.launching.plan import Recorder
 from repro.attention.reference import attention_reference
 from repro.attention.views import array_of
 from repro.experiments.gpu import gpu_features
+from repro.gpu.register import predictions
 from repro.instruments.exact import exact_attention
 from repro.instruments.feature_work import FeatureOperands
 from repro.measuring import records
@@ -92,23 +93,27 @@ def test_dispatch_picks_hopper_and_all_is_compiled_ahead(feature: str, pass_: st
 
 def test_every_predicted_time_is_registered_once_and_is_what_the_model_says() -> None:
     """A model or a kernel that changes by more registers new cells beside these."""
-    rows = list(records.read(records.RESULTS / "registered" / f"{gpu_features.NAME}.jsonl"))
+    rows = list(records.read(records.RESULTS / "registered" / f"{gpu_features.EXPERIMENT.name}.jsonl"))
     assert all(row.date and row.commit and row.source == "predicted" for row in rows)
     known = {(row.cell, row.device): row for row in rows}
     assert len(known) == len(rows)
-    current = {(now.cell, now.device): now for now in gpu_features.registered()}
+    current = {
+        (now.cell, now.device): now
+        for cell in gpu_features.cells()
+        for now in predictions(gpu_features.EXPERIMENT.name, cell)
+    }
     for key, now in current.items():
         assert now.value == pytest.approx(known[key].value, rel=0.05), "python -m repro dev register"
     cells = gpu_features.cells()
     assert {cell for cell, _ in current} == {c.id for c in cells}
-    bounds = [row for cell in cells for row in gpu_features.predict(cell)]
+    bounds = [row for cell in cells for row in gpu_features.EXPERIMENT.predicted(cell)]
     assert {row.implementation for row in bounds} == {gpu_features.SM80}
     assert all(row.value for row in bounds)
 
 
 def test_predictions_of_kernels_before_are_kept() -> None:
     """Those of the softcap's first tanh: what is registered stays, whatever came of the kernels."""
-    path = records.RESULTS / "registered" / f"{gpu_features.NAME}.jsonl"
+    path = records.RESULTS / "registered" / f"{gpu_features.EXPERIMENT.name}.jsonl"
     now = {cell.id for cell in gpu_features.cells()}
     before = [row.to_json() for row in records.read(path) if row.cell not in now]
     kinds = {(row["feature"], row["pass"], row["head_dim"], row["seqlen_q"]) for row in before}

@@ -206,7 +206,7 @@ def rows_of(**tflops: float) -> list[Record]:
             made.append(
                 records.record(
                     cell,
-                    experiment=gpu_throughput.NAME,
+                    experiment=gpu_throughput.EXPERIMENT.name,
                     implementation=name.replace("_", "-"),
                     source="measured",
                     metric="throughput_tflops",
@@ -236,7 +236,7 @@ def test_a_form_below_the_step_below_is_left_out_and_the_others_stay(
     slow = [r for r in rows_of(flash_sm90=240.0) if r.pass_ == "backward" and r.head_dim == 64]
     wrong = records.record(
         gpu_throughput.cells()[0],
-        experiment=gpu_throughput.NAME,
+        experiment=gpu_throughput.EXPERIMENT.name,
         source="measured",
         implementation="flash-sm90-optimistic",
         metric="time_ms",

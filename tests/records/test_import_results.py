@@ -218,7 +218,7 @@ def test_one_command_judges_what_a_run_brings_back(
     rows = [
         records.record(
             cell,
-            experiment=gpu_throughput.NAME,
+            experiment=gpu_throughput.EXPERIMENT.name,
             implementation=name,
             source="measured",
             metric="throughput_tflops",
@@ -238,7 +238,9 @@ def test_one_command_judges_what_a_run_brings_back(
     assert len(shapes) == len(cells) == 12
     cell = next(c for c in cells if c["pass"] == "forward" and c["seqlen_q"] == 16384)
     bound = next(
-        r.value for r in gpu_throughput.predict(cell) if r.implementation == "flash-sm90" and r.device == H200.name
+        r.value
+        for r in gpu_throughput.EXPERIMENT.predicted(cell)
+        if r.implementation == "flash-sm90" and r.device == H200.name
     )
     words = next(w for w in shapes if w[:4] == ["forward", "128", "-", "16384"])
     assert words[4:] == [f"{bound:.0f}", "600", "sdpa-cudnn", "500", "1.20", "660", "1.32"]
@@ -255,7 +257,7 @@ def test_counters_are_set_beside_their_predictions() -> None:
     from repro.experiments.gpu import gpu_traffic
 
     cell = gpu_traffic.cells()[0]
-    expected = list(gpu_traffic.predict(cell))
+    expected = list(gpu_traffic.EXPERIMENT.predicted(cell))
     rows = [
         Record.from_json(r.to_json() | {"source": "measured", "value": r.value * factor, "cell": cell.id})
         for r, factor in zip(expected, (1.0, 1.1, 1.02), strict=True)

@@ -161,16 +161,15 @@ def test_two_writers_at_once_do_not_mix_their_cells(tmp_path: Path) -> None:
 RUNNER = """
 import sys, time
 from pathlib import Path
-from repro.experiments import Cell, Experiment, record, run
+from repro.experiments import Cell, Experiment, row, run
 root = Path(sys.argv[1])
 def measure(cell, context):
     with open(root / "seen", "a") as seen:
         seen.write(f"{cell['seqlen_q']}\\n")
     time.sleep(0.15)
-    return [record(cell, experiment="toy", source="measured", metric="n", unit="1", value=1)]
+    return [row("n", 1)]
 outcome = run.measure(Experiment(
     name="toy", title="", device="cpu", sources=("repro/measuring/records.py",),
-    predict=lambda cell: [],
     cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(5)], measure=measure,
 ), root=root)
 print(outcome.measured, outcome.skipped)
@@ -198,7 +197,6 @@ def test_what_no_cell_can_be_measured_without_is_one_line_and_no_file(tmp_path: 
         name="toy",
         title="",
         cells=lambda: [Cell(implementation="x")],
-        predict=lambda c: [],
         measure=measure,
         device="cpu",
         sources=("repro/measuring/records.py",),

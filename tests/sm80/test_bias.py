@@ -16,8 +16,7 @@ from torch import Tensor
 import repro
 from analysis.hbm import compulsory_hbm
 from analysis.lower_bounds import compulsory_bias_bytes
-from analysis.shapes import AttentionShape, Tile
-from analysis.sums.flash import bias_elements
+from analysis.shapes import AttentionShape, Tile, bias_elements
 from analysis.traffic import predict_traffic
 from kernels import attention
 from kernels.bias_gradient import form_of

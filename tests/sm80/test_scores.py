@@ -107,7 +107,7 @@ def test_the_reference_is_the_framework_with_a_bias() -> None:
     """ALiBi in the reference is the framework's attention with the distances as a bias."""
     q, k, v, dout = (t.double() for t in inputs(2, 2, 5, 9, 8))
     slopes = torch.from_numpy(ITEMS)
-    bias, _ = changed(torch.zeros(2, 2, 5, 9, dtype=torch.float64), None, slopes)
+    bias, _ = changed(torch.zeros(2, 2, 5, 9, dtype=torch.float64), {"alibi_slopes": slopes})
     # Query 0 of 5 stands at key 4 of 9; query 4 at key 8.
     assert bias[0, 0, 0].tolist() == [-2.0, -1.5, -1.0, -0.5, 0, -0.5, -1.0, -1.5, -2.0]
     assert bias[1, 1, 4].tolist() == [-2.0 * distance for distance in range(8, -1, -1)]
@@ -122,7 +122,7 @@ def test_the_reference_is_the_framework_with_a_bias() -> None:
 
 def test_the_gradients_of_the_reference_are_those_of_autograd() -> None:
     q, k, v, dout = (t.double().requires_grad_() for t in inputs(1, 2, 6, 7, 8))
-    scores, _ = changed(q @ k.mT, 1.5, torch.from_numpy(SLOPES))
+    scores, _ = changed(q @ k.mT, {"softcap": 1.5, "alibi_slopes": torch.from_numpy(SLOPES)})
     want = torch.autograd.grad(torch.softmax(scores, -1) @ v, (q, k, v), dout)
     options: dict[str, Any] = {"softcap": 1.5, "alibi_slopes": torch.from_numpy(SLOPES)}
     got = attention_reference(q, k, v, dout, scale=1.0, **options)

@@ -117,7 +117,7 @@ def yardsticks(p: Problem) -> tuple[Reference, Reference]:
     known = {"scale": p.scale, "softcap": p.softcap}
     want, theirs = references(*tensors, None, None, {"causal": p.causal}, known)
     assert want.terms is not None
-    same = {name: term for name, term in want.terms.items() if "through cap" not in name}
+    same = {name: term for name, term in want.terms.items() if "through options" not in name}
     return replace(want, terms=same), theirs
 
 

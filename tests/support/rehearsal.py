@@ -94,7 +94,7 @@ def unwritten(module: Any) -> dict[str, Any]:
     """What is said of kernels that write nothing, as here: their results are wrong."""
     from repro.experiments import Context
 
-    rows = module.measure(small(module.cells()[0]), Context("cuda"))
+    rows = module.EXPERIMENT.measured(small(module.cells()[0]), Context("cuda"))
     return {
         "experiment": "wrong",
         "cell": {},
@@ -107,7 +107,7 @@ def undecoded(module: Any) -> dict[str, Any]:
     """The same of the decoding kernels, by the number of splits."""
     from repro.experiments import Context
 
-    rows = module.measure(small(module.cells()[0]), Context("cuda"))
+    rows = module.EXPERIMENT.measured(small(module.cells()[0]), Context("cuda"))
     return {
         "experiment": "wrong decoding",
         "cell": {},
@@ -144,10 +144,10 @@ def report() -> list[dict[str, Any]]:
             kind = [cell.get(name) for name in names]
             alike.setdefault(tuple(kind), cell)
         for cell in alike.values():
-            rows = module.measure(small(cell), Context("cuda"))
+            rows = module.EXPERIMENT.measured(small(cell), Context("cuda"))
             found.append(
                 {
-                    "experiment": module.NAME,
+                    "experiment": module.EXPERIMENT.name,
                     "cell": dict(cell),
                     "timed": sorted({r.implementation for r in rows if r.value is not None}),
                     "refused": {r.implementation: r.error for r in rows if r.error},
@@ -155,10 +155,10 @@ def report() -> list[dict[str, Any]]:
             )
     for cell in gpu_ceilings.cells():
         if cell["implementation"] in ("sm-boundary-read", "shared-memory-read", "mma-sync", "exp2"):
-            rows = gpu_ceilings.measure(cell, Context("cuda"))
+            rows = gpu_ceilings.EXPERIMENT.measured(cell, Context("cuda"))
             found.append(
                 {
-                    "experiment": gpu_ceilings.NAME,
+                    "experiment": gpu_ceilings.EXPERIMENT.name,
                     "cell": dict(cell),
                     "refused": {},
                     "timed": [r.implementation for r in rows if r.value],

@@ -38,8 +38,8 @@ def row(experiment: str, probe: str, value: float | None, device: str = "NVIDIA 
 
 
 def test_without_records_the_datasheet(on_record: list[Record]) -> None:
-    assert _roofline.h200().hbm_bytes_per_s == H200.hbm_bandwidth_bytes_per_s
-    assert _roofline.h200().origin == "datasheet of H200"
+    assert _roofline.ceilings_of("H200").hbm_bytes_per_s == H200.hbm_bandwidth_bytes_per_s
+    assert _roofline.ceilings_of("H200").origin == "datasheet of H200"
 
 
 def test_probes_come_before_the_framework_s_copy_and_failures_do_not_count(on_record: list[Record]) -> None:
@@ -50,7 +50,7 @@ def test_probes_come_before_the_framework_s_copy_and_failures_do_not_count(on_re
         row("gpu-ceilings", "sm-boundary-read", 9.0, device="NVIDIA H100 80GB HBM3"),
         row("ceiling", "matmul-bf16-8192", 700.0),
     ]
-    found = _roofline.h200()
+    found = _roofline.ceilings_of("H200")
     assert found.hbm_bytes_per_s == 4.5e12
     assert found.tensor_flops == 700e12
     assert found.exp_per_s == H200.exp_per_s

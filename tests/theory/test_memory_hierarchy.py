@@ -25,7 +25,7 @@ def probes(device: str) -> pandas.DataFrame:
     return frame(
         record(
             {},
-            experiment=gpu_ceilings.NAME,
+            experiment=gpu_ceilings.EXPERIMENT.name,
             implementation=name,
             source="measured",
             metric=metric,
@@ -63,7 +63,7 @@ def test_records_of_the_probes_fill_every_cell_and_win_over_older_ones(recorded:
 
 def test_every_probe_named_is_one_that_exists() -> None:
     named = {way for ways in MEASURED.values() for way in ways} | set(LATENCY.values())
-    ours = {probe for experiment, probe in named if experiment == gpu_ceilings.NAME}
+    ours = {probe for experiment, probe in named if experiment == gpu_ceilings.EXPERIMENT.name}
     assert ours <= set(gpu_ceilings.PROBES)
 
 

@@ -61,8 +61,8 @@ def ours() -> pandas.DataFrame:
     """Counters of our kernels that say exactly what formulas say, plus 1000 bytes of reads."""
     rows = []
     for cell in gpu_traffic.cells():
-        for kernel in {r.kernel for r in gpu_traffic.predict(cell)} - {"all"}:
-            values = {"batch": "-", **cell, "kernel": kernel, "experiment": gpu_traffic.NAME}
+        for kernel in {r.kernel for r in gpu_traffic.EXPERIMENT.predicted(cell)} - {"all"}:
+            values = {"batch": "-", **cell, "kernel": kernel, "experiment": gpu_traffic.EXPERIMENT.name}
             once, waved = _residual.expected(values, H200)
             for direction in ("read", "write"):
                 exact = sum(waved[direction].values()) + padding_bytes(once[direction])
@@ -71,7 +71,7 @@ def ours() -> pandas.DataFrame:
                     rows.append(
                         record(
                             cell,
-                            experiment=gpu_traffic.NAME,
+                            experiment=gpu_traffic.EXPERIMENT.name,
                             source="measured",
                             tool="ncu",
                             kernel=kernel,

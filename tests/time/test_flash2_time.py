@@ -14,6 +14,7 @@ from figures.time import time_ampere
 from kernels.sass.listing import parse_listing
 from repro.experiments import Context, UnavailableError, tidy
 from repro.experiments.gpu import ampere_time
+from repro.gpu.register import predictions
 from repro.measuring import records
 from repro.timing import ampere_validation, flash2_time
 
@@ -112,12 +113,13 @@ def test_predictions_of_their_code_are_within_what_the_page_and_the_changelog_sa
 
 def test_every_time_is_registered_once_and_is_what_the_model_says() -> None:
     """A model or a kernel that changes by more registers new cells beside these."""
-    path = records.RESULTS / "registered" / f"{ampere_time.NAME}.jsonl"
+    path = records.RESULTS / "registered" / f"{ampere_time.EXPERIMENT.name}.jsonl"
     rows = list(records.read(path))
     cells = [one.id for one in ampere_time.cells()]
     assert [row.cell for row in rows] == [cell for cell in cells for _ in range(2)]
     assert all(row.date and row.commit and row.source == "predicted" for row in rows)
-    for row, now in zip(rows, ampere_time.registered(), strict=True):
+    today = [now for cell in ampere_time.cells() for now in predictions("ampere-time", cell)]
+    for row, now in zip(rows, today, strict=True):
         assert (row.cell, row.implementation) == (now.cell, now.implementation)
         assert now.value == pytest.approx(row.value, rel=0.05)
 
@@ -125,11 +127,11 @@ def test_every_time_is_registered_once_and_is_what_the_model_says() -> None:
 def test_other_cards_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     with pytest.raises(UnavailableError, match=r"of an A100, compute capability 8\.0"):
-        ampere_time.measure(ampere_time.cells()[0], Context("cuda"))
+        ampere_time.EXPERIMENT.measured(ampere_time.cells()[0], Context("cuda"))
 
 
 def test_both_passes_together_are_as_fast_as_their_times_add_up() -> None:
-    frame = tidy((ampere_time.NAME, "throughput"))
+    frame = tidy((ampere_time.EXPERIMENT.name, "throughput"))
     drawn = time_ampere.rates(frame)
     ours = pick(drawn, source="predicted", implementation="flash", head_dim=64, causal=False)
     shape = shape_of(2048, 64, batch=8)

@@ -135,7 +135,7 @@ def expected(cell: Mapping[str, Any], gpu: Gpu) -> Expected:
     kernel, pass_ = str(cell["kernel"]), str(cell["pass"])
     if name == "standard-eager":
         return _passes(EAGER_KERNELS[experiment][_place(kernel)], shape)
-    if experiment == l2_absorption.NAME:
+    if experiment == l2_absorption.EXPERIMENT.name:
         return _flash("flash", shape, l2_absorption.TILE, pass_, gpu.name, l2_absorption.BLOCKS_PER_SM, "flash_forward")
     if name == "sdpa-flash2":
         pass_, ours = FLASH2_KERNELS[_place(kernel)]

@@ -10,58 +10,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell
 from repro.instruments.run_pass import run_pass
-from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAME = "accuracy"
 DTYPES = ("fp32", "bf16", "fp16")
 INPUTS = ("normal", "outliers")
 VARIANTS = ("standard", "chunked", "sdpa-flash", "flash")
 #: The kernel ladder, which runs below torch: what rounding O in every step costs (Alg. 1).
 LADDER = ("flash1-released",)
-BATCH, HEADS, SEQLEN, HEAD_DIM = 1, 1, 512, 64
+SEQLEN, HEAD_DIM = 512, 64
 RESULTS = ("out", "dq", "dk", "dv")
 
 
 def cells() -> list[Cell]:
     """Type × inputs × variant."""
     return [
-        Cell(
-            implementation=name,
-            pass_="forward+backward",
-            batch=BATCH,
-            heads=HEADS,
-            kv_heads=HEADS,
-            seqlen_q=SEQLEN,
-            seqlen_k=SEQLEN,
-            head_dim=HEAD_DIM,
-            dtype=dtype,
-            causal=False,
-            inputs=inputs,
-        )
+        cell(name, "forward+backward", seqlen=SEQLEN, head_dim=HEAD_DIM, dtype=dtype, inputs=inputs)
         for dtype in DTYPES
         for inputs in INPUTS
         for name in VARIANTS + LADDER
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
-    """No formula: the yardstick is the framework's own error, measured beside."""
-    return iter(())
-
-
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Root-mean-square and largest error of out, dq, dk, dv."""
     import torch
 
     from repro.attention.reference import attention_reference
 
-    q, k, v, dout = tensors(str(cell["inputs"]), str(cell["dtype"]))
-    implementation = str(cell["implementation"])
+    q, k, v, dout = tensors(str(one["inputs"]), str(one["dtype"]))
+    implementation = str(one["implementation"])
     if implementation in LADDER:
         given = {"q": q, "k": k, "v": v, "dout": dout}
         results = {
@@ -87,17 +69,8 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
             ("max_abs_error", error.abs().max()),
             ("relative_rmse", (error.pow(2).mean() / want.pow(2).mean()).sqrt()),
         ):
-            yield record(
-                cell,
-                experiment=NAME,
-                source="measured",
-                metric=metric,
-                unit="1",
-                tensor=name,
-                value=float(value),
-                note=f"ran {ran}",
-                tool="against float64 on the same rounded inputs",
-            )
+            tool = "against float64 on the same rounded inputs"
+            yield row(metric, float(value), tensor=name, note=f"ran {ran}", tool=tool)
 
 
 def tensors(inputs: str, dtype: str) -> list[Tensor]:
@@ -107,7 +80,7 @@ def tensors(inputs: str, dtype: str) -> list[Tensor]:
     from repro.attention.views import TORCH_TYPES
 
     generator = torch.Generator().manual_seed(0)
-    shape = (BATCH, HEADS, SEQLEN, HEAD_DIM)
+    shape = (1, 1, SEQLEN, HEAD_DIM)
     made = []
     for _ in range(4):
         numbers = torch.randn(shape, generator=generator)
@@ -119,10 +92,9 @@ def tensors(inputs: str, dtype: str) -> list[Tensor]:
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="error of forward and gradients against float64",
-    cells=cells,
-    predict=predict,
+    "accuracy",
+    "error of forward and gradients against float64",
+    cells,
     measure=measure,
     device="host",
     sources=("kernels", "repro/attention"),

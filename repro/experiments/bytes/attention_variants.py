@@ -14,49 +14,32 @@ from collections.abc import Iterator
 from statistics import median
 
 from analysis import memory
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import shape_of
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row, spread
+from repro.experiments.shared.attention import cell, shape_of
 
-NAME = "attention-variants"
 LENGTHS = (256, 512, 1024, 2048, 4096)
 #: The float64 reference of a longer problem takes longer than all the variants.
 LONGEST_JUDGED = 1024
 #: Ours runs emulated on a CPU: the longer lengths would take minutes.
 EMULATED, LONGEST_EMULATED = ("flash", "flash-deterministic"), 1024
 VARIANTS = ("standard", "standard-checkpointed", "chunked", "sdpa-math", "sdpa-flash", "flash", "flash-deterministic")
-HEAD_DIM, HEADS, REPEATS = 64, 1, 3
+HEAD_DIM, REPEATS = 64, 3
 
 
-def _cell(implementation: str, seqlen: int) -> Cell:
-    return Cell(
-        implementation=implementation,
-        pass_="forward+backward",
-        batch=1,
-        heads=HEADS,
-        kv_heads=HEADS,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        head_dim=HEAD_DIM,
-        dtype="fp32",
-        causal=False,
-    )
+def point(implementation: str, seqlen: int) -> Cell:
+    """Both passes of one head."""
+    return cell(implementation, "forward+backward", seqlen=seqlen, head_dim=HEAD_DIM, dtype="fp32")
 
 
 def cells() -> list[Cell]:
     """Variant × sequence length."""
-    return [
-        _cell(name, seqlen)
-        for name in VARIANTS
-        for seqlen in LENGTHS
-        if name not in EMULATED or seqlen <= LONGEST_EMULATED
-    ]
+    return [point(name, n) for name in VARIANTS for n in LENGTHS if name not in EMULATED or n <= LONGEST_EMULATED]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Lists of live tensors, as in ``analysis.memory``; none for the framework's chunking."""
-    implementation = str(cell["implementation"])
-    shape = shape_of(cell)
+    implementation = str(one["implementation"])
+    shape = shape_of(one)
     if implementation in EMULATED:
         saved = memory.total(memory.saved_for_backward("flash", shape))
         peak = memory.flash_backward_peak(shape)
@@ -71,27 +54,18 @@ def predict(cell: Cell) -> Iterator[Record]:
     else:
         return
     for metric, value in (("saved_bytes", saved), ("peak_bytes", memory.total(peak))):
-        yield record(
-            cell,
-            experiment=NAME,
-            source="predicted",
-            tool="list of live tensors",
-            metric=metric,
-            unit="B",
-            value=value,
-            cell=cell.id,
-        )
+        yield row(metric, value, tool="list of live tensors")
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """Ours at the lengths where it is not executed."""
     for name in EMULATED:
         for seqlen in LENGTHS:
             if seqlen > LONGEST_EMULATED:
-                yield from predict(_cell(name, seqlen))
+                yield point(name, seqlen)
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """One forward and backward: bytes, error against float64, and the median time."""
     import torch
 
@@ -102,9 +76,9 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     from repro.training.live_bytes import LiveBytes
     from repro.training.saved import count_saved
 
-    implementation = str(cell["implementation"])
+    implementation = str(one["implementation"])
     variant = ALL[implementation]
-    shape = (int(cell["batch"]), int(cell["heads"]), int(cell["seqlen_q"]), int(cell["head_dim"]))
+    shape = (int(one["batch"]), int(one["heads"]), int(one["seqlen_q"]), int(one["head_dim"]))
     generator = torch.Generator().manual_seed(0)
     with LiveBytes() as live:
         q, k, v, dout = (torch.randn(shape, generator=generator) for _ in range(4))
@@ -116,29 +90,15 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     peak = live.peak_bytes
     if implementation in EMULATED:  # the latest call was the backward
         peak += launcher.scratch_bytes()
-    ran = ran_backend(implementation, *leaves)
-
-    def row(metric: str, value: float, unit: str, tool: str, **more: object) -> Record:
-        return record(
-            cell,
-            experiment=NAME,
-            source="measured",
-            metric=metric,
-            value=value,
-            unit=unit,
-            tool=tool,
-            note=f"ran {ran}",
-            **more,
-        )
-
-    yield row("saved_bytes", saved.total_bytes, "B", "saved-tensor hooks")
-    yield row("peak_bytes", peak, "B", "storages seen by the dispatcher, and our scratch")
+    note = f"ran {ran_backend(implementation, *leaves)}"
+    yield row("saved_bytes", saved.total_bytes, tool="saved-tensor hooks", note=note)
+    yield row("peak_bytes", peak, tool="storages seen by the dispatcher, and our scratch", note=note)
     if shape[2] <= LONGEST_JUDGED:
         expected = attention_reference(q, k, v, dout)
         for name, tensor in (("out", out), ("dq", q.grad), ("dk", k.grad), ("dv", v.grad)):
             assert tensor is not None
             error = max_error(tensor, getattr(expected, name))
-            yield row("max_abs_error", error, "1", "against float64", tensor=name)
+            yield row("max_abs_error", error, tool="against float64", tensor=name, note=note)
     if implementation in EMULATED:
         return
     times = []
@@ -148,25 +108,19 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         times.append(time.perf_counter() - start)
     times = times[1:]  # the first is the warm-up
     yield row(
-        "time_s",
-        median(times),
-        "s",
-        f"wall clock, {torch.get_num_threads()} threads",
-        spread_min=min(times),
-        spread_max=max(times),
-        spread_n=REPEATS,
+        "time_s", median(times), tool=f"wall clock, {torch.get_num_threads()} threads", note=note, **spread(times)
     )
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="every variant of attention: memory, time and error",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "attention-variants",
+    "every variant of attention: memory, time and error",
+    cells,
+    predict,
+    measure,
     device="cpu",
     also=also,
     sources=("kernels", "repro/attention", "repro/experiments/bytes/attention_variants.py"),
-    on_demand=True,
     seconds=40,
+    on_demand=True,
 )

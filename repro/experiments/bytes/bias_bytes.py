@@ -16,16 +16,13 @@ from typing import Any
 
 from analysis.hbm import compulsory_hbm
 from analysis.lower_bounds import compulsory_bias_bytes
-from analysis.shapes import AttentionShape
-from analysis.sums.flash import BiasShape
+from analysis.shapes import AttentionShape, BiasShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels import attention
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
 from repro.instruments.run_pass import run_pass
-from repro.measuring.records import Record, record
 
-NAME = "bias-bytes"
 HEADS, HEAD_DIM, DTYPE = 2, 64, "fp16"
 #: What is done to the scores.
 SCORES = ("plain", "alibi", "bias")
@@ -70,34 +67,25 @@ def _standard(shape: AttentionShape, one: Cell, plain: Traffic) -> Traffic:
     return plain + Traffic({"standard_scores": bias})
 
 
-def predict(one: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """The exact sums, and each tensor of each kernel once."""
     traffic = traffic_of(one)
-    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
+    yield from traffic_rows(traffic.kernels)
     once = compulsory_hbm(traffic, shape_of(one), BIAS)
-    yield record(
-        one,
-        experiment=NAME,
-        source="predicted",
-        tool="each tensor once",
-        cell=one.id,
-        metric="compulsory_bytes",
-        unit="B",
-        value=once.read_bytes + once.write_bytes,
-    )
+    yield row("compulsory_bytes", once.read_bytes + once.write_bytes, tool="each tensor once")
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """Sequences too long to execute, and standard attention."""
     for pass_ in PASSES:
         for seqlen in SUMMED:
             for scores in SCORES:
                 if seqlen not in EXECUTED:
-                    yield from predict(point("flash", scores, pass_, seqlen))
-            yield from predict(point("standard", "bias", pass_, seqlen))
+                    yield point("flash", scores, pass_, seqlen)
+            yield point("standard", "bias", pass_, seqlen)
 
 
-def measure(one: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Execute the kernels: bytes by tensor, and the largest error of the results."""
     import torch
 
@@ -119,28 +107,17 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
     elif one["scores"] == "bias":
         known = changes = {"bias": bias}
     ran = run_pass("flash", str(one["pass"]), tensors, context.host(), tile=tile_of(one), **changes)
-    yield from traffic_rows(
-        one, ran.traffic.kernels, experiment=NAME, source="measured", tool="host backend: executed, bytes counted"
-    )
+    yield from traffic_rows(ran.traffic.kernels, tool="host backend: executed, bytes counted")
     exact = attention_reference(*tensors.values(), **known)
-    yield record(
-        one,
-        experiment=NAME,
-        source="measured",
-        metric="max_abs_error",
-        unit="1",
-        value=max(ran.errors(exact).values()),
-        tool="against float64 on the same rounded inputs",
-        cell=one.id,
-    )
+    yield row("max_abs_error", max(ran.errors(exact).values()), tool="against float64 on the same rounded inputs")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="bytes of a stored bias, and of a computed one",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "bias-bytes",
+    "bytes of a stored bias, and of a computed one",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     sources=(

@@ -14,14 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.shapes import AttentionShape, Tile
-from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
+from analysis.shapes import Tile
+from repro.experiments import Cell, Context, Experiment, Row
+from repro.experiments.shared.attention import cell, predicted_traffic, tile_of
 from repro.experiments.shared.flash_run import counted, run
-from repro.measuring.records import Record
 
-NAME = "block-sparse"
 HEAD_DIM, TILE = 64, Tile(64, 64)
 DENSITIES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 EXECUTED, PUBLISHED_LENGTH = 1024, 4096
@@ -73,38 +70,35 @@ def cells() -> list[Cell]:
     return listed
 
 
-def predict(one: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Exact sums over the blocks that are left."""
     mask = mask_of(one)
     options = {} if mask is None else {"block_mask": mask[None, None]}
-    shape: AttentionShape = shape_of(one)
-    traffic = predict_traffic("flash", shape, tile_of(one), str(one["pass"]), **options)
-    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
+    return predicted_traffic(one, **options)
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """The sums at the paper's length, and the butterfly at the lengths that are not executed."""
     for pass_ in PASSES:
         for density in DENSITIES:
-            yield from predict(point("random", pass_, PUBLISHED_LENGTH, density))
+            yield point("random", pass_, PUBLISHED_LENGTH, density)
         for seqlen in LENGTHS:
             if seqlen > EXECUTED:
-                yield from predict(point("butterfly", pass_, seqlen))
-                yield from predict(point("dense", pass_, seqlen))
+                yield point("butterfly", pass_, seqlen)
+                yield point("dense", pass_, seqlen)
 
 
-def measure(one: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """The kernels, executed and counted, and their error against float64."""
-    result = run(one, context, tile=tile_of(one), block_mask=mask_of(one))
-    yield from counted(NAME, one, result)
+    return counted(run(one, context, tile=tile_of(one), block_mask=mask_of(one)))
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="block-sparse attention: traffic against density",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "block-sparse",
+    "block-sparse attention: traffic against density",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     seconds=40,

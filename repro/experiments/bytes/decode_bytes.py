@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from analysis.decode import DecodeShape
-from analysis.shapes import Tile
+from analysis.shapes import AttentionShape, Tile
 from analysis.sums.decode import flash_decode
 from analysis.traffic import Traffic
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import traffic_rows
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell_of, traffic_rows
 
-NAME = "decode-bytes"
 HEADS, PAGE_SIZE, DTYPE = 32, 64, "bf16"
 
 
@@ -52,6 +51,11 @@ class Sharing:
             value_dim=self.value_dim,
         )
 
+    def cell(self, batch: int, context: int, width: int = 1, **more: Any) -> Cell:
+        """The cell of a step of sequences as long as each other; width: queries of each."""
+        step = AttentionShape(batch, HEADS, width, context, self.head_dim, self.kv_heads, DTYPE, True)
+        return cell_of(step, "flash-decode", "forward", page_size=PAGE_SIZE, **more)
+
 
 SHARING = {
     "mha": Sharing(32, 128),
@@ -70,21 +74,7 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 
 def _cell(sharing: str, context: int, width: int = 1, splits: int = 1) -> Cell:
     way = SHARING[sharing]
-    return Cell(
-        implementation="flash-decode",
-        pass_="forward",
-        sharing=sharing,
-        batch=1,
-        heads=HEADS,
-        kv_heads=way.kv_heads,
-        seqlen_q=width,
-        seqlen_k=context,
-        head_dim=way.head_dim,
-        dtype=DTYPE,
-        causal=True,
-        splits=splits,
-        page_size=PAGE_SIZE,
-    )
+    return way.cell(1, context, width, sharing=sharing, splits=splits)
 
 
 def cells() -> list[Cell]:
@@ -109,31 +99,22 @@ def tile_of(cell: Cell) -> Tile:
     return configure(one.dtype, one.head_dim, one.rows, latent=one.latent).tile
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """The exact sums, and the lower bound."""
     one = shape_of(cell)
     traffic = Traffic(flash_decode(one, tile_of(cell), int(cell["splits"])))
-    yield from traffic_rows(cell, traffic.kernels, experiment=NAME)
-    yield record(
-        cell,
-        experiment=NAME,
-        source="predicted",
-        tool="each tensor once",
-        cell=cell.id,
-        metric="compulsory_bytes",
-        unit="B",
-        value=one.compulsory_bytes,
-    )
+    yield from traffic_rows(traffic.kernels)
+    yield row("compulsory_bytes", one.compulsory_bytes, tool="each tensor once")
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """Contexts too long to execute."""
     for sharing in SHARING:
         for context in LONGER:
-            yield from predict(_cell(sharing, context))
+            yield _cell(sharing, context)
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Execute the kernels: bytes by tensor, and the largest error."""
     from repro.instruments.decode_work import DecodeOperands
 
@@ -141,29 +122,17 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     backend = context.host()
     operands.launch(backend, int(cell["splits"]))
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
-    yield from traffic_rows(
-        cell, counted.kernels, experiment=NAME, source="measured", tool="host backend: executed, bytes counted"
-    )
+    yield from traffic_rows(counted.kernels, tool="host backend: executed, bytes counted")
     errors = [operands.error(0, head) for head in range(operands.shape.kv_heads)]
-    yield record(
-        cell,
-        experiment=NAME,
-        source="measured",
-        metric="max_abs_error",
-        unit="1",
-        tensor="out",
-        value=max(errors),
-        tool="against float64 on the same rounded inputs",
-        cell=cell.id,
-    )
+    yield row("max_abs_error", max(errors), tensor="out", tool="against float64 on the same rounded inputs")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="bytes of a step of decoding",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "decode-bytes",
+    "bytes of a step of decoding",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     sources=(

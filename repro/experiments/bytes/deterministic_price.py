@@ -25,12 +25,10 @@ from analysis.shapes import Tile
 from analysis.tile_loop import tile_loop
 from analysis.traffic import predict_traffic
 from kernels import hopper
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
 from repro.experiments.shared.flash_run import counted, run
-from repro.measuring.records import Record, record
 
-NAME = "deterministic-price"
 HOPPER = (hopper.ALGORITHM, hopper.DETERMINISTIC)
 ALGORITHMS = ("flash", "flash-deterministic", "flash-split", *HOPPER)
 #: What a deterministic way is set beside: the same kernels with additions in any order.
@@ -61,14 +59,14 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(one: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Exact sums; scratch bytes and floating-point operations from the same loop."""
     shape, tile, algorithm = shape_of(one), tile_of(one), str(one["implementation"])
     traffic = dict(predict_traffic(algorithm, shape, tile, "backward").kernels)
     if algorithm == "flash-split":  # its second pass has a tile of its own
         second = predict_traffic(algorithm, shape, QUERY_TILE, "backward")
         traffic["flash_backward_dq"] = second.kernels["flash_backward_dq"]
-    yield from traffic_rows(one, traffic, experiment=NAME)
+    yield from traffic_rows(traffic)
     if algorithm in HOPPER:
         turns = algorithm == hopper.DETERMINISTIC
         scratch = memory.total(memory.flash_sm90_scratch(shape, tile, deterministic=turns))
@@ -76,30 +74,19 @@ def predict(one: Cell) -> Iterator[Record]:
         accumulator = shape.batch * shape.heads * shape.seqlen_q * shape.head_dim * 4
         slabs = {"flash": 1, "flash-split": 0}.get(algorithm, tile_loop(shape, tile).key_tiles)
         scratch = shape.row_bytes + slabs * accumulator
-    for metric, unit, value in (
-        ("scratch_bytes", "B", scratch),
-        ("flops", "FLOP", 2 * PRODUCTS[algorithm] * shape.visible_pairs * shape.head_dim),
-    ):
-        yield record(
-            one,
-            experiment=NAME,
-            source="predicted",
-            tool="from the tile loop",
-            metric=metric,
-            unit=unit,
-            value=value,
-            cell=one.id,
-        )
+    yield row("scratch_bytes", scratch, tool="from the tile loop")
+    flops = 2 * PRODUCTS[algorithm] * shape.visible_pairs * shape.head_dim
+    yield row("flops", flops, tool="from the tile loop")
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """The sums where nothing is executed."""
     for seqlen in SUMMED:
         for algorithm in ALGORITHMS:
-            yield from predict(point(algorithm, seqlen, causal=False))
+            yield point(algorithm, seqlen, causal=False)
 
 
-def measure(one: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """The kernels, executed and counted; the scratch they ask the backend for."""
     backend = context.host()
     asked: dict[str, int] = {}
@@ -117,24 +104,16 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
     finally:
         backend.empty = empty
     asked.pop("tile_counter", None)  # of the forward before
-    yield from counted(NAME, one, result)
-    yield record(
-        one,
-        experiment=NAME,
-        source="measured",
-        tool="what the driver allocates",
-        metric="scratch_bytes",
-        unit="B",
-        value=sum(asked.values()),
-    )
+    yield from counted(result)
+    yield row("scratch_bytes", sum(asked.values()), tool="what the driver allocates")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="what a deterministic backward costs",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "deterministic-price",
+    "what a deterministic backward costs",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     seconds=40,

@@ -13,18 +13,18 @@ scale costs them: with a scale a head the outlier sets it for all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from analysis.lower_bounds import compulsory_read_bytes, compulsory_write_bytes
 from analysis.shapes import AttentionShape
 from analysis.traffic import predict_traffic
 from kernels.attention import default_tile
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import traffic_rows
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell, traffic_rows
+from repro.experiments.shared.attention import shape_of as plain_shape
 from repro.instruments.run_pass import run_pass
-from repro.measuring.records import Record, record
 
-NAME = "fp8-bytes"
 HEAD_DIM, DTYPE, KEYS, LONGER, BLOCK = 64, "fp16", 1024, 65536, 64
 #: Way -> (e4m3, keys that share a scale)
 WAYS: dict[str, tuple[bool, int | None]] = {
@@ -43,26 +43,14 @@ SCORE = 0.1
 
 def _cell(way: str, queries: int, keys: int, **more: Any) -> Cell:
     tile = default_tile(HEAD_DIM, DTYPE, "forward", fp8=WAYS[way][0])
-    return Cell(
-        implementation="flash",
-        pass_="forward",
-        batch=1,
-        heads=1,
-        kv_heads=1,
-        seqlen_q=queries,
-        seqlen_k=keys,
-        head_dim=HEAD_DIM,
-        dtype=DTYPE,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        way=way,
-        **more,
+    return cell(
+        "flash", "forward", tile, seqlen=queries, seqlen_k=keys, head_dim=HEAD_DIM, dtype=DTYPE, way=way, **more
     )
 
 
 def cells() -> list[Cell]:
     """Every way over the queries, and over the size of an outlier."""
-    found = [_cell(way, n, KEYS, causal=False) for way in WAYS for n in QUERIES]
+    found = [_cell(way, n, KEYS) for way in WAYS for n in QUERIES]
     return found + [
         _cell(way, TOKENS, TOKENS, causal=True, outlier=size) for way in WAYS if WAYS[way][0] for size in OUTLIERS
     ]
@@ -71,39 +59,28 @@ def cells() -> list[Cell]:
 def shape_of(one: Cell) -> AttentionShape:
     """The shape that a cell names."""
     fp8, block = WAYS[str(one["way"])]
-    names = ("batch", "heads", "seqlen_q", "seqlen_k", "head_dim", "kv_heads", "dtype", "causal")
-    values: dict[str, Any] = {name: one[name] for name in names}
-    return AttentionShape(**values, fp8=fp8, scale_block=block)
+    return replace(plain_shape(one), fp8=fp8, scale_block=block)
 
 
-def predict(one: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """The exact sums and the lower bound; of an error there is no prediction."""
     if "outlier" in one:
         return
     shape = shape_of(one)
     tile = default_tile(HEAD_DIM, DTYPE, "forward", fp8=shape.fp8)
     traffic = predict_traffic("flash", shape, tile, "forward")
-    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
-    yield record(
-        one,
-        experiment=NAME,
-        source="predicted",
-        tool="each tensor once",
-        cell=one.id,
-        metric="compulsory_bytes",
-        unit="B",
-        value=compulsory_read_bytes(shape) + compulsory_write_bytes(shape),
-    )
+    yield from traffic_rows(traffic.kernels)
+    yield row("compulsory_bytes", compulsory_read_bytes(shape) + compulsory_write_bytes(shape), tool="each tensor once")
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """Keys and queries too many to execute."""
     for way in WAYS:
         for queries in MORE_QUERIES:
-            yield from predict(_cell(way, queries, LONGER, causal=False))
+            yield _cell(way, queries, LONGER)
 
 
-def measure(one: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Execute the kernel: bytes by tensor, or the error that rounding leaves."""
     import torch
 
@@ -130,34 +107,24 @@ def measure(one: Cell, context: Context) -> Iterator[Record]:
     tensors = {"q": q, "k": given[0], "v": given[1]}
     ran = run_pass("flash", "forward", tensors, context.host(), causal=shape.causal, **scales)
     if "outlier" not in one:
-        yield from traffic_rows(
-            one,
-            ran.traffic.kernels,
-            experiment=NAME,
-            source="measured",
-            tool="host backend: one head executed, bytes counted",
-        )
+        yield from traffic_rows(ran.traffic.kernels, tool="host backend: one head executed, bytes counted")
     rows = slice(0, JUDGED if "outlier" in one else None)
     exact = attention_reference(q, k, v, causal=shape.causal).out
     error = (ran.tensors["out"].double() - exact)[:, :, rows]
-    yield record(
-        one,
-        experiment=NAME,
-        source="measured",
-        metric="rounding_error",
-        unit="1",
+    yield row(
+        "rounding_error",
+        float(error.square().mean().sqrt()),
         tensor="out",
         tool="root mean square, against float64 on the numbers before they were rounded",
-        value=float(error.square().mean().sqrt()),
     )
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="K and V in fp8: bytes against queries, and what rounding costs",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "fp8-bytes",
+    "K and V in fp8: bytes against queries, and what rounding costs",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     seconds=30,

@@ -10,7 +10,6 @@ notes, and say so.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from analysis.algorithms import ORDERS
 from analysis.hardware import GPUS
@@ -18,10 +17,9 @@ from analysis.l2 import L2, available, simulate
 from analysis.l2.attention import query_tiles_outside
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Experiment, Row, row
+from repro.experiments.shared.attention import cell, shape_of
 
-NAME = "gb10-misses"
 GB10 = GPUS["GB10"]
 SECTOR = 32
 SEQLEN, HEADS, TILE = 131072, 8, Tile(64, 64)
@@ -29,16 +27,6 @@ SEQLEN, HEADS, TILE = 131072, 8, Tile(64, 64)
 SHORT, SHORT_TILE = 32768, Tile(80, 80)
 #: Where misses begin: K and V of one head, and how much more than compulsory counts as begun.
 ONSET_TILE, BEGUN, MIB = Tile(80, 80), 1.05, 1 << 20
-
-
-def cells() -> list[Cell]:
-    """None is measured here."""
-    return []
-
-
-def predict(one: Cell) -> list[Record]:
-    """Nothing without cells; the rows are in ``also``."""
-    return []
 
 
 def misses(shape: AttentionShape, tile: Tile, order: str) -> float:
@@ -58,46 +46,31 @@ def onset_bytes() -> int:
     raise AssertionError("K and V that fill the L2 are fetched once")
 
 
-def also() -> Iterator[Record]:
-    """What the published rows say, predicted; nothing where there is no C compiler."""
-    sectors = predict_traffic("flash", _shape(SHORT, 1), SHORT_TILE, "forward").read_bytes
-    written = predict_traffic("flash", _shape(SHORT, 1), SHORT_TILE, "forward").kernels
-    out = written["flash_forward"]["out", "write"]
-    yield _row("rows", SHORT, 1, "l2_requests", (sectors + out) / SECTOR, "sum over the tile loop")
-    if not available():
-        return
-    for order in ORDERS:
-        value = misses(_shape(SEQLEN, HEADS), TILE, order)
-        yield _row(order, SEQLEN, HEADS, "l2_misses", round(value), "simulated L2")
-    yield _row("rows", None, 1, "kv_bytes_at_onset", onset_bytes(), "simulated L2", unit="B")
+def published() -> list[Cell]:
+    """What the published rows say; without a length, where misses begin."""
+    short = cell("rows", "forward", seqlen=SHORT, head_dim=64)
+    if not available():  # there is no C compiler
+        return [short]
+    onset = Cell(**{name: value for name, value in short.items() if not name.startswith("seqlen")})
+    long = [cell(order, "forward", seqlen=SEQLEN, head_dim=64, batch=HEADS) for order in ORDERS]
+    return [short, *long, onset]
+
+
+def predict(one: Cell) -> Iterator[Row]:
+    """Requests of the SMs, misses, or the K and V from which on there are more than compulsory."""
+    if "seqlen_q" not in one:
+        yield row("kv_bytes_at_onset", onset_bytes(), unit="B", tool="simulated L2")
+    elif one["seqlen_q"] == SHORT:
+        traffic = predict_traffic("flash", shape_of(one), SHORT_TILE, "forward")
+        moved = traffic.read_bytes + traffic.kernels["flash_forward"]["out", "write"]
+        yield row("l2_requests", moved / SECTOR, unit="sectors", tool="sum over the tile loop")
+    else:
+        found = misses(_shape(SEQLEN, HEADS), TILE, str(one["implementation"]))
+        yield row("l2_misses", round(found), unit="sectors", tool="simulated L2")
 
 
 def _shape(seqlen: int, heads: int) -> AttentionShape:
     return AttentionShape(1, heads, seqlen, seqlen, 64)
 
 
-def _row(
-    order: str, seqlen: int | None, batch: int, metric: str, value: float, tool: str, unit: str = "sectors"
-) -> Record:
-    shape: dict[str, Any] = {"batch": batch, "heads": 1, "kv_heads": 1}
-    return record(
-        shape,
-        experiment=NAME,
-        implementation=order,
-        pass_="forward",
-        source="predicted",
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        head_dim=64,
-        dtype="fp16",
-        causal=False,
-        metric=metric,
-        value=value,
-        unit=unit,
-        tool=tool,
-    )
-
-
-EXPERIMENT = Experiment(
-    name=NAME, title="FlashAttention's L2 misses on a GB10", cells=cells, predict=predict, also=also
-)
+EXPERIMENT = Experiment("gb10-misses", "FlashAttention's L2 misses on a GB10", predict=predict, also=published)

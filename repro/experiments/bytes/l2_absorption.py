@@ -12,12 +12,11 @@ from typing import Any
 from analysis.hardware import H200
 from analysis.hbm import SIMULATED, compulsory_hbm, predict_hbm, read_spread
 from analysis.l2 import PACES
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Experiment, Row, row
+from repro.experiments.shared.attention import cell, shape_of
 
-NAME = "l2-absorption"
 TILE = Tile(128, 64)
 BLOCKS_PER_SM = 2
 #: (heads, N) on record.
@@ -25,55 +24,25 @@ MEASURED = ((1, 32768), (1, 65536), (1, 131072), (1, 262144), (4, 131072))
 SEQLENS = tuple(sorted({128 * round(2 ** (k / 8) * 8) for k in range(8 * 9 + 1)}))
 
 
-def cells() -> list[Cell]:
-    """None is executed here: the records are of a GPU."""
-    return []
+def points() -> list[Cell]:
+    """One head at every length, four heads at one."""
+    listed = dict.fromkeys([*((1, n) for n in SEQLENS), *MEASURED])
+    return [cell("flash", "forward", TILE, seqlen=n, head_dim=128, heads=heads, dtype="bf16") for heads, n in listed]
 
 
-def predict(one: Cell) -> list[Record]:
-    """Nothing to predict without cells; the curves are in ``also``."""
-    return []
+def predict(one: Cell) -> Iterator[Row]:
+    """Both levels, reads only."""
+    shape = shape_of(one)
+    traffic = predict_traffic("flash", shape, TILE, "forward")
+    hbm = predict_hbm("flash", shape, TILE, "forward", H200, BLOCKS_PER_SM)
+    paces: dict[str, Any] = {}
+    if (shape.heads, shape.seqlen_q) in MEASURED and hbm.method == SIMULATED:
+        low, high = read_spread("flash", shape, TILE, "forward", H200, BLOCKS_PER_SM)
+        paces = {"spread_min": low, "spread_max": high, "spread_n": len(PACES)}
+    yield row("sram_read_bytes", traffic.read_bytes, level="sm", tool="sum over the tile loop")
+    yield row("hbm_read_bytes", hbm.read_bytes, level="hbm", tool=hbm.method, **paces)
+    once = compulsory_hbm(traffic, shape).read_bytes
+    yield row("hbm_compulsory_bytes", once, level="hbm", tool="each tensor once")
 
 
-def also() -> Iterator[Record]:
-    """Both levels, reads only: one head at every length, four heads at one."""
-    for heads, seqlen in dict.fromkeys([*((1, n) for n in SEQLENS), *MEASURED]):
-        shape = AttentionShape(1, heads, seqlen, seqlen, 128, dtype="bf16")
-        traffic = predict_traffic("flash", shape, TILE, "forward")
-        hbm = predict_hbm("flash", shape, TILE, "forward", H200, BLOCKS_PER_SM)
-        spread: dict[str, Any] = {}
-        if (heads, seqlen) in MEASURED and hbm.method == SIMULATED:
-            low, high = read_spread("flash", shape, TILE, "forward", H200, BLOCKS_PER_SM)
-            spread = {"spread_min": low, "spread_max": high, "spread_n": len(PACES)}
-        values = {
-            "sram_read_bytes": ("sm", traffic.read_bytes, "sum over the tile loop", {}),
-            "hbm_read_bytes": ("hbm", hbm.read_bytes, hbm.method, spread),
-            "hbm_compulsory_bytes": ("hbm", compulsory_hbm(traffic, shape).read_bytes, "each tensor once", {}),
-        }
-        for metric, (level, value, tool, more) in values.items():
-            yield record(
-                {},
-                experiment=NAME,
-                implementation="flash",
-                pass_="forward",
-                source="predicted",
-                batch=1,
-                heads=heads,
-                kv_heads=heads,
-                seqlen_q=seqlen,
-                seqlen_k=seqlen,
-                head_dim=128,
-                dtype="bf16",
-                causal=False,
-                block_m=TILE.block_m,
-                block_n=TILE.block_n,
-                metric=metric,
-                level=level,
-                value=value,
-                unit="B",
-                tool=tool,
-                **more,
-            )
-
-
-EXPERIMENT = Experiment(name=NAME, title="SM boundary against HBM", cells=cells, predict=predict, also=also)
+EXPERIMENT = Experiment("l2-absorption", "SM boundary against HBM", predict=predict, also=points)

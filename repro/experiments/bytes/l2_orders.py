@@ -21,25 +21,14 @@ from analysis.l2 import available
 from analysis.l2.attention import hopper_heads_per_group
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Experiment, Row, row
+from repro.experiments.shared.attention import cell, shape_of, tile_of
 
-NAME = "l2-orders"
 TILES = {"forward": Tile(128, 64), "backward": Tile(64, 128)}
 #: (heads, key/value heads, N)
 SHAPES = ((1, 1, 65536), (1, 1, 131072), (1, 1, 262144), (8, 2, 65536), (8, 8, 32768), (16, 16, 16384), (32, 32, 8192))
 SIDE_BY_SIDE = (2, 4, 8)
 SIZED = "heads side by side within L2"
-
-
-def cells() -> list[Cell]:
-    """None is measured here."""
-    return []
-
-
-def predict(one: Cell) -> list[Record]:
-    """Nothing without cells; the rows are in ``also``."""
-    return []
 
 
 def orders_of(shape: AttentionShape, pass_: str) -> Iterator[tuple[str, str, int]]:
@@ -53,40 +42,25 @@ def orders_of(shape: AttentionShape, pass_: str) -> Iterator[tuple[str, str, int
                 yield f"{side} heads side by side", "rows", side
 
 
-def also() -> Iterator[Record]:
-    """Bytes read from HBM per shape, pass and order; nothing where there is no C compiler."""
+def points() -> list[Cell]:
+    """Every shape in both passes; nothing where there is no C compiler."""
     if not available():
-        return
-    for (heads, kv_heads, seqlen), (pass_, tile) in product(SHAPES, TILES.items()):
-        shape = AttentionShape(1, heads, seqlen, seqlen, 128, kv_heads, "bf16")
-        main = f"flash_{pass_}"
-        traffic = predict_traffic("flash", shape, tile, pass_)
-        once = sum(compulsory_hbm(traffic, shape).reads[main].values())
-        for name, order, side in orders_of(shape, pass_):
-            hbm = predict_hbm("flash", shape, tile, pass_, H200, order=order, heads_per_group=side)
-            yield record(
-                {},
-                experiment=NAME,
-                implementation=name,
-                pass_=pass_,
-                source="predicted",
-                batch=1,
-                heads=heads,
-                kv_heads=kv_heads,
-                seqlen_q=seqlen,
-                seqlen_k=seqlen,
-                head_dim=128,
-                dtype="bf16",
-                causal=False,
-                block_m=tile.block_m,
-                block_n=tile.block_n,
-                metric="hbm_read_bytes",
-                level="hbm",
-                unit="B",
-                value=sum(hbm.reads[main].values()),
-                tool=hbm.method,
-                compulsory_bytes=once,
-            )
+        return []
+    return [
+        cell(None, pass_, tile, seqlen=n, head_dim=128, heads=heads, kv_heads=kv_heads, dtype="bf16")
+        for (heads, kv_heads, n), (pass_, tile) in product(SHAPES, TILES.items())
+    ]
 
 
-EXPERIMENT = Experiment(name=NAME, title="HBM reads by order of walking", cells=cells, predict=predict, also=also)
+def predict(one: Cell) -> Iterator[Row]:
+    """Bytes read from HBM by order; the orders are the implementations."""
+    shape, tile, pass_ = shape_of(one), tile_of(one), str(one["pass"])
+    main = f"flash_{pass_}"
+    once = sum(compulsory_hbm(predict_traffic("flash", shape, tile, pass_), shape).reads[main].values())
+    for name, order, side in orders_of(shape, pass_):
+        hbm = predict_hbm("flash", shape, tile, pass_, H200, order=order, heads_per_group=side)
+        read = sum(hbm.reads[main].values())
+        yield row("hbm_read_bytes", read, implementation=name, level="hbm", tool=hbm.method, compulsory_bytes=once)
+
+
+EXPERIMENT = Experiment("l2-orders", "HBM reads by order of walking", predict=predict, also=points)

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis.hardware import A100_40GB, A100_80GB, H100_SXM, H200, Gpu
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from analysis.hardware import A100_40GB, A100_80GB, GPUS, H100_SXM, H200, Gpu
+from repro.experiments import Cell, Experiment, Row, row
 
-NAME = "memory-hierarchy"
 CARDS = (A100_40GB, A100_80GB, H100_SXM, H200)
 LEVELS = ("registers", "shared memory", "L2", "HBM", "host link")
 RATES = ("tensor cores", "exponentials")
@@ -55,43 +53,27 @@ def bandwidths(gpu: Gpu) -> dict[str, float]:
     return {level: rate for level, rate in found.items() if rate is not None}
 
 
-def cells() -> list[Cell]:
-    """None: what is measured is measured by gpu-ceilings."""
-    return []
+def cards() -> list[Cell]:
+    """The papers' cards and the one that our records are from."""
+    return [Cell(device=gpu.name) for gpu in CARDS]
 
 
-def predict(one: Cell) -> list[Record]:
-    """Nothing without cells; see ``also``."""
-    return []
-
-
-def also() -> Iterator[Record]:
-    """Sizes, rates and ridges of the papers' cards and of the one that our records are from."""
-    for gpu in CARDS:
-        rates = {"tensor cores": gpu.fp16_tensor_flops, "exponentials": gpu.exp_per_s}
-        for level, value in sizes(gpu).items():
-            yield _row(gpu, level, "size_bytes", value, "B")
-        for level, value in bandwidths(gpu).items():
-            yield _row(gpu, level, "bandwidth", value / 1e12, "TB/s")
-            yield _row(gpu, level, "ridge", gpu.fp16_tensor_flops / value, "FLOP/B")
-        yield _row(gpu, "tensor cores", "throughput", rates["tensor cores"] / 1e12, "TFLOP/s")
-        yield _row(gpu, "exponentials", "throughput", rates["exponentials"] / 1e12, "Texp/s")
-
-
-def _row(gpu: Gpu, level: str, metric: str, value: float, unit: str) -> Record:
-    return record(
-        {},
-        experiment=NAME,
-        source="predicted",
-        implementation=level,
-        metric=metric,
-        value=value,
-        unit=unit,
-        device=gpu.name,
-        tool="datasheet, units and clocks",
-    )
+def predict(one: Cell) -> Iterator[Row]:
+    """Sizes, rates and ridges of a card; the levels are the implementations."""
+    gpu = GPUS[str(one["device"])]
+    known = {"tool": "datasheet, units and clocks"}
+    for level, value in sizes(gpu).items():
+        yield row("size_bytes", value, implementation=level, **known)
+    for level, value in bandwidths(gpu).items():
+        yield row("bandwidth", value / 1e12, unit="TB/s", implementation=level, **known)
+        yield row("ridge", gpu.fp16_tensor_flops / value, unit="FLOP/B", implementation=level, **known)
+    for rate, value, unit in (
+        ("tensor cores", gpu.fp16_tensor_flops, "TFLOP/s"),
+        ("exponentials", gpu.exp_per_s, "Texp/s"),
+    ):
+        yield row("throughput", value / 1e12, unit=unit, implementation=rate, **known)
 
 
 EXPERIMENT = Experiment(
-    name=NAME, title="memory hierarchy: size, bandwidth, latency, ridge", cells=cells, predict=predict, also=also
+    "memory-hierarchy", "memory hierarchy: size, bandwidth, latency, ridge", predict=predict, also=cards
 )

@@ -11,42 +11,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from analysis.optimistic import PATTERNS, flags
+from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels.hopper_forms import ForwardForm, forward_form
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import TRAFFIC, shape_of
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell_of
 from repro.instruments.drift import add_drift
-from repro.measuring.records import Record, record
 
-if TYPE_CHECKING:
-    pass
-
-NAME = "optimistic"
 EXACT, OPTIMISTIC = "flash-sm90", "flash-sm90-optimistic"
-SEQLEN_Q, SEQLEN_K, HEAD_DIM = 384, 1024, 64
+SEQLEN_K = 1024
+SHAPE = AttentionShape(1, 1, 384, SEQLEN_K, 64, dtype="bf16")
 NATS = (0, 10, 20, 25, 27, 28, 29, 30, 32, 36, 40, 60, 120, 200)
 
 
 def cells() -> list[Cell]:
     """The worst case at every drift, the others at a few."""
     return [
-        Cell(
-            implementation=name,
-            pass_="forward",
-            batch=1,
-            heads=1,
-            kv_heads=1,
-            seqlen_q=SEQLEN_Q,
-            seqlen_k=SEQLEN_K,
-            head_dim=HEAD_DIM,
-            dtype="bf16",
-            causal=False,
-            pattern=pattern,
-            nats=nats,
-        )
+        cell_of(SHAPE, name, "forward", pattern=pattern, nats=nats)
         for pattern in PATTERNS
         for nats in (NATS if pattern == PATTERNS[0] else (40, 200))
         for name in (EXACT, OPTIMISTIC)
@@ -64,40 +47,31 @@ def first_key_looked_at(cell: Cell) -> int:
     return max(keys // block_n - 1, 0) * block_n
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Share of tiles flagged for scores without noise; bytes with that share repaired."""
-    shape, form = shape_of(cell), form_of(cell)
-    keys = int(cell["seqlen_k"])
+    form = form_of(cell)
     flagged: tuple[int, ...] = ()
     optimistic = cell["implementation"] == OPTIMISTIC
-    if optimistic and flags(str(cell["pattern"]), float(cell["nats"]), keys, first_key_looked_at(cell)):
-        flagged = tuple(range(-(-shape.seqlen_q // form.tile.block_m)))
+    if optimistic and flags(str(cell["pattern"]), float(cell["nats"]), SEQLEN_K, first_key_looked_at(cell)):
+        flagged = tuple(range(-(-SHAPE.seqlen_q // form.tile.block_m)))
     more = {"flagged": flagged} if optimistic else {}
     traffic = predict_traffic(
-        str(cell["implementation"]), shape, form.tile, "forward", persistent=form.persistent, **more
+        str(cell["implementation"]), SHAPE, form.tile, "forward", persistent=form.persistent, **more
     )
-    yield from _rows(cell, traffic, "predicted", "closed form and sum over the tile loop")
+    yield from _rows(traffic, "closed form and sum over the tile loop")
 
 
-def _rows(cell: Cell, traffic: Traffic, source: str, tool: str) -> Iterator[Record]:
+def _rows(traffic: Traffic, tool: str) -> Iterator[Row]:
     """All bytes, and the share of query rows whose tile was done again."""
     total = sum(sum(entries.values()) for entries in traffic.kernels.values())
-    yield record(cell, experiment=NAME, source=source, tool=tool, value=total, **TRAFFIC)
+    yield row("traffic_bytes", total, level="sm", tool=tool)
     repaired = sum(
         entries.get(("out", "write"), 0) for kernel, entries in traffic.kernels.items() if kernel.endswith("_repair")
     )
-    yield record(
-        cell,
-        experiment=NAME,
-        source=source,
-        tool=tool,
-        metric="flagged_share",
-        unit="1",
-        value=repaired / shape_of(cell).query_bytes,
-    )
+    yield row("flagged_share", repaired / SHAPE.query_bytes, tool=tool)
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Execute the kernels: error of out and lse, tiles flagged, bytes."""
     import torch
 
@@ -106,10 +80,10 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
-        torch.randn((1, 1, int(cell[n]), HEAD_DIM), generator=generator).bfloat16()
-        for n in ("seqlen_q", "seqlen_k", "seqlen_k")
+        torch.randn((1, 1, rows, SHAPE.head_dim), generator=generator).bfloat16()
+        for rows in (SHAPE.seqlen_q, SHAPE.seqlen_k, SHAPE.seqlen_k)
     )
-    scale = 1 / math.sqrt(HEAD_DIM)
+    scale = 1 / math.sqrt(SHAPE.head_dim)
     add_drift(q, k, str(cell["pattern"]), float(cell["nats"]), scale)
     out, lse = torch.empty_like(q), torch.empty(q.shape[:3])
     arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
@@ -122,30 +96,21 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         form=form_of(cell),
     )
     counted = Traffic({kernel: dict(entries) for kernel, entries in backend.traffic.items()})
-    yield from _rows(cell, counted, "measured", "host backend: executed, bytes counted")
+    yield from _rows(counted, "host backend: executed, bytes counted")
     scores = scale * (q.double() @ k.double().mT)
     want = {"out": scores.softmax(-1) @ v.double(), "lse": scores.logsumexp(-1)}
     for name, tensor in (("out", out), ("lse", lse)):
         error = tensor.double() - want[name]
         for metric, value in (("rmse", error.pow(2).mean().sqrt()), ("max_abs_error", error.abs().max())):
-            yield record(
-                cell,
-                experiment=NAME,
-                source="measured",
-                metric=metric,
-                unit="1",
-                tensor=name,
-                value=float(value),
-                tool="against float64 on the same rounded inputs",
-            )
+            yield row(metric, float(value), tensor=name, tool="against float64 on the same rounded inputs")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="optimistic softmax over score drift",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "optimistic",
+    "optimistic softmax over score drift",
+    cells,
+    predict,
+    measure,
     device="host",
     seconds=30,
     on_demand=True,

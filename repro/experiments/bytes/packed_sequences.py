@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 from analysis.hardware import A100_80GB
 from analysis.lower_bounds import compulsory_packed_bytes
@@ -26,13 +27,11 @@ from analysis.padding import batches, padded_share
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels.attention import default_tile
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import traffic_rows
 from repro.experiments.shared.packed_run import run_packed, run_padded
 from repro.measuring.lengths import DRAWN, LIMITS, drawn, histogram
-from repro.measuring.records import Record, record
 
-NAME = "packed-sequences"
 WAYS = ("packed", "longest", "limit")
 PASSES = ("forward", "backward")
 HEAD_DIM, DTYPE, HEADS = 64, "fp16", 16
@@ -112,23 +111,18 @@ def _padded(shape: AttentionShape, pass_: str) -> Traffic:
     return predict_traffic("flash", shape, TILES[pass_], pass_, key_mask=True)
 
 
-def predict(one: Cell) -> Iterator[Record]:
-    """The sums by tensor, the lower bound, and the tokens that are no padding."""
-    yield from traffic_rows(one, traffic_of(one).kernels, experiment=NAME)
-    for metric, unit, value in (
-        ("compulsory_bytes", "B", _least(batches_of(one), str(one["pass"]))),
-        ("tokens", "1", sum(lengths.total_q for lengths in batches_of(one))),
-    ):
-        yield record(
-            one,
-            experiment=NAME,
-            source="predicted",
-            tool="closed form",
-            metric=metric,
-            unit=unit,
-            value=value,
-            cell=one.id,
-        )
+def predict(one: Cell) -> Iterator[Row]:
+    """The sums by tensor, the lower bound, and the tokens that are no padding; of some a time."""
+    dataset = str(one["dataset"])
+    if one["implementation"] == "padding":
+        share = padded_share(histogram(dataset), LIMITS[dataset])
+        yield row("padded_share", share, tool="sum over the histogram")
+    elif one["heads"] == HEADS:
+        yield row("time_ms", 1e3 * seconds(one), device=A100_80GB.name, tool="roofline")
+    else:
+        yield from traffic_rows(traffic_of(one).kernels)
+        yield row("compulsory_bytes", _least(batches_of(one), str(one["pass"])), tool="closed form")
+        yield row("tokens", sum(lengths.total_q for lengths in batches_of(one)), tool="closed form")
 
 
 @cache  # the ways of a batch differ in their padding alone, which no bound holds
@@ -137,47 +131,23 @@ def _least(of: tuple[Lengths, ...], pass_: str) -> int:
     return sum(compulsory_packed_bytes(some, lengths, pass_) for lengths in of)
 
 
-def also() -> Iterator[Record]:
-    """All batches of many sequences, rooflines of some, and the share of padding."""
-    for dataset, limit in LIMITS.items():
-        yield record(
-            {},
-            experiment=NAME,
-            source="predicted",
-            implementation="padding",
-            dataset=dataset,
-            metric="padded_share",
-            unit="1",
-            value=padded_share(histogram(dataset), limit),
-            tool="sum over the histogram",
-        )
-        for size in ALL_SIZES:
-            for pass_ in PASSES:
-                for way in WAYS:
-                    one = point(dataset, way, pass_, size, DRAWN)
-                    yield from predict(one)
-        for size in TIMED_SIZES:
-            for way in WAYS:
-                yield from times(dataset, way, size)
+def also() -> Iterator[Cell]:
+    """The share of padding, all batches of many sequences, and rooflines of some."""
+    for dataset in LIMITS:
+        yield Cell(implementation="padding", dataset=dataset)
+        for size, pass_, way in product(ALL_SIZES, PASSES, WAYS):
+            yield point(dataset, way, pass_, size, DRAWN)
+        for size, way in product(TIMED_SIZES, WAYS):
+            yield Cell(**{**point(dataset, way, "forward+backward", size, TIMED), "heads": HEADS})
 
 
-def times(dataset: str, way: str, size: int) -> Iterator[Record]:
+def seconds(one: Cell) -> float:
     """The roofline of both passes of the first batches, on an A100."""
-    seconds = 0.0
-    for lengths in batches(drawn(dataset, TIMED), size):
-        shape = replace(one_head(lengths, way, dataset), heads=HEADS, kv_heads=HEADS)
-        seconds += sum(_seconds(shape, p, lengths if way == "packed" else None) for p in PASSES)
-    one = {**point(dataset, way, "forward+backward", size, TIMED), "heads": HEADS}
-    yield record(
-        one,
-        experiment=NAME,
-        source="predicted",
-        metric="time_ms",
-        unit="ms",
-        value=1e3 * seconds,
-        device=A100_80GB.name,
-        tool="roofline",
-    )
+    way, total = str(one["way"]), 0.0
+    for lengths in batches_of(one):
+        shape = replace(one_head(lengths, way, str(one["dataset"])), heads=HEADS, kv_heads=HEADS)
+        total += sum(_seconds(shape, p, lengths if way == "packed" else None) for p in PASSES)
+    return total
 
 
 @cache
@@ -189,34 +159,23 @@ def _seconds(shape: AttentionShape, pass_: str, lengths: Lengths | None) -> floa
     return found.time.seconds
 
 
-def measure(one: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Execute every batch: bytes by tensor, and the largest error of the real rows."""
     run = run_packed if one["way"] == "packed" else run_padded
     total, error = Traffic({}), 0.0
     for at, lengths in enumerate(batches_of(one)):
         counted, off = run(lengths, HEAD_DIM, str(one["pass"]), seed=at, context=context)
         total, error = total + counted, max(error, off)
-    yield from traffic_rows(
-        one, total.kernels, experiment=NAME, source="measured", tool="host backend: executed, bytes counted"
-    )
-    yield record(
-        one,
-        experiment=NAME,
-        source="measured",
-        metric="max_abs_error",
-        unit="1",
-        value=error,
-        tool="against float64 on the same rounded inputs",
-        cell=one.id,
-    )
+    yield from traffic_rows(total.kernels, tool="host backend: executed, bytes counted")
+    yield row("max_abs_error", error, tool="against float64 on the same rounded inputs")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="what padding costs, and packing without it",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "packed-sequences",
+    "what padding costs, and packing without it",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     sources=(

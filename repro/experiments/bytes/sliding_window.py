@@ -17,6 +17,7 @@ the window sets the bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,15 +29,12 @@ from analysis.lower_bounds import (
     compulsory_write_bytes,
 )
 from analysis.shapes import Tile
-from analysis.traffic import predict_traffic
 from kernels.attention import default_tile
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import cell, shape_of, tile_of, traffic_rows
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell, predicted_traffic, shape_of, tile_of
 from repro.experiments.shared.flash_run import counted, run
 from repro.experiments.shared.host import counted_traffic
-from repro.measuring.records import Record, record
 
-NAME = "sliding-window"
 HEAD_DIM, EXECUTED, SUMMED = 64, 1024, 16384
 PASSES = ("forward", "backward")
 WINDOWS = (16, 32, 64, 128, 256, 512, 1024)
@@ -52,16 +50,8 @@ STORED = 128
 def point(way: str, pass_: str, seqlen: int, window: int, tile: Tile | None = None) -> Cell:
     """One pass of one head; window: keys that a query sees, its own included."""
     if way == "window":
-        return cell(
-            "flash",
-            pass_,
-            tile or OWN[pass_],
-            seqlen=seqlen,
-            head_dim=HEAD_DIM,
-            causal=True,
-            way=way,
-            window_left=window - 1,
-        )
+        options: dict[str, Any] = {"causal": True, "way": way, "window_left": window - 1}
+        return cell("flash", pass_, tile or OWN[pass_], seqlen=seqlen, head_dim=HEAD_DIM, **options)
     name, own = ("standard", Tile(64, 64)) if way == "standard" else ("flash", OWN[pass_])
     causal = way == "standard"  # the stored mask is all that the fused kernels know
     return cell(name, pass_, own, seqlen=seqlen, head_dim=HEAD_DIM, causal=causal, way=way)
@@ -77,40 +67,29 @@ def cells() -> list[Cell]:
     return listed
 
 
-def predict(one: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Exact sums over the tiles that the window leaves; the lower bound of the pass."""
-    shape, algorithm = shape_of(one), str(one["implementation"])
-    options = {"bias": (1, 1)} if one["way"] == "stored mask" else {}
-    traffic = predict_traffic(algorithm, shape, tile_of(one), str(one["pass"]), **options)
-    yield from traffic_rows(one, traffic.kernels, experiment=NAME)
+    shape = shape_of(one)
+    yield from predicted_traffic(one, **({"bias": (1, 1)} if one["way"] == "stored mask" else {}))
     if one["pass"] == "forward":
         least = compulsory_read_bytes(shape) + compulsory_write_bytes(shape)
     else:
         least = compulsory_backward_read_bytes(shape) + compulsory_backward_write_bytes(shape)
-    for metric, unit, value in (("compulsory_bytes", "B", least), ("visible_pairs", "1", shape.visible_pairs)):
-        yield record(
-            one,
-            experiment=NAME,
-            source="predicted",
-            tool="closed form",
-            metric=metric,
-            unit=unit,
-            value=value,
-            cell=one.id,
-        )
+    yield row("compulsory_bytes", least, tool="closed form")
+    yield row("visible_pairs", shape.visible_pairs, tool="closed form")
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """The other tiles, and a length that is not executed."""
     for tile in TILES:
         for window in LONGER:
-            yield from predict(point("window", "forward", SUMMED, window, tile))
+            yield point("window", "forward", SUMMED, window, tile)
     for pass_ in PASSES:
         if OWN[pass_] not in TILES:
             for window in LONGER:
-                yield from predict(point("window", pass_, SUMMED, window))
+                yield point("window", pass_, SUMMED, window)
         for way in ("stored mask", "standard"):
-            yield from predict(point(way, pass_, SUMMED, STORED))
+            yield point(way, pass_, SUMMED, STORED)
 
 
 def stored_mask(seqlen: int, window: int) -> NDArray[np.float16]:
@@ -119,21 +98,20 @@ def stored_mask(seqlen: int, window: int) -> NDArray[np.float16]:
     return np.where((key <= row) & (key > row - window), 0, -np.inf).astype(np.float16)
 
 
-def measure(one: Cell, context: Context) -> Iterator[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """The kernels, executed and counted, and their error against float64."""
     if one["way"] == "standard":
-        yield from counted_traffic(NAME, one, context)
-        return
+        return counted_traffic(one, context)
     bias = stored_mask(int(one["seqlen_q"]), STORED) if one["way"] == "stored mask" else None
-    yield from counted(NAME, one, run(one, context, tile=tile_of(one), bias=bias))
+    return counted(run(one, context, tile=tile_of(one), bias=bias))
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="a sliding window: bytes against its size",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "sliding-window",
+    "a sliding window: bytes against its size",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     seconds=60,

@@ -16,20 +16,18 @@ from typing import TYPE_CHECKING, Any
 from analysis.shapes import Tile
 from analysis.sm_ceilings import KEYS, Round, backward_round, forward_round, warp_backward_round, warp_forward_round
 from kernels.flash_config import configure
-from repro.experiments import Cell, Context, Experiment, UnavailableError, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Experiment, Row, UnavailableError, row
 
 if TYPE_CHECKING:
     from kernels.hopper import BackwardForm
     from kernels.hopper_forms import ForwardForm
     from kernels.launch import Array
 
-NAME = "sm-ceilings"
 SM80 = "flash"
 EXACT, OPTIMISTIC, DIRECT = "flash-sm90", "flash-sm90-optimistic", "flash-sm90, direct"
-#: (implementation, pass, head_dim, block_m, block_n): the sm_80 kernels, the forms of Hopper's
-#: rule with one block a tile, and every form of the backward.
-POINTS = (
+FIELDS = ("implementation", "pass", "head_dim", "block_m", "block_n")
+#: The sm_80 kernels, the forms of Hopper's rule with one block a tile, and every form of the backward.
+POINTS: tuple[tuple[Any, ...], ...] = (
     (SM80, "forward", 64, 128, 64),
     (SM80, "forward", 128, 128, 64),
     (SM80, "backward", 64, 64, 128),
@@ -49,18 +47,7 @@ POINTS = (
 
 def cells() -> list[Cell]:
     """The forms."""
-    return [
-        Cell(
-            implementation=name,
-            pass_=pass_,
-            head_dim=head_dim,
-            block_m=block_m,
-            block_n=block_n,
-            dtype="bf16",
-            causal=False,
-        )
-        for name, pass_, head_dim, block_m, block_n in POINTS
-    ]
+    return [Cell(**dict(zip(FIELDS, point, strict=True)), dtype="bf16", causal=False) for point in POINTS]
 
 
 def round_of(cell: Cell) -> Round:
@@ -77,43 +64,29 @@ def round_of(cell: Cell) -> Round:
     return backward_round(head_dim, block_m, dq_from_registers=cell["implementation"] == DIRECT)
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Clocks of each unit, and the bytes of shared memory."""
     found = round_of(cell)
     for unit, clocks in found.clocks().items():
-        yield record(
-            cell, experiment=NAME, source="predicted", metric="round_clocks", unit="clocks", kernel=unit, value=clocks
-        )
-    yield record(
-        cell, experiment=NAME, source="predicted", metric="shared_bytes", unit="B", value=found.all_shared_bytes
-    )
+        yield row("round_clocks", clocks, kernel=unit)
+    yield row("shared_bytes", found.all_shared_bytes)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Bytes and instructions of a round, counted.
 
     Raises UnavailableError where the compiler (NVRTC) or the disassembler is missing.
     """
-    common: dict[str, Any] = {"experiment": NAME, "source": "measured"}
-    counted = record(
-        cell, **common, metric="shared_bytes", unit="B", tool="host backend, counted", value=shared_bytes(cell, context)
-    )
+
+    counted = row("shared_bytes", shared_bytes(cell, context), tool="host backend, counted")
     if cell["implementation"] == SM80:  # loops within the loop: no one way round it
         return [counted]
     instructions = warp_instructions(cell)
     consumers = round_of(cell).consumers
     return [
         counted,
-        record(cell, **common, metric="warp_instructions", unit="1", tool="nvdisasm, sm_90a", value=instructions),
-        record(
-            cell,
-            **common,
-            metric="round_clocks",
-            unit="clocks",
-            kernel="issue slots",
-            tool="nvdisasm, sm_90a",
-            value=instructions * consumers,
-        ),
+        row("warp_instructions", instructions, tool="nvdisasm, sm_90a"),
+        row("round_clocks", instructions * consumers, kernel="issue slots", tool="nvdisasm, sm_90a"),
     ]
 
 
@@ -219,11 +192,11 @@ def _backward(backend: Any, cell: Cell, at: dict[str, Array]) -> None:
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="a round of the tensor-core kernels' loops: clocks of an SM's units",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "sm-ceilings",
+    "a round of the tensor-core kernels' loops: clocks of an SM's units",
+    cells,
+    predict,
+    measure,
     device="host",
     seconds=30,
 )

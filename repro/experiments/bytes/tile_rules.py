@@ -13,10 +13,9 @@ from analysis.tiles import best_tile, paper_tile, study_note_tile, study_note_ti
 from analysis.traffic import predict_traffic
 from kernels.flash1 import flash1_shared_bytes
 from kernels.flash_config import configure, default_tile
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Experiment, Row, row
+from repro.experiments.shared.attention import cell, shape_of, tile_of
 
-NAME = "tile-rules"
 SEQLEN = 4096
 HEAD_DIMS = (64, 128)
 SIZES = (16, 32, 64, 128, 256, 512)
@@ -69,51 +68,31 @@ def rules(algorithm: str, head_dim: int) -> Iterator[tuple[str, Tile]]:
         yield "released, FlashAttention-2", Tile(128, 128 if head_dim == 64 else 64)
 
 
-def also() -> Iterator[Record]:
+def points() -> Iterator[Cell]:
     """The curve over sizes, the size each card allows, and the rules' choices on the curve."""
     for head_dim in HEAD_DIMS:
         for algorithm in OTHER:
             for size in SIZES:
-                yield _row(algorithm, head_dim, tile(algorithm, size), "curve")
+                yield point(algorithm, head_dim, tile(algorithm, size), "curve")
             for gpu in GPUS:
                 fits = largest(algorithm, head_dim, gpu)
                 if fits:
-                    yield _row(algorithm, head_dim, tile(algorithm, fits), f"limit: {gpu.name}")
+                    yield point(algorithm, head_dim, tile(algorithm, fits), f"limit: {gpu.name}")
             for rule, choice in rules(algorithm, head_dim):
-                yield _row(algorithm, head_dim, choice, f"rule: {rule}")
+                yield point(algorithm, head_dim, choice, f"rule: {rule}")
 
 
-def _row(algorithm: str, head_dim: int, choice: Tile, what: str) -> Record:
-    shape = AttentionShape(1, 1, SEQLEN, SEQLEN, head_dim)
-    return record(
-        {},
-        experiment=NAME,
-        implementation=algorithm,
-        pass_="forward",
-        source="predicted",
-        batch=1,
-        heads=1,
-        kv_heads=1,
-        seqlen_q=SEQLEN,
-        seqlen_k=SEQLEN,
-        head_dim=head_dim,
-        dtype="fp16",
-        causal=False,
-        block_m=choice.block_m,
-        block_n=choice.block_n,
-        level="sm",
-        metric="traffic_bytes",
-        unit="B",
-        note=what,
-        value=predict_traffic(algorithm, shape, choice, "forward").total_bytes,
-        tool="sum over the tile loop",
-    )
+def point(algorithm: str, head_dim: int, choice: Tile, what: str) -> Cell:
+    """A tile, and why it is looked at."""
+    return cell(algorithm, "forward", choice, seqlen=SEQLEN, head_dim=head_dim, note=what)
+
+
+def predict(one: Cell) -> Iterator[Row]:
+    """All bytes of the pass."""
+    traffic = predict_traffic(str(one["implementation"]), shape_of(one), tile_of(one), "forward")
+    yield row("traffic_bytes", traffic.total_bytes, level="sm", tool="sum over the tile loop")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="traffic against tile size, and rules for choosing it",
-    cells=lambda: list[Cell](),
-    predict=lambda cell: list[Record](),
-    also=also,
+    "tile-rules", "traffic against tile size, and rules for choosing it", predict=predict, also=points
 )

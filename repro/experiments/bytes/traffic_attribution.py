@@ -7,11 +7,10 @@ kernel that pads to whole tiles would move on top is a prediction beside it.
 from collections.abc import Iterator
 
 from analysis.shapes import Tile
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Experiment
 from repro.experiments.shared.attention import cell, predicted_traffic
-from repro.measuring.records import Record
+from repro.experiments.shared.host import counted_traffic
 
-NAME = "traffic-attribution"
 SEQLEN = 1000
 #: The tiles of the paper's literal form with 16k elements, of the released kernels, and ours.
 TILES = {
@@ -35,34 +34,20 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(one: Cell) -> list[Record]:
-    """The exact sums."""
-    return list(predicted_traffic(NAME, one))
-
-
-def measure(one: Cell, context: Context) -> list[Record]:
-    """The kernels, executed and counted."""
-    from repro.experiments.shared.host import counted_traffic
-
-    return list(counted_traffic(NAME, one, context))
-
-
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """The same with every length rounded up to whole tiles, as a kernel that pads would move."""
     for one in cells():
         whole = max(int(one["block_m"]), int(one["block_n"]))
         padded = -(-SEQLEN // whole) * whole
-        longer = Cell(**{("pass_" if k == "pass" else k): v for k, v in one.items()})
-        longer |= {"seqlen_q": padded, "seqlen_k": padded, "padded_from": SEQLEN}
-        yield from predicted_traffic(NAME, longer)
+        yield Cell(**{**one, "seqlen_q": padded, "seqlen_k": padded, "padded_from": SEQLEN})
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="bytes per tensor: compulsory, re-read, statistics, padding",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "traffic-attribution",
+    "bytes per tensor: compulsory, re-read, statistics, padding",
+    cells,
+    predicted_traffic,
+    counted_traffic,
     device="host",
     also=also,
     seconds=35,

@@ -11,11 +11,10 @@ proportional to 3 Tc + 3, and with Tc tiles the exponent in N is 1 + Tc / (Tc + 
 from collections.abc import Iterator
 
 from analysis.shapes import Tile
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Experiment
 from repro.experiments.shared.attention import cell, predicted_traffic
-from repro.measuring.records import Record
+from repro.experiments.shared.host import counted_traffic
 
-NAME = "traffic-scaling"
 ALGORITHMS = ("standard", "flash1-literal", "flash1-skip-first", "flash")
 #: Values of the fixed variables: d where N or M varies, M in elements where N or d varies.
 HEAD_DIM, ON_CHIP = 64, 4096
@@ -72,12 +71,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(one: Cell) -> list[Record]:
-    """The exact sums."""
-    return list(predicted_traffic(NAME, one))
-
-
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """The sums where nothing is executed: longer sequences, larger M."""
     known = {one.id for one in cells()}
     for sweep, values in SUMMED.items():
@@ -85,22 +79,15 @@ def also() -> Iterator[Record]:
             for algorithm in ALGORITHMS:
                 one = point(algorithm, sweep, value, LONG)
                 if one.id not in known:
-                    yield from predicted_traffic(NAME, one)
-
-
-def measure(one: Cell, context: Context) -> list[Record]:
-    """The kernel, executed and counted."""
-    from repro.experiments.shared.host import counted_traffic
-
-    return list(counted_traffic(NAME, one, context))
+                    yield one
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="traffic against N, d and M",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "traffic-scaling",
+    "traffic against N, d and M",
+    cells,
+    predicted_traffic,
+    counted_traffic,
     device="host",
     also=also,
     seconds=60,

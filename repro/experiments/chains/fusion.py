@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from analysis.fusion import CHAINS, passes, predict_fusion, total_bytes
-from repro.experiments import Cell, Context, Experiment, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "fusion"
 ROWS, COLS, DTYPE = 256, 1024, "fp32"
 IMPLEMENTATIONS = ("unfused", "fused", "torch-eager", "torch-compile")
 FULL_BYTES = ROWS * COLS * 4
@@ -32,25 +30,25 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Bytes of our kernels and of eager operations; a compiler should reach the fused passes."""
     chain, how = str(cell["chain"]), str(cell["implementation"])
-    common = {"experiment": NAME, "source": "predicted"}
+
     if how in ("unfused", "fused"):
         fused = how == "fused"
         value = total_bytes(predict_fusion(chain, fused, ROWS, COLS, DTYPE))
-        yield record(cell, metric="passes", value=passes(chain, fused), unit="1", **common)
+        yield row("passes", passes(chain, fused))
     elif how == "torch-eager":
         value = EAGER_BYTES[chain]
     else:
         value = passes(chain, True) * FULL_BYTES
-    yield record(cell, metric="moved_bytes", value=value, unit="B", **common)
+    yield row("moved_bytes", value)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Counted by the host backend, by operation, or by the compiler."""
     chain, how = str(cell["chain"]), str(cell["implementation"])
-    common = {"experiment": NAME, "source": "measured", "metric": "moved_bytes", "unit": "B"}
+
     if how in ("unfused", "fused"):
         value, tool = _kernels(chain, how == "fused", context), "host backend, counted"
     elif how == "torch-eager":
@@ -65,7 +63,7 @@ def measure(cell: Cell, context: Context) -> list[Record]:
 
         function, args = _torch(chain)
         value, tool = compiled_bytes(function, *args), "inductor's account"
-    return [record(cell, value=value, tool=tool, **common)]
+    return [row("moved_bytes", value, tool=tool)]
 
 
 def _kernels(chain: str, fused: bool, context: Context) -> int:
@@ -108,11 +106,11 @@ def _torch(chain: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="operator fusion: bytes of chains, fused and not",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "fusion",
+    "operator fusion: bytes of chains, fused and not",
+    cells,
+    predict,
+    measure,
     device="host",
     sources=("kernels/beside/fused_elementwise.cu", "kernels/beside/elementwise.py", "repro/training/op_bytes.py"),
     seconds=30,

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.cache_model import Cache, closed_form, predict_misses
-from repro.experiments import Cell, Context, Experiment, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "gemm-cache"
 BLOCK = 16
 FIRST, LAST = Cache(4096, 8), Cache(16384, 16)
 SIDES = (80, 96, 112)
@@ -31,21 +29,14 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """The closed forms for both levels."""
     block = BLOCK if cell["implementation"] == "tiled" else None
     for metric, cache in (("first_level_misses", FIRST), ("last_level_misses", LAST)):
-        yield record(
-            cell,
-            experiment=NAME,
-            metric=metric,
-            source="predicted",
-            unit="1",
-            value=closed_form(int(cell["side"]), block, cache),
-        )
+        yield row(metric, closed_form(int(cell["side"]), block, cache))
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Misses of both levels."""
     from repro.instruments import cachegrind, perf_misses
 
@@ -56,27 +47,23 @@ def measure(cell: Cell, context: Context) -> list[Record]:
         misses, tool = predict_misses(side, BLOCK, FIRST, LAST)[name], f"LRU model: {reason}"
     values = {"first_level_misses": misses.first, "last_level_misses": misses.last}
     values["references"] = misses.references
-    common = {"experiment": NAME, "source": "measured", "unit": "1"}
+
     rows = []
     try:
         counted = perf_misses.count_misses(HARDWARE_SIDE, BLOCK, str(cell["implementation"]))
         note = f"{perf_misses.EVENT}, N = {HARDWARE_SIDE}"
-        rows.append(
-            record(cell, metric="hardware_first_level_misses", value=counted, note=note, tool="perf stat", **common)
-        )
+        rows.append(row("hardware_first_level_misses", counted, note=note, tool="perf stat"))
     except RuntimeError as reason:
         note = f"no hardware counter: {reason}"
-    return rows + [
-        record(cell, metric=metric, value=value, tool=tool, note=note, **common) for metric, value in values.items()
-    ]
+    return rows + [row(metric, value, tool=tool, note=note) for metric, value in values.items()]
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="cache misses of a naive and a tiled product",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "gemm-cache",
+    "cache misses of a naive and a tiled product",
+    cells,
+    predict,
+    measure,
     device="cpu",
     sources=(
         "kernels/beside/gemm_cpu.c",

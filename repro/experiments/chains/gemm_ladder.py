@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from analysis.gemm import GemmShape, GemmTile, predict_gemm, square
-from repro.experiments import Cell, Context, Experiment, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "gemm-ladder"
 SIDE = 192
 #: (form, tile): global traffic follows the block tile, shared traffic the thread or warp tile.
 POINTS: tuple[tuple[str, GemmTile | None], ...] = (
@@ -42,16 +40,16 @@ def tile_of(cell: Cell) -> GemmTile | None:
     return GemmTile(*(int(cell.get(name, 0)) for name in names))
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Bytes by tensor at the SM boundary, and in and out of shared memory."""
     shape = GemmShape(SIDE, SIDE, SIDE, str(cell["dtype"]))
     traffic = predict_gemm(str(cell["implementation"]), shape, tile_of(cell))
     found = {("a", "read"): traffic.a_read, ("b", "read"): traffic.b_read, ("c", "write"): traffic.c_write}
     shared = {"read": traffic.shared_read, "write": traffic.shared_write}
-    yield from _rows(cell, found, shared, source="predicted")
+    yield from _rows(found, shared)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """The kernel, executed and counted on the host backend; the result is checked."""
     import numpy as np
 
@@ -68,35 +66,22 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     if not np.array_equal(c.astype(np.float64), a.astype(np.float64) @ b.astype(np.float64)):
         raise RuntimeError("the product of small integers is not exact")
     ((entry, counted),) = backend.traffic.items()
-    rows = _rows(
-        cell, counted, backend.shared_traffic[entry], source="measured", tool="host backend, counted", kernel=entry
-    )
-    return list(rows)
+    return _rows(counted, backend.shared_traffic[entry], tool="host backend, counted", kernel=entry)
 
 
-def _rows(cell: Cell, counted: dict[tuple[str, str], int], shared: dict[str, int], **common: Any) -> Iterator[Record]:
+def _rows(counted: dict[tuple[str, str], int], shared: dict[str, int], **common: Any) -> Iterator[Row]:
     for (tensor, direction), value in counted.items():
-        yield record(
-            cell,
-            experiment=NAME,
-            metric="global_bytes",
-            value=value,
-            unit="B",
-            level="sm",
-            tensor=tensor,
-            direction=direction,
-            **common,
-        )
+        yield row("global_bytes", value, level="sm", tensor=tensor, direction=direction, **common)
     for direction, value in shared.items():
-        yield record(cell, experiment=NAME, metric="shared_bytes", value=value, unit="B", direction=direction, **common)
+        yield row("shared_bytes", value, direction=direction, **common)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="matrix product: bytes at each level of tiling",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "gemm-ladder",
+    "matrix product: bytes at each level of tiling",
+    cells,
+    predict,
+    measure,
     device="host",
     sources=(
         "kernels/beside/gemm.py",

@@ -10,11 +10,10 @@ from functools import partial
 
 from analysis.shapes import ITEMSIZE, Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, predicted_traffic, shape_of, traffic_rows
-from repro.measuring.records import Record, record
+from repro.experiments.shared.host import counted_traffic
 
-NAME = "checkpoint-attention"
 HEAD_DIM = 64
 STEP = "step"
 """Forward and backward in one cell: the forward under torch's checkpoint."""
@@ -44,26 +43,15 @@ def cells() -> list[Cell]:
 def _steps(lengths: tuple[int, ...]) -> Iterator[Cell]:
     for seqlen in lengths:
         for algorithm in ALGORITHMS:
-            yield Cell(
-                implementation=algorithm,
-                pass_=STEP,
-                batch=1,
-                heads=1,
-                kv_heads=1,
-                seqlen_q=seqlen,
-                seqlen_k=seqlen,
-                head_dim=HEAD_DIM,
-                dtype="fp16",
-                causal=False,
-            )
+            yield cell(algorithm, STEP, seqlen=seqlen, head_dim=HEAD_DIM)
 
 
-def _predicted_step(one: Cell) -> Iterator[Record]:
+def _predicted_step(one: Cell) -> Iterator[Row]:
     """The forward twice and the backward once, for each kernel and tensor."""
     algorithm = str(one["implementation"])
     for times, pass_ in ((2, "forward"), (1, "backward")):
         traffic = predict_traffic(algorithm, shape_of(one), TILES[algorithm, pass_], pass_)
-        yield from traffic_rows(one, traffic.kernels, experiment=NAME, times=times)
+        yield from traffic_rows(traffic.kernels, times=times)
 
 
 def kept_bytes(algorithm: str, seqlen: int, checkpointed: bool, dtype: str = "fp16") -> int:
@@ -73,54 +61,39 @@ def kept_bytes(algorithm: str, seqlen: int, checkpointed: bool, dtype: str = "fp
     return seqlen**2 * ITEMSIZE[dtype] if algorithm == "standard" else seqlen * 4
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Exact sums over the tile loop; with the forward pass, the bytes kept per head."""
     if one["pass"] == STEP:
-        return list(_predicted_step(one))
-    rows = list(predicted_traffic(NAME, one))
+        yield from _predicted_step(one)
+        return
+    yield from predicted_traffic(one)
     if one["pass"] == "forward":
-        for checkpointed in (False, True):
-            value = kept_bytes(str(one["implementation"]), int(one["seqlen_q"]), checkpointed)
-            rows.append(
-                record(
-                    one,
-                    experiment=NAME,
-                    source="predicted",
-                    metric="kept_bytes",
-                    unit="B",
-                    value=value,
-                    tool="sum of saved tensors",
-                    checkpointed=checkpointed,
-                    cell=one.id,
-                )
-            )
-    return rows
+        for again in (False, True):
+            kept = kept_bytes(str(one["implementation"]), int(one["seqlen_q"]), again)
+            yield row("kept_bytes", kept, tool="sum of saved tensors", checkpointed=again)
 
 
-def also() -> Iterator[Record]:
+def also() -> list[Cell]:
     """The sums at lengths that are not executed."""
-    for one in (*_cells(SUMMED), *_steps(SUMMED)):
-        yield from predict(one)
+    return [*_cells(SUMMED), *_steps(SUMMED)]
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """The kernels, executed and counted."""
-    from repro.experiments.shared.host import counted_traffic
+    if one["pass"] != STEP:
+        return counted_traffic(one, context)
+    from repro.experiments.shared.checkpointed_run import run_checkpointed
 
-    if one["pass"] == STEP:
-        from repro.experiments.shared.checkpointed_run import run_checkpointed
-
-        tiles = {p: TILES[str(one["implementation"]), p] for p in ("forward", "backward")}
-        return list(counted_traffic(NAME, one, context, partial(run_checkpointed, tiles=tiles)))
-    return list(counted_traffic(NAME, one, context))
+    tiles = {p: TILES[str(one["implementation"]), p] for p in ("forward", "backward")}
+    return counted_traffic(one, context, partial(run_checkpointed, tiles=tiles))
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="checkpointing attention: bytes added, bytes freed",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "checkpoint-attention",
+    "checkpointing attention: bytes added, bytes freed",
+    cells,
+    predict,
+    measure,
     device="host",
     also=also,
     seconds=10,

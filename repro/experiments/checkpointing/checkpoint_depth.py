@@ -5,10 +5,10 @@ that two CPU cores finish. Published are only the headline numbers: no curve poi
 is printed anywhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row
 from repro.experiments.shared.checkpoint import (
     SCALE,
     SOURCES,
@@ -22,9 +22,7 @@ from repro.experiments.shared.checkpoint import (
     rows,
     scaled,
 )
-from repro.measuring.records import Record
 
-NAME = "checkpoint-depth"
 DEPTHS = {"mlp": (16, 64, 256), "resnet": (128, 256, 1024), "lstm": (64, 256, 2048)}
 STRATEGIES = {
     "mlp": ("store-all", "sqrt", "exponential", "recursive", "recompute-all", "optimal-at-sqrt"),
@@ -49,45 +47,45 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> Iterable[Row]:
     """The plan's peak, stage forwards and relative time on the formula chain."""
     strategy = str(one["implementation"])
     if strategy == "autograd":
-        return []
+        return ()
     chain = formula(str(one["model"]), int(one["depth"]))
-    return list(predicted_rows(NAME, one, chain, plan_for(chain, strategy)))
+    return predicted_rows(one, chain, plan_for(chain, strategy))
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """The same where nothing is measured."""
     for model, depths in MORE_DEPTHS.items():
         for depth in depths:
             for strategy in STRATEGIES[model]:
-                yield from predict(Cell(implementation=strategy, model=model, depth=depth))
-    yield from predict(Cell(implementation="recompute-all", model="mlp", depth=256))
+                yield Cell(implementation=strategy, model=model, depth=depth)
+    yield Cell(implementation="recompute-all", model="mlp", depth=256)
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """A metered step and timed ones."""
     found = case(str(one["model"]), int(one["depth"]))
     how: dict[str, Any] = {"repeats": 5 if int(one["depth"]) < 1000 else 3, "seconds": 0.3}
     if one["implementation"] == "autograd":
-        return list(rows(NAME, one, measure_step(found.model, found.model, found.state, **how)))
+        return rows(measure_step(found.model, found.model, found.state, **how))
     chain, strategy = found.profiled.chain, str(one["implementation"])
     # Stages here are a fraction of a millisecond, so the executor's own cost shows: every plan,
     # storing everything too, is timed in turns with autograd, which is what a user has otherwise.
-    return list(planned_rows(NAME, one, found, plan_for(chain, strategy), **how))
+    return planned_rows(found, plan_for(chain, strategy), **how)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="checkpointing: peak memory and time against depth",
-    cells=lambda: scaled(cells()),
-    predict=predict,
-    measure=measure,
+    "checkpoint-depth",
+    "checkpointing: peak memory and time against depth",
+    lambda: scaled(cells()),
+    predict,
+    measure,
     device=device(),
-    scale=SCALE,
     also=also,
+    scale=SCALE,
     sources=SOURCES,
     seconds=45,
     on_demand=True,

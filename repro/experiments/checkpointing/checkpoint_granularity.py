@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from analysis.parallel_activations import LayerShape, saved_bytes
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.checkpoint import SCALE, SOURCES, TOOL, device, measure_step, rows, scaled
-from repro.measuring.records import Record, record
 
-NAME = "checkpoint-granularity"
 #: A layer of GPT-2 small; half of its context, so that two cores take minutes.
 SHAPE = {"batch": 1, "seqlen": 512, "hidden": 768, "heads": 12}
 LAYERS = 4
@@ -81,22 +79,15 @@ def again(granularity: str) -> float:
     return AGAIN.get(granularity, shares.get(granularity, 0.0))
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Bytes per layer and relative time."""
-    common = {"experiment": NAME, "source": "predicted", "tool": "sum of saved tensors", "cell": one.id}
     name = str(one["implementation"])
-    return [
-        record(one, **common, metric="saved_bytes_per_layer", value=layer_bytes(name), unit="B"),
-        record(one, **common, metric="relative_time", value=1 + again(name) / 3, unit="1"),
-    ]
+    yield row("saved_bytes_per_layer", layer_bytes(name), tool="sum of saved tensors")
+    yield row("relative_time", 1 + again(name) / 3, tool="sum of saved tensors")
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Bytes alive after the forward of all layers less those of two, per layer; peak; seconds."""
-    return list(_measure(one))
-
-
-def _measure(one: Cell) -> Iterator[Record]:
     import torch
 
     from repro.models import GPT
@@ -122,24 +113,18 @@ def _measure(one: Cell) -> Iterator[Record]:
         repeats = 5 if layers == LAYERS else 0
         plain = model(layers, "none")
         steps.append(measure_step(found, found, (ids,), baseline=plain, repeats=repeats, seconds=0.3))
-    yield from rows(NAME, one, steps[1])
-    yield record(
-        one,
-        experiment=NAME,
-        source="measured",
-        metric="saved_bytes_per_layer",
-        unit="B",
-        value=(steps[1].saved_bytes - steps[0].saved_bytes) / (LAYERS - 2),
-        tool=TOOL[device()],
+    yield from rows(steps[1])
+    yield row(
+        "saved_bytes_per_layer", (steps[1].saved_bytes - steps[0].saved_bytes) / (LAYERS - 2), tool=TOOL[device()]
     )
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="checkpointing: granularity on a transformer",
-    cells=lambda: scaled(cells()),
-    predict=predict,
-    measure=measure,
+    "checkpoint-granularity",
+    "checkpointing: granularity on a transformer",
+    lambda: scaled(cells()),
+    predict,
+    measure,
     device=device(),
     scale=SCALE,
     sources=(*SOURCES, "analysis/parallel_activations.py"),

@@ -8,11 +8,9 @@ Products of matrices are left out: they take most of the time and none of the by
 from collections.abc import Iterator
 
 from analysis.checkpointing.networks import gpt_layer_bytes
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.checkpoint import SCALE, SOURCES, TOOL, device, scaled
-from repro.measuring.records import Record, record
 
-NAME = "checkpoint-layer-bytes"
 BATCH, HIDDEN, HEADS = 1, 768, 12  # GPT-2 small
 MEASURED = (64, 128, 256, 512, 1024)
 SUMMED = (32, 2048)
@@ -36,33 +34,22 @@ def cells() -> list[Cell]:
     return [_cell(seqlen, recompute) for seqlen in MEASURED for recompute in GRANULARITY]
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Table 2 without parallelism."""
     value = gpt_layer_bytes(
         batch=BATCH, seqlen=int(one["seqlen_q"]), hidden=HIDDEN, heads=HEADS, recompute=str(one["implementation"])
     )
-    return [
-        record(
-            one,
-            experiment=NAME,
-            source="predicted",
-            metric="saved_bytes_per_layer",
-            value=value,
-            unit="B",
-            tool="Korthikanti 2022, Table 2",
-            cell=one.id,
-        )
-    ]
+    yield row("saved_bytes_per_layer", value, tool="Korthikanti 2022, Table 2")
 
 
-def also() -> Iterator[Record]:
+def also() -> Iterator[Cell]:
     """The formula where nothing is measured."""
     for seqlen in SUMMED:
         for recompute in GRANULARITY:
-            yield from predict(_cell(seqlen, recompute))
+            yield _cell(seqlen, recompute)
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """What is alive after the forward of three layers less that of one, by two."""
     import torch
 
@@ -83,28 +70,18 @@ def measure(one: Cell, context: Context) -> list[Record]:
             loss = model(ids)
         del loss
         alive.append(forward.end_bytes)
-    return [
-        record(
-            one,
-            experiment=NAME,
-            source="measured",
-            metric="saved_bytes_per_layer",
-            unit="B",
-            value=(alive[1] - alive[0]) / 2,
-            tool=TOOL[device()],
-        )
-    ]
+    yield row("saved_bytes_per_layer", (alive[1] - alive[0]) / 2, tool=TOOL[device()])
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="bytes a transformer layer saves",
-    cells=lambda: scaled(cells()),
-    predict=predict,
-    measure=measure,
+    "checkpoint-layer-bytes",
+    "bytes a transformer layer saves",
+    lambda: scaled(cells()),
+    predict,
+    measure,
     device=device(),
-    scale=SCALE,
     also=also,
+    scale=SCALE,
     sources=(*SOURCES, "analysis/parallel_activations.py", "repro/instruments/without_products.py"),
     seconds=15,
     timed=False,

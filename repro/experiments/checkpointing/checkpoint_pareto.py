@@ -6,11 +6,11 @@ activation_memory_budget, which decides per operation (its times are not compara
 decomposed graph).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from analysis.checkpointing import Chain, InfeasibleBudgetError, Plan, smallest_budget, store_all
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row
 from repro.experiments.shared.checkpoint import (
     SCALE,
     SOURCES,
@@ -24,9 +24,7 @@ from repro.experiments.shared.checkpoint import (
     rows,
     scaled,
 )
-from repro.measuring.records import Record
 
-NAME = "checkpoint-pareto"
 LAYERS = 6
 STAGES = 2 * LAYERS + 2
 HEURISTICS = (
@@ -63,7 +61,6 @@ def cells() -> list[Cell]:
 
 
 def _plan(chain: Chain, one: Cell) -> Plan:
-
     budget = None
     if "budget_share" in one:
         least, most = smallest_budget(chain), store_all(chain).peak_bytes
@@ -71,23 +68,20 @@ def _plan(chain: Chain, one: Cell) -> Plan:
     return plan_for(chain, str(one["implementation"]), budget)
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> Iterable[Row]:
     """Peak and relative time on the chain of formulas; none for what the framework decides."""
     if one["implementation"] in ("autograd", "torch-checkpoint", "torch-memory-budget"):
-        return []
-
+        return ()
     chain = formula("gpt", LAYERS)
     try:
         plan = _plan(chain, one)
     except InfeasibleBudgetError:  # greedy keeps every boundary, so it starts higher
-        return []
+        return ()
+    return predicted_rows(one, chain, plan)
 
-    return list(predicted_rows(NAME, one, chain, plan))
 
-
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """A metered step and timed ones."""
-
     from repro.checkpointing.peers import memory_budget, segmented
 
     found = case("gpt", LAYERS, 1)
@@ -99,19 +93,17 @@ def measure(one: Cell, context: Context) -> list[Record]:
         run = memory_budget(found.model, int(one["percent"]) / 100)
         run(*found.state).backward()  # compiles
     elif name != "autograd":
-        plan = _plan(found.profiled.chain, one)
-
-        return list(planned_rows(NAME, one, found, plan, **TIMING))
+        return planned_rows(found, _plan(found.profiled.chain, one), **TIMING)
     step = measure_step(run, found.model, found.state, baseline=found.model, **TIMING)
-    return list(rows(NAME, one, step))
+    return rows(step)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="checkpointing: memory against time",
-    cells=lambda: scaled(cells()),
-    predict=predict,
-    measure=measure,
+    "checkpoint-pareto",
+    "checkpointing: memory against time",
+    lambda: scaled(cells()),
+    predict,
+    measure,
     device=device(),
     scale=SCALE,
     sources=SOURCES,

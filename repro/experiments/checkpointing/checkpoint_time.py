@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 from analysis.checkpointing import Chain, Plan, chen_search, store_all
 from analysis.checkpointing.networks import lstm_chain
 from analysis.checkpointing.published import IMAGE, RELEASED_BLOCKS, bottleneck_chain
-from repro.experiments import Cell, Context, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from repro.checkpointing.profiling import Profile
 
-NAME = "checkpoint-time"
 IMAGES, STEPS = 2, 64
 #: The plan is what is judged; storing everything shows the executor's own work.
 REPEATS = {"store-all": 3, "chen-search": 5}
@@ -48,15 +46,13 @@ def plan_of(cell: Cell) -> Plan:
     return PLANS[str(cell["implementation"])](chain_of(str(cell["model"])))
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Peak, stage forwards and time relative to storing everything."""
     from repro.experiments.shared.checkpoint import predicted_rows
 
-    yield from (
-        row
-        for row in predicted_rows(NAME, cell, chain_of(str(cell["model"])), plan_of(cell))
-        if row.metric != "peak_bytes"  # chen-resnet and checkpoint-depth predict bytes
-    )
+    for found in predicted_rows(cell, chain_of(str(cell["model"])), plan_of(cell)):
+        if found["metric"] != "peak_bytes":  # chen-resnet and checkpoint-depth predict bytes
+            yield found
 
 
 def _built(model: str) -> tuple[nn.Module, tuple[Tensor, ...], Profile]:
@@ -76,12 +72,12 @@ def _built(model: str) -> tuple[nn.Module, tuple[Tensor, ...], Profile]:
     return lstm, lstm.initial_state(), profiled
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """A metered step and timed ones, in turns with autograd's."""
     import torch
 
     from repro.checkpointing import PlannedModel
-    from repro.experiments.shared.checkpoint import measure_step, rows
+    from repro.experiments.shared.checkpoint import forwards_row, measure_step, of_step, rows
 
     torch.set_num_threads(1)
     model, state, profiled = _built(str(cell["model"]))
@@ -89,26 +85,16 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     step = measure_step(
         planned, model, state, baseline=model, seconds=math.inf, repeats=REPEATS[str(cell["implementation"])]
     )
-    yield from rows(NAME, cell, step, where="cpu")
-    assert planned.last_run is not None
-    yield record(
-        cell,
-        experiment=NAME,
-        source="measured",
-        metric="stage_forwards",
-        unit="1",
-        value=sum(planned.last_run.forwards),
-        tool="executor's count",
-        **{"pass": "forward+backward"},
-    )
+    yield from rows(step, where="cpu")
+    yield from of_step([forwards_row(planned)])
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="checkpointing: time of the sublinear plan at published sizes",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "checkpoint-time",
+    "checkpointing: time of the sublinear plan at published sizes",
+    cells,
+    predict,
+    measure,
     device="cpu",
     sources=("analysis/checkpointing", "repro/checkpointing", "repro/models"),
     seconds=300,

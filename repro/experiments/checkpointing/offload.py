@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from analysis.offload import Action
-from repro.experiments import Cell, Context, Experiment, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Experiment, Row, row, spread
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-NAME = "offload"
 ROWS, WIDTH, DEPTH = 1024, 512, 8
 REPEATS = 8
 #: Link bandwidths in MB/s: around the crossover of this layer on a CPU core.
@@ -39,18 +37,10 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Bytes that move each way. Times follow from measured costs, in the figure."""
     for direction in ("out", "in"):
-        yield record(
-            cell,
-            experiment=NAME,
-            metric="moved_bytes",
-            source="predicted",
-            value=DEPTH * SAVED_BYTES,
-            unit="B",
-            direction=direction,
-        )
+        yield row("moved_bytes", DEPTH * SAVED_BYTES, direction=direction)
 
 
 def layers() -> list[nn.Module]:
@@ -62,7 +52,7 @@ def layers() -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(DEPTH)]
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Seconds of the fastest step each way, the layer costs, and bytes moved."""
     import torch
 
@@ -89,35 +79,10 @@ def measure(cell: Cell, context: Context) -> list[Record]:
     series = {f"{action}_step_s": found for action, found in steps.items()}
     series["forward_s"] = [forward for forward, _ in times["store"]]
     series["backward_s"] = [backward for _, backward in times["store"]]
-    rows = [
-        record(
-            cell,
-            experiment=NAME,
-            source="measured",
-            metric=metric,
-            value=min(found),
-            unit="s",
-            spread_min=min(found),
-            spread_max=max(found),
-            spread_n=REPEATS,
-            tool=f"perf_counter, min of {REPEATS}",
-        )
-        for metric, found in series.items()
-    ]
-    rows += [
-        record(
-            cell,
-            experiment=NAME,
-            source="measured",
-            metric="moved_bytes",
-            value=total / (REPEATS + 1),
-            unit="B",
-            direction=direction,
-            tool="counted by the link",
-        )
-        for direction, total in (("out", link.bytes_out), ("in", link.bytes_in))
-    ]
-    return rows
+    for metric, seconds_of_each in series.items():
+        yield row(metric, min(seconds_of_each), **spread(seconds_of_each), tool=f"perf_counter, min of {REPEATS}")
+    for direction, total in (("out", link.bytes_out), ("in", link.bytes_in)):
+        yield row("moved_bytes", total / (REPEATS + 1), direction=direction, tool="counted by the link")
 
 
 def step(chain: list[nn.Module], x: Tensor, action: str, offload: Any) -> tuple[float, float]:
@@ -141,11 +106,11 @@ def step(chain: list[nn.Module], x: Tensor, action: str, offload: Any) -> tuple[
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="store, recompute or offload saved tensors",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "offload",
+    "store, recompute or offload saved tensors",
+    cells,
+    predict,
+    measure,
     device="cpu",
     sources=("repro/training/offload.py", "repro/training/link.py"),
     seconds=25,

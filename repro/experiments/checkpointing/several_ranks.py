@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import ModuleType
 
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row
 from repro.experiments.shared import parallel_layer as _parallel_layer
 from repro.experiments.shared import ring_attention as _ring_attention
 from repro.experiments.shared import sharded_states as _sharded_states
-from repro.measuring.records import Record
 
 PARTS: dict[str, ModuleType] = {module.PART: module for module in (_sharded_states, _parallel_layer, _ring_attention)}
 
@@ -24,23 +23,23 @@ def cells() -> list[Cell]:
     return sorted(found, key=lambda cell: int(cell["ranks"]))
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """The part's formulas."""
     yield from PARTS[str(cell["part"])].predict(cell)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """The part's counts."""
-    rows: list[Record] = PARTS[str(cell["part"])].measure(cell, context)
+    rows: list[Row] = PARTS[str(cell["part"])].measure(cell, context)
     return rows
 
 
 EXPERIMENT = Experiment(
-    name="several-ranks",
-    title="sharded states, sharded layers and ring attention on several ranks",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "several-ranks",
+    "sharded states, sharded layers and ring attention on several ranks",
+    cells,
+    predict,
+    measure,
     device="cpu",
     sources=("repro/distributed", "repro/training"),
     seconds=40,

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from analysis.checkpointing.chain import uniform_chain
 from analysis.checkpointing.heuristics import exponential, exponential_recursive, uniform
 from analysis.tiles import study_note_tile, study_note_tile_corrected
-from repro.experiments import Cell, Context, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "study-note-faults"
 NOTED, CORRECT = "as noted", "correct"
 LENGTHS = (64, 256, 1024)
 SEGMENTS = (2, 4, 8)
@@ -140,40 +138,28 @@ def cells() -> list[Cell]:
     return [Cell(implementation=form, fault=f) for f in faults for form in (NOTED, CORRECT)]
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Run the form; the tool says what was run."""
     fault, form = str(cell["fault"]), str(cell["implementation"])
-    common = {"experiment": NAME, "source": "measured", "unit": "1"}
     if fault in ERRORS:
         tool = "autograd, float64" if fault == "F3" else "NumPy, float64"
-        yield record(cell, **common, metric="error", value=ERRORS[fault](form), tool=tool)
+        yield row("error", ERRORS[fault](form), tool=tool)
     elif fault == "F4":
         for length in LENGTHS:
-            yield record(
-                cell, **common, metric="peak_states", depth=length, tool="simulator", value=peak_states(length, form)
-            )
+            yield row("peak_states", peak_states(length, form), depth=length, tool="simulator")
     elif fault == "F5":
         for segments in SEGMENTS:
-            yield record(
-                cell,
-                **common,
-                metric="extra_forward",
-                segments=segments,
-                tool="simulator" if form == CORRECT else "as printed",
-                value=extra_forward(segments, form),
-            )
+            tool = "simulator" if form == CORRECT else "as printed"
+            yield row("extra_forward", extra_forward(segments, form), segments=segments, tool=tool)
     else:
         for head_dim in HEAD_DIMS:
-            yield record(
-                cell, **common, metric="tile_side", head_dim=head_dim, tool="the rule", value=tile_side(head_dim, form)
-            )
+            yield row("tile_side", tile_side(head_dim, form), head_dim=head_dim, tool="the rule")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="the study notes' faults, run beside the correct forms",
-    cells=cells,
-    predict=lambda cell: list[Record](),
+    "study-note-faults",
+    "the study notes' faults, run beside the correct forms",
+    cells,
     measure=measure,
     device="cpu",
     sources=("analysis/checkpointing", "analysis/tiles.py", "repro/experiments/checkpointing/study_note_faults.py"),

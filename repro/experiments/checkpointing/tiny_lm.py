@@ -13,58 +13,38 @@ than standard attention, so their gradients differ in the last bits; neither is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from repro.experiments import Cell, Context, Experiment
+from analysis.shapes import AttentionShape
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared import tiny_lm_sizes as sizes
-from repro.measuring.records import Record, record
+from repro.experiments.shared.attention import cell_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from repro.experiments.shared.tiny_lm import TinyLM
 
-NAME = "tiny-lm"
 IMPLEMENTATIONS = ("standard", "flash", "flash+checkpoint")
 STEPS, PROBE, LOG = 200, 20, 4
 
 
 def cells() -> list[Cell]:
     """One training each."""
-    shape = {
-        "batch": sizes.BATCH,
-        "heads": sizes.HEADS,
-        "kv_heads": sizes.HEADS,
-        "seqlen_q": sizes.CONTEXT,
-        "seqlen_k": sizes.CONTEXT,
-        "head_dim": sizes.WIDTH // sizes.HEADS,
-    }
-    return [
-        Cell(implementation=name, pass_="forward+backward", **shape, dtype="fp32", causal=True, steps=STEPS)
-        for name in IMPLEMENTATIONS
-    ]
+    tokens, width = sizes.CONTEXT, sizes.WIDTH // sizes.HEADS
+    shape = AttentionShape(sizes.BATCH, sizes.HEADS, tokens, tokens, width, dtype="fp32", causal=True)
+    return [cell_of(shape, name, "forward+backward", steps=STEPS) for name in IMPLEMENTATIONS]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Recomputation repeats the same operations: no gradient element differs."""
     if cell["implementation"] == "flash+checkpoint":
         for step in range(0, STEPS, PROBE):
-            yield record(
-                cell,
-                experiment=NAME,
-                source="predicted",
-                tool="same operations, same order",
-                metric="gradient_elements_differing",
-                unit="1",
-                value=0,
-                against="flash",
-                step=step,
-                cell=cell.id,
-            )
+            yield row("gradient_elements_differing", 0, tool="same operations, same order", against="flash", step=step)
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Train; the loss every few steps, gradient differences at the probed steps."""
     import torch
 
@@ -78,9 +58,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
     optimizer = lm.optimizer(model)
     batch = lm.batches(lm.text(seed=0, sentences=2000), seed=1)
 
-    def row(**values: object) -> Record:
-        return record(cell, experiment=NAME, source="measured", **values)
-
     try:
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -89,23 +66,16 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
             if step % PROBE == 0:
                 grads = [p.grad for p in model.parameters() if p.grad is not None]
                 found = torch.cat([grad.flatten() for grad in grads])
-                yield from _differences(model, batch(step), found, implementation, step, row)
+                yield from _differences(model, batch(step), found, implementation, step)
             if step % LOG == 0 or step == STEPS - 1:
-                yield row(
-                    metric="loss",
-                    unit="nat",
-                    value=loss.item(),
-                    step=step,
-                    tool="training on this CPU, kernels on the host backend",
-                )
+                tool = "training on this CPU, kernels on the host backend"
+                yield row("loss", loss.item(), unit="nat", step=step, tool=tool)
             optimizer.step()
     finally:
         torch.set_num_threads(threads)
 
 
-def _differences(
-    model: TinyLM, batch: Tensor, found: Tensor, implementation: str, step: int, row: Callable[..., Record]
-) -> Iterator[Record]:
+def _differences(model: TinyLM, batch: Tensor, found: Tensor, implementation: str, step: int) -> Iterator[Row]:
     """The gradient at these weights against other ways to compute it."""
     from repro.experiments.shared import tiny_lm as lm
 
@@ -118,31 +88,19 @@ def _differences(
     for against, other in others.items():
         expected = lm.gradient(other, batch)
         difference = (found.double() - expected.double()).norm() / expected.double().norm()
-        yield row(
-            metric="gradient_relative_difference",
-            unit="1",
-            value=float(difference),
-            against=against,
-            step=step,
-            tool="2-norm over all parameters",
-        )
+        at = {"against": against, "step": step}
+        yield row("gradient_relative_difference", float(difference), tool="2-norm over all parameters", **at)
         if against != "float64":
-            yield row(
-                metric="gradient_elements_differing",
-                unit="1",
-                value=int((found != expected).sum()),
-                against=against,
-                step=step,
-                tool=f"of {found.numel()} elements",
-            )
+            differing = int((found != expected).sum())
+            yield row("gradient_elements_differing", differing, tool=f"of {found.numel()} elements", **at)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="a small language model trained with and without recomputation",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "tiny-lm",
+    "a small language model trained with and without recomputation",
+    cells,
+    predict,
+    measure,
     device="host",
     sources=(
         "kernels",
@@ -150,6 +108,6 @@ EXPERIMENT = Experiment(
         "repro/experiments/shared/tiny_lm.py",
         "repro/experiments/shared/tiny_lm_sizes.py",
     ),
-    on_demand=True,
     seconds=45,
+    on_demand=True,
 )

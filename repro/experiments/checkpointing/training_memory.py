@@ -14,10 +14,8 @@ from typing import Any
 from analysis.mixed_precision import POLICIES, saved_under
 from analysis.model_states import host_optimizer_step
 from analysis.parallel_activations import LayerShape
-from repro.experiments import Cell, Context, Experiment, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "training-memory"
 #: accumulation: an MLP of DEPTH linear + tanh layers of GPT-2 small's width, BATCH rows.
 WIDTH, DEPTH, BATCH = 768, 12, 2048
 PIECES = (1, 2, 4, 8, 16)
@@ -53,25 +51,24 @@ def accumulation_peak(pieces: int) -> int:
     return 4 * max(one * (DEPTH + 3), one * (DEPTH + 1) + WIDTH * WIDTH)
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """The formulas of ``analysis``."""
-    common = {"experiment": NAME, "source": "predicted", "unit": "B"}
     part = cell["implementation"]
     if part == "accumulation":
         pieces = int(cell["pieces"])
-        yield record(cell, metric="peak_bytes", value=accumulation_peak(pieces), **common)
-        yield record(cell, metric="activation_bytes", value=4 * BATCH // pieces * WIDTH * DEPTH, **common)
+        yield row("peak_bytes", accumulation_peak(pieces))
+        yield row("activation_bytes", 4 * BATCH // pieces * WIDTH * DEPTH)
     elif part == "mixed-precision":
         shape = LayerShape(SEQLEN, int(cell["batch"]), HIDDEN, HEADS)
         saved = float(sum(saved_under(shape, str(cell["policy"])).values()))
-        yield record(cell, metric="saved_bytes", value=saved, **common)
+        yield row("saved_bytes", saved)
     else:
         step = host_optimizer_step(PARAMETERS, link_bytes_per_s=1, host_bytes_per_s=1)
         for name in ("device_bytes", "host_bytes", "bytes_out", "bytes_in"):
-            yield record(cell, metric=name, value=getattr(step, name), **common)
+            yield row(name, getattr(step, name))
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Live tensor bytes, saved storages, link counters and clocks."""
     import torch
 
@@ -81,16 +78,9 @@ def measure(cell: Cell, context: Context) -> list[Record]:
         part = {"accumulation": _accumulation, "mixed-precision": _mixed_precision, "host-optimizer": _host_optimizer}[
             str(cell["implementation"])
         ]
-        rows = part(cell)
+        return part(cell)
     finally:
         torch.set_num_threads(threads)
-    common = {"experiment": NAME, "source": "measured"}
-    return [
-        record(cell, metric=metric, value=value, unit=unit, tool=tool, **common) for metric, value, unit, tool in rows
-    ]
-
-
-Row = tuple[str, float, str, str]
 
 
 def _accumulation(cell: Cell) -> list[Row]:
@@ -116,8 +106,8 @@ def _accumulation(cell: Cell) -> list[Row]:
 
         accumulate_gradients(list(x.chunk(int(cell["pieces"]))), loss, len)
     return [
-        ("peak_bytes", live.peak_bytes, "B", "live storages counted"),
-        ("activation_bytes", after_forward[0], "B", "live storages counted after a forward"),
+        row("peak_bytes", live.peak_bytes, tool="live storages counted"),
+        row("activation_bytes", after_forward[0], tool="live storages counted after a forward"),
     ]
 
 
@@ -141,7 +131,7 @@ def _mixed_precision(cell: Cell) -> list[Row]:
     ):
         out = layer(x)
     del out
-    return [("saved_bytes", saved.total_bytes, "B", "saved storages counted")]
+    return [row("saved_bytes", saved.total_bytes, tool="saved storages counted")]
 
 
 def _host_optimizer(cell: Cell) -> list[Row]:
@@ -165,12 +155,12 @@ def _host_optimizer(cell: Cell) -> list[Row]:
         optimizer.step()
         seconds.append(time.perf_counter() - start)
     return [
-        ("device_bytes", held, "B", "storages counted"),
-        ("host_bytes", optimizer.state_bytes, "B", "pool"),
-        ("bytes_out", link.bytes_out / 4, "B", "link"),
-        ("bytes_in", link.bytes_in / 4, "B", "link"),
-        ("step_s", min(seconds[1:]), "s", "perf_counter, min of 3"),
-        ("stream_bytes_per_s", stream_bandwidth(), "B/s", "y += x on fp32, min of 5"),
+        row("device_bytes", held, tool="storages counted"),
+        row("host_bytes", optimizer.state_bytes, tool="pool"),
+        row("bytes_out", link.bytes_out / 4, tool="link"),
+        row("bytes_in", link.bytes_in / 4, tool="link"),
+        row("step_s", min(seconds[1:]), tool="perf_counter, min of 3"),
+        row("stream_bytes_per_s", stream_bandwidth(), unit="B/s", tool="y += x on fp32, min of 5"),
     ]
 
 
@@ -188,11 +178,11 @@ def stream_bandwidth() -> float:
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="accumulation, mixed precision, optimiser states on the host",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "training-memory",
+    "accumulation, mixed precision, optimiser states on the host",
+    cells,
+    predict,
+    measure,
     device="cpu",
     sources=("repro/training", "repro/distributed/parallel_layer.py"),
     seconds=10,

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from analysis.hardware import find_gpu
-from repro.experiments import Cell, Context, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "gpu-ceilings"
 BLOCKS_PER_SM = 4
 #: Probe -> (metric, unit).
 PROBES = {
@@ -37,7 +35,7 @@ def cells() -> list[Cell]:
     return [Cell(implementation=name) for name in PROBES]
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> list[Row]:
     """The H200's datasheet where it says anything."""
     gpu = find_gpu("NVIDIA H200")
     assert gpu is not None
@@ -51,12 +49,10 @@ def predict(one: Cell) -> list[Record]:
         "exp2": gpu.exp_per_s,
     }
     rate = sheet.get(str(one["implementation"]))
-    if rate is None:
-        return []
-    return [_row(one, rate / 1e12, "predicted", "datasheet")]
+    return [] if rate is None else [_row(one, rate / 1e12, "datasheet")]
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> list[Row]:
     """Work of one launch over its event-timed median."""
     from repro.instruments.timing import TorchDevice, time_work
 
@@ -65,7 +61,7 @@ def measure(one: Cell, context: Context) -> list[Record]:
     timing = time_work(run, TorchDevice(), budget_ms=200.0, max_repeats=50)
     seconds = timing.median_ms / 1e3
     value = seconds / amount * 1e9 if name.endswith("latency") else amount / seconds / 1e12
-    return [_row(one, value, "measured", "CUDA events, median, L2 flushed")]
+    return [_row(one, value, "CUDA events, median, L2 flushed")]
 
 
 def _prepare(name: str) -> tuple[float, Callable[[], object]]:
@@ -127,17 +123,11 @@ def _prepare(name: str) -> tuple[float, Callable[[], object]]:
     return float(run()), run
 
 
-def _row(one: Cell, value: float, source: str, tool: str) -> Record:
+def _row(one: Cell, value: float, tool: str) -> Row:
     metric, unit = PROBES[str(one["implementation"])]
-    return record(one, experiment=NAME, source=source, metric=metric, value=value, unit=unit, tool=tool)
+    return row(metric, value, unit=unit, tool=tool)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="ceilings and memory hierarchy",
-    cells=cells,
-    predict=predict,
-    measure=measure,
-    device="cuda",
-    seconds=20,
+    "gpu-ceilings", "ceilings and memory hierarchy", cells, predict, measure, device="cuda", seconds=20
 )

@@ -10,17 +10,15 @@ to float64 first.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from analysis import decode
 from analysis.decode import DecodeShape
 from analysis.hardware import H100_SXM, H200
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.bytes import decode_bytes
-from repro.experiments.bytes.decode_bytes import DTYPE, HEADS, PAGE_SIZE, Sharing
-from repro.measuring.records import Record, record
+from repro.experiments.bytes.decode_bytes import PAGE_SIZE, Sharing
 
-NAME = "gpu-decode"
 CARDS = (H100_SXM, H200)
 #: (sequences, keys of each)
 LOADS = ((16, 16384), (1, 65536), (64, 2048))
@@ -37,28 +35,10 @@ BUDGET_MS = 40.0
 BOUND = 2e-2
 
 
-def _cell(sharing: str, batch: int, context: int, width: int = 1) -> Cell:
-    way = SHARING[sharing]
-    return Cell(
-        implementation="flash-decode",
-        pass_="forward",
-        sharing=sharing,
-        batch=batch,
-        heads=HEADS,
-        kv_heads=way.kv_heads,
-        seqlen_q=width,
-        seqlen_k=context,
-        head_dim=way.head_dim,
-        dtype=DTYPE,
-        causal=True,
-        page_size=PAGE_SIZE,
-    )
-
-
 def cells() -> list[Cell]:
     """Every way at every load; drafts last."""
-    found = [_cell(sharing, *load) for load in LOADS for sharing in SHARING]
-    return found + [_cell("gqa", *LOADS[0], width) for width in WIDTHS]
+    found = [way.cell(batch, context, sharing=name) for batch, context in LOADS for name, way in SHARING.items()]
+    return found + [SHARING["gqa"].cell(*LOADS[0], width, sharing="gqa") for width in WIDTHS]
 
 
 def shape_of(cell: Cell) -> DecodeShape:
@@ -67,67 +47,41 @@ def shape_of(cell: Cell) -> DecodeShape:
     return way.step(int(cell["seqlen_q"]), (int(cell["seqlen_k"]),) * int(cell["batch"]))
 
 
-def predict(cell: Cell) -> list[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """The roofline on the cards that it may be measured on, from datasheets."""
     shape = shape_of(cell)
-    return [
-        record(
-            cell,
-            experiment=NAME,
-            source="predicted",
-            metric="time_ms",
-            unit="ms",
-            splits=RULE,
-            value=decode.seconds(shape, gpu) * 1e3,
-            device=gpu.name,
-            tool=f"cache once, ceilings: datasheet of {gpu.name}",
-        )
-        for gpu in CARDS
-    ]
+    for gpu in CARDS:
+        tool = f"cache once, ceilings: datasheet of {gpu.name}"
+        yield row("time_ms", decode.seconds(shape, gpu) * 1e3, splits=RULE, device=gpu.name, tool=tool)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Milliseconds by number of splits, in turn; what is wrong is a row that says so."""
     from repro.instruments.decode_work import DecodeOperands
-    from repro.instruments.timing import TorchDevice, time_interleaved
+    from repro.instruments.timing import IN_TURN, TorchDevice, time_interleaved
 
     operands = DecodeOperands(shape_of(cell))
     numbers: dict[str, int | None] = {RULE: None} | {str(n): n for n in SPLITS}
-    calls, wrong = {}, {}
+    calls = {}
     for name, splits in numbers.items():
-        calls[name] = operands.call(splits)
+        call = operands.call(splits)
         operands.out.fill_(float("nan"))
-        calls[name]()
+        call()
         error = operands.error()
-        if not error <= BOUND:  # a NaN is no number below
-            wrong[name] = f"wrong: out is off by {error:.3g}, more than {BOUND:g}"
-            del calls[name]
-
-    def row(name: str, **values: Any) -> Record:
-        return record(cell, experiment=NAME, source="measured", metric="time_ms", splits=name, **values)
-
-    rows = [row(name, error=reason) for name, reason in wrong.items()]
+        if error <= BOUND:
+            calls[name] = call
+        else:  # a NaN is no number below
+            yield row("time_ms", error=f"wrong: out is off by {error:.3g}, more than {BOUND:g}", splits=name)
     for name, timing in time_interleaved(calls, TorchDevice(), budget_ms=BUDGET_MS).items():
-        rows.append(
-            row(
-                name,
-                value=timing.median_ms,
-                unit="ms",
-                spread_min=timing.min_ms,
-                spread_max=timing.max_ms,
-                spread_n=timing.repeats,
-                tool="CUDA events, median, in turn, L2 flushed",
-            )
-        )
-    return rows
+        yield timing.row(IN_TURN, splits=name)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="time of a step of decoding beside its roofline",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "gpu-decode",
+    "time of a step of decoding beside its roofline",
+    cells,
+    predict,
+    measure,
     device="cuda",
     seconds=len(cells()) * (0.5 + 2 * (1 + len(SPLITS)) * BUDGET_MS / 1e3),
 )

@@ -7,27 +7,14 @@ the right one on a card. Shapes are those of ``gpu-throughput``, and head_dim 25
 from __future__ import annotations
 
 from kernels import hopper
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.gpu.gpu_throughput import HIDDEN, TOKENS, measure_in_turn, seconds_of
-from repro.measuring.records import Record
-
-NAME = "gpu-forms"
+from repro.experiments import Cell, Context, Experiment, Row
+from repro.experiments.gpu.gpu_throughput import measure_in_turn, of_tokens, seconds_of
 
 
 def cells() -> list[Cell]:
     """The ends of the rules first."""
     return [
-        Cell(
-            pass_=pass_,
-            batch=TOKENS // seqlen,
-            heads=HIDDEN // head_dim,
-            kv_heads=HIDDEN // head_dim,
-            seqlen_q=seqlen,
-            seqlen_k=seqlen,
-            head_dim=head_dim,
-            dtype="bf16",
-            causal=causal,
-        )
+        of_tokens(None, pass_, seqlen, head_dim, causal=causal)
         for seqlen in (2048, 16384, 4096, 8192)
         for pass_, head_dims in (("backward", (128, 64)), ("forward", (128, 64, 256)))
         for head_dim in head_dims
@@ -43,21 +30,15 @@ def implementations(one: Cell) -> tuple[str, ...]:
     )
 
 
-def predict(one: Cell) -> list[Record]:
-    """None: forms differ in what they overlap, which the time model's bound does not know."""
-    return []
-
-
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> list[Row]:
     """Time and throughput of every form that runs and is right; the others' reasons."""
-    return measure_in_turn(one, implementations(one), NAME)
+    return measure_in_turn(one, implementations(one))
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="the Hopper kernels' forms in turn",
-    cells=cells,
-    predict=predict,
+    "gpu-forms",
+    "the Hopper kernels' forms in turn",
+    cells,
     measure=measure,
     device="cuda",
     seconds=seconds_of(cells(), lambda one: len(implementations(one))),

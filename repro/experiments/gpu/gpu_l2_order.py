@@ -21,11 +21,9 @@ from analysis.l2.recorded import events, spread
 from analysis.shapes import Tile
 from kernels import attention, flash
 from kernels.launch import Array, Backend
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, shape_of, tile_of
-from repro.measuring.records import Record, record
 
-NAME = "gpu-l2-order"
 EVERY = 16
 TILE = Tile(128, 64)
 SAMPLED_SETS = 64
@@ -93,7 +91,7 @@ def recorded(one: Cell) -> np.ndarray:
     return notes.cpu().numpy()
 
 
-def replayed(one: Cell, notes: np.ndarray, sms: int, l2: L2) -> Iterator[Record]:
+def replayed(one: Cell, notes: np.ndarray, sms: int, l2: L2) -> Iterator[Row]:
     """The rows of a record of notes: bytes fetched on that order, spread of durations."""
     shape = shape_of(one)
     launch = query_tiles_outside(shape, tile_of(one), order=str(one.get("order", "rows")), wave=int(one.get("wave", 1)))
@@ -101,20 +99,11 @@ def replayed(one: Cell, notes: np.ndarray, sms: int, l2: L2) -> Iterator[Record]
     found = replay(launch, l2, sms, events(launch, notes, EVERY), sampled_sets=sampled)
     sizes = {"q": shape.query_bytes, "k": shape.key_bytes, "v": shape.key_bytes}
     fetched = sum(found[name].fetches * size for name, size in sizes.items())
-    values = {
-        "hbm_read_bytes": (round(fetched), "B", "recorded order, simulated L2"),
-        "duration_spread": (spread(notes), "1", "standard deviation over mean, of blocks"),
-    }
-    for metric, (value, unit, tool) in values.items():
-        yield record(one, experiment=NAME, source="measured", metric=metric, value=value, unit=unit, tool=tool)
+    yield row("hbm_read_bytes", round(fetched), tool="recorded order, simulated L2")
+    yield row("duration_spread", spread(notes), tool="standard deviation over mean, of blocks")
 
 
-def predict(one: Cell) -> list[Record]:
-    """Nothing: the registered predictions are those of ``gpu-l2-registered``."""
-    return []
-
-
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Record on the GPU, replay here."""
     from repro.measuring import machine
 
@@ -123,14 +112,13 @@ def measure(one: Cell, context: Context) -> list[Record]:
     notes = recorded(one)
     if not notes.any():
         raise RuntimeError("the kernel noted nothing")
-    return list(replayed(one, notes, max(gpu.sms, int(notes[:, 0].max()) + 1), L2.of(gpu)))
+    return replayed(one, notes, max(gpu.sms, int(notes[:, 0].max()) + 1), L2.of(gpu))
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="the order of thread blocks, recorded and replayed through L2",
-    cells=cells,
-    predict=predict,
+    "gpu-l2-order",
+    "the order of thread blocks, recorded and replayed through L2",
+    cells,
     measure=measure,
     device="cuda",
     seconds=20,

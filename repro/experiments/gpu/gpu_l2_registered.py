@@ -27,13 +27,11 @@ from analysis.hardware import H200
 from analysis.hbm import predict_hbm, read_spread
 from analysis.l2 import PACES
 from analysis.shapes import Tile
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, shape_of, tile_of
 from repro.experiments.shared.profiled import Profiled, seconds_of
 from repro.instruments.counters import KernelCount
-from repro.measuring.records import Record, record
 
-NAME = "gpu-l2-registered"
 BATCH, LIMIT_S = 10, 60.0
 PEER, OURS, HOPPER = "sdpa-flash", "flash", "flash-sm90"
 TILES = {
@@ -69,28 +67,16 @@ def cells() -> list[Cell]:
     return listed
 
 
-def _cell(
-    implementation: str,
-    pass_: str,
-    heads: int,
-    seqlen: int,
-    order: str = "rows",
-    kv_heads: int | None = None,
-    causal: bool = False,
-) -> Cell:
-    more: dict[str, Any] = {} if kv_heads is None else {"kv_heads": kv_heads}
-    if causal:
-        more["causal"] = True
+def _cell(implementation: str, pass_: str, heads: int, seqlen: int, order: str = "rows", **more: Any) -> Cell:
     if order != "rows":
         more |= {"order": order, "wave": H200.sms * BLOCKS_PER_SM[OURS, pass_]}
-    one = cell(
-        implementation, pass_, TILES[implementation, pass_], seqlen=seqlen, head_dim=128, heads=heads, dtype="bf16"
-    )
-    return Cell(**{("pass_" if k == "pass" else k): v for k, v in {**one, **more}.items()})
+    tile = TILES[implementation, pass_]
+    return cell(implementation, pass_, tile, seqlen=seqlen, head_dim=128, heads=heads, dtype="bf16", **more)
 
 
-def registration(one: Cell) -> Record:
-    """The prediction of a cell, as it is registered. Needs a C compiler."""
+def registered(one: Cell) -> Iterator[Row]:
+    """The prediction, to be written once (``repro.gpu.register``); what counts is what was. Needs a
+    C compiler."""
     shape, tile, pass_ = shape_of(one), tile_of(one), str(one["pass"])
     blocks = BLOCKS_PER_SM[str(one["implementation"]), pass_]
     order = str(one.get("order", "rows"))
@@ -99,31 +85,8 @@ def registration(one: Cell) -> Record:
     main = f"flash_{pass_}{'_sm90' if hopper else ''}"
     low, high = read_spread(*asked, kernel=main, order=order)
     value = sum(predict_hbm(*asked, order=order).reads[main].values())
-    return record(
-        one,
-        experiment=NAME,
-        source="predicted",
-        metric="hbm_read_bytes",
-        level="hbm",
-        unit="B",
-        value=value,
-        spread_min=min(low, value),
-        spread_max=max(high, value),
-        spread_n=len(PACES),
-        tool="simulated L2, registered",
-        cell=one.id,
-    )
-
-
-def registered() -> Iterator[Record]:
-    """The predictions of all cells, to be written once (``repro.gpu.register``)."""
-    for one in cells():
-        yield registration(one)
-
-
-def predict(one: Cell) -> list[Record]:
-    """Nothing: what counts is what was registered."""
-    return []
+    spread = {"spread_min": min(low, value), "spread_max": max(high, value), "spread_n": len(PACES)}
+    yield row("hbm_read_bytes", value, level="hbm", tool="simulated L2, registered", **spread)
 
 
 @cache
@@ -134,32 +97,19 @@ def counted() -> Profiled[KernelCount]:
     return Profiled(cells(), count_cells, batch=BATCH, limit_s=LIMIT_S)
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> list[Row]:
     """HBM reads of the pass's main kernel, which is the one that reads most."""
     kernels = [k for k in counted().kernels(one) if MAIN[str(one["implementation"])] in k.name]
     if not kernels:
         raise RuntimeError("no kernel of the pass is among those that were counted")
     main = max(kernels, key=lambda kernel: kernel.bytes["sm", "read"])
-    return [
-        record(
-            one,
-            experiment=NAME,
-            source="measured",
-            metric="hbm_read_bytes",
-            level="hbm",
-            unit="B",
-            value=main.bytes["hbm", "read"],
-            kernel_name=main.name,
-            tool="ncu",
-        )
-    ]
+    return [row("hbm_read_bytes", main.bytes["hbm", "read"], level="hbm", kernel_name=main.name, tool="ncu")]
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="HBM reads behind L2 against predictions made before",
-    cells=cells,
-    predict=predict,
+    "gpu-l2-registered",
+    "HBM reads behind L2 against predictions made before",
+    cells,
     measure=measure,
     device="cuda",
     seconds=seconds_of(len(cells()), BATCH),

@@ -15,11 +15,9 @@ from analysis.shapes import Tile
 from kernels.dispatch import default_tile
 from kernels.flash1 import flash1_shared_bytes
 from kernels.flash_config import SHARED_LIMIT_BYTES
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, tile_of
-from repro.measuring.records import Record, record
 
-NAME = "gpu-ladder"
 SQUARES = (32, 64, 128)
 
 
@@ -53,55 +51,28 @@ def listed() -> list[Cell]:
     return every
 
 
-def predict(one: Cell) -> list[Record]:
-    """None of its own: bytes are predicted in gpu-traffic, bounds in the throughput experiment."""
-    return []
+def also() -> list[Cell]:
+    """Every combination that is left out."""
+    return [one for one in listed() if unsupported_reason(one)]
 
 
-def also() -> Iterator[Record]:
-    """A row with its reason for every combination that is left out."""
-    for one in listed():
-        reason = unsupported_reason(one)
-        if reason is not None:
-            yield record(
-                one,
-                experiment=NAME,
-                source="predicted",
-                metric="time_ms",
-                error=reason,
-                tool="shared memory of the tile's arrays",
-            )
+def predict(one: Cell) -> Iterator[Row]:
+    """The reason of what is left out. Bytes are predicted in gpu-traffic, bounds in the throughput
+    experiment."""
+    reason = unsupported_reason(one)
+    if reason is not None:
+        yield row("time_ms", error=reason, tool="shared memory of the tile's arrays")
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """Median of event-timed launches."""
     from repro.instruments.gpu_work import cell_work
     from repro.instruments.timing import TorchDevice, time_work
 
     timing = time_work(cell_work(one), TorchDevice(), budget_ms=50.0, max_repeats=30)
-    return [
-        record(
-            one,
-            experiment=NAME,
-            source="measured",
-            metric="time_ms",
-            value=timing.median_ms,
-            unit="ms",
-            spread_min=timing.min_ms,
-            spread_max=timing.max_ms,
-            spread_n=timing.repeats,
-            tool="CUDA events, median, L2 flushed",
-        )
-    ]
+    yield timing.row("CUDA events, median, L2 flushed")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="time of every step of the ladder",
-    cells=cells,
-    predict=predict,
-    measure=measure,
-    also=also,
-    device="cuda",
-    seconds=50,
+    "gpu-ladder", "time of every step of the ladder", cells, predict, measure, device="cuda", also=also, seconds=50
 )

@@ -9,11 +9,9 @@ held from the driver are rows of their own.
 from __future__ import annotations
 
 from kernels import attention
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import shape_of
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell, shape_of
 
-NAME = "gpu-memory"
 VARIANTS = ("flash", "flash-deterministic", "chunked", "standard", "standard-checkpointed")
 SEQLENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
@@ -21,30 +19,14 @@ SEQLENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 def cells() -> list[Cell]:
     """Every variant at every length; those that run out of memory become rows that say so."""
     return [
-        Cell(
-            implementation=name,
-            pass_="forward+backward",
-            batch=16,
-            heads=8,
-            kv_heads=8,
-            seqlen_q=n,
-            seqlen_k=n,
-            head_dim=64,
-            dtype="fp16",
-            causal=False,
-        )
+        cell(name, "forward+backward", seqlen=n, head_dim=64, batch=16, heads=8)
         for n in SEQLENS
         for name in VARIANTS
         if n <= 16384 or name in attention.FLASH
     ]
 
 
-def predict(one: Cell) -> list[Record]:
-    """The sums of live tensors belong to fig3-memory, whose figure shows these rows too."""
-    return []
-
-
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> list[Row]:
     """Peak above the operands' own memory, operands included, as the paper counts."""
     import torch
 
@@ -75,26 +57,9 @@ def measure(one: Cell, context: Context) -> list[Record]:
         "requested_peak_bytes": (made.end_bytes + run.peak_bytes, "bytes asked for"),
         "reserved_peak_bytes": (run.reserved_peak_bytes, "held from the driver, all of it"),
     }
-    return [
-        record(
-            one,
-            experiment=NAME,
-            source="measured",
-            metric=metric,
-            value=value,
-            unit="B",
-            tool=f"torch's and CuPy's pools: {sense}",
-        )
-        for metric, (value, sense) in senses.items()
-    ]
+    return [row(metric, value, tool=f"torch's and CuPy's pools: {sense}") for metric, (value, sense) in senses.items()]
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="peak memory against sequence length",
-    cells=cells,
-    predict=predict,
-    measure=measure,
-    device="cuda",
-    seconds=25,
+    "gpu-memory", "peak memory against sequence length", cells, measure=measure, device="cuda", seconds=25
 )

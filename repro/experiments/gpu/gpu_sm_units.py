@@ -14,13 +14,12 @@ from typing import Any
 
 from analysis.shapes import Tile
 from kernels import hopper
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.bytes.sm_ceilings import DIRECT, EXACT, SM80, round_of
+from repro.experiments.gpu.gpu_throughput import of_tokens
 from repro.experiments.shared.profiled import Profiled, seconds_of
 from repro.instruments.counters import KernelBusy
-from repro.measuring.records import Record, record
 
-NAME = "gpu-sm-units"
 #: Cells of one profiled process, and seconds for it; each kernel is replayed some dozens of times.
 BATCH = 4
 LIMIT_S = 45.0
@@ -31,45 +30,22 @@ def cells() -> list[Cell]:
     """Every form of the backward, the forward's of the rule, and the sm_80 kernels."""
     forwards = [hopper.forward_form(head_dim, False, SEQLEN) for head_dim in (128, 64, 256)]
     return [
-        *(_cell(f"{EXACT} {form.name}", "backward", form.head_dim, form.tile) for form in hopper.BACKWARD_FORMS),
-        *(_cell(f"{EXACT} {form.name}", "forward", form.head_dim, form.tile) for form in forwards),
-        _cell(SM80, "forward", 128, Tile(128, 64)),
-        _cell(SM80, "backward", 128, Tile(64, 128)),
+        *(
+            of_tokens(f"{EXACT} {form.name}", "backward", SEQLEN, form.head_dim, form.tile)
+            for form in hopper.BACKWARD_FORMS
+        ),
+        *(of_tokens(f"{EXACT} {form.name}", "forward", SEQLEN, form.head_dim, form.tile) for form in forwards),
+        of_tokens(SM80, "forward", SEQLEN, 128, Tile(128, 64)),
+        of_tokens(SM80, "backward", SEQLEN, 128, Tile(64, 128)),
     ]
 
 
-def _cell(implementation: str, pass_: str, head_dim: int, tile: Tile) -> Cell:
-    heads = 2048 // head_dim
-    return Cell(
-        implementation=implementation,
-        pass_=pass_,
-        batch=2,
-        heads=heads,
-        kv_heads=heads,
-        seqlen_q=SEQLEN,
-        seqlen_k=SEQLEN,
-        head_dim=head_dim,
-        dtype="bf16",
-        causal=False,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-    )
-
-
-def predict(one: Cell) -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Percent of the time that the tensor cores can be busy at most, by the SM's other units."""
     name = str(one["implementation"])
     kind = SM80 if name == SM80 else DIRECT if name.endswith("direct") else EXACT
     found = round_of(Cell(**{**one, "implementation": kind}))
-    yield record(
-        one,
-        experiment=NAME,
-        source="predicted",
-        metric="tensor_busy_at_most",
-        unit="%",
-        value=100 * found.tensor_share(),
-        tool="clocks of a round",
-    )
+    yield row("tensor_busy_at_most", 100 * found.tensor_share(), unit="%", tool="clocks of a round")
 
 
 @cache
@@ -88,32 +64,22 @@ def _as_run(cell: Cell) -> dict[str, Any]:
     return given
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> list[Row]:
     """Every percentage of every kernel of the cell."""
     kernels = watched().kernels(one)
     return [
-        record(
-            one,
-            experiment=NAME,
-            source="measured",
-            metric="unit_busy",
-            unit="%",
-            value=percent,
-            kernel=kernel.name,
-            counter=counter,
-            tool="ncu",
-        )
+        row("unit_busy", percent, unit="%", kernel=kernel.name, counter=counter, tool="ncu")
         for kernel in kernels
         for counter, percent in kernel.percent.items()
     ]
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="how busy an SM's units are, by hardware counters",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "gpu-sm-units",
+    "how busy an SM's units are, by hardware counters",
+    cells,
+    predict,
+    measure,
     device="cuda",
     seconds=seconds_of(len(cells()), BATCH),
 )

@@ -12,21 +12,19 @@ than twice the best competing one is not a time of attention, and becomes a row 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from analysis.algorithms import PDL
 from analysis.flops import paper_flops
 from analysis.hardware import H100_SXM, H200, Gpu
-from analysis.shapes import Tile
+from analysis.shapes import AttentionShape, Tile
 from analysis.time_model import TimePrediction, attention_work, datasheet_ceilings, predict_time
 from kernels.dispatch import default_tile
-from repro.experiments import Cell, Context, Experiment
-from repro.experiments.shared.attention import shape_of
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row
+from repro.experiments.shared.attention import cell_of, shape_of
 from repro.prediction import form_of, shared_per_tensor, sum_options
 
-NAME = "gpu-throughput"
 TOKENS, HIDDEN = 16384, 2048
 CARDS = (H100_SXM, H200)
 #: Ours by kernel, not by what the operator would choose: both forms run on every card they can.
@@ -41,28 +39,32 @@ IMPLEMENTATIONS = (*OURS, EARLY, *FORWARD_ONLY, *BACKWARD_ONLY, "sdpa-flash", "s
 BUDGET_MS = 40.0
 
 
+def of_tokens(
+    implementation: str | None,
+    pass_: str,
+    seqlen: int,
+    head_dim: int,
+    tile: Tile | None = None,
+    *,
+    dtype: str = "bf16",
+    causal: bool = False,
+    **more: Any,
+) -> Cell:
+    """A cell of 16,384 tokens and hidden size 2,048."""
+    batch, heads = TOKENS // seqlen, HIDDEN // head_dim
+    shape = AttentionShape(batch, heads, seqlen, seqlen, head_dim, dtype=dtype, causal=causal)
+    return cell_of(shape, implementation, pass_, tile, **more)
+
+
 def cells() -> list[Cell]:
     """Longest and shortest sequences first, so that a cut run still spans the range."""
-    listed = []
-    for seqlen in (16384, 2048, 512, 8192, 4096, 1024):
-        for head_dim in (128, 64):
-            for causal in (False, True):
-                for pass_ in ("forward", "backward"):
-                    heads = HIDDEN // head_dim
-                    listed.append(
-                        Cell(
-                            pass_=pass_,
-                            batch=TOKENS // seqlen,
-                            heads=heads,
-                            kv_heads=heads,
-                            seqlen_q=seqlen,
-                            seqlen_k=seqlen,
-                            head_dim=head_dim,
-                            dtype="bf16",
-                            causal=causal,
-                        )
-                    )
-    return listed
+    return [
+        of_tokens(None, pass_, seqlen, head_dim, causal=causal)
+        for seqlen in (16384, 2048, 512, 8192, 4096, 1024)
+        for head_dim in (128, 64)
+        for causal in (False, True)
+        for pass_ in ("forward", "backward")
+    ]
 
 
 def implementations(one: Cell) -> tuple[str, ...]:
@@ -71,35 +73,20 @@ def implementations(one: Cell) -> tuple[str, ...]:
     return tuple(name for name in IMPLEMENTATIONS if name not in left_out)
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """The time model's bound of our kernels on the cards they may be measured on.
 
     From datasheets: a library's matrix product, which could be a measured ceiling, draws so much
     power that attention runs faster.
     """
-    return [row for gpu in CARDS for row in _bounds(one, gpu)]
-
-
-def _bounds(one: Cell, gpu: Gpu) -> list[Record]:
-    rows, flops = [], paper_flops(shape_of(one), str(one["pass"]))
-    for name in OURS:
-        bound, tile = time_bound(one, name, gpu)
-        rows.append(
-            record(
-                one,
-                experiment=NAME,
-                implementation=name,
-                source="predicted",
-                metric="throughput_tflops",
-                unit="TFLOP/s",
-                device=gpu.name,
-                block_m=tile.block_m,
-                block_n=tile.block_n,
-                value=flops / bound.seconds / 1e12,
-                tool=f"ceilings, {datasheet_ceilings(gpu).origin}",
-            )
-        )
-    return rows
+    flops = paper_flops(shape_of(one), str(one["pass"]))
+    for gpu in CARDS:
+        tool = f"ceilings, {datasheet_ceilings(gpu).origin}"
+        for name in OURS:
+            bound, tile = time_bound(one, name, gpu)
+            rate = flops / bound.seconds / 1e12
+            by = {"implementation": name, "device": gpu.name, "block_m": tile.block_m, "block_n": tile.block_n}
+            yield row("throughput_tflops", rate, tool=tool, **by)
 
 
 def time_bound(one: Cell, name: str, gpu: Gpu, *, without: Collection[str] = ()) -> tuple[TimePrediction, Tile]:
@@ -115,15 +102,15 @@ def time_bound(one: Cell, name: str, gpu: Gpu, *, without: Collection[str] = ())
     return predict_time(work, datasheet_ceilings(gpu), without=without), tile
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> list[Row]:
     """Time and throughput of every implementation that runs and is right; the others' reasons."""
-    return measure_in_turn(one, implementations(one), NAME)
+    return measure_in_turn(one, implementations(one))
 
 
-def measure_in_turn(one: Cell, names: Sequence[str], experiment: str) -> list[Record]:
+def measure_in_turn(one: Cell, names: Sequence[str]) -> list[Row]:
     """The rows of implementations that take turns on the same operands."""
     from repro.instruments import exact, gpu_work
-    from repro.instruments.timing import TorchDevice, time_interleaved
+    from repro.instruments.timing import IN_TURN, TorchDevice, time_interleaved
 
     shape, pass_ = shape_of(one), str(one["pass"])
     operands = gpu_work.Operands(shape)
@@ -145,48 +132,19 @@ def measure_in_turn(one: Cell, names: Sequence[str], experiment: str) -> list[Re
             if wrong is not None:
                 refused[name] = f"wrong: {wrong}"
 
-    def row(name: str, **values: Any) -> Record:
-        return record(one, experiment=experiment, implementation=name, source="measured", **values)
-
-    rows = [row(name, metric="time_ms", error=reason) for name, reason in refused.items()]
+    rows = [row("time_ms", error=reason, implementation=name) for name, reason in refused.items()]
     flops = paper_flops(shape, pass_)
     for name, timing in times.items():
         worst = sum(found[name].worst.values())  # a NaN among them stays one
         if math.isfinite(worst):
-            rows.append(
-                row(
-                    name,
-                    metric="max_error",
-                    value=max(found[name].worst.values()),
-                    unit="1",
-                    tool="two heads against float64",
-                )
-            )
+            largest = max(found[name].worst.values())
+            rows.append(row("max_error", largest, implementation=name, tool="two heads against float64"))
         if name in refused:
             continue
-        spread = {"spread_n": timing.repeats, "tool": "CUDA events, median, in turn, L2 flushed"}
-        rows.append(
-            row(
-                name,
-                metric="time_ms",
-                value=timing.median_ms,
-                unit="ms",
-                spread_min=timing.min_ms,
-                spread_max=timing.max_ms,
-                **spread,
-            )
-        )
-        rows.append(
-            row(
-                name,
-                metric="throughput_tflops",
-                unit="TFLOP/s",
-                value=flops / timing.median_ms / 1e9,
-                spread_min=flops / timing.max_ms / 1e9,
-                spread_max=flops / timing.min_ms / 1e9,
-                **spread,
-            )
-        )
+        rate = flops / timing.median_ms / 1e9
+        rates: dict[str, Any] = {"spread_min": flops / timing.max_ms / 1e9, "spread_max": flops / timing.min_ms / 1e9}
+        rates |= {"spread_n": timing.repeats, "tool": IN_TURN, "implementation": name}
+        rows += [timing.row(IN_TURN, implementation=name), row("throughput_tflops", rate, **rates)]
     return rows
 
 
@@ -197,11 +155,11 @@ def seconds_of(listed: Sequence[Cell], each: Callable[[Cell], int]) -> float:
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="throughput, ours and the peers in turn",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "gpu-throughput",
+    "throughput, ours and the peers in turn",
+    cells,
+    predict,
+    measure,
     device="cuda",
     seconds=seconds_of(cells(), lambda one: len(implementations(one))),
 )

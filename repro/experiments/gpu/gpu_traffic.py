@@ -8,6 +8,7 @@ one block a tile; the implementation is the form's name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -16,13 +17,11 @@ from analysis.hbm import predict_hbm
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from kernels import hopper
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, shape_of, sum_of, tile_of
 from repro.experiments.shared.profiled import Profiled, seconds_of
 from repro.instruments.counters import KernelCount
-from repro.measuring.records import Record, record
 
-NAME = "gpu-traffic"
 #: Cells of one profiled process.
 BATCH = 12
 #: Seconds for the process, ncu and everything under it.
@@ -71,22 +70,20 @@ def hopper_forwards(causal: bool, shape: dict[str, Any]) -> list[Cell]:
     ]
 
 
-def predict(one: Cell) -> list[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Per kernel and direction at the SM boundary; HBM reads on an H200 for the whole pass."""
     shape, tile = shape_of(one), tile_of(one)
     algorithm, options = sum_of(str(one["implementation"]))
     pass_ = str(one["pass"])
     traffic = predict_traffic(algorithm, shape, tile, pass_, **options)
-    rows = []
     for kernel, entries in traffic.kernels.items():
         for direction, ways in (("read", ("read",)), ("write", ("write", "atomic"))):
             value = sum(count for (_, way), count in entries.items() if way in ways)
-            rows.append(_row(one, kernel, "sm", direction, value, "predicted", "sum over the tile loop"))
+            yield _row(kernel, "sm", direction, value, "sum over the tile loop")
     gpu = find_gpu("NVIDIA H200")
     if gpu is not None and not algorithm.startswith("standard"):
         hbm = predict_hbm(algorithm, shape, tile, pass_, gpu, **options)
-        rows.append(_row(one, "all", "hbm", "read", hbm.read_bytes, "predicted", hbm.method))
-    return rows
+        yield _row("all", "hbm", "read", hbm.read_bytes, hbm.method)
 
 
 @cache
@@ -97,39 +94,25 @@ def counted() -> Profiled[KernelCount]:
     return Profiled(cells(), count_cells, batch=BATCH, limit_s=LIMIT_S)
 
 
-def measure(one: Cell, context: Context) -> list[Record]:
+def measure(one: Cell, context: Context) -> Iterator[Row]:
     """The counters of every kernel of the cell, and the HBM reads of all together."""
     kernels = counted().kernels(one)
-    rows = [
-        _row(one, kernel.name, level, direction, value, "measured", "ncu")
-        for kernel in kernels
-        for (level, direction), value in kernel.bytes.items()
-    ]
-    total = sum(kernel.bytes["hbm", "read"] for kernel in kernels)
-    return [*rows, _row(one, "all", "hbm", "read", total, "measured", "ncu")]
+    for kernel in kernels:
+        for (level, direction), value in kernel.bytes.items():
+            yield _row(kernel.name, level, direction, value, "ncu")
+    yield _row("all", "hbm", "read", sum(kernel.bytes["hbm", "read"] for kernel in kernels), "ncu")
 
 
-def _row(one: Cell, kernel: str, level: str, direction: str, value: int, source: str, tool: str) -> Record:
-    return record(
-        one,
-        experiment=NAME,
-        source=source,
-        tool=tool,
-        kernel=kernel,
-        level=level,
-        direction=direction,
-        metric="traffic_bytes",
-        value=value,
-        unit="B",
-    )
+def _row(kernel: str, level: str, direction: str, value: int, tool: str) -> Row:
+    return row("traffic_bytes", value, tool=tool, kernel=kernel, level=level, direction=direction)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="our kernels' traffic by hardware counters",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "gpu-traffic",
+    "our kernels' traffic by hardware counters",
+    cells,
+    predict,
+    measure,
     device="cuda",
     seconds=seconds_of(len(cells()), BATCH),
 )

@@ -1,25 +1,20 @@
-"""Ceilings of the cards that the papers and our records are from."""
+"""Rooflines on the cards that the papers and our records are from."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
-from analysis.hardware import A100_40GB, GPUS, H200, find_gpu
-from analysis.time_model import Ceilings, datasheet_ceilings
+from analysis.hardware import A100_40GB, GPUS, H200, Gpu, find_gpu
+from analysis.time_model import Ceilings, Work, datasheet_ceilings, predict_time
+from repro.experiments import Row, row
 from repro.experiments.bytes.memory_hierarchy import MEASURED
 from repro.measuring.records import load
 
+#: The card as a record names it -> the card.
+CARDS = {f"NVIDIA {gpu.name}": gpu for gpu in (A100_40GB, H200)}
 LEVELS = ("tensor cores", "exponentials", "L2", "HBM")
-
-
-def a100() -> Ceilings:
-    """The paper's card, from its datasheet: nothing could be measured on it."""
-    return ceilings_of(A100_40GB.name)
-
-
-def h200() -> Ceilings:
-    """The H200 of our records."""
-    return ceilings_of(H200.name)
 
 
 @cache
@@ -50,3 +45,11 @@ def ceilings_of(card: str) -> Ceilings:
         hbm_bytes_per_s=found.get("HBM", sheet.hbm_bytes_per_s),
         origin=f"measured: {', '.join(found)}" + (f"; datasheet: {', '.join(rest)}" if rest else ""),
     )
+
+
+def time_row(works: Mapping[str, Work], gpu: Gpu, **more: Any) -> Row:
+    """The predicted time of kernels on a card, with the ceiling that sets most of it."""
+    ceilings = ceilings_of(gpu.name)
+    time = predict_time(works, ceilings)
+    tool, note = f"roofline, {ceilings.origin}", f"bound by {time.binding}"
+    return row("time_ms", time.seconds * 1e3, tool=tool, note=note, **more)

@@ -23,13 +23,11 @@ from analysis.checkpointing.published import (
     kept_bytes,
     scaled_blocks,
 )
-from repro.experiments import Cell, Context, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
 if TYPE_CHECKING:
     from repro.models import BottleneckResNet
 
-NAME = "chen-resnet"
 PLAN, PRE = "chen-search", "autograd, pre-activation"
 SMALL_BATCH = 2
 
@@ -46,7 +44,7 @@ def cells() -> list[Cell]:
     return [Cell(implementation=i, depth=depth, batch=batch) for i, depth, batch in wanted]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Sums over the stages, and the plan's peak by the simulator."""
     name, batch = str(cell["implementation"]), int(cell["batch"])
     blocks = scaled_blocks(int(cell["depth"]))
@@ -58,16 +56,7 @@ def predict(cell: Cell) -> Iterator[Record]:
     if name != PLAN:
         found["alive_after_forward_bytes"] = kept_bytes(blocks, batch=batch, pre_activation=name == PRE)
     for metric, value in found.items():
-        yield record(
-            cell,
-            experiment=NAME,
-            source="predicted",
-            metric=metric,
-            value=value,
-            unit="B",
-            tool="chain of shapes",
-            cell=cell.id,
-        )
+        yield row(metric, value, tool="chain of shapes")
 
 
 def _build(cell: Cell) -> BottleneckResNet:
@@ -76,22 +65,11 @@ def _build(cell: Cell) -> BottleneckResNet:
     return BottleneckResNet(scaled_blocks(int(cell["depth"])), pre_activation=cell["implementation"] == PRE)
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Counted where nothing is computed, metered where the step runs."""
     import torch
 
-    def row(metric: str, value: int, tool: str) -> Record:
-        return record(
-            cell,
-            experiment=NAME,
-            source="measured",
-            metric=metric,
-            value=value,
-            unit="B",
-            tool=tool,
-            **{"pass": "forward+backward"},
-        )
-
+    both = {"pass_": "forward+backward"}
     name, batch = str(cell["implementation"]), int(cell["batch"])
     if name != PLAN and batch == BATCH:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -102,7 +80,8 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
             model, images = _build(cell), torch.empty(batch, 3, IMAGE, IMAGE)
             with count_saved(model) as saved:
                 model(images)
-        yield row("alive_after_forward_bytes", saved.total_bytes, "saved-tensor hooks; tensors without data")
+        tool = "saved-tensor hooks; tensors without data"
+        yield row("alive_after_forward_bytes", saved.total_bytes, tool=tool, **both)
         return
     from repro.checkpointing import PlannedModel
     from repro.checkpointing.profiling import Profile
@@ -118,18 +97,18 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
         plan = chen_search(chain)
         run = PlannedModel(model, Profile(chain, tuple(model.stages())), plan.schedule, name=name)
     step = measure_step(run, model, (images,), repeats=0)
-    yield row("peak_bytes", step.peak_bytes, TOOL["cpu"])
-    yield row("alive_after_forward_bytes", step.saved_bytes, TOOL["cpu"])
+    yield row("peak_bytes", step.peak_bytes, tool=TOOL["cpu"], **both)
+    yield row("alive_after_forward_bytes", step.saved_bytes, tool=TOOL["cpu"], **both)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    yield row("parameter_bytes", weights, "sum over the model's parameters")
+    yield row("parameter_bytes", weights, tool="sum over the model's parameters", **both)
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="checkpointing: a 1,000-layer ResNet at its published size",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "chen-resnet",
+    "checkpointing: a 1,000-layer ResNet at its published size",
+    cells,
+    predict,
+    measure,
     device="cpu",
     sources=("analysis/checkpointing", "repro/checkpointing", "repro/models"),
     seconds=600,

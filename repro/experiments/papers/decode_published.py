@@ -8,14 +8,13 @@ sequences of 256 to one of 65536, and one of 131072. Predicted: the roofline of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from analysis import decode
 from analysis.decode import DecodeShape
 from analysis.hardware import A100_40GB, A100_80GB
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Experiment, Row, row
 
-NAME = "decode-published"
 CARDS = (A100_40GB, A100_80GB)
 HEADS, KV_HEADS, HEAD_DIM, DTYPE = 16, 2, 128, "fp16"
 TOKENS = 65536
@@ -24,57 +23,22 @@ SHAPES = (*((TOKENS // n, n) for n in (256 << i for i in range(9))), (1, 131072)
 FLASH_DECODING = "flash-decoding"
 
 
-def cells() -> list[Cell]:
-    """None is measured here."""
-    return []
+def points() -> list[Cell]:
+    """The rows of the table."""
+    fields: dict[str, Any] = {"heads": HEADS, "kv_heads": KV_HEADS, "seqlen_q": 1, "head_dim": HEAD_DIM, "dtype": DTYPE}
+    return [
+        Cell(implementation="roofline", pass_="forward", batch=batch, seqlen_k=context, **fields)
+        for batch, context in SHAPES
+    ]
 
 
-def predict(one: Cell) -> list[Record]:
-    """Nothing without cells; the rows are in ``also``."""
-    return []
-
-
-def shape_of(batch: int, context: int) -> DecodeShape:
-    """A row of the table."""
-    return DecodeShape(HEADS, KV_HEADS, 1, (context,) * batch, HEAD_DIM, DTYPE)
-
-
-def also() -> Iterator[Record]:
+def predict(one: Cell) -> Iterator[Row]:
     """Microseconds of the roofline on each card, and the bytes behind them."""
-    for batch, context in SHAPES:
-        shape = shape_of(batch, context)
-        given: dict[str, str | int | float | bool] = {
-            "batch": batch,
-            "heads": HEADS,
-            "kv_heads": KV_HEADS,
-            "seqlen_q": 1,
-            "seqlen_k": context,
-            "head_dim": HEAD_DIM,
-            "dtype": DTYPE,
-            "pass": "forward",
-        }
-        for gpu in CARDS:
-            yield record(
-                given,
-                experiment=NAME,
-                implementation="roofline",
-                source="predicted",
-                metric="time_us",
-                unit="us",
-                value=decode.seconds(shape, gpu) * 1e6,
-                device=gpu.name,
-                tool=f"cache once, datasheet of {gpu.name}",
-            )
-        yield record(
-            given,
-            experiment=NAME,
-            implementation="roofline",
-            source="predicted",
-            metric="compulsory_bytes",
-            unit="B",
-            value=shape.compulsory_bytes,
-            tool="each tensor once",
-        )
+    shape = DecodeShape(HEADS, KV_HEADS, 1, (int(one["seqlen_k"]),) * int(one["batch"]), HEAD_DIM, DTYPE)
+    for gpu in CARDS:
+        tool = f"cache once, datasheet of {gpu.name}"
+        yield row("time_us", decode.seconds(shape, gpu) * 1e6, device=gpu.name, tool=tool)
+    yield row("compulsory_bytes", shape.compulsory_bytes, tool="each tensor once")
 
 
-EXPERIMENT = Experiment(name=NAME, title="decoding as others timed it", cells=cells, predict=predict, also=also)
+EXPERIMENT = Experiment("decode-published", "decoding as others timed it", predict=predict, also=points)

@@ -7,15 +7,13 @@ the H200 was measured.
 
 from collections.abc import Iterator
 
-from analysis.hardware import A100_40GB, H200, Gpu
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import PAPER_MASKED_DROPOUT
-from analysis.time_model import Ceilings, Work, attention_work, predict_time, standard_work
-from repro.experiments import Cell, Experiment
-from repro.experiments.papers._roofline import a100, h200
-from repro.measuring.records import Record, record
+from analysis.time_model import attention_work, standard_work
+from repro.experiments import Cell, Experiment, Row
+from repro.experiments.papers._roofline import CARDS, time_row
+from repro.experiments.shared.attention import cell_of
 
-NAME = "fig1-right"
 SHAPE = AttentionShape(64, 16, 1024, 1024, 64)
 #: Kernel of the pass list -> the bar's name.
 OPERATIONS = {
@@ -25,49 +23,24 @@ OPERATIONS = {
     "dropout": "dropout",
     "O = PV": "matmul PV",
 }
-FUSED = {"flash1-released": Tile(16, 256), "flash": Tile(128, 128)}
+#: Card -> the fused kernel beside them, and its tile.
+FUSED = {"A100-SXM4-40GB": ("flash1-released", Tile(16, 256)), "H200": ("flash", Tile(128, 128))}
 
 
-def also() -> Iterator[Record]:
-    """Roofline times of the five kernels and of a fused one, for both cards."""
-    for gpu, ceilings, fused in ((A100_40GB, a100(), "flash1-released"), (H200, h200(), "flash")):
-        for kernel, work in standard_work(PAPER_MASKED_DROPOUT, SHAPE, "forward").items():
-            yield row(gpu, ceilings, OPERATIONS[kernel], {kernel: work})
-        works = attention_work(fused, SHAPE, FUSED[fused], "forward", gpu, blocks_per_sm=2)
-        # The published rows call it flash1.
-        yield row(gpu, ceilings, f"fused {fused.removesuffix('-released')}", works)
+def cards() -> list[Cell]:
+    """The shape on both cards."""
+    return [cell_of(SHAPE, None, "forward", device=card) for card in CARDS]
 
 
-def row(gpu: Gpu, ceilings: Ceilings, implementation: str, works: dict[str, Work]) -> Record:
-    """One predicted time, with the ceiling that sets it."""
-    time = predict_time(works, ceilings)
-    return record(
-        {},
-        experiment=NAME,
-        implementation=implementation,
-        pass_="forward",
-        source="predicted",
-        batch=SHAPE.batch,
-        heads=SHAPE.heads,
-        kv_heads=SHAPE.kv_heads,
-        seqlen_q=SHAPE.seqlen_q,
-        seqlen_k=SHAPE.seqlen_k,
-        head_dim=SHAPE.head_dim,
-        dtype=SHAPE.dtype,
-        causal=False,
-        metric="time_ms",
-        unit="ms",
-        value=time.seconds * 1e3,
-        device=f"NVIDIA {gpu.name}",
-        tool=f"roofline, {ceilings.origin}",
-        note=f"bound by {time.binding}",
-    )
+def predict(one: Cell) -> Iterator[Row]:
+    """Roofline times of the five kernels and of a fused one; they are the implementations."""
+    gpu = CARDS[str(one["device"])]
+    for kernel, work in standard_work(PAPER_MASKED_DROPOUT, SHAPE, "forward").items():
+        yield time_row({kernel: work}, gpu, implementation=OPERATIONS[kernel])
+    fused, tile = FUSED[gpu.name]
+    works = attention_work(fused, SHAPE, tile, "forward", gpu, blocks_per_sm=2)
+    # The published rows call it flash1.
+    yield time_row(works, gpu, implementation=f"fused {fused.removesuffix('-released')}")
 
 
-EXPERIMENT = Experiment(
-    name=NAME,
-    title="time of unfused operations, forward",
-    cells=lambda: list[Cell](),
-    predict=lambda cell: list[Record](),
-    also=also,
-)
+EXPERIMENT = Experiment("fig1-right", "time of unfused operations, forward", predict=predict, also=cards)

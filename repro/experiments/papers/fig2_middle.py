@@ -12,11 +12,10 @@ from analysis.flops import useful_flops
 from analysis.hardware import A100_40GB
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Context, Experiment
+from repro.experiments import Cell, Experiment, Row, row
 from repro.experiments.shared.attention import STATISTICS, cell, predicted_traffic, shape_of, tile_of
-from repro.measuring.records import Record, record
+from repro.experiments.shared.host import counted_traffic
 
-NAME = "fig2-middle"
 COLUMN_BLOCKS = (64, 128, 256, 512)
 FORMS = ("flash1-skip-first", "flash1-released")
 
@@ -30,49 +29,23 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(one: Cell) -> list[Record]:
-    """The exact sums."""
-    return list(predicted_traffic(NAME, one))
-
-
-def also() -> Iterator[Record]:
-    """The paper's argument about time: accesses over bandwidth, and products over peak rate."""
-    for one in cells()[: len(COLUMN_BLOCKS)]:
-        shape = shape_of(one)
-        by_tensor = predict_traffic(FORMS[0], shape, tile_of(one), "forward").by_tensor()
-        accesses = sum(n for (tensor, _), n in by_tensor.items() if tensor not in STATISTICS)
-        bounds = {
-            "accesses": accesses / A100_40GB.hbm_bandwidth_bytes_per_s,
-            "products": useful_flops(shape, "forward") / A100_40GB.fp16_tensor_flops,
-        }
-        for bound, seconds in bounds.items():
-            yield record(
-                one,
-                experiment=NAME,
-                source="predicted",
-                metric="time_ms",
-                unit="ms",
-                value=seconds * 1e3,
-                bound=bound,
-                device=f"NVIDIA {A100_40GB.name}",
-                tool="datasheet rate",
-            )
-
-
-def measure(one: Cell, context: Context) -> list[Record]:
-    """The kernel, executed and counted."""
-    from repro.experiments.shared.host import counted_traffic
-
-    return list(counted_traffic(NAME, one, context))
+def predict(one: Cell) -> Iterator[Row]:
+    """The exact sums, and the paper's argument about time: accesses over bandwidth, products over
+    peak rate."""
+    yield from predicted_traffic(one)
+    if one["implementation"] != FORMS[0]:
+        return
+    shape = shape_of(one)
+    by_tensor = predict_traffic(FORMS[0], shape, tile_of(one), "forward").by_tensor()
+    accesses = sum(n for (tensor, _), n in by_tensor.items() if tensor not in STATISTICS)
+    bounds = {
+        "accesses": accesses / A100_40GB.hbm_bandwidth_bytes_per_s,
+        "products": useful_flops(shape, "forward") / A100_40GB.fp16_tensor_flops,
+    }
+    for bound, seconds in bounds.items():
+        yield row("time_ms", seconds * 1e3, bound=bound, device=f"NVIDIA {A100_40GB.name}", tool="datasheet rate")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="accesses against block size",
-    cells=cells,
-    predict=predict,
-    measure=measure,
-    device="host",
-    also=also,
-    seconds=20,
+    "fig2-middle", "accesses against block size", cells, predict, counted_traffic, device="host", seconds=20
 )

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 from analysis import memory
 from analysis.shapes import AttentionShape
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Experiment, Row, row
+from repro.experiments.shared.attention import cell_of, shape_of
 
-NAME = "fig3-memory"
 SEQLENS = tuple(2**k for k in range(7, 17))
 #: (implementation, set-up) -> the tensors alive at its peak.
 PEAKS = {
@@ -23,39 +22,20 @@ PEAKS = {
 }
 
 
-def shape(seqlen: int) -> AttentionShape:
-    """The benchmark's shape at one length."""
-    return AttentionShape(16, 8, seqlen, seqlen, 64)
+def points() -> list[Cell]:
+    """The benchmark's shape at every length."""
+    shapes = [AttentionShape(16, 8, n, n, 64) for n in SEQLENS]
+    return [
+        cell_of(shape, implementation, "forward+backward", setup=setup, dropout=0.0, key_mask=False)
+        for implementation, setup in PEAKS
+        for shape in shapes
+    ]
 
 
-def also() -> Iterator[Record]:
-    """One total per implementation and length; what it consists of is in analysis.memory."""
-    for (implementation, setup), peak in PEAKS.items():
-        for seqlen in SEQLENS:
-            yield record(
-                {},
-                experiment=NAME,
-                implementation=implementation,
-                setup=setup,
-                pass_="forward+backward",
-                source="predicted",
-                batch=16,
-                heads=8,
-                kv_heads=8,
-                seqlen_q=seqlen,
-                seqlen_k=seqlen,
-                head_dim=64,
-                dtype="fp16",
-                causal=False,
-                dropout=0.0,
-                key_mask=False,
-                metric="peak_memory_bytes",
-                unit="B",
-                value=memory.total(peak(shape(seqlen))),
-                tool="sum of the tensors alive",
-            )
+def predict(one: Cell) -> Iterator[Row]:
+    """The total; what it consists of is in analysis.memory."""
+    alive = PEAKS[str(one["implementation"]), str(one["setup"])](shape_of(one))
+    yield row("peak_memory_bytes", memory.total(alive), tool="sum of the tensors alive")
 
 
-EXPERIMENT = Experiment(
-    name=NAME, title="peak memory against N", cells=lambda: list[Cell](), predict=lambda cell: list[Record](), also=also
-)
+EXPERIMENT = Experiment("fig3-memory", "peak memory against N", predict=predict, also=points)

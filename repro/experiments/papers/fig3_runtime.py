@@ -6,72 +6,47 @@ neither. Predicted: rooflines, lower bounds of each set-up at the ceilings of it
 
 from collections.abc import Iterator
 
-from analysis.hardware import A100_40GB, H200, Gpu
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import EAGER, PAPER_MASKED_DROPOUT
-from analysis.time_model import Ceilings, Work, attention_work, predict_time, standard_work
-from repro.experiments import Cell, Experiment
-from repro.experiments.papers._roofline import a100, h200
-from repro.measuring.records import Record, record
+from analysis.time_model import attention_work, standard_work
+from repro.experiments import Cell, Experiment, Row
+from repro.experiments.papers._roofline import CARDS, time_row
+from repro.experiments.shared.attention import cell_of, shape_of
 
-NAME = "fig3-runtime"
 SEQLENS = tuple(2**k for k in range(7, 17))
-#: Tiles of the released kernels: 2022 and FlashAttention-2.
-RELEASED = {"flash1-released": Tile(16, 256), "flash": Tile(128, 128)}
+PAPER, OURS = CARDS
+#: Implementation -> (card, dropout, key mask).
+SETUPS = {
+    "standard": (PAPER, 0.1, True),
+    "flash1": (PAPER, 0.1, True),
+    "standard-eager": (OURS, 0.0, False),
+    "sdpa-flash2": (OURS, 0.0, False),
+}
+UNFUSED = {"standard": PAPER_MASKED_DROPOUT, "standard-eager": EAGER}
+#: The released kernels of 2022 and of FlashAttention-2: algorithm and tile.
+RELEASED = {"flash1": ("flash1-released", Tile(16, 256)), "sdpa-flash2": ("flash", Tile(128, 128))}
 
 
-def also() -> Iterator[Record]:
+def points() -> list[Cell]:
     """Standard and fused attention on both cards, at every length."""
-    for seqlen in SEQLENS:
-        shape = AttentionShape(16, 8, seqlen, seqlen, 64)
-        unfused = {"A100": standard_work(PAPER_MASKED_DROPOUT, shape)}
-        unfused["H200"] = standard_work(EAGER, shape)
-        for gpu, ceilings, fused in ((A100_40GB, a100(), "flash1-released"), (H200, h200(), "flash")):
-            paper = gpu is A100_40GB
-            yield row(
-                shape,
-                gpu,
-                ceilings,
-                "standard" if paper else "standard-eager",
-                unfused["A100" if paper else "H200"],
-                paper,
-            )
-            works: dict[str, Work] = {}
-            for pass_ in ("forward", "backward"):
-                works |= attention_work(fused, shape, RELEASED[fused], pass_, gpu, 2)
-            yield row(shape, gpu, ceilings, "flash1" if paper else "sdpa-flash2", works, paper)
+    return [
+        cell_of(AttentionShape(16, 8, n, n, 64), name, "forward+backward", device=card, dropout=dropout, key_mask=mask)
+        for n in SEQLENS
+        for name, (card, dropout, mask) in SETUPS.items()
+    ]
 
 
-def row(
-    shape: AttentionShape, gpu: Gpu, ceilings: Ceilings, implementation: str, works: dict[str, Work], masked: bool
-) -> Record:
-    """One predicted time, with the ceiling that sets most of it."""
-    time = predict_time(works, ceilings)
-    return record(
-        {},
-        experiment=NAME,
-        implementation=implementation,
-        pass_="forward+backward",
-        source="predicted",
-        batch=16,
-        heads=8,
-        kv_heads=8,
-        seqlen_q=shape.seqlen_q,
-        seqlen_k=shape.seqlen_k,
-        head_dim=64,
-        dtype="fp16",
-        causal=False,
-        dropout=0.1 if masked else 0.0,
-        key_mask=masked,
-        metric="time_ms",
-        unit="ms",
-        value=time.seconds * 1e3,
-        device=f"NVIDIA {gpu.name}",
-        tool=f"roofline, {ceilings.origin}",
-        note=f"bound by {time.binding}",
-    )
+def predict(one: Cell) -> Iterator[Row]:
+    """The roofline of its kernels."""
+    name, shape, gpu = str(one["implementation"]), shape_of(one), CARDS[str(one["device"])]
+    if name in UNFUSED:
+        works = standard_work(UNFUSED[name], shape)
+    else:
+        fused, tile = RELEASED[name]
+        works = {}
+        for pass_ in ("forward", "backward"):
+            works |= attention_work(fused, shape, tile, pass_, gpu, 2)
+    yield time_row(works, gpu)
 
 
-EXPERIMENT = Experiment(
-    name=NAME, title="run time against N", cells=lambda: list[Cell](), predict=lambda cell: list[Record](), also=also
-)
+EXPERIMENT = Experiment("fig3-runtime", "run time against N", predict=predict, also=points)

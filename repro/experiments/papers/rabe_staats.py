@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.experiments import Cell, Context, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Context, Experiment, Row, row
 
-NAME = "rabe-staats"
 LENGTHS = (1024, 4096, 16384)
 PASSES = ("forward", "forward+backward")
 VARIANTS = ("standard", "chunked")
@@ -50,21 +48,13 @@ def overhead_bytes(implementation: str, pass_: str, seqlen: int) -> int:
     return FP32 * maps[implementation, pass_]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Score matrices alone: what N or the chunk adds of O(N d) is left out."""
-    yield record(
-        cell,
-        experiment=NAME,
-        source="predicted",
-        metric="overhead_bytes",
-        unit="B",
-        value=overhead_bytes(str(cell["implementation"]), str(cell["pass"]), int(cell["seqlen_q"])),
-        tool="list of score maps",
-        cell=cell.id,
-    )
+    expected = overhead_bytes(str(cell["implementation"]), str(cell["pass"]), int(cell["seqlen_q"]))
+    yield row("overhead_bytes", expected, tool="list of score maps")
 
 
-def measure(cell: Cell, context: Context) -> Iterator[Record]:
+def measure(cell: Cell, context: Context) -> Iterator[Row]:
     """Peak of one call above its inputs, less its outputs."""
     import torch
 
@@ -86,23 +76,15 @@ def measure(cell: Cell, context: Context) -> Iterator[Record]:
             with torch.no_grad():
                 found = (call(*leaves),)
     outputs = sum(t.nbytes for t in found)
-    yield record(
-        cell,
-        experiment=NAME,
-        source="measured",
-        metric="overhead_bytes",
-        unit="B",
-        value=step.peak_bytes - outputs,
-        tool="profiler's allocation trace",
-    )
+    yield row("overhead_bytes", step.peak_bytes - outputs, tool="profiler's allocation trace")
 
 
 EXPERIMENT = Experiment(
-    name=NAME,
-    title="chunked attention: memory beyond inputs and outputs",
-    cells=cells,
-    predict=predict,
-    measure=measure,
+    "rabe-staats",
+    "chunked attention: memory beyond inputs and outputs",
+    cells,
+    predict,
+    measure,
     device="cpu",
     sources=("repro/attention/variants.py", "repro/checkpointing/memory.py", "repro/checkpointing/allocation_trace.py"),
     seconds=90,

@@ -12,10 +12,9 @@ from analysis.hardware import A100_40GB, H200, RTX_3090, T4, Gpu
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import ALGORITHM_0_AND_3, EAGER, PAPER_MASKED_DROPOUT, PAPER_MASKED_FILL, KernelPasses
 from analysis.time_model import Work, attention_work, datasheet_ceilings, predict_time, standard_work
-from repro.experiments import Cell, Experiment
-from repro.measuring.records import Record, record
+from repro.experiments import Cell, Experiment, Row, row
+from repro.experiments.shared.attention import cell_of, shape_of
 
-NAME = "speedup"
 SEQLENS = tuple(2**k for k in range(7, 14))
 TILE = Tile(16, 256)
 #: (dropout, key mask) -> what standard attention launched in 2022.
@@ -39,50 +38,29 @@ def device(gpu: Gpu) -> str:
     return "NVIDIA " + next(n for n in ("A100", "RTX 3090", "T4", "H200") if n in gpu.name)
 
 
-def also() -> Iterator[Record]:
-    """The predicted ratio of every card, variant and length."""
+def points() -> Iterator[Cell]:
+    """Every card, variant and length."""
     for gpu, batch, heads, head_dim in PANELS:
         # Our records are of today's eager path without mask or dropout.
-        variants = {(0.0, False): EAGER} if gpu is H200 else VARIANTS
-        for (dropout, key_mask), kernels in variants.items():
-            for seqlen in SEQLENS:
-                shape = AttentionShape(batch, heads, seqlen, seqlen, head_dim)
-                yield _row(shape, gpu, dropout, key_mask, _ratio(shape, gpu, kernels))
+        for dropout, key_mask in ((0.0, False),) if gpu is H200 else VARIANTS:
+            for n in SEQLENS:
+                shape = AttentionShape(batch, heads, n, n, head_dim)
+                setup: dict[str, Any] = {"device": device(gpu), "dropout": dropout, "key_mask": key_mask}
+                yield cell_of(shape, "flash1", "forward+backward", **setup)
 
 
-def _ratio(shape: AttentionShape, gpu: Gpu, kernels: tuple[KernelPasses, ...]) -> float:
+def predict(one: Cell) -> Iterator[Row]:
+    """The ratio of the two rooflines."""
+    shape = shape_of(one)
+    gpu = next(gpu for gpu, *_ in PANELS if device(gpu) == one["device"])
+    kernels = EAGER if gpu is H200 else VARIANTS[float(one["dropout"]), bool(one["key_mask"])]
     ceilings = datasheet_ceilings(gpu)
     works: dict[str, Work] = {}
     for pass_ in ("forward", "backward"):
         works |= attention_work("flash1-released", shape, TILE, pass_, gpu)
     unfused = predict_time(standard_work(kernels, shape), ceilings).seconds
-    return unfused / predict_time(works, ceilings).seconds
+    ratio = unfused / predict_time(works, ceilings).seconds
+    yield row("speedup", ratio, unit="x", tool="ratio of rooflines, datasheet")
 
 
-def _row(shape: AttentionShape, gpu: Gpu, dropout: float, key_mask: bool, value: float) -> Record:
-    fields: dict[str, Any] = {"device": device(gpu), "dropout": dropout, "key_mask": key_mask}
-    return record(
-        {},
-        experiment=NAME,
-        implementation="flash1",
-        pass_="forward+backward",
-        source="predicted",
-        batch=shape.batch,
-        heads=shape.heads,
-        kv_heads=shape.heads,
-        seqlen_q=shape.seqlen_q,
-        seqlen_k=shape.seqlen_k,
-        head_dim=shape.head_dim,
-        dtype="fp16",
-        causal=False,
-        metric="speedup",
-        value=value,
-        unit="x",
-        tool="ratio of rooflines, datasheet",
-        **fields,
-    )
-
-
-EXPERIMENT = Experiment(
-    name=NAME, title="speed-up per card", cells=lambda: list[Cell](), predict=lambda cell: list[Record](), also=also
-)
+EXPERIMENT = Experiment("speedup", "speed-up per card", predict=predict, also=points)

@@ -7,13 +7,12 @@ from typing import Any
 
 from analysis.traffic import predict_traffic
 from kernels import hopper
-from repro.measuring.cells import Cell, cell, shape_of, tile_of
-from repro.measuring.records import Record, record
+from repro.measuring.cells import Cell, cell, cell_of, shape_of, tile_of
+from repro.measuring.row import Row, row
 from repro.prediction import sum_options
 
-__all__ = ["STATISTICS", "TRAFFIC", "cell", "predicted_traffic", "shape_of", "sum_of", "tile_of", "traffic_rows"]
+__all__ = ["STATISTICS", "cell", "cell_of", "predicted_traffic", "shape_of", "sum_of", "tile_of", "traffic_rows"]
 
-TRAFFIC = {"metric": "traffic_bytes", "unit": "B", "level": "sm"}
 #: Row statistics and fp32 accumulators: what an algorithm keeps beside the operands it is given.
 STATISTICS = ("lse", "delta", "l", "m")
 
@@ -26,38 +25,24 @@ def sum_of(implementation: str) -> tuple[str, dict[str, Any]]:
     return implementation, {}
 
 
-def predicted_traffic(experiment: str, cell: Cell) -> Iterator[Record]:
-    """The exact sum over the tile loop."""
-    traffic = predict_traffic(str(cell["implementation"]), shape_of(cell), tile_of(cell), str(cell["pass"]))
-    return traffic_rows(cell, traffic.kernels, experiment=experiment)
+def predicted_traffic(cell: Cell, **options: Any) -> Iterator[Row]:
+    """The exact sum over the tile loop; options of ``predict_traffic``."""
+    traffic = predict_traffic(str(cell["implementation"]), shape_of(cell), tile_of(cell), str(cell["pass"]), **options)
+    return traffic_rows(traffic.kernels)
 
 
 def traffic_rows(
-    cell: Cell,
     kernels: Mapping[str, Mapping[tuple[str, str], int]],
     *,
-    experiment: str,
-    source: str = "predicted",
     tool: str = "sum over the tile loop",
     times: int = 1,
     **more: Any,
-) -> Iterator[Record]:
+) -> Iterator[Row]:
     """A row per kernel, tensor and direction.
 
     times: how often the cell moves them. more: fields of every row.
     """
     for kernel, entries in kernels.items():
         for (tensor, direction), count in entries.items():
-            yield record(
-                cell,
-                experiment=experiment,
-                source=source,
-                tool=tool,
-                kernel=kernel,
-                tensor=tensor,
-                direction=direction,
-                value=times * count,
-                cell=cell.id,
-                **TRAFFIC,
-                **more,
-            )
+            where = {"level": "sm", "kernel": kernel, "tensor": tensor, "direction": direction}
+            yield row("traffic_bytes", times * count, tool=tool, **where, **more)

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.checkpointing import Chain, Plan
 from analysis.checkpointing.networks import gpt_chain, lstm_chain, lstm_shared_bytes, mlp_chain, resnet_chain
-from repro.experiments import SMALL, Cell
+from repro.experiments import SMALL, Cell, Row, row, spread
 from repro.measuring import machine
-from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -236,91 +235,59 @@ CLOCK = {"cpu": "seconds of the one computing thread", "cuda": "wall clock"}
 TOOL = {"cpu": "profiler's allocation trace", "cuda": "allocator's requested bytes"}
 
 
-def rows(experiment: str, cell: Cell, step: Step, *, where: str | None = None) -> Iterator[Record]:
+def rows(step: Step, *, where: str | None = None) -> Iterator[Row]:
     """Peak, bytes alive after the forward, and seconds of a step measured `where` (None: on the
     chosen scale's device)."""
     where = where or device()
-    common = {"experiment": experiment, "source": "measured", "pass": "forward+backward"}
-    yield record(cell, **common, metric="peak_bytes", value=step.peak_bytes, unit="B", tool=TOOL[where])
-    yield record(cell, **common, metric="alive_after_forward_bytes", value=step.saved_bytes, unit="B", tool=TOOL[where])
-    yield record(
-        cell,
-        **common,
-        metric="time_s",
-        value=statistics.median(step.seconds),
-        unit="s",
-        spread_min=min(step.seconds),
-        spread_max=max(step.seconds),
-        spread_n=len(step.seconds),
-        tool=f"{CLOCK[where]}, median",
-    )
-    yield record(
-        cell, **common, metric="forward_share", value=statistics.median(step.forward_share), unit="1", tool=CLOCK[where]
-    )
+    clock, seconds = CLOCK[where], statistics.median(step.seconds)
+    found = [
+        row("peak_bytes", step.peak_bytes, tool=TOOL[where]),
+        row("alive_after_forward_bytes", step.saved_bytes, tool=TOOL[where]),
+        row("time_s", seconds, **spread(step.seconds), tool=f"{clock}, median"),
+        row("forward_share", statistics.median(step.forward_share), tool=clock),
+    ]
     if step.baseline:
         pairs = [own / other for own, other in zip(step.seconds, step.baseline, strict=True)]
         other = statistics.median(step.baseline)
-        turns = {"tool": f"{CLOCK[where]}, in turns", "against": "autograd"}
-        yield record(
-            cell,
-            **common,
-            metric="baseline_time_s",
-            value=other,
-            unit="s",
-            spread_min=min(step.baseline),
-            spread_max=max(step.baseline),
-            spread_n=len(step.baseline),
-            **turns,
-        )
+        turns = {"tool": f"{clock}, in turns", "against": "autograd"}
+        found.append(row("baseline_time_s", other, **spread(step.baseline), **turns))
         # The quotient of the two medians, so that the three rows agree.
-        yield record(
-            cell,
-            **common,
-            metric="relative_time",
-            value=statistics.median(step.seconds) / other,
-            unit="1",
-            spread_min=min(pairs),
-            spread_max=max(pairs),
-            spread_n=len(pairs),
-            **turns,
-        )
+        found.append(row("relative_time", seconds / other, **spread(pairs), **turns))
+    yield from of_step(found)
 
 
-def planned_rows(
-    experiment: str, cell: Cell, one: Case, plan: Plan, *, baseline: Callable[..., Tensor] | None = None, **how: Any
-) -> Iterator[Record]:
+def of_step(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows as those of a forward and a backward pass together."""
+    for one in rows:
+        yield one | {"pass": "forward+backward"}
+
+
+def planned_rows(one: Case, plan: Plan, *, baseline: Callable[..., Tensor] | None = None, **how: Any) -> Iterator[Row]:
     """Rows of a step that follows `plan`, made for the profiled chain: what the simulator says for
     that chain, what is measured, and how often stages ran. Time is relative to `baseline`, which is
     autograd on the model where none is given."""
     planned = one.planned(plan)
     step = measure_step(planned, one.model, one.state, baseline=baseline or one.model, **how)
-    yield from rows(experiment, cell, step)
+    yield from rows(step)
+    yield from of_step(
+        [
+            forwards_row(planned),
+            row("profiled_peak_bytes", planned.predicted_peak_bytes, tool="simulator on the chain profiled here"),
+        ]
+    )
+
+
+def forwards_row(planned: PlannedModel) -> Row:
+    """How often stages ran in the last step."""
     assert planned.last_run is not None
-    common = {"experiment": experiment, "source": "measured", "pass": "forward+backward"}
-    yield record(
-        cell, **common, metric="stage_forwards", value=sum(planned.last_run.forwards), unit="1", tool="executor's count"
-    )
-    yield record(
-        cell,
-        **common,
-        metric="profiled_peak_bytes",
-        value=planned.predicted_peak_bytes,
-        unit="B",
-        tool="simulator on the chain profiled here",
-    )
+    return row("stage_forwards", sum(planned.last_run.forwards), tool="executor's count")
 
 
-def predicted_rows(experiment: str, cell: Cell, chain: Chain, plan: Plan) -> Iterator[Record]:
+def predicted_rows(cell: Cell, chain: Chain, plan: Plan) -> Iterator[Row]:
     """What formulas say: peak, stage forwards, and time relative to storing everything."""
-    common = {
-        "experiment": experiment,
-        "source": "predicted",
-        "pass": "forward+backward",
-        "tool": "plan on the chain of formulas",
-        "cell": cell.id,
+    found = {
+        "peak_bytes": plan.peak_bytes + shared_bytes(str(cell["model"])),
+        "stage_forwards": plan.forwards,
+        "relative_time": plan.seconds / (chain.forward_s + chain.backward_s),
     }
-    peak = plan.peak_bytes + shared_bytes(str(cell["model"]))
-    yield record(cell, **common, metric="peak_bytes", value=peak, unit="B")
-    yield record(cell, **common, metric="stage_forwards", value=plan.forwards, unit="1")
-    relative = plan.seconds / (chain.forward_s + chain.backward_s)
-    yield record(cell, **common, metric="relative_time", value=relative, unit="1")
+    yield from of_step(row(metric, value, tool="plan on the chain of formulas") for metric, value in found.items())

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.shapes import Tile
-from repro.experiments import Cell, Context
+from repro.experiments import Cell, Context, Row, row
 from repro.experiments.shared.attention import shape_of, traffic_rows
 from repro.experiments.shared.host import HeadResult
 from repro.instruments.run_pass import run_pass
-from repro.measuring.records import Record, record
 
 
 def run(
@@ -55,23 +54,8 @@ def run(
     return HeadResult(ran.traffic, ran.errors(exact))
 
 
-def counted(experiment: str, one: Cell, result: HeadResult) -> Iterator[Record]:
+def counted(result: HeadResult) -> Iterator[Row]:
     """The run as records: bytes per kernel, tensor and direction, and the errors."""
-    yield from traffic_rows(
-        one,
-        result.traffic.kernels,
-        experiment=experiment,
-        source="measured",
-        tool="host backend: one head executed, bytes counted",
-    )
+    yield from traffic_rows(result.traffic.kernels, tool="host backend: one head executed, bytes counted")
     for name, error in result.errors.items():
-        yield record(
-            one,
-            experiment=experiment,
-            source="measured",
-            metric="max_abs_error",
-            unit="1",
-            tool="against float64 on the same inputs",
-            tensor=name,
-            value=error,
-        )
+        yield row("max_abs_error", error, tool="against float64 on the same inputs", tensor=name)

@@ -10,11 +10,10 @@ import numpy as np
 
 from analysis.traffic import Traffic
 from kernels.launch import NUMPY_TYPES
-from repro.experiments import Context
+from repro.experiments import Context, Row, row
 from repro.experiments.shared.attention import traffic_rows
 from repro.instruments.run_pass import run_pass
 from repro.measuring.cells import Cell, shape_of, tile_of
-from repro.measuring.records import Record, record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,8 +72,8 @@ def reference(cell: Cell, tensors: Mapping[str, Tensor], **options: Any) -> Refe
 
 
 def counted_traffic(
-    experiment: str, cell: Cell, context: Context, run: Callable[[Cell, Context], HeadResult] = run_one_head
-) -> Iterator[Record]:
+    cell: Cell, context: Context, run: Callable[[Cell, Context], HeadResult] = run_one_head
+) -> Iterator[Row]:
     """The same rows, counted by executing the kernels on the host backend.
 
     One head is executed. Traffic is linear in batch x heads (every block works on one head, and
@@ -84,22 +83,7 @@ def counted_traffic(
     factor = int(cell["batch"]) * int(cell["heads"])
     result = run(cell, context)
     yield from traffic_rows(
-        cell,
-        result.traffic.kernels,
-        experiment=experiment,
-        source="measured",
-        tool="host backend, one head counted",
-        times=factor,
-        scale_factor=factor,
+        result.traffic.kernels, tool="host backend, one head counted", times=factor, scale_factor=factor
     )
     worst = result.error_of
-    yield record(
-        cell,
-        experiment=experiment,
-        source="measured",
-        tool="host backend against float64",
-        metric="max_abs_error",
-        unit="1",
-        value=result.errors[worst],
-        note=worst,
-    )
+    yield row("max_abs_error", result.errors[worst], tool="host backend against float64", note=worst)

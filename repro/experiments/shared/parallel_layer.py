@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from analysis.model_states import ring_sent_bytes
 from analysis.parallel_activations import LayerShape, layer_collectives, saved_bytes
-from repro.experiments import Cell, Context, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Row, row
 
 NAME = "several-ranks"
 PART = "parallel-layer"
@@ -35,7 +34,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Table 2's bytes with the norms' statistics, and the bytes of both passes' collectives."""
     ranks, form = int(cell["ranks"]), str(cell["implementation"])
     sequence = form.startswith("sequence")
@@ -47,13 +46,12 @@ def predict(cell: Cell) -> Iterator[Record]:
         sent = sum(ring_sent_bytes(kind, nbytes, ranks) for kind, nbytes in moved.items())
         rows.append(("sent_bytes", pass_, sent))
     for metric, pass_, value in rows:
-        yield record(cell, experiment=NAME, metric=metric, source="predicted", value=value, unit="B", pass_=pass_)
+        yield row(metric, value, pass_=pass_)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Live bytes after the forward and counted collectives, on the rank with most."""
     from repro.distributed.launch import records_of
 
     rows = records_of(NAME, PART, int(cell["ranks"]), {"implementation": cell["implementation"]})
-    tool = "live storages and collectives counted"
-    return [record(cell, source="measured", tool=tool, **(row | {"experiment": NAME})) for row in rows]
+    return [found | {"tool": "live storages and collectives counted"} for found in rows]

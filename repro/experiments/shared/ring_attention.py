@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from analysis.ring import causal_pairs, ring_bytes
 from analysis.shapes import AttentionShape
-from repro.experiments import Cell, Context, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Row, row
 
 NAME = "several-ranks"
 PART = "ring-attention"
@@ -37,24 +36,24 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Bytes each rank sends a pass; causal work of the busiest rank relative to the mean."""
     ranks = int(cell["ranks"])
     shape = AttentionShape(BATCH, HEADS, SEQLEN, SEQLEN, HEAD_DIM, KV_HEADS, "fp32")
-    common = {"experiment": NAME, "source": "predicted"}
+
     for pass_ in ("forward", "backward"):
         sent = ring_bytes(shape, ranks, pass_)
-        yield record(cell, metric="sent_bytes", value=sent, unit="B", pass_=pass_, **common)
+        yield row("sent_bytes", sent, pass_=pass_)
     if cell["causal"]:
         pairs = causal_pairs(SEQLEN, ranks, str(cell["implementation"]))
         worst = max(pairs) * ranks / sum(pairs)
-        yield record(cell, metric="imbalance", value=worst, unit="1", **common)
+        yield row("imbalance", worst)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Counted sends and largest error against one rank in float64."""
     from repro.distributed.launch import records_of
 
     wanted = {"implementation": cell["implementation"], "causal": cell["causal"]}
     rows = records_of(NAME, PART, int(cell["ranks"]), wanted)
-    return [record(cell, source="measured", tool="sends counted", **(row | {"experiment": NAME})) for row in rows]
+    return [found | {"tool": "sends counted"} for found in rows]

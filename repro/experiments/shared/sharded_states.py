@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analysis.model_states import model_state_bytes, step_sent_bytes
-from repro.experiments import Cell, Context, record
-from repro.measuring.records import Record
+from repro.experiments import Cell, Context, Row, row
 
 NAME = "several-ranks"
 PART = "sharded-states"
@@ -34,7 +33,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def predict(cell: Cell) -> Iterator[Record]:
+def predict(cell: Cell) -> Iterator[Row]:
     """Bytes held by kind, and bytes sent in a step."""
     ranks = int(cell["ranks"])
     schedule, stage, sizes = ENGINES[str(cell["implementation"])]
@@ -48,15 +47,12 @@ def predict(cell: Cell) -> Iterator[Record]:
         "sent_bytes": step_sent_bytes(schedule, PARAMETERS, 2, ranks),
     }
     for metric, value in values.items():
-        yield record(cell, experiment=NAME, metric=metric, source="predicted", value=value, unit="B")
+        yield row(metric, value)
 
 
-def measure(cell: Cell, context: Context) -> list[Record]:
+def measure(cell: Cell, context: Context) -> list[Row]:
     """Counted on the rank that holds or sends most."""
     from repro.distributed.launch import records_of
 
     rows = records_of(NAME, PART, int(cell["ranks"]), {"implementation": cell["implementation"]})
-    return [
-        record(cell, source="measured", tool="storages and collectives counted", **(row | {"experiment": NAME}))
-        for row in rows
-    ]
+    return [found | {"tool": "storages and collectives counted"} for found in rows]
