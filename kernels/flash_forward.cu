@@ -36,7 +36,8 @@
 // NUM_WARPS  warps a block; each owns BLOCK_M / NUM_WARPS rows, a multiple of 16
 // WINDOW     1: query r sees few keys around its diagonal, and sinks; window.cuh
 // PACKED     1: sequences of different lengths, all tokens one after another; packed.cuh
-// STAGES     2: the next K, V tile arrives during the work on this one; 1: after it
+// STAGES     2: the next K, V tile arrives during the work on this one; 1: K and V in turn, each
+//            during the work on the other (FP8: codes of the next tile beside these)
 #ifndef KEY_MASK
 #define KEY_MASK 0  // 1: bytes (B, seqlen_k), 0 takes a key out
 #endif
@@ -89,7 +90,7 @@ static_assert(!FP8 || (DTYPE != 2 && STAGES == 1), "the next tile's codes wait b
 // Steps of Q K^T that are unrolled together: all where two groups of rows share each operand.
 constexpr int QK_UNROLL = GROUPS == 2 ? 8 : 4;
 // One buffer each: V arrives during Q K^T, the next K during the softmax and P V.
-constexpr bool IN_TURN = STAGES == 1 && !FP8;
+#define IN_TURN (STAGES == 1 && !FP8)
 
 #if FP8
 using kv_t = uint8;
@@ -346,6 +347,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
         load_tile_async<THREADS, IN_TURN>(to, rows_of + int64(tile) * BLOCK_N * stride_n, stride_n,
                                           keys, head_dim);
     };
+#if IN_TURN
     auto load_k = [&](int tile) {
         load(k_tile(0), k_rows, k.stride_n, tile);
         cp_async_commit();
@@ -354,6 +356,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
         load(v_tile(0), v_rows, v.stride_n, tile);
         cp_async_commit();
     };
+#else
     auto load_kv = [&](int tile, int stage) {
 #if FP8
         next_scale = scales.load(tile);
@@ -365,6 +368,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 #endif
         cp_async_commit();
     };
+#endif
 #if KEY_MASK
     // The bytes of the next tile wait in registers while this tile is worked on.
     constexpr int KEEPS = (BLOCK_N + THREADS - 1) / THREADS;
@@ -400,10 +404,11 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif
     load_tile_async<THREADS>(q_tile, q.row(batch, head, row), q.stride_n, rows, head_dim);
-    if constexpr (IN_TURN)
-        load_k(tile_of(j));
-    else
-        load_kv(tile_of(j), 0);
+#if IN_TURN
+    load_k(tile_of(j));
+#else
+    load_kv(tile_of(j), 0);
+#endif
 
     // ---- the loop over key tiles ----------------------------------------------------------------
     const float log2_scale = SCALED ? LOG2E : scale * LOG2E;
@@ -441,17 +446,18 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
         scales.publish(scales_here, next_scale);
         block_sync();
 #endif
-        if constexpr (IN_TURN)
-            load_v(tile_of(j));
-        else if (next < end)
-            load_kv(tile_of(next), stage ^ 1);
+#if IN_TURN
+        load_v(tile_of(j));
+#else
+        if (next < end) load_kv(tile_of(next), stage ^ 1);
+#endif
         const uint32* keep = keep_at(slot);
 #if KEY_MASK
         if (next < end) load_keep(tile_of(next));
-        if constexpr (!IN_TURN) {
-            clear_rows<THREADS>(v_tile(stage), keep);
-            block_sync();
-        }
+#endif
+#if KEY_MASK && !IN_TURN
+        clear_rows<THREADS>(v_tile(stage), keep);
+        block_sync();
 #endif
         const int key0 = tile_of(j) * BLOCK_N, warp_row0 = row0 + warp_row;
         const int offset = seqlen_k - seqlen_q;
@@ -500,15 +506,15 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
             if (KEY_MASK || ragged || cut)
                 mask_scores(score, warp_row0, key0, seqlen_q, seqlen_k, window, keep);
         }
-        if constexpr (IN_TURN) {
-            cp_async_wait<0>();
-            block_sync();  // V is here, and every warp is done with K
-            if (next < end) load_k(tile_of(next));
+#if IN_TURN
+        cp_async_wait<0>();
+        block_sync();  // V is here, and every warp is done with K
+        if (next < end) load_k(tile_of(next));
 #if KEY_MASK
-            clear_rows<THREADS>(v_tile(0), keep);
-            block_sync();
+        clear_rows<THREADS>(v_tile(0), keep);
+        block_sync();
 #endif
-        }
+#endif
         if (sees) {
             softmax_step(score, acc, state, log2_scale);
 #if DROPOUT
