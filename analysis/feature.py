@@ -19,6 +19,8 @@ from analysis.shapes import AttentionShape, KernelBytes, Tile
 from analysis.tile_loop import BlockMask, TileLoop, tile_loop
 
 PASSES = ("forward", "backward")
+KERNELS = ("forward", "backward", "backward-dq")
+"""Those of the sm_80 family that make scores; the last is the split backward's second pass."""
 TENSOR_CORES = (Family.FLASH, Family.HOPPER)
 """Kernels that walk tiles on tensor cores, of either generation."""
 Fields: TypeAlias = Mapping[str, Any]
@@ -132,6 +134,7 @@ class Feature:
     with_packed: whether it goes with packed sequences.
     specials: special-function operations that it adds to each score, by type.
     registers: whether it takes a warp the registers for a second group of rows.
+    kernels: that are compiled for it.
     arrays: that the drivers get of a problem that has it.
     reads: bytes that a kernel which makes scores reads for it, by tensor.
     beside: bytes that other kernels move for it, or that leave the one that makes scores.
@@ -139,8 +142,10 @@ class Feature:
     given: arguments of the reference that it is, the first of which asks for it.
     seen: which pairs it leaves. scores: those that the softmax takes, and their derivative by those
         that it gets (None: 1). weights: what these are multiplied with.
+    joins: logits that join the softmax's denominator beside the scores, one a head.
     errors: relative error of ``scores`` in the kernels of a type, where it is above the rounding.
     spelled: by the command line.
+    shown: lines of the coverage page, and the fields of a problem that each asks for.
     """
 
     name: str
@@ -155,6 +160,7 @@ class Feature:
     with_packed: bool = True
     specials: Mapping[str, int] = field(default_factory=dict)
     registers: bool = False
+    kernels: tuple[str, ...] = KERNELS
     arrays: Callable[[Problem], Sizes] = _nothing
     reads: Callable[[Walk], Mapping[str, int]] | None = None
     beside: Callable[[Walk], KernelBytes] | None = None
@@ -163,8 +169,10 @@ class Feature:
     seen: Callable[[Pairs, Given], Any] | None = None
     scores: Callable[[Any, Pairs, Given], tuple[Any, Any]] | None = None
     weights: Callable[[Given], Any] | None = None
+    joins: Callable[[Given], Any] | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     spelled: tuple[Spelling, ...] = ()
+    shown: Mapping[str, Fields] = field(default_factory=dict)
 
     @property
     def moves(self) -> bool:

@@ -29,10 +29,12 @@ FEATURES: Mapping[str, Feature] = MappingProxyType(
             scores.SOFTCAP,
             scores.ALIBI,
             scores.BIAS,
+            scores.SINK_LOGITS,
             walks.FP8,
             masks.PACKED,
             walks.SAWTOOTH,
             scores.BIAS_GRADIENT,
+            scores.SINK_GRADIENT,
             scores.LSE_GRADIENT,
             walks.DETERMINISTIC,
         )

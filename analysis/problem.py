@@ -42,6 +42,9 @@ class Problem:
         bias: (items, heads) of a stored bias (items, heads, Nq, Nk), each 1 or as many as there
             are; None for no bias.
         bias_gradient: the backward makes the gradient of the bias too.
+        sink_logits: a learned logit a head joins the softmax's denominator (attention sinks; not the
+            first keys that a window leaves, ``shape.sinks``). sink_gradient: the backward makes
+            their gradient.
         lse_gradient: the backward gets a gradient of the log-sum-exp.
         gradients: those the backward is asked for; dk and dv are made together, and with the
             gradient of a bias all three.
@@ -63,6 +66,8 @@ class Problem:
     alibi: bool = False
     bias: tuple[int, int] | None = None
     bias_gradient: bool = False
+    sink_logits: bool = False
+    sink_gradient: bool = False
     lse_gradient: bool = False
     gradients: Collection[str] = GRADIENTS
     tile: Tile | None = None
@@ -79,7 +84,8 @@ class Problem:
             raise TypeError(f"shape={self.shape!r} is a {type(self.shape).__name__}, not AttentionShape")
         if self.tile is not None and not isinstance(self.tile, Tile):
             raise TypeError(f"tile={self.tile!r} is a {type(self.tile).__name__}, not Tile or None")
-        for name in ("key_mask", "alibi", "bias_gradient", "lse_gradient", "deterministic"):
+        flags = ("key_mask", "alibi", "bias_gradient", "sink_logits", "sink_gradient", "lse_gradient", "deterministic")
+        for name in flags:
             keep(name, flag(name, getattr(self, name)))
         if self.scale is not None:
             keep("scale", real("scale", self.scale))
@@ -98,6 +104,8 @@ class Problem:
             bias_elements(self.shape, self.bias)  # refuses another shape
         elif self.bias_gradient:
             raise ValueError("bias_gradient=True without a bias")
+        if self.sink_gradient and not self.sink_logits:
+            raise ValueError("sink_gradient=True without sink_logits")
         if self.block_mask is not None:
             if self.tile is None:
                 raise ValueError("a block mask needs a tile: the size of its blocks")

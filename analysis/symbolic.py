@@ -11,7 +11,7 @@ The causal forms are for Nq = Nk = N and square tiles, where T(T+1)/2 of T² til
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import sympy as sp
@@ -309,15 +309,3 @@ def evaluate(form: Form, shape: AttentionShape, tile: Tile) -> dict[tuple[str, s
     heads = shape.batch * shape.heads
     results = {key: heads * int(expression.subs(values)) for key, expression in form.items()}
     return {key: count for key, count in results.items() if count}
-
-
-def numeric(expression: sp.Expr, *variables: sp.Symbol) -> Callable[..., float]:
-    """The expression as a NumPy function of ``variables``, for sweeps."""
-    function: Callable[..., float] = sp.lambdify(variables, expression, "numpy")
-    return function
-
-
-def latex(expression: sp.Expr) -> str:
-    """LaTeX of an expression, for the report."""
-    text: str = sp.latex(sp.factor_terms(sp.expand(expression)))
-    return text

@@ -51,7 +51,7 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     yield row("max_abs_error", max(ran.errors(exact).values()), tool="against float64")
 
 
-EXPERIMENT = Experiment("my-experiment", "bytes by heads of K and V", cells, predict, measure, device="host", seconds=2)
+EXPERIMENT = Experiment("my-experiment", cells, predict, measure, device="host", seconds=2)
 
 
 def frame(results: Path) -> pandas.DataFrame:

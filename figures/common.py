@@ -18,7 +18,7 @@ import importlib
 import io
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -255,15 +255,78 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, float, str, str]], *, gap: 
         label_end(ax, x, y, text, colour, xytext=(5, place - heights[i]))
 
 
+#: Where a label belongs: x, y, text, colour.
+End = tuple[float, float, str, str]
+
+
+def curve(
+    ax: Axes,
+    rows: pandas.DataFrame,
+    x: str,
+    label: str,
+    colour: str,
+    *,
+    y: str = "value",
+    sources: Sequence[str] = ("predicted", "measured"),
+    line: Mapping[str, Any] | None = None,
+    points: Mapping[str, Any] | None = None,
+) -> list[End]:
+    """Draw a selection in one colour: a line as predicted, filled points as measured, hollow ones as
+    published. Returns where its label belongs: at the end of the line, or of the points.
+
+    sources: what is expected, of which nothing may be missing silently.
+    line, points: the looks of what is predicted, and of the rest.
+    """
+    last: list[pandas.Series] = []
+    for source in sources:
+        looks = (line if source == "predicted" else points) or {}
+        drawn = series(ax, pick(rows, source=source), x, f"{source} {label}", y=y, color=colour, **looks)
+        last = last or [row for _, row in drawn.tail(1).iterrows()]
+    return [(float(row[x]), float(row[y]), label, colour) for row in last]
+
+
+def say(
+    ax: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], *, fontsize: float = 8, **options: Any
+) -> None:
+    """Write a few words beside a point, ``offset`` in points from it."""
+    ax.annotate(text, at, xytext=offset, textcoords="offset points", fontsize=fontsize, **options)
+
+
+def log_axis(ax: Axes, axis: str, ticks: Sequence[float], texts: Sequence[str] | None = None, base: float = 10) -> None:
+    """A log axis with these ticks alone, written as they are or as ``texts``."""
+    getattr(ax, f"set_{axis}scale")("log", base=base)
+    getattr(ax, f"set_{axis}ticks")(list(ticks), [f"{t:g}" for t in ticks] if texts is None else texts)
+    getattr(ax, f"{axis}axis").minorticks_off()
+
+
 def powers_of_two(ax: Axes, ticks: Sequence[float], axis: str = "x") -> None:
     """A base-two log axis with ticks written as 512, 1k, 2k, ..."""
-
-    def text(value: float) -> str:
-        return f"{value / 1024:g}k" if value >= 1024 else f"{value:g}"
-
-    getattr(ax, f"set_{axis}scale")("log", base=2)
-    getattr(ax, f"set_{axis}ticks")(list(ticks), [text(t) for t in ticks])
+    log_axis(ax, axis, ticks, [f"{t / 1024:g}k" if t >= 1024 else f"{t:g}" for t in ticks], base=2)
     ax.minorticks_off()
+
+
+def finish(
+    ax: Axes,
+    title: str = "",
+    *,
+    x: Sequence[float] = (),
+    log: bool = False,
+    ends: Sequence[End] = (),
+    gap: float = 11.0,
+    **properties: Any,
+) -> None:
+    """What a panel has when everything is drawn: title, axes, labels at the ends of its curves.
+
+    x: ticks of a base-two axis; log: y on a log axis; properties: of ``Axes.set`` (xlabel, ylim, ...).
+    """
+    if log:
+        ax.set_yscale("log")
+    if x:
+        powers_of_two(ax, x)
+    ax.set(**properties)
+    if title:
+        ax.set_title(title)
+    label_ends(ax, ends, gap=gap)
 
 
 def key(ax: Axes, measured: str | None, *, published: bool = True, **options: Any) -> None:

@@ -13,7 +13,7 @@ from analysis.arguments import checked
 from kernels.bias_gradient import BiasGradient
 from kernels.checks import check_shapes, finite
 from kernels.flash_config import FlashConfig
-from kernels.launch import Argument, Array, Backend, Count, Size
+from kernels.launch import Argument, Array, Backend, Count, Kernel, Size
 from kernels.options import Options, tiles
 from kernels.scores import ScoreChanges, check_bias
 from kernels.window import window_arguments
@@ -62,6 +62,7 @@ def forward(
         np.float32(scale),
         *([] if scales is None else scales.arguments(k)),
         *options.changes.arguments(scale),
+        *([] if options.sink_logits is None else [options.sink_logits.with_access("r", "sink_logits")]),
         *options.masks(),
         *options.walk(backend, config, q, k),
     ]
@@ -148,6 +149,8 @@ def backward(
         if not workspace and not split:
             args.append(dq_accum.with_access("w"))
         backend.launch(preprocess, (query_blocks, 1, 1), 0, args, stream)
+    if options.sink_logits is not None and options.dsink_logits is not None:
+        _sink_gradient(backend, lse, delta, options.sink_logits, options.dsink_logits, stream)
     operands: list[Argument] = [
         options.rows(q, "r", "q"),
         options.rows(k, "r", "k"),
@@ -218,6 +221,23 @@ def backward(
         if workspace:
             args += window_arguments(options.hidden(q, k))
         backend.launch(postprocess, (query_blocks, 1, 1), flags_bytes, args, stream)
+
+
+def _sink_gradient(
+    backend: Backend, lse: Array, delta: Array, logits: Array, gradient: Array, stream: int | None
+) -> None:
+    """A block a head; 16 sums of warps, and the logit, in shared memory."""
+    batch, heads, rows = lse.shape
+    kernel = Kernel("flash_sink_gradient.cu", "flash_sink_postprocess", (), 512)
+    args: list[Argument] = [
+        lse.with_access("r", "lse"),
+        delta.with_access("r"),
+        logits.with_access("r", "sink_logits"),
+        gradient.with_access("w", "dsink_logits"),
+        np.int32(batch),
+        np.int32(rows),
+    ]
+    backend.launch(kernel, (heads, 1, 1), 4 * (512 // 32 + 1), args, stream)
 
 
 def _bias_gradient(

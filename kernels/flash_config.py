@@ -243,7 +243,7 @@ class FlashConfig:
         scores = block_m * block_n * size
         flags = 4 * self.threads if self.block_size else 0
         fp8, masked = "fp8" in self.features, "key_mask" in self.features
-        slopes = 16 if "alibi" in self.features else 0
+        slopes = 16 * len(self.features & {"alibi", "sink_logits"})
         lengths = 16 if "packed" in self.features else 0
         if self.pass_ != "backward":
             queries = query_tile if self.pass_ == "forward" else 2 * query_tile

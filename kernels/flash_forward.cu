@@ -19,6 +19,7 @@
 //   BLOCK_SPARSE  block_mask read  1       per (i, j) that causal mask and window leave
 //   ALIBI         alibi_slopes  read  4    once per query tile that visits a key tile
 //   BIAS          bias       read  e       per pair that the causal mask leaves in a visited (i, j)
+//   SINK_LOGITS   sink_logits   read  4    once per query tile
 //   FP8           k, v are 1 byte an element; k_scale, v_scale  read  4 each per 16 keys of every
 //                 visited (i, j)
 //   PACKED        cu_seqlens_q read 8      per block, those without rows included
@@ -48,6 +49,9 @@
 #define BLOCK_SPARSE 0  // 1: bytes (B, H, rows / SPARSE_M, keys / SPARSE_N), 0 leaves a tile out
 #endif
 // SOFTCAP, ALIBI, BIAS   scores.cuh
+#ifndef SINK_LOGITS
+#define SINK_LOGITS 0  // 1: a logit a head joins the denominator (attention sinks, gpt-oss 2025)
+#endif
 #ifndef FP8
 #define FP8 0  // 1: k and v are e4m3 with fp32 scales, fp8_tiles.cuh; 16-bit DTYPE, STAGES 1
 #endif
@@ -111,7 +115,12 @@ constexpr int CODES_AT = P_AT + (DTYPE == 2 ? PTile::BYTES : 0);
 constexpr int SCALES_AT = CODES_AT + (FP8 ? 2 * Codes::BYTES : 0);
 constexpr int KEEP_AT = SCALES_AT + (FP8 ? Scales::BYTES : 0);
 constexpr int SLOPE_AT = KEEP_AT + (KEY_MASK ? 2 * BLOCK_N * 4 : 0);
+#if SINK_LOGITS
+constexpr int SINK_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+constexpr int PACKED_AT = SINK_AT + 16;
+#else
 constexpr int PACKED_AT = SLOPE_AT + (ALIBI ? 16 : 0);
+#endif
 constexpr int FLAGS_AT = PACKED_AT + PACKED_BYTES;
 // The scale is in the scores before the softmax, not in its exponents.
 constexpr bool SCALED = ANY_SCALE || CHANGED || FP8;
@@ -235,6 +244,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 #if BIAS
               , Tensor4<const io_t> bias
 #endif
+#if SINK_LOGITS
+              , Tensor1<const float> sink_logits  // (H)
+#endif
 #if KEY_MASK
               , Tensor1<const uint8> key_mask  // (B, seqlen_k), dense
 #endif
@@ -318,10 +330,21 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
     DenseWalk walk{end};
 #endif
 
+#if SINK_LOGITS
+    float* const sink_here = reinterpret_cast<float*>(shared + SINK_AT);
+    if (threadIdx.x == 0) st_shared(sink_here, ld_global(sink_logits.data + head));
+#endif
+
     int j = walk.next(0);
-    if (j >= end) {  // these rows see nothing
+    if (j >= end) {  // these rows see nothing, or the sink alone
         store_zeros<THREADS>(q_tile, out_rows, out.stride_n, rows, head_dim);
+#if SINK_LOGITS
+        block_sync();
+        for (int r = threadIdx.x; r < rows; r += THREADS)
+            st_global(lse_rows + r, ld_shared(sink_here));
+#else
         for (int r = threadIdx.x; r < rows; r += THREADS) st_global(lse_rows + r, neg_infinity());
+#endif
         return;
     }
 
@@ -556,6 +579,15 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
             float sum = state.sum[g][half];
             sum += shfl_xor(sum, 1);
             sum += shfl_xor(sum, 2);
+#if SINK_LOGITS
+            // Its weight joins the sum; a sink above all scores is what they are rescaled to.
+            const float sink = ld_shared(sink_here), sink_log2 = sink * LOG2E;
+            const float seen_log2 = state.max[g][half] * log2_scale;
+            const float top = fmaxf(seen_log2, sink_log2);
+            const float safe_top = top == neg_infinity() ? 0.0f : top;
+            const float rescale = exp2_approx(seen_log2 - safe_top);
+            sum = fmaf(sum, rescale, exp2_approx(sink_log2 - safe_top));
+#endif
             // A sum of 0 means that nothing was seen; a NaN must stay one.
             float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
 #if DROPOUT
@@ -563,6 +595,9 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 #endif
 #if FP8
             inverse *= state.unit[g][half];
+#endif
+#if SINK_LOGITS
+            inverse *= rescale;
 #endif
 #pragma unroll
             for (int n = 0; n < O_TILES; ++n) {
@@ -574,9 +609,16 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
             const float max = state.max[g][half];
             const float residual =
                 SUBTRACT_FIRST ? 0.0f : fmaf(max, log2_scale, -(max * log2_scale));
+#if SINK_LOGITS
+            const float value = sink_log2 > seen_log2 ? fmaf(LN2, log2_approx(sum), sink)
+                                : sum == 0.0f
+                                    ? neg_infinity()
+                                    : fmaf(max, unit, LN2 * (log2_approx(sum) - residual));
+#else
             const float value =
                 sum == 0.0f ? neg_infinity()
                             : fmaf(max, unit, LN2 * (log2_approx(sum) - residual));
+#endif
             const int r = warp_row + 16 * g + 8 * half + lane_id() / 4;
             if (lane_id() % 4 == 0 && r < rows) st_global(lse_rows + r, value);
         }

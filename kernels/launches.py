@@ -20,7 +20,7 @@ from kernels import attention, dispatch, flash
 from kernels.flash_config import HEAD_DIMS, SHARED_LIMIT_BYTES
 from kernels.launch import Array, Count, Pass, Size, contiguous_strides
 from kernels.launching.plan import Launch, Recorder, record
-from kernels.options import VALUES
+from kernels.options import ARRAYS, VALUES
 from kernels.packed import Packed
 
 AUTO = "auto"
@@ -28,7 +28,7 @@ AUTO = "auto"
 OPERANDS = {"forward": ("q", "k", "v", "out"), "backward": ("q", "k", "v", "out", "dout", "dq", "dk", "dv")}
 """(B, H, N, D) arrays of a pass."""
 #: Arrays that a driver takes by name.
-OPTIONAL = ("key_mask", "block_mask", "alibi_slopes", "bias", "k_scale", "v_scale", "progress")
+OPTIONAL = (*ARRAYS, "progress")
 #: Endings of the kernels around the one that walks the tile loop.
 _AROUND = ("_init", "_clear_counter", "_preprocess", "_postprocess", "_repair", "_dq", "_bias_zero", "_bias_sum")
 

@@ -35,6 +35,8 @@ class Options:
             tile.
         softcap, alibi_slopes, bias: :class:`kernels.scores.ScoreChanges`; "flash…"; without a
             bias Hopper's but the optimistic forward and, at head_dim 64, a softcap's backward.
+        sink_logits: (H,) fp32, dense: joins each row's denominator as the score of a key of value 0;
+            dsink_logits receives their gradient. The sm_80 kernels, no packed sequences.
         k_scale, v_scale, scale_block: of k and v in e4m3, :class:`kernels.fp8.KeyScales`; of the
             sm_80 forward.
         packed: :class:`kernels.packed.Packed`; refused with what ``analysis.features`` says does
@@ -63,6 +65,8 @@ class Options:
     softcap: float | None = None
     alibi_slopes: Array | None = None
     bias: Array | None = None
+    sink_logits: Array | None = None
+    dsink_logits: Array | None = None
     k_scale: Array | None = None
     v_scale: Array | None = None
     scale_block: int | None = None
@@ -104,6 +108,7 @@ class Options:
 
     def config(self, kernel: str, q: Array, k: Array, **more: Any) -> FlashConfig:
         """The compiled form of "forward", "backward" or "backward-dq"."""
+        used = [FEATURES[name] for name in self.features(q, k)]
         return configure(
             kernel,
             q.dtype,
@@ -111,12 +116,18 @@ class Options:
             tile=self.tile,
             limit=self.shared_limit_bytes,
             block_size=self._block_size(kernel, q, k),
-            features=self.features(q, k),
+            features=[each.name for each in used if each.macro and kernel in each.kernels],
             **more,
         )
 
     def check(self, q: Array, k: Array, **refused: Any) -> None:
         """What the options' own arrays may not be; ``refused``: not with packed sequences."""
+        for name in ("sink_logits", "dsink_logits"):
+            logits = getattr(self, name)
+            if logits is not None and (logits.dtype != "fp32" or logits.shape != q.shape[1:2]):
+                raise ValueError(f"{name} is {logits.dtype} {logits.shape}, not fp32 (H,) = {q.shape[1:2]}")
+        if self.dsink_logits is not None and self.sink_logits is None:
+            raise ValueError("dsink_logits without sink_logits")
         if self.packed is None:
             self.changes.check(q, k)
             return
@@ -183,6 +194,8 @@ class Options:
         return [*wave, *window_arguments(self.hidden(q, k)), *tables]
 
 
+#: Options that are arrays, but for the tables of packed sequences.
+ARRAYS = tuple(each.name for each in fields(Options) if "Array" in str(each.type))
 #: Options that are no arrays, under the names that a problem and its shape have for them.
 VALUES = tuple(each.name for each in fields(Options) if "Array" not in str(each.type) and each.name != "scale")
 

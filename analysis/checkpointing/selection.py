@@ -5,8 +5,6 @@ Every boundary is kept, and each interior kept or recomputed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from analysis.arguments import byte_count
 
 from .chain import Chain
@@ -27,16 +25,15 @@ def greedy_order(chain: Chain) -> list[int]:
     return sorted(range(1, len(chain)), key=lambda stage: (-ratio(stage), stage))
 
 
-def greedy(chain: Chain, budget_bytes: int, *, among: Collection[int] | None = None) -> Plan:
-    """Recompute stages in greedy_order, as few as make the plan fit; only those `among` (1-based)
-    if given.
+def greedy(chain: Chain, budget_bytes: int) -> Plan:
+    """Recompute stages in greedy_order, as few as make the plan fit.
 
     Raises InfeasibleBudgetError where even recomputing every interior does not fit; the budget it
     names is the least of this family (optimal.smallest_budget is lower: it drops boundaries too).
     """
     budget_bytes = byte_count("budget_bytes", budget_bytes)
     build = PlanBuilder(chain)
-    order = [stage for stage in greedy_order(chain) if among is None or stage in among]
+    order = greedy_order(chain)
     least = None
     for count in range(len(order) + 1):
         plan = plan_of("greedy by ratio", build, recompute_stages(build, order[:count]))

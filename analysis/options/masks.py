@@ -39,6 +39,7 @@ CAUSAL = Feature(
             short=("causal", "causal"),
         ),
     ),
+    shown={"`causal`": {"causal": True}},
 )
 
 KEY_MASK = Feature(
@@ -60,6 +61,7 @@ KEY_MASK = Feature(
             "key-mask", "keys may be taken out, each item's own: a byte a key", lambda _, heads: {"key_mask": True}
         ),
     ),
+    shown={"`key_mask`": {"key_mask": True}},
 )
 
 
@@ -112,6 +114,7 @@ BLOCK_MASK = Feature(
     beside=_in_the_postprocess,
     given=("block_mask", "block"),
     seen=_blocks_seen,
+    shown={"`block_mask`": {"block_mask": np.ones((1, 1, 1, 1), bool), "tile": Tile(64, 64)}},
 )
 
 
@@ -161,6 +164,7 @@ WINDOW = Feature(
             least=0,
         ),
     ),
+    shown={"`window`": {"window": (128, 0)}, "`window` and `sinks`": {"window": (128, 0), "sinks": 4}},
 )
 
 
@@ -199,4 +203,5 @@ PACKED = Feature(
             "lengths",
         ),
     ),
+    shown={"`cu_seqlens_q`, `cu_seqlens_k`": of_lengths(Lengths.equal((1000, 0, 24)))},
 )

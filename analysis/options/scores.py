@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from analysis.feature import TENSOR_CORES, Feature, Fields, Given, Pairs, Spelling, Walk
+from analysis.feature import TENSOR_CORES, Feature, Fields, Given, Pairs, Sizes, Spelling, Walk
 from analysis.flops import TANH_SPECIALS
 from analysis.problem import Problem
 from analysis.shapes import STAT_BYTES, KernelBytes, bias_elements
 
+LOGIT_BYTES = 4
+"""Bytes of a head's sink logit."""
 SLOPE_BYTES = 4
 """Bytes of a head's ALiBi slope."""
 TANH_APPROX = 2.0**-11
@@ -40,6 +42,7 @@ DROPOUT = Feature(
     registers=True,
     given=("dropout_p", "keep"),
     weights=_kept,
+    shown={"`dropout_p`": {"dropout_p": 0.5}},
 )
 
 
@@ -66,6 +69,12 @@ SOFTCAP = Feature(
     spelled=(
         Spelling("softcap", "scores are capped by a tanh: exponentials, no bytes", lambda _, heads: {"softcap": True}),
     ),
+    shown={
+        "`softcap`": {"softcap": True},
+        "`softcap` at head dimension 64": {"head_dim": 64, "softcap": True},
+        "the same in fp16": {"head_dim": 64, "dtype": "fp16", "softcap": True},
+        "`softcap` and `window` at head dimension 64": {"head_dim": 64, "window": (128, 0), "softcap": True},
+    },
 )
 
 
@@ -96,6 +105,10 @@ ALIBI = Feature(
     spelled=(
         Spelling("alibi", "a distance times the head's slope is taken off scores", lambda _, heads: {"alibi": True}),
     ),
+    shown={
+        "`alibi_slopes`": {"alibi": True},
+        "`softcap` and `alibi_slopes` at head dimension 64": {"head_dim": 64, "softcap": True, "alibi": True},
+    },
 )
 
 
@@ -141,6 +154,7 @@ BIAS = Feature(
             "none",
         ),
     ),
+    shown={"`bias`, and its gradient": {"bias": (1, 4), "bias_gradient": True}},
 )
 
 
@@ -176,6 +190,61 @@ BIAS_GRADIENT = Feature(
 )
 
 
+def _logits(problem: Problem, *names: str) -> Sizes:
+    return dict.fromkeys(names, ((problem.shape.heads,), "fp32"))
+
+
+def _sinks_read(walk: Walk) -> Mapping[str, int]:
+    """The backward has them in lse."""
+    if walk.entry != "flash_forward":
+        return {}
+    return {"sink_logits": walk.heads * walk.loop.query_tiles * LOGIT_BYTES}
+
+
+SINK_LOGITS = Feature(
+    "sink_logits",
+    "sink logits",
+    "sink_logits",
+    lambda p: p.sink_logits,
+    lambda r, p: {"sink_logits": True},
+    "SINK_LOGITS",
+    with_packed=False,
+    kernels=("forward",),
+    arrays=lambda p: _logits(p, "sink_logits"),
+    reads=_sinks_read,
+    sizes=lambda shape: dict.fromkeys(("sink_logits", "dsink_logits"), shape.heads * LOGIT_BYTES),
+    given=("sink_logits",),
+    joins=lambda given: given["sink_logits"],
+    spelled=(
+        Spelling(
+            "sink-logits",
+            "a learned logit a head joins the softmax's denominator, with its gradient",
+            lambda _, heads: {"sink_logits": True, "sink_gradient": True},
+        ),
+    ),
+    shown={"`sink_logits`, and their gradient": {"sink_logits": True, "sink_gradient": True}},
+)
+
+
+def _sink_gradient(walk: Walk) -> KernelBytes:
+    rows, logits = walk.shape.row_bytes, walk.shape.heads * LOGIT_BYTES
+    moved = {("lse", "read"): rows, ("delta", "read"): rows}
+    return {"flash_sink_postprocess": {**moved, ("sink_logits", "read"): logits, ("dsink_logits", "write"): logits}}
+
+
+SINK_GRADIENT = Feature(
+    "sink_gradient",
+    "the gradient of sink logits",
+    "dsink_logits",
+    lambda p: p.sink_gradient,
+    lambda r, p: {"sink_gradient": True} if p.sink_logits else None,
+    passes=("backward",),
+    with_packed=False,
+    arrays=lambda p: _logits(p, "sink_logits", "dsink_logits"),
+    beside=_sink_gradient,
+)
+
+
 def _dlse(walk: Walk) -> KernelBytes:
     return {f"{walk.entry}_preprocess": {("dlse", "read"): walk.shape.row_bytes}}
 
@@ -191,4 +260,5 @@ LSE_GRADIENT = Feature(
     passes=("backward",),
     arrays=lambda p: {"dlse": ((p.shape.batch, p.shape.heads, p.shape.seqlen_q), "fp32")},
     beside=_dlse,
+    shown={"`return_lse`, with a gradient of lse": {"lse_gradient": True}},
 )

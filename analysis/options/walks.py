@@ -66,6 +66,10 @@ FP8 = Feature(
             beside=("kv-dtype", "e4m3"),
         ),
     ),
+    shown={
+        "e4m3 k and v: `k_scale`, `v_scale`": {"fp8": True},
+        "e4m3 k and v: `scale_block`": {"fp8": True, "scale_block": 64},
+    },
 )
 
 SAWTOOTH = Feature(
@@ -87,6 +91,7 @@ SAWTOOTH = Feature(
             "rows",
         ),
     ),
+    shown={'`order="sawtooth"`': {"order": "sawtooth"}},
 )
 
 DETERMINISTIC = Feature(
@@ -98,4 +103,5 @@ DETERMINISTIC = Feature(
     families=TENSOR_CORES,
     optimistic=True,
     spelled=(Spelling("deterministic", "with auto: dq in a fixed order", lambda _, heads: {"deterministic": True}),),
+    shown={"`deterministic`: dq in a fixed order": {"deterministic": True}},
 )

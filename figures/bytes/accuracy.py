@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.lines import Line2D
 
-from figures.common import COLOURS, FILLED, HOLLOW, Drawing, devices, note, pick
+from figures.common import COLOURS, FILLED, HOLLOW, Drawing, devices, note, pick, say
 from repro.experiments.bytes.accuracy import DTYPES, HEAD_DIM, INPUTS, RESULTS, SEQLEN
 
 EXPERIMENTS = ("accuracy", "numerical-error")
@@ -45,15 +45,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                     value = pick(rows, source="published", implementation=label)["value"]
                     ax.plot([-0.02] * len(value), value, color=VARIANTS[name][1], **{**HOLLOW, "marker": "o"})
                     for y in value:
-                        ax.annotate(
-                            f"{y:.1e}",
-                            (0, y),
-                            xytext=(6, 0),
-                            fontsize=8,
-                            textcoords="offset points",
-                            va="center",
-                            color=VARIANTS[name][1],
-                        )
+                        say(ax, f"{y:.1e}", (0, y), (6, 0), va="center", color=VARIANTS[name][1])
             ax.set_yscale("log")
             ax.set_xticks(range(len(RESULTS)), RESULTS)
             ax.set_xlim(-0.55, len(RESULTS) - 0.45)

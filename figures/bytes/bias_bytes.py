@@ -8,7 +8,7 @@ bytes a tile. FlexAttention's point, in bytes.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import Drawing, End, curve, devices, finish, key, note, pick
 from repro.claims.options.bias import FIELDS, MB, totals
 from repro.experiments.bytes.bias_bytes import DTYPE, HEAD_DIM, HEADS, PASSES, SUMMED
 
@@ -17,7 +17,7 @@ EXPERIMENTS = ("bias-bytes",)
 WAYS = {
     ("standard", "bias"): ("standard, bias", "#999999", "--"),
     ("flash", "bias"): ("stored bias", "#D55E00", "-"),
-    ("flash", "alibi"): ("ALiBi, computed", "#0072B2", "-"),
+    ("flash", "alibi"): ("ALiBi, computed; no bias", "#0072B2", "-"),
     ("flash", "plain"): ("no bias", "#009E73", ":"),
 }
 
@@ -50,20 +50,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
 def _lines(ax: plt.Axes, rows: pandas.DataFrame, *, counted: bool = True) -> None:
     """A line a way, and the points that were executed; standard attention was not."""
-    ends, y = [], "megabytes"
+    ends: list[End] = []
     for (implementation, scores), (label, colour, line) in WAYS.items():
         these = pick(rows, implementation=implementation, scores=scores)
-        name = f"{implementation} {scores}"
-        far = series(
-            ax, pick(these, source="predicted"), "seqlen_q", f"predicted {name}", y=y, color=colour, linestyle=line
-        )
-        if counted and implementation == "flash":
-            series(ax, pick(these, source="measured"), "seqlen_q", f"counted {name}", y=y, color=colour)
-        if len(far) and scores != "plain":  # whose line lies under ALiBi's
-            end = far.sort_values("seqlen_q").iloc[-1]
-            text = "ALiBi, computed; no bias" if scores == "alibi" else label
-            ends.append((end["seqlen_q"], end[y], text, colour))
-    ax.set_yscale("log")
-    powers_of_two(ax, SUMMED[::2])
-    ax.set(xlabel="sequence length N", xlim=(SUMMED[0] / 1.3, SUMMED[-1] * 100))
-    label_ends(ax, ends)
+        sources = ("predicted", "measured") if counted and implementation == "flash" else ("predicted",)
+        end = curve(ax, these, "seqlen_q", label, colour, y="megabytes", sources=sources, line={"linestyle": line})
+        if scores != "plain":  # whose line lies under ALiBi's
+            ends += end
+    limits = (SUMMED[0] / 1.3, SUMMED[-1] * 100)
+    finish(ax, x=SUMMED[::2], log=True, ends=ends, xlabel="sequence length N", xlim=limits)

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas
 
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, key, label_ends, note, pick, powers_of_two, say, series
 from repro.claims.attention.block_sparse import published, shares, totals
 from repro.experiments.bytes.block_sparse import EXECUTED, HEAD_DIM, LENGTHS, PUBLISHED_LENGTH, TILE
 
@@ -24,18 +24,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
     for seqlen, width in ((PUBLISHED_LENGTH, 1.8), (EXECUTED, 1.0)):
         rows = shares(table, seqlen)
-        series(
-            left,
-            pick(rows, source="predicted"),
-            "density",
-            f"predicted share, N = {seqlen}",
-            y="share",
-            color=OURS,
-            linewidth=width,
-        )
-        counted = pick(rows, source="measured")
-        if len(counted):
-            series(left, counted, "density", f"counted share, N = {seqlen}", y="share", color=OURS)
+        sources = ("predicted", "measured") if seqlen == EXECUTED else ("predicted",)
+        looks = {"linewidth": width}
+        curve(left, rows, "density", f"share, N = {seqlen}", OURS, y="share", sources=sources, line=looks)
     series(left, paper, "density", "published run time", y="share", color=COLOURS["published"])
     left.plot([0, 1], [0, 1], color=COLOURS["bound"], linewidth=0.8, linestyle=":")
     for height, text, colour in (
@@ -49,26 +40,20 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     key(left, "counted, host backend", loc="upper left")
 
     table["megabytes"] = table["value"] / 1e6
-    ends = []
+    ends: list[End] = []
     for pattern, colour in (("dense", COLOURS["flash"]), ("butterfly", BUTTERFLY)):
         rows = pick(table, pattern=pattern)
-        drawn = series(
-            right, pick(rows, source="predicted"), "seqlen_q", f"predicted {pattern}", y="megabytes", color=colour
-        )
-        series(right, pick(rows, source="measured"), "seqlen_q", f"counted {pattern}", y="megabytes", color=colour)
-        if len(drawn):
-            end = drawn.iloc[-1]
-            ends.append((end["seqlen_q"], end["megabytes"], f"{pattern}, slope {tail_slope(rows):.2f}", colour))
+        ends += curve(right, rows, "seqlen_q", f"{pattern}, slope {tail_slope(rows):.2f}", colour, y="megabytes")
         if pattern == "butterfly":
-            for _, at in drawn.iterrows():
-                right.annotate(
+            for _, at in pick(rows, source="predicted").iterrows():
+                say(
+                    right,
                     f"{at['density']:.0%}",
                     (at["seqlen_q"], at["megabytes"]),
-                    xytext=(0, -13),
-                    textcoords="offset points",
-                    fontsize=7.5,
+                    (0, -13),
                     ha="center",
                     color=colour,
+                    fontsize=7.5,
                 )
     right.set_yscale("log")
     powers_of_two(right, LENGTHS)

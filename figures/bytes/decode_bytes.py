@@ -10,9 +10,9 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.hardware import A100_80GB, H200
-from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import Drawing, End, curve, devices, finish, key, label_ends, note, pick, powers_of_two
 from repro.claims.options.decoding import FIELDS
-from repro.experiments.bytes.decode_bytes import CONTEXTS, DRAFT_CONTEXT, HEADS, LONGER, SPLITS, WIDTHS
+from repro.experiments.bytes.decode_bytes import DRAFT_CONTEXT, HEADS, SPLITS, WIDTHS
 
 EXPERIMENTS = ("decode-bytes", "gpu-decode", "ceiling", "gpu-ceilings")
 MB = 1e6
@@ -45,24 +45,25 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (context, width, splits) = plt.subplots(1, 3, figsize=(12.4, 4.3), layout="constrained")
     one = pick(found, seqlen_q=1, splits=1)
     drafts = pick(found, seqlen_k=DRAFT_CONTEXT, splits=1)
-    ends: dict[str, list[tuple[float, float, str, str]]] = {"seqlen_k": [], "seqlen_q": []}
+    ends: dict[str, list[End]] = {"seqlen_k": [], "seqlen_q": []}
     for name, (label, colour) in SHARING.items():
         for ax, rows, x in ((context, one, "seqlen_k"), (width, drafts, "seqlen_q")):
             these = pick(rows, sharing=name)
-            line = series(ax, pick(these, source="predicted"), x, f"predicted {name}", y="megabytes", color=colour)
-            series(ax, pick(these, source="measured"), x, f"counted {name}", y="megabytes", color=colour)
-            if len(line):
-                last = line.iloc[-1]
-                ends[x].append((last[x], last["megabytes"], label, colour))
+            ends[x] += curve(ax, these, x, label, colour, y="megabytes")
         least = pick(drafts, sharing=name, source="predicted").sort_values("seqlen_q")
         width.plot(
             least["seqlen_q"], least["lowest"] / least["seqlen_q"] / MB, color=colour, linewidth=0.8, linestyle=":"
         )
-    context.set_yscale("log")
-    powers_of_two(context, [n for n in (*CONTEXTS, *LONGER) if n in (256, 2048, 16384, 131072)])
-    context.set(xlabel="context (keys)", ylabel="bytes a token and layer (MB)", xlim=(200, 131072 * 22))
-    context.set_title("a token reads its whole context")
-    label_ends(context, ends["seqlen_k"])
+    finish(
+        context,
+        "a token reads its whole context",
+        x=(256, 2048, 16384, 131072),
+        log=True,
+        ends=ends["seqlen_k"],
+        xlabel="context (keys)",
+        ylabel="bytes a token and layer (MB)",
+        xlim=(200, 131072 * 22),
+    )
     key(context, "counted on the host", published=False, loc="lower right")
 
     width.set_yscale("log")
@@ -74,8 +75,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     by_splits = pick(found, sharing="gqa", seqlen_k=DRAFT_CONTEXT, seqlen_q=1).copy()
     by_splits["over"] = by_splits["value"] / by_splits["lowest"]
     colour = SHARING["gqa"][1]
-    for source in ("predicted", "measured"):
-        series(splits, pick(by_splits, source=source), "splits", f"{source} splits", y="over", color=colour)
+    curve(splits, by_splits, "splits", "splits", colour, y="over")
     splits.axhline(1, color="#999999", linewidth=0.8, linestyle=":")
     powers_of_two(splits, SPLITS)
     splits.set(xlabel="parts that the keys are split into", ylabel="bytes over the lower bound")

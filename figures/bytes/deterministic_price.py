@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, FILLED, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, FILLED, Drawing, End, curve, key, label_ends, note, pick, powers_of_two
 from repro.claims.options.determinism import LONGEST, change, totals
 from repro.experiments.bytes.deterministic_price import (
     BASELINES,
@@ -111,32 +111,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     ]
     sums = pick(frame, metric="scratch_bytes", causal=False).copy()
     sums["megabytes"] = sums["value"] / 1e6
-    for ax, rows, what, y in ((lines, dense, "bytes", "ratio"), (scratch, sums, "scratch", "megabytes")):
-        ends = []
+    for ax, rows, y in ((lines, dense, "ratio"), (scratch, sums, "megabytes")):
+        ends: list[End] = []
         for algorithm in CURVES:
-            name, colour = NAMES[algorithm], COLOUR[algorithm]
             some = pick(rows, implementation=algorithm)
-            line = series(
-                ax,
-                pick(some, source="predicted"),
-                "seqlen_q",
-                f"predicted {what} of {algorithm}",
-                y=y,
-                color=colour,
-                **DASHED.get(algorithm, {}),
-            )
-            series(
-                ax,
-                pick(some, source="measured"),
-                "seqlen_q",
-                f"counted {what} of {algorithm}",
-                y=y,
-                color=colour,
-                **SMALL.get(algorithm, {}),
-            )
-            if len(line):
-                end = line.iloc[-1]
-                ends.append((end["seqlen_q"], end[y], name, colour))
+            looks: dict[str, Any] = {"line": DASHED.get(algorithm), "points": SMALL.get(algorithm)}
+            ends += curve(ax, some, "seqlen_q", NAMES[algorithm], COLOUR[algorithm], y=y, **looks)
         ticks = sorted(rows["seqlen_q"].unique())
         if ax is scratch:
             ax.set_yscale("log")

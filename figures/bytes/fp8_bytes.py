@@ -9,8 +9,7 @@ head it sets everybody's, with a scale a block that of its own block alone.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, FILLED, Drawing, devices, key, label_ends, note, pick, series
-from figures.common import powers_of_two as log_axis
+from figures.common import COLOURS, FILLED, Drawing, curve, devices, finish, key, label_ends, log_axis, note, pick
 from repro.experiments.bytes.fp8_bytes import (
     BLOCK,
     HEAD_DIM,
@@ -57,30 +56,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for keys, dashes in ((LONGER, "-"), (KEYS, "--")):
         for way, colour in COLOUR.items():
             rows = pick(share, way=way, seqlen_k=keys)
-            line = series(
-                left,
-                pick(rows, source="predicted"),
-                "seqlen_q",
-                f"predicted {way}",
-                y="share",
-                color=colour,
-                linestyle=dashes,
-            )
-            if keys == KEYS:
-                series(left, pick(rows, source="measured"), "seqlen_q", f"counted {way}", y="share", color=colour)
-            if len(line) and way == EIGHT[-1]:
-                last = line.iloc[-1]
-                ends.append((last["seqlen_q"], last["share"], f"{keys} keys", "#555555"))
+            sources = ("predicted", "measured") if keys == KEYS else ("predicted",)
+            end = curve(left, rows, "seqlen_q", way, colour, y="share", sources=sources, line={"linestyle": dashes})
+            if way == EIGHT[-1]:
+                ends += [(x, y, f"{keys} keys", "#555555") for x, y, _, _ in end]
     left.axhline(0.5, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
-    log_axis(left, MORE_QUERIES[::2])
-    left.set(
+    finish(
+        left,
+        "forward of one head, SM boundary",
+        x=MORE_QUERIES[::2],
+        ends=ends,
         xlabel="queries, Nq",
         ylabel="bytes in e4m3 over bytes in 16 bits",
         ylim=(0.45, 0.65),
         xlim=(MORE_QUERIES[0] * 0.7, MORE_QUERIES[-1] * 12),
     )
-    left.set_title("forward of one head, SM boundary")
-    label_ends(left, ends)
     key(left, "counted, host backend", published=False, loc="upper left")
 
     lost, ends = errors(frame), []
@@ -92,9 +82,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         right.plot(rows["outlier"], rows["value"], color=colour, marker="o", **FILLED)
         text = way if way == "scale a head" else f"scale for {BLOCK} keys"
         ends.append((rows.iloc[-1]["outlier"], rows.iloc[-1]["value"], text, colour))
-    right.set_xscale("log", base=2)
-    right.set_xticks(OUTLIERS[::2], [f"$2^{{{2 * i}}}$" for i in range(0, len(OUTLIERS), 2)])
-    right.minorticks_off()
+    log_axis(right, "x", OUTLIERS[::2], [f"$2^{{{2 * i}}}$" for i in range(0, len(OUTLIERS), 2)], base=2)
     right.set_yscale("log")
     right.set(
         xlabel="size of the last token's key and value, the others 1",

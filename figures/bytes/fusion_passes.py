@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.fusion import CHAINS
-from figures.common import FILLED, Drawing, devices, note, pick
+from figures.common import FILLED, Drawing, devices, note, pick, say
 from repro.claims.machine.fusion import passes
 from repro.experiments.chains.fusion import IMPLEMENTATIONS
 
@@ -23,11 +23,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             ax.bar(x, row["predicted"], 0.18, color=COLOURS[how], alpha=0.45, label=how if group == 0 else None)
             ax.plot(x, row["measured"], marker="o", color=COLOURS[how], **FILLED)
             if row["measured"] == row["measured"]:
-                ax.annotate(
+                say(
+                    ax,
                     f"{row['measured']:.2f}",
                     (x, max(row["measured"], row["predicted"])),
-                    xytext=(0, 6),
-                    textcoords="offset points",
+                    (0, 6),
                     ha="center",
                     fontsize=7,
                 )

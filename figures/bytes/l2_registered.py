@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import COLOURS, FILLED, HOLLOW, Drawing, devices, note, pick
+from figures.common import COLOURS, FILLED, HOLLOW, Drawing, devices, log_axis, note, pick, say
 
 EXPERIMENTS = ("gpu-l2-registered", "l2-orders", "gb10-misses")
 MB = 1e6
@@ -103,18 +103,10 @@ def predictions(ax: Axes, rows: pandas.DataFrame) -> None:
         ax.plot(row["value"] / unit, y, "|", color=COLOUR, markersize=9, markeredgewidth=1.8)
         if row["cell"] in measured.index:
             ax.plot(measured[row["cell"]] / unit, y, "o", color="black", **FILLED)
-        ax.annotate(
-            f"{row['value'] / MB:.0f} MB",
-            (row["spread_max"] / unit, y),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7,
-        )
+        say(ax, f"{row['value'] / MB:.0f} MB", (row["spread_max"] / unit, y), (8, 0), va="center", fontsize=7)
     ax.set_yticks([-i for i in range(len(predicted))], [label(r) for _, r in predicted.iterrows()])
     ax.tick_params(axis="y", labelsize=7.5)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks([2**i for i in range(7)], [str(2**i) for i in range(7)])
+    log_axis(ax, "x", [2**i for i in range(7)], [str(2**i) for i in range(7)], base=2)
     ax.set(xlabel="bytes read from HBM / each tensor once", xlim=(0.8, 160))
     ax.set_title("Registered: HBM reads before any card ran them")
     ax.plot([], [], "|", color=COLOUR, markersize=9, markeredgewidth=1.8, label="predicted")
@@ -136,25 +128,17 @@ def orders(ax: Axes, rows: pandas.DataFrame) -> None:
             ax.plot([1, value / whole], [-place, -place], color=colour, linewidth=1.5)
             ax.plot(value / whole, -place, "|", color=colour, markersize=8, markeredgewidth=1.8)
             if value > 1.2 * whole:
-                ax.annotate(
-                    str(name).split()[0],
-                    (value / whole, -place),
-                    xytext=(0, 4),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=6,
-                    color="#777777",
-                )
+                say(ax, str(name).split()[0], (value / whole, -place), (0, 4), ha="center", color="#777777", fontsize=6)
         saved = these["sawtooth"] / whole - 1
-        ax.annotate(
+        say(
+            ax,
             f"{saved:+.0%}",
             (min(these["sawtooth"] / whole, 1), -place),
-            xytext=(-6, 0),
-            textcoords="offset points",
+            (-6, 0),
             ha="right",
             va="center",
-            fontsize=7,
             color=SAWTOOTH,
+            fontsize=7,
         )
         group = f" on {line['kv_heads']:.0f}" if line["kv_heads"] != line["heads"] else ""
         pass_ = "" if line["pass"] == "forward" else ", backward"
@@ -162,8 +146,7 @@ def orders(ax: Axes, rows: pandas.DataFrame) -> None:
     ax.axvline(1, color="#999999", linewidth=0.8, linestyle=":")
     ax.set_yticks([-i for i in range(len(names))], names)
     ax.tick_params(axis="y", labelsize=7)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+    log_axis(ax, "x", [0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"], base=2)
     ax.set(
         xlim=(0.25, 9),
         ylim=(-len(names) + 0.4, 0.8),
@@ -187,9 +170,7 @@ def published(ax: Axes, rows: pandas.DataFrame) -> None:
         found = wide.loc[which]
         ratio = found["published"] / found["predicted"]
         ax.plot(ratio, -place, "o", color=COLOURS["published"], **HOLLOW)
-        ax.annotate(
-            f"{ratio - 1:+.1%}", (ratio, -place), xytext=(8, 0), textcoords="offset points", va="center", fontsize=8
-        )
+        say(ax, f"{ratio - 1:+.1%}", (ratio, -place), (8, 0), va="center")
         named.append(
             f"{name}\npredicted {found['predicted'] / unit:.4g} {symbol}, "
             f"published {found['published'] / unit:.4g} {symbol}"

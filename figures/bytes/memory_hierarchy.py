@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from tabulate import tabulate
 
-from figures.common import COLOURS, FILLED, HOLLOW, Drawing, key, note, pick
+from figures.common import COLOURS, FILLED, HOLLOW, Drawing, key, note, pick, say
 from repro.claims.machine.hierarchy import GIB, NOT_MEASURED, NOTES, OURS, judge, measured, named, of_card
 from repro.experiments.bytes.memory_hierarchy import CARDS, LATENCY, LEVELS, MEASURED, RATES
 
@@ -118,16 +118,7 @@ def pyramid(ax: Axes, frame: pandas.DataFrame, table: pandas.DataFrame) -> None:
     assert rates is not None
     slow, fast = rates
     ax.add_patch(Rectangle((low, slow), high - low, fast - slow, color="#999999", alpha=0.3, lw=0))
-    ax.annotate(
-        "the notes' HBM",
-        (low, slow),
-        xytext=(-4, -4),
-        textcoords="offset points",
-        ha="right",
-        va="center",
-        fontsize=8,
-        color="#777777",
-    )
+    say(ax, "the notes' HBM", (low, slow), (-4, -4), ha="right", va="center", color="#777777")
     ax.set(
         xscale="log", yscale="log", xlabel="size (bytes)", ylabel="bandwidth (TB/s)", xlim=(7e6, 1e12), ylim=(0.5, 70)
     )

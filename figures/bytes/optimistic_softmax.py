@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.optimistic import LIMIT_LOG2, onset
-from figures.common import FILLED, HOLLOW, Drawing, devices, note, pick, series
+from figures.common import FILLED, HOLLOW, Drawing, devices, note, pick, say, series
 from repro.claims.options.optimistic import relative
 from repro.experiments.bytes.optimistic import EXACT, NATS, OPTIMISTIC, SEQLEN_K, SHAPE, cells, first_key_looked_at
 
@@ -31,13 +31,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     series(
         share, pick(flagged, source="measured"), "nats", "counted share of tiles", y="percent", color=COLOUR[OPTIMISTIC]
     )
-    share.annotate(
-        f"predicted: sums pass 2$^{{{LIMIT_LOG2}}}$\nfrom {start:.1f} nats on",
-        (start, 50),
-        xytext=(14, 0),
-        textcoords="offset points",
-        fontsize=8,
-        va="center",
+    say(
+        share, f"predicted: sums pass 2$^{{{LIMIT_LOG2}}}$\nfrom {start:.1f} nats on", (start, 50), (14, 0), va="center"
     )
     share.set(ylabel="query tiles computed again (%)", ylim=(-5, 105))
     share.set_title("what is repaired")

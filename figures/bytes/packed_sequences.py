@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, curve, devices, finish, key, note, pick, powers_of_two, say, series
 from repro.claims.options.packed import KEYS, totals
 from repro.experiments.bytes.packed_sequences import ALL_SIZES, EXECUTED, HEAD_DIM, HEADS, TIMED, TIMED_SIZES
 from repro.measuring.lengths import DRAWN, LIMITS, SEED
@@ -39,22 +39,17 @@ def _bytes(ax: Axes, table: pandas.DataFrame, dataset: str) -> None:
     ends = []
     rows = pick(table, dataset=dataset)
     for way, (label, colour) in WAYS.items():
-        summed = pick(rows, way=way, source="predicted", sequences=DRAWN)
-        counted, what = pick(rows, way=way, source="measured"), f"bytes, {dataset}, {label}"
-        line = series(ax, summed, "batch", f"predicted {what}", y="per_token", color=colour)
-        if len(counted):
-            series(ax, counted, "batch", f"counted {what}", y="per_token", color=colour)
-        if len(line):
-            ends.append((ALL_SIZES[-1], line.iloc[-1]["per_token"], label, colour))
+        some = pick(rows, way=way)
+        some = some[(some["source"] == "measured") | (some["sequences"] == DRAWN)]
+        sources = ("predicted",) if way == "limit" else ("predicted", "measured")
+        ends += curve(ax, some, "batch", label, colour, y="per_token", sources=sources)
     least = pick(rows, way="packed", source="predicted", sequences=DRAWN)
     if len(least):
         value = least.iloc[0]["lowest"] / least.iloc[0]["tokens"] / 1e3
         ax.plot(ALL_SIZES, [value] * len(ALL_SIZES), color=COLOURS["bound"], linewidth=0.9, linestyle=":")
         ends.append((ALL_SIZES[-1], value, "each tensor once", "#777777"))
-    powers_of_two(ax, ALL_SIZES)
-    ax.set(xlabel="sequences in a batch", ylim=(0, 10.5), xlim=(ALL_SIZES[0] / 1.3, ALL_SIZES[-1] * 24))
-    ax.set_title(f"{NAMES[dataset]}, up to {LIMITS[dataset]} tokens")
-    label_ends(ax, ends)
+    title, limits = f"{NAMES[dataset]}, up to {LIMITS[dataset]} tokens", (ALL_SIZES[0] / 1.3, ALL_SIZES[-1] * 24)
+    finish(ax, title, x=ALL_SIZES, ends=ends, xlabel="sequences in a batch", ylim=(0, 10.5), xlim=limits)
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -77,9 +72,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 ends.append((TIMED_SIZES[0], line.iloc[0]["ratio"], text, colour))
         above = "bottom" if style == "--" else "top"
         for x, y, text, colour in ends:
-            right.annotate(
-                text, (x, y), xytext=(-5, 0), textcoords="offset points", fontsize=8, ha="right", va=above, color=colour
-            )
+            say(right, text, (x, y), (-5, 0), ha="right", va=above, color=colour)
     right.axhline(1, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
     powers_of_two(right, TIMED_SIZES)
     right.set(

@@ -8,7 +8,7 @@ m and l fold into one log-sum-exp. Counted with saved-tensor hooks on the CPU.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, devices, key, label_ends, log_axis, note, pick, powers_of_two
 
 EXPERIMENTS = ("attention-variants",)
 MIB = 2**20
@@ -30,19 +30,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """One curve per variant."""
     rows = saved(frame)
     figure, ax = plt.subplots(figsize=(6.6, 4.2), layout="constrained")
-    ends = []
+    ends: list[End] = []
     for name, (text, colour) in NAMES.items():
-        some = pick(rows, implementation=name)
-        line = pick(some, source="predicted")
-        if len(line):
-            series(ax, line, "seqlen_q", f"predicted {name}", y="mib", color=colour)
-        points = series(ax, pick(some, source="measured"), "seqlen_q", f"measured {name}", y="mib", color=colour)
-        known = (line if len(line) else points).dropna(subset=["mib"]).sort_values("seqlen_q")
-        if len(known):
-            last = known.iloc[-1]
-            ends.append((last["seqlen_q"], last["mib"], text, colour))
-    ax.set_yscale("log", base=2)
-    ax.set_yticks([0.25, 1, 4, 16, 64], ["0.25", "1", "4", "16", "64"])
+        sources = ("measured",) if name == "chunked" else ("predicted", "measured")  # which has no formula
+        ends += curve(ax, pick(rows, implementation=name), "seqlen_q", text, colour, y="mib", sources=sources)
+    log_axis(ax, "y", [0.25, 1, 4, 16, 64], ["0.25", "1", "4", "16", "64"], base=2)
     powers_of_two(ax, [256, 512, 1024, 2048, 4096])
     ax.set(xlabel="sequence length N", ylabel="kept for the backward pass, one head (MiB)")
     ax.set_xlim(220, 4096 * 6.5)

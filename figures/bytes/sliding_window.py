@@ -10,7 +10,22 @@ tile costs what the tile costs.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, FILLED, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import (
+    COLOURS,
+    FILLED,
+    Drawing,
+    End,
+    curve,
+    devices,
+    finish,
+    key,
+    log_axis,
+    note,
+    pick,
+    powers_of_two,
+    say,
+    series,
+)
 from repro.claims.options.window import KEYS, excess, totals
 from repro.experiments.bytes.sliding_window import EXECUTED, HEAD_DIM, LONGER, OWN, STORED, SUMMED, WINDOWS
 
@@ -42,20 +57,10 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.0, 4.6), layout="constrained")
     whole = both_passes(table, EXECUTED)
     window = pick(whole, way="window")
-    ends = []
-    line = series(
-        left,
-        pick(window, source="predicted"),
-        "window",
-        "predicted bytes, window",
-        y="megabytes",
-        color=COLOURS["flash"],
-    )
-    series(
-        left, pick(window, source="measured"), "window", "counted bytes, window", y="megabytes", color=COLOURS["flash"]
-    )
+    ends: list[End] = []
+    ends += curve(left, window, "window", "window", COLOURS["flash"], y="megabytes")
+    line = pick(window, source="predicted").sort_values("window")
     if len(line):
-        ends.append((WINDOWS[-1], line.iloc[-1]["megabytes"], "window", COLOURS["flash"]))
         least = line.iloc[-1]["lowest"] / 1e6
         left.plot(WINDOWS, [least] * len(WINDOWS), color=COLOURS["bound"], linewidth=0.9, linestyle=":")
         ends.append((WINDOWS[-1], least, "each tensor once", "#777777"))
@@ -66,16 +71,16 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             ends.append((WINDOWS[-1], value, label, colour))
         for value in pick(rows, source="measured")["megabytes"]:
             left.plot([STORED], [value], color=colour, marker="o", **FILLED)
-    left.set_yscale("log")
-    left.set_yticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
-    powers_of_two(left, WINDOWS)
-    left.set(
+    log_axis(left, "y", [2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
+    finish(
+        left,
+        f"forward + backward of one head, N = {EXECUTED}",
+        x=WINDOWS,
+        ends=ends,
         xlabel="keys that a query sees, w",
         ylabel="bytes across the SM boundary (MB)",
         xlim=(WINDOWS[0] * 0.8, WINDOWS[-1] * 9),
     )
-    left.set_title(f"forward + backward of one head, N = {EXECUTED}")
-    label_ends(left, ends)
     key(left, "counted, host backend", published=False, loc="center left")
 
     over = excess(table)
@@ -92,13 +97,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             ends.append((drawn.iloc[0]["window"], drawn.iloc[0]["excess"], name, colour))
     right.axhline(1, color=COLOURS["bound"], linewidth=0.9, linestyle=":")
     powers_of_two(right, LONGER[::2])
-    right.set_yscale("log", base=2)
-    right.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
-    right.minorticks_off()
+    log_axis(right, "y", [1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], base=2)
     for x, y, text, colour in ends:
-        right.annotate(
-            text, (x, y), xytext=(-6, 0), textcoords="offset points", fontsize=8, ha="right", va="center", color=colour
-        )
+        say(right, text, (x, y), (-6, 0), ha="right", va="center", color=colour)
     right.set(
         xlabel="keys that a query sees, w",
         ylabel="pairs loaded for each that is seen",

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.hardware import H200
-from figures.common import COLOURS, Drawing, key, label_end, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, curve, key, label_end, log_axis, note, pick, powers_of_two, say, series
 from repro.claims.machine.two_levels import GB
 
 EXPERIMENTS = ("l2-absorption",)
@@ -43,10 +43,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     reads = pick(one, metric="hbm_read_bytes").copy()
     reads["times"] = reads["value"] / (reads["seqlen_q"] * reads["head_dim"] * 2 * 2) - 0.5
     colour = LABELS["hbm_read_bytes"][1]
-    for source in ("predicted", "measured"):
-        series(right, pick(reads, source=source), "seqlen_q", f"{source} re-reads", y="times", color=colour)
-    right.set_yscale("log", base=2)
-    right.set_yticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
+    curve(right, reads, "seqlen_q", "re-reads", colour, y="times")
+    log_axis(right, "y", [1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], base=2)
     right.set(ylabel="times K and V are read from HBM", ylim=(0.8, 24))
     right.set_title("Once while L2 holds them, then per wave and more")
     spread = pick(reads, source="predicted").dropna(subset=["spread_min"])
@@ -64,25 +62,23 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         edge = capacity(ax)
         ax.set(xlabel="sequence length N")
     left.set_xlim(right=TICKS[-1] * 12)
-    right.annotate(
+    say(
+        right,
         f"K and V fill half of\nthe {H200.l2_bytes >> 20} MiB L2",
         (edge, 9),
-        xytext=(-6, 0),
-        textcoords="offset points",
+        (-6, 0),
         ha="right",
-        fontsize=8,
         color="#555555",
     )
     if len(spread):
         last = spread.sort_values("seqlen_q").iloc[-1]
         top = last["spread_max"] / (last["seqlen_q"] * last["head_dim"] * 4) - 0.5
-        right.annotate(
+        say(
+            right,
             "band: other paces\nof the thread blocks",
             (last["seqlen_q"], top),
-            xytext=(-30, 22),
-            textcoords="offset points",
+            (-30, 22),
             ha="center",
-            fontsize=8,
             color="#555555",
             arrowprops={"arrowstyle": "-", "color": "#999999"},
         )

@@ -1,14 +1,21 @@
 """Checkpointing meets attention: bytes a checkpoint around attention frees, and bytes it adds."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas
-from matplotlib.axes import Axes
 
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, finish, key, note, pick
 from repro.claims.checkpointing.around_attention import attention_step_bytes
 
 EXPERIMENTS = ("checkpoint-attention",)
 MIB = 2**20
+AXES: dict[str, Any] = {
+    "x": (256, 1024, 4096, 16384),
+    "log": True,
+    "xlabel": "sequence length N",
+    "xlim": (220, 16384 * 8),
+}
 
 
 def draw(frame: pandas.DataFrame) -> Drawing:
@@ -18,52 +25,31 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     kept = pick(frame, metric="kept_bytes", source="predicted").copy()
     kept["mib"] = kept["value"] / MIB
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    ends = []
+    ends: list[End] = []
     for name in ("standard", "flash"):
         for again, style in ((False, "-"), (True, "--")):
-            some = pick(traffic, implementation=name, checkpointed=again)
-            line = series(
-                left,
-                pick(some, source="predicted"),
-                "seqlen_q",
-                f"predicted {name} {again}",
-                y="mib",
-                color=COLOURS[name],
-                linestyle=style,
-            )
-            points = {} if not again else {"marker": "s"}
-            series(
-                left,
-                pick(some, source="measured"),
-                "seqlen_q",
-                f"measured {name} {again}",
-                y="mib",
-                color=COLOURS[name],
-                **points,
-            )
-            last = line.iloc[-1]
-            text = name + (" + checkpoint" if again else "")
-            ends.append((float(last["seqlen_q"]), float(last["mib"]), text, COLOURS[name]))
-    finish(left, ends)
-    left.set(ylabel="bytes loaded and stored a step and head (MiB)")
-    left.set_title("traffic: the checkpoint runs the forward again")
+            some, text = pick(traffic, implementation=name, checkpointed=again), name + " + checkpoint" * again
+            looks: dict[str, Any] = {"line": {"linestyle": style}, "points": {"marker": "s"} if again else None}
+            ends += curve(left, some, "seqlen_q", text, COLOURS[name], y="mib", **looks)
+    finish(
+        left,
+        "traffic: the checkpoint runs the forward again",
+        ends=ends,
+        ylabel="bytes loaded and stored a step and head (MiB)",
+        **AXES,
+    )
     key(left, "kernels executed, bytes counted", published=False, loc="upper left")
     ends = []
-    for name in ("standard", "flash"):
-        line = series(
-            right,
-            pick(kept, implementation=name, checkpointed=False),
-            "seqlen_q",
-            f"kept by {name}",
-            y="mib",
-            color=COLOURS[name],
-        )
-        last = line.iloc[-1]
-        text = {"standard": "standard: P, 2 N² bytes", "flash": "flash: lse, 4 N bytes"}[name]
-        ends.append((float(last["seqlen_q"]), float(last["mib"]), text, COLOURS[name]))
-    finish(right, ends)
-    right.set(ylabel="kept beside q, k, v and out, a head (MiB)")
-    right.set_title("memory: what that checkpoint can free")
+    for name, text in (("standard", "standard: P, 2 N² bytes"), ("flash", "flash: lse, 4 N bytes")):
+        some = pick(kept, implementation=name, checkpointed=False)
+        ends += curve(right, some, "seqlen_q", text, COLOURS[name], y="mib", sources=("predicted",))
+    finish(
+        right,
+        "memory: what that checkpoint can free",
+        ends=ends,
+        ylabel="kept beside q, k, v and out, a head (MiB)",
+        **AXES,
+    )
     note(
         figure,
         "d = 64, fp16, not causal. Bytes between L2 and the multiprocessors, forward and "
@@ -72,11 +58,3 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     )
     columns = ["implementation", "seqlen_q", "checkpointed", "source", "metric", "value", "mib"]
     return Drawing(figure, pandas.concat([traffic, kept])[columns])
-
-
-def finish(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """Axes and labels of a panel."""
-    powers_of_two(ax, [256, 1024, 4096, 16384])
-    ax.set_yscale("log")
-    ax.set(xlabel="sequence length N", xlim=(220, 16384 * 8))
-    label_ends(ax, ends)

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from figures.checkpointing._checkpoint import MIB
-from figures.common import FILLED, Drawing, devices, key, note, pick
+from figures.common import FILLED, Drawing, devices, key, log_axis, note, pick, say
 from repro.experiments.checkpointing.checkpoint_granularity import LAYERS, SHAPE
 
 EXPERIMENTS = ("checkpoint-granularity",)
@@ -36,16 +36,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 for value in points["value"]:
                     ax.plot(value / unit, y + shift, marker=marker, color=COLOUR, **FILLED)
                     if mode == "reentrant" and metric == "saved_bytes_per_layer":
-                        ax.annotate(
-                            "reentrant",
-                            (value / unit, y + shift),
-                            xytext=(6, -3),
-                            textcoords="offset points",
-                            fontsize=7.5,
-                        )
-    axes[0].set_xscale("log", base=2)
-    axes[0].set_xticks([0.5, 2, 8, 32], ["1/2", "2", "8", "32"])
-    axes[0].minorticks_off()
+                        say(ax, "reentrant", (value / unit, y + shift), (6, -3), fontsize=7.5)
+    log_axis(axes[0], "x", [0.5, 2, 8, 32], ["1/2", "2", "8", "32"], base=2)
     axes[0].set_yticks(list(place.values()), list(place))
     axes[0].set(xlabel="MiB")
     axes[0].set_title("kept a layer for the backward")

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import Drawing, End, curve, devices, key, label_ends, log_axis, note, pick, powers_of_two
 from repro.experiments.checkpointing.checkpoint_layer_bytes import BATCH, HEADS, HIDDEN
 
 EXPERIMENTS = ("checkpoint-layer-bytes",)
@@ -19,17 +19,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     rows = pick(frame, metric="saved_bytes_per_layer").copy()
     rows["per_sbh"] = rows["value"] / (rows["seqlen_q"] * BATCH * HIDDEN)
     figure, ax = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
-    ends = []
+    ends: list[End] = []
     for name, (text, colour) in NAMES.items():
         some = pick(rows, implementation=name)
-        line = series(ax, pick(some, source="predicted"), "seqlen_q", f"predicted {name}", y="per_sbh", color=colour)
-        series(ax, pick(some, source="measured"), "seqlen_q", f"measured {name}", y="per_sbh", color=colour)
-        last = line.iloc[-1]
-        ends.append((float(last["seqlen_q"]), float(last["per_sbh"]), text, colour))
+        ends += curve(ax, some, "seqlen_q", text, colour, y="per_sbh")
     powers_of_two(ax, [16, 64, 256, 1024])
-    ax.set_yscale("log", base=2)
-    ax.set_yticks([2, 4, 8, 16, 32, 64, 128, 256, 512], [str(2**k) for k in range(1, 10)])
-    ax.minorticks_off()
+    log_axis(ax, "y", [2, 4, 8, 16, 32, 64, 128, 256, 512], [str(2**k) for k in range(1, 10)], base=2)
     ax.set(xlabel="sequence length s", ylabel="saved bytes a layer / (s b h)", xlim=(14, 2048 * 12))
     ax.set_title("what a transformer layer keeps for the backward pass")
     label_ends(ax, ends)

@@ -10,7 +10,7 @@ import pandas
 from matplotlib.axes import Axes
 
 from figures.checkpointing._checkpoint import COLOURS, MIB
-from figures.common import Drawing, devices, note, pick
+from figures.common import Drawing, devices, log_axis, note, pick, say
 from repro.experiments.checkpointing.checkpoint_pareto import LAYERS, STAGES
 
 EXPERIMENTS = ("checkpoint-pareto",)
@@ -59,11 +59,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), sharex=True, sharey=True, layout="constrained")
     for ax, source in ((left, "predicted"), (right, "measured")):
         plans(ax, pick(wide, source=source), source)
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log", base=2)
-        ax.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
-        ax.set_yticks([1, 4 / 3, 2, 4, 8], ["1", "1⅓", "2", "4", "8"])
-        ax.minorticks_off()
+        log_axis(ax, "x", [2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"], base=2)
+        log_axis(ax, "y", [1, 4 / 3, 2, 4, 8], ["1", "1⅓", "2", "4", "8"], base=2)
         ax.set(xlabel="peak memory of a step (MiB)", ylim=(0.8, 5), xlim=(3.2, 34))
     framework(right, pick(wide, source="measured"))
     left.set_ylabel("time relative to storing everything")
@@ -106,13 +103,13 @@ def plans(ax: Axes, rows: pandas.DataFrame, source: str) -> None:
         if row["implementation"] in LABELLED:
             # Halving lies right below revolve; sqrt(L) has others at its height.
             up = {"recursive": -8, "sqrt": 8}.get(row["implementation"], 4)
-            ax.annotate(
+            say(
+                ax,
                 LABELLED[row["implementation"]],
                 (row["mib"], row["relative"]),
-                xytext=(5, up),
-                textcoords="offset points",
-                fontsize=7.5,
+                (5, up),
                 color=COLOURS["sqrt"],
+                fontsize=7.5,
             )
     greedy = pick(rows, implementation="greedy")
     ax.plot(

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from figures.checkpointing._checkpoint import COLOURS, NAMES
-from figures.common import HOLLOW, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import HOLLOW, Drawing, devices, key, label_ends, log_axis, note, pick, powers_of_two, say, series
 from repro.claims.checkpointing import chen
 from repro.experiments.checkpointing.checkpoint_time import DEPTHS
 
@@ -61,21 +61,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for depth, value, marker in large:
         right.plot([depth], [value], marker=marker, color="black", markersize=10, linestyle="none")
     right.plot([1000], [1.3], marker="D", color=COLOURS["sqrt"], **HOLLOW)
-    right.annotate(
-        "paper: about +30 %",
-        (1000, 1.3),
-        xytext=(0, -24),
-        ha="center",
-        textcoords="offset points",
-        fontsize=8,
-        color="#555555",
-    )
+    say(right, "paper: about +30 %", (1000, 1.3), (0, -24), ha="center", color="#555555")
     right.text(9, 1.04, "segments: at most one forward, +1/3", fontsize=8, color=COLOURS["sqrt"])
     right.text(9, 2.2, "halving: +(1/6) log2 L", fontsize=8, color=COLOURS["recursive"])
     powers_of_two(right, (16, 64, 256, 1024))
-    right.set_yscale("log")
-    right.set_yticks([1, 1.3, 2, 3, 4, 6, 8], ["1", "1.3", "2", "3", "4", "6", "8"])
-    right.minorticks_off()
+    log_axis(right, "y", [1, 1.3, 2, 3, 4, 6, 8], ["1", "1.3", "2", "3", "4", "6", "8"])
     right.set(xlabel="layers or steps", ylim=(0.85, 20))
     right.set_title("time relative to autograd")
     key(right, "CPU: o chain, □ ResNet, △ LSTM", loc="upper left")

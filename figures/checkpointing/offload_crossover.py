@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 
 from analysis.offload import crossover_bandwidth, free_bandwidth, transformer_layer_cost
-from figures.common import Drawing, devices, key, label_ends, note, pick, series
+from figures.common import Drawing, curve, devices, key, label_ends, note, pick, say
 from repro.claims.training.offload import steps
 from repro.experiments.checkpointing.offload import ACTIONS, DEPTH
 
@@ -31,12 +31,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.3), layout="constrained")
     ends: list[tuple[float, float, str, str]] = []
     for action in ACTIONS:
-        rows = pick(table, action=action)
-        line = series(left, pick(rows, source="predicted"), "link_mb_s", f"predicted {action}", color=COLOURS[action])
-        series(left, pick(rows, source="measured"), "link_mb_s", f"measured {action}", color=COLOURS[action])
-        if not line.empty:
-            end = line.iloc[-1]
-            ends.append((end["link_mb_s"], end["value"], action, COLOURS[action]))
+        ends += curve(left, pick(table, action=action), "link_mb_s", action, COLOURS[action])
     left.set_xscale("log")
     ticks = sorted(table["link_mb_s"].unique())
     left.set_xticks(ticks, [f"{t:g}" for t in ticks])
@@ -68,9 +63,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
             right.fill_between(HIDDEN, 1.5, edge, color="#D55E00", alpha=0.10, linewidth=0)
     for name, rate in LINKS.items():
         right.axhline(rate / 1e9, color="#777777", linewidth=0.8)
-        right.annotate(
-            name, (HIDDEN[0], rate / 1e9), xytext=(3, 3), textcoords="offset points", fontsize=7.5, color="#555555"
-        )
+        say(right, name, (HIDDEN[0], rate / 1e9), (3, 3), color="#555555", fontsize=7.5)
     right.text(20000, 900, "offload faster", color="#007A57", fontsize=9, ha="center")
     right.text(1900, 14, "recompute faster", color="#B34A00", fontsize=9, ha="center")
     right.set_xscale("log", base=2)

@@ -5,7 +5,7 @@ import pandas
 
 from analysis.mixed_precision import POLICIES, autocast_break_even_tokens
 from analysis.parallel_activations import LayerShape
-from figures.common import FILLED, Drawing, devices, key, note, pick, series
+from figures.common import FILLED, Drawing, curve, devices, key, log_axis, note, pick, say
 from repro.experiments.checkpointing.training_memory import DEPTH, HEADS, HIDDEN, PARAMETERS, PIECES, SEQLEN, WIDTH
 
 EXPERIMENTS = ("training-memory",)
@@ -17,13 +17,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12.5, 4.2), layout="constrained")
     rows = pick(frame, implementation="accumulation", metric="peak_bytes").copy()
     rows["value"] /= 1e6
-    for source in ("predicted", "measured"):
-        series(left, pick(rows, source=source), "pieces", f"{source} peak", color="#0072B2")
-    left.set_xscale("log", base=2)
-    left.set_yscale("log", base=2)
-    left.set_xticks(PIECES, [str(p) for p in PIECES])
-    left.set_yticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"])
-    left.minorticks_off()
+    curve(left, rows, "pieces", "peak", "#0072B2")
+    log_axis(left, "x", PIECES, [str(p) for p in PIECES], base=2)
+    log_axis(left, "y", [8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"], base=2)
     left.set(xlabel="micro-batches a step", ylabel="peak beyond parameters and gradients (MB)")
     left.set_title("gradient accumulation")
     key(left, "CPU", published=False, loc="lower left")
@@ -33,21 +29,10 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     rows["value"] /= rows["tokens"] * HIDDEN
     for policy in POLICIES:
         some = pick(rows, policy=policy)
-        for source in ("predicted", "measured"):
-            label = policy if source == "predicted" else None
-            series(
-                middle, pick(some, source=source), "tokens", f"{source} {policy}", color=COLOURS[policy], label=label
-            )
+        curve(middle, some, "tokens", policy, COLOURS[policy], line={"label": policy})
     even = autocast_break_even_tokens(LayerShape(SEQLEN, 1, HIDDEN, HEADS))
     middle.axvline(even, color="#777777", linewidth=0.8, linestyle=":")
-    middle.annotate(
-        f"autocast saves bytes\nfrom {even} tokens",
-        (even, 108),
-        xytext=(4, 0),
-        textcoords="offset points",
-        fontsize=7.5,
-        color="#555555",
-    )
+    say(middle, f"autocast saves bytes\nfrom {even} tokens", (even, 108), (4, 0), color="#555555", fontsize=7.5)
     middle.set_xscale("log", base=2)
     ticks = sorted(rows["tokens"].unique())
     middle.set_xticks(ticks, [f"{t:g}" for t in ticks])

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from analysis.hardware import A100_40GB, A100_80GB
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, finish, key, note, pick, powers_of_two, series
 from repro.claims.options.flash_decoding import with_bound
 from repro.experiments.papers.decode_published import FLASH_DECODING, SHAPES, TOKENS
 
@@ -26,25 +26,21 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """Times with the rooflines, and the bandwidth that Flash-Decoding's times come to."""
     rows = pick(frame, metric="time_us")
     figure, (times, rates) = plt.subplots(1, 2, figsize=(11.5, 4.3), layout="constrained")
-    ends = []
+    ends: list[End] = []
     for name, (label, colour) in PUBLISHED.items():
-        line = series(times, pick(rows, implementation=name), "seqlen_k", f"published {name}", color=colour)
-        if len(line):
-            last = line.iloc[-1]
-            ends.append((last["seqlen_k"], last["value"], label, colour))
+        ends += curve(times, pick(rows, implementation=name), "seqlen_k", label, colour, sources=("published",))
     for card, (label, colour) in CARDS.items():
-        line = series(times, pick(rows, source="predicted", device=card), "seqlen_k", f"roofline {card}", color=colour)
-        last = line.iloc[-1]
-        ends.append((last["seqlen_k"], last["value"], label, colour))
-    times.set_yscale("log")
-    powers_of_two(times, TICKS)
-    times.set(
+        ends += curve(times, pick(rows, device=card), "seqlen_k", label, colour, sources=("predicted",))
+    finish(
+        times,
+        "Published times and the roofline of the cache",
+        x=TICKS,
+        log=True,
+        ends=ends,
         xlabel=f"keys a sequence, {TOKENS // 1024}k tokens in all (last: 128k)",
         ylabel="a step (µs)",
         xlim=(200, 131072 * 30),
     )
-    times.set_title("Published times and the roofline of the cache")
-    label_ends(times, ends)
     key(times, None, loc=(0.02, 0.64))
 
     found = with_bound(frame)

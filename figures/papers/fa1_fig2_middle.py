@@ -10,7 +10,7 @@ The released code moves (5 Tc - 1) N d. The runtime is published only.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, series
+from figures.common import COLOURS, Drawing, key, label_ends, note, pick, say, series
 from repro.claims.attention.fig2_middle import GB, HYPOTHESES, counted, hypotheses, published
 
 EXPERIMENTS = ("fig2-middle",)
@@ -46,37 +46,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         series(bottom, line, "block_n", f"time of {bound}", color=colour)
     runtime = pick(times, source="published")
     series(bottom, runtime, "block_n", "published runtime", color=COLOURS["published"])
-    bottom.annotate(
-        "accesses at 1.555 TB/s",
-        (64, 4.2),
-        xytext=(-6, 0),
-        ha="right",
-        va="center",
-        textcoords="offset points",
-        color=COLOURS["flash1"],
-        fontsize=8,
-    )
-    bottom.annotate(
-        "products at 312 TFLOP/s",
-        (64, 0.9),
-        xytext=(-6, 0),
-        ha="right",
-        va="center",
-        textcoords="offset points",
-        color="#777777",
-        fontsize=8,
-    )
+    say(bottom, "accesses at 1.555 TB/s", (64, 4.2), (-6, 0), ha="right", va="center", color=COLOURS["flash1"])
+    say(bottom, "products at 312 TFLOP/s", (64, 0.9), (-6, 0), ha="right", va="center", color="#777777")
     bottom.set(xlabel="column block Bc (keys)", ylabel="runtime (ms)", ylim=(0, 10))
     bottom.set_xticks([64, 128, 256, 512], ["64", "128", "256", "512"])
     bottom.minorticks_off()
-    bottom.annotate(
-        "A100, published: past 256\nnot bound by accesses",
-        (512, 3.2),
-        xytext=(0, 24),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-    )
+    say(bottom, "A100, published: past 256\nnot bound by accesses", (512, 3.2), (0, 24), ha="right")
     note(
         figure,
         "FlashAttention 2022, Fig. 2 middle: N = 1024, d = 64, 16 heads, batch 64, fp16. "

@@ -7,7 +7,7 @@ near HBM's, whatever their number; from about 170 on the tensor cores would take
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, finish, key, note, pick, series
 from repro.experiments.papers.mla_published import BATCH, CARD, COLUMNS, KEYS, SHAPES, VALUES
 
 EXPERIMENTS = ("mla-published",)
@@ -28,23 +28,22 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     """Times against the rows that share the latent."""
     table = times(frame)
     figure, ax = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-    ends = []
+    ends: list[End] = []
     for name, colour in ROOFS.items():
         rows = pick(table, implementation=name, source="predicted").drop_duplicates("rows")
-        line = series(ax, rows, "rows", f"predicted {name}", color=colour)
-        if len(line):
-            ends.append((line.iloc[-1]["rows"], line.iloc[-1]["value"], name, colour))
+        ends += curve(ax, rows, "rows", name, colour, sources=("predicted",))
     posted = pick(table, implementation=PUBLISHED, source="published")
     series(ax, posted, "rows", "published FlashMLA", color=COLOURS["flash"])
-    powers_of_two(ax, sorted({heads * width for heads, width in SHAPES}))
-    ax.set(
+    finish(
+        ax,
+        "FlashMLA on an H100, and datasheet rooflines",
+        x=sorted({heads * width for heads, width in SHAPES}),
+        ends=ends,
         xlabel="query heads times queries, which share the latent",
         ylabel="a step (µs)",
         xlim=(13, 256 * 4),
         ylim=(0, None),
     )
-    ax.set_title("FlashMLA on an H100, and datasheet rooflines")
-    label_ends(ax, ends)
     key(ax, None, loc="upper left")
     over = f"{posted['over'].min():.2f} to {posted['over'].max():.2f}" if len(posted) else "no"
     note(

@@ -6,7 +6,7 @@ import pandas
 from analysis.parallel_activations import saved_bytes
 from analysis.ring import causal_pairs, ring_bytes
 from analysis.shapes import AttentionShape
-from figures.common import FILLED, Drawing, devices, key, label_ends, note, pick
+from figures.common import FILLED, Drawing, devices, key, label_ends, log_axis, note, pick, say
 from repro.experiments.shared import parallel_layer as _parallel_layer
 from repro.experiments.shared import ring_attention as _ring_attention
 
@@ -38,9 +38,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         measured = pick(rows, implementation=form, source="measured")
         left.plot(measured["ranks"], measured["value"] / unit, marker="o", color=colour, **FILLED)
         ends.append((TENSOR_RANKS[-1], curve[-1], name, colour))
-    left.set_xscale("log", base=2)
-    left.set_xticks(TENSOR_RANKS, [str(r) for r in TENSOR_RANKS])
-    left.minorticks_off()
+    log_axis(left, "x", TENSOR_RANKS, [str(r) for r in TENSOR_RANKS], base=2)
     left.set_xlim(0.9, 11)
     left.set_ylim(0)
     left.set(xlabel="tensor-parallel ranks t", ylabel="saved bytes a layer / sbh")
@@ -54,18 +52,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         middle.plot(RANKS, curve, color=colour, linewidth=1.5)
         measured = pick(ring, pass_=pass_, source="measured")
         middle.plot(measured["ranks"], measured["value"] / 1e3, marker="o", color=colour, **FILLED)
-        middle.annotate(
-            pass_,
-            (RANKS[-1], curve[-1]),
-            xytext=(5, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            fontsize=8,
-        )
-    middle.set_xscale("log", base=2)
-    middle.set_xticks(RANKS, [str(r) for r in RANKS])
-    middle.minorticks_off()
+        say(middle, pass_, (RANKS[-1], curve[-1]), (5, 0), color=colour, va="center")
+    log_axis(middle, "x", RANKS, [str(r) for r in RANKS], base=2)
     middle.set_xlim(0.9, 16)
     middle.set_ylim(0)
     middle.set(xlabel="ranks P", ylabel="sent by a rank (kB)")
@@ -75,18 +63,8 @@ def draw(frame: pandas.DataFrame) -> Drawing:
         pairs = [causal_pairs(1024, r, placement) for r in RANKS]
         curve = [max(p) * len(p) / sum(p) for p in pairs]
         right.plot(RANKS, curve, color=colour, linewidth=1.5)
-        right.annotate(
-            placement,
-            (RANKS[-1], curve[-1]),
-            xytext=(5, 0),
-            va="center",
-            textcoords="offset points",
-            color=colour,
-            fontsize=8,
-        )
-    right.set_xscale("log", base=2)
-    right.set_xticks(RANKS, [str(r) for r in RANKS])
-    right.minorticks_off()
+        say(right, placement, (RANKS[-1], curve[-1]), (5, 0), va="center", color=colour)
+    log_axis(right, "x", RANKS, [str(r) for r in RANKS], base=2)
     right.set_xlim(0.9, 18)
     right.set_ylim(0.9, 2.1)
     right.set(xlabel="ranks P", ylabel="busiest rank / mean")

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.patches import Patch
 
-from figures.common import FILLED, Drawing, devices, note, pick
+from figures.common import FILLED, Drawing, devices, note, pick, say
 from repro.claims.training.sharded_states import per_parameter
 from repro.experiments.shared.sharded_states import ENGINES, RANKS
 
@@ -36,7 +36,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
                 base += row["predicted"]
                 seen += row["measured"]
                 ax.plot(x, seen, marker="D", color=colour, **FILLED)
-            ax.annotate(f"{base:.1f}", (x, base), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)
+            say(ax, f"{base:.1f}", (x, base), (0, 6), ha="center")
         ax.set_xticks(range(len(ENGINES)), LABELS.values(), fontsize=6.5)
         ax.set_ylim(0, 18.5)
         ax.set_title(f"held by a rank, {ranks} ranks")

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.features import FEATURES
 from analysis.packed import Lengths
 from analysis.problem import GRADIENTS, Problem
 from analysis.shapes import AttentionShape, Tile, aligned_head_dim
@@ -38,7 +39,7 @@ from kernels.launch import Array, Backend
 from kernels.launching.plan import record, replay
 from kernels.window import hides
 from repro.attention import launcher
-from repro.attention.options import VALUES, Options
+from repro.attention.options import DIFFERENTIABLE, VALUES, Options
 from repro.attention.packed import lengths_of
 from repro.attention.validation import DTYPES, resolve_scale
 from repro.attention.views import ALIGNMENT_BYTES, Views, array_of
@@ -49,7 +50,7 @@ __all__ = ["again", "backward", "check_tile", "first", "forget", "forward", "rec
 _REPEATED: dict[Hashable, launcher.Repeated] = {}
 _REPEATED_LIMIT = 4096
 #: What a pass writes; and all tensors of a forward, in their order.
-_RESULTS = {"forward": ("out", "lse"), "backward": (*GRADIENTS, "dbias")}
+_RESULTS = {"forward": ("out", "lse"), "backward": (*GRADIENTS, *(f"d{name}" for name in DIFFERENTIABLE))}
 _FORWARD = ("q", "k", "v", "out", "lse")
 #: Stands for a block mask, whose bits the kernels alone look at.
 SOME_BLOCKS = np.ones((1, 1, 1, 1), np.bool_)
@@ -133,6 +134,7 @@ def problem_of(
         tile=None if options.tile is None else Tile(*options.tile),
         order=options.order,
         deterministic=options.deterministic,
+        sink_logits=options.sink_logits is not None,
         **gradients,
     )
 
@@ -149,6 +151,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: 
     if q.numel() == 0 or k.numel() == 0:
         out.zero_()
         lse.fill_(-torch.inf)
+        if options.sink_logits is not None:
+            lse.copy_(options.sink_logits[:, None].expand(lse.shape))
         return
     if options.fp8:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
@@ -167,26 +171,28 @@ def backward(
     options: Options,
     needed: Sequence[bool],
 ) -> None:
-    """Fill those of ``grads`` = (dq, dk, dv, dbias) that are ``needed``."""
+    """Fill those of ``grads``, of q, k, v and ``DIFFERENTIABLE`` options, that are ``needed``."""
     lengths = _lengths(q, k, options)
     if q.numel() == 0 or k.numel() == 0:
         for grad in grads:
             grad.zero_()
+        if dlse is not None and options.sink_logits is not None and needed[4]:
+            grads[4].copy_(dlse.sum((0, 2)))  # lse is the logit
         return
     tensors = {"q": q, "k": k, "v": v, "out": out, "dout": dout, "lse": lse}
     if dlse is not None:
         tensors["dlse"] = dlse
     # Gradients are made together: one that nobody asked for goes to scratch.
-    need_bias = needed[3]
-    need_dq, need_kv = needed[0] or need_bias, needed[1] or needed[2] or need_bias
+    own = {f"d{name}": grad for name, grad, asked in zip(DIFFERENTIABLE, grads[3:], needed[3:], strict=True) if asked}
+    need_bias = "dbias" in own
+    alone = bool(own) and not any(needed[:3])
+    need_dq, need_kv = needed[0] or need_bias or alone, needed[1] or needed[2] or need_bias
     for name, wanted, asked, grad, like in zip(
         GRADIENTS, (need_dq, need_kv, need_kv), needed, grads, (q, k, v), strict=False
     ):
         if wanted:
             tensors[name] = grad if asked else like.new_empty(like.shape)
-    if need_bias:
-        tensors["dbias"] = grads[3]
-    _launch("backward", tensors, options, lengths)
+    _launch("backward", tensors | own, options, lengths)
 
 
 def _launch(pass_: str, tensors: dict[str, Tensor], options: Options, lengths: Lengths | None) -> None:
@@ -204,11 +210,9 @@ def _launch(pass_: str, tensors: dict[str, Tensor], options: Options, lengths: L
         return
     gradients: dict[str, Any] = {}
     if pass_ == "backward":
-        gradients = {
-            "gradients": [name for name in GRADIENTS if name in tensors],
-            "bias_gradient": "dbias" in tensors,
-            "lse_gradient": "dlse" in tensors,
-        }
+        of_backward = [each for each in FEATURES.values() if "forward" not in each.passes]
+        gradients = {each.name: each.argument in tensors for each in of_backward}
+        gradients["gradients"] = [name for name in GRADIENTS if name in tensors]
     sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2])
     problem = problem_of(sizes, q, options, lengths, **gradients)
     limit = shared_limit(q.device)
@@ -330,9 +334,8 @@ def _changes(q: Tensor, options: Options) -> dict[str, Tensor]:
         table = options.cu_seqlens_q
         items = q.shape[0] if table is None else table.shape[0] - 1
         changes["alibi_slopes"] = options.alibi_slopes.expand(items, q.shape[1])[..., None]
-    if options.bias is not None:
-        changes["bias"] = options.bias
-    return changes
+    learned = {name: getattr(options, name) for name in DIFFERENTIABLE}
+    return changes | {name: tensor for name, tensor in learned.items() if tensor is not None}
 
 
 def _scales(k: Tensor, options: Options) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ def flash_attention(
     scale_block: int | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, ``softmax(scale · q kᵀ) v``, without storing the (Nq, Nk) matrices.
 
@@ -119,6 +120,11 @@ def flash_attention(
             tables on the host once, which waits for a GPU. Not with key_mask, block_mask, bias, a
             sawtooth or e4m3.
 
+        sink_logits: float32 (H,), learned attention sinks (gpt-oss; not ``sinks``, which are keys): each
+            head's logit joins the denominator of its rows as the score of one more key of value 0
+            that every query sees, and is in lse. A row that sees no key then has ``lse`` equal to
+            it. It has a gradient, added up in a fixed order. Not with cu_seqlens_q.
+
     Returns:
         ``out`` (B, H, Nq, D) in the type of q, or ``(out, lse)`` with ``lse`` (B, H, Nq) in
         float32, natural logarithm. A row that sees no key has ``out = 0``, ``lse = -inf`` and
@@ -148,8 +154,8 @@ def flash_attention(
     q, k, v, bias = _autocast(q, k, v, bias)
     return_lse = flag("return_lse", return_lse)
     tensors = [q, k, v]
-    if alibi_slopes is not None or bias is not None:
-        tensors += [each for each in (alibi_slopes, bias) if each is not None]
+    if alibi_slopes is not None or bias is not None or sink_logits is not None:
+        tensors += [each for each in (alibi_slopes, bias, sink_logits) if each is not None]
     strangers = [each for each in tensors if not isinstance(each, Tensor)]
     usual = not strangers and q.dim() == 4 and q.numel() != 0
     if usual and scale is None:
@@ -188,17 +194,18 @@ def flash_attention(
         v_scale=v_scale,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
+        sink_logits=sink_logits,
     )
     found = registered.attention_again(tensors, given) if usual else None
     if found is None:
         check_arguments(q, k, v, given)
         if k.dtype == FP8:
-            _refuse_gradient(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, bias=bias)
+            _refuse_gradient(q=q, k=k, v=v, k_scale=k_scale, v_scale=v_scale, bias=bias, sink_logits=sink_logits)
             ones = torch.ones(k.shape[1], dtype=torch.float32, device=k.device)
             given = given._replace(
                 k_scale=ones if k_scale is None else k_scale, v_scale=ones if v_scale is None else v_scale
             )
-        _refuse_forward_mode(q, k, v, *(() if bias is None else (bias,)))
+        _refuse_forward_mode(*(tensor for tensor in (q, k, v, bias, sink_logits) if tensor is not None))
         given = given._replace(seed=_seed_tensor(seed, dropout_p))
         found = registered.attention(q, k, v, *resolve(given, q.shape[3]))
     return found if return_lse else found[0]

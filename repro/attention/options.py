@@ -9,7 +9,7 @@ from torch import Tensor
 
 from analysis.window import Sides
 
-__all__ = ["SCHEMA", "VALUES", "Options"]
+__all__ = ["DIFFERENTIABLE", "SCHEMA", "VALUES", "Options"]
 
 
 class Options(NamedTuple):
@@ -39,6 +39,7 @@ class Options(NamedTuple):
     v_scale: Tensor | None = None
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
+    sink_logits: Tensor | None = None
 
     @property
     def window(self) -> Sides:
@@ -56,6 +57,8 @@ class Options(NamedTuple):
         return self[VALUES:]
 
 
+DIFFERENTIABLE = ("bias", "sink_logits")
+"""Options that have a gradient."""
 VALUES = 11
 """How many fields stand before the tensors."""
 _KINDS = {

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from analysis.feature import Pairs
 from analysis.features import asked_for
+from repro.attention.options import DIFFERENTIABLE
 from repro.attention.validation import DTYPES
 
 __all__ = ["Reference", "attention_reference", "beyond_bound", "changed", "framework_result", "max_error", "visible"]
@@ -51,6 +52,7 @@ class Reference:
     dk: Tensor | None = None
     dv: Tensor | None = None
     dbias: Tensor | None = None
+    dsink_logits: Tensor | None = None
     terms: Mapping[str, Tensor] | None = None
     score: float = 0.0
 
@@ -117,6 +119,9 @@ def attention_reference(
     scores, passed = changed(products, given)
     scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, -1)
+    extra = _joined(given)
+    if extra is not None:
+        lse = torch.logaddexp(lse, extra.double()[..., 0])
     finite = torch.where(torch.isneginf(lse), 0.0, lse)[..., None]
     weights = torch.exp(scores - finite)
     drop = _factor(given)
@@ -163,14 +168,22 @@ def attention_reference(
             "dq through options": slopes_off @ k_rows.abs(),
             "dk through options": fold(slopes_off.mT @ q.abs()),
         }
-    shared = None
+    own: dict[str, Any] = {}
     if bias is not None:
-        shared = dbias.sum_to_size(bias.shape)
+        own["dbias"] = dbias.sum_to_size(bias.shape)
         terms["dbias"] = dbias_sizes.sum_to_size(bias.shape)
         terms["dbias through out"] = dbias_through_out.sum_to_size(bias.shape)
+    if extra is not None:  # its weight's gradient, of a value 0
+        share = torch.exp(extra.double() - finite)
+        row_size = (weights * (dout.abs() @ v_rows.abs().mT * drop)).sum(-1, keepdim=True)
+        row_size = row_size if dlse is None else row_size + dlse.detach().cpu().double().abs()[..., None]
+        through = share * (dout * out).abs().sum(-1, keepdim=True)
+        own["dsink_logits"] = (-share * row_sum).sum((0, 2, 3))
+        terms["dsink_logits"] = (share * row_size).sum((0, 2, 3))
+        terms["dsink_logits through out"] = through.sum((0, 2, 3))
     heard = weights >= torch.finfo(torch.float32).eps / 2
     score = float(scores.masked_fill(~(seen & heard), 0.0).abs().max()) if scores.numel() else 0.0
-    return Reference(out, lse, dq, fold(dk), fold(dv), shared, terms, score)
+    return Reference(out, lse, dq, fold(dk), fold(dv), **own, terms=terms, score=score)
 
 
 def changed(scores: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor | float]:
@@ -185,6 +198,12 @@ def changed(scores: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor 
             scores, derivative = each.scores(scores, _pairs(*scores.shape[-2:]), options)
             passed = passed if derivative is None else derivative * passed
     return scores, passed
+
+
+def _joined(options: Mapping[str, Any]) -> Tensor | None:
+    """Logits (1, H, 1, 1) that join the softmax's denominator, or None."""
+    found = [each.joins(options) for each in asked_for(options) if each.joins is not None]
+    return found[0][None, :, None, None] if found else None
 
 
 def _factor(options: Mapping[str, Any]) -> Tensor:
@@ -212,19 +231,23 @@ def framework_result(
     used = seen.view(batch, kv_heads, group, seqlen_q, seqlen_k).any(dim=(2, 3))[..., None]
     leaves = [t.detach().cpu().requires_grad_() for t in (q, k, v)]
     k_rows, v_rows = (torch.where(used, t, t.new_zeros(())).repeat_interleave(group, 1) for t in leaves[1:])
-    if given.get("bias") is not None:
-        leaves.append(given["bias"].detach().requires_grad_())
-        given["bias"] = leaves[3]
+    named = [name for name in DIFFERENTIABLE if given.get(name) is not None]
+    for name in named:
+        given[name] = given[name].detach().requires_grad_()
+        leaves.append(given[name])
     scores, _ = changed((leaves[0] @ k_rows.mT) * scale, given)
     scores = scores.masked_fill(~seen, -math.inf)
-    alive = seen.any(-1, keepdim=True)
+    alive, extra = seen.any(-1, keepdim=True), _joined(given)
+    if extra is not None:
+        scores = torch.cat([scores, extra.to(scores.dtype).expand_as(alive)], -1)
+        alive = torch.ones_like(alive)
     weights = torch.softmax(scores.masked_fill(~alive, 0.0), -1).masked_fill(~alive, 0.0)
-    weights = weights * _factor(given).to(weights.dtype)
+    weights = weights[..., :seqlen_k] * _factor(given).to(weights.dtype)
     out = weights @ v_rows
     dq, dk, dv, *rest = torch.autograd.grad(out, leaves, dout.detach().cpu())
     lse = torch.logsumexp(scores.float(), -1)
-    dbias = rest[0] if rest else None
-    return Reference(out.detach(), lse.detach(), dq, dk, dv, dbias)
+    own: dict[str, Any] = {f"d{name}": grad for name, grad in zip(named, rest, strict=True)}
+    return Reference(out.detach(), lse.detach(), dq, dk, dv, **own)
 
 
 def max_error(result: Tensor, reference: Tensor) -> float:
@@ -274,7 +297,7 @@ def beyond_bound(name: str, result: Tensor, want: Reference, theirs: Reference, 
         # Scores and sums are fp32 in every type: four roundings of each score, and of the terms.
         rounding = 4 * torch.finfo(torch.float32).eps * (1.0 + want.score)
         limit += rounding * float(want.terms[name].max())
-        if name in ("dq", "dk", "dbias"):
+        if f"{name} through out" in want.terms:
             limit += 0.5 * unit * float(want.terms[f"{name} through out"].max())
     else:  # lse, whose errors are those of the scores
         limit += 4 * unit * (1.0 + want.score)

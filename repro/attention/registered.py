@@ -6,7 +6,7 @@ Two, so that a compiler sees both as single nodes:
     (q, k, v, …) → (out, lse). FlashAttention-2, Alg. 1 (2023); the mask, dropout and block-sparse
     forms are those of FlashAttention 2022, Alg. 2 and 5.
 ``repro::flash_attention_backward``
-    (dout, q, k, v, out, lse, …) → (dq, dk, dv, dbias). FlashAttention-2, Alg. 2.
+    (dout, q, k, v, out, lse, …) → (dq, dk, dv, and those of options). FlashAttention-2, Alg. 2.
 
 Saved between them: q, k, v, out and lse, and the masks, seed, slopes and tables of packed sequences
 where there are any.
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from repro.attention import engine
-from repro.attention.options import SCHEMA, Options
+from repro.attention.options import DIFFERENTIABLE, SCHEMA, Options
 
 __all__ = ["attention", "attention_again"]
 
@@ -153,25 +153,28 @@ def _backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, ...]:
     chosen, needed = Options(*options[:-1]), options[-1]
-    grads = _gradients(q, k, v, chosen.bias, needed)
+    grads = _gradients(q, k, v, chosen, needed)
     engine.backward(dout, dlse, q, k, v, out, lse, grads, chosen, needed)
     return grads
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, ...]:
     _dout, _dlse, q, k, v, _out, _lse, *options, needed = inputs
-    return _gradients(q, k, v, Options(*options).bias, needed)
+    return _gradients(q, k, v, Options(*options), needed)
 
 
-def _gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, needed: list[bool]) -> tuple[Tensor, ...]:
-    """Memory for dq, dk, dv, dbias. One that nobody needs has no elements: a schema has no optional
-    results, so :class:`_Attention` turns it into None."""
+def _gradients(q: Tensor, k: Tensor, v: Tensor, options: Options, needed: list[bool]) -> tuple[Tensor, ...]:
+    """Memory for dq, dk, dv and those of the options. One that nobody needs has no elements: a
+    schema has no optional results, so :class:`_Attention` turns it into None."""
+    given = (getattr(options, name) for name in DIFFERENTIABLE)
+    own = [
+        q.new_empty(0) if tensor is None or not wanted else tensor.new_empty(tensor.shape)
+        for tensor, wanted in zip(given, needed[3:], strict=True)
+    ]
     dq, dk, dv = (
         _like(tensor) if wanted else tensor.new_empty(0) for tensor, wanted in zip((q, k, v), needed[:3], strict=True)
     )
-    if bias is None or not needed[3]:
-        return dq, dk, dv, q.new_empty(0)
-    return dq, dk, dv, bias.new_empty(bias.shape)
+    return dq, dk, dv, *own
 
 
 class _Attention(torch.autograd.Function):
@@ -199,13 +202,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> 
     ctx.set_materialize_grads(False)
 
 
-#: Where the bias stands among the operator's inputs.
-_BIAS = 3 + Options._fields.index("bias")
+#: Where the options that have a gradient stand among the operator's inputs.
+_WITH_GRADIENT = tuple(3 + Options._fields.index(name) for name in DIFFERENTIABLE)
 
 
 def _needed(inputs: Sequence[bool]) -> list[bool]:
-    """Of the inputs that need a gradient, those that have one: q, k, v and the bias."""
-    return [*inputs[:3], inputs[_BIAS]]
+    """Of the inputs that need a gradient, those that have one: q, k, v and some options."""
+    return [*inputs[:3], *(inputs[at] for at in _WITH_GRADIENT)]
 
 
 def _pull_back(ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -221,7 +224,8 @@ def _pull_back(ctx: Any, needed: list[bool], dout: Tensor | None, dlse: Tensor |
         dout = torch.zeros_like(out)
     results = _call("flash_attention_backward", (dout, dlse, q, k, v, out, lse, *options, needed))
     kept = [grad if wanted else None for grad, wanted in zip(results, needed, strict=True)]
-    *found[:3], found[_BIAS] = kept
+    for at, grad in zip((0, 1, 2, *_WITH_GRADIENT), kept, strict=True):
+        found[at] = grad
     return tuple(found)
 
 
@@ -315,5 +319,5 @@ _register("flash_attention", f"(Tensor q, Tensor k, Tensor v, {SCHEMA}) -> (Tens
 _register(
     "flash_attention_backward",
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{SCHEMA}, bool[] needed) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{SCHEMA}, bool[] needed) -> ({', '.join(['Tensor'] * (3 + len(DIFFERENTIABLE)))})",
 )

@@ -60,6 +60,7 @@ def check_arguments(q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
             key_mask=key_mask is not None,
             block_mask=block_mask is not None,
             bias=options.bias is not None,
+            sink_logits=options.sink_logits is not None,
             **{f"order='{options.order}'": options.order != "rows", "k and v of e4m3": k.dtype == FP8},
         )
     if key_mask is not None:
@@ -70,6 +71,8 @@ def check_arguments(q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
         _check_alibi_slopes(options.alibi_slopes, q, options.cu_seqlens_q)
     if options.bias is not None:
         _check_bias(options.bias, q, k)
+    if options.sink_logits is not None:
+        _check_sink_logits(options.sink_logits, q)
 
 
 def resolve(options: Options, head_dim: int) -> Options:
@@ -200,6 +203,17 @@ def _check_alibi_slopes(slopes: Tensor, q: Tensor, cu_seqlens_q: Tensor | None) 
         raise TypeError(f"q and alibi_slopes are on different devices: {q.device}, {slopes.device}")
     if slopes.requires_grad and torch.is_grad_enabled():
         raise ValueError("alibi_slopes requires a gradient, and none is implemented: pass alibi_slopes.detach()")
+
+
+def _check_sink_logits(logits: Tensor, q: Tensor) -> None:
+    if not isinstance(logits, Tensor) or logits.dtype != torch.float32:
+        kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"sink_logits must be a float32 tensor, got {kind}")
+    check_dense("sink_logits", logits)
+    if logits.shape != q.shape[1:2]:
+        raise ValueError(f"sink_logits must have shape (H,) = {tuple(q.shape[1:2])}, got {tuple(logits.shape)}")
+    if logits.device != q.device:
+        raise TypeError(f"q and sink_logits are on different devices: {q.device}, {logits.device}")
 
 
 def _check_key_scales(q: Tensor, k: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, block: int | None) -> None:

@@ -5,93 +5,84 @@
     with found.applied(model):    # they run again in the backward
         model(ids, labels=ids).loss.backward()
 
-For models with an embedding, a list of like blocks (`layers`, `h`, ...) and a head, called by their
-own forward, as Hugging Face transformers are.  The model runs once without keeping anything; hooks
-on the blocks see what each is called with, and every block is measured by itself.  What lies before
-the first block and after the last one are two more stages of the chain.  The plan recomputes whole
-blocks (analysis.checkpointing.greedy), which is what torch.utils.checkpoint and FSDP's
-apply_activation_checkpointing take: a list of modules.
+For models with lists of like blocks (`layers`, `h`, ...) that their own forward calls, in any order
+and with anything around them: Hugging Face transformers, encoders with decoders, U-Nets.  One step is
+measured in which every block runs again; from its timeline follows what a step takes in which some
+do not (block_step.py).  The plan recomputes whole blocks, which is what torch.utils.checkpoint and
+FSDP's apply_activation_checkpointing take: a list of modules.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree
 
 from analysis.arguments import byte_count, flag, methods, whole
-from analysis.checkpointing import Chain, Plan, greedy, store_all
-from analysis.checkpointing.schedule import Keep, Op
+from analysis.checkpointing import InfeasibleBudgetError
 
 from .arguments import Arguments
-from .block_runs import again_in_backward, replaced
+from .block_runs import InnerGradientError, again_in_backward, replaced
+from .block_step import Call, Recorder, Timeline, seconds
+from .kept import changed, newest_node, outside, refuse_earlier_graph
 from .memory import memory_meter
-from .passed import Around, Passing
-from .profiling import Found, Profile, ZeroGradients, profile_of, stage_bytes, stage_seconds
-from .replay import autocast_now, cuda_devices
-from .saved import INNER_HOOKS
-from .span import Part
+from .replay import cuda_devices
 from .state import left_alone
-from .values import Held, State, Values, storage_bytes
+from .values import Held, Values, storage_bytes
 
 __all__ = ["BlockPlan", "blocks_of", "plan_blocks"]
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The repeated blocks by name: the longest nn.ModuleList or nn.Sequential whose members are of
-    one class (of equal ones the outermost).  ValueError names what to do where there is none."""
-    best: dict[str, nn.Module] = {}
+    """The repeated blocks by name: the members of every nn.ModuleList or nn.Sequential of two or more
+    members of one class, of lists inside each other the outer ones.  ValueError names what to do
+    where there is none."""
+    found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
-            continue
         members = dict(module.named_children())
-        if len({type(member) for member in members.values()}) == 1 and len(members) > len(best):
-            best = {f"{name}.{key}" if name else key: member for key, member in members.items()}
-    if len(best) < 2:
+        inside = any(name == block or name.startswith(f"{block}.") for block in found)
+        if inside or len(members) < 2 or not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        if len({type(member) for member in members.values()}) == 1:
+            found |= {f"{name}.{key}" if name else key: member for key, member in members.items()}
+    if not found:
         raise ValueError(
             f"{type(model).__name__} has no list of two or more like blocks: pass their names "
             "(blocks=[...]), or make it an nn.Sequential or give it a stages() method and use "
             "plan()"
         )
-    return best
+    return found
 
 
 @dataclass(frozen=True)
 class BlockPlan:
     """recompute: names of the blocks to put a checkpoint around; keep: the other blocks.
 
-    chain: stage 1 is what comes before the blocks, the last what comes after.
     predicted_peak_bytes: activations, interiors, gradients and temporaries at the peak, loss and
     logits included; weights, their gradients and optimiser states are not.  stored_peak_bytes: the
-    same if nothing is recomputed.  result_bytes: of both, what the model returns and its loss,
-    which the usual loop (`out = model(...); out.loss.backward()`) holds to the end;
-    `model(...).loss.backward()` takes up to that much less.  resident_bytes: weights, gradients and
-    optimiser states, where the budget was one of everything.  inner: blocks that call autograd in
-    their own forward.
+    same if nothing is recomputed.  overhead: extra time over a step that recomputes nothing.
+    result_bytes: of both, what the model returns and its loss, which the usual loop
+    (`out = model(...); out.loss.backward()`) holds to the end; `model(...).loss.backward()` takes up
+    to that much less.  resident_bytes: weights, gradients and optimiser states, where the budget was
+    one of everything.  inner: blocks that call autograd in their own forward.
     """
 
     recompute: tuple[str, ...]
     keep: tuple[str, ...]
-    chain: Chain = field(repr=False)
-    plan: Plan = field(repr=False)
     predicted_peak_bytes: int
     stored_peak_bytes: int
+    overhead: float
     result_bytes: int = 0
     resident_bytes: int = 0
     inner: frozenset[str] = field(default=frozenset(), repr=False)
-
-    @property
-    def overhead(self) -> float:
-        """Extra time over a step that recomputes nothing."""
-        least = self.chain.forward_s + self.chain.backward_s
-        return self.plan.seconds / least - 1 if least else 0.0
 
     def __str__(self) -> str:
         mib = 2**20
@@ -164,14 +155,20 @@ def plan_blocks(
     budget_bytes: of activations and what belongs to them (`BlockPlan.predicted_peak_bytes`)
     total_budget_bytes: of everything: the same plus `bytes_a_parameter` for weights, gradients and
         optimiser states (16: mixed-precision Adam; 16 is also 4 + 4 + 8 in fp32)
-    blocks: their names, instead of the longest list of like modules
+    blocks: their names, instead of every list of like modules (`blocks_of`)
     loss: a function of the model's result; default: its `.loss`, its ["loss"], or the mean square
         of its first tensor
-    progress: called with the parts measured and all there are: before the blocks, the blocks, after
+    repeats: timed steps, of whose seconds the median counts; 0: all blocks count the same
+    progress: called with the steps done and all there are
+
+    The step that is measured is run here, with gradients of all weights beside it.  Under autocast its
+    backward is run outside of it, as torch advises.
 
     Raises TypeError for arguments of another kind, ValueError for no or two budgets, an impossible
-    one, or a model without blocks, InfeasibleBudgetError where recomputing every block does not
-    fit.  The model is left as it was.
+    one, a model without blocks, blocks inside each other or that are not called,
+    InfeasibleBudgetError where recomputing blocks does not help enough, RuntimeError for a block
+    that goes on from a result of an earlier step with its graph.
+    A block that changes what nobody puts back is kept.  The model is left as it was.
     """
     if (budget_bytes is None) == (total_budget_bytes is None):
         raise ValueError(f"budget_bytes={budget_bytes} and total_budget_bytes={total_budget_bytes}: give one")
@@ -185,33 +182,38 @@ def plan_blocks(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} is not a torch.nn.Module")
     found = blocks_of(model) if blocks is None else {n: model.get_submodule(n) for n in blocks}
+    for name in found:
+        if inside := [other for other in found if other.startswith(f"{name}.")]:
+            raise ValueError(f"block {inside[0]} is a part of block {name}: name one of the two")
     resident = 0
     if total_budget_bytes is not None:
         resident = math.ceil(bytes_a_parameter * sum(p.numel() for p in model.parameters()))
-    given = args if isinstance(args, tuple) else (args,)
-    measured, results = _profile(
-        model, given, dict(kwargs or {}), list(found.values()), loss or loss_of, repeats, progress
-    )
+    given = Arguments(args if isinstance(args, tuple) else (args,), dict(kwargs or {}))
+    steps = Steps(model, given, found, loss or loss_of, progress)
+    timeline, seconds, step_s = steps.measured(repeats)
     available = total_budget_bytes if budget_bytes is None else budget_bytes
     assert available is not None
-    chain, inside = measured.chain, range(2, len(measured.chain))
-    plan = measured.plan_within(
-        lambda budget: greedy(chain, budget, among=inside), available, resident + results, inside
-    )
-    again = {a.stage for a in plan.schedule if a.op is Op.FORWARD and a.keep is not Keep.ALL}
-    measured.refuse_changes(again, "blocks= without it")
-    recompute = tuple(name for stage, name in enumerate(found, start=2) if stage in again)
-    keep = tuple(name for name in found if name not in recompute)
+    beside = resident + storage_bytes(given.tensors)
+    path = list(timeline.path(seconds, steps.kept))
+    stored = path[0][1]
+    fitting = [again for again, peak in path if peak + beside <= available]
+    if not fitting:
+        least = min(peak for _, peak in path) + beside
+        raise InfeasibleBudgetError(available, least)
+    again = fitting[0]
+    for name in reversed(again[:-1]):  # of those, what is not needed after all
+        fewer = [other for other in again if other != name]
+        if timeline.peak(fewer) + beside <= available:
+            again = fewer
     return BlockPlan(
-        recompute,
-        keep,
-        chain,
-        plan,
-        measured.peak_bytes(plan.schedule) + results,
-        measured.peak_bytes(store_all(chain).schedule) + results,
-        results,
+        tuple(name for name in found if name in again),
+        tuple(name for name in found if name not in again),
+        timeline.peak(again) + beside - resident,
+        stored + beside - resident,
+        sum(seconds[name] for name in again) / step_s,
+        steps.result_bytes,
         resident,
-        frozenset(name for stage, name in enumerate(found, start=2) if stage in measured.inner),
+        frozenset(steps.inner),
     )
 
 
@@ -228,161 +230,136 @@ def loss_of(result: Any) -> Tensor:
     raise TypeError(f"the model returned {type(result).__name__} without a loss: pass loss=")
 
 
-class _FirstBlockError(Exception):  # no error, but what raises has that name
-    """Ends a forward where the first block would begin."""
+class Steps:
+    """Steps of a model whose blocks run again; what is found on the way.
 
-
-def _profile(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    blocks: list[nn.Module],
-    loss: Callable[[Any], Tensor],
-    repeats: int,
-    progress: Callable[[int, int], None] | None,
-) -> tuple[Profile, int]:
-    """The chain before, blocks, after, with the weights that both ends share; and the bytes of the
-    model's result and loss."""
-    entire = Arguments(args, kwargs)
-    device = next(model.parameters()).device.type
-    casting = any(on for _, on, _ in autocast_now(("cpu", device)))
-    stages: list[Part] = []
-    rows: list[Any] = []
-    seconds: list[tuple[list[float], list[float]]] = []
-    measuring = holding = False  # holding: the block that runs calls autograd itself
-    handed_on: set[int] = set()  # storages of the last block's results
-
-    def measure(part: Part, tensors: State) -> bool:
-        held = Held(Values.of(tensors, part.label))
-        with ZeroGradients(part):
-            _, row, inner = stage_bytes(meter, part, held, True, casting, hold_result=False)
-        rows.append(row)
-        seconds.append(stage_seconds(part, held, True, repeats)[0] if repeats else ([1.0], [2.0]))
-        stages.append(part)
-        if progress is not None:
-            progress(len(stages), len(blocks) + 2)
-        return inner
-
-    def before_block(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        nonlocal measuring, holding
-        if measuring:
-            return
-        measuring = True
-        call = Arguments(given, named)
-        number = len(stages) - 1
-        follows = number == 0 or {_storage(t) for t in call.tensors} & handed_on
-        if block is not blocks[number % len(blocks)] or not follows:
-            raise ValueError(
-                f"something else runs before block {number + 1} of the {len(blocks)} named: name "
-                "all blocks between the first and the last, in this order of being called"
-            )
-        part = Part(type(block).__name__, block, lambda *t: block(*call.args(t), **call.kwargs(t)))
-        with saved_tensors_hooks(lambda t: t.detach(), lambda t: t):  # not those around the model
-            holding = measure(part, call.tensors)
-        measuring = False
-
-    results: list[Any] = []
-
-    def after_block(block: nn.Module, given: Any, result: Any) -> None:
-        if measuring:
-            return
-        nonlocal handed_on
-        leaves = _pytree.tree_leaves(result)
-        handed_on = {_storage(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
-        if block is blocks[-1]:
-            results.append(result)
-
-    def to_first(*tensors: Tensor) -> Any:
-        def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            before.ends()  # what the model's own forward holds is still there
-            raise _FirstBlockError(args, kwargs)
-
-        handle = blocks[0].register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
-        try:
-            model(*entire.args(tensors), **entire.kwargs(tensors))
-        except _FirstBlockError as stopped:
-            return stopped.args
-        finally:
-            handle.remove()
-        raise ValueError("the model's forward does not call its first block")
-
-    before = Part("before", model, to_first)
-    devices = cuda_devices(entire.tensors, model.parameters())
-    with left_alone([model], devices), torch.enable_grad(), memory_meter(device) as meter:
-        measure(before, entire.tensors)
-        handles = [b.register_forward_pre_hook(before_block, with_kwargs=True) for b in blocks]
-        handles += [b.register_forward_hook(after_block) for b in blocks]
-        try:
-            hooks = saved_tensors_hooks(lambda t: t.detach() if holding else None, lambda t: t)
-            with INNER_HOOKS.without_graph(), hooks:
-                whole = model(*args, **kwargs)
-                leaves = [leaf for leaf in _pytree.tree_leaves(whole) if isinstance(leaf, Tensor)]
-                result_bytes = storage_bytes([*leaves, loss(whole)])
-                del whole, leaves
-        finally:
-            for handle in handles:
-                handle.remove()
-        if len(stages) != len(blocks) + 1 or len(results) != 1:
-            raise ValueError(f"the model's forward calls its {len(blocks)} blocks {len(stages) - 1} times")
-        last = Values.of(results.pop(), "the last block")
-
-        def from_last(*tensors: Tensor) -> Tensor:
-            result = last.rebuild(tensors)
-            around = after.around or Around()
-            stretch = ExitStack()
-
-            def block(*args: Any, **kwargs: Any) -> Any:
-                around.held.append((args, kwargs))
-                return result
-
-            def last_block(*args: Any, **kwargs: Any) -> Any:
-                stretch.enter_context(Passing(around))
-                after.begins()
-                return block(*args, **kwargs)
-
-            # What comes before the blocks runs too.
-            forwards = {**dict.fromkeys(blocks, block), blocks[-1]: last_block}
-            with replaced(forwards), stretch:
-                return loss(model(*args, **kwargs))
-
-        after = Part("after", model, from_last, late=True)
-        measure(after, last.tensors)
-    inside = {id(p) for block in blocks for p in block.parameters()}
-    names: dict[nn.Parameter, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        names[parameter] = names.get(parameter, 0) + 1
-    tied = tuple(p for p, count in names.items() if count > 1 and id(p) not in inside)
-    measured = [row() for row in rows]
-    _passed_around(measured[0], measured[-1])
-    _let_go(measured[-2], measured[-1])
-    found = profile_of(stages, measured, seconds, storage_bytes(entire.tensors), shared=tied)
-    return found, result_bytes
-
-
-def _passed_around(before: Found, after: Found) -> None:
-    """Gradients of tensors that go around all blocks, from the backward of what comes after the
-    blocks until that of what comes before.
-
-    A chain has no such thing.  They count as saved by stage 1, which is from the start, and so much
-    less as saved by the last stage: that is exact in its runs, which measured them, and later.
+    inner: blocks that call autograd in their own forward.  kept: blocks that change what nobody
+    puts back, with its names.  result_bytes: of the model's result and its loss.
     """
-    passed = after.passed_gradient_bytes
-    before.sizes["saved_bytes"] += passed
-    after.sizes["saved_bytes"] = max(0, after.sizes["saved_bytes"] - passed)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        given: Arguments,
+        blocks: dict[str, nn.Module],
+        loss: Callable[[Any], Tensor],
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._model, self._given, self.blocks, self._loss = model, given, blocks, loss
+        self._progress = progress
+        self._held = Held(Values.of_tensors(given.tensors))
+        self._device = next(model.parameters()).device.type
+        self.inner: set[str] = set()
+        self.kept: dict[str, tuple[str, ...]] = {}
+        self.result_bytes = 0
+
+    def measured(self, repeats: int) -> tuple[Timeline, dict[str, float], float]:
+        """The timeline; seconds of each block's forward; and of a step that recomputes nothing."""
+        done, steps = itertools.count(1), 3 + repeats
+
+        def advance() -> None:
+            if self._progress is not None:
+                self._progress(next(done), steps)
+
+        devices = cuda_devices(self._given.tensors, self._model.parameters())
+        with left_alone([self._model], devices), torch.enable_grad():
+            for parameter in self._model.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+            try:
+                self._look()
+                advance()
+                unheld = self._refuse_earlier_graph()
+                advance()
+                timed = []
+                for _ in range(repeats):
+                    timed.append(self._timed())
+                    advance()
+                with memory_meter(self._device) as meter:
+                    recorder = Recorder(lambda: meter.region("stretch"), follow=True)
+                    self._step(recorder, backward=True)
+                advance()
+                timeline = Timeline(recorder, unheld)
+            finally:
+                for parameter in self._model.parameters():
+                    parameter.grad = None
+        absent = [name for name in self.blocks if name not in timeline.blocks]
+        if absent:
+            raise ValueError(f"the model's forward does not call {', '.join(absent)}: name the blocks that it calls")
+        if not timed:
+            return timeline, dict.fromkeys(self.blocks, 1.0), 3.0 * len(self.blocks)
+        forwards = {name: median(found[name] for found, _ in timed) for name in self.blocks}
+        return timeline, forwards, median(whole for _, whole in timed)
+
+    def _look(self) -> None:
+        """A forward, which tells what each block changes, and whether it differentiates."""
+        while True:
+            try:
+                self._step(_Looking(self), backward=False)
+                break
+            except InnerGradientError as error:
+                self.inner.add(error.block)
+
+    def _refuse_earlier_graph(self) -> Recorder:
+        """Another forward, whose graph must not lead to the one before."""
+        start, recorder = newest_node(), Recorder(nullcontext, hold=False)
+        loss = self._step(recorder, backward=False)
+        refuse_earlier_graph(list(self.blocks.values()), [loss], start)
+        return recorder
+
+    def _timed(self) -> tuple[dict[str, float], float]:
+        """Seconds of the blocks' forwards, and of the step without second runs."""
+        wait = torch.cuda.synchronize if self._device == "cuda" else _nothing
+        recorder = Recorder(lambda: seconds(wait))
+        self._step(recorder, backward=True)
+        spans = [found[0] for found in recorder.stretches]
+        again = sum(spans[call.again] for call in recorder.calls if call.again is not None)
+        forwards = dict.fromkeys(self.blocks, 0.0)
+        for call in recorder.calls:
+            forwards[call.block] += spans[call.forward]
+        return forwards, sum(spans) - again
+
+    def _step(self, recorder: Recorder, *, backward: bool) -> Tensor:
+        forwards = {
+            block: again_in_backward(block, name, inner=name in self.inner, check=False, recorder=recorder)
+            for name, block in self.blocks.items()
+        }
+        given = self._held.again("an argument")
+        try:
+            with replaced(forwards):
+                recorder.cut()
+                result = self._model(*self._given.args(given), **self._given.kwargs(given))
+                loss = self._loss(result)
+            recorder.cut()
+            leaves = [leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+            self.result_bytes = storage_bytes([*leaves, loss])
+            del leaves
+            torch.clear_autocast_cache()
+            if backward:
+                with ExitStack() as stack:
+                    for kind in {"cpu", self._device}:
+                        stack.enter_context(torch.autocast(kind, enabled=False))
+                    loss.backward()
+        finally:
+            recorder.close()
+        return loss
 
 
-def _let_go(block: Found, after: Found) -> None:
-    """The last block's result, where no backward needs it: joined to something, or added to it.
+class _Looking(Recorder):
+    """Looks at what the blocks change that nobody puts back."""
 
-    A chain holds it until the last stage's backward is over; autograd lets go of it in the forward,
-    nobody knows when: so the peak of that forward, if it is the step's, is an upper bound.
-    """
-    if block.kept.uses_result or after.kept.uses_input or block.kept.kept_bytes:
-        return
-    gone = min(block.sizes["activation_bytes"], after.sizes["saved_bytes"])
-    after.sizes["saved_bytes"] -= gone
-    after.sizes["saving_temporary_bytes"] += gone
+    def __init__(self, steps: Steps) -> None:
+        super().__init__(nullcontext)
+        self._steps = steps
+
+    @contextmanager
+    def first(self, block: str, given: Iterable[Tensor]) -> Iterator[Call]:
+        module = self._steps.blocks[block]
+        before = outside(module)
+        with super().first(block, given) as call:
+            yield call
+        if changes := changed(before, outside(module)):
+            self._steps.kept[block] = changes
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _nothing() -> None:
+    pass

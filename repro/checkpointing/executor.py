@@ -181,9 +181,8 @@ class Run:
         elif action.op is Op.BACKWARD:  # its nodes have run, or will run when they are ready
             self._kept.pop(action.stage, None)
             self._checkpoints.pop(action.stage - 1, None)
+            self._repeats.pop(action.stage, None)
             self._passed = action.stage
-            if action.stage == 1:
-                self._repeats = {}
         elif action.op is Op.DROP:
             if action.value is Value.ACTIVATION:
                 del self._checkpoints[action.stage]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree
 
-from .passed import newest_node
 from .saved import INNER_HOOKS
 from .stage_parts import modules_of
 from .swap import Watched
 from .values import Held, StageFn, Values, call
 
 _LONGEST = 1000  # items of a container that are looked at
+_LONGEST_MEMORY = 8  # runs whose tensors somebody keeps together
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _CONTAINERS = (list, set, deque, bytearray)
 _FOREIGN = ("torch", "numpy", "builtins")
@@ -33,18 +34,18 @@ _FOREIGN = ("torch", "numpy", "builtins")
 
 @dataclass(frozen=True)
 class Kept:
-    """kept_bytes: of tensors that outlive the run and its graph; overlap_bytes: those of them that
-    the stage also saves or returns.  graph_bytes: what its graph holds though it saves nothing.
-    changes: what it changes that nobody puts back, by name.  uses_input, uses_result: whether it
-    saves anything of its input, and of its result, for its backward.
+    """kept_bytes: of tensors that outlive the run and its graph.  graph_bytes: of others that its
+    graph holds though it saves nothing, as hooks inside the stage make it.  overlap_bytes: those of
+    either that the stage also saves or returns.
+    changes: what it changes that nobody puts back, by name.  runs: after so many it keeps
+    no more than before; 1 too where it keeps more and more, which somebody else clears each step.
     """
 
     kept_bytes: int
-    overlap_bytes: int
     graph_bytes: int
+    overlap_bytes: int
     changes: tuple[str, ...]
-    uses_input: bool
-    uses_result: bool
+    runs: int = 1
 
 
 def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept:
@@ -53,8 +54,7 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
 
     RuntimeError where it uses a result that an earlier run left with its graph.
     """
-    value = held.again("the input")
-    before = dict(_outside(stage))
+    before = outside(stage)
     saved: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor | None:
@@ -72,36 +72,73 @@ def left_behind(stage: StageFn, held: Held, unpack: bool, *, hold: bool) -> Kept
         INNER_HOOKS.without_graph(),
         saved_tensors_hooks(pack, lambda kept: kept),
     ):
+        value = _pytree.tree_map_only(Tensor, _copied, held.again("the input"))
+        inputs = Values.of(value, "the input").tensors
         outputs = Values.of(call(stage, value, unpack), "stage").tensors
-    _refuse_earlier_graph(stage, outputs, start)
-    after = dict(_outside(stage))
-    changes = tuple(name for name in before if name in after and before[name] != after[name])
+    refuse_earlier_graph([stage], outputs, start)
+    changes = changed(before, outside(stage))
     torch.clear_autocast_cache()
     returned = {tensor.untyped_storage()._cdata for tensor in outputs}
-    with_graph = watched.alive
-    counted = returned | saved.keys()
-    given = {tensor.untyped_storage()._cdata for tensor in held.tensors}
-    uses_input, uses_result = bool(given & saved.keys()), bool(returned & saved.keys())
-    del value, outputs
+    given = {tensor.untyped_storage()._cdata for tensor in inputs}
+    counted = returned | given | saved.keys()
+    graph = [tensor.grad_fn for tensor in outputs]
+    del value, inputs, outputs
     gc.collect()
     saved.clear()
+    with_graph = watched.alive
+    del graph
+    gc.collect()
     kept = watched.alive
-    graph = sum(n for key, n in with_graph.items() if key not in counted and key not in kept)
+    if hold:
+        with_graph = kept
+    kept_bytes, runs = 0, 1
+    if kept:
+        kept_bytes, runs = _steady(watched, lambda: call(stage, held.again("the input"), unpack), hold=hold)
     return Kept(
-        sum(kept.values()),
-        sum(nbytes for key, nbytes in kept.items() if key in counted),
-        0 if hold else graph,
+        kept_bytes,
+        sum(with_graph.values()) - sum(kept.values()),
+        sum(size for key, size in with_graph.items() if key in counted),
         changes,
-        uses_input,
-        uses_result,
+        runs,
     )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Of one's own, so that its release shows; no leaf, which its graph would hold."""
+    return tensor.clone()
+
+
+def _steady(watched: Watched, run: Callable[[], Any], *, hold: bool) -> tuple[int, int]:
+    """What is kept of several runs together, once another adds nothing, and of how many it is."""
+    found = [sum(watched.alive.values())]
+    while len(found) <= _LONGEST_MEMORY:
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.enable_grad(),
+            watched,
+            INNER_HOOKS.without_graph(),
+            saved_tensors_hooks(lambda t: t.detach() if hold else None, lambda t: t),
+        ):
+            run()
+        torch.clear_autocast_cache()
+        gc.collect()
+        found.append(sum(watched.alive.values()))
+        if found[-1] <= found[-2]:
+            return found[-2], len(found) - 1
+    return found[0], 1
 
 
 # -- a graph of an earlier run ---------------------------------------------------------------------
 
 
-def _refuse_earlier_graph(stage: StageFn, outputs: Iterable[Tensor], start: int) -> None:
-    """RuntimeError if the graph of a run leads to nodes that were there before it."""
+def newest_node() -> int:
+    """The number of a node of the autograd graph that is made now; later ones are larger."""
+    node: Any = torch.ones((), requires_grad=True).mul(1).grad_fn
+    return int(node._sequence_nr())
+
+
+def refuse_earlier_graph(stages: Sequence[StageFn], outputs: Iterable[Tensor], start: int) -> None:
+    """RuntimeError if the graph of a run of some stages leads to nodes that were there before it."""
     waiting: list[Any] = [t.grad_fn for t in outputs if t.grad_fn is not None]
     seen: set[Any] = set()
     while waiting:
@@ -110,6 +147,7 @@ def _refuse_earlier_graph(stage: StageFn, outputs: Iterable[Tensor], start: int)
             continue
         seen.add(node)
         if node._sequence_nr() < start:
+            stage = next((stage for stage in stages if any(_holders(stage))), stages[0])
             name = getattr(stage, "label", None) or type(stage).__name__
             holders = ", ".join(_holders(stage)) or "somewhere outside of its modules"
             raise RuntimeError(
@@ -140,8 +178,18 @@ def _modules(stage: StageFn) -> list[nn.Module]:
 # -- changes that nobody puts back -----------------------------------------------------------------
 
 
+def changed(before: dict[str, object], after: dict[str, object]) -> tuple[str, ...]:
+    """Names of what has changed."""
+    return tuple(name for name in before if name in after and before[name] != after[name])
+
+
+def outside(stage: StageFn) -> dict[str, object]:
+    """What nobody puts back, as it is now, by name."""
+    return dict(_outside(stage))
+
+
 def _outside(stage: StageFn) -> Iterator[tuple[str, object]]:
-    """By name: what stands in containers among the attributes, in attributes of the classes, and in
+    """What stands in containers among the attributes, in attributes of the classes, and in
     the globals and closures that forward functions name."""
     functions: dict[Callable[..., Any], None] = {}
     if isinstance(stage, types.FunctionType):

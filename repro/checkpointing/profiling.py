@@ -28,10 +28,8 @@ from .fingerprint import Prints
 from .joining import given_to_first, join_stages, stages_of
 from .kept import Kept, left_behind
 from .memory import MemoryMeter, Region, memory_meter
-from .passed import Around
 from .replay import autocast_now, cuda_devices
 from .saved import INNER_HOOKS
-from .span import Part, span
 from .stage_parts import parameters_of
 from .state import ModuleState, left_alone
 from .values import Held, StageFn, State, Values, call, stage_name, storage_bytes
@@ -61,15 +59,12 @@ class Profile:
     kept: tuple[Kept, ...] = ()  # a stage each
     autocast: tuple[tuple[str, bool, torch.dtype], ...] = ()
 
-    def aside_bytes(self, repeated: Collection[int] | None = None) -> int:
-        """What a step holds beside its chain if it runs the stages `repeated` (1-based; None: all)
-        more than once: the sum of the gradients of shared parameters, weights cast by autocast,
-        the state that stages need to run again, and what they keep."""
-        again = range(1, len(self.stages) + 1) if repeated is None else repeated
-        shared = sum(p.numel() * p.element_size() for p in self.shared if p.requires_grad)
-        state = sum(self.restored_bytes[i - 1] + self.extra_cast_bytes[i - 1] for i in again)
-        kept = sum(k.kept_bytes + k.graph_bytes for k in self.kept)
-        return shared + self.cast_bytes + state + kept
+    def aside_bytes(self) -> int:
+        """The most that a step holds beside its chain: the sum of the gradients of shared parameters,
+        weights cast by autocast, the state that stages need to run again, and what they keep."""
+        again = range(1, len(self.stages) + 1)
+        kept = sum(k.kept_bytes + 2 * k.graph_bytes for k in self.kept)
+        return self._shared_bytes() + self._cast_bytes(again) + sum(self.restored_bytes) + kept
 
     def peak_bytes(self, schedule: Schedule, replay: Replay | None = None) -> int:
         """The peak of a schedule and of what lies beside the chain.
@@ -79,39 +74,50 @@ class Profile:
         replay = replay or simulate(self.chain, schedule)
         runs = Counter(action.stage for action in schedule if action.op is Op.FORWARD)
         again = {stage for stage, count in runs.items() if count > 1}
-        peak = counted = 0
+        begun: set[int] = set()
+        peak = beside = 0
         for action, live in zip(schedule, replay.live_bytes, strict=True):
-            once = action.op in (Op.FORWARD, Op.BACKWARD) and action.stage not in again
-            own = self.kept[action.stage - 1].overlap_bytes if once and self.kept else 0
-            if action.op is Op.FORWARD:
-                counted += own
-            peak = max(peak, live - counted)
+            stage = action.stage
+            if action.op is Op.FORWARD and stage not in begun:
+                begun.add(stage)
+                beside += self._beside(stage, stage in again)
+                peak = max(peak, live + beside)
+            elif action.op is Op.FORWARD:
+                peak = max(peak, live + beside + self.kept[stage - 1].graph_bytes)  # another graph
+            else:
+                peak = max(peak, live + beside)
             if action.op is Op.BACKWARD:
-                counted -= own
-        return peak + self.aside_bytes(again)
+                beside -= self._beside(stage, stage in again)
+        kept = sum(k.kept_bytes for k in self.kept)
+        return peak + self._shared_bytes() + self._cast_bytes(again) + kept
+
+    def _beside(self, stage: int, again: bool) -> int:
+        """What lies beside the chain from a stage's first run until its backward is over.  What
+        others hold of it is in the chain too where it runs once."""
+        kept = self.kept[stage - 1]
+        return kept.graph_bytes + (self.restored_bytes[stage - 1] if again else -kept.overlap_bytes)
+
+    def _shared_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.shared if p.requires_grad)
+
+    def _cast_bytes(self, again: Collection[int]) -> int:
+        return self.cast_bytes + sum(self.extra_cast_bytes[i - 1] for i in again)
 
     @property
-    def keeps_bytes(self) -> bool:
-        """Whether a step leaves tensors behind, so that the next one has them from its start."""
-        return any(k.kept_bytes for k in self.kept)
+    def steady_steps(self) -> int:
+        """After so many steps one finds from its start what earlier ones have left behind."""
+        return 1 + max((k.runs for k in self.kept if k.kept_bytes), default=0)
 
-    def plan_within(
-        self,
-        plan: Callable[[int], Plan],
-        budget_bytes: int,
-        more_bytes: int = 0,
-        repeatable: Collection[int] | None = None,
-    ) -> Plan:
+    def plan_within(self, plan: Callable[[int], Plan], budget_bytes: int) -> Plan:
         """The plan that a planner makes for what a budget leaves to the chain.
 
-        more_bytes: what lies beside it too.  repeatable: the stages that may run again (None: all).
         InfeasibleBudgetError names the least budget that would do.
         """
         everything = store_all(self.chain)
-        stored = self.peak_bytes(everything.schedule) + more_bytes
+        stored = self.peak_bytes(everything.schedule)
         if stored <= budget_bytes:
             return plan(everything.peak_bytes)
-        aside = self.aside_bytes(repeatable) + more_bytes
+        aside = self.aside_bytes()
         try:
             return plan(max(0, budget_bytes - aside))
         except InfeasibleBudgetError as error:
@@ -172,42 +178,19 @@ def profile(
             seconds = _seconds(stages, inputs, repeats, unpack, advance) if repeats else [([1.0], [2.0])] * len(stages)
     finally:
         torch.clear_autocast_cache()
-    return profile_of(
-        stages,
-        measured.stages,
-        seconds,
-        storage_bytes(tensors),
-        shared=tuple(_shared(stages)),
-        unpack=unpack,
-        cast_bytes=measured.cast_bytes,
-        autocast=autocast_now(kinds),
-    )
-
-
-def profile_of(
-    stages: Sequence[StageFn],
-    measured: Sequence[Found],
-    seconds: Sequence[tuple[list[float], list[float]]],
-    input_bytes: int,
-    *,
-    shared: tuple[nn.Parameter, ...],
-    unpack: bool = True,
-    cast_bytes: int | None = None,
-    autocast: tuple[tuple[str, bool, torch.dtype], ...] = (),
-) -> Profile:
-    """The profile of measured stages.  cast_bytes: of all together, where they share weights."""
-    casts = [stage.cast_bytes for stage in measured]
+    found = measured.stages
+    casts = tuple(stage.cast_bytes for stage in found)
     return Profile(
-        chain_of(stages, measured, seconds, input_bytes),
+        chain_of(stages, found, seconds, storage_bytes(tensors)),
         tuple(stages),
-        shared,
+        tuple(_shared(stages)),
         unpack=unpack,
-        inner=frozenset(i for i, s in enumerate(measured, start=1) if s.inner),
-        cast_bytes=sum(casts) if cast_bytes is None else cast_bytes,
-        extra_cast_bytes=(0,) * len(casts) if cast_bytes is None else tuple(casts),
-        restored_bytes=tuple(s.restored_bytes for s in measured),
-        kept=tuple(s.kept for s in measured),
-        autocast=autocast,
+        inner=frozenset(i for i, s in enumerate(found, start=1) if s.inner),
+        cast_bytes=sum(casts) if measured.cast_bytes is None else measured.cast_bytes,
+        extra_cast_bytes=(0,) * len(casts) if measured.cast_bytes is None else casts,
+        restored_bytes=tuple(s.restored_bytes for s in found),
+        kept=tuple(s.kept for s in found),
+        autocast=autocast_now(kinds),
     )
 
 
@@ -256,7 +239,7 @@ def _shared(stages: Sequence[StageFn]) -> list[nn.Parameter]:
     return [parameter for parameter, count in users.items() if count > 1]
 
 
-class ZeroGradients:
+class _ZeroGradients:
     """While a stage is profiled its parameters have gradients to accumulate into, as in a step
     whose gradients exist already."""
 
@@ -317,27 +300,13 @@ def _run_backward(outputs: State, gradients: State) -> None:
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
 
-class _Ending(torch.autograd.Function):
-    """Stands for a result whose bytes are needed no more: its gradient is passed on."""
-
-    @staticmethod
-    def forward(ctx: Any, result: Tensor) -> Tensor:
-        return result.new_empty(()).expand(result.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0]
-
-
 @dataclass(frozen=True)
 class Found:
     """One stage: sizes are fields of analysis.checkpointing.Stage; gradients are of what has one,
-    so that results such as masks and indices add nothing.  passed_gradient_bytes: of tensors that
-    reach the stage around the ones before it."""
+    so that results such as masks and indices add nothing."""
 
     sizes: dict[str, int]
     input_gradient_bytes: int
-    passed_gradient_bytes: int
     output_gradient_bytes: int
     restored_bytes: int
     cast_bytes: int
@@ -370,20 +339,18 @@ def _bytes(
                 del held
         held = start
         for stage in stages:
-            with ZeroGradients(stage):
-                held, row, _ = stage_bytes(meter, stage, held, unpack, casting)
+            with _ZeroGradients(stage):
+                held, row = _stage_bytes(meter, stage, held, unpack, casting)
             rows.append(row)
             advance()
     # regions are known once the meter is closed
     return Measured([row() for row in rows], together.end_bytes if together else None)
 
 
-def stage_bytes(
-    meter: MemoryMeter, stage: StageFn, held: Held, unpack: bool, casting: bool, *, hold_result: bool = True
-) -> tuple[Held, Callable[[], Found], bool]:
-    """A stage's result, its sizes once the meter is closed, and whether it calls autograd itself.
-    hold_result: the result is there
-    until its backward is over, as where a schedule runs it; autograd itself lets go of it."""
+def _stage_bytes(
+    meter: MemoryMeter, stage: StageFn, held: Held, unpack: bool, casting: bool
+) -> tuple[Held, Callable[[], Found]]:
+    """A stage's result, and its sizes once the meter is closed."""
     inner = _differentiates(stage, held, unpack)
     kept = left_behind(stage, held, unpack, hold=inner)
     cold: Region | None = None
@@ -391,11 +358,8 @@ def stage_bytes(
         torch.clear_autocast_cache()
         with meter.region("casts") as cold:
             _lean(stage, held, unpack, hold=inner)
-    around = Around()
     with meter.region("both ways") as both:
-        if isinstance(stage, Part):
-            stage.around = around
-        with span(stage, lambda: meter.region("saving")) as saving:
+        with meter.region("saving") as saving:
             leaves, outputs = _differentiable(stage, held, unpack)
         # A result that is the input is there already.
         activation = storage_bytes([*outputs, *held.tensors]) - storage_bytes(held.tensors)
@@ -404,19 +368,13 @@ def stage_bytes(
             [gradient for o, gradient in zip(outputs, gradients, strict=True) if o.requires_grad]
         )
         with meter.region("backward") as backward:
-            if not hold_result:
-                outputs = tuple(_Ending.apply(output) for output in outputs)
             _run_backward(outputs, gradients)
         input_gradients = [leaf.grad for leaf in leaves]
         input_gradient = storage_bytes(input_gradients)
-        passed_gradient = storage_bytes([*input_gradients, *around.gradients]) - input_gradient
-        around.clear()
-        if isinstance(stage, Part):
-            stage.around = None
         for leaf in leaves:
             leaf.grad = None  # a graph that somebody keeps would hold it
         del leaves, outputs, gradients, input_gradients
-    with span(stage, lambda: meter.region("forward")) as forward:
+    with meter.region("forward") as forward:
         state = ModuleState(stage)
         held = _lean(stage, held, unpack, hold=inner, compared=True)
         restored = state.settle(f"stage {type(stage).__name__}", strict=False)
@@ -424,18 +382,17 @@ def stage_bytes(
 
     def row() -> Found:
         # An earlier run's tensors went when this one's took their place; what only piled up did not
-        saved = saving.of.end_bytes - activation - both.end_bytes
+        saved = saving.end_bytes - activation - both.end_bytes
         saved += kept.overlap_bytes - kept.graph_bytes
         return Found(
             {
                 "activation_bytes": activation,
                 "saved_bytes": max(0, saved),
-                "forward_temporary_bytes": max(0, forward.of.peak_bytes - activation),
-                "saving_temporary_bytes": max(0, saving.of.peak_bytes - saving.of.end_bytes),
+                "forward_temporary_bytes": max(0, forward.peak_bytes - activation),
+                "saving_temporary_bytes": max(0, saving.peak_bytes - saving.end_bytes),
                 "backward_temporary_bytes": backward.peak_bytes - input_gradient,
             },
             input_gradient,
-            passed_gradient,
             output_gradient,
             restored,
             max(0, cold.end_bytes) if cold is not None else 0,
@@ -443,7 +400,7 @@ def stage_bytes(
             kept,
         )
 
-    return held, row, inner
+    return held, row
 
 
 def _seconds(
@@ -456,28 +413,28 @@ def _seconds(
     """
     result, held = [], Held(Values.of(given_to_first(inputs, unpack), "the sample"))
     for stage in stages:
-        found, held = stage_seconds(stage, held, unpack, repeats)
+        found, held = _stage_seconds(stage, held, unpack, repeats)
         result.append(found)
         advance()
     return result
 
 
-def stage_seconds(
+def _stage_seconds(
     stage: StageFn, held: Held, unpack: bool, repeats: int
 ) -> tuple[tuple[list[float], list[float]], Held]:
     """Seconds of one stage's runs, forward and backward, and its result."""
     forwards, both = [], []
     inner = _differentiates(stage, held, unpack)
-    with ZeroGradients(stage):
+    with _ZeroGradients(stage):
         for _ in range(repeats + 1):
-            with span(stage, lambda: _clock(held)) as alone:
+            with _clock(held) as alone:
                 after = _lean(stage, held, unpack, hold=inner)
             gradients = tuple(torch.ones_like(tensor) for tensor in after.tensors)
-            with span(stage, lambda: _clock(held), until_left=True) as pair:
+            with _clock(held) as pair:
                 _, outputs = _differentiable(stage, held, unpack)
                 _run_backward(outputs, gradients)
-            forwards.append(alone.of[0])
-            both.append(pair.of[0])
+            forwards.append(alone[0])
+            both.append(pair[0])
             del outputs, gradients
     forward = statistics.median(forwards[1:])  # the first run warms caches up
     return (forwards[1:], [seconds - forward for seconds in both[1:]]), after

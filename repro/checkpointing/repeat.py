@@ -29,6 +29,7 @@ class Around:
 
     preserve, check: as the user asked for (preserve_rng_state, check_recompute)
     generators: the random state after the run before, between which and the next nobody draws
+    seen: is given every tensor that a first run saves, and what the graph has for it
     """
 
     surroundings: Surroundings
@@ -36,6 +37,7 @@ class Around:
     preserve: bool
     check: bool
     generators: RandomState | None = None
+    seen: Callable[[Tensor, Saved], None] | None = None
 
     def __post_init__(self) -> None:
         self._waiting: list[tuple[str, Tensor]] = []  # outcomes that a device knows
@@ -78,7 +80,7 @@ class Repeat:
         around = self._around
         self._state = ModuleState(self.stage)
         self._saved = Prints(inputs, self.stage) if around.check else None
-        pack = Pack(run, number, self.places, hold=keep or self.hold, prints=self._saved)
+        pack = Pack(run, number, self.places, hold=keep or self.hold, prints=self._saved, seen=around.seen)
         before = (around.generators or RandomState.now(around.devices)) if around.preserve else None
         # Not a method of the run: the graph would hold it, and it knows the graph's places.
         with INNER_HOOKS.without_graph(), saved_tensors_hooks(pack, Saved.unpack):

@@ -90,16 +90,25 @@ class Pack:
     """Makes places for what a first run saves."""
 
     def __init__(
-        self, run: Owner, stage: int, found: list[weakref.ref[Saved]], *, hold: bool, prints: Prints | None
+        self,
+        run: Owner,
+        stage: int,
+        found: list[weakref.ref[Saved]],
+        *,
+        hold: bool,
+        prints: Prints | None,
+        seen: Callable[[Tensor, Saved], None] | None = None,
     ) -> None:
         self._run, self._stage, self._found = run, stage, found
-        self._hold, self._prints = hold, prints
+        self._hold, self._prints, self._seen = hold, prints, seen
 
     def __call__(self, tensor: Tensor) -> Saved:
         saved = Saved(self._run, self._stage, tensor, keep=self._hold)
         self._found.append(weakref.ref(saved))
         if self._prints is not None:
             self._prints.add([tensor])
+        if self._seen is not None:
+            self._seen(tensor, saved)
         return saved
 
 

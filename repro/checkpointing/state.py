@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import operator
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from .replay import RandomState
 from .stage_parts import StandIns, modules_of
-from .values import storage_bytes, version
+from .values import version
 
 #: Larger tensors are watched but not copied before each run: masks, tables, weights.
 COPIED_BYTES = 2**20
@@ -84,13 +85,13 @@ class ModuleState:
                 kept.append((tensor, name, before, address, copy))
                 freed.append(copy)
         self._tensors = kept
-        replaced = [
-            value
-            for place, items in self._places
-            for key, value in items.items()
-            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and place.get(key) is not value
-        ]
-        return storage_bytes([*freed, *replaced])
+        then, now = _storages(freed), dict[int, int]()
+        for place, items in self._places:
+            for key, value in items.items():
+                if (new := place.get(key)) is not value and not isinstance(value, nn.Parameter):
+                    then |= _storages(_pytree.tree_leaves(value))
+                    now |= _storages(_pytree.tree_leaves(new))
+        return sum(nbytes for storage, nbytes in then.items() if storage not in now)
 
     # -- before and after a repeated run ----------------------------------------------------------
 
@@ -135,6 +136,12 @@ class ModuleState:
                 _exchange(place, items)
         written = [(tensor.detach(), copy) for tensor, *_, copy in self._tensors if copy is not None]
         _write([tensor for tensor, _ in written], [copy for _, copy in written])
+
+
+def _storages(leaves: Iterable[Any]) -> dict[int, int]:
+    """Bytes by storage."""
+    found = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided]
+    return {storage._cdata: storage.nbytes() for storage in found}
 
 
 def _alike(place: dict, then: dict) -> bool:

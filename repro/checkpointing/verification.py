@@ -141,7 +141,7 @@ def _step(
         found = _pytree.tree_leaves(run(*again))
         return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
-    with torch.no_grad():
+    with torch.enable_grad():  # the model may differentiate in its own forward
         random = RandomState.now(cuda_devices(given.tensors))
         generator = torch.Generator().manual_seed(0)
         for result in forward():
@@ -158,9 +158,8 @@ def _step(
             torch.autograd.backward(losses)
 
     def steps() -> None:
-        """Two, where the second finds what the first has left behind."""
-        step()
-        if planned.profiled.keeps_bytes:
+        """So many that the last finds what earlier ones leave behind."""
+        for _ in range(planned.profiled.steady_steps):
             step()
 
     with torch.enable_grad():

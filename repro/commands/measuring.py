@@ -33,4 +33,4 @@ def list_() -> None:
         one = experiments.experiment(name)
         reason = run.device_reason(one.device)
         what = reason or f"{len(list(one.cells()))} cells on {one.device}, about {one.seconds:.0f} s"
-        print(f"{name:24} {one.title} ({what})")
+        print(f"{name:24} {experiments.title(name)} ({what})")

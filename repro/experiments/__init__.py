@@ -2,8 +2,9 @@
 
 To add one, write a module in one of the folders here, ``my_experiment.py``, that ends with ::
 
-    EXPERIMENT = Experiment("my-experiment", "what it shows", cells, predict, measure, device="host")
+    EXPERIMENT = Experiment("my-experiment", cells, predict, measure, device="host")
 
+- the first line of its docstring is its title;
 - ``cells()`` lists the points, each a ``Cell`` of record fields (implementation, pass, shape, ...);
 - ``predict(cell)`` yields what the formulas of ``analysis`` expect (cheap, pure), a ``row(metric,
   value, tool=...)`` each;
@@ -88,7 +89,6 @@ class Experiment:
     """Name, cells, formula and measurement of one experiment (see the module's docstring)."""
 
     name: str
-    title: str
     cells: Callable[[], Iterable[Cell]] = list
     predict: Callable[[Cell], Iterable[Row]] = nothing
     measure: Callable[[Cell, Context], Iterable[Row]] | None = None
@@ -153,6 +153,11 @@ def module_of(name: str) -> ModuleType:
     if name not in names():
         raise ValueError(f"no experiment {name!r}; known: {', '.join(names())}")
     return importlib.import_module(_modules()[name])
+
+
+def title(name: str) -> str:
+    """What an experiment shows, in a line: the first of its module's docstring."""
+    return (module_of(name).__doc__ or name).strip().splitlines()[0].rstrip(".")
 
 
 def experiment(name: str) -> Experiment:

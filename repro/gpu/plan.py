@@ -98,7 +98,7 @@ def _measure(python: str, name: str, decisive: bool) -> Stage:
     return Stage(
         name,
         [python, "-m", "repro.measure", name],
-        one.title,
+        experiments.title(one.name),
         share=0.75 if decisive else 0.35,
         predicted_s=START_S + one.seconds,
     )

@@ -56,6 +56,7 @@ def run_pass(
     import torch
     from torch import Tensor
 
+    from repro.attention.options import DIFFERENTIABLE
     from repro.attention.views import array_of
 
     q, backwards = tensors["q"], pass_ == "backward"
@@ -65,10 +66,11 @@ def run_pass(
     if backwards:
         names = ("dq", "dk", "dv")
         made |= {name: torch.full_like(tensors[name[1:]], torch.nan) for name in names}
-        if bias_gradient and options.get("bias") is not None:
-            made["dbias"] = torch.full_like(options["bias"], torch.nan)
-            gradients["dbias"] = array_of("dbias", made["dbias"])
-            names = (*names, "dbias")
+        learned = [name for name in DIFFERENTIABLE if options.get(name) is not None]
+        for name in (f"d{each}" for each in learned if bias_gradient or each != "bias"):
+            made[name] = torch.full_like(options[name[1:]], torch.nan)
+            gradients[name] = array_of(name, made[name])
+            names = (*names, name)
     given: dict[str, Any] = {"scale": q.shape[3] ** -0.5}
     given |= {n: array_of(n, x) if isinstance(x, Tensor) else x for n, x in options.items()}
     at = {name: array_of(name, x) for name, x in {**tensors, **made}.items()}

@@ -1,4 +1,4 @@
-"""EC-32: weights that autocast casts belong to the peak of a planned step."""
+"""Weights that autocast casts belong to the peak of a planned step."""
 
 from __future__ import annotations
 

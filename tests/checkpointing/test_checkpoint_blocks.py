@@ -91,14 +91,14 @@ def test_budgets_are_kept_and_predicted() -> None:
 
 
 def test_the_peak_may_be_in_a_block() -> None:
-    """Results of 4 MiB, and a vocabulary so small that the logits are none."""
+    """Results of half a MiB, and a vocabulary so small that the logits are none."""
     torch.manual_seed(0)
-    model, ids = LanguageModel(tied=False), torch.randint(VOCABULARY, (16, 1024))
+    model, ids = LanguageModel(tied=False), torch.randint(VOCABULARY, (4, 512))
     model.head = nn.Linear(WIDTH, 8, bias=False)
     labels = ids % 8
     whole = plan_blocks(model, ids, {"labels": labels}, budget_bytes=2**40, repeats=0)
     budget = whole.predicted_peak_bytes // 2
-    for found in (whole, plan_blocks(model, ids, {"labels": labels}, budget_bytes=budget)):
+    for found in (whole, plan_blocks(model, ids, {"labels": labels}, budget_bytes=budget, repeats=0)):
         with found.applied(model):
             measured = step_bytes(model, ids, labels)
         assert measured == pytest.approx(found.predicted_peak_bytes, rel=0.02)
@@ -164,12 +164,14 @@ def test_bad_requests_are_named() -> None:
     with pytest.raises(ValueError, match="has no list of two or more like blocks"):
         plan_blocks(nn.Bilinear(3, 3, 3), ids, budget_bytes=1)
     assert list(blocks_of(model)) == [f"model.layers.{i}" for i in range(6)]
-    part = ["model.layers.1", "model.layers.0"]
-    for names in (part, ["model.layers.0", "model.layers.2"]):
-        with pytest.raises(ValueError, match="in this order"):
-            plan_blocks(model, ids, budget_bytes=2**40, blocks=names, repeats=0)
-    some = [f"model.layers.{i}" for i in range(1, 5)]
-    assert len(plan_blocks(model, ids, budget_bytes=2**40, blocks=some, repeats=0).keep) == 4
+    for names in (["model.layers.1", "model.layers.0"], ["model.layers.0", "model.layers.2"]):
+        assert plan_blocks(model, ids, budget_bytes=2**40, blocks=names, repeats=0).keep == tuple(names)
+    model.model.unused = Block()
+    with pytest.raises(ValueError, match=r"does not call model\.unused"):
+        plan_blocks(model, ids, budget_bytes=2**40, blocks=["model.layers.1", "model.unused"], repeats=0)
+
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.up is a part of block model\.layers\.1"):
+        plan_blocks(model, ids, budget_bytes=2**40, blocks=["model.layers.1", "model.layers.1.up"], repeats=0)
 
     class DynamicCache:
         pass
@@ -201,39 +203,3 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     status, _, err = run(capsys, *["plan", "my_models:case"])
     assert status
     assert "--budget and --total-budget" in err
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen", "gpt2"])
-def test_transformers_models(name: str) -> None:
-    """Random weights, tiny sizes, from the library's own classes."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "vocab_size": 300,
-    }
-    model: Any
-    if name == "gpt2":
-        config = transformers.GPT2Config(
-            n_embd=64, n_layer=4, n_head=4, vocab_size=300, n_positions=128, bos_token_id=0, eos_token_id=0
-        )
-        model = transformers.GPT2LMHeadModel(config)
-    else:
-        kind = {"llama": "Llama", "mistral": "Mistral", "qwen": "Qwen2"}[name]
-        model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
-    model.train()
-    ids = torch.randint(300, (2, 128))
-    call = {"labels": ids, "use_cache": False}
-    whole = plan_blocks(model, ids, call, budget_bytes=2**40, repeats=0)
-    for share in (1.0, 0.6):
-        budget = round(share * whole.predicted_peak_bytes)
-        found = plan_blocks(model, ids, call, budget_bytes=budget, repeats=0)
-        assert len(found.recompute) == 0 if share == 1.0 else found.recompute
-        with found.applied(model):
-            measured = step_bytes(model, ids, **call)
-        tied = sum(p.nbytes for p in model.parameters() if p.shape == (300, 64))
-        assert measured == pytest.approx(found.predicted_peak_bytes, rel=0.01, abs=tied)

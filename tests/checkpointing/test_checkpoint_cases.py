@@ -21,9 +21,13 @@ CHAINS = [
 
 @pytest.mark.parametrize("stages", CHAINS, ids=lambda stages: stages[1])
 def test_every_kind_of_stage(stages: tuple[str, ...]) -> None:
-    case = Case(stages=stages, rows=4, between=True, input_gradient=True, steps=2)
+    case = Case(stages=stages, rows=1025, width=32, between=True, input_gradient=True, steps=2)
     wrong = failure(case)
     assert wrong is None, f"{wrong}\n  {case}"
+
+
+def test_two_steps_open_at_once_have_a_state_each() -> None:
+    assert failure(Case(stages=("buffer", "dropout", "counter", "tanh"), way="twice")) is None
 
 
 def test_training_restarts_from_what_was_saved() -> None:
@@ -33,7 +37,7 @@ def test_training_restarts_from_what_was_saved() -> None:
 
 @pytest.mark.parametrize("dynamic", ["stages", "around"])
 def test_compiled_for_any_number_of_rows(dynamic: str) -> None:
-    stages = ("linear", "dropout", "shared", "relu_", "shared", "fork", "join")
+    stages = ("shared", "dropout", "relu_", "fork", "join")
     case = Case(stages=stages, steps=3, dynamic=dynamic, input_gradient=True, way="twice")
     assert failure(case) is None
 

@@ -23,7 +23,6 @@ from analysis.checkpointing import (
 )
 from analysis.checkpointing.native import library
 from analysis.checkpointing.optimal import heuristic_plans
-from analysis.checkpointing.subchains import Subchains
 
 
 def random_chain(seed: int, length: int, largest: int = 40, kinds: int = 99) -> Chain:
@@ -68,13 +67,12 @@ def test_plans_fit_and_beat_every_heuristic_and_larger_budgets_never_cost_more(
                 assert plan.seconds <= other.seconds * (1 + 1e-9), other.name
         assert plan.seconds <= before * (1 + 1e-9)
         before = plan.seconds
-    assert plan.advances == 0  # EC-23 (d): enough memory, nothing runs twice
+    assert plan.advances == 0  # enough memory, nothing runs twice
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), length=st.integers(2, 10))
 def test_too_small_a_budget_names_the_smallest_feasible_one(seed: int, length: int) -> None:
-    """EC-23 (c)."""
     chain = random_chain(seed, length)
     least = smallest_budget(chain)
     assert optimal(chain, least).peak_bytes == least
@@ -83,7 +81,7 @@ def test_too_small_a_budget_names_the_smallest_feasible_one(seed: int, length: i
 
 
 def test_an_infeasible_budget_is_refused_before_any_table_is_filled(monkeypatch) -> None:
-    """EC-23 (c): the answer comes at once, however long the chain."""
+    """The answer comes at once, however long the chain."""
 
     def fill(*_: object) -> None:
         raise AssertionError("the table takes seconds")
@@ -94,7 +92,7 @@ def test_an_infeasible_budget_is_refused_before_any_table_is_filled(monkeypatch)
         optimal(chain, 1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_integer_programme_never_loses_and_seldom_wins(seed: int) -> None:
     """The programme may drop and recompute checkpoints at will; planners keep them until used.
 
@@ -146,13 +144,6 @@ def test_compiled_table_equals_numpy_table(seed: int, length: int, kinds: int, u
     plain = OptimalTable(chain, unit, slots, native=False).rows
     assert np.array_equal(np.isfinite(compiled), np.isfinite(plain))
     assert np.allclose(compiled, plain, rtol=1e-12, atol=1e-12)
-
-
-def test_repeated_stages_share_their_stretches() -> None:
-    uneven = Chain(tuple(Stage(n) for n in range(40)), 1)
-    assert len(Subchains(uneven).representatives) == 40 * 41 // 2
-    # lengths 1..L inside, and 1..L at the end of the chain
-    assert len(Subchains(uniform_chain(40)).representatives) == 40 + 39
 
 
 def test_a_thousand_stages_at_500_slots() -> None:

@@ -6,7 +6,6 @@ import gc
 import itertools
 import random
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from repro.checkpointing import PlannedModel, plan
+from repro.checkpointing import plan
 
 WIDTH = 16
 
@@ -25,43 +24,6 @@ class Stage(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(WIDTH, WIDTH)
-        self.count = 0
-        self.register_buffer("c", torch.zeros(WIDTH))
-
-
-class BufferWrittenInPlace(Stage):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x - self.c)
-        with torch.no_grad():
-            self.c += 1
-        return y
-
-
-class BufferWrittenUnseen(Stage):
-    """Through .data, which no version counter notices."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x - self.c.clone())
-        self.c.data.add_(1)
-        return y
-
-
-class BufferReplaced(Stage):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x - self.c)
-        self.c = self.c + 1
-        return y
-
-
-class Counter(Stage):
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += 1
-        return self.lin(x * self.count).roll(self.count, 0)
-
-
-class SharedGenerators(Stage):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x * random.random() * np.random.rand() + torch.rand_like(x))
 
 
 class PrivateGenerators(Stage):
@@ -74,121 +36,6 @@ class PrivateGenerators(Stage):
         python, new, old = self.rest
         noise = torch.rand(x.shape, generator=self.torch_one)
         return self.lin(x * noise * python.random() * float(new.random()) * float(old.rand()))
-
-
-class PreviousResult(Stage):
-    """A recurrent state that waits in an attribute."""
-
-    before: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.lin(x if self.before is None else x + self.before)
-        self.before = y.detach()
-        return y
-
-
-class PowerIterationByHand(Stage):
-    """A vector kept as an untrained parameter and replaced through .data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.u = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.u.data = nn.functional.normalize(self.lin.weight.data @ self.u.data, dim=0)
-        return self.lin(x) / (self.u @ self.lin.weight @ self.u)
-
-
-class SpectralNorm(Stage):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lin = nn.utils.parametrizations.spectral_norm(self.lin)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lin(x)
-
-
-class RunningStatistics(Stage):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH, momentum=None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.lin(x)) + self.norm.running_mean.clone()
-
-
-class OwnGradient(Stage):
-    """Calls autograd in its own forward."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if x.requires_grad else x.detach().requires_grad_()
-        y = self.lin(x).tanh()
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        return y + slope
-
-
-RESTORED = [
-    BufferWrittenInPlace,
-    BufferWrittenUnseen,
-    BufferReplaced,
-    Counter,
-    SharedGenerators,
-    PreviousResult,
-    PowerIterationByHand,
-    SpectralNorm,
-    RunningStatistics,
-    OwnGradient,
-]
-
-
-def three_steps(run: nn.Module, model: nn.Module, x: Tensor) -> list[Tensor]:
-    """Gradients of three steps, and the state afterwards."""
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
-    found = []
-    for _ in range(3):
-        model.zero_grad()
-        run(x).square().sum().backward()
-        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return [*found, *(value.clone() for value in model.state_dict().values())]
-
-
-def compare(make: Callable[[], nn.Module], strategy: str) -> None:
-    def model() -> nn.Sequential:
-        torch.manual_seed(0)
-        rest = nn.Linear(WIDTH, WIDTH)
-        return nn.Sequential(make(), nn.Tanh(), rest, nn.Tanh(), make(), nn.Tanh())
-
-    x = torch.ones(4, WIDTH)
-    plain, other = model(), model()
-    expected = three_steps(plain, plain, x)
-    planned = plan(other, x, strategy=strategy, repeats=0)
-    found = three_steps(planned, other, x)
-    assert len(found) == len(expected)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.parametrize("strategy", ["recompute-all", "sqrt"])
-@pytest.mark.parametrize("make", RESTORED)
-def test_state_is_restored_for_a_second_run(make: type[Stage], strategy: str) -> None:
-    compare(make, strategy)
-
-
-def test_the_example_of_ec29() -> None:
-    """plan(Sequential(stage, Tanh()), ones(1, 16)), one step."""
-    torch.manual_seed(0)
-    model = nn.Sequential(BufferWrittenInPlace(), nn.Tanh())
-    model(torch.ones(1, WIDTH)).sum().backward()
-    expected = model[0].lin.weight.grad.clone()
-    model[0].c.zero_()
-    model.zero_grad()
-    planned = plan(model, torch.ones(1, WIDTH), strategy="recompute-all", repeats=0)
-    assert torch.equal(model[0].c, torch.zeros(WIDTH))  # profiling left it alone
-    planned(torch.ones(1, WIDTH)).sum().backward()
-    assert float(expected.abs().max()) > 0.1
-    assert torch.equal(model[0].lin.weight.grad, expected)
-    assert torch.equal(model[0].c, torch.ones(WIDTH))
 
 
 NOISE = torch.Generator()
@@ -291,25 +138,6 @@ def test_weights_given_for_one_call(graph: bool) -> None:
 
     assert all(torch.equal(a, b) for a, b in zip(step(planned), step(model), strict=True))
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_two_steps_open_at_once_have_a_state_each() -> None:
-    def step(run: Callable[[Tensor], Tensor], model: nn.Module) -> Tensor:
-        torch.manual_seed(5)
-        first, second = run(x), run(2 * x)
-        (first * second).sum().backward()
-        return model[0].lin.weight.grad
-
-    x = torch.ones(2, WIDTH)
-    found = []
-    for planned in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(BufferWrittenInPlace(), nn.Dropout(0.5), Counter(), nn.Tanh())
-        run: nn.Module | PlannedModel = model
-        if planned:
-            run = plan(model, x, strategy="recompute-all", repeats=0)
-        found.append(step(run, model))
-    assert torch.equal(*found)
 
 
 def test_what_a_stage_replaced_is_not_held_for_the_next_step() -> None:

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.model_states import model_state_bytes
 from repro import claims
 from repro.claims import Claim, Evidence, Finding, Origin, Part, Verdict, agreement, rows, tolerances
-from repro.claims.training import states
 from repro.experiments.checkpointing import study_note_faults as faults
 
 NAN = math.nan
@@ -139,15 +137,6 @@ def test_judging_needs_no_plotting_library() -> None:
     code = "import sys; from repro.claims import rows; rows(); print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_k12_numbers() -> None:
-    standard = states.dominating_length(attention_matrix=True)
-    flash = states.dominating_length(attention_matrix=False)
-    assert 4096 < standard < flash
-    held = model_state_bytes(states.LLAMA_PARAMETERS).total
-    below = states.decoder_model_bytes(batch=1, seqlen=flash - 256, attention_matrix=False, **states.LLAMA)
-    assert below <= held < below * flash / (flash - 256)
 
 
 def test_the_faults_are_shown_by_running_them() -> None:

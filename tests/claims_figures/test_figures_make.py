@@ -1,4 +1,4 @@
-"""The Makefile's promises (EC-28), with a stand-in for Python that only writes the files.
+"""The Makefile's promises, with a stand-in for Python that only writes the files.
 
 Grouped targets run once under -j, a second make does nothing, a generator that dies half-way
 leaves no target behind, and a change remakes what depends on it and nothing else.
@@ -185,16 +185,15 @@ def test_figures_for_a_paper_have_a_folder_and_a_state_of_their_own(tree: Path) 
     assert make(tree, "figures/out/paper/first.png", paper) == (0, ["-m figures draw first"])
 
 
-@pytest.mark.parametrize("goal", ["figures", "report", "figures/out/first.svg", "measure"])
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("goal", "wrong", "said"),
     [
-        ("STYLE=poster", "STYLE=poster is not paper"),
-        ("STYLE=paper poster", "STYLE=paper poster is not paper"),
-        ("FORMATS=pdf,tiff", "FORMATS=pdf,tiff: there are png svg pdf"),
-        ("WORKERS=two", "WORKERS=two is no number"),
-        ("WORKERS=0", "WORKERS=0 is no number"),
-        ("STLYE=paper", "no variable STLYE here: there are PYTHON VENV"),
+        ("figures", "STYLE=poster", "STYLE=poster is not paper"),
+        ("report", "STYLE=paper poster", "STYLE=paper poster is not paper"),
+        ("figures/out/first.svg", "FORMATS=pdf,tiff", "FORMATS=pdf,tiff: there are png svg pdf"),
+        ("measure", "WORKERS=two", "WORKERS=two is no number"),
+        ("figures", "WORKERS=0", "WORKERS=0 is no number"),
+        ("figures", "STLYE=paper", "no variable STLYE here: there are PYTHON VENV"),
     ],
 )
 def test_what_is_misspelt_is_refused_before_anything_runs(tree: Path, goal: str, wrong: str, said: str) -> None:
@@ -289,22 +288,6 @@ def test_a_change_remakes_what_depends_on_it(tree: Path, changed: str, remade: l
     age(tree)
     (tree / changed).touch()
     assert make(tree, "figures") == (0, remade)
-
-
-def test_a_missing_interpreter_is_one_line_with_a_cure(tree: Path) -> None:
-    (tree / "requirements.lock").touch()
-    (tree / "pyproject.toml").touch()
-    done = subprocess.run(
-        ["make", "PYTHON=/no/python", "figures"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=without_make(),
-    )
-    assert done.returncode
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert errors == ["error: /no/python is missing or older than Python 3.11; set PYTHON=..."]
 
 
 #: What a user may have set for figures of their own; TeX is not even installed.

@@ -32,6 +32,22 @@ def test_the_generated_tables_are_up_to_date():
     assert verdict_table.claims_page(rows) == verdict_table.CLAIMS.read_text(), "run `make readme`"
 
 
+def test_the_committed_records_support_the_verdicts():
+    """What the README states, as numbers: these would change if a record or a formula did."""
+    rows = {claim.name: claim for claim in committed()}
+    assert rows["K5"].verdict is Verdict.REPRODUCED
+    assert rows["SM boundary"].verdict is Verdict.REPRODUCED
+    assert rows["FA-1 20x memory"].verdict is Verdict.WITHIN_LIMITS
+    assert rows["FA-1 20x memory"].measured.startswith("21.7x")
+    assert rows["K2"].verdict is rows["K1"].verdict is Verdict.REFUTED
+    assert rows["K4"].verdict is Verdict.NOT_TESTED
+    assert rows["FA-1 Fig. 2 left, GFLOPs"].verdict is Verdict.REFUTED
+    assert "80 heads in all" in rows["FA-1 Fig. 2 left, GFLOPs"].predicted
+    for name in ("FA-1 Fig. 2 left, standard", "FA-1 Fig. 2 left, flash", "FA-1 Fig. 2 middle"):
+        assert rows[name].verdict is Verdict.CONSISTENT, rows[name]
+    assert rows["FA-1 Fig. 2 left, standard"].measured.startswith("55.34 GB like for like")
+
+
 def test_the_first_screen_says_that_our_kernels_are_untimed_while_they_are(monkeypatch):
     page = verdict_table.README.read_text()
     assert page.index("have not been timed on a GPU yet") < page.index("## Install")

@@ -117,22 +117,6 @@ def test_figures_are_shown_by_paper_and_follow_the_theme(report: str) -> None:
     assert not any(colour in pictures for colour in page.THEMED)
 
 
-def test_the_report_opens_with_the_strip_of_verdicts_where_it_is_drawn(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(gallery, "subject", lambda name: (gallery.OURS, name))
-    drawn = tmp_path / page.STRIP
-    assert page.strip(drawn) == ""
-    drawn.write_text('<?xml version="1.0"?><svg width="72pt" viewBox="0 0 4 3"><path id="a"/></svg>')
-    names = list(gallery.CHOSEN)
-    boxes = dict.fromkeys(names, "0 0 4 3")
-    opening = page.overview_section(boxes, {gallery.OURS: names}, page.strip(drawn))
-    assert opening.index('href="#verdicts"') < opening.index('class="headlines"')
-    large = opening[opening.index('class="headlines"') : opening.index('id="thumbnails"')]
-    assert re.findall(r'<a href="#(\w+)"', large) == names[: page.HEADLINES]
-    assert opening.count("<li>") == len(names) + page.HEADLINES
-
-
 def test_data_is_carried_by_the_page(report: str) -> None:
     match = re.search(r'download="fa1_fig2_middle\.csv\.gz" href="data:application/gzip;base64,([^"]+)"', report)
     assert match
@@ -256,10 +240,3 @@ def test_what_came_from_elsewhere_is_text_and_never_html(tmp_path: Path) -> None
     structure = Structure()
     structure.feed(written)
     assert structure.open == []
-
-
-def test_all_committed_records_are_accounted_for() -> None:
-    files = {f.name: f for f in provenance.files()}
-    for path in records.RESULTS.glob("*/*.jsonl"):
-        rows = list(records.read(path))
-        assert files[f"{path.parent.name}/{path.name}"].records == len(rows)

@@ -12,7 +12,6 @@ import pytest
 
 from analysis.decode import DecodeShape
 from analysis.hardware import A100_80GB, GPUS, H200
-from analysis.traffic import Traffic
 from kernels import decode
 from kernels.launch import Array
 from kernels.launching.plan import Recorder
@@ -149,14 +148,6 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytes
     assert not out
     assert message in err
     assert len(err.strip().splitlines()) == 1
-
-
-def test_the_sum_of_a_point_is_traffic() -> None:
-    """Rows read and written add up to the kernels' bytes."""
-    row = row_of(DecodeShape(32, 8, 4, (2048,) * 3, 128, fp8=True), H200, 4)
-    total = Traffic({"k": {("x", "read"): row["sm_read_bytes"], ("x", "write"): row["sm_write_bytes"]}}).total_bytes
-    assert total == sum(row["by_tensor"].values())
-    assert row["splits"] == 4
 
 
 def test_a_point_that_cannot_be_is_a_row_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,18 +11,7 @@ import pytest
 
 from analysis import gpu_file
 from analysis.gpu_file import CARDS
-from analysis.hardware import (
-    A100_40GB,
-    A100_80GB,
-    GPUS,
-    H100_SXM,
-    H200,
-    RTX_3090,
-    SHORT_NAMES,
-    Gpu,
-    find_gpu,
-    gpu_named,
-)
+from analysis.hardware import A100_40GB, GPUS, H100_SXM, SHORT_NAMES, Gpu, find_gpu, gpu_named
 from analysis.shapes import AttentionShape
 from repro.commands import gpus, sweep
 from repro.prediction import PASSES, predict
@@ -32,23 +21,14 @@ from tests.support.command_support import run
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("H100", "H100-SXM5-80GB"),
         ("h100", "H100-SXM5-80GB"),
-        ("h200", "H200"),
         ("a100", "A100-SXM4-40GB"),
         ("A100-SXM4-80GB", "A100-SXM4-80GB"),
-        ("4090", "GeForce RTX 4090"),
         ("RTX 4090", "GeForce RTX 4090"),
         ("rtx3090", "GeForce RTX 3090"),
-        ("l40s", "L40S"),
         ("L4", "L4"),
-        ("a10", "A10"),
-        ("h100-pcie", "H100-PCIe-80GB"),
         ("H100 NVL", "H100-NVL-94GB"),
-        ("b200", "B200"),
         ("dgx-spark", "GB10"),
-        ("mi300x", "MI300X"),
-        ("t4", "T4"),
     ],
 )
 def test_short_names_in_any_case(text: str, name: str) -> None:
@@ -59,43 +39,29 @@ def test_short_names_in_any_case(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("reported", "card"),
     [
-        ("NVIDIA H200", H200),
-        ("NVIDIA H100 80GB HBM3", H100_SXM),
-        ("NVIDIA H100 PCIe", GPUS["H100-PCIe-80GB"]),
-        ("NVIDIA H100 NVL", GPUS["H100-NVL-94GB"]),
-        ("NVIDIA A100-SXM4-40GB", A100_40GB),
-        ("NVIDIA A100-PCIE-40GB", A100_40GB),
-        ("NVIDIA A100-SXM4-80GB", A100_80GB),
-        ("NVIDIA A100 80GB PCIe", GPUS["A100-PCIe-80GB"]),
-        ("NVIDIA A100-SXM-64GB", GPUS["A100-SXM-64GB"]),
-        ("NVIDIA GeForce RTX 3090", RTX_3090),
-        ("NVIDIA GeForce RTX 4090", GPUS["GeForce RTX 4090"]),
-        ("Tesla T4", GPUS["T4"]),
-        ("NVIDIA L40S", GPUS["L40S"]),
-        ("NVIDIA L4", GPUS["L4"]),
-        ("NVIDIA A10", GPUS["A10"]),
-        ("NVIDIA B200", GPUS["B200"]),
-        ("NVIDIA GB10", GPUS["GB10"]),
-        ("AMD Instinct MI300X", GPUS["MI300X"]),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB"),
+        ("NVIDIA H100 PCIe", "H100-PCIe-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-SXM4-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("NVIDIA A100-SXM-64GB", "A100-SXM-64GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L4", "L4"),
+        ("AMD Instinct MI300X", "MI300X"),
         # another chip or another memory, whatever their names contain
         ("NVIDIA GH200 480GB", None),
-        ("NVIDIA GB200", None),
         ("NVIDIA H200 NVL", None),
         ("NVIDIA H20", None),
-        ("NVIDIA H800", None),
-        ("NVIDIA A100X", None),
         ("NVIDIA A100-SXM-96GB", None),
-        ("NVIDIA A10G", None),
         ("NVIDIA L40", None),
         ("NVIDIA GeForce RTX 4090 D", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA T400", None),
         ("", None),
     ],
 )
-def test_cards_are_known_by_whole_words(reported: str, card: Gpu | None) -> None:
-    assert find_gpu(reported) == card
+def test_cards_are_known_by_whole_words(reported: str, card: str | None) -> None:
+    assert find_gpu(reported) == (GPUS[card] if card else None)
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
@@ -111,18 +77,6 @@ def test_every_card_is_predicted_and_every_figure_has_a_source(gpu: Gpu) -> None
     fields = set(gpu.__dataclass_fields__) - names
     assert {name for name in fields if not gpu.sources.get(name)} == set()
     assert SHORT_NAMES.keys().isdisjoint(GPUS)
-
-
-def test_memory_is_what_the_card_reports_and_bandwidth_its_own() -> None:
-    in_gib = {name: round(gpu.memory_bytes / 2**30, 1) for name, gpu in GPUS.items()}
-    assert in_gib["A100-SXM4-80GB"] == in_gib["A100-PCIe-80GB"] == 80.0
-    assert (in_gib["H100-SXM5-80GB"], in_gib["H200"], in_gib["T4"]) == (79.6, 140.4, 15.0)
-    rates = {name: gpu.hbm_bandwidth_bytes_per_s for name, gpu in GPUS.items()}
-    assert rates["A100-PCIe-80GB"] == 1.935e12 < rates["A100-SXM4-80GB"] == 2.039e12
-    custom = GPUS["A100-SXM-64GB"]
-    assert custom.fp32_flops == pytest.approx(custom.sms * 128 * custom.boost_clock_hz, rel=0.01)
-    flops = custom.sms * 2048 * custom.boost_clock_hz
-    assert custom.fp16_tensor_flops == pytest.approx(flops, rel=0.01)
 
 
 def test_a_file_describes_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +154,7 @@ def test_the_sheet_s_rates_are_those_of_its_units(gpu: Gpu) -> None:
         ('base = "H100"\nboost_clock_hz = "fast"', "boost_clock_hz = 'fast' is not a positive"),
         ('base = "H100"\ncompute_capability = 9', "compute_capability = 9 is not as"),
         ('base = "H100"\ncores = 7', "no field cores; there are base, source, name"),
-        ('base = "B9000"', "no GPU 'B9000'"),
+        ('base = "B9000"', "no GPU 'B9000'; known are A100.*MI300X"),
         ("sms = 5", "name|missing, and no base"),
         ("sms = ", "Invalid value"),
     ],
@@ -228,8 +182,3 @@ def test_a_module_has_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ):
         with pytest.raises(ValueError, match=message):
             gpus.find(text)
-
-
-def test_a_refusal_names_the_cards_and_the_way_out() -> None:
-    with pytest.raises(ValueError, match=r"known are A100.*MI300X; another one: --gpu file\.toml"):
-        gpus.find("B9000")

@@ -82,15 +82,6 @@ def test_compare_reads_folders_anywhere_and_names_what_is_on_record(two_machines
     assert "metric 'joules'" in err
 
 
-def test_compare_says_where_this_machine_s_records_come_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "machines", lambda: ("host",))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"'local'; make figures or .* makes it; on record: host"):
-        compare.files("local")
-    with pytest.raises(ValueError, match="'locals'; on record: host"):
-        compare.files("locals")
-
-
 def test_compare_refuses_units_that_differ(two_machines):
     a = compare.measured(compare.files("slow"))
     records.write(two_machines / "other" / "toy.jsonl", [timing(512, 2000.0, unit="us")])
@@ -124,14 +115,6 @@ def test_explain_lists_the_cells_and_takes_the_number_of_one(capsys):
         assert message in err
     status, _, err = run(capsys, "explain", "toy", "1", "2")
     assert "one at a time" in err
-
-
-@pytest.mark.parametrize("experiment", ["bias-bytes", "decode-bytes", "sliding-window"])
-def test_explain_tells_every_executed_cell_from_the_others(experiment: str) -> None:
-    """By what they differ in: what is done to scores, how heads share keys, splits, windows."""
-    frame = experiments.tidy([experiment])
-    executed = frame[frame["source"] == "measured"]
-    assert len(explain.find_points(executed)) == executed["cell"].nunique() > 1
 
 
 def published(value: float, origin: str, **more: object) -> Record:
@@ -202,13 +185,6 @@ def test_predictions_that_differ_are_never_one_number():
 def test_differences_of_flops_have_causes(published, point, cause):
     line = {"quantity": "flops", "published": published, "predicted": 824.6}
     assert cause in causes._published_cause(line, point)
-
-
-@pytest.mark.usefixtures("two_machines")
-def test_explain_names_an_error_on_record(capsys):
-    status, out, _ = run(capsys, "explain", "toy", "-w", "seqlen_q=8192")
-    assert status == 0
-    assert "out of memory" in out
 
 
 @pytest.mark.parametrize(
@@ -298,22 +274,6 @@ def test_doctor_finds_a_distribution_in_the_place_of_one_of_our_packages(monkeyp
     assert "pip uninstall kernels" in finding.cure
 
 
-def test_doctor_finds_a_folder_in_the_place_of_one_of_our_packages(tmp_path):
-    import subprocess
-    import sys
-
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "__init__.py").touch()
-    root = Path(__file__).resolve().parents[2]
-    code = (
-        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}]\n"
-        "from repro import doctor\n"
-        "print([f.what for f in doctor.shadows() if f.needed])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "package figures" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("parameters", "user", "ok", "says"),
     [
@@ -340,19 +300,6 @@ def test_a_check_that_raises_is_a_finding():
 
     finding = doctor.check("X", broken, "x", "install it")
     assert (finding.ok, finding.detail, finding.cure) == (False, "no such library: no x", "install it")
-
-
-def test_doctor_sees_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
-    import tempfile
-
-    def refuse(**_):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    finding = doctor.writable("results", tmp_path / "a" / "b")
-    assert finding.needed
-    assert not finding.ok
-    assert "Read-only" in finding.detail
 
 
 def test_measure_a_second_time_says_what_is_on_record(monkeypatch, capsys) -> None:

@@ -49,15 +49,8 @@ def imported(arguments: list[str], names: tuple[str, ...]) -> list[str]:
 
 
 def test_predict_needs_no_framework_and_no_data_frame() -> None:
+    """And so the package itself does not, of which the command is a user."""
     assert imported(["predict", "-n", "1k", "-a", "all", "--pass", "forward"], HEAVY) == []
-
-
-def test_importing_the_package_imports_nothing_heavy() -> None:
-    program = "import sys, repro; repro.predict; repro.AttentionShape; repro.__version__; " + (
-        f"print([m for m in {HEAVY!r} if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_package_is_a_library() -> None:

@@ -68,14 +68,14 @@ def test_nothing_is_written_where_nothing_may_be(checkout: Path, tmp_path: Path)
         "REPRO_CACHE_DIR": str(tmp_path / "cache"),
     }
     run(checkout, ("-c", MEASURE), **variables)
-    said = run(checkout, ("-m", "figures", "draw", "two_levels"), **variables)
-    assert said == f"{tmp_path}/drawn/two_levels.svg\n"
+    said = run(checkout, ("-m", "figures", "draw", "gemm_levels"), **variables)
+    assert said == f"{tmp_path}/drawn/gemm_levels.svg\n"
     assert snapshot(checkout) == before
     assert (tmp_path / "cache" / "lock").exists()
     drawn = {p.name for p in (tmp_path / "drawn").iterdir()}
-    assert drawn == {f"two_levels.{ending}" for ending in ("csv", "png", "svg")}
+    assert drawn == {f"gemm_levels.{ending}" for ending in ("csv", "png", "svg")}
     # What others measured and published is seen beside what is measured here.
-    assert "measured" in (tmp_path / "drawn" / "two_levels.csv").read_text()
+    assert "measured" in (tmp_path / "drawn" / "gemm_levels.csv").read_text()
     assert [p.name for p in (tmp_path / "results").iterdir()] == ["local"]
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from analysis import neighbours
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -26,9 +24,10 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["analysis", "kernels"])
-@pytest.mark.parametrize("kind", ["module", "package"])
-@pytest.mark.parametrize("start", ["import repro", "import figures", "-m"])
+@pytest.mark.parametrize(
+    ("name", "kind", "start"),
+    [("analysis", "module", "import repro"), ("kernels", "package", "import figures"), ("analysis", "package", "-m")],
+)
 def test_the_file_is_named_in_one_line(tmp_path: Path, name: str, kind: str, start: str) -> None:
     file = tmp_path / (f"{name}.py" if kind == "module" else f"{name}/__init__.py")
     file.parent.mkdir(exist_ok=True)
@@ -40,12 +39,6 @@ def test_the_file_is_named_in_one_line(tmp_path: Path, name: str, kind: str, sta
         f"{file} is imported as {name!r} in the place of {ROOT / name}, which recompute-repro "
         "needs: rename it, or start Python in another folder"
     )
-
-
-def test_kernels_alone_name_a_shadowed_analysis(tmp_path: Path) -> None:
-    (tmp_path / "analysis.py").write_text("")
-    done = run(tmp_path, "-c", "import kernels.launch")
-    assert f"{tmp_path}/analysis.py is imported as 'analysis'" in done.stderr
 
 
 def test_doctor_names_a_shadowed_figures(tmp_path: Path) -> None:
@@ -62,7 +55,3 @@ def test_folders_that_are_no_packages_are_in_nobodys_way(tmp_path: Path) -> None
         (tmp_path / name / "notes.txt").write_text("x")
     done = run(tmp_path, "-c", "import repro, figures, kernels.launch, analysis.traffic; print('ok')")
     assert done.stdout == "ok\n", done.stderr
-
-
-def test_ours_are_ours() -> None:
-    assert [neighbours.shadow(name) for name in ("analysis", "kernels", "repro", "figures")] == [None] * 4

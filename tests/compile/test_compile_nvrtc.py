@@ -22,13 +22,10 @@ ENTRIES = ("convert", "multiply", "matrices", "lanes", "functions", "widths")
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
-@pytest.mark.parametrize("dtype", [0, 1])
-def test_vocabulary_compiles_without_cuda_headers(dtype: int, arch: str) -> None:
-    compiled = {
-        entry: compile_cubin(Kernel(VOCABULARY, entry, (("DTYPE", dtype),), 64), arch)
-        for entry in (ENTRIES if arch == "sm_80" else ENTRIES[:1])
-    }
-    for entry, facts in compiled.items():
+def test_vocabulary_compiles_without_cuda_headers(arch: str) -> None:
+    entries = [(entry, 0) for entry in ENTRIES] + [("convert", 1)]
+    for entry, dtype in entries if arch == "sm_80" else entries[-1:]:
+        facts = compile_cubin(Kernel(VOCABULARY, entry, (("DTYPE", dtype),), 64), arch)
         assert facts.cubin[:4] == b"\x7fELF"
         assert (facts.entry, facts.arch) == (entry, arch)
         assert 0 < facts.registers <= 128
@@ -219,7 +216,7 @@ def work(text):
 
 if __name__ == "__main__":
     good = 'extern "C" __global__ void one(float* p) { p[0] = 1; }\\n'
-    for _ in range(5):
+    for _ in range(2):
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             assert list(pool.map(work, [good] * 4)) == [b"\\x7fELF"] * 4
     print(work(good.replace("1;", "nonsense;")))

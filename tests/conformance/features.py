@@ -25,6 +25,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "ALiBi": {"alibi": "items"},
     "bias": {"bias": (1, 1), "bias_gradient": True},
     "shared bias": {"bias": (0, 1), "bias_gradient": True},
+    "sink logits": {"sink_logits": True},
     "fp8": {"fp8": True, **FORWARD},
     "fp8 in blocks": {"fp8": True, "scale_block": 48, **FORWARD},
     "packed": PACKED,
@@ -64,6 +65,7 @@ def together(**changes: Any) -> Case:
             "alibi": "heads",
             "bias": (1, 0),
             "bias_gradient": True,
+            "sink_logits": True,
             **changes,
         }
     )

@@ -9,17 +9,11 @@ import pytest
 import torch
 from attention_support import BOUNDS, normal
 from decode_support import Problem
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import repro
 from kernels import decode as driver
 from repro.attention import launcher
 from repro.attention.reference import max_error
-
-SETTINGS = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 @pytest.fixture(autouse=True)
@@ -36,60 +30,15 @@ def check(problem: Problem) -> None:
     assert max_error(lse, want_lse) <= bound, problem
 
 
-#: What is compiled: a few forms, so that compiling does not take the whole time.
-FORMS: list[dict[str, Any]] = [
-    {"dtype": torch.float16, "head_dim": 64},
-    {"dtype": torch.float16, "head_dim": 64, "page_size": 16},
-    {"dtype": torch.float32, "head_dim": 32},
-    {"dtype": torch.float32, "head_dim": 32, "page_size": 48, "causal": False},
-    {"dtype": torch.bfloat16, "head_dim": 128, "page_size": 64},
-    {"dtype": torch.float16, "head_dim": 32, "fp8": True, "page_size": 32},
-    {"dtype": torch.float16, "head_dim": 32, "fp8": True, "page_size": 48, "scale_block": 32},
-    {"dtype": torch.float16, "head_dim": 64, "fp8": True, "scale_block": 80},
-    {"dtype": torch.float16, "head_dim": 64, "latent": True},
-]
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    form = draw(st.sampled_from(FORMS))
-    kv_heads = draw(st.integers(1, 3))
-    # Row tiles of 16 and of 64: other row counts share their code.
-    rows = draw(st.sampled_from([(1, 1), (4, 1), (3, 5), (1, 16), (6, 13), (33, 2)]))
-    unit = 16 if "fp8" in form else 8
-    return Problem(
-        **form | {"head_dim": draw(st.integers(1, form["head_dim"] // unit)) * unit},
-        seqlens=tuple(draw(st.lists(st.integers(0, 400), min_size=1, max_size=3))),
-        heads=kv_heads * rows[0],
-        kv_heads=kv_heads,
-        seqlen_q=rows[1],
-        splits=draw(st.sampled_from([1, 2, 3, 7, 40])),
-        seed=draw(st.integers(0, 1000)),
-    )
-
-
-@SETTINGS
-@given(problems())
-def test_any_problem_is_right_and_moves_the_bytes_predicted(problem: Problem) -> None:
-    (out, lse), counted = problem.counted()
-    want, want_lse = problem.answer()
-    bound = BOUNDS[problem.dtype][0]
-    assert max_error(out, want) <= bound
-    assert max_error(lse, want_lse) <= bound
-    assert problem.splits is not None
-    expected = problem.expected(problem.splits)
-    if max(problem.seqlens) == 0 and problem.room == 0:
-        expected = {}
-    assert counted == expected
-
-
-@pytest.mark.parametrize("head_dim", [8, 40, 96, 128, 256])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [(8, torch.float16), (40, torch.float32), (96, torch.bfloat16), (256, torch.float16), (256, torch.float32)],
+)
 def test_head_dimensions(head_dim: int, dtype: torch.dtype, device: str) -> None:
     check(Problem(head_dim=head_dim, dtype=dtype, splits=2, seqlen_q=3, device=device))
 
 
-@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("width", [1, 2, 7])
 def test_speculative_widths(width: int, device: str) -> None:
     """Query i of a draft sees the draft's tokens up to its own, as one query at a time would."""
     problem = Problem(seqlens=(130, 64), seqlen_q=width, dtype=torch.float32, device=device)
@@ -102,8 +51,7 @@ def test_speculative_widths(width: int, device: str) -> None:
         assert max_error(one, together[:, :, i : i + 1]) <= BOUNDS[torch.float32][0]
 
 
-@pytest.mark.parametrize("page_size", [16, 48, 64, 256])
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("page_size", "splits"), [(16, 1), (48, 3), (256, 3)])
 def test_pages_change_no_bit(page_size: int, splits: int, device: str) -> None:
     plain = Problem(seqlens=(500, 1, 129), splits=splits, device=device)
     out, lse = plain.run()
@@ -239,42 +187,15 @@ def test_no_gradient(device: str) -> None:
         assert not repro.decode_attention(q, k, v).requires_grad
 
 
-@pytest.mark.parametrize("changes", [{}, {"page_size": 16, "splits": 3}, {"fp8": True}])
+@pytest.mark.parametrize("changes", [{"page_size": 16, "splits": 3}, {"fp8": True}])
 def test_opcheck(changes: dict[str, Any]) -> None:
     (q, k, v), options = Problem(**changes).arguments()
-    arguments = (
-        q,
-        k,
-        v,
-        options.get("seqlens_k"),
-        options.get("block_table"),
-        None,
-        None,
-        None,
-        None,
-        options["splits"],
-        0.125,
-        True,
-        True,
-    )
+    given = [options.get(name) for name in ("seqlens_k", "block_table")]
+    arguments = (q, k, v, *given, None, None, None, None, options["splits"], 0.125, True, True)
     # fp8 has no "isclose" that opcheck could compare inputs with.
     tests = ("test_schema", "test_faketensor") if not changes.get("fp8") else ("test_faketensor",)
     assert callable(repro.decode_attention)  # registers the operator
     torch.library.opcheck(torch.ops.repro.decode_attention, arguments, test_utils=tests)
-
-
-def test_compiled_equals_eager() -> None:
-    problem = Problem(page_size=16, splits=3)
-    (q, k, v), options = problem.arguments()
-
-    def step(q: torch.Tensor) -> torch.Tensor:
-        out = repro.decode_attention(q * 2, k, v, **options)
-        assert isinstance(out, torch.Tensor)
-        return out + 1
-
-    torch._dynamo.reset()
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(q), step(q))
 
 
 def wrong(**changes: Any) -> dict[str, Any]:
@@ -292,15 +213,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "batch": ({"q": lambda q: q[:1]}, ValueError, r"block_table must have shape \(1, 7\).*\(2, 7"),
     "heads": ({"q": lambda q: q[:, :3]}, ValueError, "3 heads, not a multiple of the cache's 2"),
     "type": ({"q": lambda q: q.float()}, TypeError, "float32 and torch.float16"),
-    "of q": ({"q": lambda q: q.double()}, TypeError, "float64"),
     "dimension": ({"q": lambda q: q[..., :32]}, ValueError, "32, 64"),
     "columns": (
         {"q": lambda q: q[..., :60], "k_cache": lambda k: k[..., :60], "v_cache": lambda v: v[..., :60]},
         ValueError,
         "60 is not a multiple of 8",
     ),
-    "none": ({"k_cache": None}, TypeError, "k_cache must be a torch.Tensor, got NoneType"),
-    "rank": ({"k_cache": lambda k: k[0]}, ValueError, "4 dimensions, got shape"),
     "shapes": ({"v_cache": lambda v: v[:3]}, ValueError, r"differ in shape: \(16.*\(3"),
     "kinds": ({"v_cache": lambda v: v.to(torch.float8_e4m3fn)}, TypeError, "float16.*float8"),
     "sparse": ({"k_cache": lambda k: k.to_sparse()}, TypeError, "sparse"),
@@ -328,12 +246,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "seqlens_k has 100, the cache room for 48: block_table has 3 columns of 16",
     ),
     "no table": ({"block_table": None}, ValueError, "2 sequences, k_cache 16; pages need a block"),
-    "lengths type": ({"seqlens_k": lambda s: s.float()}, TypeError, "int32 tensor, got .*float32"),
     "lengths shape": ({"seqlens_k": lambda s: s[:1]}, ValueError, r"shape \(2,\), got \(1,\)"),
-    "length below": ({"seqlens_k": torch.tensor([-1, 3], dtype=INT)}, ValueError, "-1, below 0"),
     "scales": ({"k_scale": torch.ones(2)}, ValueError, "k_scale is for a cache of .*float8_e4m3fn"),
     "splits": ({"splits": 0}, ValueError, "splits=0 is below 1"),
-    "splits type": ({"splits": 1.5}, TypeError, "splits=1.5"),
     "causal": ({"causal": 1}, TypeError, "causal=1"),
     "check": ({"check": "no"}, TypeError, "check='no'"),
     "scale": ({"scale": math.nan}, ValueError, "scale=nan"),

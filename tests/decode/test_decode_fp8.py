@@ -23,13 +23,12 @@ def with_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launcher.CHECKS_VARIABLE, "1")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_code_as_torch_reads_it(dtype: torch.dtype, device: str) -> None:
+def test_every_code_as_torch_reads_it(device: str) -> None:
     """A lone key has weight 1: what comes out is the value, of every code."""
-    q = torch.zeros(1, 16, 1, 16, dtype=dtype, device=device)
+    q = torch.zeros(1, 16, 1, 16, dtype=torch.float16, device=device)
     codes = CODES.to(device)
     out = repro.decode_attention(q, torch.zeros_like(codes), codes)
-    want = CODES.to(dtype)
+    want = CODES.half()
     assert int(want.isnan().sum()) == 2
     assert torch.equal(out.cpu().isnan(), want.isnan())
     assert torch.equal(out.cpu().nan_to_num(), want.nan_to_num())
@@ -213,8 +212,7 @@ def test_a_row_that_does_not_see_a_key_is_not_touched_by_its_scale(device: str) 
     assert torch.equal(*first)
 
 
-@pytest.mark.parametrize("changes", [{}, {"latent": True}, {"page_size": 32}], ids=str)
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("changes", "splits"), [({}, 4), ({"latent": True}, 1), ({"page_size": 32}, 4)], ids=str)
 def test_scales_of_blocks_of_keys(changes: dict[str, Any], splits: int, device: str) -> None:
     """Right with any number of splits, and the parts merge as they do with a scale a head."""
     problem = Problem(

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attention_support import BOUNDS
-from decode_support import FP8, Problem
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from decode_support import Problem
 
 import repro
 from analysis.decode import DecodeShape
@@ -25,9 +23,9 @@ def with_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launcher.CHECKS_VARIABLE, "1")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("heads", [1, 16, 24, 128])
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "splits"), [(torch.float16, 24, 1), (torch.bfloat16, 1, 3), (torch.bfloat16, 128, 3)]
+)
 def test_as_deepseek_caches_it(dtype: torch.dtype, heads: int, splits: int, device: str) -> None:
     problem = Problem(
         seqlens=(70, 33), heads=heads, dtype=dtype, splits=splits, device=device, page_size=64, **DEEPSEEK
@@ -36,46 +34,6 @@ def test_as_deepseek_caches_it(dtype: torch.dtype, heads: int, splits: int, devi
     assert out.shape == (2, heads, 1, 512)
     assert max_error(out, want) <= BOUNDS[dtype][0]
     assert max_error(lse, want_lse) <= BOUNDS[dtype][0]
-
-
-FORMS: list[dict[str, Any]] = [
-    {"dtype": torch.float16},
-    {"dtype": torch.bfloat16, "page_size": 32, "causal": False},
-    {"dtype": torch.float16, "fp8": True, "page_size": 48, "scale_block": 32},
-    {"dtype": torch.bfloat16, "fp8": True},
-]
-
-
-@st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    form = draw(st.sampled_from(FORMS))
-    kv_heads = draw(st.integers(1, 2))
-    rows = draw(st.sampled_from([(1, 1), (4, 1), (3, 8), (33, 2)]))
-    head_dim = 16 * draw(st.integers(17, 36))
-    return Problem(
-        **form,
-        latent=True,
-        head_dim=head_dim,
-        value_dim=min(head_dim, draw(st.sampled_from([8, 200, 256, 264, 512]))),
-        seqlens=tuple(draw(st.lists(st.integers(0, 150), min_size=1, max_size=2).filter(any))),
-        heads=kv_heads * rows[0],
-        kv_heads=kv_heads,
-        seqlen_q=rows[1],
-        splits=draw(st.sampled_from([1, 2, 5])),
-        seed=draw(st.integers(0, 1000)),
-    )
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(problems())
-def test_any_problem_is_right_and_moves_the_bytes_predicted(problem: Problem) -> None:
-    (out, lse), counted = problem.counted()
-    want, want_lse = problem.answer()
-    bound = BOUNDS[problem.dtype][0] * (8 if problem.scale_block else 1)  # of scales up to e^1.5
-    assert max_error(out, want) <= bound
-    assert max_error(lse, want_lse) <= bound
-    assert problem.splits is not None
-    assert counted == problem.expected(problem.splits)
 
 
 def test_the_cache_is_read_once_for_up_to_64_rows() -> None:
@@ -87,6 +45,8 @@ def test_the_cache_is_read_once_for_up_to_64_rows() -> None:
         assert main["k", "read"] == times * 100 * 576 * 2
         assert main["out", "write"] == heads * 512 * 2
         assert ("v", "read") not in main
+    _, counted = Problem(seqlens=(100,), heads=16, fp8=True, **DEEPSEEK).counted()
+    assert counted["flash_decode"]["k", "read"] == 100 * 576
 
 
 def test_other_columns_do_not_matter_to_the_values() -> None:
@@ -146,10 +106,3 @@ def test_forms_that_there_are_not_are_refused() -> None:
     form = configure("bf16", 576, 128, latent=True)
     assert isinstance(form, DecodeConfig)
     assert form.partial_bytes(1) == 513 * 4
-
-
-def test_fp8_latents_have_half_the_bytes() -> None:
-    problem = Problem(seqlens=(100,), heads=16, fp8=True, **DEEPSEEK)
-    _, counted = problem.counted()
-    assert counted["flash_decode"]["k", "read"] == 100 * 576
-    assert problem.arguments()[0][1].dtype == FP8

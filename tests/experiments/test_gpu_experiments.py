@@ -10,7 +10,6 @@ import pandas
 import pytest
 import torch
 
-from analysis.flops import paper_flops
 from analysis.shapes import AttentionShape, Tile
 from figures.bytes import sm_ceilings as figure
 from kernels.beside import probes
@@ -23,19 +22,6 @@ from repro.experiments.gpu import gpu_forms, gpu_ladder, gpu_sm_units, gpu_throu
 from repro.instruments import hopper_cases
 from repro.instruments.counters import METRICS, CounterError, CounterTimeoutError, KernelBusy, KernelCount
 from repro.instruments.gpu_work import FORMS, Operands, cell_work, form_work, kernel_results, work
-
-GPU_EXPERIMENTS = [n for n in experiments.names() if n.startswith("gpu-")]
-
-
-@pytest.mark.parametrize("name", GPU_EXPERIMENTS)
-def test_cells_are_distinct_and_predictions_are_records_of_them(name: str) -> None:
-    experiment = experiments.experiment(name)
-    cells = list(experiment.cells())
-    assert len({cell.id for cell in cells}) == len(cells) > 0
-    assert experiment.device == "cuda"
-    for cell in cells:
-        for row in experiment.predicted(cell):
-            assert (row.source, row.experiment) == ("predicted", name)
 
 
 @pytest.mark.parametrize("implementation", ["flash", "flash1-skip-first", "standard", "sdpa-math"])
@@ -98,31 +84,6 @@ def test_a_tile_that_does_not_fit_is_left_out_with_its_reason() -> None:
     cell = next(c for c in gpu_ladder.listed() if gpu_ladder.unsupported_reason(c))
     with pytest.raises(ValueError, match="232448"):  # the kernels' own check agrees
         cell_work(Cell(**{**cell, "batch": 1, "heads": 1, "kv_heads": 1}), "cpu")()
-
-
-def test_unknown_names_are_refused() -> None:
-    operands = Operands(AttentionShape(1, 1, 4, 4, 32, dtype="fp32"), "cpu")
-    with pytest.raises(ValueError, match="'sideways'"):
-        work("flash", "sideways", operands)
-    with pytest.raises(ValueError, match="'flash9'"):
-        work("flash9", "forward", operands)
-
-
-def test_throughput_counts_flops_as_the_papers_do() -> None:
-    """16k, d = 128, 16 heads: 4 N² d a head forward; half for causal; 2.5 times backward."""
-    cells = {
-        (c["causal"], c["pass"]): c for c in gpu_throughput.cells() if c["seqlen_q"] == 16384 and c["head_dim"] == 128
-    }
-    full = 4 * 16 * 16384**2 * 128
-    for (causal, pass_), times in {(False, "forward"): 1, (True, "forward"): 0.5, (False, "backward"): 2.5}.items():
-        shape = gpu_throughput.shape_of(cells[causal, pass_])
-        assert paper_flops(shape, pass_) == full * times
-
-
-def test_every_throughput_cell_has_the_papers_tokens_and_hidden_size() -> None:
-    for cell in gpu_throughput.cells() + gpu_forms.cells():
-        assert cell["batch"] * cell["seqlen_q"] == 16384
-        assert cell["heads"] * cell["head_dim"] == 2048
 
 
 class TestCountedTraffic:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from figures.papers import mla_published as figure
-from repro.experiments import tidy
 from repro.experiments.papers import mla_published as experiment
 from repro.measuring.records import load
 
@@ -24,17 +22,3 @@ def test_bytes_over_the_posted_times_are_the_bandwidths_printed_beside_them() ->
         shape = experiment.shape_of(row.heads, row.seqlen_q)
         rate = shape.compulsory_bytes / row.value / 1e3
         assert rate == pytest.approx(PRINTED[row.heads, row.seqlen_q], rel=0.01)
-
-
-def test_no_time_is_below_the_roofline_and_few_rows_are_bound_by_hbm() -> None:
-    table = figure.draw(tidy(figure.EXPERIMENTS)).table
-    posted = table[table["source"] == "published"]
-    assert len(posted) == len(experiment.POSTED)
-    assert posted["over"].between(1.0, 1.3).all()
-    by_name = {
-        name: table[table["implementation"] == name].set_index(["heads", "seqlen_q"])["value"] for name in figure.ROOFS
-    }
-    slower = by_name["tensor cores"] > by_name["HBM"]
-    assert not slower[64, 1]
-    assert not slower[128, 1]
-    assert figure.draw(tidy(figure.EXPERIMENTS).iloc[:0]).table.empty

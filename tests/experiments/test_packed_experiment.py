@@ -14,9 +14,6 @@ from analysis.packed import Lengths
 from analysis.padding import batches, draw, padded_share
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
-from figures.bytes import packed_sequences as figure
-from repro.claims import rows
-from repro.experiments import tidy
 from repro.experiments.bytes import packed_sequences as experiment
 
 
@@ -74,12 +71,3 @@ def test_one_sequence_has_the_bound_of_the_plain_call() -> None:
     shape, lengths = AttentionShape(1, 4, 70, 90, 64, kv_heads=2), Lengths((70,), (90,))
     read, write = (lower_bounds.compulsory_read_bytes(shape), lower_bounds.compulsory_write_bytes(shape))
     assert lower_bounds.compulsory_packed_bytes(shape, lengths, "forward") == read + write
-
-
-def test_the_figure_is_drawn_with_and_without_records() -> None:
-    frame = tidy(figure.EXPERIMENTS)
-    drawing = figure.draw(frame)
-    assert set(drawing.table["source"]) == {"predicted", "measured"}
-    claim = rows()["packed sequences"].judged(frame)
-    assert "worst +0.00%" in claim.measured
-    assert figure.draw(frame.iloc[:0]).table.empty

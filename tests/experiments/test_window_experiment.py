@@ -8,9 +8,6 @@ import pytest
 
 from analysis.shapes import AttentionShape, Tile
 from analysis.tile_loop import tile_loop
-from figures.bytes import sliding_window as figure
-from repro.claims import rows
-from repro.experiments import tidy
 from repro.experiments.bytes import sliding_window as experiment
 
 
@@ -22,12 +19,3 @@ def test_keys_of_a_query_tile_by_the_closed_form(tile: Tile) -> None:
         keys = tile_loop(shape, tile).visits_of_query_tile * tile.block_n
         wanted = tile.block_m + tile.block_n * math.ceil((window - 1) / tile.block_n)
         assert keys[-1] == keys[len(keys) // 2] == wanted
-
-
-def test_the_figure_is_drawn_with_and_without_records() -> None:
-    frame = tidy(figure.EXPERIMENTS)
-    drawing = figure.draw(frame)
-    assert set(drawing.table["source"]) == {"predicted", "measured"}
-    claim = rows()["sliding window"].judged(frame)
-    assert claim.measured.endswith("worst +0.00%; 2.00")
-    assert figure.draw(frame.iloc[:0]).table.empty

@@ -14,4 +14,5 @@ def with_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    fuzzing.share = fuzzing.SECONDS / max(1, len(items))
+    drawn = [item for item in items if getattr(getattr(item, "obj", None), "drawn", False)]
+    fuzzing.share = fuzzing.SECONDS / max(1, len(drawn))

@@ -1,7 +1,7 @@
 """Drawn tests: a few examples each in ``make test``, as many as time allows in ``make fuzz``.
 
 hypothesis draws, makes a failing example as small as it still fails, prints it, and tries it first
-in the next run. ``make fuzz FOR_S=60`` shares the seconds among the tests of this folder.
+in the next run. ``make fuzz FOR_S=60`` shares the seconds among the drawn tests of this folder.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def fuzzed(drawn: st.SearchStrategy[Any], *, examples: int) -> Callable[..., Cal
                 try_some()
 
         test.__doc__ = body.__doc__
+        test.drawn = True  # type: ignore[attr-defined]
         test.__name__ = test.__qualname__ = body.__name__
         return test
 

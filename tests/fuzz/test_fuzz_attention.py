@@ -18,26 +18,22 @@ from repro.attention import engine
 TILES = ((64, 64), (64, 32), (32, 64), (16, 16), (128, 64), (64, 128))
 #: What is compiled into the kernels: a few forms, so that compiling does not take the whole time.
 FORMS: list[dict[str, Any]] = [
-    {"dtype": "fp32", "head_dim": 32},
+    {"dtype": "fp32", "head_dim": 32, "deterministic": True},
     {"dtype": "fp32", "head_dim": 32, "causal": True, "key_keep": 0.6},
-    {"dtype": "fp32", "head_dim": 32, "dropout_p": 0.3, "deterministic": True},
-    {"dtype": "fp32", "head_dim": 32, "block_keep": 0.5, "tile": (16, 16)},
     {"dtype": "fp16", "head_dim": 64, "causal": True},
     {"dtype": "bf16", "head_dim": 128},
     {"dtype": "fp16", "head_dim": 64, "softcap": 20.0, "alibi": "heads", "key_keep": 0.6},
-    {"dtype": "fp32", "head_dim": 32, "bias": (0, 1), "bias_gradient": True},
-    {"dtype": "fp16", "head_dim": 64, "causal": True, "windowed": True},
+    {"dtype": "fp16", "head_dim": 64, "causal": True, "windowed": True, "sink_logits": True},
     {"dtype": "fp16", "head_dim": 64, "fp8": True},
     {"dtype": "fp32", "head_dim": 32, "packed": True, "causal": True},
     {"dtype": "bf16", "head_dim": 64, "packed": True, "deterministic": True},
-    {"dtype": "bf16", "head_dim": 64, "card": dispatch.HOPPER, "causal": True},
     {"dtype": "bf16", "head_dim": 64, "card": dispatch.HOPPER, "windowed": True},
     {"dtype": "fp16", "head_dim": 64, "card": dispatch.HOPPER, "packed": True},
 ]
 EDGES = st.sampled_from([1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
 LENGTH = st.integers(1, 199) | EDGES
 SIDE = st.none() | st.sampled_from([0, 1, 15, 16, 64]) | st.integers(0, 199)
-NEEDED = [(True, True, True), (True, False, False), (False, True, True)]
+NEEDED = [(True, True, True), (True, False, False), (False, True, True)][: None if SECONDS else 2]
 MOST_PAIRS = 40_000
 """Scores in all heads of a case together."""
 
@@ -68,6 +64,7 @@ def any_form(draw: st.DrawFn) -> dict[str, Any]:
             form["block_keep"] = draw(st.sampled_from([0.0, 0.2, 0.6, 1.0]))
         form["fp8"] = form["dtype"] != "fp32" and draw(maybe)
         form["bias"] = draw(st.none() | st.tuples(st.integers(0, 1), st.integers(0, 1)))
+        form["sink_logits"] = draw(maybe)
         form["bias_gradient"] = form["bias"] is not None and not form["fp8"] and draw(maybe)
     elif form["order"] == "sawtooth":
         form["order"] = "rows"
@@ -137,7 +134,7 @@ FORM = any_form() if SECONDS else st.sampled_from(FORMS)
 CASES = FORM.flatmap(lambda form: st.lists(problems(form), min_size=1, max_size=4))
 
 
-@fuzzed(CASES, examples=24)
+@fuzzed(CASES, examples=14)
 def test_any_problem_is_as_exact_as_the_framework(cases: list[Case]) -> None:
     for case in cases:
         wrong = failure(case)

@@ -134,7 +134,6 @@ def _toy(case: Case, root: Path) -> Experiment:
 
     return Experiment(
         name="toy",
-        title="",
         device="cpu",
         sources=("repro/measuring/records.py",),
         cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(case.cells)],

@@ -12,82 +12,43 @@ import numpy as np
 import pytest
 import torch
 from attention_case import references
-from flash_support import Problem, aligned, check, reference, to_bits, to_float, view
+from flash_support import Problem, check
+from hopper_runs import GRADIENTS, Values, launch, predicted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.hardware import H200
 from analysis.shapes import AttentionShape
-from analysis.traffic import predict_traffic
-from kernels import attention, hopper
+from analysis.traffic import Traffic
+from kernels import hopper
 from kernels.hopper import BACKWARD_FORMS, BackwardForm
 from kernels.host import HostBackend
 from kernels.launches import Device, launches_of
-from kernels.options import Options
 from repro.attention.reference import beyond_bound
 from repro.prediction import predict
 
-GRADIENTS = ("dq", "dk", "dv")
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 SLOPES = np.array([0.5, 0.03125], np.float32)
 CHANGED: dict[str, Any] = {"softcap": 2.0, "alibi_slopes": SLOPES}
 TURNS = pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "in turns"])
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
 
 
 def backward_of(
-    p: Problem,
-    form: BackwardForm | None = None,
-    *,
-    deterministic: bool = False,
-    seed: int | None = None,
-    os_threads: int | None = None,
-    **options: Any,
-) -> dict[str, np.ndarray]:
-    """dq, dk, dv, as float64. Every byte counted is held to the prediction, tensor by tensor.
+    p: Problem, form: BackwardForm | None = None, *, seed: int | None = None, os_threads: int | None = None, **how: Any
+) -> Values:
+    """Gradients; every byte counted is held to the prediction, tensor by tensor.
 
-    seed: threads of a block in an order drawn from it. options: of ``kernels.hopper.backward``.
+    seed: threads of a block in an order drawn from it. how: of ``kernels.hopper.backward``.
     """
-    right = reference(p)
-    given = {}
-    for name, values in (p.data | {"out": right["out"]}).items():
-        if name in ("q", "k", "v", "dout", "out"):
-            memory = aligned(values.shape, p.dtype)
-            memory[...] = to_bits(values, p.dtype)
-            given[name] = view(name, memory, p.dtype)
-    for name in ("lse", *(["dlse"] if p.with_dlse else [])):
-        values = right["lse"] if name == "lse" else p.data[name]
-        given[name] = view(name, values.astype(np.float32), "fp32")
-    results = {}
-    for name, like in zip(GRADIENTS, ("q", "k", "v"), strict=True):
-        results[name] = aligned(p.data[like].shape, p.dtype)
-        results[name][...] = to_bits(np.full(results[name].shape, np.nan), p.dtype)
-        given[name] = view(name, results[name], p.dtype)
     backend = HostBackend(seed=seed, os_threads=os_threads)
-    slopes = None if p.alibi_slopes is None else view("alibi_slopes", p.slopes(), "fp32")
-    asked = {"scale": p.scale, "causal": p.causal, "window": p.window, "sinks": p.sinks}
-    asked |= {"softcap": p.softcap, "alibi_slopes": slopes, **options}
-    features = Options(**asked).features(given["q"], given["k"]) - {"causal", "sawtooth"}
-    form = form or hopper.backward_form(p.head_dim, p.causal, featured=bool(features))
-    hopper.backward(
-        backend,
-        *(given[name] for name in ("q", "k", "v", "out", "dout", "lse", *GRADIENTS)),
-        form=form,
-        dlse=given.get("dlse"),
-        deterministic=deterministic,
-        **asked,
-    )
-    shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal, p.window, p.sinks
-    )
-    algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
-    wanted = predict_traffic(
-        algorithm, shape, form.tile, "backward", lse_gradient=p.with_dlse, alibi="alibi" in features
-    )
-    assert backend.traffic == {name: dict(found) for name, found in wanted.kernels.items()}
-    return {name: to_float(results[name], p.dtype) for name in GRADIENTS}
+    got = launch(p, form, ["backward"], backend=backend, **how)
+    wanted = predicted(p, form, ["backward"], deterministic=how.get("deterministic", False))
+    assert Traffic(backend.traffic).kernels == wanted.kernels
+    return {name: got[name] for name in GRADIENTS}
 
 
-def hold(p: Problem, got: dict[str, np.ndarray]) -> None:
+def hold(p: Problem, got: Values) -> None:
     """Gradients to float64: at most twice the framework's own error in the type."""
     arrays = [torch.from_numpy(p.data[name]).to(TYPES[p.dtype]) for name in ("q", "k", "v", "dout")]
     slopes = None if p.alibi_slopes is None else torch.from_numpy(p.slopes()[..., 0].copy())
@@ -132,23 +93,20 @@ def test_scores_far_beyond_the_cap() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-@pytest.mark.parametrize(
-    ("form", "deterministic"),
-    [
-        pytest.param(form, turns, id=f"{form.name}{', in turns' * turns}")
-        for form in BACKWARD_FORMS
-        for turns in (False, True)
-        if form.block_m != 80 and not (turns and form.dq_from_registers)
-    ],
-)
-def test_every_form(form: BackwardForm, deterministic: bool, causal: bool) -> None:
+@CAUSAL
+@pytest.mark.parametrize("form", [f for f in BACKWARD_FORMS if f.block_m != 80], ids=lambda f: f.name)
+def test_every_form(form: BackwardForm, causal: bool) -> None:
+    """In any order and, where the form can take them, in turns; and walked in a sawtooth."""
     changed = CHANGED if form.head_dim == 128 else {"alibi_slopes": SLOPES}
+    ways: list[dict[str, Any]] = [{}]
+    if not form.dq_from_registers:
+        ways += [{"deterministic": True}, {"order": "sawtooth", "wave": 2}]
     tried = [*WINDOWS, changed, {**WINDOWS[1], **changed}, {"softcap": 2.0}]
     for seed, changes in enumerate(tried):
         dtype = "bf16" if seed % 2 or changes == tried[-1] else "fp16"
         p = problem({**changes, "causal": causal}, head_dim=form.head_dim, dtype=dtype, seed=seed)
-        hold(p, backward_of(p, form, deterministic=deterministic, seed=seed or None))
+        for how in ways:
+            hold(p, backward_of(p, form, seed=seed or None, **how))
 
 
 sides = st.one_of(st.none(), st.integers(0, 40), st.integers(0, 500))
@@ -176,7 +134,7 @@ def problems(draw: st.DrawFn, causal: bool, changes: dict[str, Any]) -> Problem:
 @pytest.mark.thorough
 @TURNS
 @pytest.mark.parametrize("changes", [{}, CHANGED], ids=["windows", "changed"])
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@CAUSAL
 def test_drawn_problems(causal: bool, changes: dict[str, Any], deterministic: bool) -> None:
     @given(problems(causal, changes))
     @settings(deadline=None, max_examples=40)
@@ -202,13 +160,15 @@ def test_turns_are_the_same_bit_for_bit_however_blocks_run() -> None:
             np.testing.assert_array_equal(again[name], first[name])
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_sawtooth_makes_the_same_visits(head_dim: int) -> None:
-    changed = CHANGED if head_dim == 128 else {"alibi_slopes": SLOPES}
-    for seed, changes in enumerate([*WINDOWS, {**WINDOWS[0], **changed}]):
-        p = problem(changes, head_dim=head_dim, dtype="bf16", seed=seed)
-        hold(p, backward_of(p, order="sawtooth", wave=2))
+@TURNS
+@CAUSAL
+def test_a_cap_in_bf16_at_head_dim_64(causal: bool, deterministic: bool) -> None:
+    for sizes in ({}, {"seqlen_q": 90, "seqlen_k": 300, "batch": 2}, {"seqlen_k": 70}):
+        p = problem({"softcap": 2.0}, dtype="bf16", causal=causal, **sizes)
+        hold(p, backward_of(p, deterministic=deterministic))
+
+
+# ---- dispatch -----------------------------------------------------------------------------------
 
 
 def test_a_window_that_hides_nothing_is_the_same_kernel() -> None:
@@ -217,27 +177,29 @@ def test_a_window_that_hides_nothing_is_the_same_kernel() -> None:
     assert found.kernel == hopper.backward_form(64, True).kernel("", "bf16", True)
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
+@CAUSAL
 @pytest.mark.parametrize(
-    ("changes", "asked", "macros"),
+    ("head_dim", "changes", "asked", "macro"),
     [
-        ({"window": (60, 0), "sinks": 1}, {}, {"WINDOW": 1}),
-        ({}, {"softcap": True}, {"SOFTCAP": 1}),
-        ({}, {"alibi": True}, {"ALIBI": 1}),
+        (128, {"window": (60, 0), "sinks": 1}, {}, "WINDOW"),
+        (128, {}, {"softcap": True}, "SOFTCAP"),
+        (128, {}, {"alibi": True}, "ALIBI"),
+        (64, {}, {"softcap": True}, "SOFTCAP"),
     ],
-    ids=["window", "softcap", "ALiBi"],
+    ids=["window", "softcap", "ALiBi", "softcap d64"],
 )
-def test_dispatch_takes_them_in_tiles_of_64_queries(
-    changes: dict[str, Any], asked: dict[str, bool], macros: dict[str, int], causal: bool
+def test_dispatch_takes_them(
+    head_dim: int, changes: dict[str, Any], asked: dict[str, bool], macro: str, causal: bool
 ) -> None:
-    """80, the choice without any, leave too few registers."""
-    shape = AttentionShape(1, 1, 512, 512, 128, dtype="bf16", causal=causal, **changes)
+    """At head dimension 128 in tiles of 64 queries: 80, the choice without any, leave too few registers."""
+    shape = AttentionShape(1, 1, 512, 512, head_dim, dtype="bf16", causal=causal, **changes)
+    block_m = 64 if head_dim == 128 else hopper.backward_form(64, causal).block_m
     for deterministic, name in ((False, hopper.ALGORITHM), (True, hopper.DETERMINISTIC)):
         found = launches_of("auto", shape, "backward", Device("90"), deterministic=deterministic, **asked)
         assert found.algorithm == name
-        assert dict(found.main.kernel.macros).items() >= (macros | {"BLOCK_M": 64}).items()
+        assert dict(found.main.kernel.macros).items() >= {macro: 1, "BLOCK_M": block_m}.items()
     told = predict("auto", shape, "backward", H200, **asked)
-    assert (told.form, told.tile.block_m) == ("d128 64x128", 64)
+    assert told.tile.block_m == block_m
 
 
 @pytest.mark.parametrize(
@@ -264,50 +226,3 @@ def test_what_would_spill_stays_with_the_sm80_form(
     for form in (BackwardForm(64, 128), BackwardForm(128, 80)):
         with pytest.raises(ValueError, match=f"{form.name} has no .*softcap.* in {dtype}, for"):
             form.kernel("", dtype, False, features=features)
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-def test_dispatch_takes_a_cap_in_bf16_at_head_dim_64(causal: bool, deterministic: bool) -> None:
-    shape = AttentionShape(1, 1, 512, 512, 64, dtype="bf16", causal=causal)
-    found = launches_of("auto", shape, "backward", Device("90"), softcap=True, deterministic=deterministic)
-    assert found.algorithm == (hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM)
-    assert dict(found.main.kernel.macros)["SOFTCAP"] == 1
-
-
-@TURNS
-@pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-def test_a_cap_in_bf16_at_head_dim_64(causal: bool, deterministic: bool) -> None:
-    for sizes in ({}, {"seqlen_q": 90, "seqlen_k": 300, "batch": 2}, {"seqlen_k": 70}):
-        p = problem({"softcap": 2.0}, dtype="bf16", causal=causal, **sizes)
-        hold(p, backward_of(p, deterministic=deterministic))
-
-
-def test_other_options_are_still_refused_by_name() -> None:
-    arrays = {
-        name: view(name, aligned((1, 1, 40, 64), "fp16"), "fp16") for name in ("q", "k", "v", "out", "dout", *GRADIENTS)
-    }
-    lse = view("lse", aligned((1, 1, 40), "fp32"), "fp32")
-    backend = HostBackend()
-    with pytest.raises(ValueError, match=r"flash-sm90 does not take dropout_p$"):
-        attention.backward(
-            backend,
-            "flash-sm90",
-            *(arrays[n] for n in ("q", "k", "v", "out", "dout")),
-            {"lse": lse},
-            *(arrays[n] for n in GRADIENTS),
-            scale=0.1,
-            window=(3, 0),
-            dropout_p=0.5,
-        )
-    wrong = view("slopes", aligned((1, 3, 1), "fp32"), "fp32")
-    with pytest.raises(ValueError, match=r"\(1, 3, 1\), not \(B, H, 1\) = \(1, 1, 1\)"):
-        hopper.backward(
-            backend,
-            *(arrays[n] for n in ("q", "k", "v", "out", "dout")),
-            lse,
-            *(arrays[n] for n in GRADIENTS),
-            scale=0.1,
-            alibi_slopes=wrong,
-        )
-    assert backend.traffic == {}

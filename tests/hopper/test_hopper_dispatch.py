@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from attention_support import inputs, run_and_check
 from flash_support import Problem, aligned, check, execute, to_bits, to_float, view
 
 import repro
@@ -16,10 +18,13 @@ from analysis.traffic import predict_traffic
 from kernels import attention, dispatch, hopper
 from kernels.host import HostBackend
 from kernels.launch import Array, from_numpy
-from repro.attention import launcher
+from repro.attention.launcher import backend_of, host_as
 
-#: The forward of short sequences.
-PERSISTENT = ("flash_forward_sm90_clear_counter", "flash_forward_sm90_persistent")
+CPU = torch.device("cpu")
+#: Kernels of both passes, but for the forward's, by whose they are.
+PERSISTENT = {"flash_forward_sm90_clear_counter", "flash_forward_sm90_persistent"}
+BACKWARD_SM90 = {f"flash_backward_sm90{part}" for part in ("", "_preprocess", "_postprocess")}
+SM80 = {"flash_forward", "flash_backward", "flash_backward_preprocess", "flash_backward_postprocess"}
 
 
 class PretendedHopper(HostBackend):
@@ -37,45 +42,37 @@ def array(name: str = "q", dtype: str = "fp16", shape: tuple[int, ...] = (1, 2, 
     return from_numpy(name, np.zeros(shape, kind), "rw", dtype)
 
 
-def shifted(a: Array, **changes: Any) -> Array:
-    fields = {name: getattr(a, name) for name in ("name", "pointer", "shape", "strides", "dtype")}
-    return Array(**{**fields, **changes}, access="rw", owner=a.owner)
-
-
-def test_hopper_takes_what_it_covers() -> None:
-    chosen = dispatch.choose(PretendedHopper(), [array()], scale=0.125)
-    assert chosen.algorithm == "flash-sm90"
+def beside(name: str, **changes: Any) -> list[Array]:
+    """q, and another array with something changed."""
+    return [array(), replace(array(name), **changes)]
 
 
 @pytest.mark.parametrize(
     ("backend", "arrays", "settings", "reason"),
     [
+        (PretendedHopper(), [array()], {}, "the Hopper kernels cover it"),
         (HostBackend(), [array()], {}, "the host"),
         (PretendedAmpere(), [array()], {}, "compute capability 9.0, this has 8.0"),
         (PretendedHopper(), [array()], {"tile": Tile(64, 64)}, r"tile \(64, 64\)"),
         (PretendedHopper(), [array(dtype="fp32")], {}, "dtype fp32"),
         (PretendedHopper(), [array(shape=(1, 1, 8, 32))], {}, "head_dim 32"),
+        (PretendedHopper(), [array()], {"scale": 0.0}, "scale 0.0"),
         (PretendedHopper(), [array()], {"scale": -1.0}, "scale -1.0"),
         (PretendedHopper(), [array()], {"features": ["key_mask"]}, "a key mask"),
         (PretendedHopper(), [array()], {"features": ["dropout"]}, "dropout"),
         (PretendedHopper(), [array()], {"features": ["block_mask"]}, "a block mask"),
         (PretendedHopper(), [array()], {"features": ["softcap"], "pass_": "backward"}, "a softcap in"),
         (PretendedHopper(), [array()], {"features": ["bias"]}, "a bias"),
-        (PretendedHopper(), [array(), shifted(array("k"), shape=(1, 2, 0, 64))], {}, "a sequence without rows"),
-        (PretendedHopper(), [array(), shifted(array("k"), strides=(0, 0, 64, 1))], {}, "k has a stride of 0 bytes"),
-        (
-            PretendedHopper(),
-            [array(), shifted(array("v"), strides=(1032, 516, 64, 1))],
-            {},
-            "v has a stride of 1032 bytes",
-        ),
+        (PretendedHopper(), beside("k", shape=(1, 2, 0, 64)), {}, "a sequence without rows"),
+        (PretendedHopper(), beside("k", strides=(0, 0, 64, 1)), {}, "k has a stride of 0 bytes"),
+        (PretendedHopper(), beside("v", strides=(1032, 516, 64, 1)), {}, "v has a stride of 1032 bytes"),
     ],
 )
-def test_the_sm80_form_takes_the_rest(
+def test_hopper_takes_what_it_covers_and_the_sm80_form_the_rest(
     backend: HostBackend, arrays: list[Array], settings: dict[str, Any], reason: str
 ) -> None:
     chosen = dispatch.choose(backend, arrays, **{"scale": 0.125, **settings})
-    assert chosen.algorithm == "flash"
+    assert chosen.algorithm == ("flash-sm90" if "cover it" in reason else "flash")
     assert re.search(reason, chosen.reason), chosen.reason
 
 
@@ -114,38 +111,19 @@ def test_tiles_can_be_asked_for_by_name() -> None:
     with pytest.raises(ValueError, match=r"no tile \(64, 64\) at head_dim 128; known: \[\(128, 128"):
         execute(p, algorithm="flash-sm90", tile=Tile(64, 64), backward=False)
     assert hopper.form_of_tile(64, Tile(192, 128)) == hopper.ForwardForm(64, 3, 128, pingpong=True)
-
-
-def test_features_are_refused_by_name() -> None:
-    backend, a = HostBackend(), array()
-    with pytest.raises(ValueError, match="flash-sm90 does not take dropout_p"):
-        attention.forward(backend, "flash-sm90", a, a, a, a, {}, scale=1.0, dropout_p=0.5)
-    with pytest.raises(ValueError, match="k "):
-        attention.forward(backend, "flash-sm90", a, array("k", shape=(1, 2, 8, 128)), a, a, {}, scale=1.0)
-    assert backend.traffic == {}
+    assert hopper.default_tile(256, "forward", False, 100) == Tile(128, 80)
+    for head_dim, pass_ in ((256, "backward"), (96, "forward")):
+        with pytest.raises(ValueError, match=f"the Hopper {pass_} covers .* not {head_dim}"):
+            hopper.default_tile(head_dim, pass_, False, 100)
 
 
 @pytest.mark.parametrize(
     ("settings", "kernels"),
     [
-        ({}, {*PERSISTENT, "flash_backward_sm90", "flash_backward_sm90_preprocess", "flash_backward_sm90_postprocess"}),
-        (
-            {"tile": (64, 64)},
-            {"flash_forward", "flash_backward", "flash_backward_preprocess", "flash_backward_postprocess"},
-        ),
-        (
-            {"deterministic": True},
-            {*PERSISTENT, "flash_backward_sm90", "flash_backward_sm90_preprocess", "flash_backward_sm90_postprocess"},
-        ),
-        (
-            {"order": "sawtooth"},
-            {
-                "flash_forward_sm90",
-                "flash_backward_sm90",
-                "flash_backward_sm90_preprocess",
-                "flash_backward_sm90_postprocess",
-            },
-        ),
+        ({}, PERSISTENT | BACKWARD_SM90),
+        ({"tile": (64, 64)}, SM80),
+        ({"deterministic": True}, PERSISTENT | BACKWARD_SM90),
+        ({"order": "sawtooth"}, {"flash_forward_sm90"} | BACKWARD_SM90),
         (
             {"order": "sawtooth", "deterministic": True},
             {"flash_forward_sm90", "flash_backward_preprocess", "flash_backward", "flash_backward_dq"},
@@ -153,51 +131,29 @@ def test_features_are_refused_by_name() -> None:
     ],
     ids=["covered", "tile", "deterministic", "sawtooth", "deterministic sawtooth"],
 )
-def test_the_operator_follows_the_rule(
-    settings: dict[str, Any], kernels: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = PretendedHopper()
-    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 70, 2, 64, dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3))
-    out = repro.flash_attention(q, k, v, causal=True, **settings)
-    out.sum().backward()  # a gradient whose strides are all 0: copied, not refused
-    assert set(backend.traffic) == kernels | {"copy"}
-    assert {tensor for tensor, _ in backend.traffic["copy"]} == {"dout"}
-    in_turns = any(tensor == "turns" for entries in backend.traffic.values() for tensor, _ in entries)
-    assert in_turns == (settings == {"deterministic": True})
-    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
-    exact.sum().backward()
-    assert (out - exact).abs().max() < 2e-2
-    for got, want in zip((q, k, v), wide, strict=True):
-        assert got.grad is not None
-        assert want.grad is not None
-        assert (got.grad - want.grad).abs().max() < 4e-2
+def test_the_operator_follows_the_rule(settings: dict[str, Any], kernels: set[str]) -> None:
+    with host_as(dispatch.HOPPER):
+        backend: Any = backend_of(CPU)
+        backend.reset()
+        q, k, v = (torch.randn(1, 70, 2, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
+        out = repro.flash_attention(q, k, v, causal=True, **settings)
+        out.sum().backward()  # a gradient whose strides are all 0: copied, not refused
+        assert set(backend.traffic) == kernels | {"copy"}
+        assert {tensor for tensor, _ in backend.traffic["copy"]} == {"dout"}
+        in_turns = any(tensor == "turns" for entries in backend.traffic.values() for tensor, _ in entries)
+        assert in_turns == (settings == {"deterministic": True})
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["any order", "fixed order"])
-def test_head_dim_256_goes_forward_on_hopper_and_back_on_sm80(
-    deterministic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_dim_256_goes_forward_on_hopper_and_back_on_sm80(deterministic: bool) -> None:
     """The log-sum-exp of one form is what the other recomputes P from."""
-    backend = PretendedHopper()
-    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 90, 256, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
-    out = repro.flash_attention(q, k, v, causal=True, deterministic=deterministic)
-    assert set(backend.traffic) == {"flash_forward_sm90"}
-    out.sum().backward()
-    assert "flash_backward" in backend.traffic
-    assert ("flash_backward_dq" in backend.traffic) == deterministic
-    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    exact = torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True)
-    exact.sum().backward()
-    assert (out - exact).abs().max() < 2e-2
-    for got, want in zip((q, k, v), wide, strict=True):
-        assert got.grad is not None
-        assert want.grad is not None
-        assert (got.grad - want.grad).abs().max() < 4e-2
+    with host_as(dispatch.HOPPER):
+        backend: Any = backend_of(CPU)
+        backend.reset()
+        tensors = inputs(1, 2, 90, 90, 256, dtype=torch.bfloat16)
+        run_and_check(*tensors, causal=True, deterministic=deterministic)
+        assert {"flash_forward_sm90", "flash_backward"} <= set(backend.traffic)
+        assert ("flash_backward_dq" in backend.traffic) == deterministic
 
 
 def test_head_dim_256_by_name() -> None:
@@ -221,35 +177,25 @@ def test_head_dim_256_by_name() -> None:
     check(p, {name: to_float(values, p.dtype) for name, values in results.items()})
 
 
-def test_tiles_of_what_is_not_covered() -> None:
-    assert hopper.default_tile(256, "forward", False, 100) == Tile(128, 80)
-    for head_dim, pass_ in ((256, "backward"), (96, "forward")):
-        with pytest.raises(ValueError, match=f"the Hopper {pass_} covers .* not {head_dim}"):
-            hopper.default_tile(head_dim, pass_, False, 100)
-
-
-def test_the_gradient_of_lse_stays_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = PretendedHopper()
-    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 70, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
-    _, lse = repro.flash_attention(q, k, v, return_lse=True)
-    lse.square().sum().backward()
-    assert ("dlse", "read") in backend.traffic["flash_backward_sm90_preprocess"]
+def test_the_gradient_of_lse_stays_on_hopper() -> None:
+    q, k, v, _ = inputs(1, 2, 70, 70, 64, dtype=torch.bfloat16)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    with host_as(dispatch.HOPPER):
+        backend: Any = backend_of(CPU)
+        backend.reset()
+        _, lse = repro.flash_attention(*leaves, return_lse=True)
+        lse.square().sum().backward()
+        assert ("dlse", "read") in backend.traffic["flash_backward_sm90_preprocess"]
     wide = [t.detach().double().requires_grad_() for t in (q, k)]
-    exact = torch.logsumexp(wide[0] @ wide[1].transpose(2, 3) / 8, dim=3)
-    exact.square().sum().backward()
+    torch.logsumexp(wide[0] @ wide[1].mT / 8, dim=3).square().sum().backward()
     for got, want in zip((q, k), wide, strict=True):
-        assert got.grad is not None
-        assert want.grad is not None
         assert (got.grad - want.grad).abs().max() < 4e-2 * want.grad.abs().max()
-    assert v.grad is not None
     assert not v.grad.any()
 
 
-def test_the_host_keeps_the_sm80_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = HostBackend()
-    monkeypatch.setattr(launcher, "_host", lambda checks: backend)
+def test_the_host_keeps_the_sm80_form() -> None:
+    backend: Any = backend_of(CPU)
+    backend.reset()
     q = torch.randn(1, 1, 20, 64, dtype=torch.bfloat16)
     repro.flash_attention(q, q, q)
     assert set(backend.traffic) == {"flash_forward"}

@@ -11,47 +11,26 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from flash_support import Problem, aligned, check, to_bits, to_float, view
+from flash_support import Problem, check, to_bits, to_float
+from hopper_runs import Values, changed_source, launch
 
 from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels import hopper
 from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
 from kernels.host import HostBackend, KernelError
-from kernels.launch import KERNELS_DIR, Kernel
+from kernels.launch import Kernel
 
 PERSISTENT = tuple(form for form in FORWARD_FORMS if form.persistent)
-SOURCE = KERNELS_DIR / "flash_forward_sm90_persistent.cu"
 FORMS = pytest.mark.parametrize("form", PERSISTENT, ids=lambda form: form.name)
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["dense", "causal"])
-
-
-def execute(p: Problem, form: ForwardForm, backend: HostBackend, optimistic: bool = False) -> dict[str, np.ndarray]:
-    arrays = []
-    for name in ("q", "k", "v"):
-        memory = aligned(p.data[name].shape, p.dtype)
-        memory[...] = to_bits(p.data[name], p.dtype)
-        arrays.append(view(name, memory, p.dtype))
-    out, lse = aligned(p.data["q"].shape, p.dtype), aligned(p.data["q"].shape[:3], "fp32")
-    assert p.scale is not None
-    hopper.forward(
-        backend,
-        *arrays,
-        view("out", out, p.dtype),
-        view("lse", lse, "fp32"),
-        scale=p.scale,
-        causal=p.causal,
-        form=form,
-        optimistic=optimistic,
-    )
-    return {"out": to_float(out, p.dtype), "lse": lse.astype(np.float64)}
 
 
 def one_tile(form: ForwardForm) -> ForwardForm:
     return ForwardForm(form.head_dim, form.consumers, form.block_n)
 
 
-def same(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
+def same(got: Values, want: Values) -> None:
     for name, values in want.items():
         np.testing.assert_array_equal(got[name], values, err_msg=name)
 
@@ -72,9 +51,9 @@ def test_bits_are_those_of_one_block_a_tile(form: ForwardForm, causal: bool) -> 
             causal=causal,
             seed=seed,
         )
-        got = execute(p, form, HostBackend(seed=seed or None))
+        got = launch(p, form, backend=HostBackend(seed=seed or None))
         check(p, got)
-        same(got, execute(p, one_tile(form), HostBackend()))
+        same(got, launch(p, one_tile(form)))
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 3, 100])
@@ -87,7 +66,7 @@ def test_any_number_of_blocks_moves_the_same_bytes(multiprocessors: int) -> None
     for os_threads in (1, 2):
         backend = HostBackend(os_threads=os_threads, seed=os_threads)
         backend.multiprocessors = multiprocessors
-        check(p, execute(p, form, backend))
+        check(p, launch(p, form, backend=backend))
         assert Traffic(backend.traffic).kernels == want.kernels
 
 
@@ -95,7 +74,7 @@ def test_every_launch_begins_with_the_first_tile() -> None:
     backend = HostBackend(os_threads=1)
     for seed in range(3):
         p = Problem(heads=2, seqlen_q=300, seqlen_k=150, dtype="bf16", seed=seed)
-        check(p, execute(p, PERSISTENT[0], backend))
+        check(p, launch(p, PERSISTENT[0], backend=backend))
 
 
 def test_a_tile_without_keys_brings_nothing_into_its_row() -> None:
@@ -103,7 +82,7 @@ def test_a_tile_without_keys_brings_nothing_into_its_row() -> None:
     p = Problem(seqlen_q=500, seqlen_k=100, head_dim=128, dtype="bf16", causal=True)
     p.data["v"][...] = np.inf
     form = PERSISTENT[1]
-    got = execute(p, form, HostBackend(seed=1))
+    got = launch(p, form, backend=HostBackend(seed=1))
     assert not got["out"][:, :, : form.tile.block_m].any()
     assert (got["lse"][:, :, :400] == -np.inf).all()
 
@@ -119,9 +98,11 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
     p.data["k"][:, :1, :, 0] = np.linspace(120, 0, 500) / (8 * p.scale)
     for name in ("q", "k"):
         p.data[name] = to_float(to_bits(p.data[name], "bf16"), "bf16")
-    exact = execute(p, form, HostBackend())
+    exact = launch(p, form)
     backends = [HostBackend(seed=1), HostBackend(seed=2)]
-    got, again = (execute(p, f, b, True) for f, b in zip((form, one_tile(form)), backends, strict=True))
+    got, again = (
+        launch(p, f, backend=b, optimistic=True) for f, b in zip((form, one_tile(form)), backends, strict=True)
+    )
     same(got, again)
     for name in exact:
         np.testing.assert_array_equal(got[name][:, 0], exact[name][:, 0])
@@ -135,25 +116,21 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
         assert first[name] == want[name]
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "causal", "seqlen_q", "form"),
-    [
-        (256, False, 1, ForwardForm(256, 2, 80)),
-        (256, True, 16384, ForwardForm(256, 2, 80)),
-        (64, False, 1, ForwardForm(64, 3, 128, persistent=True, pingpong=True)),
-        (64, True, 4096, ForwardForm(64, 3, 128, persistent=True, pingpong=True)),
-        (64, False, 8192, ForwardForm(64, 3, 128, pingpong=True)),
-        (64, True, 16384, ForwardForm(64, 3, 128, pingpong=True)),
-        (128, False, 512, ForwardForm(128, 2, 128, persistent=True, pingpong=True)),
-        (128, True, 2048, ForwardForm(128, 2, 128, persistent=True, pingpong=True)),
-        (128, False, 4096, ForwardForm(128, 2, 128, persistent=True, pingpong=True)),
-        (128, False, 8192, ForwardForm(128, 2, 176, pingpong=True)),
-        (128, True, 8192, ForwardForm(128, 2, 128, pingpong=True)),
-    ],
-)
-def test_the_rule(head_dim: int, causal: bool, seqlen_q: int, form: ForwardForm) -> None:
-    assert forward_form(head_dim, causal, seqlen_q) == form
-    assert form in FORWARD_FORMS
+def test_the_rule() -> None:
+    """Blocks that stay up to 4096 queries, where the form has them."""
+    for head_dim, causal, seqlen_q, consumers, block_n in (
+        (256, False, 1, 2, 80),
+        (64, True, 4096, 3, 128),
+        (64, False, 8192, 3, 128),
+        (128, False, 512, 2, 128),
+        (128, True, 4096, 2, 128),
+        (128, False, 8192, 2, 176),
+        (128, True, 8192, 2, 128),
+    ):
+        stays = seqlen_q <= 4096 and head_dim < 256
+        form = ForwardForm(head_dim, consumers, block_n, persistent=stays, pingpong=head_dim < 256)
+        assert forward_form(head_dim, causal, seqlen_q) == form
+        assert form in FORWARD_FORMS
 
 
 def test_one_block_a_tile_has_no_counter() -> None:
@@ -171,12 +148,7 @@ class Broken(ForwardForm):
     changes: tuple[tuple[str, str], ...] = ()
 
     def kernel(self, dtype: str, causal: bool, part: str = "", **options: bool) -> Kernel:
-        right = super().kernel(dtype, causal, part, **options)
-        text = SOURCE.read_text()
-        for before, after in self.changes:
-            assert text.count(before) == 1
-            text = text.replace(before, after)
-        return Kernel(text, right.entry, right.macros, right.threads)
+        return changed_source(super().kernel(dtype, causal, part, **options), *self.changes)
 
 
 RELEASE_OF_Q = "release(&barriers->q_empty[tile_iter % 2]);"
@@ -247,6 +219,6 @@ def test_a_fault_is_found(name: str) -> None:
     for seed in (None, 1, 2, 3):
         backend = HostBackend(seed=seed, os_threads=1)
         with pytest.raises(KernelError) as caught:
-            execute(p, Broken(64, 3, 128, True, True, changes=tuple(changes)), backend)
+            launch(p, Broken(64, 3, 128, True, True, changes=tuple(changes)), backend=backend)
         assert caught.value.kind in kind.split(", "), (seed, str(caught.value))
         assert re.search(message, str(caught.value))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from flash_support import Problem, check, execute
+from hopper_runs import BOTH, changed_source, predicted
 
-from analysis.shapes import AttentionShape
-from analysis.traffic import Traffic, predict_traffic
+from analysis.traffic import Traffic
 from kernels import hopper
 from kernels.hopper import BackwardForm
 from kernels.host import HostBackend, KernelError
@@ -132,11 +132,7 @@ def test_mistakes_in_the_backward_are_found(
 
     def mistaken(self: BackwardForm, part: str, dtype: str, causal: bool, **options: bool) -> Kernel:
         kernel = kernel_of(self, part, dtype, causal, **options)
-        if part:
-            return kernel
-        assert right in kernel.text()
-        text = kernel.text().replace(right, wrong)
-        return Kernel(text, kernel.entry, kernel.macros, kernel.threads)
+        return kernel if part else changed_source(kernel, (right, wrong))
 
     monkeypatch.setattr(BackwardForm, "kernel", mistaken)
     p = Problem(heads=2, seqlen_q=200, seqlen_k=300, dtype="bf16", causal=True)
@@ -155,16 +151,11 @@ def test_turns_in_kernels_that_start_early(head_dim: int, causal: bool) -> None:
     )
     plain, _ = execute(p, algorithm=hopper.DETERMINISTIC, backend=HostBackend(os_threads=1))
     check(p, plain)
-    shape = AttentionShape(1, 4, 300, 400, head_dim, 2, "bf16", causal)
-    form = hopper.forward_form(head_dim, causal, 300)
-    tile = hopper.backward_form(head_dim, causal).tile
-    both = hopper.DETERMINISTIC
-    want = predict_traffic(both, shape, form.tile, "forward", persistent=form.persistent)
-    want += predict_traffic(both, shape, tile, "backward", lse_gradient=True)
+    want = predicted(p, None, BOTH, deterministic=True)
     assert want.kernels["flash_backward_sm90"]["turns", "read"] > 0
     for seed, os_threads in ((None, 1), (1, 1), (2, 3), (3, 4), (4, 4)):
         backend = HostBackend(seed=seed, os_threads=os_threads)
-        got, counted = execute(p, algorithm=both, backend=backend, pdl=True)
+        got, counted = execute(p, algorithm=hopper.DETERMINISTIC, backend=backend, pdl=True)
         check(p, got)
         for name in ("dq", "dk", "dv"):
             np.testing.assert_array_equal(got[name], plain[name], err_msg=name)

@@ -18,64 +18,45 @@ from repro.attention.launcher import backend_of, host_as
 from repro.attention.options import Options
 
 TABLE = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
-#: Options of the operator, on 20 rows of head dimension 128.
+#: Options of the operator as registered, on 20 rows of head dimension 128.
 FORMS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "window": {"window": (7, 2), "sinks": 3},
-    "softcap": {"softcap": 2.0},
-    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25])},
+    "window, softcap, ALiBi": {"window": (7, 2), "sinks": 3, "softcap": 2.0, "alibi_slopes": torch.tensor([0.5, 0.25])},
     "packed": {"cu_seqlens_q": TABLE, "cu_seqlens_k": TABLE},
 }
-EVERY_FORM = pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
 
 
 @pytest.fixture(autouse=True)
 def _on_hopper() -> Iterator[None]:
     with host_as(dispatch.HOPPER):
+        backend: Any = backend_of(torch.device("cpu"))
+        backend.reset()
         yield
-        launched = backend_of(torch.device("cpu")).traffic  # type: ignore[attr-defined]
-        assert {"flash_backward_sm90"} <= set(launched)
-        assert not {"flash_forward", "flash_backward"} & set(launched)
-        backend_of(torch.device("cpu")).reset()  # type: ignore[attr-defined]
+        launched = set(backend.traffic)
+        assert {"flash_backward_sm90"} <= launched
+        assert not {"flash_forward", "flash_backward"} & launched
 
 
-def operands() -> tuple[list[Tensor], Tensor]:
-    *given, dout = (x.to(torch.bfloat16) for x in inputs(1, 2, 20, 20, 128))
-    return [x.requires_grad_() for x in given], dout
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-    out = repro.flash_attention(q, k, v, causal=True, deterministic=True, **options)
-    assert isinstance(out, Tensor)
-    return out
-
-
-def arguments(options: dict[str, Any]) -> Options:
+@pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
+def test_checked_compiled_and_run_again(options: dict[str, Any]) -> None:
+    """Schema, fake results, registered gradients and tracing of both operators; the bits of a compiled
+    call and of a recomputed one."""
+    *operands, dout = (x.bfloat16() for x in inputs(1, 2, 20, 20, 128))
+    leaves = [x.requires_grad_() for x in operands]
     left, right = options.get("window", (None, None))
-    given = {name: value for name, value in options.items() if name != "window"}
-    return Options(causal=True, scale=0.25, deterministic=True, left=left, right=right, **given)
-
-
-@EVERY_FORM
-def test_opcheck(options: dict[str, Any]) -> None:
-    """Both operators: schema, fake results, registered gradients, tracing."""
-    leaves, dout = operands()
-    given = arguments(options)
+    rest = {name: value for name, value in options.items() if name != "window"}
+    given = Options(causal=True, scale=0.25, deterministic=True, left=left, right=right, **rest)
     torch.library.opcheck(torch.ops.repro.flash_attention, (*leaves, *given))
     q, k, v = (x.detach() for x in leaves)
     out, lse = torch.ops.repro.flash_attention(q, k, v, *given)
-    torch.library.opcheck(
-        torch.ops.repro.flash_attention_backward, (dout, None, q, k, v, out, lse, *given, [True, True, True, False])
-    )
+    needed = [True, True, True, False]
+    torch.library.opcheck(torch.ops.repro.flash_attention_backward, (dout, None, q, k, v, out, lse, *given, needed))
 
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return repro.flash_attention(q, k, v, causal=True, deterministic=True, **options)
 
-@EVERY_FORM
-def test_compiled_and_run_again_give_the_same_bits(options: dict[str, Any]) -> None:
-    leaves, dout = operands()
-    plain = torch.autograd.grad(attend(*leaves, options), leaves, dout)
-    again = checkpoint(attend, *leaves, options, use_reentrant=False)
+    plain = torch.autograd.grad(attend(*leaves), leaves, dout)
     torch._dynamo.reset()
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    for out in (again, compiled(*leaves, options)):
-        for got, want in zip(torch.autograd.grad(out, leaves, dout), plain, strict=True):
+    for again in (checkpoint(attend, *leaves, use_reentrant=False), compiled(*leaves)):
+        for got, want in zip(torch.autograd.grad(again, leaves, dout), plain, strict=True):
             assert torch.equal(got, want)

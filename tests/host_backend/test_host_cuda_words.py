@@ -81,7 +81,7 @@ def test_threads_that_have_ended_are_not_waited_for(seed: int | None) -> None:
 
 MASKS = r"""
 #include "counted.cuh"
-#define ENTRY(name) extern "C" __global__ void name(Global<const float> x, Global<float> y)
+#define ENTRY(name) inline void name(Global<const float> x, Global<float> y)
 
 ENTRY(block_sum) {  // the last step among four lanes, the others have gone on
     Shared<float> partial = dynamic_shared<float>();
@@ -159,14 +159,38 @@ ENTRY(other_word) {
     if (threadIdx.x % 2) __shfl_xor_sync(~0u, v, 1);
     else __ballot_sync(~0u, 1);
 }
+extern "C" __global__ void masks(Global<const float> x, Global<float> y, int which) {
+    switch (which) {
+        case 0: block_sum(x, y); break;
+        case 1: nested(x, y); break;
+        case 2: segments(x, y); break;
+        case 3: votes(x, y); break;
+        case 4: two_places(x, y); break;
+        case 5: after_some_ended(x, y); break;
+        case 6: not_named(x, y); break;
+        case 7: never_comes(x, y); break;
+        case 8: other_word(x, y); break;
+    }
+}
 """
+ENTRIES = [
+    "block_sum",
+    "nested",
+    "segments",
+    "votes",
+    "two_places",
+    "after_some_ended",
+    "not_named",
+    "never_comes",
+    "other_word",
+]
 X = np.arange(THREADS, dtype=np.float32)
 
 
 def run_masks(entry: str, seed: int | None = None, size: int = THREADS) -> np.ndarray:
     y = np.zeros(size, np.float32)
-    args = [from_numpy("x", X, "r"), from_numpy("y", y, "rw")]
-    HostBackend(seed=seed).launch(Kernel(MASKS, entry, (), THREADS), (1, 1, 1), 64, args)
+    args = [from_numpy("x", X, "r"), from_numpy("y", y, "rw"), np.int32(ENTRIES.index(entry))]
+    HostBackend(seed=seed).launch(Kernel(MASKS, "masks", (), THREADS), (1, 1, 1), 64, args)
     return y
 
 
@@ -233,81 +257,89 @@ def test_masks_that_are_wrong(entry: str, kind: str, words: str, seed: int | Non
 
 ATOMICS = r"""
 #include "counted.cuh"
-extern "C" __global__ void atomics(Global<TYPE> x, Global<TYPE> old) {
-    const TYPE t = threadIdx.x;
-    old[threadIdx.x] = CALL;
+extern "C" __global__ void atomics(Global<int> i, Global<unsigned> u, Global<uint64> ul, Global<int64> l,
+                                   Global<float> f, Global<double> d, Global<double> old, int variant) {
+    const int t = threadIdx.x;
+    double seen = 0;
+    switch (variant) {
+        case 0: seen = atomicAdd(i, 2); break;
+        case 1: seen = atomicAdd(&d[0], 0.5); break;
+        case 2: seen = atomicAdd(f, 0.5f); break;
+        case 3: seen = atomicSub(u, 1u); break;
+        case 4: seen = double(atomicExch(ul, uint64(t))); break;
+        case 5: seen = double(atomicMax(l, int64(t))); break;
+        case 6: seen = atomicMin(i, -t); break;
+        case 7: seen = atomicOr(u, 1u << t); break;
+        case 8: seen = atomicInc(u, 9u); break;
+        case 9: seen = atomicDec(u, 9u); break;
+        case 10: seen = atomicCAS(i, 7, 50 + t); break;
+    }
+    old[t] = seen;
 }
 """
-NAMES: dict[type[np.generic], str] = {np.int32: "int", np.uint32: "unsigned", np.uint64: "uint64", np.int64: "int64"}
-NAMES |= {np.float32: "float", np.float64: "double", np.int16: "short"}
-
-
-def run_atomic(call: str, dtype: type[np.generic], start: int) -> tuple[float, list[float]]:
-    """What is left, and the values that the threads saw, by thread. They run in their order."""
-    x, old = np.full(1, start, dtype), np.zeros(32, dtype)
-    source = ATOMICS.replace("TYPE", NAMES[dtype]).replace("CALL", call)
-    args = [from_numpy("x", x, "atomic"), from_numpy("old", old, "w")]
-    HostBackend().launch(Kernel(source, "atomics", (), 32), (1, 1, 1), 64, args)
-    return x[0], old.tolist()
-
-
+TYPES = {"i": np.int32, "u": np.uint32, "ul": np.uint64, "l": np.int64, "f": np.float32, "d": np.float64}
 T = list(range(32))
 
 
 @pytest.mark.parametrize(
-    ("call", "dtype", "start", "left", "seen"),
+    ("variant", "name", "start", "left", "seen"),
     [
-        ("atomicAdd(x, 2)", np.int32, 5, 69, [5 + 2 * t for t in T]),
-        ("atomicAdd(&x[0], 0.5)", np.float64, 2, 18, [2 + t / 2 for t in T]),
-        ("atomicAdd(x, 0.5f)", np.float32, 2, 18, [2 + t / 2 for t in T]),
-        ("atomicSub(x, 1)", np.uint32, 40, 8, [40 - t for t in T]),
-        ("atomicExch(x, t)", np.uint64, 99, 31, [99, *T[:-1]]),
-        ("atomicMax(x, t)", np.int64, 9, 31, [max(9, t - 1) for t in T]),
-        ("atomicMin(x, -t)", np.int32, -3, -31, [min(-3, 1 - t) for t in T]),
-        ("atomicOr(x, 1u << t)", np.uint32, 0, 2**32 - 1, [2**t - 1 for t in T]),
-        ("atomicInc(x, 9)", np.uint32, 0, 2, [t % 10 for t in T]),
-        ("atomicDec(x, 9)", np.uint32, 0, 8, [-t % 10 for t in T]),
-        ("atomicCAS(x, 7, 50 + t)", np.int32, 7, 50, [7] + 31 * [50]),
+        (0, "i", 5, 69, [5 + 2 * t for t in T]),
+        (1, "d", 2, 18, [2 + t / 2 for t in T]),
+        (2, "f", 2, 18, [2 + t / 2 for t in T]),
+        (3, "u", 40, 8, [40 - t for t in T]),
+        (4, "ul", 99, 31, [99, *T[:-1]]),
+        (5, "l", 9, 31, [max(9, t - 1) for t in T]),
+        (6, "i", -3, -31, [min(-3, 1 - t) for t in T]),
+        (7, "u", 0, 2**32 - 1, [2**t - 1 for t in T]),
+        (8, "u", 0, 2, [t % 10 for t in T]),
+        (9, "u", 0, 8, [-t % 10 for t in T]),
+        (10, "i", 7, 50, [7] + 31 * [50]),
     ],
+    ids=["add", "add double", "add float", "sub", "exch", "max", "min", "or", "inc", "dec", "cas"],
 )
-def test_atomics_give_the_old_value(
-    call: str, dtype: type[np.generic], start: int, left: float, seen: list[float]
-) -> None:
-    assert run_atomic(call, dtype, start) == (left, seen)
+def test_atomics_give_the_old_value(variant: int, name: str, start: int, left: float, seen: list[float]) -> None:
+    """What is left, and the values that the threads saw, by thread; they run in their order."""
+    memory = {n: np.full(1, start if n == name else 0, kind) for n, kind in TYPES.items()}
+    old = np.zeros(32, np.float64)
+    args: list[Argument] = [from_numpy(n, x, "atomic") for n, x in memory.items()]
+    args += [from_numpy("old", old, "w"), np.int32(variant)]
+    HostBackend().launch(Kernel(ATOMICS, "atomics", (), 32), (1, 1, 1), 64, args)
+    assert (memory[name][0], old.tolist()) == (left, seen)
 
 
 @pytest.mark.parametrize(
-    ("call", "dtype", "words"),
+    ("call", "element", "words"),
     [
-        ("atomicAdd(x, 1)", np.int16, "atomicAdd takes int, unsigned, unsigned long long, float"),
-        ("atomicAdd(dynamic_shared<TYPE>(), 1)", np.int32, "on shared memory is not done"),
+        ("atomicAdd(x, 1)", "short", "atomicAdd takes int, unsigned, unsigned long long, float"),
+        ("atomicAdd(dynamic_shared<int>(), 1)", "int", "on shared memory is not done"),
     ],
 )
-def test_atomics_that_are_refused_in_words(call: str, dtype: type[np.generic], words: str) -> None:
-    with pytest.raises(Exception, match=words):
-        run_atomic(call.replace("TYPE", NAMES[dtype]), dtype, 0)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "int8", "int16", "uint8", "uint32", "uint64"])
-def test_arrays_of_other_types(dtype: str) -> None:
-    element = {
-        "float64": "double",
-        "int8": "signed char",
-        "int16": "short",
-        "uint8": "uint8",
-        "uint32": "uint32",
-        "uint64": "uint64",
-    }[dtype]
+def test_atomics_that_are_refused_in_words(call: str, element: str, words: str) -> None:
     source = f"""#include "counted.cuh"
-    extern "C" __global__ void f(Global<const {element}> x, Global<{element}> y) {{
-        y[threadIdx.x] = x[threadIdx.x] + 1;
-    }}"""
-    x, y = np.arange(32).astype(dtype), np.zeros(32, dtype)
-    backend = HostBackend()
-    args = [from_numpy("x", x, "r"), from_numpy("y", y, "w")]
+    extern "C" __global__ void f(Global<{element}> x) {{ {call}; }}"""
+    x = np.zeros(1, np.int16 if element == "short" else np.int32)
+    with pytest.raises(Exception, match=words):
+        HostBackend().launch(Kernel(source, "f", (), 32), (1, 1, 1), 64, [from_numpy("x", x, "atomic")])
+
+
+OTHERS = {"float64": "double", "int8": "signed char", "int16": "short", "uint8": "uint8", "uint32": "uint32"}
+OTHERS["uint64"] = "uint64"
+
+
+def test_arrays_of_other_types() -> None:
+    taken = ", ".join(f"Global<const {c}> x{i}, Global<{c}> y{i}" for i, c in enumerate(OTHERS.values()))
+    added = " ".join(f"y{i}[t] = x{i}[t] + 1;" for i in range(len(OTHERS)))
+    source = f"""#include "counted.cuh"
+    extern "C" __global__ void f({taken}) {{ const int t = threadIdx.x; {added} }}"""
+    arrays = [(np.arange(32).astype(dtype), np.zeros(32, dtype)) for dtype in OTHERS]
+    backend, args = HostBackend(), list[Argument]()
+    for i, (x, y) in enumerate(arrays):
+        args += [from_numpy(f"x{i}", x, "r"), from_numpy(f"y{i}", y, "w")]
     backend.launch(Kernel(source, "f", (), 32), (1, 1, 1), 0, args)
-    np.testing.assert_array_equal(y, x + 1)
-    assert backend.traffic["f"] == {("x", "read"): x.nbytes, ("y", "write"): y.nbytes}
+    for i, (x, y) in enumerate(arrays):
+        np.testing.assert_array_equal(y, x + 1)
+        assert backend.traffic["f"][f"x{i}", "read"] == backend.traffic["f"][f"y{i}", "write"] == x.nbytes
 
 
 def test_other_arrays_are_refused_in_words() -> None:

@@ -20,79 +20,119 @@ from kernels.launch import Kernel, from_numpy
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 64
+#: Kernels, by the number that one source takes as an argument: the compiler runs once.
+WHICH = [
+    "good",
+    "plain_read",
+    "plain_write",
+    "plain_byte",
+    "plain_copy",
+    "plain_shared_write",
+    "plain_shared_read",
+    "nowhere",
+    "impossible",
+    "division",
+    "modulo",
+    "traps",
+    "recursion",
+    "endless",
+    "locked",
+    "polls",
+    "asserts",
+    "throws",
+    "mapped",
+    "all_fail",
+    "waits_for_a_later_block",
+    "works_long",
+]
 SOURCE = r"""
 #include <cassert>
 #include <unistd.h>
 
 #include "device.cuh"
 #define KERNEL(name) \
-    extern "C" __global__ void name(const float* x, float* y, const uint8* bytes, int64 n)
+    extern "C" __global__ void name(const float* x, float* y, const uint8* bytes, int64 n, int which)
 #define ME (blockIdx.x * blockDim.x + threadIdx.x)
 #define FAULTY (blockIdx.x == 1 && threadIdx.x == 37)
 
-KERNEL(good) { st_global(y + ME, ld_global(x + ME) + ld_global(bytes + ME)); }
-KERNEL(plain_read) { st_global(y + ME, FAULTY ? x[ME] : 0.f); }
-KERNEL(plain_write) { if (FAULTY) y[ME] = 1; st_global(y + ME, 1.f); }
-KERNEL(plain_byte) { st_global(y + ME, FAULTY ? float(bytes[5]) : 0.f); }
-KERNEL(plain_copy) {
-    float both[2] = {};
-    if (FAULTY) __builtin_memcpy(both, x + 2, n);
-    st_global(y + ME, both[1]);
-}
-KERNEL(plain_shared_write) {
-    float* const s = reinterpret_cast<float*>(shared_memory());
-    if (FAULTY) s[3] = 1;
-    st_global(y + ME, 1.f);
-}
-KERNEL(plain_shared_read) {
-    float* const s = reinterpret_cast<float*>(shared_memory());
-    st_shared(s + threadIdx.x, 1.f);
-    st_global(y + ME, FAULTY ? s[threadIdx.x] : 1.f);
-}
-KERNEL(nowhere) { if (FAULTY) *reinterpret_cast<float*>(n << 40) = 1; st_global(y + ME, 1.f); }
-KERNEL(impossible) { if (FAULTY) *reinterpret_cast<float*>(n << 50) = 1; st_global(y + ME, 1.f); }
-KERNEL(division) { st_global(y + ME, float(n / (FAULTY ? n - 8 : 1))); }
-KERNEL(modulo) { const int m = int(n); st_global(y + ME, float(m % (FAULTY ? m - 8 : 1))); }
-KERNEL(traps) { if (FAULTY) __trap(); st_global(y + ME, 1.f); }
+enum Which { @WHICH@ };
 __attribute__((noinline)) float deep(int64 n, float* above) {
     float here[8];
     here[n & 7] = float(n);
     return n == 0 ? above[0] : deep(n - 1, here) + here[3];
 }
-KERNEL(recursion) {
-    float x0[8] = {};
-    st_global(y + ME, deep(FAULTY ? n << 20 : n, x0));
+KERNEL(hostile) {
+    switch (which) {
+        case good: { st_global(y + ME, ld_global(x + ME) + ld_global(bytes + ME)); break; }
+        case plain_read: { st_global(y + ME, FAULTY ? x[ME] : 0.f); break; }
+        case plain_write: { if (FAULTY) y[ME] = 1; st_global(y + ME, 1.f); break; }
+        case plain_byte: { st_global(y + ME, FAULTY ? float(bytes[5]) : 0.f); break; }
+        case plain_copy: {
+            float both[2] = {};
+            if (FAULTY) __builtin_memcpy(both, x + 2, n);
+            st_global(y + ME, both[1]);
+            break;
+        }
+        case plain_shared_write: {
+            float* const s = reinterpret_cast<float*>(shared_memory());
+            if (FAULTY) s[3] = 1;
+            st_global(y + ME, 1.f);
+            break;
+        }
+        case plain_shared_read: {
+            float* const s = reinterpret_cast<float*>(shared_memory());
+            st_shared(s + threadIdx.x, 1.f);
+            st_global(y + ME, FAULTY ? s[threadIdx.x] : 1.f);
+            break;
+        }
+        case nowhere: { if (FAULTY) *reinterpret_cast<float*>(n << 40) = 1; st_global(y + ME, 1.f); break; }
+        case impossible: { if (FAULTY) *reinterpret_cast<float*>(n << 50) = 1; st_global(y + ME, 1.f); break; }
+        case division: { st_global(y + ME, float(n / (FAULTY ? n - 8 : 1))); break; }
+        case modulo: { const int m = int(n); st_global(y + ME, float(m % (FAULTY ? m - 8 : 1))); break; }
+        case traps: { if (FAULTY) __trap(); st_global(y + ME, 1.f); break; }
+        case recursion: {
+            float x0[8] = {};
+            st_global(y + ME, deep(FAULTY ? n << 20 : n, x0));
+            break;
+        }
+        case endless: {
+            volatile int go = 1;
+            if (FAULTY) while (go) {}
+            st_global(y + ME, 1.f);
+            break;
+        }
+        case locked: { if (FAULTY) while (pause() == -1) {} st_global(y + ME, 1.f); break; }
+        case polls: {  // never written by anybody
+            if (FAULTY) while (ld_global(x) < 2.f) {}
+            st_global(y + ME, 1.f);
+            break;
+        }
+        case asserts: { assert(!FAULTY); st_global(y + ME, 1.f); break; }
+        case throws: { if (FAULTY) throw 5; st_global(y + ME, 1.f); break; }
+        case mapped: {  // n: the address of memory of a file
+            st_global(y + ME, FAULTY ? *reinterpret_cast<const float*>(n) : 1.f);
+            break;
+        }
+        case all_fail: {  // the first block long after the others
+            for (int i = 0; blockIdx.x == 0 && i < n * 10000; ++i) warp_sync();
+            st_global(y + ME, x[ME]);
+            break;
+        }
+        case waits_for_a_later_block: {
+            if (FAULTY) __trap();
+            while (blockIdx.x == 0 && ld_global(x) < 2.f) {}
+            st_global(y + ME, 1.f);
+            break;
+        }
+        case works_long: {  // many short waits are no endless loop
+            float sum = 0;
+            for (int i = 0; i < n * 40000; ++i) { sum += ld_global(x + ME); warp_sync(); }
+            st_global(y + ME, sum);
+            break;
+        }
+    }
 }
-KERNEL(endless) {
-    volatile int go = 1;
-    if (FAULTY) while (go) {}
-    st_global(y + ME, 1.f);
-}
-KERNEL(locked) { if (FAULTY) while (pause() == -1) {} st_global(y + ME, 1.f); }
-KERNEL(polls) {  // never written by anybody
-    if (FAULTY) while (ld_global(x) < 2.f) {}
-    st_global(y + ME, 1.f);
-}
-KERNEL(asserts) { assert(!FAULTY); st_global(y + ME, 1.f); }
-KERNEL(throws) { if (FAULTY) throw 5; st_global(y + ME, 1.f); }
-KERNEL(mapped) {  // n: the address of memory of a file
-    st_global(y + ME, FAULTY ? *reinterpret_cast<const float*>(n) : 1.f);
-}
-KERNEL(all_fail) {  // the first block long after the others
-    for (int i = 0; blockIdx.x == 0 && i < n * 10000; ++i) warp_sync();
-    st_global(y + ME, x[ME]);
-}
-KERNEL(waits_for_a_later_block) {
-    if (FAULTY) __trap();
-    while (blockIdx.x == 0 && ld_global(x) < 2.f) {}
-    st_global(y + ME, 1.f);
-}
-KERNEL(works_long) {  // many short waits are no endless loop
-    float sum = 0;
-    for (int i = 0; i < n * 40000; ++i) { sum += ld_global(x + ME); warp_sync(); }
-    st_global(y + ME, sum);
-}
-"""
+""".replace("@WHICH@", ", ".join(WHICH))
 #: entry -> (kind, tensor, index, words of the message)
 HOSTILE = {
     "plain_read": ("uncounted", "x", (101,), "read through a plain pointer"),
@@ -113,6 +153,7 @@ HOSTILE = {
     "locked": ("endless", None, None, "has run for 0.3 s without coming to a barrier"),
     "polls": ("endless", None, None, "has run for 0.3 s without coming to a barrier"),
 }
+KERNEL = Kernel(SOURCE, "hostile", (), THREADS)
 X86 = os.uname().machine == "x86_64"
 
 
@@ -124,8 +165,9 @@ def launch(entry: str, **options: object) -> tuple[HostBackend, np.ndarray]:
         from_numpy("y", y, "w"),
         from_numpy("bytes", np.ones(4 * THREADS, np.uint8), "r"),
         np.int64(8),
+        np.int32(WHICH.index(entry)),
     ]
-    backend.launch(Kernel(SOURCE, entry, (), THREADS), (4, 1, 1), 1024, args)
+    backend.launch(KERNEL, (4, 1, 1), 1024, args)
     return backend, y
 
 
@@ -139,13 +181,13 @@ def test_kernel_block_and_thread_are_named(entry: str, checks: bool, os_threads:
     with pytest.raises(KernelError) as caught:
         launch(entry, checks=checks, os_threads=os_threads, limit_s=0.3)
     error = caught.value
-    assert (error.kernel, error.kind, error.tensor, error.index) == (entry, kind, tensor, index)
+    assert (error.kernel, error.kind, error.tensor, error.index) == ("hostile", kind, tensor, index)
     assert (error.block, error.thread) == ((1, 0, 0), 37)
     assert words in str(error)
     # And the process goes on, with everything counted.
     backend, y = launch("good", checks=checks, os_threads=os_threads)
     assert (y == 2).all()
-    assert backend.traffic["good"] == {("x", "read"): 1024, ("bytes", "read"): 256, ("y", "write"): 1024}
+    assert backend.traffic["hostile"] == {("x", "read"): 1024, ("bytes", "read"): 256, ("y", "write"): 1024}
 
 
 @pytest.mark.parametrize("os_threads", [1, 2, 4])
@@ -180,10 +222,11 @@ def test_memory_of_a_file_that_was_cut_short(os_threads: int, tmp_path: Path) ->
     some_bytes = from_numpy("bytes", np.ones(4 * THREADS, np.uint8), "r")
 
     def caught(entry: str, x: np.ndarray, y: np.ndarray, n: int) -> KernelError:
-        args = [from_numpy("x", x, "r"), from_numpy("y", y, "w"), some_bytes, np.int64(n)]
+        numbers = (np.int64(n), np.int32(WHICH.index(entry)))
+        args = [from_numpy("x", x, "r"), from_numpy("y", y, "w"), some_bytes, *numbers]
         with pytest.raises(KernelError, match="mapped file that was cut short") as error:
-            backend.launch(Kernel(SOURCE, entry, (), THREADS), (4, 1, 1), 1024, args)
-        assert (error.value.kernel, error.value.kind) == (entry, "gone")
+            backend.launch(KERNEL, (4, 1, 1), 1024, args)
+        assert (error.value.kernel, error.value.kind) == ("hostile", "gone")
         return error.value
 
     lost = cut_short(tmp_path / "x")
@@ -237,7 +280,7 @@ def test_other_objects_may_be_damaged(tmp_path: Path) -> None:
 )
 def test_variables_outside_of_tensors_do_not_compile(declared: str, inside: str, name: str) -> None:
     """Their bytes would not be counted. Constants are no memory of a kernel's."""
-    head, _, _ = SOURCE.partition("KERNEL(good)")
+    head, _, _ = SOURCE.partition("enum Which")
     body = "static const float numbers[4] = {1, 2, 3, 4};\n"
     body += f"{declared}\nKERNEL(k) {{ {inside} st_global(y + ME, numbers[n & 3]); }}\n"
     with pytest.raises(HostCompileError, match=f"k: {name}: variables outside .* not be counted"):
@@ -246,7 +289,7 @@ def test_variables_outside_of_tensors_do_not_compile(declared: str, inside: str,
 
 def test_what_a_compiler_keeps_for_exceptions_is_no_variable_of_the_kernel() -> None:
     """g++ keeps ``DW.ref.__gxx_personality_v0`` where something is to be cleaned up."""
-    head, _, _ = SOURCE.partition("KERNEL(good)")
+    head, _, _ = SOURCE.partition("enum Which")
     clean = "struct Last { float* y; __device__ ~Last() { st_global(y + ME, 1.0f); } } last{y};"
     load_kernel(Kernel(head + f"KERNEL(k) {{ {clean} block_sync(); }}\n", "k", (), THREADS))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from analysis.gemm import VARIANTS, GemmShape, GemmTile, fast_elements, lower_bound_bytes, predict_gemm, square
 from kernels.beside.gemm import DEFAULT_TILES, gemm, gemm_kernel
 from kernels.host import HostBackend
-from kernels.launch import Array, contiguous_strides
+from kernels.launch import from_numpy
 
 CASES = [
     ("naive", None),
@@ -40,18 +40,14 @@ def floats(x: np.ndarray, dtype: str) -> np.ndarray:
     return x.astype(np.float64)
 
 
-def array(name: str, x: np.ndarray, dtype: str, access: str) -> Array:
-    return Array(name, x.ctypes.data, x.shape, contiguous_strides(x.shape), dtype, access, x)
-
-
 def run(variant: str, tile, shape: GemmShape) -> tuple[HostBackend, float, float]:
     """The backend with its counters, the largest error, and the bound it must meet."""
     random = np.random.default_rng(0)
     a, b = (bits(bits_safe(random.standard_normal(s)), shape.dtype) for s in ((shape.m, shape.k), (shape.k, shape.n)))
     c = np.full((shape.m, shape.n), 77, a.dtype)
     backend = HostBackend()
-    arrays = [array(*x) for x in (("x", a, shape.dtype, "r"), ("y", b, shape.dtype, "r"))]
-    gemm(backend, variant, *arrays, array("z", c, shape.dtype, "w"), tile)
+    arrays = [from_numpy(name, x, how, shape.dtype) for name, x, how in (("x", a, "r"), ("y", b, "r"), ("z", c, "w"))]
+    gemm(backend, variant, *arrays, tile)
     left, right = floats(a, shape.dtype), floats(b, shape.dtype)
     exact = left @ right
     # rounding of the result, and of a sum of k products in fp32 in any order
@@ -122,13 +118,13 @@ def test_traffic_falls_with_the_tile_and_stays_within_a_factor_of_the_bound() ->
 
 def test_bad_arguments() -> None:
     x = np.zeros((4, 8), np.float32)
-    a, b = array("a", x, "fp32", "r"), array("b", np.zeros((9, 4), np.float32), "fp32", "r")
-    c = array("c", np.zeros((4, 4), np.float32), "fp32", "w")
+    a, b = from_numpy("a", x, "r"), from_numpy("b", np.zeros((9, 4), np.float32), "r")
+    c = from_numpy("c", np.zeros((4, 4), np.float32), "w")
     backend = HostBackend()
     with pytest.raises(ValueError, match=r"a \(4, 8\) and b \(9, 4\)"):
         gemm(backend, "naive", a, b, c)
     with pytest.raises(ValueError, match=r"c is \(4, 4\), the product is \(4, 8\)"):
-        gemm(backend, "naive", a, array("b", np.zeros((8, 8), np.float32), "fp32", "r"), c)
+        gemm(backend, "naive", a, from_numpy("b", np.zeros((8, 8), np.float32), "r"), c)
     with pytest.raises(ValueError, match="got 'fast'"):
         gemm_kernel("fast", "fp32")
     with pytest.raises(ValueError, match="32 thread tiles"):
@@ -137,6 +133,6 @@ def test_bad_arguments() -> None:
         gemm_kernel("tensor-core", "fp16", GemmTile(64, 64, 24, 32, 32))
     half = [np.zeros(s, np.float16) for s in ((8, 7), (7, 8), (8, 8))]
     with pytest.raises(ValueError, match="multiples of 8, got 7, 8"):
-        gemm(backend, "tensor-core", *(array("x", h, "fp16", "rw") for h in half))
+        gemm(backend, "tensor-core", *(from_numpy("x", h, "rw") for h in half))
     with pytest.raises(ValueError, match="needs a tile"):
         predict_gemm("tiled", GemmShape(8, 8, 8))

@@ -105,11 +105,8 @@ def test_the_attempt_itself_is_sound() -> None:
 
 REFUSED = {
     "grouped heads": ({"k_shape": (1, 1, 64, 64)}, ValueError, r"\(1, 2, 64, 64\) and k \(1, 1, 64, 64\)"),
-    "head_dim 12": ({"q_shape": (1, 2, 8, 12), "k_shape": (1, 2, 8, 12)}, ValueError, "head_dim 12 .*128"),
     "head_dim 136": ({"q_shape": (1, 2, 8, 136), "k_shape": (1, 2, 8, 136)}, ValueError, "head_dim 136 .*128"),
     "empty": ({"q_shape": (1, 2, 0, 64)}, ValueError, r"\(1, 2, 0, 64\).*empty"),
-    "v of another length": ({"v": fake("v", (1, 2, 63, 64))}, ValueError, r"v is \(1, 2, 63, 64\)"),
-    "v of another type": ({"v": fake("v", (1, 2, 64, 64), "fp32")}, TypeError, "fp32.*fp16"),
     "integers": ({"dtype": "int32"}, TypeError, "int32"),
     "address": ({"k": fake("k", (1, 2, 64, 64), pointer=4104)}, ValueError, "0x1008"),
     "row stride": (
@@ -122,13 +119,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
 @pytest.mark.parametrize("algorithm", ladder.ALGORITHMS)
-def test_bad_arguments(algorithm: str, pass_: str, case: str) -> None:
-    changes, error, message = REFUSED[case]
-    with pytest.raises(error, match=message):
-        attempt(algorithm, pass_, **changes)
+def test_bad_arguments(algorithm: str, pass_: str) -> None:
+    for changes, error, message in REFUSED.values():
+        with pytest.raises(error, match=message):
+            attempt(algorithm, pass_, **changes)
 
 
 @pytest.mark.parametrize(

@@ -78,162 +78,99 @@ def accumulate(batches: Any = (1,), loss: Any = lambda _: torch.ones(1), count: 
     [
         # accumulation
         (lambda: accumulate(None), TypeError, "micro_batches=None is a NoneType"),
-        (lambda: accumulate("ab"), TypeError, "micro_batches='ab' is a str"),
-        (lambda: accumulate(torch.ones(2)), TypeError, "micro_batches=.* is a Tensor"),
         (lambda: accumulate(x for x in (1, 2)), TypeError, "is a generator, not a sequence"),
         (lambda: accumulate([]), ValueError, "no micro-batches"),
         (lambda: accumulate(loss=None), TypeError, "loss_sum=None"),
         (lambda: accumulate(count=3), TypeError, "count=3 is a int, without __call__"),
         (lambda: accumulate(count=lambda _: NAN), TypeError, "count of a micro-batch=nan"),
-        (lambda: accumulate(count=lambda _: True), TypeError, "count of a micro-batch=True"),
         (lambda: accumulate(count=lambda _: -1), ValueError, r"count \[-1\]"),
         (lambda: accumulate(loss=lambda _: 1.0), TypeError, "loss_sum gave 1.0, a float"),
-        (lambda: accumulate(loss=lambda _: torch.ones(3)), ValueError, r"tensor \(3,\), not one"),
         (lambda: accumulate(scaler=2.0), TypeError, "scaler=2.0 is a float, without scale"),
         # optimisers
         (lambda: AdamW(lr=NAN), ValueError, "lr=nan is not finite"),
-        (lambda: AdamW(lr=-1), ValueError, "lr=-1.0 is below 0"),
-        (lambda: AdamW(lr=True), TypeError, "lr=True is a bool"),
-        (lambda: AdamW(lr=None), TypeError, "lr=None"),  # type: ignore[arg-type]
-        (lambda: AdamW(eps=INF), ValueError, "eps=inf"),
         (lambda: AdamW(lr=10**400), ValueError, "lr=inf is not finite"),
         (lambda: AdamW(weight_decay="0"), TypeError, "weight_decay='0'"),  # type: ignore[arg-type]
         (lambda: AdamW(betas=0.9), TypeError, "betas=0.9 is not a pair"),  # type: ignore[arg-type]
-        (lambda: AdamW(betas=(0.9,)), TypeError, "betas=.*not a pair"),  # type: ignore[arg-type]
         (lambda: AdamW(betas=(0.9, 1.0)), ValueError, r"betas=\(0.9, 1.0\) must lie in \[0, 1\)"),
-        (lambda: AdamW(betas=(NAN, 0.9)), ValueError, r"betas\[0\]=nan"),
         (lambda: MasterWeightAdamW(weights(), lr=NAN), ValueError, "lr=nan"),
-        (lambda: MasterWeightAdamW(weights(), betas=(0.9, -1)), ValueError, r"betas\[1\]=-1"),
         (lambda: HostAdamW(None), TypeError, "parameters=None"),  # type: ignore[arg-type]
-        (lambda: HostAdamW(torch.ones(2, 2)), TypeError, "parameters=.* is a Tensor, not a coll"),
         (lambda: HostAdamW(["w"]), TypeError, r"parameters\[0\]='w'"),  # type: ignore[list-item]
         (lambda: HostAdamW([]), ValueError, "empty parameter list"),
         (lambda: HostAdamW([torch.ones(2, dtype=torch.int32)]), TypeError, "torch.int32"),
-        (lambda: HostAdamW([SPARSE]), TypeError, "torch.sparse_coo"),
         (lambda: HostAdamW(weights(), 1e-3), TypeError, "adam=0.001"),  # type: ignore[arg-type]
         (lambda: HostAdamW(weights(), bucket_bytes=NAN), ValueError, "bucket_bytes=nan"),
-        (lambda: HostAdamW(weights(), bucket_bytes=-1), ValueError, "bucket_bytes=-1 is below 0"),
-        (lambda: HostAdamW(weights(), bucket_bytes=True), TypeError, "bucket_bytes=True"),
         (lambda: HostAdamW(weights(), link="pcie"), TypeError, "link='pcie' is a str, without"),
         (lambda: HostAdamW(weights(), pool=4), TypeError, "pool=4 is a int, without take, give"),
         # links and pools
         (lambda: Pool(pin="no"), TypeError, "pin='no' is a str"),  # type: ignore[arg-type]
         (lambda: Pool().take(-1), ValueError, "nbytes=-1 is below 0"),
-        (lambda: Pool().take(NAN), ValueError, "nbytes=nan"),
-        (lambda: Pool().take(True), TypeError, "nbytes=True"),
-        (lambda: Pool().give(None), TypeError, "buffer=None"),  # type: ignore[arg-type]
         (lambda: Pool().give(torch.ones(4)), TypeError, "buffer has type torch.float32"),
         (lambda: Pool().give(BYTES), ValueError, "buffer of 4 bytes .* the 0 that this pool has"),
         (lambda: lent().give(BYTES), ValueError, "one of the 1 that this pool .*, 4 bytes in all"),
         (lambda: give_twice(), ValueError, "buffer of 4 bytes .* the 0 that this pool has"),
         (lambda: DirectLink().send(BYTES[:1], BYTES), ValueError, r"source \(1,\), target \(4,\)"),
         (lambda: DirectLink().fetch(torch.ones(4), BYTES), TypeError, "source has type"),
-        (lambda: DirectLink().send(BYTES, [0] * 4), TypeError, "target="),  # type: ignore[arg-type]
         (lambda: HostLink(NAN), ValueError, "bytes_per_s=nan"),
-        (lambda: HostLink(INF), ValueError, "bytes_per_s=inf"),
-        (lambda: HostLink(True), TypeError, "bytes_per_s=True"),
         (lambda: HostLink("1e9"), TypeError, "bytes_per_s='1e9'"),  # type: ignore[arg-type]
-        (lambda: HostLink(0), ValueError, "must be positive, got 0.0"),
         (lambda: CudaLink(torch.device("cpu")), ValueError, "'cpu' is not a CUDA device"),
-        (lambda: CudaLink(0), TypeError, "device=0 is a int"),  # type: ignore[arg-type]
         # offload and what autograd keeps
         (lambda: OffloadSavedTensors(None), TypeError, "model=None"),  # type: ignore[arg-type]
-        (lambda: OffloadSavedTensors("model"), TypeError, "model='model' is a str"),
-        (lambda: OffloadSavedTensors(torch.ones(2)), TypeError, "is a Tensor, not a collection"),
         (lambda: OffloadSavedTensors([1]), TypeError, r"model\[0\]=1 is a int, not a Tensor"),
         (lambda: OffloadSavedTensors(min_bytes=None), TypeError, "min_bytes=None"),
-        (lambda: OffloadSavedTensors(min_bytes=NAN), ValueError, "min_bytes=nan"),
-        (lambda: OffloadSavedTensors(prefetch_bytes=True), TypeError, "prefetch_bytes=True"),
         (lambda: OffloadSavedTensors(in_flight_bytes=-1), ValueError, "in_flight_bytes=-1"),
-        (lambda: OffloadSavedTensors(in_flight_bytes="0"), TypeError, "in_flight_bytes='0'"),
         (lambda: OffloadSavedTensors(select=True), TypeError, "select=True is a bool"),
         (lambda: OffloadSavedTensors(link=1), TypeError, "link=1 is a int, without send, fetch"),
-        (lambda: OffloadSavedTensors(pool=[]), TypeError, r"pool=\[\] is a list"),
         (lambda: count_saved("net").__enter__(), TypeError, "model='net'"),
         (lambda: saved_view(None), TypeError, "tensor=None"),  # type: ignore[arg-type]
-        (lambda: saved_view(Q, 1), TypeError, "resident=1 is a int"),  # type: ignore[arg-type]
-        (lambda: byte_span(None), TypeError, "tensor=None"),  # type: ignore[arg-type]
         (lambda: byte_span(SPARSE), TypeError, "layout torch.sparse_coo, not torch.strided"),
         # memory meters
         (lambda: memory_meter(None), TypeError, "device=None"),  # type: ignore[arg-type]
-        (lambda: memory_meter(True), TypeError, "device=True is a bool"),  # type: ignore[arg-type]
         (lambda: memory_meter("gpu"), ValueError, "device='gpu' is no device that torch knows"),
-        (lambda: memory_meter("meta"), ValueError, "no memory meter for device 'meta'"),
         (lambda: peak_bytes(None, "cpu"), TypeError, "step=None is a NoneType, without __call__"),  # type: ignore[arg-type]
         (lambda: region(None), TypeError, "name=None is a NoneType, not a str"),
-        (lambda: region(3), TypeError, "name=3 is a int, not a str"),
         (lambda: LiveBytes(None), TypeError, "known=None"),  # type: ignore[arg-type]
-        (lambda: LiveBytes("x"), TypeError, "known='x'"),
-        (lambda: LiveBytes(Q), TypeError, "known=.* is a Tensor, not a collection"),
         (lambda: LiveBytes([Q, 3]), TypeError, r"known\[1\]=3 is a int"),  # type: ignore[list-item]
-        (lambda: LiveBytes([SPARSE]), TypeError, r"known\[0\] is of layout torch.sparse_coo"),
-        (lambda: TorchPool(None), TypeError, "device=None"),
-        (lambda: TorchPool(True), TypeError, "device=True"),
         (lambda: TorchPool(-1), ValueError, "device=-1"),
         (lambda: TorchPool("cpu"), ValueError, "'cpu' is not a CUDA device"),
         (lambda: CupyPool(object(), "cuda"), TypeError, "device='cuda'"),  # type: ignore[arg-type]
         (lambda: cupy_pool(-1), ValueError, "device=-1"),
         # several ranks
         (lambda: launch.measured(0), ValueError, "ranks=0 is below 1"),
-        (lambda: launch.measured(True), TypeError, "ranks=True"),
-        (lambda: launch.measured("2"), TypeError, "ranks='2'"),  # type: ignore[arg-type]
         (lambda: ParallelTransformerLayer(0, 1), ValueError, "hidden=0 is below 1"),
-        (lambda: ParallelTransformerLayer(8, 0), ValueError, "heads=0 is below 1"),
-        (lambda: ParallelTransformerLayer(8.0, 2), TypeError, "hidden=8.0"),  # type: ignore[arg-type]
-        (lambda: ParallelTransformerLayer(8, True), TypeError, "heads=True"),
         (lambda: ParallelTransformerLayer(8, 2, dropout=NAN), ValueError, "dropout .* got nan"),
-        (lambda: ParallelTransformerLayer(8, 2, dropout=2), ValueError, "dropout .* got 2"),
         (lambda: ParallelTransformerLayer(8, 2, recompute=None), ValueError, "got None"),  # type: ignore[arg-type]
         (lambda: ParallelTransformerLayer(8, 2, sequence_parallel="no"), TypeError, "='no'"),  # type: ignore[arg-type]
         (lambda: ParallelTransformerLayer(8, 2, group=2), TypeError, "group=2 is a int"),  # type: ignore[arg-type]
-        (lambda: ParallelTransformerLayer(8, 2)(None), TypeError, "x=None"),
         (lambda: ParallelTransformerLayer(8, 2)(Q[0, 0]), ValueError, r"got shape \(4, 8\)"),
         (lambda: ParallelTransformerLayer(8, 2)(Q[0].to("meta")), TypeError, "x is on meta"),
         (lambda: owners(None), TypeError, "optimizer=None"),  # type: ignore[arg-type]
         (lambda: ReduceToOwner(None, {}), TypeError, "model=None"),  # type: ignore[arg-type]
         (lambda: ReduceToOwner(nn.Linear(1, 1), 0), TypeError, "owner=0"),  # type: ignore[arg-type]
         (lambda: CollectiveBytes().sent_bytes(0), ValueError, "ranks=0"),
-        (lambda: CollectiveBytes().sent_bytes(NAN), TypeError, "ranks=nan"),  # type: ignore[arg-type]
         (lambda: parts(2, 2, 4, "contiguous"), ValueError, "rank=2 is above 1"),
         (lambda: parts(0, 1, -2, "zigzag"), ValueError, "local=-2"),
-        (lambda: take_local([Q], 0, 2), TypeError, "x="),  # type: ignore[arg-type]
         (lambda: take_local(Q[0], 0, 2), ValueError, r"got shape \(2, 4, 8\)"),
         (lambda: take_local(Q, -1, 2), ValueError, "rank=-1"),
-        (lambda: take_local(Q, 0, 0), ValueError, "ranks=0"),
-        (lambda: one(q=None), TypeError, "q=None"),
         (lambda: one(v=SPARSE), TypeError, "v is torch.float32, torch.sparse_coo"),
-        (lambda: one(q=Q.int()), TypeError, "q is torch.int32"),
         (lambda: one(k=Q.half()), TypeError, "q and k differ in type: torch.float32 and torch.fl"),
         (lambda: one(v=Q.to("meta")), TypeError, "different devices: cpu, meta"),
         (lambda: one(k=Q[:, :, :, :4], v=Q[:, :, :, :4]), ValueError, r"k \(1, 2, 4, 4\)"),
-        (lambda: one(k=Q[:, :0], v=Q[:, :0]), ValueError, r"k \(1, 0, 4, 8\)"),
-        (lambda: one(scale=NAN), ValueError, "scale=nan"),
         (lambda: one(scale="1"), TypeError, "scale='1'"),
         (lambda: one(causal="no"), TypeError, "causal='no'"),
-        (lambda: one(return_lse=None), TypeError, "return_lse=None"),
         (lambda: one(local="dense"), TypeError, "local='dense' is a str, without forward"),
         (lambda: one(group=1), TypeError, "group=1"),
         (lambda: one(placement=None), ValueError, "got None"),
         (lambda: merge(None, LSE, Q, LSE), TypeError, "out_a=None"),  # type: ignore[arg-type]
-        (lambda: merge(Q, LSE, Q, LSE[0]), ValueError, r"lse_b \(2, 4\)"),
         (lambda: merge(Q, LSE, Q[:, :1], LSE), ValueError, r"out_b \(1, 1, 4, 8\)"),
-        (lambda: merge(Q.int(), LSE, Q, LSE), TypeError, "out_a is torch.int32"),
         (lambda: merge(Q, LSE, Q, LSE.to("meta")), ValueError, "out_b cpu, lse_b meta"),
         (lambda: ring_sent_bytes("reduce", NAN, 2), ValueError, "nbytes=nan is not finite"),
-        (lambda: ring_sent_bytes("reduce", -1, 2), ValueError, "nbytes=-1.0 is below 0"),
-        (lambda: ring_sent_bytes("reduce", 1, True), TypeError, "ranks=True"),
         (lambda: ring_sent_bytes("gather", 1, 2), ValueError, "got 'gather'"),
         (lambda: step_sent_bytes("zero-1", NAN, 2, 2), ValueError, "parameters=nan"),
         (lambda: model_state_bytes("7B"), TypeError, "parameters='7B'"),  # type: ignore[arg-type]
-        (lambda: model_state_bytes(7, 0), ValueError, "ranks must be at least 1, got 0"),
-        (lambda: model_state_bytes(-7), ValueError, "parameters=-7.0 is below 0"),
         (lambda: largest_model(INF, 1, 0), ValueError, "memory_bytes=inf"),
         # the machinery of measurements
         (lambda: measuring.measure("speedup"), TypeError, "names='speedup' is a str"),
-        (lambda: measuring.measure([1]), TypeError, "names: 1 is a int"),  # type: ignore[list-item]
-        (lambda: measuring.measure(["speedup"], again="no"), TypeError, "again='no'"),  # type: ignore[arg-type]
         (lambda: measuring.measure(["speedup"], into=5), TypeError, "folder of results=5"),  # type: ignore[arg-type]
-        (lambda: measuring.measure(["speedup"], quick=1), TypeError, "quick=1"),  # type: ignore[arg-type]
     ],
 )
 def test_refused_by_name_before_any_work(
@@ -277,20 +214,13 @@ def test_a_parameter_with_an_owner_that_is_no_rank(monkeypatch: pytest.MonkeyPat
     ("arguments", "status", "message"),
     [
         (("doctor", "--json", "yes"), 2, "unexpected extra argument"),
-        (("archive", "--to", ""), 1, "--to .: expected a name ending in .tar.gz"),
         (("archive", "--to", "x.zip"), 1, "--to x.zip: expected a name ending in .tar.gz"),
-        (("archive", "--to", "a.tar.gz", "--drawn", ""), 1, "no folder '.'"),
         (("archive", "--to", "a.tar.gz", "--drawn", "nowhere"), 1, "no folder 'nowhere'"),
-        (("measure", ""), 1, "no experiment ''"),
         (("measure", "speedup", "nothing"), 1, "no experiment 'nothing'"),
-        (("measure", "speedup", "--into", ""), 1, "'' cannot be a folder of results"),
         (("measure", "speedup", "--into", "../x"), 1, "'../x' cannot be a folder"),
         (("measure", "speedup", "--into", "published"), 1, "'published' holds"),
-        (("compare", "", "host"), 1, "no machine and no folder ''"),
         (("compare", "host"), 2, "Missing argument"),
-        (("compare", "host", "host", "-e", ""), 1, "experiment ''"),
         (("compare", "host", "host", "-e", "accuracy", "-e", "no"), 1, "--experiment 'no'"),
-        (("compare", "host", "host", "-e", "accuracy", "-m", ""), 1, "metric ''"),
         (("compare", "host", "host", "-e", "accuracy", "-m", "rmse", "-m", "no"), 1, "'no'"),
         (("compare", "host", "host", "--json", "--csv"), 1, "--json and --csv exclude each other"),
     ],
@@ -335,9 +265,7 @@ def test_an_experiment_named_twice_is_measured_once(monkeypatch: pytest.MonkeyPa
         (("",), 1, "no figure ''"),
         (("accuracy", "nothing"), 1, "no figure 'nothing'"),
         (("--jobs", "0"), 2, "--jobs"),
-        (("--jobs", "-1"), 2, "--jobs"),
         (("--jobs", "nan"), 2, "--jobs"),
-        (("--jobs", "1.5"), 2, "--jobs"),
     ],
 )
 def test_draw_refuses_before_it_draws(

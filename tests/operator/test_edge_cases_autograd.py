@@ -1,22 +1,21 @@
-"""Edge cases D: backward and autograd (EC-14 to EC-17)."""
+"""What autograd asks of the backward: flags, block masks, saved tensors, gradients nobody needs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from attention_support import Result, check, inputs, run, run_and_check
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
 import repro
 
-TILES = [(64, 64), (64, 128), (128, 64)]
-
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tile", TILES)
-def test_ec14_the_flag_reaches_the_backward(device: str, tile: tuple[int, int], causal: bool) -> None:
+@pytest.mark.parametrize("tile", [(64, 64), (64, 128), (128, 64)])
+def test_the_causal_flag_reaches_the_backward(device: str, tile: tuple[int, int], causal: bool) -> None:
     tensors = inputs(1, 1, 256, 256, 64, dtype=torch.float16, device=device)
     result = run_and_check(*tensors, causal=causal, tile=tile)
     if causal:
@@ -32,33 +31,16 @@ def _same(got: Result, want: Result) -> None:
         assert torch.equal(getattr(got, name), getattr(want, name)), name
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_ec15_all_blocks_is_dense(device: str, head_dim: int) -> None:
-    tensors = inputs(1, 2, 128, 128, head_dim, dtype=torch.float16, device=device)
-    full = torch.ones(2, 2, dtype=torch.bool, device=device)
-    sparse = run_and_check(*tensors, block_mask=full, tile=(64, 64))
-    if head_dim == 64:
-        _same(sparse, run(*tensors, tile=(64, 64)))
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_ec15_lower_triangle_is_causal(device: str, head_dim: int) -> None:
-    tensors = inputs(1, 2, 128, 128, head_dim, dtype=torch.float16, device=device)
-    lower = torch.ones(2, 2, dtype=torch.bool, device=device).tril()
-    sparse = run(*tensors, block_mask=lower, causal=True, tile=(64, 64))
-    check(sparse, *tensors, causal=True)  # the blocks leave nothing out that causal keeps
-    if head_dim == 64:
-        _same(sparse, run(*tensors, causal=True, tile=(64, 64)))
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("blocks", [[[1, 0], [1, 1]], [[1, 1], [0, 1]], [[0, 0], [1, 0]]])
-def test_ec15_block_masks(device: str, blocks: list[list[int]], head_dim: int) -> None:
-    run_and_check(
-        *inputs(1, 1, 128, 128, head_dim, dtype=torch.float16, device=device),
-        block_mask=torch.tensor(blocks, dtype=torch.bool, device=device),
-        tile=(64, 64),
-    )
+def test_block_masks_that_are_no_masks(device: str) -> None:
+    """All blocks are the dense call, the lower triangle the causal one; a row or a column may be empty."""
+    tensors = inputs(1, 2, 128, 128, 64, dtype=torch.float16, device=device)
+    every = torch.ones(2, 2, dtype=torch.bool, device=device)
+    for mask, causal in ((every, False), (every.tril(), True)):
+        sparse = run(*tensors, block_mask=mask, causal=causal, tile=(64, 64))
+        check(sparse, *tensors, causal=causal)
+        _same(sparse, run(*tensors, causal=causal, tile=(64, 64)))
+    for blocks in ([[1, 0], [1, 1]], [[1, 1], [0, 1]], [[0, 0], [1, 0]]):
+        run_and_check(*tensors, block_mask=torch.tensor(blocks, device=device).bool(), tile=(64, 64))
 
 
 def test_block_masks_of_each_head_and_item(device: str) -> None:
@@ -76,7 +58,7 @@ def test_blocks_larger_than_any_tile(device: str) -> None:
     run_and_check(*tensors, block_mask=mask, tile=(512, 512))
 
 
-def test_ec16_second_derivative_is_an_error(device: str) -> None:
+def test_a_second_derivative_is_an_error(device: str) -> None:
     leaves = [t.requires_grad_() for t in inputs(1, 1, 4, 4, 8, device=device)[:3]]
     out = repro.flash_attention(*leaves)
     assert isinstance(out, Tensor)
@@ -110,7 +92,7 @@ def test_forward_mode_is_an_error(device: str) -> None:
         ({"window": (5, 0), "sinks": 2}, 0),
     ],
 )
-def test_ec17_what_is_saved(device: str, options: dict[str, object], extra: int) -> None:
+def test_what_is_saved(device: str, options: dict[str, object], extra: int) -> None:
     moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in options.items()}
     q, k, v, dout = inputs(2, 3, 20, 20, 16, device=device)
     leaves = [t.requires_grad_() for t in (q, k, v)]
@@ -136,33 +118,19 @@ def test_ec17_what_is_saved(device: str, options: dict[str, object], extra: int)
     assert len(unpacked) == len(packed)
 
 
-def _masks(device: str) -> dict[str, object]:
-    return {"causal": True, "key_mask": torch.arange(40, device=device)[None] < 33}
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    masks = _masks(str(q.device)) | {"window": (9, 0), "sinks": 1}
-    out = repro.flash_attention(q, k, v, **masks)  # type: ignore[arg-type]
-    assert isinstance(out, Tensor)
-    return out
-
-
-@pytest.mark.parametrize("form", ["checkpoint", "offload"])
-def test_ec17_recomputed_and_offloaded(device: str, form: str) -> None:
-    q, k, v, dout = inputs(1, 2, 40, 40, 16, device=device)
-    leaves = [t.requires_grad_() for t in (q, k, v)]
-    plain = torch.autograd.grad(_attend(*leaves), leaves, dout)
-    if form == "checkpoint":
-        out = checkpoint(_attend, *leaves, use_reentrant=False)
-    else:
-        with save_on_cpu(pin_memory=device == "cuda"):
-            out = _attend(*leaves)
+def test_offloaded(device: str) -> None:
+    *leaves, dout = inputs(1, 2, 40, 40, 16, device=device)
+    leaves = [t.requires_grad_() for t in leaves]
+    options: dict[str, Any] = {"causal": True, "key_mask": torch.arange(40, device=device)[None] < 33}
+    plain = torch.autograd.grad(repro.flash_attention(*leaves, **options), leaves, dout)
+    with save_on_cpu(pin_memory=device == "cuda"):
+        out = repro.flash_attention(*leaves, **options)
     for got, want in zip(torch.autograd.grad(out, leaves, dout), plain, strict=True):
         assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("only", [0, 1, 2])
-def test_ec17_gradients_nobody_needs(device: str, only: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_nobody_needs(device: str, only: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from repro.attention import engine
 
     asked: list[list[bool]] = []

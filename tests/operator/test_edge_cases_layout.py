@@ -1,34 +1,21 @@
-"""Edge cases B: sizes, strides and types (EC-05 to EC-12)."""
+"""Sizes, strides and types: right values by hand, and views that equal their copies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from attention_support import BOUNDS, check, inputs, normal, run, run_and_check
-from torch import Tensor
+from attention_case import LAYOUTS, arranged
+from attention_support import inputs, normal, run, run_and_check
 
 import repro
 from repro.attention.reference import max_error
 
-LENGTHS = [1, 2, 15, 17, 63, 64, 65, 127, 128, 129, 257]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("seqlen", LENGTHS)
-def test_ec05_lengths_that_do_not_fill_a_tile(device: str, seqlen: int, causal: bool) -> None:
-    run_and_check(*inputs(1, 1, seqlen, seqlen, 32, dtype=torch.float16, device=device), causal=causal)
-
-
-def test_ec05_short_and_wide(device: str) -> None:
-    run_and_check(*inputs(1, 8, 40, 40, 128, dtype=torch.float16, device=device))
-
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float32, 32), (torch.float16, 64), (torch.bfloat16, 128)])
-def test_ec05_one_row(device: str, dtype: torch.dtype, head_dim: int) -> None:
+def test_a_lone_row_is_copied_bit_for_bit(device: str, dtype: torch.dtype, head_dim: int) -> None:
     q, k, v, dout = inputs(2, 2, 1, 1, head_dim, dtype=dtype, device=device)
     result = run(q, k, v, dout)
     assert torch.equal(result.out, v)
@@ -39,7 +26,7 @@ def test_ec05_one_row(device: str, dtype: torch.dtype, head_dim: int) -> None:
     torch.testing.assert_close(result.lse.double(), scores, rtol=1e-5, atol=1e-5)
 
 
-def test_ec05_guard_bands_survive(device: str) -> None:
+def test_guard_bands_survive(device: str) -> None:
     """Results are written where they belong: rows around them in the same buffers survive."""
     marker = 77.0
     q, k, v, dout = inputs(1, 2, 33, 33, 32, dtype=torch.float16, device=device)
@@ -55,7 +42,7 @@ def test_ec05_guard_bands_survive(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_ec06_raw_product_beyond_fp16(device: str, dtype: torch.dtype) -> None:
+def test_products_beyond_the_range_of_fp16(device: str, dtype: torch.dtype) -> None:
     q = torch.full((1, 1, 1, 128), 32.0, dtype=dtype, device=device)
     k = torch.full((1, 1, 4, 128), 32.0, dtype=dtype, device=device)
     v = torch.arange(4.0, device=device)[:, None].expand(4, 128).to(dtype)[None, None]
@@ -68,36 +55,10 @@ def test_ec06_raw_product_beyond_fp16(device: str, dtype: torch.dtype) -> None:
     assert max_error(result.dq, torch.zeros_like(q)) <= 0.5
 
 
-def _views() -> dict[str, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]]:
-    def packed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        whole = torch.stack([t.transpose(1, 2) for t in (q, k, v)], 2)  # (B, N, 3, H, D)
-        first, second, third = whole.permute(2, 0, 3, 1, 4)
-        return first, second, third
-
-    def transposed_v(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q, k, v.transpose(1, 2).contiguous().transpose(1, 2)
-
-    def inner_stride(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q, torch.stack([k, k], -1)[..., 0], v
-
-    def column_major(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (t.mT.contiguous().mT for t in (q, k, v))
-        return q, k, v
-
-    def storage_offset(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(torch.cat([t.new_zeros(3), t.flatten()])[3:].view_as(t) for t in (q, k, v))  # type: ignore[return-value]
-
-    def expanded(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q, k[:1].expand_as(k), v[:, :1].expand_as(v)
-
-    return {f.__name__: f for f in (packed, transposed_v, inner_stride, column_major, storage_offset, expanded)}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("view", list(_views()))
-def test_ec07_views_equal_their_copies(device: str, view: str, dtype: torch.dtype) -> None:
-    q, k, v, dout = inputs(2, 2, 20, 20, 16, dtype=dtype, device=device)
-    q, k, v = _views()[view](q, k, v)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_views_equal_their_copies(device: str, layout: str) -> None:
+    q, k, v, dout = inputs(2, 2, 20, 20, 16, dtype=torch.float16, device=device)
+    q, k, v = (arranged(t, layout) for t in (q, k, v))
     strided = run(q, k, v, dout, causal=True)
     copied = run(q.contiguous(), k.contiguous(), v.contiguous(), dout, causal=True)
     for name, got, want in zip(strided._fields, strided, copied, strict=True):
@@ -105,7 +66,7 @@ def test_ec07_views_equal_their_copies(device: str, view: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("form", ["expanded", "transposed"])
-def test_ec07_strides_of_the_incoming_gradient(device: str, form: str) -> None:
+def test_strides_of_the_incoming_gradient(device: str, form: str) -> None:
     q, k, v, dout = inputs(2, 2, 20, 20, 16, dtype=torch.float16, device=device)
     leaves = [t.requires_grad_() for t in (q, k, v)]
     out = repro.flash_attention(*leaves)
@@ -126,19 +87,12 @@ def test_output_is_laid_out_like_q(device: str) -> None:
     assert out.transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("head_dim", [8, 16, 40, 64, 80, 96, 128, 1, 5, 136, 200, 256])
-def test_ec08_head_sizes(device: str, head_dim: int) -> None:
+@pytest.mark.parametrize("head_dim", [1, 5, 136])
+def test_head_sizes_that_no_kernel_reads_in_place(device: str, head_dim: int) -> None:
     run_and_check(*inputs(1, 2, 33, 33, head_dim, dtype=torch.float16, device=device), causal=True)
 
 
-@pytest.mark.parametrize("head_dim", [0, 257])
-def test_ec08_head_sizes_beyond_the_limit(device: str, head_dim: int) -> None:
-    q = torch.zeros(1, 1, 2, head_dim, device=device)
-    with pytest.raises(ValueError, match=rf"1 to 256, got {head_dim}"):
-        repro.flash_attention(q, q, q)
-
-
-def test_ec09_grouped_heads(device: str) -> None:
+def test_grouped_heads(device: str) -> None:
     q = torch.zeros(1, 6, 1, 8, device=device)
     k = torch.zeros(1, 2, 1, 8, device=device)
     v = torch.arange(2.0, device=device).view(1, 2, 1, 1).expand_as(k)
@@ -146,21 +100,9 @@ def test_ec09_grouped_heads(device: str) -> None:
     assert result.out[0, :, 0, 0].tolist() == [0, 0, 0, 1, 1, 1]
     assert result.dv.shape == (1, 2, 1, 8)
     assert result.dv.unique().tolist() == [3]
-    with pytest.raises(ValueError, match="6 heads, not a multiple of the 4 heads"):
-        repro.flash_attention(q, *(torch.zeros(1, 4, 1, 8, device=device),) * 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_ec09_groups_share_keys(device: str, kv_heads: int, dtype: torch.dtype) -> None:
-    q, k, v, dout = inputs(2, 6, 40, 70, 32, kv_heads=kv_heads, dtype=dtype, device=device)
-    result = run(q, k, v, dout, causal=True)
-    # A sum over the group of 6 / kv_heads heads: the error of one head, that many times.
-    out, gradient = BOUNDS[dtype]
-    check(result, q, k, v, dout, (out, 6 // kv_heads * gradient), causal=True)
-
-
-def test_ec10_bf16_in_bf16_out(device: str) -> None:
+def test_bf16_in_bf16_out(device: str) -> None:
     q, k, _, _ = inputs(1, 1, 1, 1, 128, dtype=torch.bfloat16, device=device)
     v = torch.full_like(k, 1.0078125)
     out = repro.flash_attention(q, k, v)
@@ -168,24 +110,12 @@ def test_ec10_bf16_in_bf16_out(device: str) -> None:
     assert out.float().unique().tolist() == [1.0078125]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
-def test_ec10_other_types_are_named(device: str, dtype: torch.dtype) -> None:
-    q = torch.zeros(1, 1, 2, 8, dtype=dtype, device=device)
-    with pytest.raises(TypeError, match=str(dtype)):
-        repro.flash_attention(q, q, q)
-
-
-@pytest.mark.parametrize("scale", [0.5, np.float32(0.5), np.float64(0.5), 1])
-def test_ec11_every_spelling_of_scale(device: str, scale: float) -> None:
+def test_every_spelling_of_scale(device: str) -> None:
     q = torch.ones(1, 1, 2, 4, device=device)
-    _, lse = repro.flash_attention(q, q, q, scale=scale, return_lse=True)
-    want = 4 * float(scale) + math.log(2)
-    torch.testing.assert_close(lse.cpu(), torch.full((1, 1, 2), want), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("scale", [-0.7, 0.0])
-def test_scale_of_any_sign(device: str, scale: float) -> None:
-    run_and_check(*inputs(1, 1, 40, 40, 16, device=device), scale=scale, causal=True)
+    for scale in (0.5, np.float32(0.5), np.float64(0.5), 1):
+        _, lse = repro.flash_attention(q, q, q, scale=scale, return_lse=True)
+        want = 4 * float(scale) + math.log(2)
+        torch.testing.assert_close(lse.cpu(), torch.full((1, 1, 2), want), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -205,19 +135,6 @@ def test_sizes_of_zero(device: str, shape_q: tuple[int, ...], shape_k: tuple[int
     assert bool((result.lse == -math.inf).all())
     for got, like in zip(result[2:], (q, k, v), strict=True):
         assert torch.equal(got, torch.zeros_like(like))
-
-
-def test_ec12_offsets_beyond_32_bits() -> None:
-    """The offset of the last row of a long tensor must be computed in 64 bits: a strided view
-    whose rows lie 2³¹ elements apart touches few pages of a large buffer."""
-    gap = 2**30  # elements of fp16: three rows span 4 GiB of address space, not of memory
-    storage = torch.empty(2 * gap + 8 + gap // 4, dtype=torch.float16)
-    q = storage.as_strided((1, 1, 3, 8), (0, 0, gap, 1))
-    q.copy_(normal(1, 1, 3, 8, dtype=torch.float16))
-    small = q.contiguous()
-    dout = torch.ones_like(small)
-    for got, want in zip(run(q, q, q, dout), run(small, small, small, dout), strict=True):
-        assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

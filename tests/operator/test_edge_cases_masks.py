@@ -1,4 +1,4 @@
-"""Edge cases A: masks, rows that see nothing, and values nobody may read (EC-01 to EC-04)."""
+"""Masks, rows that see nothing, and values nobody may read: right values by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INF = math.inf
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_ec01_fully_masked_batch_item(device: str, dtype: torch.dtype) -> None:
+def test_an_item_that_sees_nothing_is_zero_and_leaves_the_other_alone(device: str, dtype: torch.dtype) -> None:
     q, k, v, _ = inputs(2, 1, 3, 3, 4, dtype=dtype, device=device)
     dout = torch.ones_like(q)
     mask = torch.tensor([[False] * 3, [True] * 3], device=device)
@@ -28,7 +28,7 @@ def test_ec01_fully_masked_batch_item(device: str, dtype: torch.dtype) -> None:
     check(result, q, k, v, dout, key_mask=mask)
 
 
-def test_ec01_the_only_key_is_masked(device: str) -> None:
+def test_the_only_key_is_masked(device: str) -> None:
     q, k, v, dout = inputs(1, 1, 1, 1, 4, device=device)
     result = run(q, k, v, dout, key_mask=torch.zeros(1, 1, dtype=torch.bool, device=device))
     assert result.lse.item() == -INF
@@ -44,9 +44,10 @@ def test_ec01_the_only_key_is_masked(device: str) -> None:
         (1, 16, [[1 / 16] * 16], [math.log(16)]),
     ],
 )
-def test_ec02_causal_is_aligned_bottom_right(
+def test_causal_is_aligned_bottom_right(
     device: str, seqlen_q: int, seqlen_k: int, weights: list[list[float]], lse: list[float]
 ) -> None:
+    """q = k = 0 and v = identity: out is the weight matrix itself."""
     q = torch.zeros(1, 1, seqlen_q, seqlen_k, device=device)
     k = torch.zeros(1, 1, seqlen_k, seqlen_k, device=device)
     v = torch.eye(seqlen_k, device=device)[None, None]
@@ -58,7 +59,7 @@ def test_ec02_causal_is_aligned_bottom_right(
     run_and_check(*inputs(1, 2, seqlen_q, seqlen_k, 16, device=device), causal=True)
 
 
-def test_ec03_first_tile_is_empty(device: str) -> None:
+def test_a_first_tile_without_a_key(device: str) -> None:
     q, k, v, dout = inputs(1, 1, 8, 128, 32, device=device)
     q, k = torch.zeros_like(q), torch.zeros_like(k)
     mask = torch.arange(128, device=device)[None] >= 100
@@ -69,7 +70,9 @@ def test_ec03_first_tile_is_empty(device: str) -> None:
     check(result, q, k, v, dout, key_mask=mask)
 
 
-def test_ec03_scores_below_any_finite_stand_in(device: str) -> None:
+def test_scores_below_any_finite_stand_in(device: str) -> None:
+    """Masked scores are -inf, not a large negative number."""
+
     def rows(*values: float) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device).view(1, 1, -1, 1)
 
@@ -79,23 +82,22 @@ def test_ec03_scores_below_any_finite_stand_in(device: str) -> None:
     assert lse.flatten().tolist() == [-20000, 0]
 
 
-@pytest.mark.parametrize("garbage", [math.nan, INF])
-@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 64), (torch.float32, 32)])
-def test_ec04_masked_slots_may_hold_anything(device: str, dtype: torch.dtype, head_dim: int, garbage: float) -> None:
-    _, k, v, dout = inputs(2, 1, 3, 3, head_dim, dtype=dtype, device=device)
+@pytest.mark.parametrize("garbage", [math.nan, INF, -INF])
+def test_masked_slots_may_hold_anything(device: str, garbage: float) -> None:
+    _, k, v, dout = inputs(2, 1, 3, 3, 64, dtype=torch.float16, device=device)
     q = torch.full_like(k, 0.5)
     mask = torch.tensor([[True, False, False], [True] * 3], device=device)
     for tensor in (k, v):
         tensor.masked_fill_(~mask[:, None, :, None], garbage)
     result = run(q, k, v, dout, key_mask=mask)
-    assert torch.equal(result.out[0], v[0, :, :1].expand(1, 3, head_dim))
+    assert torch.equal(result.out[0], v[0, :, :1].expand(1, 3, 64))
     for grad in (result.dk, result.dv):
         assert torch.equal(grad[0, :, 1:], torch.zeros_like(grad[0, :, 1:]))
     check(result, q, k, v, dout, key_mask=mask)
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 64), (torch.float32, 32)])
-def test_ec04_rows_beyond_the_end_count_for_nothing(device: str, dtype: torch.dtype, head_dim: int) -> None:
+def test_rows_beyond_the_end_count_for_nothing(device: str, dtype: torch.dtype, head_dim: int) -> None:
     """N = 5 in tiles of at least 32 rows, in buffers whose rows beyond N hold NaN."""
     size = (1, 1, 140, head_dim)
     wide = [torch.full(size, math.nan, dtype=dtype, device=device) for _ in range(4)]
@@ -104,11 +106,3 @@ def test_ec04_rows_beyond_the_end_count_for_nothing(device: str, dtype: torch.dt
         view.copy_(values)
     run_and_check(*views)
     run_and_check(*views, causal=True)
-
-
-def test_mask_and_causal_together(device: str) -> None:
-    q, k, v, dout = inputs(2, 2, 70, 90, 32, device=device)
-    mask = torch.rand(2, 90, generator=torch.Generator().manual_seed(1)).to(device) < 0.5
-    mask[0, :40] = False  # leaves rows that see nothing
-    result = run_and_check(q, k, v, dout, causal=True, key_mask=mask)
-    assert bool((result.lse[0, :, 0] == -INF).all())

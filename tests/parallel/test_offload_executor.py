@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from analysis.offload import SavedView, transfer_bytes
 from repro.training.link import DirectLink, HostLink, Pool
 from repro.training.live_bytes import LiveBytes
-from repro.training.offload import OffloadSavedTensors, resident_tensors, saved_view
+from repro.training.offload import OffloadSavedTensors, resident_tensors
 
 
 def mlp(width: int = 32, depth: int = 3) -> nn.Sequential:
@@ -61,37 +60,6 @@ def test_gradients_bitwise_equal_and_bytes_as_predicted(link, prefetch_bytes: in
     assert link.bytes_out == (2 * depth + 1) * activations
     assert link.bytes_in == link.bytes_out
     assert offload.kept > 0, "weights are saved by linear layers and must not move"
-
-
-def test_attention_block_moves_q_k_v_of_one_projection_once() -> None:
-    torch.manual_seed(1)
-    batch, seqlen, heads, dim = 2, 16, 4, 8
-    hidden = heads * dim
-    qkv_weight = nn.Parameter(torch.randn(3 * hidden, hidden))
-
-    def attention(x: Tensor) -> Tensor:
-        qkv = functional.linear(x, qkv_weight).view(batch, seqlen, 3, heads, dim)
-        q, k, v = (qkv[:, :, i].transpose(1, 2) for i in range(3))
-        weights = torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k), -1)
-        return torch.einsum("bhij,bhjd->bhid", weights, v)
-
-    x = torch.randn(batch, seqlen, hidden)
-    saved: list[SavedView] = []
-    resident = {qkv_weight.untyped_storage()._cdata}
-
-    def record(tensor: Tensor) -> Tensor:
-        key = tensor.untyped_storage()._cdata
-        saved.append(saved_view(tensor, resident=key in resident))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        attention(x).sum()
-    link = DirectLink()
-    with OffloadSavedTensors([qkv_weight], link=link) as offload:
-        out = attention(x)
-    out.sum().backward()
-    assert link.bytes_out == transfer_bytes(saved)
-    assert offload.packed == len(saved)
 
 
 def test_views_broadcasts_and_small_slices() -> None:
@@ -244,58 +212,6 @@ def test_bad_arguments(bad: float) -> None:
         HostLink(bad)
     with pytest.raises(ValueError, match="min_bytes=-1 is below 0"):
         OffloadSavedTensors(min_bytes=-1)
-
-
-def test_no_input_requires_grad() -> None:
-    torch.manual_seed(2)
-    layer = nn.Linear(4, 4)
-    x = torch.randn(3, 4)
-    layer(x).sum().backward()
-    plain = layer.weight.grad.clone()
-    layer.weight.grad = None
-    with OffloadSavedTensors(layer):
-        y = layer(x).sum()
-    y.backward()
-    assert torch.equal(layer.weight.grad, plain)
-
-
-class NotesOffload(torch.autograd.Function):
-    """The study notes' function (note 004, section 2.1): identity forward, a stand-in backward."""
-
-    @staticmethod
-    def forward(ctx, input_):
-        ctx.save_for_backward(input_.detach().cpu())
-        return input_
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (saved,) = ctx.saved_tensors
-        again = saved.requires_grad_()
-        with torch.enable_grad():
-            output = again * 2
-            output.backward(grad_output)
-        return again.grad
-
-
-def test_f3_the_notes_offload_doubles_the_gradient_ours_does_not() -> None:
-    torch.manual_seed(3)
-    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
-    x = torch.randn(4, 8)
-
-    def grad(middle) -> Tensor:
-        first.weight.grad = None
-        middle(first(x)).square().sum().backward()
-        assert first.weight.grad is not None
-        return first.weight.grad.clone()
-
-    def offloaded(h: Tensor) -> Tensor:
-        with OffloadSavedTensors([first, second]):
-            return second(h)
-
-    plain = grad(second)
-    assert torch.equal(second(NotesOffload.apply(first(x))), second(first(x)))  # same function
-    assert torch.equal(grad(lambda h: second(NotesOffload.apply(h))), 2 * plain)  # wrong gradient
-    assert torch.equal(grad(offloaded), plain)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

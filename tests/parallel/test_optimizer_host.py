@@ -29,24 +29,6 @@ def train(net: nn.Module, optimizer, steps: int = 4) -> list[torch.Tensor]:
     return [p.detach().clone() for p in net.parameters()]
 
 
-def reference(net: nn.Module, steps: int = 4) -> list[torch.Tensor]:
-    """torch.optim.AdamW on fp32 copies, gradients of the 16-bit model, rounded after each step."""
-    masters = [p.detach().float().clone() for p in net.parameters()]
-    optimizer = torch.optim.AdamW(masters)
-    for step in range(steps):
-        torch.manual_seed(step)
-        x = torch.randn(16, 24, dtype=next(net.parameters()).dtype)
-        net(x).float().square().mean().backward()
-        for master, p in zip(masters, net.parameters(), strict=True):
-            master.grad = p.grad.float()
-        optimizer.step()
-        with torch.no_grad():
-            for master, p in zip(masters, net.parameters(), strict=True):
-                p.copy_(master)
-        net.zero_grad()
-    return [p.detach().clone() for p in net.parameters()]
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("bucket_bytes", [1, 2000, 1 << 25])
 @pytest.mark.parametrize("make_link", [DirectLink, HostLink])
@@ -102,14 +84,6 @@ def test_a_step_makes_no_buffer() -> None:
     with LiveBytes([*parameters, *(p.grad for p in parameters)]) as live:
         host.step()
     assert live.peak_bytes <= 16, "torch counts its steps in a tensor; nothing grows with the size"
-
-
-def test_equals_torch_on_fp32_copies() -> None:
-    for ours, theirs in zip(
-        train(net := model(), MasterWeightAdamW(net.parameters())), reference(model()), strict=True
-    ):
-        # torch's fused and looped updates may differ in the last fp32 bit before rounding to bf16
-        assert (ours.float() - theirs.float()).abs().max() <= 2**-8 * theirs.float().abs().max()
 
 
 def test_bytes_are_where_the_formula_says() -> None:

@@ -15,13 +15,12 @@ from repro.measuring import ranks, records
 from repro.measuring.ranks import Rank
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = "fig2-middle"  # counts on the host backend, a second a cell
+SMALL = "study-note-faults"  # seconds in all
 
 
 def toy(measure, cells=7) -> Experiment:
     return Experiment(
         name="toy",
-        title="",
         cells=lambda: [Cell(implementation="i", n=n) for n in range(cells)],
         measure=measure,
         device="cpu",
@@ -114,44 +113,21 @@ def test_a_cell_measured_by_two_ranks_is_kept_once_and_a_failure_does_not_win(tm
     assert sorted(r.value for r in rows if r.error is None) == [0, 2, 4, 5, 6]
 
 
-def launch(command: list[str], results: Path, **variables: str) -> subprocess.Popen:
-    environment = {**os.environ, "REPRO_RESULTS": str(results), "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def merged_equals_all_cells(results: Path, size: int) -> None:
-    files = sorted(p.name for p in (results / "local").glob("*.jsonl"))
-    assert files == [f"{SMALL}.rank{i}.jsonl" for i in range(size)]
-    import_results(results, results)
-    rows = list(records.read(results / "local" / f"{SMALL}.jsonl"))
-    assert not [r.error for r in rows if r.error]
-    assert {r.cell for r in rows} == {cell.id for cell in experiment(SMALL).cells()}
-
-
 def test_processes_share_an_experiment(tmp_path):
+    """Each has the variables that torchrun sets."""
+    places = [{"RANK": str(i), "LOCAL_RANK": str(i), "WORLD_SIZE": "2"} for i in range(2)]
+    environment = {**os.environ, "REPRO_RESULTS": str(tmp_path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "repro", "measure", SMALL]
-    processes = [launch(command, tmp_path, RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE="3") for i in range(3)]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env=environment | place, stderr=subprocess.PIPE, text=True)
+        for place in places
+    ]
     for process in processes:
         error = process.communicate(timeout=240)[1]
         assert process.returncode == 0, error
-    merged_equals_all_cells(tmp_path, 3)
-
-
-@pytest.mark.thorough
-def test_torchrun_shares_an_experiment(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "repro",
-        "measure",
-        SMALL,
-    ]
-    process = launch(command, tmp_path)
-    error = process.communicate(timeout=240)[1]
-    assert process.returncode == 0, error
-    merged_equals_all_cells(tmp_path, 2)
+    files = sorted(p.name for p in (tmp_path / "local").glob("*.jsonl"))
+    assert files == [f"{SMALL}.rank{i}.jsonl" for i in range(2)]
+    import_results(tmp_path, tmp_path)
+    rows = list(records.read(tmp_path / "local" / f"{SMALL}.jsonl"))
+    assert not [r.error for r in rows if r.error]
+    assert {r.cell for r in rows} == {cell.id for cell in experiment(SMALL).cells()}

@@ -96,7 +96,7 @@ SENT = {
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("engine", HELD)
 def test_engines_hold_and_send_what_the_formulas_say(engine: str, ranks: int) -> None:
-    measured = {r["metric"]: r["value"] for r in rows(ranks, implementation=engine)}
+    measured = {r["metric"]: r["value"] for r in rows(ranks, "states", implementation=engine)}
     names = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
     for name, sharded, itemsize in zip(names, *HELD[engine], strict=True):
         predicted = PARAMETERS * itemsize / (ranks if sharded else 1)
@@ -108,12 +108,12 @@ def test_engines_hold_and_send_what_the_formulas_say(engine: str, ranks: int) ->
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_fsdp2_keeps_gathered_parameters_only_without_resharding(ranks: int) -> None:
-    kept = rows(ranks, implementation="fsdp2-zero-2", metric="parameter_bytes_after_forward")
-    freed = rows(ranks, implementation="fsdp2-zero-3", metric="parameter_bytes_after_forward")
+    kept = rows(ranks, "states", implementation="fsdp2-zero-2", metric="parameter_bytes_after_forward")
+    freed = rows(ranks, "states", implementation="fsdp2-zero-3", metric="parameter_bytes_after_forward")
     assert kept[0]["value"] == pytest.approx(2 * PARAMETERS, rel=0.02)  # bf16, whole
     assert freed[0]["value"] == pytest.approx(4 * PARAMETERS / ranks, rel=0.02)  # fp32, a shard
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_gradients_reduced_to_owners_train_the_same_model(ranks: int) -> None:
-    assert results(ranks)["trained_alike"]
+    assert results(ranks, "states")["trained alike"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import repro
+from analysis.features import FEATURES, PASSES
 from kernels import coverage
 
 
@@ -17,28 +18,29 @@ def test_every_option_of_the_operator_has_a_line() -> None:
     """But for the numbers that every kernel takes."""
     options = set(inspect.signature(repro.flash_attention).parameters)
     options -= {"q", "k", "v", "scale", "seed"}
-    named = " ".join(option.name for option in (*coverage.OPTIONS, coverage.DETERMINISTIC))
+    named = " ".join(name for name, _, _ in coverage.lines())
     assert not {name for name in options if f"`{name}" not in named}
 
 
 def test_a_refused_option_is_seen() -> None:
-    window = next(option for option in coverage.OPTIONS if option.name == "`window`")
+    lines = {name: problem for name, problem, _ in coverage.lines()}
+    window = lines["`window`"]
     assert coverage.mark("flash", window) == "yes"
     assert coverage.mark("flash-sm90", window) == "yes"
     assert coverage.mark("flash-sm90-optimistic", window) == "backward only"
-    bias = next(option for option in coverage.OPTIONS if "`bias`" in option.name)
+    bias = lines["`bias`, and its gradient"]
     assert coverage.mark("flash-sm90", bias) == "–"
     assert coverage.takes(coverage.AUTO, bias, "backward") == "flash"
-    sawtooth = next(option for option in coverage.OPTIONS if "sawtooth" in option.name)
+    sawtooth = lines['`order="sawtooth"`']
     assert coverage.mark("flash-sm90-deterministic", sawtooth) == "forward only"
 
 
 def test_every_option_runs_somewhere_and_the_operator_picks_what_takes_it() -> None:
     """So that a dash is a refusal, not a line of the table that asks wrongly."""
-    for option in (*coverage.OPTIONS, coverage.DETERMINISTIC):
-        for pass_ in option.passes:
-            picked = coverage.takes(coverage.AUTO, option, pass_)
-            assert picked is not None, option.name
-            if option is not coverage.DETERMINISTIC:
-                assert coverage.takes(picked, option, pass_) == picked
-                assert coverage.takes("flash", option, pass_) == "flash"
+    for name, problem, option in coverage.lines():
+        for pass_ in PASSES if option is None else option.passes:
+            picked = coverage.takes(coverage.AUTO, problem, pass_)
+            assert picked is not None, name
+            if option is not FEATURES["deterministic"]:
+                assert coverage.takes(picked, problem, pass_) == picked
+                assert coverage.takes("flash", problem, pass_) == "flash"

@@ -16,7 +16,7 @@ from repro.prediction import predict
 
 PLAIN = Problem(AttentionShape(2, 4, 256, 256, 64, dtype="bf16"))
 #: What an option needs beside itself.
-BESIDE = {"bias_gradient": ("bias",)}
+BESIDE = {"bias_gradient": ("bias",), "sink_gradient": ("sink_logits",)}
 
 
 def having(name: str, problem: Problem = PLAIN) -> Problem:
@@ -63,13 +63,14 @@ def test_an_option_has_its_macro_and_its_tensors(name: str) -> None:
     for pass_ in feature.passes:
         main = launches_of("flash", problem, pass_, Device("80")).main
         plain = launches_of("flash", PLAIN, pass_, Device("80")).main
-        if feature.macro:
+        if feature.macro and pass_ in feature.kernels:
             assert dict(main.kernel.macros)[feature.macro] == 1
             assert not dict(plain.kernel.macros).get(feature.macro)
         moved = predict("flash", problem, pass_, A100_80GB, once=True).traffic.by_tensor()
         usual = predict("flash", PLAIN, pass_, A100_80GB, once=True).traffic.by_tensor()
         added = {tensor for tensor, _ in moved} - {tensor for tensor, _ in usual}
-        wanted = {tensor for x in (name, *BESIDE.get(name, ())) for tensor in FEATURES[x].arrays(problem)}
+        made = [FEATURES[x] for x in (name, *BESIDE.get(name, ())) if pass_ in FEATURES[x].kernels]
+        wanted = {tensor for each in made for tensor in each.arrays(problem)}
         assert added - {"dbias_accum"} == wanted - {"k", "v"}
 
 
@@ -90,10 +91,12 @@ def test_options_drawn_together_run(seed: int) -> None:
     for pass_ in PASSES[:1] if problem.shape.fp8 else PASSES:
         for capability in ("80", "90"):
             found = launches_of(AUTO, problem, pass_, Device(capability))
-            named = {name for name in features_of(problem) if FEATURES[name].macro}
+            named = {x for x in features_of(problem) if FEATURES[x].macro and pass_ in FEATURES[x].kernels}
             if find(found.algorithm).family is Family.FLASH:
                 assert found.main.kernel.config.features | {"block_mask"} == named | {"block_mask"}
         moved = predict(AUTO, problem, pass_, A100_80GB, once=True).traffic.by_tensor()
         used = (FEATURES[name] for name in features_of(problem))
-        wanted = {tensor for each in used if pass_ in each.passes for tensor in each.arrays(problem)}
+        wanted = {
+            tensor for each in used if pass_ in each.passes and pass_ in each.kernels for tensor in each.arrays(problem)
+        }
         assert wanted <= {tensor for tensor, _ in moved}

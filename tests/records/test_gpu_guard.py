@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from analysis.shapes import AttentionShape
 from kernels import dispatch, hopper
 from kernels.hopper import ForwardForm
 from kernels.launching.plan import Recorder
-from repro.instruments import exact, gpu_work, guard_lines, hopper_cases, hopper_guard
+from repro.instruments import gpu_work, guard_lines, hopper_cases, hopper_guard
 from repro.instruments.hopper_guard import Findings, Limits, check, shared
 from tests.support.command_support import ROOT, SUPPORT
 from tests.support.process_support import reports_its_id, wait_until_gone
@@ -79,27 +78,6 @@ def launches(name: str, shape: AttentionShape, device: Recorder) -> list[tuple[s
         form = hopper.forward_form(shape.head_dim, shape.causal, shape.seqlen_q)
     tiles = shape.batch * shape.heads * -(-shape.seqlen_q // form.tile.block_m)
     return [(launch.kernel.entry, launch.grid[0], tiles) for launch in device.launches]
-
-
-def test_the_exact_results_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bottom-right causal, grouped heads, more keys than queries."""
-    generator = torch.Generator().manual_seed(1)
-    q, dout = (torch.randn(4, 5, 8, dtype=torch.float64, generator=generator) for _ in range(2))
-    k, v = (torch.randn(2, 7, 8, dtype=torch.float64, generator=generator) for _ in range(2))
-    for t in (q, k, v):
-        t.requires_grad_()
-    mask = torch.ones(5, 7, dtype=torch.bool).tril(2)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q, k.repeat_interleave(2, 0), v.repeat_interleave(2, 0), attn_mask=mask
-    )
-    want = (out, *torch.autograd.grad(out, (q, k, v), dout))
-    given = [t.detach() for t in (q, k, v, dout)]
-    got = exact.exact_attention(*given, causal=True)
-    monkeypatch.setattr(exact, "CHUNK", 2 * 4 * 7)  # two rows at a time
-    for name, values in exact.exact_attention(*given, causal=True).items():
-        torch.testing.assert_close(values, got[name])
-    for name, values in zip(("out", "dq", "dk", "dv"), want, strict=True):
-        torch.testing.assert_close(got[name], values.detach())
 
 
 def test_a_failure_costs_one_implementation_and_never_another() -> None:

@@ -1,4 +1,5 @@
-"""The GPU experiments' measuring code runs, to the driver, before a card is at hand."""
+"""The GPU experiments' measuring code runs, to the driver, before a card is at hand, and with no
+more packages than a rented machine has."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 
 from kernels import attention, hopper
 from repro.experiments.gpu import gpu_decode, gpu_features, gpu_throughput
+from tests.support.bare_image import LACKING
 from tests.support.command_support import program
 
 TORCH_S = {"sdpa-flash", "sdpa-cudnn"}  # a CPU has them or not
@@ -15,8 +17,7 @@ TORCH_S = {"sdpa-flash", "sdpa-cudnn"}  # a CPU has them or not
 
 @pytest.fixture(scope="module")
 def report() -> Any:
-    pytest.importorskip("cuda.bindings.driver")
-    return program("rehearsal.py", OMP_NUM_THREADS="1")
+    return program("rehearsal.py", OMP_NUM_THREADS="1", WITHOUT=",".join((*LACKING, "cuda.bindings")))
 
 
 def test_a_kernel_that_writes_nothing_has_no_time(report: Any) -> None:

@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from repro import experiments
 from repro.experiments.gpu import gpu_throughput
 from repro.gpu import judgement
-from repro.gpu import plan as gpu_plan
-from repro.gpu.plan import Stage, plan_text, stages
+from repro.gpu.plan import Stage, stages
 from repro.gpu.run import ARCHIVE, SUMMARY, main, run
 from repro.instruments.hopper_guard import Findings
 from repro.measuring import records
 from repro.measuring.records import Record
 from tests.support.bare_image import LACKING
-from tests.support.command_support import ROOT, program
+from tests.support.command_support import ROOT
 from tests.support.process_support import reports_its_id, wait_until_gone
 
 
@@ -156,24 +154,6 @@ def test_a_budget_must_be_positive(tmp_path: Path) -> None:
             run([], tmp_path, budget)
 
 
-def test_the_real_stages_stand_in_order_of_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [s.name for s in stages()]
-    assert names[:3] == ["warm-up", "compile", "guard"]
-    decisive = [n for n in names if n in ("gpu-throughput", "gpu-traffic", "gpu-sm-units")]
-    assert decisive == ["gpu-throughput", "gpu-traffic", "gpu-sm-units"]
-    assert names[3] == "gpu-throughput"
-    at = names.index("gpu-forms")
-    assert names[at : at + 3] == ["gpu-forms", "compile-rest", "gpu-features"]
-    assert len(set(names)) == len(names)
-    assert {n for n in experiments.names() if n.startswith("gpu-")} <= set(names)
-    # An experiment on L2 and HBM is picked up by its name, and comes fourth.
-    known = (*experiments.names(), "gpu-l2-decides")
-    monkeypatch.setattr(experiments, "names", lambda: known)
-    monkeypatch.setattr(experiments, "experiment", lambda name: gpu_throughput.EXPERIMENT)
-    names = [s.name for s in gpu_plan.stages()]
-    assert names.index("gpu-traffic") < names.index("gpu-l2-decides") < names.index("gpu-sm-units")
-
-
 def test_the_plan_is_printed_on_any_machine(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--dry", "--budget-s", "480", "--cores", "16"])
     lines = capsys.readouterr().out.splitlines()
@@ -188,14 +168,6 @@ def test_the_plan_is_printed_on_any_machine(capsys: pytest.CaptureFixture[str]) 
         assert "cut short" not in " ".join(told[name])
         assert "skipped" not in " ".join(told[name])
     assert "skipped" not in " ".join(told["gpu-sm-units"])
-
-
-def test_a_plan_that_does_not_fit_says_what_is_cut() -> None:
-    plan = [stage("long", "", share=0.5), stage("late", "", least_s=40)]
-    plan[0] = Stage("long", [], "a test", 0.5, predicted_s=100)
-    text = plan_text(plan, 60)
-    assert "cut short" in text
-    assert "skipped, 30 s left" in text
 
 
 def rows_of(**tflops: float) -> list[Record]:
@@ -262,11 +234,7 @@ def test_a_form_below_the_step_below_is_left_out_and_the_others_stay(
 
 
 def test_a_bare_image_is_enough() -> None:
-    """No typer, pydantic, rich, pandas, SciPy, cuda.bindings …: the plan and the stages' programs
-    start, and the GPU experiments' code runs on the stand-in card."""
-    report = program("rehearsal.py", OMP_NUM_THREADS="1", WITHOUT=",".join((*LACKING, "cuda.bindings")))
-    assert report["counted"] == ""
-    assert {"gpu-throughput", "gpu-ladder"} <= {r["experiment"] for r in report["measured"]}
+    """No typer, pydantic, rich, pandas, SciPy …: the plan and the stages' programs start."""
     programs = [s.command[2] for s in stages() if s.command[1] == "-m" and s.command[2] != "pytest"]
     code = (
         "import tests.support.bare_image, importlib\n"
@@ -283,19 +251,6 @@ def test_a_bare_image_is_enough() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "gpu-throughput" in done.stdout
-
-
-def test_geometric_means_are_over_shapes_that_have_both() -> None:
-    rows = rows_of(flash_sm90=500.0, sdpa_flash=250.0, sdpa_cudnn=400.0)
-    found = judgement.shapes(rows, predict=False)
-    assert len(found) == 48
-    lines = judgement.goals(found)
-    assert lines[0].startswith("exact forward: 1.250 x the best competing implementation")
-    assert "24 shapes" in lines[0]
-    assert "(aim 1.00: reached)" in lines[0]
-    assert lines[1].startswith("optimistic forward: not measured")
-    assert lines[3].startswith("backward: 1.250 x cuDNN")
-    assert judgement.left_out(found) == {}
 
 
 def test_a_fault_in_judging_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from analysis.hardware import H200
 from repro import archive
 from repro.experiments import run
 from repro.experiments.gpu import gpu_throughput
-from repro.gpu import judgement
 from repro.gpu.import_results import import_results, main, report
 from repro.gpu.run import ARCHIVE
 from repro.measuring import records
@@ -62,15 +61,6 @@ def test_a_failure_does_not_displace_a_measurement(places: tuple[Path, Path, Pat
     (done,) = import_results(out, root)
     assert values(recorded) == {"a": 1.0, "b": "new failure"}
     assert (done.taken, done.kept) == (1, 1)
-
-
-def test_importing_twice_changes_nothing(places: tuple[Path, Path, Path]) -> None:
-    out, root, recorded = places
-    records.append(out / "card" / "e.jsonl", [row("a", 1.0), row(None, 2.0)])
-    import_results(out, root)
-    import_results(out, root)
-    assert values(recorded) == {"a": 1.0, None: 2.0}
-    assert len(list(records.read(recorded))) == 2
 
 
 def test_one_broken_file_stops_everything_before_it_starts(places: tuple[Path, Path, Path]) -> None:
@@ -251,21 +241,6 @@ def test_one_command_judges_what_a_run_brings_back(
     monkeypatch.setattr(records, "RESULTS", root)
     main([str(out)])
     assert "optimistic forward: 1.320 x" in capsys.readouterr().err
-
-
-def test_counters_are_set_beside_their_predictions() -> None:
-    from repro.experiments.gpu import gpu_traffic
-
-    cell = gpu_traffic.cells()[0]
-    expected = list(gpu_traffic.EXPERIMENT.predicted(cell))
-    rows = [
-        Record.from_json(r.to_json() | {"source": "measured", "value": r.value * factor, "cell": cell.id})
-        for r, factor in zip(expected, (1.0, 1.1, 1.02), strict=True)
-        if r.value is not None
-    ]
-    lines = judgement.judge(rows)
-    assert "gpu-traffic: measured / predicted of 3 numbers: median 1.020, 1.000 to 1.100" in lines
-    assert any("furthest: 1.100 x, flash forward" in line for line in lines)
 
 
 def test_the_table_of_claims_is_written_in_one_piece(

@@ -48,7 +48,7 @@ for i in range(count):
 
 def test_a_kill_at_any_point_loses_at_most_the_cell_in_progress(tmp_path: Path) -> None:
     path, chance = tmp_path / "x.jsonl", random.Random(1)
-    for attempt in range(6):
+    for attempt in range(3):
         before = set(cells_on_record(path))
         process = subprocess.Popen(python(WRITER, path, f"run{attempt}-", 100_000), cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -62,7 +62,7 @@ def test_a_kill_at_any_point_loses_at_most_the_cell_in_progress(tmp_path: Path) 
         assert before <= set(after)
         written = sorted(int(c.split("-")[1]) for c in after if c.startswith(f"run{attempt}-"))
         assert written == list(range(len(written)))
-    assert len(cells_on_record(path)) > 6
+    assert len(cells_on_record(path)) > 3
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -169,7 +169,7 @@ def measure(cell, context):
     time.sleep(0.15)
     return [row("n", 1)]
 outcome = run.measure(Experiment(
-    name="toy", title="", device="cpu", sources=("repro/measuring/records.py",),
+    name="toy", device="cpu", sources=("repro/measuring/records.py",),
     cells=lambda: [Cell(implementation="flash", seqlen_q=n) for n in range(5)], measure=measure,
 ), root=root)
 print(outcome.measured, outcome.skipped)
@@ -195,7 +195,6 @@ def test_what_no_cell_can_be_measured_without_is_one_line_and_no_file(tmp_path: 
 
     toy = Experiment(
         name="toy",
-        title="",
         cells=lambda: [Cell(implementation="x")],
         measure=measure,
         device="cpu",

@@ -22,7 +22,6 @@ from kernels.fp8 import KeyScales, key_scales
 from kernels.launch import from_numpy
 from kernels.launches import Device, launches_of
 from repro.attention import launcher
-from repro.attention.options import Options
 from repro.attention.quantize import quantize_e4m3
 from repro.attention.reference import attention_reference, framework_result, max_error, visible
 from repro.attention.validation import FP8
@@ -39,13 +38,6 @@ def spread(scales: Tensor, k: Tensor, block: int | None) -> Tensor:
     if block is None:
         return scales[None, :, None, None].expand(*k.shape[:3], 1)
     return scales.repeat_interleave(block, 2)[:, :, : k.shape[2], None]
-
-
-def drawn(k: Tensor, block: int | None, seed: int = 9, spread_by: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Numbers of ``k`` as e4m3, and scales of all sizes."""
-    batch, heads, keys = k.shape[:3]
-    shape = (heads,) if block is None else (batch, heads, -(-keys // block))
-    return k.to(FP8), torch.exp(spread_by * normal(*shape, seed=seed))
 
 
 def exact(q: Tensor, k8: Tensor, v8: Tensor, scales: dict[str, Any], **options: Any) -> Any:
@@ -154,40 +146,7 @@ def test_a_large_scale_that_is_hardly_weighed_takes_no_precision(first: bool, ti
     assert max_error(out, want.out) <= limit
 
 
-def test_dropout_takes_the_same_weights_as_in_16_bits() -> None:
-    q, k, v, _ = inputs(1, 2, 40, 60, 32, dtype=torch.float16)
-    k, v = k.to(FP8).half(), v.to(FP8).half()
-    options: dict[str, Any] = {"dropout_p": 0.4, "seed": 5}
-    sixteen = repro.flash_attention(q, k, v, **options)
-    eight = repro.flash_attention(q, k.to(FP8), v.to(FP8), **options)
-    assert max_error(eight, sixteen) <= 2e-3 * float(sixteen.abs().max())
-
-
-def test_compiled_and_checked_by_the_framework() -> None:
-    q, k, v, _ = inputs(1, 2, 20, 40, 16, dtype=torch.float16)
-    k8, k_scale = quantize_e4m3(k, block=16)
-    v8, v_scale = quantize_e4m3(v, block=16)
-    scales = {"k_scale": k_scale, "v_scale": v_scale, "scale_block": 16}
-    torch._dynamo.reset()
-    compiled = torch.compile(repro.flash_attention, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(q, k8, v8, **scales), repro.flash_attention(q, k8, v8, **scales))
-    options = Options(scale=0.25, **scales)
-    # Not its test of the schema, which multiplies the inputs: torch has no product of e4m3 here.
-    others = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    arguments = (q, k8, v8, *options)
-    torch.library.opcheck(torch.ops.repro.flash_attention, arguments, test_utils=others)
-
-
 # ---- wrong arguments ----------------------------------------------------------------------------
-
-Q = torch.zeros(2, 4, 6, 16, dtype=torch.float16)
-K = torch.zeros(2, 2, 40, 16).to(FP8)
-
-
-def test_without_a_gradient_a_leaf_is_fine() -> None:
-    q = Q.clone().requires_grad_()
-    with torch.no_grad():
-        assert not repro.flash_attention(q, K, K).requires_grad
 
 
 def test_arrays_that_do_not_fit_are_refused_before_a_launch() -> None:

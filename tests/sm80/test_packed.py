@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attention_support import inputs, normal
-from sequence_by_sequence import by_sequence, separate_calls
+from sequence_by_sequence import separate_calls
 from torch import Tensor
 
 import repro
@@ -18,7 +18,6 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from analysis.traffic import predict_traffic
 from kernels.launches import Device, launches_of
-from kernels.philox import kept_weights
 from repro.attention.packed import each_sequence
 from repro.attention.reference import Reference, attention_reference
 from repro.prediction import predict
@@ -73,24 +72,6 @@ def test_equal_sequences_are_a_batch_with_its_dropout_mask(deterministic: bool) 
     for name in ("out", "lse", "dq", "dk", "dv"):  # one key tile: dq is one addition too
         tensor = getattr(want, name)
         assert torch.equal(getattr(got, name), tensor.transpose(0, 1).reshape(1, 2, 120, *tensor.shape[3:])), name
-
-
-def test_dropout_draws_the_mask_of_an_item() -> None:
-    lengths = Lengths((9, 20), (30, 4))
-    q, k, v, dout = inputs(1, 2, 29, 34, 16)
-    got = packed_call(q, k, v, dout, lengths, dropout_p=0.5, seed=3)
-    keep = torch.from_numpy(kept_weights(3, 0.5, 2, 2, 20, 30))
-    want = by_sequence(attention_reference, q, k, v, dout, lengths, dropout_p=0.5, keep=keep)
-    for name in ("out", "dq", "dk", "dv"):
-        assert (getattr(got, name) - getattr(want, name)).abs().max() < 1e-5, name
-
-
-def test_dq_has_the_bits_of_separate_calls_where_no_sequence_has_two_key_tiles() -> None:
-    lengths = Lengths.equal([64, 3, 40])  # the backward's tile of fp32 has 64 keys
-    tensors = inputs(1, 2, lengths.total_q, lengths.total_k, 32)
-    got, want = packed_call(*tensors, lengths), separate_calls(*tensors, lengths)
-    assert want.dq is not None
-    assert torch.equal(got.dq, want.dq)
 
 
 def test_a_row_of_gradients_of_lse() -> None:
@@ -180,16 +161,6 @@ def test_the_tables_are_saved_with_the_rest() -> None:
     cu[1] = 5
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-
-
-Q = torch.zeros(1, 2, 10, 16)
-CU = torch.tensor([0, 4, 10], dtype=torch.int32)
-
-
-def test_packed_sequences_lie_in_one_item() -> None:
-    two = Q.expand(2, -1, -1, -1)
-    with pytest.raises(ValueError, match=r"\(1, H, total, D\), got B = 2"):
-        repro.flash_attention(two, two, two, cu_seqlens_q=CU, cu_seqlens_k=CU)
 
 
 def test_what_has_no_packed_sequences_says_so() -> None:

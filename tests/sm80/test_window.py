@@ -6,13 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from attention_support import inputs
 from flash_support import Problem, check_all, execute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import repro
 from analysis.flops import executed_flops, pairs_in_blocks, useful_flops
 from analysis.hardware import H200
 from analysis.hbm import WAVES_ASKED, compulsory_hbm, predict_hbm
@@ -105,11 +102,10 @@ def test_every_backward_follows_the_window(changes: dict[str, Any], algorithm: s
     check_all(problem, Tile(32, 32), algorithm)
 
 
-@pytest.mark.parametrize("algorithm", ["flash", "flash-split"])
-def test_a_sawtooth_walks_the_same_tiles(algorithm: str) -> None:
+def test_a_sawtooth_walks_the_same_tiles() -> None:
     problem = Problem(seqlen_q=200, seqlen_k=200, head_dim=32, window=(40, 10), sinks=20)
-    rows, counted = execute(problem, tile=Tile(32, 32), algorithm=algorithm)
-    turned, also = execute(problem, tile=Tile(32, 32), algorithm=algorithm, order="sawtooth", wave=2)
+    rows, counted = execute(problem, tile=Tile(32, 32))
+    turned, also = execute(problem, tile=Tile(32, 32), order="sawtooth", wave=2)
     assert counted == also
     for name, values in rows.items():
         assert np.abs(values - turned[name]).max() < 1e-2, name
@@ -163,14 +159,3 @@ def test_keys_that_no_query_sees_stay_where_they_are() -> None:
     shape = AttentionShape(1, 1, 64, 4096, 64, window=(64, 0), sinks=4)
     once = compulsory_hbm(predict_traffic("flash", shape, Tile(64, 64), "forward"), shape)
     assert once.reads["flash_forward"]["k"] == (64 + 64 + 4) * 64 * 2
-
-
-def test_the_module_has_the_options_of_the_function() -> None:
-    q, k, v, _ = inputs(1, 2, 40, 40, 16)
-    module = repro.FlashAttention(causal=True, window=(9, 0), sinks=2)
-    wanted = repro.flash_attention(q, k, v, causal=True, window=(9, 0), sinks=2)
-    assert torch.equal(module(q, k, v), wanted)
-    assert not torch.equal(module(q, k, v), repro.FlashAttention(causal=True)(q, k, v))
-    assert repr(module) == ("FlashAttention(causal=True, dropout_p=0.0, scale=None, window=(9, 0), sinks=2)")
-    with pytest.raises(ValueError, match="window left=-1 is below 0"):
-        repro.FlashAttention(window=(-1, 0))

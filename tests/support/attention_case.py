@@ -23,6 +23,7 @@ from kernels.launches import AUTO
 from kernels.philox import kept_weights
 from repro.attention.launcher import HOST_GPU, backend_of, host_as
 from repro.attention.operator import flash_attention
+from repro.attention.options import DIFFERENTIABLE
 from repro.attention.reference import Reference, attention_reference, beyond_bound, framework_result, visible
 from repro.attention.validation import FP8
 from repro.attention.views import TORCH_TYPES, fits
@@ -63,6 +64,7 @@ class Case:
     bias: tuple[int, int] | None = None
     bias_layout: str = "plain"
     bias_gradient: bool = False
+    sink_logits: bool = False
     deterministic: bool = False
     tile: tuple[int, int] | None = None
     order: str = "rows"
@@ -78,6 +80,10 @@ class Case:
     scale_block: int | None = None
     card: str = ""
     seed: int = 0
+
+    def learns(self, name: str) -> bool:
+        """Whether an option has a gradient here."""
+        return self.bias_gradient if name == "bias" else any(self.needed)
 
     @property
     def lengths(self) -> Lengths | None:
@@ -210,21 +216,23 @@ class Call:
         }
 
     def leaves(self, device: str = "cpu") -> list[Tensor]:
-        """q, k, v and, where it has a gradient, the bias: those that need one ask for it."""
+        """q, k, v and the options that have a gradient: those that need one ask for it."""
         leaves = [
             t.detach().to(device).requires_grad_(wanted)
             for t, wanted in zip(self.operands, self.case.needed, strict=True)
         ]
-        if self.case.bias_gradient:
-            leaves.append(self.changes["bias"].detach().to(device).requires_grad_())
-        return leaves
+        return leaves + [self.changes[name].detach().to(device).requires_grad_() for name in self.learned]
+
+    @property
+    def learned(self) -> list[str]:
+        """Options whose gradient is asked for."""
+        return [name for name in DIFFERENTIABLE if name in self.changes and self.case.learns(name)]
 
     def __call__(self, *leaves: Tensor, attend: Any = flash_attention, **more: Any) -> Any:
         """The operator, or something that is called like it, on :meth:`leaves`."""
         device = leaves[0].device
         moved = {n: x.to(device) if isinstance(x, Tensor) else x for n, x in self.features.items()}
-        if len(leaves) == 4:
-            moved["bias"] = leaves[3]
+        moved |= dict(zip(self.learned, leaves[3:], strict=False))
         return attend(*leaves[:3], **moved, **more)
 
 
@@ -268,6 +276,8 @@ def call_of(case: Case) -> Call:
     bias = _bias(case, generator)
     if bias is not None:
         changes["bias"] = bias
+    if case.sink_logits:
+        changes["sink_logits"] = 2.0 * torch.randn(case.heads, generator=generator)
     operands, exact, scales = [q, k, v], [q, k, v], dict[str, Any]()
     if case.fp8:
         operands[1:], scales = _as_e4m3(case, generator, k, v)
@@ -292,7 +302,7 @@ def _failure(call: Call, device: str) -> str | None:
     gapped = bias is not None and bias.shape[-1] > 1 and bias.stride(-1) != 1
     copied = ["bias"] if gapped else []
     complaint = counter.complaint(case, "forward", laid_out, copied, call.masks)
-    names = ("dq", "dk", "dv", "dbias")[: len(leaves)]
+    names = ("dq", "dk", "dv", *(f"d{name}" for name in call.learned))
     wanted = [n for n, x in zip(names, leaves, strict=True) if x.requires_grad]
     got = {"out": out, "lse": lse}
     if wanted:
@@ -435,6 +445,8 @@ def problem_of(case: Case, masks: dict[str, Any] | None = None) -> Problem:
         alibi=bool(case.alibi),
         bias=bias_shape(case),
         bias_gradient=case.bias_gradient,
+        sink_logits=case.sink_logits,
+        sink_gradient=case.sink_logits and any(case.needed),
         gradients=[n for n, w in zip(GRADIENTS, case.needed, strict=True) if w],
         tile=None if case.tile is None else Tile(*case.tile),
         order=case.order,

@@ -99,9 +99,8 @@ class Problem:
             values = rng.standard_normal(shape)
             if name not in self.data:
                 self.data[name] = to_float(to_bits(values, self.dtype), self.dtype)
-        if self.with_dlse:
+        if self.with_dlse and "dlse" not in self.data:
             self.data["dlse"] = rng.standard_normal(q_shape[:3]).astype(np.float32).astype(float)
-
         if self.bias is not None and "bias" not in self.data:
             bias = rng.standard_normal((*self.bias, self.seqlen_q, self.seqlen_k))
             self.data["bias"] = to_float(to_bits(bias, self.dtype), self.dtype)

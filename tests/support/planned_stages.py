@@ -66,6 +66,33 @@ class CountsInABuffer(Stage):
         return y
 
 
+class CountsUnseen(CountsInABuffer):
+    """Through .data, which no version counter notices."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x - 0.1 * self.calls.clone())
+        self.calls.data.add_(1)
+        return y
+
+
+class ReplacesItsBuffer(CountsInABuffer):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x - 0.1 * self.calls)
+        self.calls = self.calls + 1
+        return y
+
+
+class PowerIterationByHand(Stage):
+    """A vector kept as an untrained parameter and replaced through .data."""
+
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.u = nn.Parameter(torch.ones(width), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.u.data = nn.functional.normalize(self.lin.weight.data @ self.u.data, dim=0)
+        return self.lin(x) / (self.u @ self.lin.weight @ self.u)
+
+
 class CountsInPython(Stage):
     calls = 0
 
@@ -119,6 +146,39 @@ class KeepsInADict(Stage):
         return y + x
 
 
+class KeepsHalfByAHook(Stage):
+    """A hook holds a copy of another type, so do those of the runs before the last."""
+
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.lin.register_forward_hook(self.note)
+        self.halves: list[Tensor | None] = [None, None]
+
+    def note(self, lin: nn.Module, given: Any, result: Tensor) -> None:
+        self.halves = [self.halves[1], result.detach().half()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x).sin() + x
+
+
+class KeepsItsGraph(Stage):
+    """A result with its graph stays until the next run, which does not use it."""
+
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["y"] = self.lin(x).sin()
+        return self.seen["y"].cos()
+
+
+class CountsInItsClass(Stage):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return self.lin(x)
+
+
 class CountsInADict(Stage):
     """What nobody puts back."""
 
@@ -151,6 +211,14 @@ class SavedOnTheCpu(Stage):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autograd.graph.save_on_cpu():
             return self.lin(x).tanh().sigmoid()
+
+
+class LeavesAParameterUnused(Stage):
+    def setup(self, width: int, shared: nn.Linear) -> None:
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x)
 
 
 class PartlyFrozen(Stage):
@@ -252,16 +320,23 @@ STAGES: dict[str, Callable[[int, nn.Linear], nn.Module]] = {
     "residual": Residual,
     "writes-result": WritesToItsResult,
     "buffer": CountsInABuffer,
+    "buffer-unseen": CountsUnseen,
+    "buffer-replaced": ReplacesItsBuffer,
+    "power-iteration": PowerIterationByHand,
     "counter": CountsInPython,
     "remembers": Remembers,
     "spectral": Spectral,
     "noisy": Noisy,
     "keeps": KeepsItsResult,
     "keeps-dict": KeepsInADict,
+    "keeps-halves": KeepsHalfByAHook,
+    "keeps-graph": KeepsItsGraph,
     "outside": CountsInADict,
+    "outside-class": CountsInItsClass,
     "hooks": HooksThatHandBack,
     "hooks-size": HooksBySize,
     "hooks-cpu": SavedOnTheCpu,
+    "unused": LeavesAParameterUnused,
     "frozen": PartlyFrozen,
     "inner": InnerGradient,
     "checkpoint": Checkpointed,

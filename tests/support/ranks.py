@@ -1,4 +1,4 @@
-"""Runs the multi-rank tests once per number of ranks (gloo, this CPU) and shares what came out."""
+"""Runs each group of multi-rank tests once per number of ranks (gloo, this CPU), for all its tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +16,69 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from repro.checkpointing import plan
 from repro.distributed import measure
 from repro.distributed.parallel_layer import ParallelTransformerLayer
 from repro.distributed.reduce_to_owner import ReduceToOwner, owners
 from repro.distributed.ring_attention import DenseLocal, ring_attention, take_local
+from repro.instruments.without_products import WithoutProducts
 from repro.training.host_optimizer import MasterWeightAdamW
 
 
 @cache
-def results(ranks: int) -> dict[str, Any]:
-    """Everything measured and compared on ``ranks`` processes."""
+def results(ranks: int, group: str) -> dict[str, Any]:
+    """Everything of a group, a key of GROUPS, measured and compared on ``ranks`` processes."""
     with tempfile.TemporaryDirectory() as folder:
         # fork: the children have torch imported already, which is most of the time otherwise
-        mp.start_processes(_rank, (ranks, folder), nprocs=ranks, start_method="fork")
+        mp.start_processes(_rank, (ranks, folder, group), nprocs=ranks, start_method="fork")
         return json.loads((Path(folder) / "out.json").read_text())
 
 
-def rows(ranks: int, **wanted: object) -> list[dict[str, Any]]:
+def rows(ranks: int, group: str, **wanted: object) -> list[dict[str, Any]]:
     """Measured rows with these fields; never empty."""
-    found = [r for r in results(ranks)["rows"] if all(r[k] == v for k, v in wanted.items())]
+    found = [r for r in results(ranks, group)["rows"] if all(r[k] == v for k, v in wanted.items())]
     assert found, wanted
     return found
 
 
-def _rank(rank: int, ranks: int, folder: str) -> None:
+def _rank(rank: int, ranks: int, folder: str, group: str) -> None:
     torch.set_num_threads(1)
     os.environ["REPRO_HOST_THREADS"] = "1"
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    out = {
-        "rows": measure.everything(DenseLocal()),
-        "layer": {str(sp): layer_difference(sp) for sp in (False, True)},
-        "trained_alike": trained_alike(),
-        "planned": {name: planned_alike(wrap) for name, wrap in PLANNED_WRAPS.items()},
-        "ring": [ring_difference(*case) for case in RING_CASES],
-        "flash": [flash_errors(*case) for case in FLASH_CASES] if ranks == 2 else [],
-    }
+    out = GROUPS[group]()
     if rank == 0:
         (Path(folder) / "out.json").write_text(json.dumps(out))
     dist.destroy_process_group()
+
+
+def states() -> dict[str, Any]:
+    """Model states of every engine."""
+    with WithoutProducts():
+        measured = [row for engine in measure.ENGINES for row in measure.model_states(engine)]
+    return {"rows": measured, "trained alike": trained_alike()}
+
+
+def layers() -> dict[str, Any]:
+    """A sharded transformer layer."""
+    kinds = list(product((False, True), ("none", "selective")))
+    with WithoutProducts():
+        measured = [row for kind in kinds for row in measure.parallel_layer(*kind)]
+    return {"rows": measured, "difference": {str(sp): layer_difference(sp) for sp in (False, True)}}
+
+
+def rings() -> dict[str, Any]:
+    """Ring attention on dense attention, and on our operator."""
+    measured = [row for case in measure.RING_CASES for row in measure.ring(*case, torch.float32, DenseLocal())]
+    return {
+        "rows": measured,
+        "difference": [ring_difference(*case) for case in RING_CASES],
+        "flash": [flash_errors(*case) for case in FLASH_CASES] if dist.get_world_size() == 2 else [],
+    }
+
+
+GROUPS: dict[str, Callable[[], dict[str, Any]]] = {"states": states, "layers": layers, "rings": rings}
 
 
 def _worst(value: float) -> float:
@@ -127,77 +148,6 @@ def trained_alike() -> bool:
     # Four terms may be summed in another order; two are summed the same way.
     tolerance = 0.0 if dist.get_world_size() == 2 else 1e-6
     return _worst(max(float((a - b).abs().max().detach()) for a, b in pairs)) <= tolerance
-
-
-def _sharded(run: nn.Module) -> nn.Module:
-    """FSDP2 around every stage and the whole."""
-    for part in run.children():
-        if any(True for _ in part.parameters()):
-            fully_shard(part)
-    fully_shard(run)
-    return run
-
-
-def _two_calls(run: nn.Module, x: Tensor) -> Tensor:
-    return (run(x) * run(2 * x)).sum()
-
-
-def _reused_buffers(run: nn.Module, x: Tensor) -> Tensor:
-    return run(x).square().sum()
-
-
-#: How a model is wrapped, and the loss of a step: what follows the wrapped model's graph.
-PLANNED_WRAPS: dict[str, tuple[Callable[[nn.Module], nn.Module], Callable[..., Tensor]]] = {
-    "ddp": (DistributedDataParallel, _reused_buffers),
-    "ddp, two calls": (DistributedDataParallel, _two_calls),
-    "ddp, unused": (lambda m: DistributedDataParallel(m, find_unused_parameters=True), _reused_buffers),
-    "ddp, unused, two calls": (lambda m: DistributedDataParallel(m, find_unused_parameters=True), _two_calls),
-    "ddp, static": (lambda m: DistributedDataParallel(m, static_graph=True), _two_calls),
-    "fsdp2": (_sharded, _reused_buffers),
-    "fsdp2, two calls": (_sharded, _two_calls),
-}
-
-
-def planned_alike(wrap: tuple[Callable[[nn.Module], nn.Module], Callable[..., Tensor]]) -> dict[str, bool]:
-    """For each strategy, do two steps of the wrapped planned model give the gradients of the
-    wrapped plain model, on every rank?  Dropout and batch norm are among the stages, and a
-    parameter that no stage uses."""
-    wrapped, loss = wrap
-
-    def steps(strategy: str | None) -> list[Tensor]:
-        torch.manual_seed(3)
-        model = nn.Sequential(
-            nn.Linear(16, 16),
-            nn.Dropout(0.5),
-            nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
-            nn.BatchNorm1d(16),
-            nn.Linear(16, 4),
-        )
-        if wrapped in (PLANNED_WRAPS["ddp, unused"][0], PLANNED_WRAPS["ddp, unused, two calls"][0]):
-            model[2].register_parameter("unused", nn.Parameter(torch.ones(3)))
-        x = torch.randn(8, 16)
-        run: nn.Module = model
-        if strategy is not None:
-            run = plan(model, x, strategy=strategy, repeats=0)
-        run = wrapped(run)
-        found = []
-        for step in range(2):
-            torch.manual_seed(100 * step + dist.get_rank())
-            model.zero_grad()
-            loss(run, torch.randn(8, 16)).backward()
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    gradient = parameter.grad
-                    found.append(getattr(gradient, "_local_tensor", gradient).clone())
-        return [*found, *(b.clone() for b in model.buffers())]
-
-    expected = steps(None)
-    same = {}
-    for strategy in ("store-all", "recompute-all", "sqrt"):
-        found = steps(strategy)
-        equal = len(found) == len(expected) and all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-        same[strategy] = _worst(float(not equal)) == 0
-    return same
 
 
 #: (causal, placement, q heads, kv heads, local rows a rank)

@@ -122,15 +122,6 @@ def test_without_a_compiler_waves_in_step_stand_in(monkeypatch: pytest.MonkeyPat
         predict_hbm("flash", shape, FLASH2_TILE, "forward", H200, 2, order="sawtooth")
 
 
-def test_compulsory_alone_would_be_far_off() -> None:
-    """What the wave model is for: at 256k tokens, seven of eight reads are re-reads."""
-    measured = _measured("l2-absorption.jsonl", "hbm_read_bytes")[262144, 1]
-    shape = _long(262144, 1)
-    traffic = predict_traffic("flash", shape, FLASH2_TILE, "forward")
-    assert compulsory_hbm(traffic, shape).read_bytes < 0.15 * measured
-    assert traffic.read_bytes > 100 * measured
-
-
 def test_many_short_heads_forward_and_backward() -> None:
     """B = 64, 16 heads, N = 1024: L2 absorbs every re-read. Atomics fetch what they add to."""
     lines = (RECORDS / "fig2-left-traffic.jsonl").read_text(encoding="utf-8").splitlines()
@@ -239,29 +230,3 @@ def test_flash1_heads_share_nothing() -> None:
         < (on_a100.read_bytes + on_a100.write_bytes) / (least.read_bytes + least.write_bytes)
         < 0.8 * traffic.total_bytes / (least.read_bytes + least.write_bytes)
     )
-
-
-@simulates
-def test_what_a_last_wave_of_lone_heads_finds_again() -> None:
-    """Why the ratio of Fig. 1 right moved when the simulator came (docs/pages/l2.md).
-
-    In whole waves of an A100 all rows cross, as by the rule; of 160 heads in the last wave, some
-    104 find theirs.
-    """
-    tile, found = Tile(16, 256), {}
-    for heads in (864, 1024):
-        shape = AttentionShape(1, heads, 1024, 1024, 64)
-        asked = ("flash1-skip-first", shape, tile, "forward", A100_40GB, 2)
-        whole = predict_traffic(*asked[:4]).total_bytes
-        for waves in (False, True):
-            hbm = predict_hbm(*asked, waves=waves)
-            found[heads, waves] = (hbm.read_bytes + hbm.write_bytes) / whole
-    assert found[864, True] == found[1024, True] == pytest.approx(1)
-    assert found[864, False] == pytest.approx(1, abs=1e-4)
-    assert 0.94 < found[1024, False] < 0.97
-
-
-def test_the_rates_of_our_card_are_of_one_clock() -> None:
-    """Tensor cores, exponentials and shared memory of an H200: 132 SMs at 1.83 GHz."""
-    peak = H200.sms * 4096 * H200.boost_clock_hz
-    assert H200.fp16_tensor_flops == pytest.approx(peak, rel=0.002)

@@ -6,7 +6,6 @@ import heapq
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,17 +16,9 @@ from analysis.hardware import A100_40GB, GPUS, H100_SXM, H200, RTX_3090, T4, Gpu
 from analysis.occupancy import occupancy, wave_efficiency
 from analysis.parallel_activations import LayerShape
 from analysis.shapes import AttentionShape, Tile
-from analysis.standard_passes import EAGER, PAPER_MASKED_DROPOUT, Passes, total_bytes
+from analysis.standard_passes import PAPER_MASKED_DROPOUT, Passes
 from analysis.tile_loop import tile_loop
-from analysis.tiles import (
-    backward_resources,
-    best_tile,
-    candidates,
-    forward_resources,
-    paper_tile,
-    study_note_tile,
-    study_note_tile_corrected,
-)
+from analysis.tiles import backward_resources, best_tile, candidates, forward_resources, paper_tile, study_note_tile
 from analysis.time_model import (
     Ceilings,
     Work,
@@ -37,7 +28,7 @@ from analysis.time_model import (
     predict_time,
     standard_work,
 )
-from analysis.transformer import forward_flops_per_layer, model_flops, pipeline_stage_bytes
+from analysis.transformer import pipeline_stage_bytes
 
 # ---- tiles ---------------------------------------------------------------------------------------
 
@@ -58,17 +49,6 @@ def test_paper_tile_numbers() -> None:
     assert paper_tile(128, 51200) == Tile(100, 100)
     with pytest.raises(ValueError, match="M=32"):
         paper_tile(64, 32)
-
-
-@pytest.mark.parametrize("gpu", GPUS.values(), ids=lambda gpu: gpu.name)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_fault_f7_the_notes_rule_gives_no_tile_on_any_gpu(gpu, head_dim) -> None:  # type: ignore[no-untyped-def]
-    """Root of (SRAM / 12d) is 6 to 17 here; rounded down to 32 that is zero."""
-    with pytest.raises(ValueError, match="below 32"):
-        study_note_tile(head_dim, gpu.shared_bytes_per_block)
-    right = study_note_tile_corrected(head_dim, gpu.shared_bytes_per_block)
-    assert 3 * right.block_m * head_dim * 4 <= gpu.shared_bytes_per_block
-    assert 3 * (right.block_m + 32) * head_dim * 4 > gpu.shared_bytes_per_block
 
 
 def test_the_notes_rule_needs_twelve_megabytes_for_its_128() -> None:
@@ -289,15 +269,6 @@ def test_the_papers_argument_bytes_bind_standard_attention_and_not_flash() -> No
     assert fast.bound_by["flash_forward"] == "tensor cores"
 
 
-def test_measured_ceilings_bound_the_h200s_eager_matmul_softmax_times() -> None:
-    """Every kernel list must be bound by HBM, in total 40.5 GB over the measured 4.25 TB/s."""
-    shape = AttentionShape(64, 16, 1024, 1024, 64)
-    measured = Ceilings(674.4e12, H200.exp_per_s, None, 4.2506e12, origin="measured on an H200")
-    prediction = predict_time(standard_work(EAGER, shape), measured)
-    assert set(prediction.bound_by.values()) == {"HBM"}
-    assert prediction.seconds == pytest.approx(total_bytes(EAGER, shape) / 4.2506e12)
-
-
 def test_work_of_a_pass_is_the_pass() -> None:
     shape = AttentionShape(2, 4, 256, 256, 64, causal=True)
     tile = Tile(64, 64)
@@ -329,21 +300,9 @@ def test_deterministic_backward_brings_back_a_quadratic_term() -> None:
         memory.saved_for_backward("flash9", shape)
 
 
-# ---- element-wise passes -------------------------------------------------------------------------
-
-
 # ---- transformer FLOPs ---------------------------------------------------------------------------
 
 GPT3 = LayerShape(2048, 1, 12288, 96)
-MT_NLG = LayerShape(2048, 1, 20480, 128)
-
-
-def test_model_flops_are_three_forward_passes() -> None:
-    """Eq. 7 added up from the products of App. A."""
-    for shape, layers in ((GPT3, 96), (MT_NLG, 105)):
-        logits = 2 * shape.batch * shape.seqlen * shape.hidden * 51200
-        forward = layers * forward_flops_per_layer(shape) + logits
-        assert model_flops(shape, layers, 51200) == 3 * forward
 
 
 def test_first_pipeline_stage_holds_all_layers_whatever_the_depth() -> None:
@@ -355,16 +314,3 @@ def test_first_pipeline_stage_holds_all_layers_whatever_the_depth() -> None:
     assert interleaved == one * (1 + Fraction(7, 24))
     with pytest.raises(ValueError, match="pipeline=7"):
         pipeline_stage_bytes(GPT3, 96, ranks=8, pipeline=7)
-
-
-def test_gpu_table_is_consistent() -> None:
-    for gpu in GPUS.values():
-        assert gpu.shared_bytes_per_block + gpu.shared_reserved_per_block <= gpu.shared_bytes_per_sm
-        assert gpu.usable_l2_bytes * gpu.l2_partitions == gpu.l2_bytes
-        missing = [
-            name
-            for name in ("sms", "l2_bytes", "hbm_bandwidth_bytes_per_s", "fp16_tensor_flops")
-            if not gpu.sources[name]
-        ]
-        assert not missing
-        assert np.log10(gpu.fp16_tensor_flops / gpu.hbm_bandwidth_bytes_per_s) > 1.5

@@ -93,56 +93,6 @@ def test_tile_loop_visits_exactly_the_tiles_that_show_something(shape: Attention
         assert loop.visits_of_key_tile[j] == sum(pair[1] == j for pair in visited)
 
 
-def _walk_flash(shape: AttentionShape, tile: Tile) -> tuple[dict[tuple[str, str], int], ...]:
-    """The two main kernels of the fast form executed as loops, adding up what each step moves."""
-    forward: dict[tuple[str, str], int] = {}
-    backward: dict[tuple[str, str], int] = {}
-
-    def move(into: dict[tuple[str, str], int], tensor: str, direction: str, count: int) -> None:
-        into[tensor, direction] = into.get((tensor, direction), 0) + count
-
-    visited = _visited_tiles(shape, tile)
-    tr, tc = -(-shape.seqlen_q // tile.block_m), -(-shape.seqlen_k // tile.block_n)
-    rows_q = [min(tile.block_m, shape.seqlen_q - i * tile.block_m) for i in range(tr)]
-    rows_k = [min(tile.block_n, shape.seqlen_k - j * tile.block_n) for j in range(tc)]
-    row = shape.head_dim * shape.itemsize
-    for _ in range(shape.batch * shape.heads):
-        for i in range(tr):
-            keys = [j for j in range(tc) if (i, j) in visited]
-            if keys:
-                move(forward, "q", "read", rows_q[i] * row)
-            for j in keys:
-                move(forward, "k", "read", rows_k[j] * row)
-                move(forward, "v", "read", rows_k[j] * row)
-            move(forward, "out", "write", rows_q[i] * row)
-            move(forward, "lse", "write", rows_q[i] * 4)
-    for _ in range(shape.batch * shape.kv_heads):
-        for j in range(tc):
-            queries = [i for i in range(tr) if (i, j) in visited]
-            if queries:
-                move(backward, "k", "read", rows_k[j] * row)
-                move(backward, "v", "read", rows_k[j] * row)
-            for _ in range(shape.group):
-                for i in queries:
-                    move(backward, "q", "read", rows_q[i] * row)
-                    move(backward, "dout", "read", rows_q[i] * row)
-                    move(backward, "lse", "read", rows_q[i] * 4)
-                    move(backward, "delta", "read", rows_q[i] * 4)
-                    move(backward, "dq_accum", "atomic", rows_q[i] * shape.head_dim * 4)
-            move(backward, "dk", "write", rows_k[j] * row)
-            move(backward, "dv", "write", rows_k[j] * row)
-    return forward, backward
-
-
-@given(shapes, tiles)
-@settings(deadline=None)
-def test_flash_sums_equal_walking_the_loops(shape: AttentionShape, tile: Tile) -> None:
-    forward, backward = _walk_flash(shape, tile)
-    assert predict_traffic("flash", shape, tile, "forward").by_tensor() == forward
-    kernels = predict_traffic("flash", shape, tile, "backward").kernels
-    assert kernels["flash_backward"] == backward
-
-
 @given(shapes, tiles)
 @settings(deadline=None)
 def test_deterministic_backward_trades_atomics_for_a_workspace(shape: AttentionShape, tile: Tile) -> None:

@@ -38,6 +38,7 @@ grouped = st.builds(
     seqlen_k=st.integers(1, 70),
     head_dim=st.sampled_from([8, 64]),
     kv_heads=st.sampled_from([1, 2, 4]),
+    dtype=st.sampled_from(["fp16", "fp32"]),
     causal=st.booleans(),
     window=st.tuples(*[st.none() | st.integers(0, 70)] * 2),
     sinks=st.sampled_from([0, 0, 1, 9, 40]),

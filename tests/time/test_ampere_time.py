@@ -6,13 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from analysis.flops import paper_flops
-from analysis.hardware import GPUS, gpu_named
+from analysis.hardware import gpu_named
 from analysis.loop_model import ampere
-from analysis.loop_model.card import fill, fill_shared
+from analysis.loop_model.card import fill_shared
 from analysis.loop_model.native import simulate
 from analysis.loop_model.program import Event, Program, Step, Way, side_by_side
-from analysis.packed import Lengths
 from analysis.shapes import AttentionShape, Tile
 from kernels.building.compile import nvrtc_version
 from kernels.sass import loops
@@ -130,24 +128,6 @@ def test_blocks_beside_each_other_have_their_own_barriers_and_share_the_pipes() 
     assert clocks(side_by_side(block, 1, times=3)) - alone == pytest.approx(2 * alone, abs=40)
 
 
-def test_blocks_with_mbarriers_are_not_put_beside_each_other() -> None:
-    with pytest.raises(ValueError, match="2 blocks with mbarriers on one SM"):
-        side_by_side(Program((), (), {8: 1}), 2)
-
-
-def test_more_blocks_than_there_is_room_for_are_refused() -> None:
-    with pytest.raises(ValueError, match="17 blocks, the model of an SM takes at most 16"):
-        clocks(side_by_side(straight([plain("NOP")], 1), 17))
-
-
-def test_every_parameter_says_unit_and_source() -> None:
-    sources = ("spec", "luo", "accelsim", "huerta", "hopper", "assumed")
-    for name, parameter in ampere.SM80.items():
-        assert parameter.source in sources, name
-        assert parameter.unit, name
-        assert parameter.note, name
-
-
 # Machine code
 
 
@@ -199,11 +179,6 @@ def test_bytes_are_permuted(selector: str, skips: bool) -> None:
 # The card
 
 
-def test_one_block_a_multiprocessor_is_as_without_sharing() -> None:
-    blocks = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]
-    assert fill_shared(blocks, 3, 1, 1.0) == fill(blocks, 3)
-
-
 def test_blocks_that_share_slow_each_other_down_as_long_as_they_do() -> None:
     """Two of 10 clocks at 1.5 times; a third beside the second of 30 is alone at the end."""
     assert fill_shared([10, 10], 1, 2, 1.5) == 15
@@ -240,8 +215,6 @@ def test_all_that_runs_by_default_is_on_record(target: Target) -> None:
     "kind",
     [
         Kind(ON_A100, "forward", 64, causal=True),
-        Kind(ON_A100, "backward", 32, causal=False),
-        Kind(ON_H200, "forward", 64, True, ("window",)),
         Kind(ON_H200, "backward", 64, False, ("alibi",)),
         Kind(ON_H200, "forward", 64, False, packed=True),
     ],
@@ -257,18 +230,6 @@ def test_recorded_clocks_are_what_the_model_says(kind: Kind) -> None:
         pytest.skip(f"recorded with NVRTC {wanted['nvrtc']}, here is {nvrtc_version()}")
     found = followed_warps.columns_of(kind)
     assert {name: wanted[name] for name in found} == {n: str(x) for n, x in found.items()}
-
-
-@pytest.mark.parametrize("pass_", ["forward", "backward"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
-def test_a_predicted_time_is_no_shorter_than_the_bound(pass_: str, causal: bool, head_dim: int) -> None:
-    """Both take the boost clock."""
-    for seqlen in (512, 4096):
-        point = predict("flash", shape_of(seqlen, head_dim, causal), pass_, "A100", waves=True)
-        assert point.predicted_s is not None
-        assert point.predicted_s > point.time.seconds
-        assert point.clock.hz == gpu_named("A100").boost_clock_hz
 
 
 @given(
@@ -311,27 +272,6 @@ def test_the_copies_of_a_padded_head_dimension_take_their_time() -> None:
     assert odd.predicted_s == pytest.approx(wide.predicted_s + added)
 
 
-def test_bf16_takes_as_long_as_fp16() -> None:
-    a, b = (
-        predict("auto", shape_of(1024, 64, dtype=dtype), "forward", "A100", waves=True).predicted_s
-        for dtype in ("fp16", "bf16")
-    )
-    assert a is not None
-    assert a == b
-
-
-@pytest.mark.parametrize("pass_", ["forward", "backward"])
-def test_packed_sequences_have_a_time_on_an_a100(pass_: str) -> None:
-    """Of equal lengths that of the batch, but for the search of a block's sequence."""
-    shape = shape_of(1024, 64, True)
-    lengths = Lengths.equal([1024] * shape.batch)
-    packed = predict("flash", lengths.packed_shape(shape), pass_, "A100", lengths=lengths).predicted_s
-    plain = predict("flash", shape, pass_, "A100", waves=True).predicted_s
-    assert packed is not None
-    assert plain is not None
-    assert 0.9 * plain < packed < 2 * plain
-
-
 def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
     shape = shape_of(1024, 64)
 
@@ -357,12 +297,6 @@ def test_other_kernels_and_other_gpus_are_not_predicted() -> None:
     assert predicted("standard") is None
 
 
-def test_gpus_that_the_model_is_of() -> None:
-    names = [name for name, gpu in GPUS.items() if sm80_time.target_of(gpu) is ON_A100]
-    assert "A100-SXM4-80GB" in names
-    assert all(GPUS[name].compute_capability == (8, 0) for name in names)
-
-
 @pytest.mark.parametrize("pass_", ["forward", "backward"])
 def test_rounds_are_the_visits_of_the_tile_loop(pass_: str) -> None:
     shape = shape_of(700, 64, True, kv_heads=2, seqlen_k=900)
@@ -379,12 +313,6 @@ def test_rounds_are_the_visits_of_the_tile_loop(pass_: str) -> None:
 # The choice of tile
 
 
-def test_the_first_tile_is_the_default() -> None:
-    for (pass_, head_dim), tiles in ampere_tiles.TILES.items():
-        default = Kind(ON_A100, pass_, head_dim, causal=False).config.tile
-        assert tiles[0] == (default.block_m, default.block_n)
-
-
 @pytest.mark.parametrize("asked", [("forward", 128, 64, 64), ("backward", 128, 32, 64)])
 def test_the_page_says_what_the_model_says_of_a_tile(asked: tuple[str, int, int, int]) -> None:
     if find_nvdisasm() is None:
@@ -394,17 +322,3 @@ def test_the_page_says_what_the_model_says_of_a_tile(asked: tuple[str, int, int,
     page = tables.block("tiles").path.read_text(encoding="utf-8")
     line = ampere_tiles.row(ampere_tiles.choice(*asked))
     assert line in page, "run `python -m repro.timing tables tiles`"
-
-
-def test_a_default_tile_is_as_fast_as_what_is_on_record() -> None:
-    """The table follows two lengths of the loop, the record four; both without what comes before
-    and after the main kernel."""
-    if find_nvdisasm() is None:
-        pytest.skip("needs nvdisasm")
-    shape = shape_of(2048, 64, batch=8, heads=32)
-    kernel = Kind(ON_A100, "forward", 64, causal=False).config.kernel()
-    clocks_of = sm80_time.clocks(kernel, "forward", shape, ON_A100, ON_A100.gpu.sms)
-    rate = paper_flops(shape, "forward") * ON_A100.gpu.boost_clock_hz / clocks_of / 1e12
-    found = ampere_tiles.choice("forward", 64, 128, 64)
-    assert found.rates[0] == pytest.approx(rate, rel=0.02)
-    assert found.blocks_per_sm == 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
+
 import pytest
 
 from analysis.packed import Lengths
@@ -9,13 +12,19 @@ from analysis.shapes import AttentionShape
 from analysis.sums.packed import working_blocks
 from analysis.tile_loop import tile_loop
 from kernels.launches import AUTO, launches_of
-from kernels.timing import followed_warps, sm80_time
+from kernels.timing import followed_warps
 from kernels.timing.followed_warps import Kind
 from kernels.timing.sm80_time import ON_H200, PASSES, packed_rounds, rounds_of
-from repro.timing import hopper_choice, packed_time, peers
+from repro.timing import hopper_choice, packed_time, peers, tables
 from repro.timing.hopper_choice import MARGIN, SEQLENS, UNSETTLED, Case, favoured
 
-AGAIN = "python -m kernels.timing sm80-on-hopper"
+
+@pytest.fixture(autouse=True, scope="module")
+def seconds_once() -> Iterator[None]:
+    """Predicted once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Case, "seconds", cache(Case.seconds))
+        yield
 
 
 def of_dispatch(case: Case, seqlen: int) -> str:
@@ -52,21 +61,14 @@ def test_what_is_left_to_a_card_depends_on_the_window() -> None:
     assert favoured(*wide.seconds(16384)) == "flash-sm90"
 
 
+def test_the_page_has_the_table() -> None:
+    block = tables.block("choice")
+    page = block.path.read_text(encoding="utf-8")
+    assert block.put(tables.TABLES["choice"][1](), page) == page, "python -m repro.timing tables choice"
+
+
 def test_the_margin_is_the_model_s_error_on_this_card() -> None:
     assert round(peers.summary(peers.judged(peers.comparisons())).median, 3) == MARGIN
-
-
-def test_windows_of_the_table_hide_something() -> None:
-    """Else the plain kernels run."""
-    assert min(SEQLENS) > hopper_choice.LEFT + 1
-
-
-def test_clocks_of_another_source_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = AttentionShape(1, 8, 512, 512, 64, dtype="bf16", causal=True)
-    assert sm80_time.on_h200(shape, "forward") > 0
-    monkeypatch.setattr(sm80_time, "digest_of", lambda _: "another")
-    with pytest.raises(LookupError, match=f"no clocks in .* for this flash_forward: {AGAIN}"):
-        sm80_time.on_h200(shape, "forward")
 
 
 @pytest.mark.parametrize("kind", list(followed_warps.kinds(ON_H200)), ids=str)

@@ -29,35 +29,6 @@ def shape_of(seqlen: int, head_dim: int, causal: bool, **options: int) -> Attent
     return AttentionShape(head_dim=head_dim, dtype="bf16", causal=causal, **values)
 
 
-def current() -> list[tuple[hopper_time.Form, bool]]:
-    """Forms whose clocks are recorded for the source as it is."""
-    found = []
-    for form in hopper_time.predictable():
-        for causal in (False, True):
-            try:
-                hopper_time.recorded(form, causal)
-            except LookupError:
-                continue
-            found.append((form, causal))
-    return found
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(512, 512), (333, 461), (1024, 640), (64, 2048)])
-def test_rounds_are_the_tiles_that_a_mask_leaves(causal: bool, seqlen_q: int, seqlen_k: int) -> None:
-    shape = shape_of(seqlen_q, 128, causal, seqlen_k=seqlen_k)
-    form = hopper.ForwardForm(128, 2, 128)
-    walked = sorted(hopper_time._key_tiles(form, shape))
-    rows = -(-seqlen_q // 128)
-    offset = seqlen_k - seqlen_q
-    expected = []
-    for m in range(rows):
-        last = min((m + 1) * 128, seqlen_q) - 1 + offset
-        keys = min(seqlen_k, last + 1) if causal else seqlen_k
-        expected.append(max(0, -(-keys // 128)))
-    assert walked == sorted(expected * 8)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sinks", [0, 300])
 def test_rounds_are_the_tiles_that_a_window_leaves(causal: bool, sinks: int) -> None:
@@ -112,41 +83,6 @@ def test_a_window_is_predicted_by_its_own_clocks() -> None:
     assert found.predicted_s == pytest.approx(main + card.LAUNCH_S, rel=0.01)
 
 
-def test_features_without_a_record_are_named() -> None:
-    point = predict("flash-sm90", shape_of(512, 64, True), "forward", "H200", waves=True, softcap=True, alibi=True)
-    assert isinstance(point.predicted, NoTime)
-    assert "no clocks on record for the forward d64 192x128, pingpong, softcap, alibi" in (point.predicted.reason)
-
-
-def test_longest_tiles_start_first_within_a_group_of_heads() -> None:
-    order = list(hopper_time.longest_first([3, 2, 1], heads=3, group=2))
-    assert order == [3, 3, 2, 2, 1, 1, 3, 2, 1]
-
-
-@pytest.mark.parametrize("pass_", ["forward", "backward"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_predicted_time_is_no_shorter_than_the_bound(pass_: str, head_dim: int) -> None:
-    """Both are of the clock under load."""
-    for seqlen in (1024, 8192):
-        point = predict("flash-sm90", shape_of(seqlen, head_dim, False), pass_, "H200", waves=True)
-        assert point.predicted_s is not None, AGAIN
-        assert point.predicted_s > point.time.seconds
-        row = point.row()
-        assert row["time_predicted_s"] == point.predicted_s
-        rate = row["useful_flops"] / row["time_predicted_s"] / 1e12
-        assert row["tflops_predicted"] == pytest.approx(rate)
-
-
-def test_more_heads_than_the_card_holds_take_another_wave() -> None:
-    for form, causal in current()[:1]:
-        one = hopper_time.clocks(form, shape_of(2048, form.head_dim, causal, heads=4), 10_000)
-        found = hopper_time.recorded(form, causal)
-        rounds = -(-2048 // form.tile.block_n)
-        assert one == pytest.approx(found.line(rounds) + found.beside)
-        narrow = hopper_time.clocks(form, shape_of(2048, form.head_dim, causal, heads=4), 1)
-        assert narrow > 50 * one
-
-
 def test_a_form_without_a_record_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     form = hopper.FORWARD_FORMS[0]
     monkeypatch.setattr(records, "find", lambda *_, **__: None)
@@ -155,13 +91,6 @@ def test_a_form_without_a_record_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     point = predict("flash-sm90", shape_of(1024, 64, False), "forward", "H200", waves=True)
     assert point.predicted_s is None
     assert point.row()["tflops_predicted"] is None
-
-
-def test_clocks_of_another_source_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    form, causal = hopper_time.predictable()[0], False
-    monkeypatch.setattr(hopper_time, "digest_of", lambda *of: "another")
-    with pytest.raises(LookupError, match=r"the source of the forward .* has changed"):
-        hopper_time.recorded(form, causal)
 
 
 def test_kernels_that_differ_are_not_predicted_by_their_form() -> None:
@@ -173,18 +102,6 @@ def test_kernels_that_differ_are_not_predicted_by_their_form() -> None:
     assert newer is not None
     assert older is not None, "it has the sm_80 kernels' own clocks"
     assert older > newer
-
-
-def test_passes_that_algorithms_share_have_one_time() -> None:
-    """In a fixed order only a backward is another kernel, optimistic only a forward."""
-    shape = shape_of(2048, 128, False)
-    exact, fixed, hopeful = (
-        [predict(a, shape, pass_, "H200", waves=True).predicted_s for pass_ in PASSES]
-        for a in ("flash-sm90", "flash-sm90-deterministic", "flash-sm90-optimistic")
-    )
-    assert None not in exact, AGAIN
-    assert fixed == [exact[0], None]
-    assert hopeful[1] == exact[1]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -282,20 +199,6 @@ def test_recorded_clocks_are_what_the_model_says() -> None:
     points, beside = followed_blocks.points_of(form, causal=False)
     assert [round(value) for _, value in points] == [int(row[f"clocks_{n}"]) for n in hopper_time.ROUNDS]
     assert beside == 0
-
-
-def test_recorded_clocks_of_a_window_are_what_the_model_says() -> None:
-    if find_nvdisasm() is None:
-        pytest.skip("needs nvdisasm")
-    form, features = hopper_time.featured()[0]
-    name = hopper_time.name_of(form, features=features)
-    row = records.find(hopper_time.LINES, **{"pass": "forward", "form": name, "causal": True})
-    assert row is not None
-    if row["nvrtc"] != nvrtc_version():
-        pytest.skip(f"recorded with NVRTC {row['nvrtc']}, here is {nvrtc_version()}")
-    assert row["digest"] == hopper_time.digest_of(form, True, features=features), AGAIN
-    points, _ = followed_blocks.points_of(form, True, lengths=(2, 4), features=features)
-    assert [round(value) for _, value in points] == [int(row[f"clocks_{n}"]) for n in (2, 4)]
 
 
 def test_forms_that_add_to_memory_directly_are_refused_by_name() -> None:

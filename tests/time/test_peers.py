@@ -13,13 +13,9 @@ from analysis.loop_model import hopper_warps
 from analysis.loop_model.native import simulate
 from analysis.loop_model.program import Event, Program, Step, Way
 from analysis.shapes import AttentionShape, Tile
-from figures.common import pick
-from figures.time import time_peers
 from kernels.sass import loops
 from kernels.sass.listing import parse_listing
 from kernels.sass.operands import Launch
-from kernels.sass.run import ways
-from repro.experiments import tidy
 from repro.measuring.records import Record, load
 from repro.timing import flash2_time, flash4_time, peers, tables
 from repro.timing.flash2_time import ON_A100, ON_H200
@@ -118,17 +114,6 @@ def test_additions_and_copies_of_warps_are_followed_on_sm_90() -> None:
         loops.program(code, Launch(32, (1, 1, 1), (), architecture="sm_90a"))
 
 
-def test_structs_of_words_follow_each_other_without_gaps() -> None:
-    """12 bytes after 4 begin at 4, not at 8."""
-    code = parse_listing(["1---000 MOV R0, c[0x0][0x218]", "1---000 R2UR UR4, R0", "1---000 EXIT "])
-    data = b"".join(n.to_bytes(4, "little") for n in (5, 6, 7))
-    arguments = [(4, 1), (len(data), int.from_bytes(data, "little"))]
-    launch = Launch(32, (1, 1, 1), arguments)
-    ways(code, launch)
-    with pytest.raises(ValueError, match=r"no argument at c\[0x0\]\[0x220\]"):
-        ways(parse_listing(["1---000 MOV R0, c[0x0][0x220]", "1---000 EXIT "]), launch)
-
-
 def test_counts_leave_out_what_did_not_happen() -> None:
     table = (
         Step("HGMMA.64x128x16 R0", hopper_warps.OPERATIONS["MOV"], 1),
@@ -185,16 +170,6 @@ def test_heads_take_turns_under_a_causal_mask_as_far_as_l2_holds_them() -> None:
     order = list(flash4_time.rounds_of("forward", Tile(128, 128), small))
     assert order == [2, 2, 2, 1, 1, 1]
     assert list(flash4_time.rounds_of("backward", Tile(128, 128), small)) == [2, 1] * 3
-
-
-def test_a_folder_without_a_kernel_is_named(tmp_path: Path) -> None:
-    place = tmp_path / "forward_64_0"
-    place.mkdir()
-    (place / "some.cubin").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"no forward kernel for sm_90a in the cubins of .*64_0"):
-        flash4_time.record(tmp_path, "4.0.0b36", "4.8.1")
-    with pytest.raises(KeyError):
-        flash4_time.seconds("forward", AttentionShape(1, 1, 512, 512, 256, dtype="bf16"))
 
 
 # The comparison
@@ -262,14 +237,6 @@ def test_a_shape_that_is_timed_later_has_the_prediction_of_today() -> None:
     assert not found.first_half
 
 
-def test_halves_follow_from_names_and_short_times_are_not_judged() -> None:
-    found = peers.comparisons()
-    assert sum(one.first_half for one in found) == len(found) / 2
-    short = {one.cell.name for one in found} - {one.cell.name for one in peers.judged(found)}
-    assert len(short) == 5
-    assert all("fp16" in name for name in short)
-
-
 def test_the_page_says_what_the_records_say() -> None:
     page = tables.block("peers").path.read_text(encoding="utf-8")
     found = peers.judged(peers.comparisons())
@@ -309,13 +276,3 @@ def test_counted_clocks_of_small_problems_are_within_what_the_page_says() -> Non
     page = tables.block("peers").path.read_text(encoding="utf-8")
     least, most = (100 * (1 - end(ratios)) for end in (max, min))
     assert f"predicted were {least:.1f} to {most:.1f} % less" in page
-
-
-def test_the_figure_shows_what_has_a_value() -> None:
-    assert time_peers.EXPERIMENTS == peers.EXPERIMENTS
-    frame = tidy(time_peers.EXPERIMENTS, local=False)
-    assert len(time_peers.rows_of(frame)) == len(peers.judged(peers.comparisons()))
-    none = frame.assign(value=float("nan"))
-    assert time_peers.rows_of(none) == []
-    only = pick(frame, implementation=peers.FLASH4)
-    assert {one.cell.peer for one in time_peers.rows_of(only)} == {peers.FLASH4}

@@ -7,13 +7,11 @@ import sys
 
 import pytest
 
-from kernels import hopper
 from kernels.timing import __main__ as records_command
-from kernels.timing import hopper_time
 from repro.timing import tables
 
-SLOW = {"tiles", "rounds"}
-"""They follow machine code; other tests take samples of them."""
+SLOW = {"tiles", "rounds", "choice"}
+"""Other tests take samples of those that follow machine code, and share the last one's seconds."""
 
 
 @pytest.mark.parametrize("name", sorted(tables.TABLES.keys() - SLOW))
@@ -21,12 +19,6 @@ def test_the_page_has_the_table(name: str) -> None:
     block = tables.block(name)
     page = block.path.read_text(encoding="utf-8")
     assert block.put(tables.TABLES[name][1](), page) == page, f"python -m repro.timing tables {name}"
-
-
-def test_every_form_and_feature_has_a_row() -> None:
-    features = hopper_time.feature_table().splitlines()
-    assert len(features) == 2 + sum(map(len, hopper.HEAD_DIMS.values()))
-    assert len(hopper_time.form_table().splitlines()) == 2 + len(hopper_time.kinds())
 
 
 def test_unknown_tables_and_records_are_named() -> None:

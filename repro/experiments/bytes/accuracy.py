@@ -93,7 +93,6 @@ def tensors(inputs: str, dtype: str) -> list[Tensor]:
 
 EXPERIMENT = Experiment(
     "accuracy",
-    "error of forward and gradients against float64",
     cells,
     measure=measure,
     device="host",

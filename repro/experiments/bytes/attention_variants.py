@@ -114,7 +114,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "attention-variants",
-    "every variant of attention: memory, time and error",
     cells,
     predict,
     measure,

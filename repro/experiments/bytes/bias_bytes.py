@@ -114,7 +114,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "bias-bytes",
-    "bytes of a stored bias, and of a computed one",
     cells,
     predict,
     measure,

@@ -93,14 +93,4 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     return counted(run(one, context, tile=tile_of(one), block_mask=mask_of(one)))
 
 
-EXPERIMENT = Experiment(
-    "block-sparse",
-    "block-sparse attention: traffic against density",
-    cells,
-    predict,
-    measure,
-    device="host",
-    also=also,
-    seconds=40,
-    on_demand=True,
-)
+EXPERIMENT = Experiment("block-sparse", cells, predict, measure, device="host", also=also, seconds=40, on_demand=True)

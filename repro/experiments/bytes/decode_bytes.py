@@ -129,7 +129,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "decode-bytes",
-    "bytes of a step of decoding",
     cells,
     predict,
     measure,

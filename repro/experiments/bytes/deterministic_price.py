@@ -109,13 +109,5 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 
 EXPERIMENT = Experiment(
-    "deterministic-price",
-    "what a deterministic backward costs",
-    cells,
-    predict,
-    measure,
-    device="host",
-    also=also,
-    seconds=40,
-    on_demand=True,
+    "deterministic-price", cells, predict, measure, device="host", also=also, seconds=40, on_demand=True
 )

@@ -119,14 +119,4 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     )
 
 
-EXPERIMENT = Experiment(
-    "fp8-bytes",
-    "K and V in fp8: bytes against queries, and what rounding costs",
-    cells,
-    predict,
-    measure,
-    device="host",
-    also=also,
-    seconds=30,
-    on_demand=True,
-)
+EXPERIMENT = Experiment("fp8-bytes", cells, predict, measure, device="host", also=also, seconds=30, on_demand=True)

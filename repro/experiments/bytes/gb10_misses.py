@@ -73,4 +73,4 @@ def _shape(seqlen: int, heads: int) -> AttentionShape:
     return AttentionShape(1, heads, seqlen, seqlen, 64)
 
 
-EXPERIMENT = Experiment("gb10-misses", "FlashAttention's L2 misses on a GB10", predict=predict, also=published)
+EXPERIMENT = Experiment("gb10-misses", predict=predict, also=published)

@@ -45,4 +45,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield row("hbm_compulsory_bytes", once, level="hbm", tool="each tensor once")
 
 
-EXPERIMENT = Experiment("l2-absorption", "SM boundary against HBM", predict=predict, also=points)
+EXPERIMENT = Experiment("l2-absorption", predict=predict, also=points)

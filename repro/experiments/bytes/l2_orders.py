@@ -63,4 +63,4 @@ def predict(one: Cell) -> Iterator[Row]:
         yield row("hbm_read_bytes", read, implementation=name, level="hbm", tool=hbm.method, compulsory_bytes=once)
 
 
-EXPERIMENT = Experiment("l2-orders", "HBM reads by order of walking", predict=predict, also=points)
+EXPERIMENT = Experiment("l2-orders", predict=predict, also=points)

@@ -74,6 +74,4 @@ def predict(one: Cell) -> Iterator[Row]:
         yield row("throughput", value / 1e12, unit=unit, implementation=rate, **known)
 
 
-EXPERIMENT = Experiment(
-    "memory-hierarchy", "memory hierarchy: size, bandwidth, latency, ridge", predict=predict, also=cards
-)
+EXPERIMENT = Experiment("memory-hierarchy", predict=predict, also=cards)

@@ -105,13 +105,4 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
             yield row(metric, float(value), tensor=name, tool="against float64 on the same rounded inputs")
 
 
-EXPERIMENT = Experiment(
-    "optimistic",
-    "optimistic softmax over score drift",
-    cells,
-    predict,
-    measure,
-    device="host",
-    seconds=30,
-    on_demand=True,
-)
+EXPERIMENT = Experiment("optimistic", cells, predict, measure, device="host", seconds=30, on_demand=True)

@@ -172,7 +172,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "packed-sequences",
-    "what padding costs, and packing without it",
     cells,
     predict,
     measure,

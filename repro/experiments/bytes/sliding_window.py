@@ -106,14 +106,4 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     return counted(run(one, context, tile=tile_of(one), bias=bias))
 
 
-EXPERIMENT = Experiment(
-    "sliding-window",
-    "a sliding window: bytes against its size",
-    cells,
-    predict,
-    measure,
-    device="host",
-    also=also,
-    seconds=60,
-    on_demand=True,
-)
+EXPERIMENT = Experiment("sliding-window", cells, predict, measure, device="host", also=also, seconds=60, on_demand=True)

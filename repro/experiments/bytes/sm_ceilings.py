@@ -191,12 +191,4 @@ def _backward(backend: Any, cell: Cell, at: dict[str, Array]) -> None:
     hopper.backward(backend, *operands, at["dout"], at["lse"], *gradients, scale=scale, form=form)
 
 
-EXPERIMENT = Experiment(
-    "sm-ceilings",
-    "a round of the tensor-core kernels' loops: clocks of an SM's units",
-    cells,
-    predict,
-    measure,
-    device="host",
-    seconds=30,
-)
+EXPERIMENT = Experiment("sm-ceilings", cells, predict, measure, device="host", seconds=30)

@@ -93,6 +93,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield row("traffic_bytes", traffic.total_bytes, level="sm", tool="sum over the tile loop")
 
 
-EXPERIMENT = Experiment(
-    "tile-rules", "traffic against tile size, and rules for choosing it", predict=predict, also=points
-)
+EXPERIMENT = Experiment("tile-rules", predict=predict, also=points)

@@ -43,12 +43,5 @@ def also() -> Iterator[Cell]:
 
 
 EXPERIMENT = Experiment(
-    "traffic-attribution",
-    "bytes per tensor: compulsory, re-read, statistics, padding",
-    cells,
-    predicted_traffic,
-    counted_traffic,
-    device="host",
-    also=also,
-    seconds=35,
+    "traffic-attribution", cells, predicted_traffic, counted_traffic, device="host", also=also, seconds=35
 )

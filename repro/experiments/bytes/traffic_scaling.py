@@ -83,12 +83,5 @@ def also() -> Iterator[Cell]:
 
 
 EXPERIMENT = Experiment(
-    "traffic-scaling",
-    "traffic against N, d and M",
-    cells,
-    predicted_traffic,
-    counted_traffic,
-    device="host",
-    also=also,
-    seconds=60,
+    "traffic-scaling", cells, predicted_traffic, counted_traffic, device="host", also=also, seconds=60
 )

@@ -107,7 +107,6 @@ def _torch(chain: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 EXPERIMENT = Experiment(
     "fusion",
-    "operator fusion: bytes of chains, fused and not",
     cells,
     predict,
     measure,

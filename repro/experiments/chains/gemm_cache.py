@@ -60,7 +60,6 @@ def measure(cell: Cell, context: Context) -> list[Row]:
 
 EXPERIMENT = Experiment(
     "gemm-cache",
-    "cache misses of a naive and a tiled product",
     cells,
     predict,
     measure,

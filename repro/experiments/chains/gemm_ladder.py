@@ -78,7 +78,6 @@ def _rows(counted: dict[tuple[str, str], int], shared: dict[str, int], **common:
 
 EXPERIMENT = Experiment(
     "gemm-ladder",
-    "matrix product: bytes at each level of tiling",
     cells,
     predict,
     measure,

@@ -88,13 +88,4 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     return counted_traffic(one, context, partial(run_checkpointed, tiles=tiles))
 
 
-EXPERIMENT = Experiment(
-    "checkpoint-attention",
-    "checkpointing attention: bytes added, bytes freed",
-    cells,
-    predict,
-    measure,
-    device="host",
-    also=also,
-    seconds=10,
-)
+EXPERIMENT = Experiment("checkpoint-attention", cells, predict, measure, device="host", also=also, seconds=10)

@@ -79,7 +79,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "checkpoint-depth",
-    "checkpointing: peak memory and time against depth",
     lambda: scaled(cells()),
     predict,
     measure,

@@ -121,7 +121,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "checkpoint-granularity",
-    "checkpointing: granularity on a transformer",
     lambda: scaled(cells()),
     predict,
     measure,

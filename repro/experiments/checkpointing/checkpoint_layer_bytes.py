@@ -75,7 +75,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "checkpoint-layer-bytes",
-    "bytes a transformer layer saves",
     lambda: scaled(cells()),
     predict,
     measure,

@@ -100,7 +100,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "checkpoint-pareto",
-    "checkpointing: memory against time",
     lambda: scaled(cells()),
     predict,
     measure,

@@ -91,7 +91,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "checkpoint-time",
-    "checkpointing: time of the sublinear plan at published sizes",
     cells,
     predict,
     measure,

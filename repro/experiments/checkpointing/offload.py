@@ -107,7 +107,6 @@ def step(chain: list[nn.Module], x: Tensor, action: str, offload: Any) -> tuple[
 
 EXPERIMENT = Experiment(
     "offload",
-    "store, recompute or offload saved tensors",
     cells,
     predict,
     measure,

@@ -36,7 +36,6 @@ def measure(cell: Cell, context: Context) -> list[Row]:
 
 EXPERIMENT = Experiment(
     "several-ranks",
-    "sharded states, sharded layers and ring attention on several ranks",
     cells,
     predict,
     measure,

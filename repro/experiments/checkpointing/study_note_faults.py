@@ -158,7 +158,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "study-note-faults",
-    "the study notes' faults, run beside the correct forms",
     cells,
     measure=measure,
     device="cpu",

@@ -97,7 +97,6 @@ def _differences(model: TinyLM, batch: Tensor, found: Tensor, implementation: st
 
 EXPERIMENT = Experiment(
     "tiny-lm",
-    "a small language model trained with and without recomputation",
     cells,
     predict,
     measure,

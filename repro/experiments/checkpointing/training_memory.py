@@ -179,7 +179,6 @@ def stream_bandwidth() -> float:
 
 EXPERIMENT = Experiment(
     "training-memory",
-    "accumulation, mixed precision, optimiser states on the host",
     cells,
     predict,
     measure,

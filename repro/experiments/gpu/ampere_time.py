@@ -50,10 +50,5 @@ def measure(one: Cell, context: Context) -> list[Row]:
 
 
 EXPERIMENT = Experiment(
-    "ampere-time",
-    "times on an A100 against predictions from machine code",
-    cells,
-    measure=measure,
-    device="cuda",
-    seconds=seconds_of(cells(), lambda one: 2),
+    "ampere-time", cells, measure=measure, device="cuda", seconds=seconds_of(cells(), lambda one: 2)
 )

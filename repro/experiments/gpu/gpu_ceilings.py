@@ -128,6 +128,4 @@ def _row(one: Cell, value: float, tool: str) -> Row:
     return row(metric, value, unit=unit, tool=tool)
 
 
-EXPERIMENT = Experiment(
-    "gpu-ceilings", "ceilings and memory hierarchy", cells, predict, measure, device="cuda", seconds=20
-)
+EXPERIMENT = Experiment("gpu-ceilings", cells, predict, measure, device="cuda", seconds=20)

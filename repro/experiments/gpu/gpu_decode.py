@@ -78,7 +78,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "gpu-decode",
-    "time of a step of decoding beside its roofline",
     cells,
     predict,
     measure,

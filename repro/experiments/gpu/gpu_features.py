@@ -133,7 +133,6 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "gpu-features",
-    "windows, caps, ALiBi and packed sequences, Hopper's kernels and sm_80's in turn",
     cells,
     predict,
     measure,

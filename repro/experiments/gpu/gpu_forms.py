@@ -37,7 +37,6 @@ def measure(one: Cell, context: Context) -> list[Row]:
 
 EXPERIMENT = Experiment(
     "gpu-forms",
-    "the Hopper kernels' forms in turn",
     cells,
     measure=measure,
     device="cuda",

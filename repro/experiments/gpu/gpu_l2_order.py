@@ -115,11 +115,4 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     return replayed(one, notes, max(gpu.sms, int(notes[:, 0].max()) + 1), L2.of(gpu))
 
 
-EXPERIMENT = Experiment(
-    "gpu-l2-order",
-    "the order of thread blocks, recorded and replayed through L2",
-    cells,
-    measure=measure,
-    device="cuda",
-    seconds=20,
-)
+EXPERIMENT = Experiment("gpu-l2-order", cells, measure=measure, device="cuda", seconds=20)

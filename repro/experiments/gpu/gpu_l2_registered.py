@@ -107,10 +107,5 @@ def measure(one: Cell, context: Context) -> list[Row]:
 
 
 EXPERIMENT = Experiment(
-    "gpu-l2-registered",
-    "HBM reads behind L2 against predictions made before",
-    cells,
-    measure=measure,
-    device="cuda",
-    seconds=seconds_of(len(cells()), BATCH),
+    "gpu-l2-registered", cells, measure=measure, device="cuda", seconds=seconds_of(len(cells()), BATCH)
 )

@@ -73,6 +73,4 @@ def measure(one: Cell, context: Context) -> Iterator[Row]:
     yield timing.row("CUDA events, median, L2 flushed")
 
 
-EXPERIMENT = Experiment(
-    "gpu-ladder", "time of every step of the ladder", cells, predict, measure, device="cuda", also=also, seconds=50
-)
+EXPERIMENT = Experiment("gpu-ladder", cells, predict, measure, device="cuda", also=also, seconds=50)

@@ -60,6 +60,4 @@ def measure(one: Cell, context: Context) -> list[Row]:
     return [row(metric, value, tool=f"torch's and CuPy's pools: {sense}") for metric, (value, sense) in senses.items()]
 
 
-EXPERIMENT = Experiment(
-    "gpu-memory", "peak memory against sequence length", cells, measure=measure, device="cuda", seconds=25
-)
+EXPERIMENT = Experiment("gpu-memory", cells, measure=measure, device="cuda", seconds=25)

@@ -48,11 +48,4 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
         yield timing.row(IN_TURN, implementation=name)
 
 
-EXPERIMENT = Experiment(
-    "gpu-optimistic",
-    "time of the optimistic softmax over score drift",
-    cells,
-    measure=measure,
-    device="cuda",
-    seconds=15,
-)
+EXPERIMENT = Experiment("gpu-optimistic", cells, measure=measure, device="cuda", seconds=15)

@@ -74,12 +74,4 @@ def measure(one: Cell, context: Context) -> list[Row]:
     ]
 
 
-EXPERIMENT = Experiment(
-    "gpu-sm-units",
-    "how busy an SM's units are, by hardware counters",
-    cells,
-    predict,
-    measure,
-    device="cuda",
-    seconds=seconds_of(len(cells()), BATCH),
-)
+EXPERIMENT = Experiment("gpu-sm-units", cells, predict, measure, device="cuda", seconds=seconds_of(len(cells()), BATCH))

@@ -156,7 +156,6 @@ def seconds_of(listed: Sequence[Cell], each: Callable[[Cell], int]) -> float:
 
 EXPERIMENT = Experiment(
     "gpu-throughput",
-    "throughput, ours and the peers in turn",
     cells,
     predict,
     measure,

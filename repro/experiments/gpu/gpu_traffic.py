@@ -107,12 +107,4 @@ def _row(kernel: str, level: str, direction: str, value: int, tool: str) -> Row:
     return row("traffic_bytes", value, tool=tool, kernel=kernel, level=level, direction=direction)
 
 
-EXPERIMENT = Experiment(
-    "gpu-traffic",
-    "our kernels' traffic by hardware counters",
-    cells,
-    predict,
-    measure,
-    device="cuda",
-    seconds=seconds_of(len(cells()), BATCH),
-)
+EXPERIMENT = Experiment("gpu-traffic", cells, predict, measure, device="cuda", seconds=seconds_of(len(cells()), BATCH))

@@ -105,7 +105,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "chen-resnet",
-    "checkpointing: a 1,000-layer ResNet at its published size",
     cells,
     predict,
     measure,

@@ -41,4 +41,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield row("compulsory_bytes", shape.compulsory_bytes, tool="each tensor once")
 
 
-EXPERIMENT = Experiment("decode-published", "decoding as others timed it", predict=predict, also=points)
+EXPERIMENT = Experiment("decode-published", predict=predict, also=points)

@@ -43,4 +43,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield time_row(works, gpu, implementation=f"fused {fused.removesuffix('-released')}")
 
 
-EXPERIMENT = Experiment("fig1-right", "time of unfused operations, forward", predict=predict, also=cards)
+EXPERIMENT = Experiment("fig1-right", predict=predict, also=cards)

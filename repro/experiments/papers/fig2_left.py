@@ -60,13 +60,4 @@ def predict(one: Cell) -> Iterator[Row]:
         yield row("flops", flops, implementation=name, tool="matrix products")
 
 
-EXPERIMENT = Experiment(
-    "fig2-left",
-    "FLOPs and traffic, forward + backward",
-    cells,
-    predict,
-    counted_traffic,
-    device="host",
-    also=also,
-    seconds=30,
-)
+EXPERIMENT = Experiment("fig2-left", cells, predict, counted_traffic, device="host", also=also, seconds=30)

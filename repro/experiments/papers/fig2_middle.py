@@ -46,6 +46,4 @@ def predict(one: Cell) -> Iterator[Row]:
         yield row("time_ms", seconds * 1e3, bound=bound, device=f"NVIDIA {A100_40GB.name}", tool="datasheet rate")
 
 
-EXPERIMENT = Experiment(
-    "fig2-middle", "accesses against block size", cells, predict, counted_traffic, device="host", seconds=20
-)
+EXPERIMENT = Experiment("fig2-middle", cells, predict, counted_traffic, device="host", seconds=20)

@@ -38,4 +38,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield row("peak_memory_bytes", memory.total(alive), tool="sum of the tensors alive")
 
 
-EXPERIMENT = Experiment("fig3-memory", "peak memory against N", predict=predict, also=points)
+EXPERIMENT = Experiment("fig3-memory", predict=predict, also=points)

@@ -49,4 +49,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield time_row(works, gpu)
 
 
-EXPERIMENT = Experiment("fig3-runtime", "run time against N", predict=predict, also=points)
+EXPERIMENT = Experiment("fig3-runtime", predict=predict, also=points)

@@ -45,4 +45,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield row("compulsory_bytes", shape.compulsory_bytes, implementation="HBM", tool="each tensor once")
 
 
-EXPERIMENT = Experiment("mla-published", "decoding on a latent as others timed it", predict=predict, also=points)
+EXPERIMENT = Experiment("mla-published", predict=predict, also=points)

@@ -81,7 +81,6 @@ def measure(cell: Cell, context: Context) -> Iterator[Row]:
 
 EXPERIMENT = Experiment(
     "rabe-staats",
-    "chunked attention: memory beyond inputs and outputs",
     cells,
     predict,
     measure,

@@ -63,4 +63,4 @@ def predict(one: Cell) -> Iterator[Row]:
     yield row("speedup", ratio, unit="x", tool="ratio of rooflines, datasheet")
 
 
-EXPERIMENT = Experiment("speedup", "speed-up per card", predict=predict, also=points)
+EXPERIMENT = Experiment("speedup", predict=predict, also=points)
