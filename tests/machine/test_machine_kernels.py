@@ -97,6 +97,7 @@ CASES = [
     ("sm_80", "standard", "fp16", 64, 70, 100, False),
     ("sm_80", "flash", "bf16", 64, 100, 100, True),
     ("sm_90", "flash", "fp16", 128, 70, 130, False),
+    ("sm_80", "flash", "fp16", 128, 150, 333, True),
     ("sm_90a", "flash-sm90", "bf16", 64, 200, 200, True),
 ]
 MORE = [
@@ -127,7 +128,7 @@ def test_machine_code_is_right_and_moves_what_the_host_counts(case: tuple[Any, .
     assert machine.traffic == host.traffic
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[4]], ids=str)
 def test_late_arrivals_and_drawn_order_change_nothing(case: tuple[Any, ...]) -> None:
     arch, algorithm, dtype, head_dim, n_q, n_k, causal = case
     given = problem(dtype, head_dim, n_q, n_k)
