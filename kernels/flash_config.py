@@ -40,7 +40,8 @@ BIAS_GRADIENTS = ("", "write", "atomic", "workspace")
 # fewer additions to dQ; what limits them is the register file, with no spilled register allowed:
 #
 # forward   a thread of a warp with 16 rows holds head_dim/2 output and block_n/2 score values.
-#           128 x 64 at head_dim 128 is 64 + 32 of 255 registers and 96 KiB of tiles.
+#           128 x 64 at head_dim 128 is 64 + 32 of 255 registers and 96 KiB of tiles; on an A100
+#           32 rows a warp, 128 + 64 registers, and 64 KiB (configure).
 # backward  a thread holds head_dim values of dK and dV for each 16 key rows of its warp: 128
 #           registers at head_dim 128, so every warp has 16 of the 128 rows; at 64, 32 rows.
 # fp32 has tiles of twice the bytes and stages P (and dS) in shared memory.
@@ -382,9 +383,14 @@ def configure(
     )
     one = replace(form, stages=1)
     two_fit = form.shared_bytes <= limit
-    # Tiles that come in turn to two blocks hide more than two stages of one: of a forward in 16 bits,
-    # by the model of time.
-    more_blocks = pass_ == "forward" and dtype != "fp32" and one.blocks_per_sm(limit) > form.blocks_per_sm(limit)
+    # Where shared memory holds one block of two stages but two of one: tiles that come in turn to two
+    # blocks hide more, by the model of time (16 bits; it has none of fp32).
+    more_blocks = (
+        pass_ == "forward"
+        and dtype != "fp32"
+        and 2 * form.shared_bytes > limit
+        and one.blocks_per_sm(limit) > form.blocks_per_sm(limit)
+    )
     if two_fit and not more_blocks:
         return form
     shared_bytes(one, limit)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flash_support import to_bits, to_float
 
+from analysis.hardware import A100_80GB
 from kernels import attention
 from kernels.host import HostBackend
 from kernels.launch import Array, Backend, from_numpy
@@ -93,6 +94,11 @@ def reference(given: dict[str, np.ndarray], dtype: str, causal: bool) -> Results
     return {"out": out, "dq": ds @ k, "dk": ds.swapaxes(2, 3) @ q, "dv": p.swapaxes(2, 3) @ dout}
 
 
+def limits(arch: str) -> dict[str, int]:
+    """Tiles and stages as an A100 has them, where that is the architecture."""
+    return {"shared_limit_bytes": A100_80GB.shared_bytes_per_block} if arch == "sm_80" else {}
+
+
 CASES = [
     ("sm_80", "standard", "fp16", 64, 70, 100, False),
     ("sm_80", "flash", "bf16", 64, 100, 100, True),
@@ -118,8 +124,8 @@ def test_machine_code_is_right_and_moves_what_the_host_counts(case: tuple[Any, .
     given = problem(dtype, head_dim, n_q, n_k)
     backward = not algorithm.endswith("optimistic")
     host, machine = HostBackend(), MachineBackend(arch)
-    ours = run(machine, algorithm, given, dtype, causal, backward)
-    theirs = run(host, algorithm, given, dtype, causal, backward)
+    ours = run(machine, algorithm, given, dtype, causal, backward, **limits(arch))
+    theirs = run(host, algorithm, given, dtype, causal, backward, **limits(arch))
     exact = reference(given, dtype, causal)
     for name, found in ours.items():
         error = np.abs(to_float(found, dtype) - exact[name]).max()
@@ -132,9 +138,9 @@ def test_machine_code_is_right_and_moves_what_the_host_counts(case: tuple[Any, .
 def test_late_arrivals_and_drawn_order_change_nothing(case: tuple[Any, ...]) -> None:
     arch, algorithm, dtype, head_dim, n_q, n_k, causal = case
     given = problem(dtype, head_dim, n_q, n_k)
-    at_once = run(MachineBackend(arch), algorithm, given, dtype, causal, False)
+    at_once = run(MachineBackend(arch), algorithm, given, dtype, causal, False, **limits(arch))
     late = MachineBackend(arch, adversarial=True, seed=3)
-    assert np.array_equal(run(late, algorithm, given, dtype, causal, False)["out"], at_once["out"])
+    assert np.array_equal(run(late, algorithm, given, dtype, causal, False, **limits(arch))["out"], at_once["out"])
 
 
 @pytest.mark.parametrize("mufu", ["above", "below"])
