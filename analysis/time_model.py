@@ -173,6 +173,7 @@ def attention_work(
     traffic: Traffic | None = None,
     hbm: HbmTraffic | None = None,
     specials: int = 0,
+    fma: bool | None = None,
     **options: Any,
 ) -> dict[str, Work]:
     """Work of each kernel of a tiled algorithm ("flash…" or "flash1…").
@@ -181,6 +182,7 @@ def attention_work(
         of the Hopper kernels is known here.
     traffic, hbm: bytes, where the caller has them (other kernels of the pass included).
     specials: of :func:`~analysis.flops.executed_exponentials`.
+    fma: whether products run on FMA units; None: as in the kernels here (:func:`on_fma_units`).
     options: of :func:`~analysis.traffic.predict_traffic`.
     """
     if algorithm == "standard":
@@ -211,7 +213,7 @@ def attention_work(
                 hbm_bytes,
                 wave_efficiency(gpu, blocks, alike=alike),
                 shared,
-                on_fma_units(algorithm, shape.dtype),
+                on_fma_units(algorithm, shape.dtype) if fma is None else fma,
             )
         else:
             works[kernel] = Work(sm_bytes=bytes_, hbm_bytes=hbm_bytes)

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import pandas
 
 from figures import common
-from figures.common import Drawing, key, note, pick, powers_of_two, series
+from figures.common import Drawing, End, curve, finish, key, note, pick
 from repro.experiments import tidy
 
 EXPERIMENTS = ("fig2-middle",)
@@ -25,21 +25,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     rows = pick(frame, metric="traffic_bytes", implementation="flash1-released")
     rows = rows.assign(gigabytes=rows["value"] / 1e9)
     figure, axes = plt.subplots(figsize=(5.6, 3.8), layout="constrained")
-    for tensor, colour in {"q": "#0072B2", "out": "#D55E00", "k": "#009E73"}.items():
-        of_tensor = pick(rows, tensor=tensor, direction="read")
-        for source in ("predicted", "measured"):
-            series(
-                axes,
-                pick(of_tensor, source=source),
-                "block_n",
-                f"{source} {tensor}",
-                y="gigabytes",
-                color=colour,
-                label=tensor if source == "predicted" else None,
-            )
-    powers_of_two(axes, sorted(rows["block_n"].dropna().unique()))
-    axes.set(xlabel="column block Bc (keys)", ylabel="reads (GB)")
-    axes.set_title("Q and O are read again for every column block, K is not")
+    ends: list[End] = []
+    for tensor, colour in {"q": "#0072B2", "out_tmp": "#D55E00", "k": "#009E73"}.items():
+        ends += curve(axes, pick(rows, tensor=tensor, direction="read"), "block_n", tensor, colour, y="gigabytes")
+    title, blocks = "Q and O are read again for every column block, K is not", sorted(rows["block_n"].unique())
+    finish(axes, title, x=blocks, ends=ends, xlabel="column block Bc (keys)", ylabel="reads (GB)")
     key(axes, "host backend", published=False, loc="upper right")
     note(figure, "FlashAttention 2022, forward, N = 1024, d = 64, 16 heads, batch 64.")
     columns = ["source", "tensor", "direction", "block_n", "value"]

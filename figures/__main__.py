@@ -118,7 +118,7 @@ def import_(source: Annotated[Path, typer.Argument(help="what `make gpu-run OUT=
 @app.command()
 def readme() -> None:
     """Write the README's tables and pictures and the tables in docs/ from committed records."""
-    from figures import verdict_table
+    from figures import verdict_strip, verdict_table
     from figures.bytes import memory_hierarchy
 
     page, rows = verdict_table.README, verdict_table.collect(local=False)
@@ -131,6 +131,9 @@ def readme() -> None:
     common.write_text(gallery.PAGE, gallery.page())
     for name in gallery.CHOSEN:
         _draw(name, IMAGES, local=False)
+    common.style()
+    common.save("verdicts", common.Drawing(verdict_strip.draw(rows), verdict_table.table(rows)), IMAGES, style="")
+    for name in (*gallery.CHOSEN, "verdicts"):
         (IMAGES / f"{name}.csv").unlink()
         (IMAGES / f"{name}.png").unlink()
 

@@ -8,8 +8,9 @@ A figure is a module of this package, ``figures/NAME.py``, with ::
 
 ``frame`` is the tidy frame of those experiments (``repro.experiments.tidy``): predicted, measured
 and published rows with the same columns. Predicted values are drawn as lines, measured ones as
-filled points, published ones as hollow points. ``python -m figures NAME`` writes NAME.png, NAME.svg
-and NAME.csv to figures/out/.
+filled points, published ones as hollow points: :func:`curve` does it for a selection, and
+:func:`finish` sets the axes and places the labels. ``python -m figures draw NAME`` writes NAME.png,
+NAME.svg and NAME.csv to figures/out/.
 """
 
 from __future__ import annotations

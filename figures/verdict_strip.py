@@ -24,6 +24,7 @@ COLOURS = {
 #: Evidence -> marker, filled or not: what was run is filled.
 MARKS = {
     Evidence.HARDWARE: ("o", True),
+    Evidence.EXECUTED: ("P", True),
     Evidence.COUNTED: ("s", True),
     Evidence.OTHER: ("^", True),
     Evidence.PUBLISHED: ("o", False),

@@ -46,7 +46,7 @@ START = ("<!-- written by `make readme` from README.md -->", "<!-- end of README
 OUR_KERNELS = re.compile(r"(standard|flash|flash1|gemm|fused)(-(?!attn|eager|sdpa).*)?")
 UNTIMED = (
     "**Our own kernels have not been timed on a GPU yet.** The H200's rows are of PyTorch's, "
-    "cuDNN's and FlashAttention's kernels; ours are executed, checked and counted on the host."
+    "cuDNN's and FlashAttention's kernels; ours are executed on a CPU, their machine code too, and counted."
 )
 #: Columns of the LaTeX tables, with their shares of a line.
 LATEX_COLUMNS = {
@@ -61,6 +61,7 @@ LATEX_COLUMNS = {
 #: Signs that LaTeX's text fonts lack -> what draws them.
 _SIGNS: dict[str, str | int | None] = {
     "Ψ": r"$\Psi$",
+    "Θ": r"$\Theta$",
     "²": r"$^2$",
     "∘": r"$\circ$",
     "√": r"$\surd$",
@@ -124,7 +125,7 @@ def cells(row: Claim) -> dict[str, str]:
         "verdict": row.verdict,
         "found": row.findings,
         "what would overturn it": row.falsifier,
-        "conditions": row.unlike or "like for like",
+        "conditions": row.conditions or "like for like",
         "chosen after seeing the data": row.chosen or "nothing",
         "consistent at most": row.other,
         "within limits at most": row.partial,
@@ -278,9 +279,9 @@ def claims_page(rows: Sequence[Claim]) -> str:
         "from ranges that follow from the kind of quantity (the last table), and a claim "
         "with several numbers is as good as its weakest. What was run, ran on the machine that is "
         "named: bytes that were executed and counted on the host are those at the SM boundary, and "
-        "say nothing about HBM or time. Rows of an H200 can be judged anew only on such a card, "
-        "and four experiments of it (`fig1-right`, `fig3-memory`, `fig3-runtime`, `l2-absorption`) "
-        "are records of runs that this repository cannot repeat.",
+        "say nothing about HBM or time.",
+        card_rows(rows),
+        "![Every claim by its verdict](images/verdicts.svg)",
         _github(
             ["verdict", "claims", "meaning"],
             [[f"**{v}**", str(sum(r.verdict is v for r in rows)), v.meaning] for v in reversed(Verdict)],
@@ -295,7 +296,9 @@ def claims_page(rows: Sequence[Claim]) -> str:
         ]
         parts += [f"## {title}", _github(["claim", "what it says", "verdict", "evidence"], lines)]
     for title, verdict in (("Refuted", Verdict.REFUTED), ("Reproduced within limits", Verdict.WITHIN_LIMITS)):
-        lines = [[r.name, r.findings, r.partial or r.unlike or "like for like"] for r in rows if r.verdict is verdict]
+        lines = [
+            [r.name, r.findings, r.partial or r.conditions or "like for like"] for r in rows if r.verdict is verdict
+        ]
         parts += [f"## {title}", _github(["claim", "found", "conditions"], lines)]
     needed = [
         [r.name, r.needs or "records: see `python -m repro judge`"] for r in rows if r.verdict is Verdict.NOT_TESTED
@@ -303,6 +306,22 @@ def claims_page(rows: Sequence[Claim]) -> str:
     parts += ["## Not tested", _github(["claim", "a test would take"], needed)]
     parts += ["## How far a number may be off", tolerance_table()]
     return "\n\n".join(parts) + "\n"
+
+
+def card_rows(rows: Sequence[Claim]) -> str:
+    """Which claims nobody can judge anew without a card: records of theirs are of one."""
+    needed = []
+    for row in rows:
+        if not row.needs and not any(part.decides.evidence.measured for part in row.parts):
+            continue
+        for name in claims.rows()[row.name].experiments:
+            cards = {str(r.device) for r in load([name], local=False) if r.source == "measured"}
+            if row.name not in needed and any("NVIDIA" in card for card in cards):
+                needed.append(row.name)
+    return (
+        "Nobody can judge these anew without the card that is named in them, on which `make gpu-run` "
+        "measures their experiments: " + "; ".join(needed) + "."
+    )
 
 
 def tolerance_table() -> str:

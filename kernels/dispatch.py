@@ -5,9 +5,8 @@ The Hopper kernels run where all of these hold, in this order; the sm_80 form ru
 1. the device has compute capability 9.0 (their instructions exist nowhere else);
 2. no tile was asked for (tiles of the operator are tiles of the sm_80 form), and no sawtooth with a
    dq in a fixed order;
-3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, masks,
-   dropout, bias, fp8; packed sequences together with a softcap, ALiBi or a window; of the backward
-   at head_dim 64 a softcap in fp16, and one beside ALiBi or a window;
+3. :func:`kernels.hopper.unsupported_reason` has no objection: type, head dimension, scale, an option
+   whose row in ``analysis.features`` does not name them, options that do not go together;
 4. TMA can address every array: rows, heads and batches lie a positive multiple of 16 bytes apart;
 5. no run on this card has found its kernels wrong, hung or slower than the sm_80 form, as the file
    that REPRO_HOPPER_CHECKED names would say.

@@ -1,11 +1,8 @@
 """Drivers of the ladder's last step: the Hopper kernels, what they cover, which form they take.
 
-They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, causal or not,
-grouped heads, sliding windows with sinks, a softcap, ALiBi, sequences of different lengths packed
-one after another, the log-sum-exp and its gradient, and a backward that adds dq in a fixed order.
-Key masks, dropout, block masks, a bias, other head dimensions, a scale that is not positive and, in
-the backward at head_dim 64, a softcap in fp16 or beside a window or ALiBi stay with the sm_80
-kernels: ``unsupported_reason`` says which of them it was.
+They cover fp16 and bf16, head_dim 64, 128 and, in the forward, 256, any lengths, grouped heads, a
+backward that adds dq in a fixed order, and the options whose rows in ``analysis.features`` name this
+family; not all of those together. The sm_80 kernels run the rest: ``unsupported_reason`` says why.
 
 The forward comes exact and, in bf16 and only when asked for, optimistic: the row maximum is looked
 for in the first key tiles alone, and what overflows for that is done again by the exact kernel.
@@ -109,7 +106,8 @@ def unsupported_reason(
     if "packed" in features and head_dim == 256:
         return "packed sequences of head_dim 256 (no persistent form)"
     if "packed" in features and changes:
-        return "packed sequences with a window, a softcap or ALiBi"
+        *others, last = (FEATURES[name].title for name in MASKS_AND_SCORES)
+        return f"packed sequences with {', '.join(others)} or {last}"
     if pass_ == "forward" or backward_form(head_dim, True, featured=True).takes(dtype, changes):
         return None
     asked = " and ".join(each.title for name, each in FEATURES.items() if name in changes)

@@ -23,7 +23,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from analysis.algorithms import Family
 from analysis.arguments import checked, one_of
+from analysis.features import FEATURES
 from analysis.shapes import Tile
 from kernels.flash_config import DTYPE_CODE
 from kernels.launch import Kernel, Pass, Size
@@ -38,8 +40,8 @@ PACKED_BYTES = 56
 SEQUENCE_BYTES = 32
 #: At 256 dk and dv together would take every register of a thread.
 HEAD_DIMS = {"forward": (64, 128, 256), "backward": (64, 128)}
-#: Options of ``analysis.features`` that a form may be compiled with beside a causal mask.
-MASKS_AND_SCORES = ("window", "softcap", "alibi")
+#: Options that a form may be compiled with beside a causal mask, which take one block a query tile.
+MASKS_AND_SCORES = tuple(n for n, each in FEATURES.items() if Family.HOPPER in each.families and each.registers)
 #: Query tiles that a block of the repair looks after at most (``flash_forward_sm90.cu``).
 REPAIR_TILES = 256
 #: Longest sequence of queries for which blocks stay and take several query tiles.

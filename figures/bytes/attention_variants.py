@@ -8,7 +8,7 @@ its own peak: the recomputed matrices are alive in its backward.
 import matplotlib.pyplot as plt
 import pandas
 
-from figures.common import COLOURS, Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, devices, key, label_ends, note, pick, powers_of_two
 from repro.experiments.bytes.attention_variants import HEAD_DIM, LENGTHS
 
 EXPERIMENTS = ("attention-variants",)
@@ -33,22 +33,15 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     for ax, (metric, (title, unit, size)) in zip(axes, PANELS.items(), strict=True):
         rows = pick(frame, metric=metric).copy()
         rows["shown"] = rows["value"] / size
-        ends = []
+        ends: list[End] = []
         for name, (label, colour, marker) in VARIANTS.items():
             some = pick(rows, implementation=name)
             if some.empty:
                 continue  # ours has no time on a CPU
-            predicted, measured = pick(some, source="predicted"), pick(some, source="measured")
-            if len(predicted):
-                series(ax, predicted, "seqlen_q", f"predicted {metric} of {name}", y="shown", color=colour)
-            elif len(measured):
-                known = measured.sort_values("seqlen_q")
-                ax.plot(known["seqlen_q"], known["shown"], color=colour, linewidth=0.7, linestyle=":")
-            series(ax, measured, "seqlen_q", f"measured {metric} of {name}", y="shown", color=colour, marker=marker)
-            known = (predicted if len(predicted) else measured).dropna(subset=["shown"])
-            if len(known):
-                last = known.loc[known["seqlen_q"].idxmax()]
-                ends.append((last["seqlen_q"], last["shown"], label, colour))
+            formula = "predicted" in set(some["source"])
+            sources = ("predicted", "measured") if formula else ("measured",)
+            looks = {"marker": marker} if formula else {"marker": marker, "linewidth": 0.7, "linestyle": ":"}
+            ends += curve(ax, some, "seqlen_q", label, colour, y="shown", sources=sources, points=looks)
         ax.set_yscale("log")
         powers_of_two(ax, LENGTHS)
         ax.set(xlabel="sequence length N", ylabel=unit, xlim=(LENGTHS[0] * 0.85, LENGTHS[-1] * 5))

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import Drawing, devices, label_ends, note, pick, powers_of_two, series
+from figures.common import Drawing, End, curve, devices, label_ends, note, pick, powers_of_two
 from figures.time.throughput import MEASURED, PANELS, TICKS
 from repro.claims.machine.peers import SHAPE, distances
 
@@ -44,16 +44,15 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
 def panel(ax: Axes, rows: pandas.DataFrame) -> None:
     """One pass, head dimension and mask."""
-    ends: list[tuple[float, float, str, str]] = []
+    ends: list[End] = []
     ax.axhline(1, color="black", linewidth=1.2)
     for name in DRAWN:
         label, colour, marker = MEASURED[name]
         points = pick(rows, implementation=name)
         if points.empty:
             continue
-        drawn = series(ax, points, "seqlen_q", label, y="distance", marker=marker, color=colour)
-        last = drawn.iloc[-1]
-        ends.append((float(last["seqlen_q"]), float(last["distance"]), label, colour))
+        looks = {"marker": marker}
+        ends += curve(ax, points, "seqlen_q", label, colour, y="distance", sources=("measured",), points=looks)
     powers_of_two(ax, TICKS)
     ax.set_xlim(420, 16384 * 6)
     spans = rows.drop_duplicates("seqlen_q").sort_values("seqlen_q")

@@ -9,7 +9,7 @@ import pandas
 from matplotlib.axes import Axes
 
 from figures.checkpointing._checkpoint import COLOURS, MIB, NAMES, slope
-from figures.common import Drawing, devices, key, label_ends, note, pick, powers_of_two, series
+from figures.common import Drawing, End, curve, devices, key, label_ends, note, pick, powers_of_two
 
 EXPERIMENTS = ("checkpoint-depth",)
 PANELS = {
@@ -55,20 +55,16 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
 def panel(ax: Axes, rows: pandas.DataFrame, ticks: tuple[int, ...]) -> None:
     """Lines and points of one model, labelled with their slopes."""
-    ends = []
+    ends: list[End] = []
     for name, text in NAMES.items():
         some = pick(rows, implementation=name)
         if some.empty or name == "optimal-at-sqrt":  # on top of sqrt(L) by construction
             continue
-        line, points = pick(some, source="predicted"), pick(some, source="measured")
-        colour = COLOURS[name]
-        if len(line):
-            series(ax, line, "depth", f"predicted {name}", y="mib", color=colour)
-            last = line.loc[line["depth"].idxmax()]
-            label = f"{text}, {slope(line):.2f}"
-            ends.append((float(last["depth"]), float(last["mib"]), label, colour))
-        size = 4 if name == "autograd" else 6
-        series(ax, points, "depth", f"measured {name}", y="mib", color=colour, markersize=size)
+        if name == "autograd":
+            curve(ax, some, "depth", text, COLOURS[name], y="mib", sources=("measured",), points={"markersize": 4})
+            continue
+        label = f"{text}, {slope(pick(some, source='predicted')):.2f}"
+        ends += curve(ax, some, "depth", label, COLOURS[name], y="mib")
     powers_of_two(ax, ticks)
     ax.set_yscale("log")
     ax.set_xlim(ticks[0] / 1.3, float(rows["depth"].max()) * 14)

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, key, label_ends, note, pick, powers_of_two, series
 from repro.claims.attention.fig3_memory import MIB, PAPER, TODAY, prepared
 
 EXPERIMENTS = ("fig3-memory",)
@@ -56,15 +56,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 def panel(ax: Axes, rows: pandas.DataFrame, names: dict[str, str], kind: str) -> None:
     """Predicted lines and the points of one set-up."""
     for name in names:
-        colour = COLOUR[name]
         some = pick(rows, implementation=name)
-        series(ax, pick(some, source="predicted"), "seqlen_q", f"predicted {name}", y="mib", color=colour)
-        series(ax, pick(some, source=kind), "seqlen_q", f"{kind} {name}", y="mib", color=colour)
+        curve(ax, some, "seqlen_q", name, COLOUR[name], y="mib", sources=("predicted", kind))
 
 
-def ends(
-    rows: pandas.DataFrame, names: dict[str, str], kind: str, others: pandas.DataFrame | None = None
-) -> list[tuple[float, float, str, str]]:
+def ends(rows: pandas.DataFrame, names: dict[str, str], kind: str, others: pandas.DataFrame | None = None) -> list[End]:
     """Where the labels go: the last observed point, or the end of the line where none is seen."""
     found = []
     for name, text in names.items():

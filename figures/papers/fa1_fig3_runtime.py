@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import COLOURS, Drawing, key, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, End, curve, key, label_ends, note, pick, powers_of_two
 from repro.claims.attention.fig3_runtime import both_passes
 
 EXPERIMENTS = ("fig3-runtime",)
@@ -50,18 +50,11 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, csv.loc[csv["implementation"].isin([*PAPER, *TODAY]), kept])
 
 
-def panel(
-    ax: Axes, rows: pandas.DataFrame, names: dict[str, tuple[str, str]], kind: str
-) -> list[tuple[float, float, str, str]]:
+def panel(ax: Axes, rows: pandas.DataFrame, names: dict[str, tuple[str, str]], kind: str) -> list[End]:
     """Points and rooflines of one set-up; returns where the labels go."""
-    ends = []
+    ends: list[End] = []
     for name, (text, colour) in names.items():
         some = pick(rows, implementation=name)
-        line = pick(some, source="predicted")
-        if len(line):
-            series(ax, line, "seqlen_q", f"roofline {name}", color=colour)
-        seen = series(ax, pick(some, source=kind), "seqlen_q", f"{kind} {name}", color=colour)
-        if len(seen) or len(line):
-            last = (line if len(line) else seen).sort_values("seqlen_q").iloc[-1]
-            ends.append((last["seqlen_q"], last["value"], text, colour))
+        bounded = "predicted" in set(some["source"])
+        ends += curve(ax, some, "seqlen_q", text, colour, sources=("predicted", kind) if bounded else (kind,))
     return ends

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pandas
 from matplotlib.axes import Axes
 
-from figures.common import Drawing, devices, label_ends, note, pick, powers_of_two, series
+from figures.common import COLOURS, Drawing, curve, devices, label_ends, note, pick, powers_of_two
 from repro.claims.machine.peers import of_one_card, tflops
 
 EXPERIMENTS = ("throughput", "throughput-peers", "gpu-throughput")
@@ -37,7 +37,7 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     figure, axes = plt.subplots(2, 4, figsize=(13.5, 6.6), layout="constrained", sharex=True)
     for line, pass_ in zip(axes, ("forward", "backward"), strict=True):
         for ax, (head_dim, causal) in zip(line, PANELS, strict=True):
-            panel(ax, pick(rows, pass_=pass_, head_dim=head_dim, causal=causal), pass_)
+            panel(ax, pick(rows, pass_=pass_, head_dim=head_dim, causal=causal))
             mask = "causal" if causal else "no mask"
             ax.set_title(f"{pass_}, d = {head_dim}, {mask}")
         line[0].set_ylabel("TFLOP/s")
@@ -53,30 +53,25 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     return Drawing(figure, rows[columns].sort_values(columns[:-1]))
 
 
-def panel(ax: Axes, rows: pandas.DataFrame, pass_: str) -> None:
+def panel(ax: Axes, rows: pandas.DataFrame) -> None:
     """One pass, head dimension and mask."""
-    ends: list[tuple[float, float, str, str]] = []
-
-    def add(drawn: pandas.DataFrame, label: str, colour: str) -> None:
-        if not drawn.empty and label not in {end[2] for end in ends}:
-            last = drawn.iloc[-1]
-            ends.append((float(last["seqlen_q"]), float(last["tflops"]), label, colour))
-
-    bound = pick(rows, source="predicted", implementation="flash-sm90")
-    add(series(ax, bound, "seqlen_q", f"{pass_} bound", y="tflops", color="#999999"), "bound", "#777777")
+    bound = pick(rows, implementation="flash-sm90")
+    line = curve(ax, bound, "seqlen_q", "bound", COLOURS["bound"], y="tflops", sources=("predicted",))
+    ends = [(x, y, label, "#777777") for x, y, label, _ in line]
     for name, (label, colour) in PUBLISHED.items():
-        points = pick(rows, source="published", implementation=name, dtype="fp16")
-        points = points[points["seqlen_q"].isin(TICKS)]
-        add(series(ax, points, "seqlen_q", f"{pass_} {label}", y="tflops", color=colour), label, colour)
+        points = pick(rows, implementation=name, dtype="fp16", seqlen_q=list(TICKS))
+        ends += curve(ax, points, "seqlen_q", label, colour, y="tflops", sources=("published",))
     for name, (label, colour, marker) in MEASURED.items():
         points = pick(rows, source="measured", implementation=name)
         points = points.groupby("seqlen_q", as_index=False).agg({"tflops": "median", "source": "first"})
         if points.empty:
             continue  # not every implementation is installed on every card
-        style: dict[str, Any] = {"marker": marker, "color": colour}
+        style: dict[str, Any] = {"marker": marker}
         if marker == "x":
             style |= {"markeredgecolor": colour, "markeredgewidth": 1.4}
-        add(series(ax, points, "seqlen_q", f"{pass_} {label}", y="tflops", **style), label, colour)
+        end = curve(ax, points, "seqlen_q", label, colour, y="tflops", sources=("measured",), points=style)
+        if label not in [known for *_, known, _ in ends]:  # FA-2 has two names
+            ends += end
     powers_of_two(ax, TICKS)
     ax.set_ylim(bottom=0)
     ax.set_xlim(420, 16384 * 6)

@@ -10,7 +10,7 @@ import pandas
 from matplotlib.axes import Axes
 
 from analysis.hardware import find_gpu
-from figures.common import FILLED, HOLLOW, Drawing, label_ends, note, pick, powers_of_two
+from figures.common import Drawing, End, curve, label_ends, note, pick, powers_of_two
 from repro.experiments.gpu.ampere_time import EXPERIMENT, OURS, PEER
 from repro.timing import ampere_validation, flash2_time
 
@@ -55,22 +55,12 @@ def draw(frame: pandas.DataFrame) -> Drawing:
 
 
 def _panel(ax: Axes, rows: pandas.DataFrame) -> None:
-    ends = []
-
-    def last(drawn: pandas.DataFrame, label: str, colour: str) -> None:
-        if len(drawn):
-            end = drawn.iloc[-1]
-            ends.append((float(end["seqlen_q"]), float(end["tflops"]), label, colour))
-
+    ends: list[End] = []
     for name, (label, colour) in KINDS.items():
-        line = pick(rows, source="predicted", implementation=name)
-        ax.plot(line["seqlen_q"], line["tflops"], color=colour, linewidth=1.5)
-        last(line, label, colour)
-        timed = pick(rows, source="measured", implementation=name)
-        ax.plot(timed["seqlen_q"], timed["tflops"], marker="o", color=colour, **FILLED)
-    points = pick(rows, source="published")
-    ax.plot(points["seqlen_q"], points["tflops"], marker="o", color="#555555", **HOLLOW)
-    last(points, "published", "#555555")
+        some = pick(rows, implementation=name)
+        known = [source for source in ("predicted", "measured") if source in set(some["source"])]
+        ends += curve(ax, some, "seqlen_q", label, colour, y="tflops", sources=known)
+    ends += curve(ax, rows, "seqlen_q", "published", "#555555", y="tflops", sources=("published",))
     powers_of_two(ax, TICKS)
     ax.set_xlim(400, 16384 * 6)
     ax.set_ylim(0, 250)

@@ -17,6 +17,7 @@ from kernels.sass.operands import (
     MASK,
     Block,
     Do,
+    Get,
     Warp,
     as_bits,
     as_float,
@@ -126,6 +127,14 @@ def _simple(f: Callable[..., int], count: int) -> Maker:
     return lambda i, operands, labels, block: _computed(operands, f, block, count)
 
 
+def _addend(text: str, block: Block) -> Get:
+    """A term of a sum. What is subtracted is added as its complement and 1, which carries for 0."""
+    if not text.strip().startswith("-"):
+        return source(text, block)
+    inner = source(text.strip()[1:], block)
+    return lambda w: (~inner(w) & MASK) + 1
+
+
 def _add3(i: Instruction, operands: list[str], labels: Mapping[str, int], block: Block) -> Do:
     carries_out, rest = _leading_predicates(operands)
     terms = [o for o in rest if not is_predicate(o)]
@@ -133,7 +142,7 @@ def _add3(i: Instruction, operands: list[str], labels: Mapping[str, int], block:
     if "64" in i.modifiers:
         put, get = target_wide(operands[0]), wide
     else:
-        put, get = target(operands[0]), source
+        put, get = target(operands[0]), _addend
     sources = [get(o, block) for o in terms]
     outs = [target_predicate(o) for o in carries_out[:1]]
 
@@ -181,7 +190,7 @@ def _lea(i: Instruction, operands: list[str], labels: Mapping[str, int], block: 
     terms = [o for o in rest if not is_predicate(o)]
     put = target(operands[0])
     outs = [target_predicate(o) for o in carries_out]
-    a, b = source(terms[0], block), source(terms[1], block)
+    a, b = source(terms[0], block), _addend(terms[1], block)
     shift = int(terms[-1], 16)
     sign = "SX32" in i.modifiers
     upper = source(terms[2], block) if "HI" in i.modifiers and not sign else None

@@ -55,6 +55,11 @@ _USUAL_TENSOR = _bits(
 _USUAL_MODES = _bits(_Key.BackendSelect, _Key.ADInplaceOrView)
 
 
+#: Tensors that are no subclass with a mind of its own.
+_PLAIN = (Tensor, torch.nn.Parameter)
+_keys_of = torch._C._dispatch_keys
+
+
 def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
     """(out, lse) of the operator ``repro::flash_attention``; arguments as in its schema."""
     result: tuple[Tensor, Tensor] = _call("flash_attention", inputs)
@@ -116,13 +121,13 @@ def _direct(inputs: Sequence[Any]) -> bool:
         return False
     if torch.autograd._profiler_enabled():  # it lists operators
         return False
-    for tensor in inputs:
-        if isinstance(tensor, Tensor) and (
-            type(tensor) not in (Tensor, torch.nn.Parameter)
-            or torch._C._dispatch_keys(tensor).raw_repr() & ~_USUAL_TENSOR
-        ):
+    found = 0
+    for each in inputs:
+        if type(each) in _PLAIN:
+            found |= _keys_of(each).raw_repr()
+        elif isinstance(each, Tensor):
             return False
-    return True
+    return not found & ~_USUAL_TENSOR
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -152,7 +157,7 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tenso
 def _backward(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *options: Any
 ) -> tuple[Tensor, ...]:
-    chosen, needed = Options(*options[:-1]), options[-1]
+    chosen, needed = Options(*options[:-1]), _of_all(options[-1])
     grads = _gradients(q, k, v, chosen, needed)
     engine.backward(dout, dlse, q, k, v, out, lse, grads, chosen, needed)
     return grads
@@ -160,7 +165,12 @@ def _backward(
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, ...]:
     _dout, _dlse, q, k, v, _out, _lse, *options, needed = inputs
-    return _gradients(q, k, v, Options(*options), needed)
+    return _gradients(q, k, v, Options(*options), _of_all(needed))
+
+
+def _of_all(needed: Sequence[bool]) -> list[bool]:
+    """Of q, k, v and each option that has a gradient; of options that a caller leaves out, False."""
+    return [*needed, *[False] * (3 + len(DIFFERENTIABLE) - len(needed))]
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, options: Options, needed: list[bool]) -> tuple[Tensor, ...]:

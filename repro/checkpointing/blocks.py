@@ -28,6 +28,7 @@ from torch.utils import _pytree
 
 from analysis.arguments import byte_count, flag, methods, whole
 from analysis.checkpointing import InfeasibleBudgetError
+from analysis.checkpointing.modules import checkpoint_code
 
 from .arguments import Arguments
 from .block_runs import InnerGradientError, again_in_backward, replaced
@@ -109,16 +110,7 @@ class BlockPlan:
 
     def code(self, model: str = "model") -> str:
         """Python that applies the plan without this package, two ways."""
-        return (
-            "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (\n"
-            "    apply_activation_checkpointing,\n)\n"
-            f"recompute = {{{model}.get_submodule(name) for name in {list(self.recompute)!r}}}\n"
-            f"apply_activation_checkpointing({model}, check_fn=lambda m: m in recompute)\n"
-            "# or, keeping the names of parameters as they are:\n"
-            "# from functools import partial; from torch.utils.checkpoint import checkpoint\n"
-            "# for block in recompute:\n"
-            "#     block.forward = partial(checkpoint, block.forward, use_reentrant=False)\n"
-        )
+        return checkpoint_code(self.recompute, model)
 
     def applied(self, model: nn.Module, *, check_recompute: bool = True) -> AbstractContextManager[None]:
         """While open, the blocks run again in the backward, in the modules' own places.

@@ -8,16 +8,18 @@ what would overturn the claim, so the words and the judgement cannot differ.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
-from repro.claims.tolerances import COUNT, EDGE, EXPONENT, Tolerance
+from repro.claims.tolerances import COUNT, EDGE, EXPONENT, ORDER, SHARE, STATED, Tolerance
 
 
 class Evidence(StrEnum):
     """Where the number that decides comes from, the strongest kind first."""
 
     HARDWARE = "hardware counter or clock"
+    EXECUTED = "machine code executed"
     COUNTED = "executed and counted on the host"
     OTHER = "another program's count"
     PUBLISHED = "published numbers only"
@@ -26,7 +28,7 @@ class Evidence(StrEnum):
     @property
     def measured(self) -> bool:
         """Whether something was run."""
-        return self in (Evidence.HARDWARE, Evidence.COUNTED, Evidence.OTHER)
+        return self in (Evidence.HARDWARE, Evidence.EXECUTED, Evidence.COUNTED, Evidence.OTHER)
 
 
 class Verdict(StrEnum):
@@ -65,24 +67,27 @@ class Origin(StrEnum):
 DIGITS = 1e-12
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Part:
     """One number that a claim stands or falls with.
 
     ``value`` in [low, high] agrees; outside that but in ``limits`` it agrees within limits, and
     ``why`` says which. NaN means that there is no evidence; then ``otherwise`` is asked instead.
     Only evidence from something that was run can reproduce; all other evidence is consistent.
+    ``kind`` is the rule that the range follows; ``why`` also tells how a row deviates from it.
     """
 
     what: str
     value: float
     evidence: Evidence
+    _: KW_ONLY
     low: float = -math.inf
     high: float = math.inf
     limits: tuple[float, float] | None = None
     why: str = ""
     form: str = ".3g"
     otherwise: Part | None = None
+    kind: Tolerance = STATED
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
@@ -92,7 +97,7 @@ class Part:
         if self.limits is not None:
             if not (self.limits[0] <= self.low and self.high <= self.limits[1]):
                 raise ValueError(f"{self.what}: limits {self.limits} are narrower than {(self.low, self.high)}")
-            if not self.why:
+            if not self.why and self.kind is STATED:
                 raise ValueError(f"{self.what}: limits {self.limits} without saying which they are")
 
     @property
@@ -101,6 +106,11 @@ class Part:
         if math.isnan(self.value) and self.otherwise is not None:
             return self.otherwise.decides
         return self
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """What does not overturn the claim: the limits, or the range where there are none."""
+        return self.decides.limits or (self.decides.low, self.decides.high)
 
     @property
     def on_the_edge(self) -> bool:
@@ -117,7 +127,7 @@ class Part:
         part = self.decides
         if math.isnan(part.value):
             return Verdict.NOT_TESTED
-        low, high = part.limits or (part.low, part.high)
+        low, high = self.allowed
         if part.on_the_edge or low <= part.value <= high:
             if not part.evidence.measured:
                 return Verdict.CONSISTENT
@@ -129,7 +139,7 @@ class Part:
     def falsifier(self) -> str:
         """The values that would overturn the claim, in words."""
         part = self.decides
-        low, high = part.limits or (part.low, part.high)
+        low, high = self.allowed
         least, most = f"{low:{part.form}}", f"{high:{part.form}}"
         if low == -math.inf:
             return f"{part.what} above {most}"
@@ -148,16 +158,18 @@ class Part:
         text = f"{part.what} {part.value:{part.form}}"
         if part.on_the_edge:
             return f"{text} (on the edge)"
-        if not part.low <= part.value <= part.high and self.verdict is not Verdict.REFUTED:
-            text += f" ({part.why})"
-        return text
+        if part.low <= part.value <= part.high or self.verdict is Verdict.REFUTED:
+            return text
+        near = part.kind is not SHARE and any(abs(part.value - end) < EDGE * abs(end) for end in self.allowed)
+        why = part.why or f"within a factor of {part.kind.factor:g}"
+        return f"{text} ({why}{', on the edge of the limits' if near else ''})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """One claim, judged: what it says, what was found, and what would overturn it.
 
-    ``unlike`` says how the conditions differ from the source's ("" where they are the same). What
+    ``conditions`` says how they differ from the source's ("" where they are the same). What
     a verdict cannot go beyond, each with its reason ("" for none): ``chosen``, coefficients chosen
     after seeing the source's numbers, and ``other``, another quantity or other conditions than the
     source's, leave consistent; ``partial``, only some of the cases, leaves within limits;
@@ -172,14 +184,14 @@ class Claim:
     measured: str
     published: str
     parts: tuple[Part, ...]
-    unlike: str
+    conditions: str
     chosen: str
+    other: str
+    partial: str
+    needs: str
     command: str
-    other: str = ""
-    partial: str = ""
-    needs: str = ""
     #: Whether the prediction decides anything, or only stands beside.
-    compared: bool = True
+    compared: bool
 
     @property
     def verdict(self) -> Verdict:
@@ -223,31 +235,29 @@ def agreement(
     evidence: Evidence,
     *,
     share: float | None = None,
-    limits: float | None = None,
     why: str = "",
     otherwise: Part | None = None,
 ) -> Part:
     """A part that asks whether found / expected is 1, within the tolerance of its kind.
 
-    share, limits: where the row deviates from its kind, with ``why``; limits is a factor up or
-    down: 1.5 allows 1/1.5 to 1.5.
+    share: where the row deviates from its kind, with ``why``.
     """
-    if (share is not None or limits is not None) and not why:
+    if share is not None and not why:
         raise ValueError(f"{what}: a tolerance of its own without saying why")
-    share, factor = kind.share if share is None else share, limits
-    if limits is None and evidence.measured:  # what is printed or derived agrees or does not
-        factor = kind.factor
-    low, high = 1 - max(share, DIGITS), 1 + max(share, DIGITS)
+    share = max(kind.share if share is None else share, DIGITS)
+    # What is printed or derived agrees or does not.
+    factor = kind.factor if evidence.measured else None
     return Part(
-        what=what,
-        value=found / expected if expected else math.nan,
-        low=low,
-        high=high,
-        evidence=evidence,
-        limits=None if factor is None else (min(1 / factor, low), max(factor, high)),
-        why=why or kind.because,
+        what,
+        found / expected if expected else math.nan,
+        evidence,
+        low=1 - share,
+        high=1 + share,
+        limits=None if factor is None else (min(1 / factor, 1 - share), max(factor, 1 + share)),
+        why=why,
         form=".4g",
         otherwise=otherwise,
+        kind=kind,
     )
 
 
@@ -259,4 +269,32 @@ def exact(what: str, found: float, expected: float = 1) -> Part:
 def exponent(what: str, found: float, expected: float, evidence: Evidence) -> Part:
     """A part that asks for a log-log slope."""
     low, high = expected - EXPONENT.share, expected + EXPONENT.share
-    return Part(what=what, value=found, low=low, high=high, evidence=evidence, form=".2f")
+    return Part(what, round(found, 6) + 0.0, evidence, low=low, high=high, form=".2f", kind=EXPONENT)
+
+
+def between(what: str, found: float, low: float, high: float, evidence: Evidence, form: str = ".3g") -> Part:
+    """A part that asks for an interval that the source states; what was run may be a tenth beyond."""
+    factor = STATED.factor or 1
+    limits = (low / factor, high * factor) if evidence.measured else None
+    return Part(what, found, evidence, low=low, high=high, limits=limits, why=STATED.because, form=form)
+
+
+def more(what: str, found: float, evidence: Evidence, form: str = ".3g") -> Part:
+    """A part that asks for a ratio above 1."""
+    return Part(what, found, evidence, low=1.0, form=form, kind=ORDER)
+
+
+def less(what: str, found: float, evidence: Evidence, form: str = ".3g") -> Part:
+    """A part that asks for a ratio below 1."""
+    return Part(what, found, evidence, high=1.0, form=form, kind=ORDER)
+
+
+def share_of(what: str, right: Iterable[bool], evidence: Evidence, why: str, *, ask: float = 1.0) -> Part:
+    """A part that asks in how many cases a claim is right: all, or half for within limits.
+
+    ask: the largest share that the claim's own range can hold, where that is less than all.
+    """
+    cases = [bool(case) for case in right]
+    value = sum(cases) / len(cases) if cases else math.nan
+    limits = (ask * SHARE.least, 1.0)
+    return Part(what, value, evidence, low=1.0, high=1.0, limits=limits, why=why, kind=SHARE)

@@ -20,15 +20,17 @@ claim is one function in one file.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from repro.claims.protocol import Claim, Part
+from repro.claims.protocol import Claim, Origin, Part
 
 if TYPE_CHECKING:
     import pandas
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from repro.claims.works import Work
 
 NOT_MEASURED = "not measured"
+#: A number in a text that is not there, as Python writes it.
+MISSING = re.compile(r"(?<![a-zA-Z])nan(?![a-wyz])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,22 +61,25 @@ class Row:
     statement: str
     work: Work
     where: str
+    #: Whose records decide, and the figure (or experiment) that shows them.
     experiments: tuple[str, ...]
     shown: str
     judge: Callable[[pandas.DataFrame], Finding]
-    conditions: str
-    chosen: str
-    other: str
-    partial: str
-    needs: str
+    #: How what is measured differs from the source's own run.
+    conditions: str = ""
+    #: What keeps the verdict down whatever agrees (see ``Claim``).
+    chosen: str = ""
+    other: str = ""
+    partial: str = ""
+    needs: str = ""
     #: Whether the predicted values decide: a formula off by 1.3 changes the verdict.
-    compared: bool
+    compared: bool = True
     #: Changes of the records, each of which must change the verdict.
-    overturn: tuple[Scale | Mirror, ...]
+    overturn: tuple[Scale | Mirror, ...] = ()
     #: For a refuted claim: the records as they would have to be for it to be right.
-    as_claimed: Change | None
+    as_claimed: Change | None = None
     #: For a claim whose quantity nobody has measured: the test of what a record would do.
-    no_records: str
+    no_records: str = ""
 
     @property
     def source(self) -> str:
@@ -80,88 +87,44 @@ class Row:
         return f"{self.work.title}, {self.where}" if self.where else self.work.title
 
     @property
+    def origin(self) -> Origin:
+        """Whose claim it is."""
+        return self.work.origin
+
+    @property
     def command(self) -> str:
         """What judges it again: its figure, or an experiment that no figure shows."""
         if not self.shown:
             return "nothing here"
-        experiment = "-" in self.shown
-        return f"make {'measure EXPERIMENT=' if experiment else 'figures/out/'}{self.shown}" + (
-            "" if experiment else ".svg"
-        )
+        return f"make measure EXPERIMENT={self.shown}" if "-" in self.shown else f"make figures/out/{self.shown}.svg"
 
     def judged(self, frame: pandas.DataFrame) -> Claim:
         """The claim as the frame has it."""
         return self.found(self.judge(frame))
 
     def found(self, finding: Finding) -> Claim:
-        """The claim with this finding."""
-        return Claim(
-            name=self.name,
-            statement=self.statement,
-            source=self.source,
-            origin=self.work.origin,
-            predicted=finding.predicted,
-            measured=finding.measured,
-            published=finding.published,
-            parts=tuple(finding.parts),
-            unlike=self.conditions,
-            chosen=self.chosen,
-            command=self.command,
-            other=self.other,
-            partial=self.partial,
-            needs=self.needs,
-            compared=self.compared,
-        )
+        """The claim with this finding; a text about a number that is missing says so."""
+        told: dict[str, Any] = {
+            "predicted": finding.predicted,
+            "measured": NOT_MEASURED if MISSING.search(finding.measured) else finding.measured,
+            "published": "-" if MISSING.search(finding.published) else finding.published,
+        }
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(Claim) if hasattr(self, f.name)}
+        return Claim(**shared, **told, parts=tuple(finding.parts))
 
 
 _ROWS: dict[str, Row] = {}
+Judge = Callable[["pandas.DataFrame"], Finding]
 
 
-def claim(
-    name: str,
-    statement: str,
-    work: Work,
-    where: str = "",
-    *,
-    experiments: tuple[str, ...],
-    shown: str,
-    conditions: str = "",
-    chosen: str = "",
-    other: str = "",
-    partial: str = "",
-    needs: str = "",
-    compared: bool = True,
-    overturn: tuple[Scale | Mirror, ...] = (),
-    as_claimed: Change | None = None,
-    no_records: str = "",
-) -> Callable[[Callable[[pandas.DataFrame], Finding]], Callable[[pandas.DataFrame], Finding]]:
-    """Register the function that judges a claim; ValueError if its name is taken.
+def claim(name: str, statement: str, work: Work, where: str = "", **fields: Any) -> Callable[[Judge], Judge]:
+    """Register the function that judges a claim, with the fields of :class:`Row`; ValueError if its
+    name is taken."""
 
-    conditions: how what is measured differs from the source's own run.
-    chosen, other, partial, needs: what keeps the verdict down whatever agrees (see ``Claim``).
-    """
-
-    def register(judge: Callable[[pandas.DataFrame], Finding]) -> Callable[[pandas.DataFrame], Finding]:
+    def register(judge: Judge) -> Judge:
         if name in _ROWS:
             raise ValueError(f"{name!r} is claimed by {_ROWS[name].judge} and by {judge}")
-        _ROWS[name] = Row(
-            name=name,
-            statement=statement,
-            work=work,
-            where=where,
-            experiments=experiments,
-            shown=shown,
-            judge=judge,
-            conditions=conditions,
-            chosen=chosen,
-            other=other,
-            partial=partial,
-            needs=needs,
-            compared=compared,
-            overturn=overturn,
-            as_claimed=as_claimed,
-            no_records=no_records,
-        )
+        _ROWS[name] = Row(name=name, statement=statement, work=work, where=where, judge=judge, **fields)
         return judge
 
     return register

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pandas
 
 from repro.claims.register import NOT_MEASURED
 
 NAN = float("nan")
-
-
-def picked(frame: pandas.DataFrame, **wanted: object) -> pandas.DataFrame:
-    """The rows with these values, those without a number left out."""
-    for column, value in wanted.items():
-        if column not in frame:
-            return frame.iloc[:0]
-        frame = frame[frame[column] == value]
-    return frame.dropna(subset=["value"])
-
-
-def one(frame: pandas.DataFrame, **wanted: object) -> float:
-    """The first of them, NaN where there is none."""
-    found = picked(frame, **wanted)["value"]
-    return float(found.iloc[0]) if len(found) else NAN
-
-
-def growth(frame: pandas.DataFrame, **wanted: object) -> float:
-    """Measured log-log slope between the two largest depths."""
-    rows = picked(frame, metric="peak_bytes", source="measured", **wanted).sort_values("depth")
-    if len(rows) < 2:
-        return NAN
-    first, last = rows.iloc[-2], rows.iloc[-1]
-    return math.log(last["value"] / first["value"]) / math.log(last["depth"] / first["depth"])
-
-
-def text(value: float, form: str = ".2f") -> str:
-    return format(value, form) if math.isfinite(value) else NOT_MEASURED
+GB = 1e9
+Number = TypeVar("Number", float, pandas.Series)
 
 
 def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
@@ -55,7 +32,100 @@ def pick(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
     return rows
 
 
+def known(frame: pandas.DataFrame, **wanted: Any) -> pandas.DataFrame:
+    """Those of them that have a number."""
+    return pick(frame, **wanted).dropna(subset=["value"])
+
+
+def one(frame: pandas.DataFrame, **wanted: Any) -> float:
+    """The first number of them, NaN where there is none."""
+    found = known(frame, **wanted)["value"]
+    return float(found.iloc[0]) if len(found) else NAN
+
+
+def by(frame: pandas.DataFrame, column: str, **wanted: Any) -> pandas.Series:
+    """Their numbers by a column."""
+    return known(frame, **wanted).set_index(column)["value"].astype(float)
+
+
+def over(frame: pandas.DataFrame, top: str, under: str, index: str | list[str], **wanted: Any) -> pandas.Series:
+    """One implementation's numbers over another's, at every point that both have."""
+    rows = known(frame, implementation=[top, under], **wanted)
+    wide = rows.pivot_table(index=index, columns="implementation", values="value")
+    if not {top, under} <= set(wide):
+        return pandas.Series(dtype=float)
+    return (wide[top] / wide[under]).dropna()
+
+
+def against_sums(rows: pandas.DataFrame, keys: Sequence[str]) -> pandas.Series:
+    """Measured over predicted at every point that both have: counts against the theory."""
+    rows = rows.dropna(subset=["value"]).reindex(columns=["source", "value", *keys])
+    rows = rows.assign(**{key: rows[key].astype(object).where(rows[key].notna(), "") for key in keys})
+    wide = rows.pivot_table(index=list(keys), columns="source", values="value", aggfunc="sum", sort=False)
+    if not {"measured", "predicted"} <= set(wide):
+        return pandas.Series(dtype=float)
+    return (wide["measured"] / wide["predicted"]).dropna()
+
+
 def worst(ratio: pandas.Series) -> float:
     """The value farthest from 1, NaN if there is none: what a claim about many points hangs on."""
-    known = ratio.dropna()
-    return float(known.iloc[(known - 1).abs().argmax()]) if len(known) else NAN
+    found = ratio.dropna()
+    return float(found.iloc[(found - 1).abs().argmax()]) if len(found) else NAN
+
+
+def growth(frame: pandas.DataFrame, **wanted: Any) -> float:
+    """Measured log-log slope of the peak between the two largest depths."""
+    rows = known(frame, metric="peak_bytes", source="measured", **wanted).sort_values("depth")
+    if len(rows) < 2:
+        return NAN
+    first, last = rows.iloc[-2], rows.iloc[-1]
+    return math.log(last["value"] / first["value"]) / math.log(last["depth"] / first["depth"])
+
+
+def logarithm(first: int, last: int) -> float:
+    """The log-log slope of a logarithm between two depths."""
+    return math.log(math.log(last) / math.log(first)) / math.log(last / first)
+
+
+def text(value: float, form: str = ".2f") -> str:
+    """A number, or that there is none."""
+    return format(value, form) if math.isfinite(value) else NOT_MEASURED
+
+
+def off(ratio: float, form: str = "+.2%") -> str:
+    """How far a ratio that should be 1 is from it."""
+    return f"worst {ratio - 1:{form}}" if math.isfinite(ratio) else NOT_MEASURED
+
+
+def span(values: pandas.Series, form: str = ".2f") -> str:
+    """Least to most; NaN as text where there are none."""
+    return f"{values.min():{form}} to {values.max():{form}}x"
+
+
+@dataclass
+class _Mutation:
+    """Which call of :func:`formula` is off, up (1) or down (-1), and how many there were."""
+
+    place: int = -1
+    direction: int = 0
+    calls: int = 0
+
+
+_mutation = _Mutation()
+
+
+def formula(value: Number, factor: float = 1.3) -> Number:
+    """A number that theory gives and a judge compares; a test multiplies and divides it by the
+    factor, which is larger where the range is, and asks for another verdict."""
+    place, _mutation.calls = _mutation.calls, _mutation.calls + 1
+    return value * factor**_mutation.direction if place == _mutation.place else value
+
+
+@contextmanager
+def formula_off(place: int, direction: int) -> Iterator[_Mutation]:
+    """Judge with the formula called at this place off; gives how many were called."""
+    _mutation.place, _mutation.direction, _mutation.calls = place, direction, 0
+    try:
+        yield _mutation
+    finally:
+        _mutation.place, _mutation.direction = -1, 0

@@ -94,6 +94,14 @@ def transformer_chain(
     return Chain(tuple(stages), input_bytes=activation, input_gradient_bytes=activation)
 
 
+def layer_names(model: str, count: int) -> list[str] | None:
+    """What transformers calls the layers of a named decoder; None for other chains."""
+    known = PRESETS.get(model)
+    kind = known.kind if known is not None else model
+    where = {"gpt": "transformer.h", "llama": "model.layers"}.get(kind)
+    return None if where is None else [f"{where}.{i}" for i in range(count)]
+
+
 def stage_seconds(decoder: Decoder, batch: int, gpu: Gpu, attention: str) -> dict[str, tuple[float, float]]:
     """Seconds of a layer's halves, forward and backward, by the time model of ``predict``.
 

@@ -54,9 +54,10 @@ def command(
         words = part_of(part)
         print(f"\n- {words['number']}: {words['value']}, {words['verdict']}")
         print(f"  agrees in {words['agrees in']}, within limits in {words['within limits in']}; {words['evidence']}")
+        print(f"  rule: {words['rule']}")
     print()
     for title, text in (
-        ("conditions", one.unlike),
+        ("conditions", one.conditions),
         ("chosen after seeing the data", one.chosen),
         ("consistent at most", one.other),
         ("within limits at most", one.partial),
@@ -83,6 +84,7 @@ def part_of(part: claims.Part) -> dict[str, object]:
         "within limits in": " to ".join(limits) or "-",
         "verdict": str(used.verdict),
         "evidence": str(used.evidence),
+        "rule": f"{used.kind.kind}: {used.kind.because}" + f"; here: {used.why}" * bool(used.why),
     }
 
 

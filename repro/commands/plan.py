@@ -12,7 +12,7 @@ import typer
 
 from analysis.rank_memory import Ranks
 from repro.commands import output, sweep
-from repro.commands.chains import PRESETS, Resident, chain_of, imported, is_whole
+from repro.commands.chains import PRESETS, Resident, chain_of, imported, is_whole, layer_names
 from repro.measuring.images import UNSAID, own_look, settle
 from repro.measuring.progress import counter
 
@@ -137,8 +137,35 @@ def command(
     _tables(model, chain, rows, budget_bytes)
     if chosen is not None:
         describe(chain, chosen, actions)
+        if budget_bytes is not None and pipeline == 1:
+            _whole_layers(model, chain, budget_bytes)
     elif actions:
         raise ValueError("--actions needs a --budget or a --strategy to choose one plan")
+
+
+def _whole_layers(model: str, chain: Chain, budget_bytes: int) -> None:
+    """The same budget by recomputing whole layers, as torch alone does it, with code."""
+    from analysis.checkpointing import InfeasibleBudgetError, Keep, Op, greedy
+    from analysis.checkpointing.modules import checkpoint_code, layers_of
+
+    names = layer_names(model, len(chain) // 2)
+    if names is None:
+        return
+    layers = layers_of(chain, 2)
+    try:
+        plan = greedy(layers, budget_bytes)
+    except InfeasibleBudgetError as error:
+        print(f"\nby whole layers it does not fit: that takes {output.of_bytes(error.smallest_budget_bytes)} at least")
+        return
+    again = sorted({a.stage for a in plan.schedule if a.op is Op.FORWARD and a.keep is not Keep.ALL})
+    if not again:
+        return
+    found = row(layers, plan, plan.peak_bytes)
+    print(
+        f"\nby whole layers: recompute {len(again)} of {len(layers)}, peak {output.of_bytes(plan.peak_bytes)}", end=""
+    )
+    print(f", {found['overhead']:+.1%} time; for a model of transformers:\n")
+    print(checkpoint_code([names[stage - 1] for stage in again]), end="")
 
 
 def whole(

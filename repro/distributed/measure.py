@@ -44,9 +44,9 @@ WIDTH, DEPTH, ROWS = 768, 12, 4
 LAYER = (512, 1, 768, 12)
 #: Ring attention: batch, heads, kv_heads, seqlen, head_dim.
 RING = (1, 4, 2, 128, 32)
-
 RING_CASES = ((False, "contiguous"), (True, "contiguous"), (True, "zigzag"))
-
+#: Rows that a rank holds, whatever the number of ranks, where its memory is followed.
+BLOCK, MEMORY = 64, "contiguous, a block a rank"
 ENGINES = ("data-parallel", "torch-zero-1", "zero-2-by-parameter", "fsdp2-zero-2", "fsdp2-zero-3")
 
 
@@ -225,6 +225,21 @@ def ring(causal: bool, placement: str, dtype: torch.dtype, local: LocalAttention
     ]
 
 
+def ring_memory(local: LocalAttention | None) -> list[Row]:
+    """Ring attention of ``BLOCK`` rows a rank: the most that a rank has alive in a step."""
+    batch, heads, kv_heads, _, head_dim = RING
+    leaves = [torch.randn(batch, h, BLOCK, head_dim, device=device()) for h in (heads, kv_heads, kv_heads)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    with LiveBytes(leaves) as live:
+        out = ring_attention(*leaves, causal=False, placement="contiguous", local=local)
+        assert isinstance(out, Tensor)
+        out.sum().backward()
+    seqlen = BLOCK * dist.get_world_size()
+    cell = {"experiment": "ring-attention", "implementation": MEMORY, "seqlen_q": seqlen, "seqlen_k": seqlen}
+    return [_row(cell, "peak_bytes", live.peak_bytes)]
+
+
 def one_rank(causal: bool, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, dq, dk, dv of dense attention over the whole sequence, in the inputs' type."""
     leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
@@ -240,13 +255,18 @@ def one_rank(causal: bool, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tup
 
 
 def transported(cell: Row, counted: TransportBytes, pass_: str = "-") -> list[Row]:
-    """Bytes at the sockets, of a rank in the mean: none where tensors do not go over sockets."""
+    """Bytes at the sockets, sent and received by a rank in the mean: none where tensors do not go
+    over sockets."""
     if device().type != "cpu":
         return []
-    total = torch.tensor(float(counted.sent_bytes), dtype=torch.float64)
+    total = torch.tensor([counted.sent_bytes, counted.received_bytes], dtype=torch.float64)
     dist.all_reduce(total)
-    value = total.item() / dist.get_world_size()
-    return [cell | {"metric": "transport_bytes", "value": value, "unit": "B", "pass": pass_}]
+    sent, received = (total / dist.get_world_size()).tolist()
+    common = cell | {"unit": "B", "pass": pass_}
+    return [
+        common | {"metric": "transport_bytes", "value": sent},
+        common | {"metric": "transport_received_bytes", "value": received},
+    ]
 
 
 def _row(cell: Row, metric: str, value: float, pass_: str = "-") -> Row:
@@ -268,7 +288,7 @@ def everything(local: LocalAttention | None = None) -> list[Row]:
                 rows += parallel_layer(sequence_parallel, recompute)
     for causal, placement in RING_CASES:
         rows += ring(causal, placement, torch.float32, local)
-    return rows
+    return rows + ring_memory(local)
 
 
 def main() -> None:

@@ -54,8 +54,8 @@ class FlashLocal:
     ) -> tuple[Tensor, Tensor, Tensor]:
         import repro.attention.operator  # noqa: F401
 
-        dq, dk, dv, _ = torch.ops.repro.flash_attention_backward(
-            dout, None, q, k, v, out, lse, *_options(causal, scale), [True, True, True, False]
+        dq, dk, dv, *_ = torch.ops.repro.flash_attention_backward(
+            dout, None, q, k, v, out, lse, *_options(causal, scale), [True, True, True]
         )
         return dq, dk, dv
 

@@ -1,7 +1,8 @@
-"""Counts what a process sends, at its TCP sockets: below torch, below gloo, and without formulas.
+"""Counts what a process sends and receives, at its TCP sockets: below torch, below gloo, and
+without formulas.
 
-The kernel keeps the number of bytes each connection has sent (``TCP_INFO``, Linux 4.19 or newer).
-The sum over this process's connections, before and after, is what a step sent, message headers
+The kernel keeps the bytes of each connection, both ways (``TCP_INFO``, Linux 4.19 or newer). The
+sum over this process's connections, before and after, is what a step moved, message headers
 included.
 """
 
@@ -13,12 +14,12 @@ import struct
 import time
 from types import TracebackType
 
-#: Offsets in ``struct tcp_info``: all bytes sent, and those of them sent again.
-_BYTES_SENT, _BYTES_RETRANSMITTED, _LENGTH = 200, 208, 216
+#: Offsets in ``struct tcp_info``: bytes received, all bytes sent, and those of them sent again.
+_BYTES_RECEIVED, _BYTES_SENT, _BYTES_RETRANSMITTED, _LENGTH = 128, 200, 208, 216
 
 
-def sent_so_far() -> dict[int, int]:
-    """Bytes sent by every TCP connection of this process, by inode of its socket.
+def moved_so_far() -> dict[int, tuple[int, int]]:
+    """Bytes sent and received by every TCP connection of this process, by inode of its socket.
 
     Raises OSError where the kernel does not count them.
     """
@@ -36,25 +37,29 @@ def sent_so_far() -> dict[int, int]:
             info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
         if len(info) < _LENGTH:
             raise OSError(f"TCP_INFO has {len(info)} bytes, {_LENGTH} are needed to count")
-        sent, again = (struct.unpack_from("Q", info, at)[0] for at in (_BYTES_SENT, _BYTES_RETRANSMITTED))
-        found[int(target[8:-1])] = sent - again
+        places = (_BYTES_SENT, _BYTES_RETRANSMITTED, _BYTES_RECEIVED)
+        sent, again, received = (struct.unpack_from("Q", info, at)[0] for at in places)
+        found[int(target[8:-1])] = (sent - again, received)
     return found
 
 
 class TransportBytes:
-    """Context: what this process sent within, on all its TCP connections."""
+    """Context: what this process sent and received within, on all its TCP connections."""
 
     def __init__(self) -> None:
         self.sent_bytes = 0
-        self._before: dict[int, int] = {}
+        self.received_bytes = 0
+        self._before: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> TransportBytes:
-        self._before = sent_so_far()
+        self._before = moved_so_far()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         time.sleep(0.05)  # gloo's own thread may still be writing
-        after = sent_so_far()
-        self.sent_bytes = sum(n - self._before.get(inode, 0) for inode, n in after.items())
+        for inode, (sent, received) in moved_so_far().items():
+            sent_before, received_before = self._before.get(inode, (0, 0))
+            self.sent_bytes += sent - sent_before
+            self.received_bytes += received - received_before

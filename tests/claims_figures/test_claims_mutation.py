@@ -10,6 +10,7 @@ import pytest
 
 from repro.claims import Claim, Evidence, Finding, Verdict, rows
 from repro.claims.mutations import Scale
+from repro.claims.values import formula_off
 from repro.experiments import tidy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,13 +69,32 @@ def test_records_beyond_the_tolerance_change_the_verdict(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n, row in rows().items() if row.overturn])
 def test_a_prediction_off_by_a_third_changes_the_verdict_or_is_said_to_decide_nothing(name: str) -> None:
+    """Predictions on record, and formulas that the judge evaluates."""
     row = rows()[name]
     frame, before = as_it_would_hold(name)
     changes = [c for c in row.overturn if isinstance(c, Scale) and c.source == "predicted"]
-    changed = changes or [Scale(source="predicted")]
-    known = bool((frame["source"] == "predicted").any() and frame["value"].notna().any())
-    seen = known and all(row.judged(one).verdict is not before for change in changed for one in change.both(frame))
-    assert seen is row.compared
+    with formula_off(-1, 0) as judged_once:
+        row.judged(frame)
+    if not changes and not judged_once.calls and (frame["source"] == "predicted").any():
+        changes = [Scale(source="predicted")]
+    seen = [row.judged(one).verdict is not before for change in changes for one in change.both(frame)]
+    for place in range(judged_once.calls):
+        for direction in (1, -1):
+            with formula_off(place, direction):
+                seen.append(row.judged(frame).verdict is not before)
+    assert (bool(seen) and all(seen)) is row.compared, f"{name}: {seen}"
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_every_experiment_that_a_row_names_is_read(name: str) -> None:
+    """Without its records, or with others, a row says something else."""
+    row = rows()[name]
+    frame, _ = as_it_would_hold(name)
+    told = row.judged(frame)
+    for experiment in () if row.no_records else row.experiments:
+        mine = frame["experiment"] == experiment
+        if (mine & (frame["source"] != "predicted")).any():
+            assert row.judged(frame[~mine].copy()) != told, f"{experiment} is not read"
 
 
 @pytest.mark.parametrize("name", [name for name, row in rows().items() if row.as_claimed])

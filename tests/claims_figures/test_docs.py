@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import os
@@ -11,7 +10,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import types
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,33 +51,6 @@ def shown(cell: Any) -> str:
     )
     # Times, and the plan that follows from them; rounding of this machine's exponentials.
     return re.sub(r"(optimal: |largest error ).*", r"\1...", text)
-
-
-def tutorial_code() -> list[str]:
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-
-
-def test_the_tutorial_uses_names_that_the_documentation_has() -> None:
-    pages = "\n".join(p.read_text(encoding="utf-8") for p in (PAGES / "api").glob("*.md"))
-    documented = re.findall(r"^::: (\S+)", pages, re.M)
-    ours = ("analysis", "kernels", "repro", "figures")
-    nodes = [node for code in tutorial_code() for node in ast.walk(ast.parse(plain(code)))]
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    used = [node for node in imports if str(node.module).split(".")[0] in ours]
-    assert len(used) >= 5
-    for node in used:
-        for name in (alias.name for alias in node.names):
-            found = getattr(importlib.import_module(str(node.module)), name, None)
-            if node.module == "repro" and name in repro.__all__:
-                continue
-            home = getattr(found, "__module__", None) or f"{node.module}.{name}"
-            home = found.__name__ if isinstance(found, types.ModuleType) else home
-            assert any(home == d or d.startswith(f"{home}.") for d in documented), (name, home)
-
-
-def plain(code: str) -> str:
-    return "\n".join(line for line in code.splitlines() if not line.startswith("%"))
 
 
 def test_the_tutorial_the_command_and_the_library_give_one_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,7 +191,6 @@ def test_the_readme_shows_what_its_commands_print(line, lines, monkeypatch, caps
 
 
 def test_every_subcommand_and_module_in_the_documentation_exists() -> None:
-    import importlib
 
     from repro.__main__ import COMMANDS
 

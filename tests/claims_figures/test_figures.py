@@ -269,6 +269,18 @@ def test_published_points_are_hollow_measured_filled_predicted_lines():
     assert hollow.get_markerfacecolor() == "none"
 
 
+def test_a_curve_is_labelled_where_its_line_ends(caplog):
+    ax = common.plt.subplots()[1]
+    line = pandas.DataFrame({"n": [4, 1], "value": [40.0, 10.0], "source": "predicted"})
+    points = pandas.DataFrame({"n": [1, 2], "value": [11.0, 21.0], "source": "measured"})
+    assert common.curve(ax, pandas.concat([line, points]), "n", "ours", "red") == [(4.0, 40.0, "ours", "red")]
+    assert [list(drawn.get_xdata()) for drawn in ax.lines] == [[1, 4], [1, 2]]
+    assert common.curve(ax, points, "n", "counted", "red", sources=("measured",)) == [(2.0, 21.0, "counted", "red")]
+    assert common.curve(ax, points.iloc[:0], "n", "missing", "red") == []
+    assert "predicted missing: nothing to draw" in caplog.text
+    assert "measured missing: nothing to draw" in caplog.text
+
+
 def test_a_generator_that_dies_leaves_nothing_behind(tmp_path, monkeypatch):
     figure = common.plt.figure()
     table = pandas.DataFrame({"a": [1]})

@@ -259,18 +259,6 @@ def test_help_lists_every_target_that_is_for_users(tree: Path) -> None:
     assert targets - described <= authors
 
 
-def test_a_figure_drawn_alone_is_not_drawn_again_with_the_others(tree: Path) -> None:
-    assert make(tree, "figures/out/second_one.svg")[0] == 0
-    status, calls = make(tree, "figures")
-    assert (status, calls) == (0, ["-m figures draw --verdicts first", *ALL[1:]])
-    age(tree)
-    (tree / "figures" / "common.py").touch()
-    for name in ("first", "second_one"):
-        assert make(tree, f"figures/out/{name}.svg")[0] == 0
-    assert make(tree, "figures") == (0, ["-m figures verdicts"])  # of which nobody asked so far
-    assert make(tree, "--question", "figures") == (0, [])
-
-
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [

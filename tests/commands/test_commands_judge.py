@@ -18,6 +18,7 @@ def test_a_row_is_told_with_its_parts_and_its_records(capsys: pytest.CaptureFixt
     assert "REPRODUCED (executed and counted on the host)" in out
     assert "- bytes unfused over fused, counted, over 2: 1, reproduced" in out
     assert "agrees in 1 to 1" in out
+    assert "rule: count: an integer" in out
     assert "numbers on" in out
     assert "commit" in out
     status, out, _ = run(capsys, "judge", "K13", "--json")
@@ -29,7 +30,7 @@ def test_a_row_is_told_with_its_parts_and_its_records(capsys: pytest.CaptureFixt
 def test_what_nobody_can_measure_here_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "judge", "FA-1 Fig. 1 right")
     assert status == 0
-    assert "fig1-right: has no measure function" in out
+    assert "fig1-right: needs an NVIDIA GPU, none found" in out
     status, out, _ = run(capsys, "judge", "FA-1 Proposition 3")
     assert "NOT TESTED (none)" in out
     assert "a test would take: a proof" in out

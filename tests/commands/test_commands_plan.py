@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import repro
-from analysis.checkpointing import Action, Keep, Op, Value, simulate
+from analysis.checkpointing import Action, Keep, Op, Value, greedy, simulate, smallest_budget, store_all
+from analysis.checkpointing.modules import layers_of
 from analysis.clocks import ceilings_of
 from analysis.hardware import H200
 from analysis.parallel_activations import LayerShape, saved_bytes
@@ -260,3 +261,30 @@ def test_attention_takes_what_predict_says(capsys, name: str, gpu: str, attentio
     line = ("plan", name, "--batch", "2", "--gpu", gpu, "--attention", attention, "--json")
     rows = json.loads(run(capsys, *line, "--strategy", "store-all")[1])["plans"]
     assert rows[0]["seconds"] == pytest.approx(chain.forward_s + chain.backward_s)
+
+
+@pytest.mark.parametrize(("model", "where"), [("gpt2-small", "transformer.h"), ("llama3-8b", "model.layers")])
+def test_a_named_model_gets_the_names_of_its_layers_and_code_that_runs(capsys, model, where):
+    from torch import nn
+
+    chain = plan.chain_of(model, layers=4)
+    layers = layers_of(chain, 2)
+    budget = store_all(chain).peak_bytes
+    assert store_all(layers).peak_bytes == budget
+    status, out, _ = run(capsys, "plan", model, "--layers", "4", "--budget", f"{budget * 3 // 4}B")
+    assert status == 0
+    built = nn.Module()
+    outer, inner = where.split(".")
+    built.add_module(outer, nn.Module())
+    built.get_submodule(outer).add_module(inner, nn.ModuleList(nn.Linear(2, 2) for _ in range(4)))
+    exec(out[out.index("from torch.distributed") :], {"model": built})
+    wrapped = [name for name, module in built.named_modules() if "Checkpoint" in type(module).__name__]
+    fits = greedy(layers, budget * 3 // 4)
+    again = {a.stage for a in fits.schedule if a.op is Op.FORWARD and a.keep is not Keep.ALL}
+    assert wrapped == [f"{where}.{stage - 1}" for stage in sorted(again)]
+    assert f"recompute {len(wrapped)} of 4" in out
+    assert len(wrapped) in (1, 2, 3)
+    with pytest.raises(ValueError, match="8 stages are no whole number of layers of 3"):
+        layers_of(chain, 3)
+    status, out, _ = run(capsys, "plan", model, "--layers", "4", "--budget", f"{smallest_budget(chain)}B")
+    assert (status, "by whole layers it does not fit" in out) == (0, True)

@@ -207,7 +207,6 @@ def wrong(**changes: Any) -> dict[str, Any]:
     return options
 
 
-INT = torch.int32
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "queries": ({"q": lambda q: q.expand(2, 4, 17, 64)}, ValueError, "17 queries.*above 16"),
     "batch": ({"q": lambda q: q[:1]}, ValueError, r"block_table must have shape \(1, 7\).*\(2, 7"),

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu_support import missing_gpu
 
 from kernels.host import HostBackend
 from kernels.launch import Argument, Array, Kernel, from_numpy
@@ -20,16 +21,7 @@ SOURCE = (Path(__file__).resolve().parents[1] / "support" / "vocabulary.cu").rea
 DTYPES = {"fp16": 0, "bf16": 1}
 
 
-def has_gpu() -> str | None:
-    """Why there is no GPU to test on, or None."""
-    try:
-        CupyBackend()
-    except RuntimeError as error:
-        return str(error)
-    return None
-
-
-REASON = has_gpu()
+REASON = missing_gpu()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"needs an NVIDIA GPU: {REASON}")
 
 

@@ -1,4 +1,4 @@
-"""Peak memory on a real device (EC-25): two blocks, nested regions, both pools."""
+"""Peak memory on a real device: two blocks, nested regions, both pools."""
 
 from __future__ import annotations
 

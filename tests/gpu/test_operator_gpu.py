@@ -1,4 +1,4 @@
-"""The operator where only a GPU will do: large counts, streams, devices, back ends (EC-12, EC-18).
+"""The operator where only a GPU will do: large counts, streams, devices, back ends.
 
 The other edge cases run on the GPU from ``tests/operator`` (``pytest -k cuda``).
 """
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an 
 
 
 @pytest.mark.parametrize("shape", [(65536, 1, 1, 16), (1, 65536, 1, 16)])
-def test_ec12_more_heads_than_a_grid_axis_holds(shape: tuple[int, ...]) -> None:
+def test_more_heads_than_a_grid_axis_holds(shape: tuple[int, ...]) -> None:
     q, k, v, dout = (normal(*shape, dtype=torch.float16, device="cuda", seed=seed) for seed in range(4))
     result = run(q, k, v, dout)
     assert torch.equal(result.out, v)
     assert torch.equal(result.dv, dout)
 
 
-def test_ec12_scratch_beyond_32_bits() -> None:
+def test_scratch_beyond_32_bits() -> None:
     """Padded to 128 rows, scratch of this shape has more than 2³¹ elements."""
     shape = (8300, 16, 1, 128)
     q, k, v, dout = (normal(*shape, dtype=torch.bfloat16, device="cuda", seed=seed) for seed in range(4))
@@ -34,7 +34,7 @@ def test_ec12_scratch_beyond_32_bits() -> None:
     assert all(bool(grad.isfinite().all()) for grad in (result.dq, result.dk, result.dv))
 
 
-def test_ec12_tensors_beyond_32_bits() -> None:
+def test_tensors_beyond_32_bits() -> None:
     """q, k and v of more than 2³¹ elements each: offsets are computed in 64 bits."""
     if torch.cuda.get_device_properties(0).total_memory < 40e9:
         pytest.skip("needs 40 GB of GPU memory")
@@ -47,7 +47,7 @@ def test_ec12_tensors_beyond_32_bits() -> None:
     assert max_error(out[-1:].cpu(), want) <= 3e-3
 
 
-def test_ec18_streams() -> None:
+def test_a_side_stream_behind_queued_work() -> None:
     """Called on a side stream behind queued work, it is right without a global synchronise."""
     q, k, v, _ = inputs(2, 4, 300, 300, 64, dtype=torch.float16, device="cuda")
     want = repro.flash_attention(q, k, v, causal=True)
@@ -66,7 +66,7 @@ def test_ec18_streams() -> None:
         assert torch.equal(doubled, want * 2)  # type: ignore[operator]
 
 
-def test_ec18_scratch_is_not_reused_while_needed() -> None:
+def test_scratch_is_not_reused_while_needed() -> None:
     """Many backward passes queued on one stream share the allocator's scratch and stay right."""
     q, k, v, dout = inputs(2, 4, 300, 300, 64, dtype=torch.float16, device="cuda")
     want = run(q, k, v, dout, deterministic=True)
@@ -76,7 +76,7 @@ def test_ec18_scratch_is_not_reused_while_needed() -> None:
             assert torch.equal(got, expected), name
 
 
-def test_ec18_every_device_has_its_own_kernels() -> None:
+def test_every_device_has_its_own_kernels() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     for index in (0, 1, 0):

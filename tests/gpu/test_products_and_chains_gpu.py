@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gpu_support import missing_gpu
 from torch import nn
 
 from analysis.fusion import CHAINS
@@ -17,17 +18,7 @@ from kernels.launching.cupy_backend import CupyBackend
 from repro.training.link import CudaLink, Pool
 from repro.training.offload import OffloadSavedTensors
 
-
-def reason() -> str | None:
-    """Why there is no GPU to test on, or None."""
-    try:
-        CupyBackend()
-    except RuntimeError as error:
-        return str(error)
-    return None if torch.cuda.is_available() else "torch has no CUDA device"
-
-
-REASON = reason()
+REASON = missing_gpu() or (None if torch.cuda.is_available() else "torch has no CUDA device")
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"needs an NVIDIA GPU: {REASON}")
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}

@@ -1,4 +1,4 @@
-"""Timing on a real device (EC-27): an empty kernel is short, and more repeats change nothing."""
+"""Timing on a real device: an empty kernel is short, and more repeats change nothing."""
 
 from __future__ import annotations
 

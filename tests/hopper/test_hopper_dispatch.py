@@ -13,7 +13,7 @@ from attention_support import inputs, run_and_check
 from flash_support import Problem, aligned, check, execute, to_bits, to_float, view
 
 import repro
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from kernels import attention, dispatch, hopper
 from kernels.host import HostBackend
@@ -96,9 +96,8 @@ def test_the_default_tile_is_the_one_that_runs(algorithm: str, head_dim: int, pa
     p = Problem(heads=1, seqlen_q=200, seqlen_k=200, head_dim=head_dim, dtype="bf16")
     _, counted = execute(p, algorithm=algorithm, backward=pass_ == "backward")
     tile = dispatch.default_tile(algorithm, head_dim, "bf16", pass_, causal=False, seqlen_q=p.seqlen_q)
-    shape = AttentionShape(1, 1, 200, 200, head_dim, dtype="bf16")
     options = {"persistent": True} if (algorithm, pass_) == ("flash-sm90", "forward") else {}
-    predicted = predict_traffic(algorithm, shape, tile, pass_, **options)
+    predicted = predict_traffic(algorithm, p.shape, tile, pass_, **options)
     for kernel, entries in predicted.kernels.items():
         assert counted[kernel] == entries
 

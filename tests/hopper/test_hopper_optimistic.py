@@ -85,9 +85,8 @@ def compare(p: Problem, expected: int, form: ForwardForm = FORM, seed: int | Non
         rows = slice(i * form.tile.block_m, (i + 1) * form.tile.block_m)
         for name in ("out", "lse"):
             np.testing.assert_array_equal(got[name][b, h, rows], exact[name][b, h, rows])
-    shape = AttentionShape(p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, "bf16", p.causal)
     predicted = predict_traffic(
-        "flash-sm90-optimistic", shape, form.tile, "forward", flagged=tuple(i for *_, i in flagged)
+        "flash-sm90-optimistic", p.shape, form.tile, "forward", flagged=tuple(i for *_, i in flagged)
     )
     assert Traffic(backend.traffic).kernels == predicted.kernels
 

@@ -14,7 +14,6 @@ import pytest
 from flash_support import Problem, check, to_bits, to_float
 from hopper_runs import Values, changed_source, launch
 
-from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels import hopper
 from kernels.hopper_forms import FORWARD_FORMS, ForwardForm, forward_form
@@ -60,8 +59,7 @@ def test_bits_are_those_of_one_block_a_tile(form: ForwardForm, causal: bool) -> 
 def test_any_number_of_blocks_moves_the_same_bytes(multiprocessors: int) -> None:
     form = PERSISTENT[0]
     p = Problem(heads=3, seqlen_q=400, seqlen_k=200, dtype="bf16", causal=True)
-    shape = AttentionShape(1, 3, 400, 200, 64, dtype="bf16", causal=True)
-    want = predict_traffic("flash-sm90", shape, form.tile, "forward", persistent=True)
+    want = predict_traffic("flash-sm90", p.shape, form.tile, "forward", persistent=True)
     assert want.kernels["flash_forward_sm90_persistent"]["tile_counter", "atomic"] == 9 * 4
     for os_threads in (1, 2):
         backend = HostBackend(os_threads=os_threads, seed=os_threads)
@@ -110,8 +108,7 @@ def test_the_optimistic_softmax_comes_in_this_form_too(form: ForwardForm, causal
     repair = "flash_forward_sm90_repair"
     assert first[repair] == second[repair]
     assert first[repair]["q", "read"] > 0
-    shape = AttentionShape(1, 2, 300, 500, form.head_dim, dtype="bf16", causal=causal)
-    want = predict_traffic(hopper.OPTIMISTIC, shape, form.tile, "forward", persistent=True).kernels
+    want = predict_traffic(hopper.OPTIMISTIC, p.shape, form.tile, "forward", persistent=True).kernels
     for name in ("flash_forward_sm90_clear_counter", "flash_forward_sm90_persistent_optimistic"):
         assert first[name] == want[name]
 

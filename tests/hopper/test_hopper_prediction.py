@@ -104,8 +104,8 @@ def test_both_sides_of_the_rule(seqlen_q: int, head_dim: int, capsys: pytest.Cap
 
 
 def test_a_tile_that_is_asked_for_has_one_block_each() -> None:
-    shape = AttentionShape(1, 1, 300, 300, 128, dtype="bf16")
     p = Problem(heads=1, seqlen_q=300, seqlen_k=300, head_dim=128, dtype="bf16")
+    shape = p.shape
     found = predict(hopper.ALGORITHM, shape, "forward", H200, tile=Tile(128, 176))
     assert found.form == "d128 128x176, pingpong"
     _, traffic = execute(p, algorithm=hopper.ALGORITHM, tile=found.tile, backward=False)
@@ -130,7 +130,7 @@ def test_scratch_is_what_the_drivers_ask_for(algorithm: str, head_dim: int, monk
     monkeypatch.setattr(HostBackend, "empty", noted)
     p = Problem(heads=2, kv_heads=1, seqlen_q=130, seqlen_k=90, head_dim=head_dim, dtype="bf16")
     execute(p, algorithm=algorithm)
-    shape = AttentionShape(1, 2, 130, 90, head_dim, 1, "bf16")
+    shape = p.shape
     tile = hopper.backward_form(head_dim, causal=False).tile
     turns = algorithm == hopper.DETERMINISTIC
     scratch = memory.flash_sm90_scratch(shape, tile, deterministic=turns)
@@ -167,21 +167,6 @@ def test_turns_cross_to_hbm_once() -> None:
     assert turns.compulsory.writes[main]["turns"] == 4 * query_tiles
     assert turns.traffic.kernels[main]["turns", "read"] == 4 * query_tiles * 8
     assert plain.traffic.total_bytes == turns.traffic.total_bytes - 4 * query_tiles * (2 * 8 + 1)
-
-
-def test_what_the_hopper_kernels_do_not_cover_is_said() -> None:
-    for changes, reason in (
-        ({"dtype": "fp32"}, "Hopper kernels do not cover dtype fp32"),
-        ({"head_dim": 96}, "Hopper kernels do not cover head_dim 96"),
-    ):
-        fields = {"head_dim": 64, "dtype": "bf16", **changes}
-        shape = AttentionShape(1, 1, 64, 64, **fields)
-        with pytest.raises(ValueError, match=reason):
-            predict(hopper.ALGORITHM, shape, "forward", H200)
-    wide = AttentionShape(1, 1, 64, 64, 256, dtype="bf16")
-    assert predict(hopper.ALGORITHM, wide, "forward", H200).form == "d256 128x80"
-    with pytest.raises(ValueError, match=r"head_dim 256 \(the backward covers"):
-        predict(hopper.ALGORITHM, wide, "backward", H200)
 
 
 def test_the_table_says_which_form_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_product_of_described_operands(what: int, a_mn: bool, b_mn: bool, step: 
 
 
 @pytest.mark.parametrize("field", ["a_at", "a_leading", "a_stride", "b_at", "b_leading", "b_stride"])
-@pytest.mark.parametrize(("what", "a_mn", "b_mn"), MODES)
+@pytest.mark.parametrize(("what", "a_mn", "b_mn"), MODES[1:3])
 def test_a_wrong_descriptor_gives_another_result(what: int, a_mn: bool, b_mn: bool, field: str) -> None:
     a, b = operands("fp16", 128)
     words, fields = product_of(a, b, a_mn, b_mn, 3)

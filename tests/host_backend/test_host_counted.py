@@ -7,11 +7,11 @@ import pytest
 
 from kernels.host import HostBackend, KernelError
 from kernels.launch import Kernel, from_numpy
+from tests.support.host_support import one_kernel
 
 WORDS = r"""
 #include "counted.cuh"
-#define ENTRY(name) inline void name(Global<const float> x, Global<float> y, int n)
-
+@ENTRY@
 ENTRY(moves) {
     Shared<float> s = dynamic_shared<float>(64);
     const int t = threadIdx.x;
@@ -52,25 +52,15 @@ ENTRY(outside) {
     if (threadIdx.x == 3)
         y[n] = 1.f;  // the fault
 }
-extern "C" __global__ void words(Global<const float> x, Global<float> y, int n, int which) {
-    switch (which) {
-        case 0: moves(x, y, n); break;
-        case 1: arithmetic(x, y, n); break;
-        case 2: wide(x, y, n); break;
-        case 3: lanes(x, y, n); break;
-        case 4: adds(x, y, n); break;
-        case 5: outside(x, y, n); break;
-    }
-}
 """
-ENTRIES = ("moves", "arithmetic", "wide", "lanes", "adds", "outside")
+SOURCE, ENTRIES = one_kernel(WORDS, "words", "Global<const float> x, Global<float> y, int n")
 X = np.arange(32, dtype=np.float32)
 
 
 def run(entry: str, size: int = 32, access: str = "w", n: int = 0) -> tuple[HostBackend, np.ndarray]:
     backend, y = HostBackend(), np.zeros(size, np.float32)
     args = [from_numpy("x", X, "r"), from_numpy("y", y, access), np.int32(n), np.int32(ENTRIES.index(entry))]
-    backend.launch(Kernel(WORDS, "words", (), 32), (1, 1, 1), 1024, args)
+    backend.launch(Kernel(SOURCE, "words", (), 32), (1, 1, 1), 1024, args)
     return backend, y
 
 
@@ -108,7 +98,7 @@ def test_atomic_additions_are_counted_as_such() -> None:
 
 
 def test_a_fault_names_the_line_of_the_index() -> None:
-    line = next(i for i, text in enumerate(WORDS.splitlines(), 1) if "the fault" in text)
+    line = next(i for i, text in enumerate(SOURCE.splitlines(), 1) if "the fault" in text)
     with pytest.raises(KernelError, match=rf"words\.cu:{line} ") as caught:
         run("outside", access="rw", n=1000)
     assert (caught.value.kind, caught.value.thread) == ("out of bounds", 3)
@@ -118,5 +108,5 @@ def test_the_same_source_compiles_for_a_gpu() -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and the NVRTC wheel")
     from kernels.building.compile import compile_cubin
 
-    facts = compile_cubin(Kernel(WORDS, "words", (), 32), "sm_80")
+    facts = compile_cubin(Kernel(SOURCE, "words", (), 32), "sm_80")
     assert facts.spill_bytes == 0

@@ -9,6 +9,7 @@ import pytest
 
 from kernels.host import HostBackend, KernelError
 from kernels.launch import Argument, Kernel, from_numpy
+from tests.support.host_support import one_kernel
 
 THREADS = 128
 BARRIERS = r"""
@@ -81,8 +82,7 @@ def test_threads_that_have_ended_are_not_waited_for(seed: int | None) -> None:
 
 MASKS = r"""
 #include "counted.cuh"
-#define ENTRY(name) inline void name(Global<const float> x, Global<float> y)
-
+@ENTRY@
 ENTRY(block_sum) {  // the last step among four lanes, the others have gone on
     Shared<float> partial = dynamic_shared<float>();
     float v = x[threadIdx.x];
@@ -159,38 +159,15 @@ ENTRY(other_word) {
     if (threadIdx.x % 2) __shfl_xor_sync(~0u, v, 1);
     else __ballot_sync(~0u, 1);
 }
-extern "C" __global__ void masks(Global<const float> x, Global<float> y, int which) {
-    switch (which) {
-        case 0: block_sum(x, y); break;
-        case 1: nested(x, y); break;
-        case 2: segments(x, y); break;
-        case 3: votes(x, y); break;
-        case 4: two_places(x, y); break;
-        case 5: after_some_ended(x, y); break;
-        case 6: not_named(x, y); break;
-        case 7: never_comes(x, y); break;
-        case 8: other_word(x, y); break;
-    }
-}
 """
-ENTRIES = [
-    "block_sum",
-    "nested",
-    "segments",
-    "votes",
-    "two_places",
-    "after_some_ended",
-    "not_named",
-    "never_comes",
-    "other_word",
-]
+SOURCE, ENTRIES = one_kernel(MASKS, "masks", "Global<const float> x, Global<float> y")
 X = np.arange(THREADS, dtype=np.float32)
 
 
 def run_masks(entry: str, seed: int | None = None, size: int = THREADS) -> np.ndarray:
     y = np.zeros(size, np.float32)
     args = [from_numpy("x", X, "r"), from_numpy("y", y, "rw"), np.int32(ENTRIES.index(entry))]
-    HostBackend(seed=seed).launch(Kernel(MASKS, "masks", (), THREADS), (1, 1, 1), 64, args)
+    HostBackend(seed=seed).launch(Kernel(SOURCE, "masks", (), THREADS), (1, 1, 1), 64, args)
     return y
 
 

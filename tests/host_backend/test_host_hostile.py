@@ -17,122 +17,84 @@ import pytest
 from kernels.host import HostBackend, KernelError
 from kernels.host.compiler import HostCompileError, find_compiler, load_kernel
 from kernels.launch import Kernel, from_numpy
+from tests.support.host_support import one_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 64
-#: Kernels, by the number that one source takes as an argument: the compiler runs once.
-WHICH = [
-    "good",
-    "plain_read",
-    "plain_write",
-    "plain_byte",
-    "plain_copy",
-    "plain_shared_write",
-    "plain_shared_read",
-    "nowhere",
-    "impossible",
-    "division",
-    "modulo",
-    "traps",
-    "recursion",
-    "endless",
-    "locked",
-    "polls",
-    "asserts",
-    "throws",
-    "mapped",
-    "all_fail",
-    "waits_for_a_later_block",
-    "works_long",
-]
-SOURCE = r"""
+TEXT = r"""
 #include <cassert>
 #include <unistd.h>
 
 #include "device.cuh"
-#define KERNEL(name) \
-    extern "C" __global__ void name(const float* x, float* y, const uint8* bytes, int64 n, int which)
+@ENTRY@
 #define ME (blockIdx.x * blockDim.x + threadIdx.x)
 #define FAULTY (blockIdx.x == 1 && threadIdx.x == 37)
 
-enum Which { @WHICH@ };
+ENTRY(good) { st_global(y + ME, ld_global(x + ME) + ld_global(bytes + ME)); }
+ENTRY(plain_read) { st_global(y + ME, FAULTY ? x[ME] : 0.f); }
+ENTRY(plain_write) { if (FAULTY) y[ME] = 1; st_global(y + ME, 1.f); }
+ENTRY(plain_byte) { st_global(y + ME, FAULTY ? float(bytes[5]) : 0.f); }
+ENTRY(plain_copy) {
+    float both[2] = {};
+    if (FAULTY) __builtin_memcpy(both, x + 2, n);
+    st_global(y + ME, both[1]);
+}
+ENTRY(plain_shared_write) {
+    float* const s = reinterpret_cast<float*>(shared_memory());
+    if (FAULTY) s[3] = 1;
+    st_global(y + ME, 1.f);
+}
+ENTRY(plain_shared_read) {
+    float* const s = reinterpret_cast<float*>(shared_memory());
+    st_shared(s + threadIdx.x, 1.f);
+    st_global(y + ME, FAULTY ? s[threadIdx.x] : 1.f);
+}
+ENTRY(nowhere) { if (FAULTY) *reinterpret_cast<float*>(n << 40) = 1; st_global(y + ME, 1.f); }
+ENTRY(impossible) { if (FAULTY) *reinterpret_cast<float*>(n << 50) = 1; st_global(y + ME, 1.f); }
+ENTRY(division) { st_global(y + ME, float(n / (FAULTY ? n - 8 : 1))); }
+ENTRY(modulo) { const int m = int(n); st_global(y + ME, float(m % (FAULTY ? m - 8 : 1))); }
+ENTRY(traps) { if (FAULTY) __trap(); st_global(y + ME, 1.f); }
 __attribute__((noinline)) float deep(int64 n, float* above) {
     float here[8];
     here[n & 7] = float(n);
     return n == 0 ? above[0] : deep(n - 1, here) + here[3];
 }
-KERNEL(hostile) {
-    switch (which) {
-        case good: { st_global(y + ME, ld_global(x + ME) + ld_global(bytes + ME)); break; }
-        case plain_read: { st_global(y + ME, FAULTY ? x[ME] : 0.f); break; }
-        case plain_write: { if (FAULTY) y[ME] = 1; st_global(y + ME, 1.f); break; }
-        case plain_byte: { st_global(y + ME, FAULTY ? float(bytes[5]) : 0.f); break; }
-        case plain_copy: {
-            float both[2] = {};
-            if (FAULTY) __builtin_memcpy(both, x + 2, n);
-            st_global(y + ME, both[1]);
-            break;
-        }
-        case plain_shared_write: {
-            float* const s = reinterpret_cast<float*>(shared_memory());
-            if (FAULTY) s[3] = 1;
-            st_global(y + ME, 1.f);
-            break;
-        }
-        case plain_shared_read: {
-            float* const s = reinterpret_cast<float*>(shared_memory());
-            st_shared(s + threadIdx.x, 1.f);
-            st_global(y + ME, FAULTY ? s[threadIdx.x] : 1.f);
-            break;
-        }
-        case nowhere: { if (FAULTY) *reinterpret_cast<float*>(n << 40) = 1; st_global(y + ME, 1.f); break; }
-        case impossible: { if (FAULTY) *reinterpret_cast<float*>(n << 50) = 1; st_global(y + ME, 1.f); break; }
-        case division: { st_global(y + ME, float(n / (FAULTY ? n - 8 : 1))); break; }
-        case modulo: { const int m = int(n); st_global(y + ME, float(m % (FAULTY ? m - 8 : 1))); break; }
-        case traps: { if (FAULTY) __trap(); st_global(y + ME, 1.f); break; }
-        case recursion: {
-            float x0[8] = {};
-            st_global(y + ME, deep(FAULTY ? n << 20 : n, x0));
-            break;
-        }
-        case endless: {
-            volatile int go = 1;
-            if (FAULTY) while (go) {}
-            st_global(y + ME, 1.f);
-            break;
-        }
-        case locked: { if (FAULTY) while (pause() == -1) {} st_global(y + ME, 1.f); break; }
-        case polls: {  // never written by anybody
-            if (FAULTY) while (ld_global(x) < 2.f) {}
-            st_global(y + ME, 1.f);
-            break;
-        }
-        case asserts: { assert(!FAULTY); st_global(y + ME, 1.f); break; }
-        case throws: { if (FAULTY) throw 5; st_global(y + ME, 1.f); break; }
-        case mapped: {  // n: the address of memory of a file
-            st_global(y + ME, FAULTY ? *reinterpret_cast<const float*>(n) : 1.f);
-            break;
-        }
-        case all_fail: {  // the first block long after the others
-            for (int i = 0; blockIdx.x == 0 && i < n * 10000; ++i) warp_sync();
-            st_global(y + ME, x[ME]);
-            break;
-        }
-        case waits_for_a_later_block: {
-            if (FAULTY) __trap();
-            while (blockIdx.x == 0 && ld_global(x) < 2.f) {}
-            st_global(y + ME, 1.f);
-            break;
-        }
-        case works_long: {  // many short waits are no endless loop
-            float sum = 0;
-            for (int i = 0; i < n * 40000; ++i) { sum += ld_global(x + ME); warp_sync(); }
-            st_global(y + ME, sum);
-            break;
-        }
-    }
+ENTRY(recursion) {
+    float x0[8] = {};
+    st_global(y + ME, deep(FAULTY ? n << 20 : n, x0));
 }
-""".replace("@WHICH@", ", ".join(WHICH))
+ENTRY(endless) {
+    volatile int go = 1;
+    if (FAULTY) while (go) {}
+    st_global(y + ME, 1.f);
+}
+ENTRY(locked) { if (FAULTY) while (pause() == -1) {} st_global(y + ME, 1.f); }
+ENTRY(polls) {  // never written by anybody
+    if (FAULTY) while (ld_global(x) < 2.f) {}
+    st_global(y + ME, 1.f);
+}
+ENTRY(asserts) { assert(!FAULTY); st_global(y + ME, 1.f); }
+ENTRY(throws) { if (FAULTY) throw 5; st_global(y + ME, 1.f); }
+ENTRY(mapped) {  // n: the address of memory of a file
+    st_global(y + ME, FAULTY ? *reinterpret_cast<const float*>(n) : 1.f);
+}
+ENTRY(all_fail) {  // the first block long after the others
+    for (int i = 0; blockIdx.x == 0 && i < n * 10000; ++i) warp_sync();
+    st_global(y + ME, x[ME]);
+}
+ENTRY(waits_for_a_later_block) {
+    if (FAULTY) __trap();
+    while (blockIdx.x == 0 && ld_global(x) < 2.f) {}
+    st_global(y + ME, 1.f);
+}
+ENTRY(works_long) {  // many short waits are no endless loop
+    float sum = 0;
+    for (int i = 0; i < n * 40000; ++i) { sum += ld_global(x + ME); warp_sync(); }
+    st_global(y + ME, sum);
+}
+"""
+PARAMETERS = "const float* x, float* y, const uint8* bytes, int64 n"
+SOURCE, WHICH = one_kernel(TEXT, "hostile", PARAMETERS)
 #: entry -> (kind, tensor, index, words of the message)
 HOSTILE = {
     "plain_read": ("uncounted", "x", (101,), "read through a plain pointer"),
@@ -280,18 +242,19 @@ def test_other_objects_may_be_damaged(tmp_path: Path) -> None:
 )
 def test_variables_outside_of_tensors_do_not_compile(declared: str, inside: str, name: str) -> None:
     """Their bytes would not be counted. Constants are no memory of a kernel's."""
-    head, _, _ = SOURCE.partition("enum Which")
-    body = "static const float numbers[4] = {1, 2, 3, 4};\n"
-    body += f"{declared}\nKERNEL(k) {{ {inside} st_global(y + ME, numbers[n & 3]); }}\n"
+    head, _, _ = SOURCE.partition("ENTRY(good)")
+    body = f"static const float numbers[4] = {{1, 2, 3, 4}};\n{declared}\n"
+    body += f'extern "C" __global__ void k({PARAMETERS}) {{ {inside} st_global(y + ME, numbers[n & 3]); }}\n'
     with pytest.raises(HostCompileError, match=f"k: {name}: variables outside .* not be counted"):
         load_kernel(Kernel(head + body, "k", (), THREADS))
 
 
 def test_what_a_compiler_keeps_for_exceptions_is_no_variable_of_the_kernel() -> None:
     """g++ keeps ``DW.ref.__gxx_personality_v0`` where something is to be cleaned up."""
-    head, _, _ = SOURCE.partition("enum Which")
+    head, _, _ = SOURCE.partition("ENTRY(good)")
     clean = "struct Last { float* y; __device__ ~Last() { st_global(y + ME, 1.0f); } } last{y};"
-    load_kernel(Kernel(head + f"KERNEL(k) {{ {clean} block_sync(); }}\n", "k", (), THREADS))
+    body = f'extern "C" __global__ void k({PARAMETERS}) {{ {clean} block_sync(); }}\n'
+    load_kernel(Kernel(head + body, "k", (), THREADS))
 
 
 def test_a_loop_that_comes_to_barriers_has_time() -> None:

@@ -55,17 +55,13 @@ def test_values_and_bytes(variant: tuple[str, str, int, Tile], causal: bool) -> 
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_batch_and_heads(algorithm: str) -> None:
-    p = Problem(batch=2, heads=3, seqlen_q=33, seqlen_k=70, causal=True)
+def test_batch_heads_and_a_scale(algorithm: str) -> None:
     tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
-    hold(p, algorithm, tile, execute(p, algorithm, tile))
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_scale_is_an_argument(algorithm: str) -> None:
-    p = Problem(seqlen_q=20, seqlen_k=30, scale=0.031)
-    tile = Tile(64, 64) if algorithm == "standard" else Tile(16, 64)
-    hold(p, algorithm, tile, execute(p, algorithm, tile))
+    for p in (
+        Problem(batch=2, heads=3, seqlen_q=33, seqlen_k=70, causal=True),
+        Problem(seqlen_q=20, seqlen_k=30, scale=0.031),
+    ):
+        hold(p, algorithm, tile, execute(p, algorithm, tile))
 
 
 #: The variants above in 16 and in 32 bits, one of each algorithm.

@@ -132,6 +132,7 @@ def test_offloaded(device: str) -> None:
 @pytest.mark.parametrize("only", [0, 1, 2])
 def test_gradients_nobody_needs(device: str, only: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from repro.attention import engine
+    from repro.attention.options import DIFFERENTIABLE
 
     asked: list[list[bool]] = []
     real = engine.backward
@@ -147,7 +148,7 @@ def test_gradients_nobody_needs(device: str, only: int, monkeypatch: pytest.Monk
     out = repro.flash_attention(*tensors)
     monkeypatch.setattr(engine, "backward", spy)
     out.backward(dout)  # type: ignore[union-attr]
-    assert asked == [[index == only for index in range(3)] + [False]]  # there is no bias
+    assert asked == [[index == only for index in range(3)] + [False] * len(DIFFERENTIABLE)]  # of options
     for index, tensor in enumerate(tensors):
         if index == only:
             assert torch.equal(tensor.grad, want[index])

@@ -112,7 +112,7 @@ def test_a_kernel_that_does_not_count_is_an_oserror(monkeypatch: pytest.MonkeyPa
         assert one.type == socket.SOCK_STREAM
         monkeypatch.setattr(transport, "_LENGTH", 1000)
         with pytest.raises(OSError, match="1000 are needed to count"):
-            transport.sent_so_far()
+            transport.moved_so_far()
 
 
 def test_a_product_reads_its_operands_at_least() -> None:

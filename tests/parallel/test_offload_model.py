@@ -15,7 +15,6 @@ from analysis.offload import (
     steady_layer_seconds,
     step_timeline,
     transfer_bytes,
-    transformer_layer_cost,
 )
 
 COSTS = st.builds(
@@ -89,17 +88,6 @@ def test_timeline_approaches_the_steady_state(cost: LayerCost, bandwidth: float,
     steady = depth * steady_layer_seconds(cost, "offload", link)
     copy = link.seconds(cost.saved_bytes)
     assert abs(step.total_s - steady) <= 2 * copy + cost.forward_s + cost.backward_s + 1e-9
-
-
-def test_wider_layers_need_less_bandwidth() -> None:
-    """Saved bytes grow with h, FLOPs with h²: the crossover falls like 1/h (34/(24h) · rate/2)."""
-    edges = {
-        h: crossover_bandwidth(transformer_layer_cost(1, 2048, h, 400e12, attention_matrix=False, heads=h // 128))
-        for h in (4096, 8192, 16384)
-    }
-    assert edges[4096] > edges[8192] > edges[16384]
-    exact = 34 / (24 * 8192 + 4 * 2048) * 400e12 / 2
-    assert edges[8192] == pytest.approx(exact)
 
 
 @pytest.mark.parametrize("bad", [{"saved_bytes": -1}, {"forward_s": -1.0}])

@@ -1,5 +1,4 @@
-"""What is predicted is what runs: the tile, the padding, the copies; the rest is refused (EC-34,
-EC-43)."""
+"""What is predicted is what runs: the tile, the padding, the copies; the rest is refused."""
 
 from __future__ import annotations
 

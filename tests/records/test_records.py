@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from repro.experiments import names
 from repro.measuring import records
 from repro.measuring.records import Record
+from repro.measuring.row import row as number_row
+from repro.measuring.row import unit_of
 
 
 def row(**values):
@@ -36,6 +39,37 @@ def row(**values):
 def test_a_row_that_cannot_be_right_is_refused_by_name(values, names):
     with pytest.raises((ValueError, TypeError), match=names):
         row(**values)
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit"),
+    [
+        ("peak_bytes", "B"),
+        ("bytes_out", "B"),
+        ("saved_bytes_per_layer", "B"),
+        ("flops", "FLOP"),
+        ("throughput_tflops", "TFLOP/s"),
+        ("time_ms", "ms"),
+        ("backward_s", "s"),
+        ("round_clocks", "clocks"),
+        ("imbalance", "1"),
+        ("passes", "1"),
+    ],
+)
+def test_the_unit_follows_from_the_metric_unless_a_row_says_its_own(metric, unit):
+    assert number_row(metric, 0, tool="x") == {"metric": metric, "value": 0, "unit": unit, "tool": "x"}
+    assert number_row(metric, 1, unit="x")["unit"] == "x"
+    assert number_row(metric, error="out of memory") == {"metric": metric, "error": "out of memory"}
+
+
+def test_units_of_measured_rows_are_those_of_their_metrics_or_said():
+    """So that what an experiment measures anew has the unit of what it has on record."""
+    others = {"loss", "stream_bytes_per_s", "parameter_bytes_after_forward"}
+    for path in records.files():
+        for found in records.read(path):
+            measured = found.experiment in names() and found.source == "measured"
+            if measured and found.unit is not None and found.metric not in others:
+                assert found.unit == unit_of(found.metric), (path.name, found.metric)
 
 
 def test_a_row_without_its_required_fields_is_refused():
@@ -90,14 +124,6 @@ def test_missing_and_empty_files_have_no_rows(tmp_path):
     assert list(records.read(tmp_path / "none.jsonl")) == []
     (tmp_path / "empty.jsonl").touch()
     assert list(records.read(tmp_path / "empty.jsonl")) == []
-
-
-def test_the_frame_has_every_column_even_without_rows():
-    empty = records.frame([])
-    full = records.frame([row(gpus=8)])
-    assert {"pass", "value", "error", "cell", "block_m"} <= set(empty.columns) <= set(full.columns)
-    assert full["gpus"].tolist() == [8]
-    assert full["value"].dtype == "float64"
 
 
 def test_local_cells_replace_the_authors_and_failed_ones_do_not(tmp_path):

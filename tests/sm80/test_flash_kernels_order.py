@@ -57,10 +57,9 @@ def test_so_do_the_hopper_kernels(head_dim: int, causal: bool) -> None:
     p = Problem(heads=4, kv_heads=2, seqlen_q=200, seqlen_k=330, head_dim=head_dim, dtype="bf16", causal=causal)
     got, traffic = execute(p, algorithm="flash-sm90", order="sawtooth", wave=3)
     check(p, got)
-    shape = AttentionShape(1, 4, 200, 330, head_dim, 2, "bf16", causal)
     for pass_ in ("forward", "backward"):
         tile = hopper.default_tile(head_dim, pass_, causal, PERSISTENT_SEQLEN + (pass_ == "forward"))
-        wanted = predict_traffic("flash-sm90", shape, tile, pass_).kernels
+        wanted = predict_traffic("flash-sm90", p.shape, tile, pass_).kernels
         assert {kernel: traffic[kernel] for kernel in wanted} == wanted
 
 
@@ -199,8 +198,7 @@ def recorded(p: Problem, every: int, order: str) -> tuple[np.ndarray, dict[tuple
 
 
 def launch_of(p: Problem, order: str):
-    shape = AttentionShape(p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal)
-    return query_tiles_outside(shape, TILE, order=order, wave=1)
+    return query_tiles_outside(p.shape, TILE, order=order, wave=1)
 
 
 @simulates

@@ -30,9 +30,7 @@ extern "C" __global__ void __launch_bounds__(32) places(Tensor1<int> direct, Ten
 """
 
 
-@pytest.mark.parametrize(
-    ("dtype", "cols"), [(0, c) for c in (16, 32, 48, 64, 80, 96, 112, 128, 256)] + [(2, c) for c in (16, 32, 48, 256)]
-)
+@pytest.mark.parametrize(("dtype", "cols"), [(0, 16), (0, 48), (0, 64), (0, 80), (0, 256), (2, 16), (2, 48), (2, 256)])
 def test_swizzle(dtype: int, cols: int) -> None:
     itemsize = 4 if dtype == 2 else 2
     chunks = cols * itemsize // 16

@@ -70,18 +70,10 @@ def run(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Result
     return Result(out.detach(), lse.detach(), *grads)
 
 
-def check(
-    result: Result,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    bounds: tuple[float, float] | None = None,
-    **options: Any,
-) -> None:
+def check(result: Result, q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> None:
     """Hold a result to the float64 reference."""
     expected = attention_reference(q, k, v, dout, **options)
-    bound, gradient_bound = BOUNDS[q.dtype] if bounds is None else bounds
+    bound, gradient_bound = BOUNDS[q.dtype]
     for name in Result._fields:
         error = max_error(getattr(result, name), getattr(expected, name))
         limit = gradient_bound if name.startswith("d") else bound

@@ -105,6 +105,22 @@ class Problem:
             bias = rng.standard_normal((*self.bias, self.seqlen_q, self.seqlen_k))
             self.data["bias"] = to_float(to_bits(bias, self.dtype), self.dtype)
 
+    @property
+    def shape(self) -> AttentionShape:
+        """As the formulas know it."""
+        return AttentionShape(
+            self.batch,
+            self.heads,
+            self.seqlen_q,
+            self.seqlen_k,
+            self.head_dim,
+            self.kv_heads,
+            self.dtype,
+            self.causal,
+            self.window,
+            self.sinks,
+        )
+
     def slopes(self) -> np.ndarray:
         """(B, H, 1): the slopes as kernels take them."""
         assert self.alibi_slopes is not None
@@ -202,7 +218,7 @@ def execute(
     **forward: Any,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[tuple[str, str], int]]]:
     """Results as float64 and the traffic counted, per kernel. ``arrays`` replaces inputs;
-    ``forward``: further options of the forward pass; ``order`` and ``wave`` are both passes'."""
+    ``forward``: further options of the forward pass; ``order``, ``wave`` and ``shared_limit_bytes`` are both passes'."""
     backend = backend or HostBackend(checks=True)
     backend.reset()
     given: dict[str, Array] = {}
@@ -219,7 +235,7 @@ def execute(
     stats = {"lse": view("lse", lse, "fp32")}
     options: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "tile": tile, "pdl": pdl}
     options |= {"window": p.window, "sinks": p.sinks}
-    options |= {name: forward.pop(name) for name in ("order", "wave") if name in forward}
+    options |= {name: forward.pop(name) for name in ("order", "wave", "shared_limit_bytes") if name in forward}
     if p.key_mask is not None:
         options["key_mask"] = view("key_mask", p.key_mask.astype(np.uint8, order="C"), "uint8")
     if p.dropout_p:
@@ -281,9 +297,7 @@ def expected_traffic(
     p: Problem, tile: Tile, algorithm: str, *, backward: bool = True
 ) -> dict[str, dict[tuple[str, str], int]]:
     """What ``analysis`` says the kernels move, per kernel."""
-    shape = AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal, p.window, p.sinks
-    )
+    shape = p.shape
     options: dict[str, Any] = {} if p.key_mask is None else {"key_mask": True}
     if p.alibi_slopes is not None:
         options["alibi"] = True

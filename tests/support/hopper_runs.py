@@ -10,7 +10,6 @@ import numpy as np
 from flash_support import Problem, aligned, check, reference, to_bits, to_float, view
 
 from analysis.packed import Lengths
-from analysis.shapes import AttentionShape
 from analysis.traffic import Traffic, predict_traffic
 from kernels import hopper
 from kernels.hopper import BackwardForm, ForwardForm, packed_form
@@ -72,13 +71,7 @@ def launch(
 
 def features_of(p: Problem) -> bool:
     """Whether the problem has a window that hides something, a softcap or ALiBi."""
-    return shape_of(p).windowed or p.softcap is not None or p.alibi_slopes is not None
-
-
-def shape_of(p: Problem) -> AttentionShape:
-    return AttentionShape(
-        p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, p.kv_heads, p.dtype, p.causal, p.window, p.sinks
-    )
+    return p.shape.windowed or p.softcap is not None or p.alibi_slopes is not None
 
 
 def predicted(
@@ -101,12 +94,12 @@ def predicted(
             chosen = packed_form(p.head_dim) if lengths is not None else None
             first = chosen or hopper.forward_form(p.head_dim, p.causal, p.seqlen_q, featured=featured)
         stays = {"persistent": True} if first.persistent and lengths is None else {}
-        total += predict_traffic(hopper.ALGORITHM, shape_of(p), first.tile, "forward", **options, **stays)
+        total += predict_traffic(hopper.ALGORITHM, p.shape, first.tile, "forward", **options, **stays)
     if "backward" in passes:
         last = form if isinstance(form, BackwardForm) else hopper.backward_form(p.head_dim, p.causal, featured=featured)
         algorithm = hopper.DETERMINISTIC if deterministic else hopper.ALGORITHM
         options["lse_gradient"] = p.with_dlse
-        total += predict_traffic(algorithm, shape_of(p), last.tile, "backward", **options)
+        total += predict_traffic(algorithm, p.shape, last.tile, "backward", **options)
     return total
 
 

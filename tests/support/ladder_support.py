@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from flash_support import Problem, aligned, to_bits, to_float, view
 
-from analysis.shapes import AttentionShape, Tile
+from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
 from kernels import attention
 from kernels.host import HostBackend
@@ -63,6 +63,5 @@ def execute(p: Problem, algorithm: str, tile: Tile | None, *, backward: bool = T
 
 def predicted(p: Problem, algorithm: str, tile: Tile, pass_: str) -> Counted:
     """The exact sums of ``analysis.traffic``."""
-    shape = AttentionShape(p.batch, p.heads, p.seqlen_q, p.seqlen_k, p.head_dim, dtype=p.dtype, causal=p.causal)
-    traffic = predict_traffic(algorithm, shape, tile, pass_)
+    traffic = predict_traffic(algorithm, p.shape, tile, pass_)
     return {kernel: dict(entries) for kernel, entries in traffic.kernels.items()}

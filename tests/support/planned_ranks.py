@@ -45,7 +45,7 @@ def _rank(rank: int, ranks: int, folder: str, case: Case) -> None:
     results: list[list[dict[str, Tensor]] | str] = []
     for planned in (False, True):
         try:
-            case_of_rank = replace(case, restart=0)
+            case_of_rank = replace(case, restart=0, seed=case.seed + rank)  # other rows on each
             results.append(train(case_of_rank, "cpu", planned=planned, wrap=wraps[case.wrap]))
         except (RuntimeError, ValueError, TypeError) as error:
             results.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from analysis import memory
-from analysis.flops import executed_exponentials, executed_flops, useful_flops, visited_pairs
+from analysis.flops import executed_exponentials, executed_flops, paper_flops, useful_flops, visited_pairs
 from analysis.hardware import A100_40GB, GPUS, H100_SXM, H200, RTX_3090, T4, Gpu
 from analysis.occupancy import occupancy, wave_efficiency
 from analysis.parallel_activations import LayerShape
@@ -116,6 +116,9 @@ def test_occupancy_limits() -> None:
     # 152 registers a thread are 4864 a warp: three in each quarter of the file, not 13 in all.
     quarters = occupancy(H200, threads=32, registers_per_thread=152, shared_bytes=0)
     assert quarters.limits["registers"] == 12
+    # A T4 gives shared memory in units of 256 bytes: seven times 73 units of 128 would fit.
+    on_t4 = occupancy(T4, threads=32, registers_per_thread=1, shared_bytes=73 * 128)
+    assert on_t4.limits["shared memory"] == 6
     threads = occupancy(RTX_3090, threads=1024, registers_per_thread=32, shared_bytes=0)
     assert (threads.blocks_per_sm, threads.limited_by) == (1, "threads")
     with pytest.raises(ValueError, match="threads=2048"):
@@ -203,6 +206,10 @@ def test_executed_covers_useful_and_small_tiles_waste_nothing(nq: int, nk: int, 
     assert executed_flops(shape, Tile(1, 1), "backward") == useful_flops(shape, "backward")
     forward = executed_exponentials(shape, tile, "forward")
     assert forward >= executed_exponentials(shape, tile, "backward") == visited_pairs(shape, tile)
+
+
+def test_the_papers_count_every_query_with_every_key() -> None:
+    assert paper_flops(AttentionShape(1, 2, 3, 5, 8), "forward") == 4 * 2 * 3 * 5 * 8
 
 
 def test_recomputation_adds_one_product() -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from analysis import memory
 from analysis.flops import executed_flops, useful_flops
-from analysis.hardware import A100_40GB, H100_SXM
 from analysis.lower_bounds import compulsory_read_bytes
 from analysis.shapes import AttentionShape, Tile
 from analysis.standard_passes import (
@@ -205,26 +204,7 @@ def test_saved_bytes_anchors() -> None:
     assert [t.bytes for t in dense if t.name == "p"] == [1_073_741_824]
 
 
-def test_flash_saves_4nd_and_2n_elements() -> None:
-    """Claim K1 of the study notes: 4Nd + 2N, where standard attention keeps 2N² more."""
-    n, d = 2048, 64
-    shape = AttentionShape(1, 1, n, n, d, dtype="fp32")
-    flash = memory.total(memory.saved_for_backward("flash", shape, statistics="m, l"))
-    standard = memory.total(memory.saved_for_backward("standard-with-scores", shape))
-    assert flash == 4 * (4 * n * d + 2 * n)
-    assert standard - flash == 4 * (2 * n * n - 2 * n)
-
-
 def test_lower_bound_counts_keys_per_kv_head() -> None:
     assert compulsory_read_bytes(AttentionShape(1, 1, 65, 65, 64)) == 24_960
     grouped = AttentionShape(1, 8, 65, 65, 64, kv_heads=2)
     assert compulsory_read_bytes(grouped) == (8 + 2 * 2) * 65 * 64 * 2
-
-
-def test_hardware_rates_follow_from_units_and_clock() -> None:
-    """Against figures the papers print, which are not typed into the table."""
-    assert H100_SXM.exp_per_s / 1e12 == pytest.approx(3.9, abs=0.05)  # FA-3, Table 1
-    assert H100_SXM.shared_bandwidth_bytes_per_s / 1e12 == pytest.approx(31, abs=0.1)
-    assert A100_40GB.shared_bandwidth_bytes_per_s / 1e12 == pytest.approx(19, abs=0.5)
-    assert A100_40GB.fp16_tensor_flops == pytest.approx(A100_40GB.sms * 2048 * A100_40GB.boost_clock_hz, rel=0.001)
-    assert H100_SXM.fp16_tensor_flops == pytest.approx(H100_SXM.sms * 4096 * H100_SXM.boost_clock_hz, rel=0.001)

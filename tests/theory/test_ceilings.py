@@ -9,6 +9,7 @@ import pytest
 
 from analysis.hardware import H200
 from figures.time import throughput
+from repro.experiments import tidy
 from repro.experiments.papers import _roofline
 from repro.measuring.records import Record, record
 
@@ -74,3 +75,19 @@ def test_a_figure_of_one_card_leaves_the_others_out() -> None:
     )
     assert throughput.of_one_card(rows)["tflops"].tolist() == [2.0, 4.0, 5.0]
     assert throughput.of_one_card(rows[:4])["tflops"].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("name", ["fig1-right", "fig3-runtime"])
+def test_no_time_is_below_its_roofline(name: str) -> None:
+    """Printed and measured times against the bound of the same kernels on the same card."""
+    frame = tidy((name,), local=False).dropna(subset=["value"])
+    frame = frame[frame["metric"] == "time_ms"].fillna({"seqlen_q": 1024})  # Fig. 1 names no length
+    names = {"fused FlashAttention": "fused flash1", "fused sdpa-flash2": "fused flash"}
+    frame["implementation"] = frame["implementation"].replace(names)
+    frame["card"] = ["H200" if "H200" in str(d) else "A100" for d in frame["device"]]
+    keys = ["implementation", "pass", "seqlen_q", "card"]
+    floors = frame[frame["source"] == "predicted"].groupby(keys)["value"].min()
+    times = frame[frame["source"] != "predicted"].groupby(keys)["value"].min()
+    over = (times / floors).dropna()
+    assert len(over) >= 10
+    assert over.min() >= 1

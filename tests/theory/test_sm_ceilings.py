@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from analysis.sm_ceilings import backward_round, forward_round, warp_backward_round, warp_forward_round
-from kernels.hopper_forms import form_of_tile, forward_form
 from repro.experiments import Cell, Context
-from repro.experiments.bytes.sm_ceilings import SM80, cells, form_of, round_of, shared_bytes
+from repro.experiments.bytes.sm_ceilings import cells, round_of, shared_bytes
 from repro.measuring import records
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "hopper.md"
@@ -34,13 +33,6 @@ def test_forward_by_hand() -> None:
     lean = forward_round(128, 128, 128, optimistic=True)
     assert lean.clocks()["exponentials"] == 2 * 64 * 8
     assert lean.shared_bytes == found.shared_bytes
-
-
-def test_exponentials_set_the_pace_at_head_dim_64() -> None:
-    """FlashAttention-3, §3.1: at a small head dimension exponentials take as long as products."""
-    clocks = forward_round(64, 192, 128).clocks()
-    assert clocks["exponentials"] / clocks["tensor cores"] == 1584 / 1536
-    assert forward_round(64, 192, 128).tensor_share() == 1536 / 1584
 
 
 def test_backward_by_hand() -> None:
@@ -84,23 +76,9 @@ def test_warps_that_load_their_own_operands_by_hand() -> None:
         warp_forward_round(64, 100, 64, warps=4)
 
 
-def test_80_queries_ask_less_of_shared_memory_than_64() -> None:
-    """The bounds are 5 % apart; no record tells whether the times are."""
-    wide, narrow = backward_round(128, 80), backward_round(128, 64)
-    assert wide.tensor_share() / narrow.tensor_share() == pytest.approx(1.053, abs=0.001)
-
-
 @pytest.mark.parametrize("cell", cells(), ids=str)
 def test_counted_bytes_are_the_predicted_ones(cell: Cell) -> None:
     assert shared_bytes(cell, Context("host")) == round_of(cell).all_shared_bytes
-
-
-def test_the_forms_are_those_the_rule_picks() -> None:
-    listed = [form_of(cell) for cell in cells() if cell["pass"] == "forward" and cell["implementation"] != SM80]
-    for head_dim in (64, 128, 256):
-        for causal in (False, True):
-            picked = forward_form(head_dim, causal, 16384)
-            assert form_of_tile(head_dim, picked.tile) in listed
 
 
 def test_the_page_s_table_and_sentences() -> None:

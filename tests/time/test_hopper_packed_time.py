@@ -9,7 +9,7 @@ from analysis.packed import Lengths
 from analysis.shapes import AttentionShape
 from analysis.tile_loop import tile_loop
 from kernels.hopper import BackwardForm
-from kernels.timing import hopper_packed_time, hopper_time, records
+from kernels.timing import hopper_packed_time, records
 from kernels.timing.followed_blocks import Form
 from kernels.timing.records import EMPTY
 from repro.measuring.lengths import drawn
@@ -63,16 +63,6 @@ def test_clocks_fill_the_card(form: Form, causal: bool) -> None:
     longest = Lengths.equal([max(lengths.queries)])
     alone = hopper_packed_time.clocks(form, batch(form, causal, longest), longest, numbers)
     assert each == alone
-
-
-@each_mask
-@each_form
-def test_a_round_costs_what_it_does_without_packing(form: Form, causal: bool) -> None:
-    """Within a tenth: the loops are the same, and what differs stands beside them."""
-    own = hopper_packed_time.recorded(form, causal).line
-    plain = form if isinstance(form, BackwardForm) else replace(form, packed=False)
-    line = hopper_time.recorded(plain, causal).line
-    assert (own(16) - own(8)) / 8 == pytest.approx((line(16) - line(8)) / 8, rel=0.1)
 
 
 @pytest.mark.parametrize("pass_", ["forward", "backward"])

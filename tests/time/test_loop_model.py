@@ -237,6 +237,17 @@ def run(*lines: str, threads: int = 32, arguments: tuple = (), **options: object
     return ways(code_of(*lines), launch)
 
 
+@pytest.mark.parametrize(("less", "carries"), [(0, True), (5, True), (6, False)])
+def test_a_difference_carries_where_nothing_is_borrowed(less: int, carries: bool) -> None:
+    lines = f"""1---000 MOV R1, 0x5
+    1---000 MOV R2, {hex(less)}
+    1---000 IADD3 R0, P0, R1, -R2, RZ
+    1---000 @P0 NOP
+    1---000 EXIT """
+    (way,), _ = run(*(line.strip() for line in lines.split("\n")))
+    assert (way.kinds[3] != Event.OFF) == carries
+
+
 @pytest.mark.parametrize(("dividend", "divisor"), [(1000, 8), (1407, 11), (7, 9), (123456, 77)])
 def test_integer_division_as_it_is_compiled(dividend: int, divisor: int) -> None:
     """Compiled division goes through a reciprocal and corrects; the loop runs quotient times."""

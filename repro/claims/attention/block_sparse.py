@@ -6,10 +6,10 @@ import numpy as np
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, agreement, exact
-from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.protocol import Evidence, Part, agreement, between, exact
+from repro.claims.register import Finding, claim
 from repro.claims.tolerances import DIGITISED
-from repro.claims.values import pick, worst
+from repro.claims.values import against_sums, formula, over, pick, span, worst
 from repro.claims.works import FA1
 from repro.experiments.bytes.block_sparse import EXECUTED, PUBLISHED_LENGTH
 
@@ -56,37 +56,37 @@ def bend(rows: pandas.DataFrame) -> float:
     return float((rows["share"] - first - slope * rows["density"]).abs().max())
 
 
+def affine(found: tuple[float, float]) -> str:
+    return f"{found[0]:.2f} + {found[1]:.2f} s"
+
+
 @claim(
     "FA-1 Prop. 4",
     "accesses of block-sparse attention are affine in the share s of blocks",
     FA1,
     "Proposition 4",
-    experiments=("block-sparse", "fig2-right"),
+    experiments=("block-sparse",),
     shown="block_sparse",
     conditions="our kernels, executed and counted on the host at N = 1024",
     overturn=(Scale(),),
 )
 def fa_1_prop_4(frame: pandas.DataFrame) -> Finding:
     table = totals(frame)
-    ours = line(pick(shares(table, PUBLISHED_LENGTH), source="predicted"))
     counted = pick(shares(table, EXECUTED), source="measured")
-    counts = line(counted)
-    pivot = table.pivot_table(index=["pattern", "seqlen_q", "density"], columns="source", values="value")
-    ratio = pivot["measured"] / pivot["predicted"] if "measured" in pivot else pandas.Series()
-
-    def affine(found: tuple[float, float]) -> str:
-        return f"{found[0]:.2f} + {found[1]:.2f} s" if found[1] == found[1] else NOT_MEASURED
-
+    ours = line(pick(shares(table, PUBLISHED_LENGTH), source="predicted"))
+    ratio = against_sums(table, ["pattern", "seqlen_q", "density"])
     return Finding(
         predicted=f"{affine(ours)} of dense at N = {PUBLISHED_LENGTH}",
-        measured=f"{affine(counts)} at N = {EXECUTED}",
+        measured=f"{affine(line(counted))} at N = {EXECUTED}",
         parts=[
             exact("bytes counted over the sums, worst", worst(ratio)),
             Part(
-                what="largest distance of a count from a line in s",
-                value=bend(counted),
-                high=0.02,
-                evidence=Evidence.COUNTED,
+                "largest distance of a count from a line in s, of dense",
+                bend(counted),
+                Evidence.COUNTED,
+                high=DIGITISED.share,
+                why="the paper's own reading error: a random share of blocks is not s to the block",
+                kind=DIGITISED,
             ),
         ],
     )
@@ -101,26 +101,45 @@ def fa_1_prop_4(frame: pandas.DataFrame) -> Finding:
     shown="block_sparse",
     conditions="batch, heads and card not named",
     overturn=(Scale({"implementation": "flash1-block-sparse"}, source="published"),),
-    compared=False,
 )
 def fa_1_fig_2_right(frame: pandas.DataFrame) -> Finding:
-    table, paper = totals(frame), published(frame)
-    ours = line(pick(shares(table, PUBLISHED_LENGTH), source="predicted"))
+    paper = published(frame)
+    ours = line(pick(shares(totals(frame), PUBLISHED_LENGTH), source="predicted"))
     theirs = line(paper)
-
-    def affine(found: tuple[float, float]) -> str:
-        return f"{found[0]:.2f} + {found[1]:.2f} s" if found[1] == found[1] else NOT_MEASURED
-
     return Finding(
         predicted=f"bytes: {affine(ours)}",
         published=f"run time: {affine(theirs)}",
         parts=[
             Part(
-                what="largest distance of a printed time from a line in s",
-                value=bend(paper),
-                high=0.02,
-                evidence=Evidence.PUBLISHED,
+                "largest distance of a printed time from a line in s, of dense",
+                bend(paper),
+                Evidence.PUBLISHED,
+                high=DIGITISED.share,
+                kind=DIGITISED,
             ),
-            agreement("printed slope in s over the bytes'", theirs[1], ours[1], DIGITISED, Evidence.PUBLISHED),
+            agreement("printed slope in s over the bytes'", theirs[1], formula(ours[1]), DIGITISED, Evidence.PUBLISHED),
         ],
+    )
+
+
+@claim(
+    "FA-1 block-sparse",
+    "block-sparse attention is 2 to 4 times faster than dense FlashAttention",
+    FA1,
+    "section 1 and Table 11",
+    experiments=("fig3-runtime",),
+    shown="fa1_fig3_runtime",
+    conditions="nothing was run: the text against its own table; N = 512 to 2048, where both run",
+    chosen="the median of these lengths was picked with the ratios in sight",
+    compared=False,
+    overturn=(Scale({"implementation": "flash1-block-sparse", "pass": "forward+backward"}, 2.5, source="published"),),
+)
+def faster(frame: pandas.DataFrame) -> Finding:
+    where = {"metric": "time_ms", "pass_": "forward+backward", "dropout": 0.1, "key_mask": True}
+    ratio = over(frame, "flash1", "flash1-block-sparse", "seqlen_q", source="published", **where)
+    some = ratio[(ratio.index >= 512) & (ratio.index <= 2048)]
+    what = "median of dense over block-sparse time, N = 512 to 2048"
+    return Finding(
+        published=f"{span(some)} at N = 512 to 2048; {span(ratio[ratio.index > 2048])} beyond",
+        parts=[between(what, float(some.median()), 2.0, 4.0, Evidence.PUBLISHED, ".2f")],
     )

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import pandas
 
-from repro.claims.protocol import Evidence, Part
+from repro.claims import values
+from repro.claims.protocol import Evidence, Part, share_of
 from repro.claims.register import NOT_MEASURED
-from repro.claims.tolerances import EDGE, SHARE
+from repro.claims.tolerances import EDGE
 
 #: Standard attention and the framework's FlashAttention-2, on the same card in the same run.
 STANDARD, FLASH = "standard-eager", "sdpa-flash2"
-
-
 CHECKPOINTED = "standard-eager-checkpointed"
-
-
 _SHOWN = (128, 256, 512, 2048, 4096)
 
 
@@ -31,23 +27,8 @@ def ratio(
     under: str = FLASH,
 ) -> pandas.Series:
     """over / under by sequence length, without mask and dropout."""
-    rows = frame[
-        (frame["metric"] == metric)
-        & (frame["pass"] == pass_)
-        & (frame["source"] == source)
-        & frame["implementation"].isin([over, under])
-    ]
-    rows = rows[(rows["dropout"].fillna(0) == 0) & ~rows["key_mask"].fillna(False).astype(bool)]
-    wide = rows.pivot_table(index="seqlen_q", columns="implementation", values="value")
-    if not {over, under} <= set(wide.columns):
-        return pandas.Series(dtype=float)
-    return (wide[over] / wide[under]).dropna()
-
-
-def share_inside(values: Iterable[float], low: float, high: float) -> float:
-    """The share of the values in [low, high]; NaN without any."""
-    known = list(values)
-    return sum(low <= v <= high for v in known) / len(known) if known else math.nan
+    rows = frame[(frame["dropout"].fillna(0) == 0) & ~frame["key_mask"].fillna(False).astype(bool)]
+    return values.over(rows, over, under, "seqlen_q", metric=metric, pass_=pass_, source=source)
 
 
 def share_of_octaves(what: str, series: pandas.Series, low: float, high: float) -> Part:
@@ -56,18 +37,11 @@ def share_of_octaves(what: str, series: pandas.Series, low: float, high: float) 
     A ratio that grows as N can pass only as often as the range has octaves, and one length more:
     half of that is within limits, by the rule for shares. The ends have an edge as other ranges.
     """
-    inside = share_inside(series, low * (1 - EDGE), high * (1 + EDGE))
-    most = (int(math.log2(high / low)) + 1) / max(len(series), 1)
-    where = [f"{n:g}" for n, v in series.items() if low * (1 - EDGE) <= v <= high * (1 + EDGE)]
-    return Part(
-        what=f"share of measured lengths with {what}",
-        value=inside,
-        low=1.0,
-        high=1.0,
-        limits=(min(most, 1.0) * SHARE.least, 1.0),
-        why=f"N = {' to '.join(dict.fromkeys([where[0], where[-1]]))} only" if where else "nowhere",
-        evidence=Evidence.OTHER,
-    )
+    right = series.between(low * (1 - EDGE), high * (1 + EDGE))
+    most = min(1.0, (int(math.log2(high / low)) + 1) / max(len(series), 1))
+    where = [f"{n:g}" for n in series.index[right]]
+    why = f"N = {' to '.join(dict.fromkeys([where[0], where[-1]]))} only" if where else "nowhere"
+    return share_of(f"share of measured lengths with {what}", right, Evidence.OTHER, why, ask=most)
 
 
 def span(series: pandas.Series, form: str = ".2f") -> str:

@@ -8,8 +8,17 @@ from repro.claims.mutations import RAN, Scale, every, setting
 from repro.claims.protocol import Evidence, agreement
 from repro.claims.register import NOT_MEASURED, Finding, claim
 from repro.claims.tolerances import MEMORY
-from repro.claims.values import pick, worst
+from repro.claims.values import known, worst
 from repro.claims.works import RECOMPUTE
+
+#: fp32, one head, as the records are.
+ITEM = 4
+
+
+def noted(row: pandas.Series) -> float:
+    """The note's bytes of a row: 4 Nd + 2 N of flash attention, 2 N² beside q, k, v of standard."""
+    n, d = row["seqlen_q"], row["head_dim"]
+    return ITEM * (4 * n * d + 2 * n if row["implementation"] == "flash" else 3 * n * d + 2 * n**2)
 
 
 @claim(
@@ -20,54 +29,27 @@ from repro.claims.works import RECOMPUTE
     experiments=("attention-variants",),
     shown="saved_for_backward",
     conditions="PyTorch on a CPU, by its hooks",
-    as_claimed=every(
-        setting(
-            lambda row: (3 * row["seqlen_q"] * row["head_dim"] + 2 * row["seqlen_q"] ** 2) * 4,
-            metric="saved_bytes",
-            implementation="standard",
-            **RAN,
-        ),
-        setting(
-            lambda row: (4 * row["seqlen_q"] * row["head_dim"] + 2 * row["seqlen_q"]) * 4,
-            metric="saved_bytes",
-            implementation="flash",
-            **RAN,
-        ),
-    ),
+    as_claimed=every(*(setting(noted, metric="saved_bytes", implementation=n, **RAN) for n in ("standard", "flash"))),
     overturn=(Scale({"metric": "saved_bytes"}),),
     compared=False,
 )
 def k1(frame: pandas.DataFrame) -> Finding:
-    """K1: both halves against the notes' counts, in bytes seen by autograd's hooks."""
-    rows = pick(frame, metric="saved_bytes", implementation=["standard", "flash"], source="measured")
-    rows = rows.dropna(subset=["value"])
-    found: dict[str, list[float]] = {"standard": [], "flash": []}
-    for row in rows.itertuples():
-        n, d, item = row.seqlen_q, row.head_dim, 4  # fp32, one head
-        operands, matrix = 4 * n * d * item, 2 * n * n * item
-        if row.implementation == "flash":
-            found["flash"].append(row.value / (operands + 2 * n * item))
-        else:
-            found["standard"].append((row.value - 3 * n * d * item) / matrix)
+    """Both halves against the note's counts, in bytes seen by autograd's hooks."""
+    rows = known(frame, metric="saved_bytes", implementation=["standard", "flash"], source="measured")
+    ours = rows["implementation"] == "flash"
+    operands = 3 * rows["seqlen_q"] * rows["head_dim"] * ITEM
+    flash = (rows["value"] / rows.apply(noted, axis=1))[ours] if len(rows) else rows["value"]
+    standard = ((rows["value"] - operands) / (2 * rows["seqlen_q"] ** 2 * ITEM))[~ours]
     return Finding(
         predicted="4 Nd + N; 3 Nd + N²",
         measured=f"{len(rows)} points: standard keeps P and not S, flash one statistic a row"
         if len(rows)
         else NOT_MEASURED,
         parts=[
-            agreement(
-                "flash: bytes kept over 4 Nd + 2 N, worst",
-                worst(pandas.Series(found["flash"], dtype=float)),
-                1,
-                MEMORY,
-                Evidence.OTHER,
-            ),
-            agreement(
-                "standard: bytes kept beside q, k, v over 2 N², worst",
-                worst(pandas.Series(found["standard"], dtype=float)),
-                1,
-                MEMORY,
-                Evidence.OTHER,
-            ),
+            agreement(what, worst(ratio), 1, MEMORY, Evidence.OTHER)
+            for what, ratio in (
+                ("flash: bytes kept over 4 Nd + 2 N, worst", flash),
+                ("standard: bytes kept beside q, k, v over 2 N², worst", standard),
+            )
         ],
     )

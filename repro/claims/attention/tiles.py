@@ -6,8 +6,13 @@ import pandas
 
 from repro.claims.protocol import Evidence, Part
 from repro.claims.register import Finding, claim
-from repro.claims.values import pick
+from repro.claims.tolerances import COUNT
+from repro.claims.values import NAN, known, pick
 from repro.claims.works import TILING
+
+
+def tiles(some: pandas.DataFrame) -> str:
+    return ", ".join(f"{r.block_m:.0f} x {r.block_n:.0f} (d = {r.head_dim:.0f})" for r in some.itertuples())
 
 
 @claim(
@@ -21,33 +26,19 @@ from repro.claims.works import TILING
     needs="the time of every tile on one card: `make measure EXPERIMENT=gpu-ladder` there",
 )
 def k9(frame: pandas.DataFrame) -> Finding:
-    """K9: the longer side of the fastest measured tile; without one, of the released kernels'."""
+    """The longer side of the fastest measured tile; without one, of the released kernels'."""
     rows = pick(frame, experiment="tile-rules")
-    ours = rows[rows["note"] == "rule: ours: least traffic, busy SMs"]
-    released = rows[rows["note"] == "rule: released, FlashAttention-2"]
-    timed = pick(frame, experiment="gpu-ladder", source="measured", metric="time_ms", implementation="flash").dropna(
-        subset=["value"]
+    ours, released = (
+        pick(rows, note=f"rule: {name}") for name in ("ours: least traffic, busy SMs", "released, FlashAttention-2")
     )
+    timed = known(frame, experiment="gpu-ladder", source="measured", metric="time_ms", implementation="flash")
     fastest = timed.loc[timed.groupby("pass")["value"].idxmin()] if len(timed) else timed
-
-    def tiles(some: pandas.DataFrame) -> str:
-        return ", ".join(f"{r.block_m:.0f} x {r.block_n:.0f} (d = {r.head_dim:.0f})" for r in some.itertuples())
-
-    def outside(some: pandas.DataFrame) -> float:
-        longer = some[["block_m", "block_n"]].max(axis=1)
-        return float((~longer.between(128, 256)).sum()) if len(some) else float("nan")
-
+    longer = fastest[["block_m", "block_n"]].max(axis=1)
+    outside = float((~longer.between(128, 256)).sum()) if len(fastest) else NAN
+    what = "fastest tiles whose longer side is not 128 to 256"
     return Finding(
         predicted=f"least traffic with busy SMs: {tiles(ours)}",
         measured=f"fastest: {tiles(fastest)}" if len(fastest) else "time over all tiles: not measured",
         published=f"{tiles(released)}, FlashAttention-2 as released",
-        parts=[
-            Part(
-                what="fastest tiles whose longer side is not 128 to 256",
-                value=outside(fastest),
-                low=0,
-                high=0,
-                evidence=Evidence.HARDWARE,
-            )
-        ],
+        parts=[Part(what, outside, Evidence.HARDWARE, low=0, high=0, kind=COUNT)],
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pandas
 
-from repro.claims.checkpointing.depth import NAN
 from repro.claims.mutations import Scale
 from repro.claims.protocol import exact
 from repro.claims.register import Finding, claim
-from repro.claims.values import text
+from repro.claims.values import NAN, by
 from repro.claims.works import OURS
 
 
@@ -38,15 +37,14 @@ def checkpoint_around_flash(frame: pandas.DataFrame) -> Finding:
     steps = attention_step_bytes(frame)
 
     def added(name: str, source: str, seqlen: int) -> float:
-        some = steps[(steps["implementation"] == name) & (steps["source"] == source)]
-        some = some[some["seqlen_q"] == seqlen].set_index("checkpointed")["value"]
-        return float(some[True] / some[False] - 1) if len(some) == 2 else NAN
+        some = by(steps, "checkpointed", implementation=name, source=source, seqlen_q=seqlen)
+        return float(some.get(True, NAN) / some.get(False, NAN) - 1)
 
     names = ("standard", "flash")
     measured = {name: added(name, "measured", 512) for name in names}
     return Finding(
-        predicted="N = 4096: " + ", ".join(f"{name} {text(added(name, 'predicted', 4096), '+.0%')}" for name in names),
-        measured="N = 512: " + ", ".join(f"{n} {text(v, '+.1%')}" for n, v in measured.items()),
+        predicted="N = 4096: " + ", ".join(f"{name} {added(name, 'predicted', 4096):+.0%}" for name in names),
+        measured="N = 512: " + ", ".join(f"{name} {value:+.1%}" for name, value in measured.items()),
         parts=[
             exact(f"bytes added around {name}, counted over the sums", measured[name], added(name, "predicted", 512))
             for name in names

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas
 
-from repro.claims.checkpointing.depth import NAN
 from repro.claims.mutations import RAN, Scale, every, times
-from repro.claims.protocol import Evidence, Part, agreement
-from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.tolerances import MEMORY
-from repro.claims.values import one, text
+from repro.claims.protocol import Evidence, Part, agreement, less
+from repro.claims.register import Finding, claim
+from repro.claims.tolerances import MEMORY, SHARE
+from repro.claims.values import against_sums, one, pick, worst
 from repro.claims.works import CODE, KORTHIKANTI, OURS, RECOMPUTE
+
+KEPT = "saved_bytes_per_layer"
+SEEN: dict[str, Any] = {"experiments": ("checkpoint-granularity",), "shown": "checkpoint_granularity"}
 
 
 @claim(
     "granularity",
     "bytes a layer keeps, for eight places to put a checkpoint, are the formula's",
     OURS,
-    experiments=("checkpoint-granularity",),
-    shown="checkpoint_granularity",
+    **SEEN,
     conditions="PyTorch on a CPU, by its hooks",
-    overturn=(Scale(),),
+    overturn=(Scale({"metric": KEPT}),),
 )
 def granularity(frame: pandas.DataFrame) -> Finding:
     """Bytes a layer keeps at every granularity (checkpoint-granularity)."""
-    rows = frame[(frame["metric"] == "saved_bytes_per_layer") & frame["value"].notna()]
-    wide = rows.pivot_table(index=["implementation", "mode"], columns="source", values="value")
-    worst, count = NAN, 0
-    if {"measured", "predicted"} <= set(wide) and len(wide.dropna()):
-        ratio = (wide["measured"] / wide["predicted"]).dropna()
-        worst, count = float(ratio.iloc[(ratio - 1).abs().argmax()]), len(ratio)
+    ratio = against_sums(pick(frame, metric=KEPT), ["implementation", "mode"])
+    far = worst(ratio)
     return Finding(
         predicted="item by item",
-        measured=f"worst of {count} {worst - 1:+.2%}" if count else NOT_MEASURED,
-        parts=[agreement("bytes a layer keeps over the formula, worst", worst, 1, MEMORY, Evidence.OTHER)],
+        measured=f"worst of {len(ratio)} {far - 1:+.2%}",
+        parts=[agreement("bytes a layer keeps over the formula, worst", far, 1, MEMORY, Evidence.OTHER)],
     )
 
 
@@ -42,28 +41,18 @@ def granularity(frame: pandas.DataFrame) -> Finding:
     "a checkpoint around each operation saves most memory",
     RECOMPUTE,
     "section 5.1",
-    experiments=("checkpoint-granularity",),
-    shown="checkpoint_granularity",
-    as_claimed=times(0.5, metric="saved_bytes_per_layer", implementation="each operation", **RAN),
+    **SEEN,
+    as_claimed=times(0.5, metric=KEPT, implementation="each operation", **RAN),
     compared=False,
 )
 def checkpoint_each_operation(frame: pandas.DataFrame) -> Finding:
     """A checkpoint around each operation against none at all (checkpoint-granularity)."""
-    wanted = {"metric": "saved_bytes_per_layer", "source": "measured", "mode": "new"}
-    finest = one(frame, implementation="each operation", **wanted)
-    none = one(frame, implementation="none", **wanted)
+    where = {"metric": KEPT, "source": "measured", "mode": "new"}
+    finest, none = (one(frame, implementation=name, **where) for name in ("each operation", "none"))
     return Finding(
         predicted="three N² maps of inputs are kept instead of two and a mask",
-        measured=f"{text(finest / none)}x the bytes of no checkpoint",
-        parts=[
-            Part(
-                what="bytes a layer keeps over those without a checkpoint",
-                value=finest / none,
-                high=1.0,
-                form=".2f",
-                evidence=Evidence.OTHER,
-            )
-        ],
+        measured=f"{finest / none:.2f}x the bytes of no checkpoint",
+        parts=[less("bytes a layer keeps over those without a checkpoint", finest / none, Evidence.OTHER, ".2f")],
     )
 
 
@@ -73,38 +62,40 @@ def checkpoint_each_operation(frame: pandas.DataFrame) -> Finding:
     "instead of O(N) memory",
     CODE,
     "section 1",
-    experiments=("checkpoint-granularity",),
-    shown="checkpoint_granularity",
+    **SEEN,
     as_claimed=every(
-        times(0.1, metric="saved_bytes_per_layer", implementation="each block", mode="new", **RAN),
-        times(0.2, metric="saved_bytes_per_layer", implementation="each block", mode="reentrant", **RAN),
+        times(0.1, metric=KEPT, implementation="each block", mode="new", **RAN),
+        times(0.2, metric=KEPT, implementation="each block", mode="reentrant", **RAN),
     ),
     compared=False,
 )
 def k14(frame: pandas.DataFrame) -> Finding:
     """The notes on the two modes: O(N) to O(1) without reentry, less saving with it."""
-
-    def kept(mode: str, source: str = "measured") -> float:
-        return one(frame, metric="saved_bytes_per_layer", source=source, implementation="each block", mode=mode)
-
-    new, old, model = kept("new"), kept("reentrant"), kept("new", "predicted")
+    where = {"metric": KEPT, "implementation": "each block"}
+    new, old = (one(frame, source="measured", mode=mode, **where) for mode in ("new", "reentrant"))
+    model = one(frame, source="predicted", mode="new", **where)
+    half = "half of its input is not none"
     return Finding(
         predicted=f"{model:,.0f} B a block in both modes: its input, O(N) in layers",
-        measured=f"{text(new, ',.0f')} and {text(old, ',.0f')} B a block",
+        measured=f"{new:,.0f} and {old:,.0f} B a block",
         parts=[
             Part(
-                what="bytes a block, non-reentrant, over the block's input",
-                value=new / model,
-                high=0.5,
+                "bytes a block, non-reentrant, over the block's input",
+                new / model,
+                Evidence.OTHER,
+                high=SHARE.least,
+                why=half,
                 form=".2f",
-                evidence=Evidence.OTHER,
+                kind=SHARE,
             ),
             Part(
-                what="bytes a block, reentrant over non-reentrant",
-                value=old / new,
-                low=1.05,
+                "bytes a block, reentrant over non-reentrant",
+                old / new,
+                Evidence.OTHER,
+                low=MEMORY.factor or 1,
+                why="more than an allocator's own",
                 form=".2f",
-                evidence=Evidence.OTHER,
+                kind=MEMORY,
             ),
         ],
     )
@@ -118,19 +109,15 @@ def k14(frame: pandas.DataFrame) -> Finding:
     experiments=("checkpoint-layer-bytes",),
     shown="checkpoint_layer_bytes",
     conditions="one layer in PyTorch on a CPU",
-    overturn=(Scale(),),
+    overturn=(Scale({"metric": KEPT, "implementation": ("none", "selective")}),),
 )
 def korthikanti_eq_1(frame: pandas.DataFrame) -> Finding:
-    """sbh(34 + 5as/h) and 34 sbh (checkpoint-layer-bytes, lengths of 128 and more)."""
-    rows = frame[(frame["metric"] == "saved_bytes_per_layer") & (frame["seqlen_q"] >= 128)]
-    wide = rows.pivot_table(index=["implementation", "seqlen_q"], columns="source", values="value")
-    worst, count = NAN, 0
-    if "measured" in wide and wide["measured"].notna().any():
-        ratio = (wide["measured"] / wide["predicted"]).dropna().drop("full", errors="ignore")
-        worst, count = float(ratio.iloc[(ratio - 1).abs().argmax()]), len(ratio)
+    """sbh(34 + 5as/h) and 34 sbh (checkpoint-layer-bytes, every length)."""
+    rows = pick(frame, metric=KEPT, implementation=["none", "selective"])
+    ratio = against_sums(rows, ["implementation", "seqlen_q"])
     return Finding(
         predicted="item by item",
-        measured=f"worst of {count} {worst - 1:+.2%} (PyTorch's hooks)" if count else NOT_MEASURED,
+        measured=f"worst of {len(ratio)} {worst(ratio) - 1:+.2%} (PyTorch's hooks)",
         published="sbh(34 + 5as/h), 34 sbh",
-        parts=[agreement("saved bytes over the formula, worst", worst, 1, MEMORY, Evidence.OTHER)],
+        parts=[agreement("saved bytes over the formula, worst", worst(ratio), 1, MEMORY, Evidence.OTHER)],
     )

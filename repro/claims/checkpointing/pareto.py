@@ -9,18 +9,22 @@ import pandas
 from analysis.checkpointing import optimal, sqrt, store_all, uniform_chain
 from repro.claims.attention.fig3_memory import without_workspace
 from repro.claims.attention.like import share_of_octaves
-from repro.claims.checkpointing.depth import NAN, SMALL_BYTES
+from repro.claims.checkpointing.depth import SMALL_BYTES
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part
+from repro.claims.protocol import Evidence, Part, agreement, between
 from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.values import one, picked, text
+from repro.claims.tolerances import COUNT, HEADLINE
+from repro.claims.values import NAN, formula, known, one
 from repro.claims.works import AUTODIFF, OURS, TILING
 from repro.experiments.checkpointing.checkpoint_pareto import STAGES as PARETO_STAGES
-from repro.experiments.shared.checkpoint import formula
+from repro.experiments.shared.checkpoint import formula as chain_of
 
 GPT = f"gpt {PARETO_STAGES} stages"
 #: The chains on which K8 and K11 are judged, named beforehand: model and depth in checkpoint-depth.
 DEEP_CHAINS = (("resnet", 1024, "chen-search"), ("lstm", 2048, "chen-search"), ("mlp", 256, "sqrt"))
+
+
+DEEPEST = {"model": "lstm", "depth": 2048, "implementation": "chen-search"}
 
 
 def _pareto(frame: pandas.DataFrame, source: str) -> pandas.DataFrame:
@@ -58,12 +62,12 @@ def savings(frame: pandas.DataFrame, extra: float) -> dict[str, float]:
     gpt = _saving_at(_pareto(frame, "measured"), extra)
     if math.isfinite(gpt):
         found[GPT] = gpt
-    depth = picked(frame, experiment="checkpoint-depth", source="measured")
+    depth = known(frame, experiment="checkpoint-depth", source="measured")
     for model, layers, plan in DEEP_CHAINS:
         where = {"model": model, "depth": layers}
         top, low = (one(depth, implementation=i, metric="peak_bytes", **where) for i in ("autograd", plan))
         runs = one(depth, implementation=plan, metric="stage_forwards", **where)
-        more = (runs / len(formula(model, layers).stages) - 1) / 3
+        more = (runs / len(chain_of(model, layers).stages) - 1) / 3
         if math.isfinite(more) and math.isfinite(top / low):
             found[f"{model} {layers}"] = top / low if more <= extra else 1.0
     return found
@@ -84,32 +88,21 @@ def optimal_plans(frame: pandas.DataFrame) -> Finding:
     from repro.experiments.checkpointing.checkpoint_pareto import HEURISTICS, LAYERS
     from repro.experiments.shared.checkpoint import plan_for
 
-    chain = formula("gpt", LAYERS)
+    chain = chain_of("gpt", LAYERS)
     step = chain.forward_s + chain.backward_s
     others = [plan_for(chain, name) for name in HEURISTICS]
     gains = [(other.seconds - optimal(chain, other.peak_bytes).seconds) / step for other in others]
     matched = sum(gain >= -1e-9 for gain in gains)
     measured = _pareto(frame, "measured").dropna(subset=["peak_bytes", "profiled_peak_bytes"])
-    over = (measured["peak_bytes"] - measured["profiled_peak_bytes"]).max()
+    over = float((measured["peak_bytes"] - measured["profiled_peak_bytes"]).max())
+    what, share = "share of heuristics that the optimum matches", matched / len(others)
     return Finding(
         predicted=f"at least as fast as {matched} of {len(others)} heuristics in their own memory, "
         f"by up to {max(gains):.2f} of a step",
-        measured=f"largest excess over {len(measured)} plans {text(over, '.0f')} B",
+        measured=f"largest excess over {len(measured)} plans {over:.0f} B",
         parts=[
-            Part(
-                what="bytes above the budget, worst plan",
-                value=float(over),
-                high=SMALL_BYTES,
-                form=".0f",
-                evidence=Evidence.OTHER,
-            ),
-            Part(
-                what="share of heuristics that the optimum matches",
-                value=matched / len(others),
-                low=1.0,
-                high=1.0,
-                evidence=Evidence.DERIVED,
-            ),
+            Part("bytes above the budget, worst plan", over, Evidence.OTHER, high=SMALL_BYTES, form=".0f"),
+            Part(what, share, Evidence.DERIVED, low=1.0, high=1.0, kind=COUNT),
         ],
     )
 
@@ -132,21 +125,13 @@ def k11(frame: pandas.DataFrame) -> Finding:
     found = savings(frame, 1 / 3 + 0.07)
     chains = [uniform_chain(length, 1, 12) for length in (32, 1024)]
     deep = [store_all(chain).peak_bytes / sqrt(chain).peak_bytes for chain in chains]
+    what = "times less memory for at most 0.40 of a step more, GPT"
     return Finding(
         predicted=f"the factor grows with depth: {deep[0]:.1f}x for 32, {deep[1]:.1f}x for 1,024 equal stages",
         measured=", ".join(f"{name}: {v:.1f}x" for name, v in found.items()) + " for at most 0.40 of a step more"
         if found
         else NOT_MEASURED,
-        parts=[
-            Part(
-                what="times less memory for at most 0.40 of a step more, GPT",
-                value=found.get(GPT, NAN),
-                low=4.0,
-                high=5.0,
-                form=".1f",
-                evidence=Evidence.OTHER,
-            )
-        ],
+        parts=[between(what, found.get(GPT, NAN), 4.0, 5.0, Evidence.OTHER, ".1f")],
     )
 
 
@@ -158,19 +143,17 @@ def k11(frame: pandas.DataFrame) -> Finding:
     experiments=("checkpoint-pareto", "checkpoint-depth", "fig3-memory"),
     shown="checkpoint_pareto",
     conditions="flash attention on an H200, 0.1x taken as half to twice that; checkpointing on a "
-    "CPU, its work as for K11",
-    overturn=(Scale({"implementation": "sdpa-flash2"}, 8),),
-    compared=False,
+    "CPU, its work as for K11, of the deepest chain that was run",
+    overturn=(Scale({"implementation": "sdpa-flash2"}, 8), Scale({**DEEPEST, "metric": "peak_bytes"}, 3, only="up")),
 )
 def k8(frame: pandas.DataFrame) -> Finding:
     """Both halves: flash attention's memory and compute, and aggressive checkpointing's."""
-    memory = without_workspace(frame, "sdpa-flash2", "measured") / without_workspace(
-        frame, "standard-eager", "measured"
-    )
-    memory = memory.dropna()
+    flash, standard = (without_workspace(frame, name, "measured") for name in ("sdpa-flash2", "standard-eager"))
+    memory = (flash / standard).dropna()
     found = savings(frame, 1.0)
     least = 1 / max(found.values(), default=NAN)
-    work = 7 / 6  # products of a step: seven against six
+    work = formula(7 / 6)  # products of a step: seven against six
+    what = "least share of memory for at most twice the work, deepest chain"
     return Finding(
         predicted=f"flash: {work:.2f}x the products, memory falls as 1/N; checkpointing: the share falls with depth",
         measured="flash: "
@@ -179,12 +162,7 @@ def k8(frame: pandas.DataFrame) -> Finding:
         + (", ".join(f"{name}: {1 / v:.2f}x" for name, v in found.items()) or NOT_MEASURED),
         parts=[
             share_of_octaves("0.05 to 0.2x", memory, 0.05, 0.2),
-            Part(
-                what="least share of memory for at most twice the work, deepest chain",
-                value=least,
-                high=0.05,
-                form=".3f",
-                evidence=Evidence.OTHER,
-            ),
+            Part(what, least, Evidence.OTHER, high=0.05, form=".3f"),
+            agreement("products of a step with flash attention over 1.2", work, 1.2, HEADLINE, Evidence.DERIVED),
         ],
     )

@@ -8,31 +8,22 @@ from collections.abc import Iterator
 import pandas
 
 from analysis.hardware import GPUS, find_gpu
-from repro.claims.protocol import Evidence, Part
+from repro.claims.protocol import Evidence, share_of
+from repro.claims.register import NOT_MEASURED as NOT_MEASURED
 from repro.claims.register import Finding, claim
-from repro.claims.tolerances import SHARE
+from repro.claims.tolerances import HEADLINE
 from repro.claims.values import pick
 from repro.claims.works import TILING
 from repro.experiments.bytes.memory_hierarchy import CARDS, MEASURED
 
 OURS = "H200"
-
-
-NOT_MEASURED = "not measured"
-
-
 GIB = 2**30
-
-
 #: The study notes' GPU table (002, 1.1): level -> bytes per SM or card, TB/s; least and most.
 NOTES = {
     "registers": ((256 * 1024, 256 * 1024), None),
     "shared memory": ((48 * 1024, 164 * 1024), (20.0, 20.0)),
     "HBM": ((40 * GIB, 80 * GIB), (1.0, 2.0)),
 }
-
-
-ABOUT = 0.1  # what "~" and a printed digit leave open
 
 
 def measured(frame: pandas.DataFrame, card: str, level: str) -> tuple[float, str]:
@@ -80,7 +71,7 @@ def judge() -> Iterator[tuple[str, ...]]:
 
 def _inside(amount: float, limits: tuple[float, float]) -> str:
     low, high = limits
-    return "yes" if low * (1 - ABOUT) <= amount <= high * (1 + ABOUT) else "no"
+    return "yes" if low * (1 - HEADLINE.share) <= amount <= high * (1 + HEADLINE.share) else "no"
 
 
 @claim(
@@ -88,7 +79,7 @@ def _inside(amount: float, limits: tuple[float, float]) -> str:
     "SRAM 48 to 164 KB an SM at ~20 TB/s, HBM 40 to 80 GB at 1 to 2 TB/s",
     TILING,
     "section 1.1",
-    experiments=("memory-hierarchy", "gpu-ceilings", "ceiling"),
+    experiments=("gpu-ceilings", "ceiling"),
     shown="memory_hierarchy",
     conditions="datasheets of four cards; the note names none",
     compared=False,
@@ -106,17 +97,14 @@ def note_hierarchy(frame: pandas.DataFrame) -> Finding:
         f"{gpu.memory_bytes / GIB:.0f} GiB, "
         f"{gpu.hbm_bandwidth_bytes_per_s / 1e12:.1f} TB/s. All {len(rows)} numbers are right "
         f"for {', '.join(good) or 'no card'}, {right[OURS]} for the {OURS}",
-        measured=f"HBM copy {reached:.2f} TB/s ({OURS})" if math.isfinite(reached) else NOT_MEASURED,
+        measured=f"HBM copy {reached:.2f} TB/s ({OURS})",
         published="19 TB/s, 1.5 TB/s (A100)",
         parts=[
-            Part(
-                what="share of the cards that all of the table describes",
-                value=len(good) / len(CARDS),
-                low=1.0,
-                high=1.0,
-                limits=(SHARE.least, 1.0),
-                why="an A100 of 40 or 80 GB, and no newer card",
-                evidence=Evidence.DERIVED,
+            share_of(
+                "share of the cards that all of the table describes",
+                [gpu.name in good for gpu in CARDS],
+                Evidence.DERIVED,
+                "an A100 of 40 or 80 GB, and no newer card",
             )
         ],
     )

@@ -8,25 +8,17 @@ from analysis.flops import paper_flops
 from analysis.hardware import find_gpu
 from analysis.time_model import SHARED_MEMORY
 from repro.claims import works
-from repro.claims.protocol import Evidence, Part
-from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.values import pick
+from repro.claims.protocol import Evidence, more
+from repro.claims.register import Finding, claim
+from repro.claims.values import NAN, pick
 from repro.experiments.gpu.gpu_throughput import cells, time_bound
 from repro.experiments.shared.attention import shape_of
 
 OURS = "flash-sm90"
-
-
 KERNELS = ("flash", OURS, "flash-sm90-optimistic")
-
-
 #: The best of these a shape is the peer to be measured against.
 PEERS = ("flash-attn-4 4.0.0b36 (Hopper path)", "sdpa-cudnn", "sdpa-flash2", "sdpa-flash", "sdpa-math")
-
-
 SHAPE = ["pass", "head_dim", "causal", "seqlen_q"]
-
-
 #: What our kernels are to reach: geometric mean over all shapes, beside the best peer.
 GOAL = 1.0
 
@@ -100,50 +92,36 @@ def of_one_card(rows: pandas.DataFrame) -> pandas.DataFrame:
 def _beside_the_best_peer(frame: pandas.DataFrame, pass_: str) -> Finding:
     """Ours beside the best peer, in the geometric mean over all shapes of a pass."""
     rows = pick(distances(frame), pass_=pass_)
-    best = pick(rows, implementation=list(PEERS)).groupby(SHAPE)["tflops"].max()
-    ours = pick(rows, implementation=OURS).set_index(SHAPE)["tflops"]
-    ratio = (ours / best).dropna()
-    mean = float(ratio.prod() ** (1 / len(ratio))) if len(ratio) else float("nan")
-    peers = pick(rows, implementation=list(PEERS)).groupby(SHAPE)["distance"].min()
-    away = f"best peer {peers.min():.1f} to {peers.max():.1f}x our tiles' bound"
-    shown = f"ours not timed yet; {away}" if len(peers) else NOT_MEASURED
-    if len(ratio):
-        distance = pick(rows, implementation=OURS)["distance"]
-        shown = (
-            f"{mean:.2f}x over {len(ratio)} shapes ({ratio.min():.2f} to {ratio.max():.2f}); "
-            f"ours {distance.min():.1f} to {distance.max():.1f}x the bound, {away}"
-        )
-    part = Part(
-        what="our TFLOP/s over the best peer's, geometric mean",
-        value=mean,
-        low=GOAL,
-        evidence=Evidence.HARDWARE,
-        form=".2f",
+    peers, ours = (pick(rows, implementation=names) for names in (list(PEERS), OURS))
+    ratio = (ours.set_index(SHAPE)["tflops"] / peers.groupby(SHAPE)["tflops"].max()).dropna()
+    mean = float(ratio.prod() ** (1 / len(ratio))) if len(ratio) else NAN
+    least = peers.groupby(SHAPE)["distance"].min()
+    away = f"best peer {least.min():.1f} to {least.max():.1f}x our tiles' bound"
+    distance = ours["distance"]
+    shown = (
+        f"{mean:.2f}x over {len(ratio)} shapes ({ratio.min():.2f} to {ratio.max():.2f}); "
+        f"ours {distance.min():.1f} to {distance.max():.1f}x the bound"
     )
-    return Finding(predicted=f"{GOAL:.2f}x or more", measured=shown, parts=[part])
+    return Finding(
+        predicted=f"{GOAL:.2f}x or more",
+        measured=f"{shown if len(ratio) else 'ours not timed yet'}; {away}",
+        parts=[more("our TFLOP/s over the best peer's, geometric mean", mean, Evidence.HARDWARE, ".2f")],
+    )
 
 
-@claim(
-    "Hopper forward",
-    "the Hopper forward is as fast as the best peer, over all shapes",
-    works.OURS,
-    experiments=("throughput", "throughput-peers", "gpu-throughput"),
-    shown="distance_from_bound",
-    conditions="to be timed on one card, in turns with the peers",
-    no_records="tests/theory/test_distance_from_bound.py",
-)
-def hopper_forward(frame: pandas.DataFrame) -> Finding:
-    return _beside_the_best_peer(frame, "forward")
+def _as_fast(name: str) -> None:
+    @claim(
+        f"Hopper {name}",
+        f"the Hopper {name} is as fast as the best peer, over all shapes",
+        works.OURS,
+        experiments=("throughput", "throughput-peers", "gpu-throughput"),
+        shown="distance_from_bound",
+        conditions="to be timed on one card, in turns with the peers",
+        no_records="tests/theory/test_distance_from_bound.py",
+    )
+    def judge(frame: pandas.DataFrame) -> Finding:
+        return _beside_the_best_peer(frame, name)
 
 
-@claim(
-    "Hopper backward",
-    "the Hopper backward is as fast as the best peer, over all shapes",
-    works.OURS,
-    experiments=("throughput", "throughput-peers", "gpu-throughput"),
-    shown="distance_from_bound",
-    conditions="to be timed on one card, in turns with the peers",
-    no_records="tests/theory/test_distance_from_bound.py",
-)
-def hopper_backward(frame: pandas.DataFrame) -> Finding:
-    return _beside_the_best_peer(frame, "backward")
+_as_fast("forward")
+_as_fast("backward")

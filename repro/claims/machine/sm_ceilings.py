@@ -9,17 +9,15 @@ import pandas
 from analysis.hardware import H200
 from analysis.sm_ceilings import SHARED_BYTES_PER_CLOCK_PER_SM
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, exact
+from repro.claims.protocol import Evidence, exact, more
 from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.values import pick, worst
+from repro.claims.values import formula, pick, worst
 from repro.claims.works import OURS
 from repro.experiments import Cell
 from repro.experiments.bytes.sm_ceilings import DIRECT, EXACT, OPTIMISTIC, SM80, round_of
 
 #: Tiles that the best peer uses too, by the source of FlashAttention's Hopper path.
 PEER = {("forward", 64, 192), ("forward", 128, 128), ("backward", 64, 128), ("backward", 128, 80)}
-
-
 PEER_NAME, PEER_SEQLEN = "flash-attn-4 4.0.0b36 (Hopper path)", 16384
 
 
@@ -60,7 +58,7 @@ def forms(frame: pandas.DataFrame) -> pandas.DataFrame:
                 row["peer's time"] = H200.fp16_tensor_flops / 1e12 / float(peer.iloc[-1])
         row["counted time"] = counted_time(frame, cell)
         rows.append(row)
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(rows, columns=None if rows else [*keys, "predicted shared memory"])
 
 
 def counted_time(frame: pandas.DataFrame, cell: Cell) -> float:
@@ -89,36 +87,33 @@ def counted_time(frame: pandas.DataFrame, cell: Cell) -> float:
     "SM ceilings",
     "Hopper backward: a round needs more clocks of shared memory than of the tensor cores",
     OURS,
-    experiments=("sm-ceilings", "gpu-sm-units", "throughput-peers"),
+    experiments=("sm-ceilings", "gpu-sm-units"),
     shown="sm_ceilings",
     conditions="clocks by datasheet from executed bytes; that this sets the pace was not timed",
-    overturn=(Scale(),),
-    compared=False,
+    overturn=(Scale({"experiment": "sm-ceilings", "metric": "shared_bytes"}),),
 )
 def sm_ceilings(frame: pandas.DataFrame) -> Finding:
     """Bytes are as predicted where counted; that shared memory sets the pace is derived."""
     table = forms(frame)
-    backward = pick(table, pass_="backward", implementation=EXACT)
-    predicted = backward["predicted shared memory"]
-    forward = pick(table, pass_="forward", implementation=[EXACT, OPTIMISTIC])
-    before = pick(table, implementation=SM80)["predicted shared memory"]
-    direct = pick(table, pass_="backward", implementation=DIRECT)["predicted shared memory"]
-    ratio = pandas.Series(dtype=float)
-    if "counted shared memory" in table:
-        ratio = (table["counted shared memory"] / table["predicted shared memory"]).dropna()
+    backward, direct, forward, before = (
+        pick(table, **where)["predicted shared memory"]
+        for where in (
+            {"pass_": "backward", "implementation": EXACT},
+            {"pass_": "backward", "implementation": DIRECT},
+            {"pass_": "forward", "implementation": [EXACT, OPTIMISTIC]},
+            {"implementation": SM80},
+        )
+    )
+    counted = table.get("counted shared memory", pandas.Series(dtype=float))
+    ratio = (counted / formula(table["predicted shared memory"])).dropna()
+    what = "least clocks of shared memory over the tensor cores', backward"
     return Finding(
-        predicted=f"clocks over the tensor cores': backward {predicted.min():.2f} to "
-        f"{predicted.max():.2f}, {direct.min():.2f} to {direct.max():.2f} with dQ added from "
-        f"registers; forward {forward['predicted shared memory'].max():.2f} at most; sm_80 "
-        f"kernels {before.min():.2f} to {before.max():.2f}",
+        predicted=f"clocks over the tensor cores': backward {backward.min():.2f} to "
+        f"{backward.max():.2f}, {direct.min():.2f} to {direct.max():.2f} with dQ added from "
+        f"registers; forward {forward.max():.2f} at most; sm_80 kernels {before.min():.2f} to {before.max():.2f}",
         measured=f"bytes of {len(ratio)} forms, executed; no time" if len(ratio) else NOT_MEASURED,
         parts=[
             exact("shared-memory bytes counted over predicted, worst form", worst(ratio)),
-            Part(
-                what="least clocks of shared memory over the tensor cores', backward",
-                value=float(predicted.min()),
-                low=1.0,
-                evidence=Evidence.DERIVED,
-            ),
+            more(what, float(backward.min()), Evidence.DERIVED),
         ],
     )

@@ -7,16 +7,14 @@ import pandas
 from analysis.hardware import find_gpu
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, agreement, exact
-from repro.claims.register import NOT_MEASURED, Finding, claim
+from repro.claims.register import Finding, claim
 from repro.claims.tolerances import TIME
-from repro.claims.values import pick, worst
+from repro.claims.values import NAN, against_sums, known, off, pick, worst
 from repro.claims.works import OURS
 from repro.experiments.gpu.gpu_decode import RULE
 
 #: What is measured of HBM: copies and reads of what L2 cannot hold.
 HBM_CEILINGS = ("copy", "hbm-copy", "hbm-read")
-
-
 FIELDS = ["source", "sharing", "kv_heads", "head_dim", "seqlen_q", "seqlen_k", "splits"]
 
 
@@ -43,7 +41,7 @@ def _bandwidth_shares(frame: pandas.DataFrame) -> dict[str, float]:
     "decoding",
     "a step of decoding reads the cache once for the heads of a group; a split adds fp32 parts",
     OURS,
-    experiments=("decode-bytes", "gpu-decode", "ceiling", "gpu-ceilings"),
+    experiments=("decode-bytes",),
     shown="decode_bytes",
     conditions="executed on the host; no time and no card's counter yet",
     overturn=(
@@ -52,19 +50,13 @@ def _bandwidth_shares(frame: pandas.DataFrame) -> dict[str, float]:
     ),
 )
 def decoding(frame: pandas.DataFrame) -> Finding:
-    keys = [*FIELDS[1:], "kernel", "tensor", "direction"]
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    wide = rows.pivot_table(index=keys, columns="source", values="value")
-    wide = wide.reindex(columns=["predicted", "measured"]).dropna()
-    off = worst(wide["measured"] / wide["predicted"])
-    errors = pick(frame, metric="max_abs_error", source="measured")["value"].dropna()
-    shown = f"{len(wide)} tensors of {len(errors)} steps, worst {off - 1:+.2%}; out within " + (
-        f"{errors.max():.1e} of float64" if len(errors) else ""
-    )
+    ratio = against_sums(pick(frame, metric="traffic_bytes"), [*FIELDS[1:], "kernel", "tensor", "direction"])
+    errors = known(frame, metric="max_abs_error", source="measured")["value"]
     return Finding(
         predicted="sums over the tile loop, by tensor and direction",
-        measured=shown if len(wide) else NOT_MEASURED,
-        parts=[exact("counted over predicted, worst tensor", off)],
+        measured=f"{len(ratio)} tensors of {len(errors)} steps, {off(worst(ratio))}; "
+        f"out within {errors.max():.1e} of float64",
+        parts=[exact("counted over predicted, worst tensor", worst(ratio))],
     )
 
 
@@ -79,9 +71,8 @@ def decoding(frame: pandas.DataFrame) -> Finding:
 )
 def decode_time(frame: pandas.DataFrame) -> Finding:
     """Time of a step over that of its bytes at the card's own bandwidth, where both are known."""
-    rows = pick(frame, experiment="gpu-decode", metric="time_ms", splits=RULE)
     # The kernel of the wide latent makes every score twice: not a case for HBM's roofline.
-    rows = rows.dropna(subset=["value"]).query("sharing != 'latent-576'")
+    rows = known(frame, experiment="gpu-decode", metric="time_ms", splits=RULE).query("sharing != 'latent-576'")
     point = ["sharing", "batch", "seqlen_q", "seqlen_k", "card"]
     measured = pick(rows, source="measured").copy()
     measured["card"] = [_card(device) for device in measured["device"]]
@@ -89,10 +80,9 @@ def decode_time(frame: pandas.DataFrame) -> Finding:
     both = measured.merge(bounds[[*point, "value"]], on=point, suffixes=("", "_bound"))
     share = both["card"].map(_bandwidth_shares(frame))
     ratio = (both["value"] * share / both["value_bound"]).dropna()
-    median = float(ratio.median()) if len(ratio) else float("nan")
-    spread = f"{ratio.min():.2f} to {ratio.max():.2f} of it, median {median:.2f}"
+    median = float(ratio.median()) if len(ratio) else NAN
     return Finding(
         predicted="the cache, q and out once at the bandwidth measured on the same card",
-        measured=spread if len(ratio) else NOT_MEASURED,
+        measured=f"{ratio.min():.2f} to {ratio.max():.2f} of it, median {median:.2f}",
         parts=[agreement("median time over the roofline", median, 1, TIME, Evidence.HARDWARE)],
     )

@@ -6,8 +6,8 @@ import pandas
 
 from repro.claims.mutations import Scale
 from repro.claims.protocol import exact
-from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.values import pick, worst
+from repro.claims.register import Finding, claim
+from repro.claims.values import NAN, against_sums, pick, worst
 from repro.claims.works import OURS
 from repro.experiments.bytes.deterministic_price import BASELINES, EXECUTED
 
@@ -37,21 +37,15 @@ def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
 )
 def determinism(frame: pandas.DataFrame) -> Finding:
     """What determinism costs in bytes, and that the count is the prediction."""
-    table = totals(frame).pivot_table(index=["implementation", "causal", "seqlen_q"], columns="source", values="value")
-    ratio = table["measured"] / table["predicted"] if "measured" in table else pandas.Series()
-
-    def against_atomic(algorithm: str, source: str) -> str:
-        try:
-            ours, base = (table.loc[(name, False, LONGEST), source] for name in (algorithm, BASELINES[algorithm]))
-        except KeyError:
-            return NOT_MEASURED
-        if not (ours > 0 and base > 0):  # nothing counted adds up to 0
-            return NOT_MEASURED
-        return change(ours, base)
+    table = totals(frame)
+    at = pick(table, causal=False, seqlen_q=LONGEST).set_index(["source", "implementation"])["value"]
 
     def each(source: str) -> str:
-        return ", ".join(f"{name} {against_atomic(name, source)}" for name in BASELINES)
+        """Every algorithm over its atomic form; nothing counted adds up to 0."""
+        moved = at.get(source, pandas.Series(dtype=float)).replace(0, NAN)
+        return ", ".join(f"{n} {change(moved.get(n, NAN), moved.get(base, NAN))}" for n, base in BASELINES.items())
 
+    ratio = against_sums(table, ["implementation", "causal", "seqlen_q"])
     return Finding(
         predicted=f"{each('predicted')} over atomic additions, N = {LONGEST}",
         measured=each("measured"),

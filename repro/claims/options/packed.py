@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas
 
 from repro.claims.mutations import Scale
-from repro.claims.protocol import Evidence, Part, exact
-from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.values import pick, worst
+from repro.claims.protocol import Evidence, agreement, between, exact
+from repro.claims.register import Finding, claim
+from repro.claims.tolerances import PRINTED
+from repro.claims.values import NAN, against_sums, known, off, one, pick, worst
 from repro.claims.works import OURS
 from repro.experiments.bytes.packed_sequences import EXECUTED
 
@@ -19,12 +20,11 @@ def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
     empty = pandas.DataFrame(columns=["source", *KEYS, "value", "tokens", "lowest", "per_token"])
     if "way" not in frame:
         return empty
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    rows = rows[rows["pass"].isin(["forward", "backward"])]
+    rows = known(frame, metric="traffic_bytes", pass_=["forward", "backward"])
     found = rows.groupby(["source", *KEYS], as_index=False)["value"].sum()
     for name, metric, how in (("tokens", "tokens", "first"), ("lowest", "compulsory_bytes", "sum")):
-        known = pick(frame, metric=metric, source="predicted").groupby(KEYS)["value"].agg(how)
-        found = found.join(known.rename(name), on=KEYS)
+        least = pick(frame, metric=metric, source="predicted").groupby(KEYS)["value"].agg(how)
+        found = found.join(least.rename(name), on=KEYS)
     found["per_token"] = found["value"] / found["tokens"] / 1e3
     return found
 
@@ -45,39 +45,19 @@ def totals(frame: pandas.DataFrame) -> pandas.DataFrame:
 )
 def packed_sequences(frame: pandas.DataFrame) -> Finding:
     """Counted bytes are the predicted ones; the padding that was published; what it costs."""
-    rows = pick(frame, metric="traffic_bytes").dropna(subset=["value"])
-    keys = [*KEYS, "pass", "kernel", "tensor", "direction"]
-    wide, off = pandas.DataFrame(), float("nan")
-    if "way" in rows:
-        wide = rows.pivot_table(index=keys, columns="source", values="value")
-        wide = wide.reindex(columns=["predicted", "measured"]).dropna()
-        off = worst(wide["measured"] / wide["predicted"])
+    rows = pick(frame, metric="traffic_bytes")
+    ratio = against_sums(rows, [*KEYS, "pass", "kernel", "tensor", "direction"])
     table = pick(totals(frame), source="measured", dataset="wikipedia", batch=EXECUTED)
-    value = {way: pick(table, way=way)["value"].sum() for way in ("longest", "packed")}
-    ratio = value["longest"] / value["packed"] if value["packed"] else float("nan")
-    share = pick(frame, metric="padded_share", dataset="wikipedia")["value"]
-    of_padding = float(share.iloc[0]) if len(share) else float("nan")
+    moved = table.groupby("way")["value"].sum()
+    padded = float(moved.get("longest", NAN) / moved.get("packed", NAN))
+    share = one(frame, metric="padded_share", dataset="wikipedia")
     return Finding(
         predicted="the sum over sequences and their tables; padded: as many of the longest",
-        measured=f"{len(wide)} tensors, worst {off - 1:+.2%}; padded moves {ratio:.2f} times as much"
-        if len(wide)
-        else NOT_MEASURED,
+        measured=f"{len(ratio)} tensors, {off(worst(ratio))}; padded moves {padded:.2f} times as much",
         published="up to half of the tokens are padding (Krell et al. 2021, abstract)",
         parts=[
-            exact("counted over predicted, worst tensor", off),
-            Part(
-                what="bytes of 16 Wikipedia sequences padded over packed",
-                value=ratio,
-                low=2.0,
-                high=3.0,
-                evidence=Evidence.COUNTED,
-            ),
-            Part(
-                what="share of padding at 512 tokens",
-                value=of_padding,
-                low=0.495,
-                high=0.505,
-                evidence=Evidence.DERIVED,
-            ),
+            exact("counted over predicted, worst tensor", worst(ratio)),
+            between("bytes of 16 Wikipedia sequences padded over packed", padded, 2.0, 3.0, Evidence.COUNTED),
+            agreement("share of padding at 512 tokens, over a half", share, 0.5, PRINTED, Evidence.DERIVED),
         ],
     )

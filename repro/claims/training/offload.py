@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas
 
 from analysis.offload import Action, HostLinkModel, LayerCost, step_timeline
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, Part, agreement
-from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.tolerances import TIME
-from repro.claims.values import pick, worst
+from repro.claims.register import Finding, claim
+from repro.claims.tolerances import COUNT, TIME
+from repro.claims.values import NAN, formula, known, pick, worst
 from repro.claims.works import OURS
 from repro.experiments.checkpointing.offload import ACTIONS, DEPTH, ROWS, SAVED_BYTES, WIDTH
-
-#: Of a step's time, on a CPU that other programs may share.
-TOLERANCE = 0.25
 
 
 def steps(frame: pandas.DataFrame) -> pandas.DataFrame:
@@ -52,41 +47,32 @@ def steps(frame: pandas.DataFrame) -> pandas.DataFrame:
     experiments=("offload",),
     shown="offload_crossover",
     conditions="an emulated link on a CPU",
-    overturn=(Scale(),),
+    overturn=(Scale({"metric": "moved_bytes"}), Scale({"metric": "offload_step_s"})),
     partial="times repeat within 40 % beside other programs, and one chain on one emulated link was run",
 )
 def offload_crossover(frame: pandas.DataFrame) -> Finding:
     """Bytes, times and the crossover."""
     table = steps(frame)
-    moved = pick(frame, metric="moved_bytes").dropna(subset=["value"])
-    measured_bytes = set(pick(moved, source="measured")["value"])
-    predicted_bytes = set(pick(moved, source="predicted")["value"])
-    off, agree, count = math.nan, math.nan, 0
-    if len(table) and len(measured_bytes):
-        wide = table.pivot_table(index=["link_mb_s", "action"], columns="source", values="value")
-        moves = wide.xs("offload", level="action")
-        off, count = worst(moves["measured"] / moves["predicted"]), len(moves)
-        again = wide.xs("recompute", level="action")
-        agree = float(((moves["measured"] < again["measured"]) == (moves["predicted"] < again["predicted"])).mean())
-    differ = float(len(measured_bytes ^ predicted_bytes)) if len(measured_bytes) else math.nan
+    wide = table.pivot_table(index=["action", "link_mb_s"], columns="source", values="value")
+    wide = wide.reindex(columns=["measured", "predicted"]).dropna()
+    moves, again = (pick(wide.reset_index(), action=name).set_index("link_mb_s") for name in ("offload", "recompute"))
+    off, count = worst(moves["measured"] / formula(moves["predicted"], 2)), len(moves)
+    same = (moves["measured"] < again["measured"]) == (moves["predicted"] < again["predicted"])
+    seen, told = (set(known(frame, metric="moved_bytes", source=s)["value"]) for s in ("measured", "predicted"))
+    what = "share of bandwidths on the predicted side"
     return Finding(
-        predicted=f"bytes exact, same side at {count} bandwidths" if count else "-",
-        measured=f"time within {abs(off - 1):.0%}, same side at {agree * count:.0f}" if count else NOT_MEASURED,
+        predicted=f"bytes exact, same side at {count} bandwidths",
+        measured=f"time within {abs(off - 1):.0%}, same side at {same.sum()}",
         parts=[
             Part(
-                what="numbers of bytes moved that differ from the formula",
-                value=differ,
+                "numbers of bytes moved that differ from the formula",
+                float(len(seen ^ told)) if seen else NAN,
+                Evidence.COUNTED,
                 low=0,
                 high=0,
-                evidence=Evidence.COUNTED,
+                kind=COUNT,
             ),
             agreement("step time over the replay, worst bandwidth", off, 1, TIME, Evidence.HARDWARE),
-            Part(
-                what="share of bandwidths on the predicted side",
-                value=agree,
-                low=1.0,
-                high=1.0,
-                evidence=Evidence.HARDWARE,
-            ),
+            Part(what, float(same.mean()), Evidence.HARDWARE, low=1.0, high=1.0, kind=COUNT),
         ],
     )

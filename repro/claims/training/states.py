@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import pandas
 
 from analysis.model_states import model_state_bytes
 from analysis.parallel_activations import decoder_model_bytes
 from repro.claims.mutations import Scale
 from repro.claims.protocol import Evidence, Part, agreement
-from repro.claims.register import NOT_MEASURED, Finding, claim
-from repro.claims.tolerances import MEMORY
+from repro.claims.register import Finding, claim
+from repro.claims.tolerances import COUNT, MEMORY, PRINTED
+from repro.claims.training.sharded_states import HELD, KEYS
+from repro.claims.values import NAN, against_sums, formula, known, off, pick, worst
 from repro.claims.works import AUTODIFF, KORTHIKANTI, ZERO
 
 #: LLaMA-7B (Touvron et al. 2023): 6.74e9 parameters, 32 layers, h = 4096, 32 heads, MLP 11008.
 LLAMA_PARAMETERS = 6_738_415_616
-
-
 LLAMA: dict[str, int] = {"hidden": 4096, "heads": 32, "layers": 32, "mlp_hidden": 11008}
 
 
@@ -30,12 +29,6 @@ def dominating_length(*, attention_matrix: bool) -> int:
     return seqlen
 
 
-def worst(ratio: pandas.Series) -> float:
-    """The ratio farthest from 1, NaN if there is none."""
-    known = ratio.dropna()
-    return float(known.iloc[(known - 1).abs().argmax()]) if len(known) else math.nan
-
-
 @claim(
     "K12",
     "a 1 x 4096 x 4096 bf16 activation is 32 MiB; at long context activations dominate a 7B model",
@@ -43,36 +36,29 @@ def worst(ratio: pandas.Series) -> float:
     "section 3.1",
     experiments=("training-memory",),
     shown="training_memory",
-    conditions="the 7B model is a formula",
-    overturn=(Scale(),),
+    conditions="the 7B model is a formula; 32k tokens are taken for a long context",
+    overturn=(Scale({"implementation": "mixed-precision", "policy": "16-bit"}),),
 )
 def k12(frame: pandas.DataFrame) -> Finding:
     """One activation's bytes, and the context from which activations dominate a 7B model."""
-    import numpy as np
-
-    one = np.empty((1, 4096, 4096), np.uint16).nbytes  # bf16 has no NumPy type of its own
-    standard = dominating_length(attention_matrix=True)
-    flash = dominating_length(attention_matrix=False)
-    rows = frame[
-        (frame["implementation"] == "mixed-precision")
-        & (frame["metric"] == "saved_bytes")
-        & (frame["policy"] == "16-bit")
-    ].pivot_table(index="batch", columns="source", values="value")
-    known = "measured" in rows and not rows["measured"].isna().any()
-    ratio = worst(rows["measured"] / rows["predicted"]) if known else math.nan
+    one = formula(float(np.empty((1, 4096, 4096), np.uint16).nbytes))  # bf16 has no NumPy type of its own
+    standard, flash = (dominating_length(attention_matrix=matrix) for matrix in (True, False))
+    rows = pick(frame, implementation="mixed-precision", metric="saved_bytes", policy="16-bit")
+    ratio = worst(against_sums(rows, ["batch"]))
     return Finding(
         predicted=f"32 MiB; activations exceed 16 bytes a parameter from N = {standard} with the "
         f"attention matrix, {flash} without (batch 1)",
-        measured=f"one layer, formula of its bytes: {ratio - 1:+.2%}" if known else NOT_MEASURED,
+        measured=f"one layer, formula of its bytes: {off(ratio)}",
         parts=[
-            Part(what="MiB of one activation", value=one / 2**20, low=32, high=32, evidence=Evidence.DERIVED),
+            Part("MiB of one activation", one / 2**20, Evidence.DERIVED, low=32, high=32, kind=COUNT),
             agreement("a layer's saved bytes over the formula", ratio, 1, MEMORY, Evidence.OTHER),
             Part(
-                what="length from which activations dominate, flash attention",
-                value=flash,
+                "length from which activations dominate, flash attention",
+                flash,
+                Evidence.DERIVED,
                 high=32768,
                 form=",.0f",
-                evidence=Evidence.DERIVED,
+                why="a long context",
             ),
         ],
     )
@@ -86,36 +72,26 @@ def k12(frame: pandas.DataFrame) -> Finding:
     experiments=("several-ranks", "zero-table"),
     shown="sharded_states",
     conditions="the table's models are formulas",
-    overturn=(Scale(), Scale({"experiment": "zero-table"}, source="published")),
+    overturn=(
+        Scale({"part": "sharded-states", "metric": tuple(HELD)}),
+        Scale({"experiment": "zero-table"}, source="published"),
+    ),
 )
 def zero_table_1(frame: pandas.DataFrame) -> Finding:
     """All 54 entries, to the unit of their last printed digit."""
-    printed = frame[(frame["source"] == "published") & (frame["experiment"] == "zero-table")]
-    printed = printed.dropna(subset=["value"])
-    wrong, count = 0, len(printed)
-    for row in printed.itertuples():
-        got = model_state_bytes(row.parameters, int(row.ranks), int(row.stage)).total
-        wrong += abs(got - row.value) >= row.last_digit_bytes
-    held = frame[
-        (frame["part"] == "sharded-states")
-        & frame["metric"].isin(["parameter_bytes", "gradient_bytes", "optimizer_bytes"])
-    ].pivot_table(index=["implementation", "ranks", "metric"], columns="source", values="value")
-    known = "measured" in held and not held["measured"].isna().any()
-    ratio = worst(held["measured"] / held["predicted"]) if known else math.nan
+    printed = known(frame, source="published", experiment="zero-table")
+    states = [model_state_bytes(row.parameters, int(row.ranks), int(row.stage)).total for row in printed.itertuples()]
+    off_by = (formula(pandas.Series(states, index=printed.index, dtype=float)) - printed["value"]).abs()
+    wrong = int((off_by >= printed.get("last_digit_bytes", NAN)).sum())
+    held = worst(against_sums(pick(frame, part="sharded-states", metric=HELD), KEYS))
+    count, what = len(printed), "entries off by a unit of their last digit"
     return Finding(
         predicted=f"{count - wrong} of {count} entries to their last digit",
-        measured=f"the same formulas on 2 and 4 ranks: {ratio - 1:+.2%}" if known else NOT_MEASURED,
+        measured=f"the same formulas on 2 and 4 ranks: {off(held)}",
         published=f"{count} entries",
         parts=[
-            Part(
-                what="entries off by a unit of their last digit",
-                value=wrong if count else math.nan,
-                high=0,
-                low=0,
-                form=".0f",
-                evidence=Evidence.PUBLISHED,
-            ),
-            agreement("bytes held over the formulas, worst", ratio, 1, MEMORY, Evidence.OTHER),
+            Part(what, wrong if count else NAN, Evidence.PUBLISHED, low=0, high=0, form=".0f", kind=COUNT),
+            agreement("bytes held over the formulas, worst", held, 1, MEMORY, Evidence.OTHER),
         ],
     )
 
@@ -133,34 +109,17 @@ def zero_table_1(frame: pandas.DataFrame) -> Finding:
 )
 def korthikanti_4_percent(frame: pandas.DataFrame) -> Finding:
     """Extra FLOPs of selective recomputation against the published overhead of a layer."""
-    rows = frame[(frame["source"] == "published") & (frame["metric"] == "time_overhead")]
-    printed = rows.groupby("implementation")["value"].max()
-
-    def overhead(name: str) -> float:
-        return float(printed[name]) if name in printed.index else math.nan
-
+    printed = known(frame, source="published", metric="time_overhead").groupby("implementation")["value"].max()
+    names = ("selective", "selective + sequence parallel", "full recompute")
+    alone, both, full = (float(printed.get(name, NAN)) for name in names)
     seqlen, hidden = 2048, 6144  # the 22B model
-    forward = 24 * hidden + 4 * seqlen
-    extra = 4 * seqlen / (3 * forward)  # attention's two products again, of forward + 2 backward
-    alone, both = overhead("selective"), overhead("selective + sequence parallel")
-    full = overhead("full recompute")
+    # Attention's two products again, of a forward and two for the backward.
+    extra = 4 * seqlen / (3 * (24 * hidden + 4 * seqlen))
     return Finding(
         predicted=f"{extra:.1%} more products (22B), {1 / 3:.0%} for full recomputation",
         published=f"{alone:.0%} alone, {both:.0%} with sequence parallelism, {full:.0%} full",
         parts=[
-            Part(
-                what="printed overhead less the predicted products, selective",
-                value=alone - extra,
-                low=-0.03,
-                high=0.03,
-                evidence=Evidence.PUBLISHED,
-            ),
-            Part(
-                what="printed overhead less the predicted products, full",
-                value=full - 1 / 3,
-                low=-0.1,
-                high=0.1,
-                evidence=Evidence.PUBLISHED,
-            ),
+            agreement(f"time with {name} over that of its products", 1 + told, 1 + model, PRINTED, Evidence.PUBLISHED)
+            for name, told, model in (("selective", alone, extra), ("full recomputation", full, 1 / 3))
         ],
     )

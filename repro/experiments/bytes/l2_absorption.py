@@ -7,6 +7,7 @@ nobody has published about the pace of thread blocks (``analysis.l2.PACES``).
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from analysis.hardware import H200
@@ -14,8 +15,11 @@ from analysis.hbm import SIMULATED, compulsory_hbm, predict_hbm, read_spread
 from analysis.l2 import PACES
 from analysis.shapes import Tile
 from analysis.traffic import predict_traffic
-from repro.experiments import Cell, Experiment, Row, row
+from repro.experiments import Cell, Context, Experiment, Row, row
 from repro.experiments.shared.attention import cell, shape_of
+from repro.experiments.shared.profiled import Profiled, seconds_of
+from repro.experiments.shared.pytorch_runs import SOURCES, counter_rows, run
+from repro.instruments.counters import KernelCount
 
 TILE = Tile(128, 64)
 BLOCKS_PER_SM = 2
@@ -31,7 +35,9 @@ def points() -> list[Cell]:
 
 
 def predict(one: Cell) -> Iterator[Row]:
-    """Both levels, reads only."""
+    """Both levels, reads only, of our own tile loop."""
+    if one["implementation"] != "flash":
+        return
     shape = shape_of(one)
     traffic = predict_traffic("flash", shape, TILE, "forward")
     hbm = predict_hbm("flash", shape, TILE, "forward", H200, BLOCKS_PER_SM)
@@ -45,4 +51,31 @@ def predict(one: Cell) -> Iterator[Row]:
     yield row("hbm_compulsory_bytes", once, level="hbm", tool="each tensor once")
 
 
-EXPERIMENT = Experiment("l2-absorption", predict=predict, also=points)
+def cells() -> list[Cell]:
+    """The framework's forward, long enough for K and V to outgrow L2."""
+    return [run("sdpa-flash2", "forward", seqlen=n, heads=heads, head_dim=128, dtype="bf16") for heads, n in MEASURED]
+
+
+@cache
+def counted() -> Profiled[KernelCount]:
+    """The counters of this process' run."""
+    from repro.instruments.counted import count_cells
+
+    return Profiled(cells(), count_cells, batch=len(MEASURED), limit_s=60.0)
+
+
+def measure(one: Cell, context: Context) -> Iterator[Row]:
+    """Both levels, reads and writes, of the one kernel that runs."""
+    return counter_rows(counted().kernels(one))
+
+
+EXPERIMENT = Experiment(
+    "l2-absorption",
+    cells,
+    predict,
+    measure,
+    device="cuda",
+    also=points,
+    sources=SOURCES,
+    seconds=seconds_of(len(MEASURED), len(MEASURED)),
+)

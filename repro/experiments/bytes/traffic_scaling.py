@@ -5,7 +5,8 @@ FlashAttention 2022, Theorem 2: with Bc = ceil(M / 4d) and Br = min(Bc, d) the a
 Θ(N d + N²): 2 in N, below 1 in d, 0 in M. Each sweep varies one of the three. The points that the
 host backend executes stop at N = 1024; the sums go on. M is small (4k elements where it is fixed),
 so that those points have many key tiles, where the theorem's exponents hold: the count is
-proportional to 3 Tc + 3, and with Tc tiles the exponent in N is 1 + Tc / (Tc + 1).
+proportional to 3 Tc + 3, and with Tc tiles the exponent in N is 1 + Tc / (Tc + 1). Of the backward
+(Theorem 5) the algorithm as printed is executed over the same points.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from repro.experiments import Cell, Experiment
 from repro.experiments.shared.attention import cell, predicted_traffic
 from repro.experiments.shared.host import counted_traffic
 
-ALGORITHMS = ("standard", "flash1-literal", "flash1-skip-first", "flash")
+PRINTED = "flash1-literal"
+ALGORITHMS = ("standard", PRINTED, "flash1-skip-first", "flash")
 #: Values of the fixed variables: d where N or M varies, M in elements where N or d varies.
 HEAD_DIM, ON_CHIP = 64, 4096
 EXECUTED = {"seqlen": (128, 256, 512, 1024), "head_dim": (32, 64, 128), "on_chip": (2048, 4096, 8192, 16384)}
@@ -38,13 +40,13 @@ def papers_tile(algorithm: str, on_chip_elements: int, head_dim: int) -> Tile:
     return Tile(large, small) if algorithm == "flash" else Tile(small, large)
 
 
-def point(algorithm: str, sweep: str, value: int, seqlen: int) -> Cell:
-    """One forward pass, with ``value`` for the swept variable."""
+def point(algorithm: str, sweep: str, value: int, seqlen: int, pass_: str = "forward") -> Cell:
+    """One pass, with ``value`` for the swept variable."""
     head_dim = value if sweep == "head_dim" else HEAD_DIM
     on_chip = value if sweep == "on_chip" else ON_CHIP
     return cell(
         algorithm,
-        "forward",
+        pass_,
         papers_tile(algorithm, on_chip, head_dim),
         seqlen=value if sweep == "seqlen" else seqlen,
         head_dim=head_dim,
@@ -61,14 +63,15 @@ def _on_tensor_cores(sweep: str, value: int) -> bool:
 
 def cells() -> list[Cell]:
     """The points that are executed."""
-    return [
+    points = [(sweep, value) for sweep, values in EXECUTED.items() for value in values]
+    forward = [
         point(algorithm, sweep, value, SHORT)
-        for sweep, values in EXECUTED.items()
-        for value in values
+        for sweep, value in points
         for algorithm in ALGORITHMS
         if sweep == "seqlen" or algorithm != "flash1-skip-first"  # enough for the skipped first read
         if algorithm != "flash" or _on_tensor_cores(sweep, value)
     ]
+    return forward + [point(PRINTED, sweep, value, SHORT, "backward") for sweep, value in points]
 
 
 def also() -> Iterator[Cell]:

@@ -25,7 +25,7 @@ from repro.experiments.shared.checkpoint import (
 
 DEPTHS = {"mlp": (16, 64, 256), "resnet": (128, 256, 1024), "lstm": (64, 256, 2048)}
 STRATEGIES = {
-    "mlp": ("store-all", "sqrt", "exponential", "recursive", "recompute-all", "optimal-at-sqrt"),
+    "mlp": ("store-all", "sqrt", "every-2", "every-4", "exponential", "recursive", "recompute-all", "optimal-at-sqrt"),
     "resnet": ("store-all", "chen-search", "recursive"),
     "lstm": ("store-all", "chen-search", "recursive"),
 }

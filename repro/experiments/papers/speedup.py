@@ -57,7 +57,7 @@ def predict(one: Cell) -> Iterator[Row]:
     ceilings = datasheet_ceilings(gpu)
     works: dict[str, Work] = {}
     for pass_ in ("forward", "backward"):
-        works |= attention_work("flash1-released", shape, TILE, pass_, gpu)
+        works |= attention_work("flash1-released", shape, TILE, pass_, gpu, fma=False)
     unfused = predict_time(standard_work(kernels, shape), ceilings).seconds
     ratio = unfused / predict_time(works, ceilings).seconds
     yield row("speedup", ratio, unit="x", tool="ratio of rooflines, datasheet")

@@ -80,6 +80,8 @@ def plan_for(chain: Chain, strategy: str, budget_bytes: int | None = None) -> Pl
     if strategy == "greedy":
         assert budget_bytes is not None
         return theory.greedy(chain, budget_bytes)
+    if strategy.startswith("every-"):
+        return theory.every(chain, int(strategy.removeprefix("every-")))
     if strategy.startswith("uniform-"):
         return theory.uniform(chain, int(strategy.removeprefix("uniform-")))
     if strategy.startswith("revolve-"):
