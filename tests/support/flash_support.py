@@ -218,7 +218,8 @@ def execute(
     **forward: Any,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[tuple[str, str], int]]]:
     """Results as float64 and the traffic counted, per kernel. ``arrays`` replaces inputs;
-    ``forward``: further options of the forward pass; ``order``, ``wave`` and ``shared_limit_bytes`` are both passes'."""
+    ``forward``: further options of the forward pass; ``order``, ``wave`` and ``shared_limit_bytes``
+    are both passes'."""
     backend = backend or HostBackend(checks=True)
     backend.reset()
     given: dict[str, Array] = {}
