@@ -37,6 +37,7 @@ from kernels.timing.hopper_time import seconds_around
 from kernels.timing.records import Recorded, clock_columns
 from kernels.timing.sm80_time import PASSES
 from repro.measuring.records import COMMITTED
+from repro.shipped.flash2 import FORMS, pattern
 from repro.timing.round_counts import Key, peer_record, write_counts
 
 FOLDER = COMMITTED / "flash2"
@@ -72,36 +73,6 @@ ON_A100 = Target("sm_80", "fp16", A100_80GB, _BOOST, ampere.MACHINE)
 ON_H200 = Target("sm_90", "bf16", H200, H200_SUSTAINED, hopper_warps.MACHINE)
 TARGETS = {target.arch: target for target in (ON_A100, ON_H200)}
 GPU = ON_A100.gpu
-_TYPES = {"fp16": "6half_t", "bf16": "10bfloat16_t"}
-
-
-@dataclass(frozen=True)
-class Form:
-    """What FlashAttention-2 launches on an A100 and on an H200 (its ``flash_fwd_launch_template.h``
-    and ``flash_bwd_launch_template.h``): tile, warps, the template arguments of the name, and the
-    blocks an SM holds: a forward's 4 warps of up to 255 registers twice, a backward's 8 once."""
-
-    tile: Tile
-    warps: int
-    traits: str
-    blocks_per_sm: int
-
-
-_SMALL_BACKWARD = "ILi64ELi128ELi128ELi8ELi4ELi4ELi4ELb0ELb0E"
-_LARGE_BACKWARD = "ILi128ELi64ELi128ELi8ELi2ELi4ELi2ELb0ELb0E"
-FORMS = {
-    ("forward", 64): Form(Tile(128, 128), 4, "ILi64ELi128ELi128ELi4ELb0ELb0E", 2),
-    ("forward", 128): Form(Tile(128, 64), 4, "ILi128ELi128ELi64ELi4ELb0ELb0E", 2),
-    ("backward", 64): Form(Tile(128, 128), 8, _SMALL_BACKWARD, 1),
-    ("backward", 128): Form(Tile(64, 128), 8, _LARGE_BACKWARD, 1),
-}
-#: Beginning of a name, and its switches: dropout, causal, local, ALiBi, whole tiles, whole rows of
-#: head_dim, a softcap, and of the forward whether it returns the softmax.
-_NAMES = {
-    "forward": ("flash_fwd_kernelI23Flash_fwd_kernel_traits", "0c001100"),
-    "backward": ("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernelI23Flash_bwd_kernel_traits", "0c00110"),
-}
-
 #: The struct of arguments: where its fields lie in bytes, 8 bytes each ("q") or 4 ("i"). Those that
 #: are left out are zero: no lengths of a packed batch, no slopes, no dropout.
 _POINTERS = (0, 8, 16, 112, 160)  # q, k, v, out, lse
@@ -156,13 +127,8 @@ def program(code: Code, pass_: str, head_dim: int, causal: bool, rounds: int, ar
 
 def entry_in(cubin: bytes, pass_: str, head_dim: int, causal: bool, dtype: str = ON_A100.dtype) -> str | None:
     """The mangled name of a kernel in a cubin, without masks of lengths; None: not there."""
-    kernel, flags = _NAMES[pass_]
-    switches = "".join(f"ELb{flag}" for flag in flags.replace("c", str(int(causal))))
-    pattern = (
-        rf"\.text\.(_ZN\w*{kernel}{FORMS[pass_, head_dim].traits}N7cutlass{_TYPES[dtype]}\w*"
-        rf"{switches}EEEvNS_\w+)\0"
-    )
-    found = re.search(pattern.encode(), cubin)
+    name = pattern(pass_, head_dim, dtype, causal)
+    found = re.search(rf"\.text\.(_ZN\w*{name}\w+)\0".encode(), cubin)
     return found[1].decode() if found else None
 
 

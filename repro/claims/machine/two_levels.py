@@ -83,7 +83,7 @@ def machine_code(frame: pandas.DataFrame) -> Finding:
 
     return Finding(
         predicted=f"{largest('formula')} without spills",
-        measured=f"{largest('machine_code')} by machine code, {largest('counter')} by counter",
+        measured=f"{largest('machine_code')} by machine code, {largest('counter')} by counter; {ratio.count()} sums",
         parts=[
             agreement("machine code over counter, worst kernel", worst(ratio), 1, COUNTER, Evidence.EXECUTED),
             agreement("without spills over formula, worst kernel", worst(kept), 1, COUNTER, Evidence.EXECUTED),
