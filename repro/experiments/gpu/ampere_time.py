@@ -9,6 +9,7 @@ Agreement or disagreement is a result either way. On an A100 both take turns as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from analysis.flops import paper_flops
 from repro.experiments import Cell, Context, Experiment, Row, UnavailableError, row
@@ -31,7 +32,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def _form(pass_: str, head_dim: int) -> dict[str, str]:
+def _form(pass_: str, head_dim: int) -> dict[str, Any]:
     """Registered cells without it are of the kernel before, of eight warps and two stages; no card
     had run it."""
     return {"form": "tiles in turn"} if (pass_, head_dim) == ("forward", 128) else {}
