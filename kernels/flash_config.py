@@ -40,7 +40,8 @@ BIAS_GRADIENTS = ("", "write", "atomic", "workspace")
 # fewer additions to dQ; what limits them is the register file, with no spilled register allowed:
 #
 # forward   a thread of a warp with 16 rows holds head_dim/2 output and block_n/2 score values.
-#           128 x 64 at head_dim 128 is 64 + 32 of 255 registers and 96 KiB of tiles.
+#           128 x 64 at head_dim 128 is 64 + 32 of 255 registers and 96 KiB of tiles; on an A100
+#           32 rows a warp, 128 + 64 registers, and 64 KiB (configure).
 # backward  a thread holds head_dim values of dK and dV for each 16 key rows of its warp: 128
 #           registers at head_dim 128, so every warp has 16 of the 128 rows; at 64, 32 rows.
 # fp32 has tiles of twice the bytes and stages P (and dS) in shared memory.
@@ -97,16 +98,18 @@ def padded_head_dim(head_dim: int) -> int:
     return next(d for d in HEAD_DIMS if d >= head_dim)
 
 
-def _groups_a_warp(pass_: str, head_dim: int, tile: Tile, masks: bool) -> int:
+def _groups_a_warp(pass_: str, head_dim: int, tile: Tile, masks: bool, stages: int) -> int:
     """16-row groups of a warp: two where the registers allow it, because then each operand of the
-    other side that comes from shared memory serves two products."""
+    other side that comes from shared memory serves two products. A forward with one stage may take
+    all the registers there are: two such blocks fill an SM."""
     if pass_ == "backward-dq" or masks:
         return 1  # dQ has two score tiles beside it; masks and random words take registers too
     if pass_ == "forward":
         rows, registers = tile.block_m, tile.block_n // 2 + head_dim // 2
     else:
         rows, registers = tile.block_n, head_dim
-    return 2 if rows > 64 and rows % 32 == 0 and registers <= 64 else 1
+    most = 96 if pass_ == "forward" and stages == 1 else 64
+    return 2 if rows > 64 and rows % 32 == 0 and registers <= most else 1
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ class FlashConfig:
         """Warps a block."""
         masks = any(FEATURES[name].registers for name in self.features)
         masks = masks or self.block_size is not None
-        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks)
+        groups = _groups_a_warp(self.pass_, self.head_dim, self.tile, masks, self.stages)
         if self.pass_ != "backward":
             return self.tile.block_m // (16 * groups)
         # Warps that share key rows, each with its columns of dK and dV: SHARES in the source.
@@ -378,8 +381,17 @@ def configure(
     form = FlashConfig(
         pass_, dtype, padded, tile, frozenset(asked), stages=1 if fp8 else 2, block_size=block_size, **more
     )
-    if form.shared_bytes <= limit:
-        return form
     one = replace(form, stages=1)
+    two_fit = form.shared_bytes <= limit
+    # Where shared memory holds one block of two stages but two of one: tiles that come in turn to two
+    # blocks hide more, by the model of time (16 bits; it has none of fp32).
+    more_blocks = (
+        pass_ == "forward"
+        and dtype != "fp32"
+        and 2 * form.shared_bytes > limit
+        and one.blocks_per_sm(limit) > form.blocks_per_sm(limit)
+    )
+    if two_fit and not more_blocks:
+        return form
     shared_bytes(one, limit)
     return one

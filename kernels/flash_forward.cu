@@ -37,7 +37,8 @@
 // NUM_WARPS  warps a block; each owns BLOCK_M / NUM_WARPS rows, a multiple of 16
 // WINDOW     1: query r sees few keys around its diagonal, and sinks; window.cuh
 // PACKED     1: sequences of different lengths, all tokens one after another; packed.cuh
-// STAGES     2: the next K, V tile arrives during the work on this one; 1: after it
+// STAGES     2: the next K, V tile arrives during the work on this one; 1: K and V in turn, each
+//            during the work on the other (FP8: codes of the next tile beside these)
 #ifndef KEY_MASK
 #define KEY_MASK 0  // 1: bytes (B, seqlen_k), 0 takes a key out
 #endif
@@ -90,6 +91,10 @@ constexpr bool SUBTRACT_FIRST = DTYPE == 2;
 static_assert(GROUPS * 16 * NUM_WARPS == BLOCK_M, "each warp owns whole 16-row groups");
 static_assert(STAGES == 1 || STAGES == 2, "stages");
 static_assert(!FP8 || (DTYPE != 2 && STAGES == 1), "the next tile's codes wait beside the tiles");
+// Steps of Q K^T that are unrolled together: all where two groups of rows share each operand.
+constexpr int QK_UNROLL = GROUPS == 2 ? 8 : 4;
+// One buffer each: V arrives during Q K^T, the next K during the softmax and P V.
+#define IN_TURN (STAGES == 1 && !FP8)
 
 #if FP8
 using kv_t = uint8;
@@ -360,19 +365,33 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
                         seqlen_k};
     float next_scale = 0.0f;  // of the tile whose codes are on their way
 #endif
-    auto load_kv = [&](int tile, int stage) {
-        const int64 key0 = int64(tile) * BLOCK_N;
+    auto load = [&](auto to, const kv_t* rows_of, int64 stride_n, int tile) {
         const int keys = min_int(BLOCK_N, seqlen_k - tile * BLOCK_N);
-#if FP8
-        const Codes to_k = k_codes, to_v = v_codes;
-        next_scale = scales.load(tile);
-#else
-        const KTile to_k = k_tile(stage), to_v = v_tile(stage);
-#endif
-        load_tile_async<THREADS>(to_k, k_rows + key0 * k.stride_n, k.stride_n, keys, head_dim);
-        load_tile_async<THREADS>(to_v, v_rows + key0 * v.stride_n, v.stride_n, keys, head_dim);
+        load_tile_async<THREADS, IN_TURN>(to, rows_of + int64(tile) * BLOCK_N * stride_n, stride_n,
+                                          keys, head_dim);
+    };
+#if IN_TURN
+    auto load_k = [&](int tile) {
+        load(k_tile(0), k_rows, k.stride_n, tile);
         cp_async_commit();
     };
+    auto load_v = [&](int tile) {
+        load(v_tile(0), v_rows, v.stride_n, tile);
+        cp_async_commit();
+    };
+#else
+    auto load_kv = [&](int tile, int stage) {
+#if FP8
+        next_scale = scales.load(tile);
+        load(k_codes, k_rows, k.stride_n, tile);
+        load(v_codes, v_rows, v.stride_n, tile);
+#else
+        load(k_tile(stage), k_rows, k.stride_n, tile);
+        load(v_tile(stage), v_rows, v.stride_n, tile);
+#endif
+        cp_async_commit();
+    };
+#endif
 #if KEY_MASK
     // The bytes of the next tile wait in registers while this tile is worked on.
     constexpr int KEEPS = (BLOCK_N + THREADS - 1) / THREADS;
@@ -408,7 +427,11 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
     const ScoreChange change{scale, seqlen_k - seqlen_q};
 #endif
     load_tile_async<THREADS>(q_tile, q.row(batch, head, row), q.stride_n, rows, head_dim);
+#if IN_TURN
+    load_k(tile_of(j));
+#else
     load_kv(tile_of(j), 0);
+#endif
 
     // ---- the loop over key tiles ----------------------------------------------------------------
     const float log2_scale = SCALED ? LOG2E : scale * LOG2E;
@@ -446,18 +469,26 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
         scales.publish(scales_here, next_scale);
         block_sync();
 #endif
-        if ((FP8 || STAGES == 2) && next < end) load_kv(tile_of(next), stage ^ 1);
+#if IN_TURN
+        load_v(tile_of(j));
+#else
+        if (next < end) load_kv(tile_of(next), stage ^ 1);
+#endif
         const uint32* keep = keep_at(slot);
 #if KEY_MASK
         if (next < end) load_keep(tile_of(next));
+#endif
+#if KEY_MASK && !IN_TURN
         clear_rows<THREADS>(v_tile(stage), keep);
         block_sync();
 #endif
         const int key0 = tile_of(j) * BLOCK_N, warp_row0 = row0 + warp_row;
         const int offset = seqlen_k - seqlen_q;
         // The whole tile may lie beside what this warp's rows see.
-        if ((!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) &&
-            !window.hides_all(warp_row0 + offset, WARP_ROWS, key0, BLOCK_N)) {
+        const bool sees = (!CAUSAL || key0 <= warp_row0 + WARP_ROWS - 1 + offset) &&
+                          !window.hides_all(warp_row0 + offset, WARP_ROWS, key0, BLOCK_N);
+        float score[GROUPS][S_TILES][4];
+        if (sees) {
 #if BIAS
             io_t bias_values[GROUPS][S_TILES][4];
             load_bias<false>(bias_values,
@@ -465,7 +496,6 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
                                                seqlen_k, window},
                              warp_row0, key0);
 #endif
-            float score[GROUPS][S_TILES][4];
             clear(score);
 #if DTYPE != 2
             if constexpr (Q_IN_REGISTERS) {
@@ -479,7 +509,7 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
                 gemm<HEAD_DIM>(score, Registers{q_fragment}, KMajor{k_tile(stage)});
             } else
 #endif
-                gemm<HEAD_DIM>(score, Rows{q_tile.from_row(warp_row)}, KMajor{k_tile(stage)});
+                gemm<HEAD_DIM, QK_UNROLL>(score, Rows{q_tile.from_row(warp_row)}, KMajor{k_tile(stage)});
 #if FP8
             scale_scores(score, scales_here, CHANGED ? 1.0f : scale);
 #endif
@@ -498,6 +528,17 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
                              window.hides_any(warp_row0 + offset, WARP_ROWS, key0, BLOCK_N);
             if (KEY_MASK || ragged || cut)
                 mask_scores(score, warp_row0, key0, seqlen_q, seqlen_k, window, keep);
+        }
+#if IN_TURN
+        cp_async_wait<0>();
+        block_sync();  // V is here, and every warp is done with K
+        if (next < end) load_k(tile_of(next));
+#if KEY_MASK
+        clear_rows<THREADS>(v_tile(0), keep);
+        block_sync();
+#endif
+#endif
+        if (sees) {
             softmax_step(score, acc, state, log2_scale);
 #if DROPOUT
             drop_weights(score, warp_row0, key0, dropout);
@@ -521,10 +562,6 @@ flash_forward(Tensor4<const io_t> q, Tensor4<const kv_t> k, Tensor4<const kv_t> 
 #if KEY_MASK
         if (next < end) publish_keep(slot ^ 1);
 #endif
-        if (!FP8 && STAGES == 1 && next < end) {
-            block_sync();
-            load_kv(tile_of(next), 0);
-        }
 #if PROGRESS
         if (++walked % PROGRESS == 0) note(1 + walked / PROGRESS, global_nanoseconds());
 #endif

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from figures.common import FILLED, Drawing, devices, note
 from repro.experiments.bytes import machine_sectors
 
-EXPERIMENTS = machine_sectors.WITH_COUNTERS
+EXPERIMENTS = ("machine-sectors", "fig2-left-traffic", "fig2-left-traffic-masked", "l2-absorption")
 GB = 1e9
 THEORY, CODE, COUNTER = "#0072B2", "#D55E00", "black"
 NAMES = {machine_sectors.FIG2: "", machine_sectors.MASKED: ", with mask and dropout"}

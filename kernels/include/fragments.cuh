@@ -125,13 +125,12 @@ __device__ __forceinline__ void load_b(uint32 (&r)[4], const NMajor<TileT>& b, i
     ldmatrix_x4_trans(r, b.tile.chunk(16 * step, l & 15, b.col0 / 8 + 2 * pair, l >> 4));
 }
 
-// acc += A B with a sum over K values.
-template <int K, int GROUPS, int TILES, class A, class B>
+// acc += A B with a sum over K values. Four steps are one period of the swizzle; to unroll MOST of
+// them costs registers and saves waits. An operand in registers is indexed by constants alone.
+template <int K, int MOST = 4, int GROUPS, int TILES, class A, class B>
 __device__ __forceinline__ void gemm(float (&acc)[GROUPS][TILES][4], const A& a, const B& b) {
     static_assert(K % K_STEP == 0 && TILES % 2 == 0, "16 x 16 blocks");
-    // Four steps are one period of the swizzle. Unrolling further only costs registers, except that
-    // an operand in registers can be indexed by constants alone.
-    constexpr int UNROLL = A::IN_REGISTERS ? K / K_STEP : 4;
+    constexpr int UNROLL = A::IN_REGISTERS ? K / K_STEP : MOST;
 #pragma unroll UNROLL
     for (int step = 0; step < K / K_STEP; ++step) {
         uint32 left[GROUPS][4];
@@ -224,7 +223,7 @@ __device__ __forceinline__ void load_b(float (&r)[2][4], const NMajor<TileT>& b,
     }
 }
 
-template <int K, int GROUPS, int TILES, class A, class B>
+template <int K, int MOST = 4, int GROUPS, int TILES, class A, class B>
 __device__ __forceinline__ void gemm(float (&acc)[GROUPS][TILES][4], const A& a, const B& b) {
 #pragma unroll 1
     for (int step = 0; step < K / K_STEP; ++step) {

@@ -81,9 +81,16 @@ __device__ __forceinline__ void for_each_chunk(TileT tile, T* global, int64 stri
 
 // Starts copying `rows` real rows of `head_dim` values into the tile. The rest of the tile is
 // zeroed: a zero row of K gives a finite score to mask, a zero row of V keeps 0 * V at 0.
-template <int THREADS, class TileT, class T>
+// WHOLE: a tile that is real as a whole has code of its own, which asks no chunk.
+template <int THREADS, bool WHOLE = false, class TileT, class T>
 __device__ __forceinline__ void load_tile_async(TileT tile, const T* source, int64 stride_n,
                                                 int rows, int head_dim) {
+    if (WHOLE && rows >= TileT::ROWS && head_dim >= TileT::COLS) {
+        for_each_chunk<THREADS>(tile, source, stride_n, [](int, int, T* shared, const T* from) {
+            cp_async_16(shared, from, true);
+        });
+        return;
+    }
     for_each_chunk<THREADS>(tile, source, stride_n, [&](int row, int c, T* shared, const T* from) {
         const bool valid = row < rows && c * TileT::VEC < head_dim;
         cp_async_16(shared, valid ? from : source, valid);

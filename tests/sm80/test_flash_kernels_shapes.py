@@ -6,11 +6,15 @@ Few forms are compiled (a second each), and many shapes run through each of them
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flash_support import Problem, check, check_all, execute
 
+from analysis.hardware import A100_80GB, H200
 from analysis.shapes import Tile
+from kernels.flash_config import SHARED_LIMIT_BYTES, configure
 
 LENGTHS = (1, 2, 15, 17, 63, 64, 65, 127, 128, 129, 257)
 
@@ -72,3 +76,36 @@ def test_default_tiles_run() -> None:
     """The tiles used when none is named, forward and backward different ones."""
     p = Problem(1, 2, 200, 200, 64, "fp16", True)
     check(p, execute(p)[0])
+
+
+SHORT = 70_000
+"""Bytes of shared memory for one stage of the tile 128 x 64 at head_dim 128, too few for two."""
+IN_TURN: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "window": {"window": (40, 5), "sinks": 3},
+    "keys": {"key_mask": np.arange(150)[None] % 3 > 0},
+    "dropout": {"dropout_p": 0.25, "dropout_seed": 5},
+    "slopes": {"alibi_slopes": np.array([0.5, 0.25], np.float32)},
+}
+
+
+@pytest.mark.parametrize("more", IN_TURN.values(), ids=IN_TURN.keys())
+def test_tiles_in_turn_are_right_and_move_the_same_bytes(more: dict[str, Any]) -> None:
+    """K and V with one buffer each, where shared memory is short."""
+    p = Problem(heads=2, seqlen_q=140, seqlen_k=150, head_dim=128, **more)
+    (short, moved), (_, also) = (
+        execute(p, backward=False, shared_limit_bytes=limit) for limit in (SHORT, SHARED_LIMIT_BYTES)
+    )
+    assert moved == also
+    check(p, short)
+
+
+def test_an_a100_holds_two_blocks_of_one_stage_where_two_stages_leave_one() -> None:
+    """Head dimension 128 in 16 bits: 64 KiB instead of 96, four warps of 32 rows instead of eight."""
+    a100, h200 = (configure("forward", "fp16", 128, limit=gpu.shared_bytes_per_block) for gpu in (A100_80GB, H200))
+    assert (a100.stages, a100.num_warps, a100.blocks_per_sm(A100_80GB.shared_bytes_per_block)) == (1, 4, 2)
+    assert (h200.stages, h200.num_warps) == (2, 8)
+    for head_dim, dtype, feature in ((64, "fp16", None), (128, "fp32", None), (128, "fp16", "bias")):
+        features = [feature] if feature else []
+        form = configure("forward", dtype, head_dim, limit=A100_80GB.shared_bytes_per_block, features=features)
+        assert form.stages == 2

@@ -207,7 +207,7 @@ def test_half_the_bytes_of_keys_and_values_at_both_levels(block: int | None) -> 
             assert 2 * hbm[tensor] == pytest.approx(of_hbm[tensor], rel=0.02)
             blocks = 1 if block is None else 65536 // block
             assert half.compulsory.reads["flash_forward"][f"{tensor}_scale"] == 4 * 4 * blocks
-        assert half.time.seconds <= plain.time.seconds
+        assert half.time.bytes_seconds < plain.time.bytes_seconds
         assert not half.saved
 
 
@@ -229,7 +229,7 @@ def test_less_shared_memory_than_two_stages() -> None:
     for head_dim in (32, 64, 128, 256):
         plain, half = (configure("forward", "bf16", head_dim, fp8=fp8) for fp8 in (False, True))
         assert plain.tile == half.tile
-        assert half.shared_bytes < plain.shared_bytes
+        assert half.shared_bytes < replace(plain, stages=2).shared_bytes
     small = 99 * 1024  # of an Ada or a GA102 card
     tile = default_tile(256, "fp16", "forward", small, fp8=True)
     assert configure("forward", "fp16", 256, tile=tile, fp8=True).shared_bytes <= small

@@ -218,7 +218,8 @@ def execute(
     **forward: Any,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[tuple[str, str], int]]]:
     """Results as float64 and the traffic counted, per kernel. ``arrays`` replaces inputs;
-    ``forward``: further options of the forward pass; ``order`` and ``wave`` are both passes'."""
+    ``forward``: further options of the forward pass; ``order``, ``wave`` and ``shared_limit_bytes``
+    are both passes'."""
     backend = backend or HostBackend(checks=True)
     backend.reset()
     given: dict[str, Array] = {}
@@ -235,7 +236,7 @@ def execute(
     stats = {"lse": view("lse", lse, "fp32")}
     options: dict[str, Any] = {"scale": p.scale, "causal": p.causal, "tile": tile, "pdl": pdl}
     options |= {"window": p.window, "sinks": p.sinks}
-    options |= {name: forward.pop(name) for name in ("order", "wave") if name in forward}
+    options |= {name: forward.pop(name) for name in ("order", "wave", "shared_limit_bytes") if name in forward}
     if p.key_mask is not None:
         options["key_mask"] = view("key_mask", p.key_mask.astype(np.uint8, order="C"), "uint8")
     if p.dropout_p:

@@ -103,11 +103,11 @@ def test_predictions_of_their_code_are_within_what_the_page_and_the_changelog_sa
 def test_every_time_is_registered_once_and_is_what_the_model_says() -> None:
     """A model or a kernel that changes by more registers new cells beside these."""
     path = records.RESULTS / "registered" / f"{ampere_time.EXPERIMENT.name}.jsonl"
-    rows = list(records.read(path))
-    cells = [one.id for one in ampere_time.cells()]
-    assert [row.cell for row in rows] == [cell for cell in cells for _ in range(2)]
+    cells = ampere_time.cells()
+    rows = [row for row in records.read(path) if row.cell in {one.id for one in cells}]
     assert all(row.date and row.commit and row.source == "predicted" for row in rows)
-    today = [now for cell in ampere_time.cells() for now in predictions("ampere-time", cell)]
+    rows.sort(key=lambda row: [one.id for one in cells].index(row.cell))
+    today = [now for cell in cells for now in predictions("ampere-time", cell)]
     for row, now in zip(rows, today, strict=True):
         assert (row.cell, row.implementation) == (now.cell, now.implementation)
         assert now.value == pytest.approx(row.value, rel=0.05)

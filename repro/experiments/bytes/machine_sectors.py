@@ -229,7 +229,7 @@ def beside(frame: pandas.DataFrame) -> pandas.DataFrame:
                     "counters": one["counters"],
                     "kernel": one["kernel"],
                     "place": one["place"],
-                    "heads": one["batch"] * one["heads"],
+                    "heads": int(one["batch"]) * int(one["heads"]),
                     "seqlen": one["seqlen_q"],
                     "direction": direction,
                     "formula": here.loc[here["source"] == "predicted", "value"].sum(),

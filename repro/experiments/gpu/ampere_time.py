@@ -9,6 +9,7 @@ Agreement or disagreement is a result either way. On an A100 both take turns as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from analysis.flops import paper_flops
 from repro.experiments import Cell, Context, Experiment, Row, UnavailableError, row
@@ -23,12 +24,18 @@ SEQLENS = (16384, 2048, 512, 8192, 4096, 1024)
 def cells() -> list[Cell]:
     """The paper's shapes: 16,384 tokens, hidden size 2,048, fp16."""
     return [
-        of_tokens(None, pass_, seqlen, head_dim, dtype="fp16", causal=causal)
+        of_tokens(None, pass_, seqlen, head_dim, dtype="fp16", causal=causal, **_form(pass_, head_dim))
         for seqlen in SEQLENS
         for head_dim in flash2_time.HEAD_DIMS
         for causal in (False, True)
         for pass_ in ("forward", "backward")
     ]
+
+
+def _form(pass_: str, head_dim: int) -> dict[str, Any]:
+    """Registered cells without it are of the kernel before, of eight warps and two stages; no card
+    had run it."""
+    return {"form": "tiles in turn"} if (pass_, head_dim) == ("forward", 128) else {}
 
 
 def registered(one: Cell) -> Iterator[Row]:
