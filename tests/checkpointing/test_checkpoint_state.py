@@ -239,11 +239,13 @@ def test_memory_that_is_held_for_a_second_run_is_predicted() -> None:
     class Halves(Stage):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("scale", torch.ones(200_000))
+            for name in ("scale", "shift"):
+                self.register_buffer(name, torch.ones(200_000))
 
         def forward(self, x: Tensor) -> Tensor:
-            self.scale.data = self.scale.data / 2
-            return self.lin(x) * self.scale[0].clone()
+            for buffer in self.buffers():
+                buffer.data = buffer.data / 2
+            return self.lin(x) * self.scale[0].clone() + self.shift[0].clone()
 
     x = torch.ones(2, WIDTH)
     planned = plan(nn.Sequential(Halves(), nn.Tanh(), Halves()), x, strategy="recompute-all", repeats=0)
