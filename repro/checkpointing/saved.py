@@ -53,14 +53,18 @@ def _watch(tensor: Tensor) -> Tensor | None:
 
 
 class Saved:
-    """A tensor that a node of stage `stage` saved; empty while the run does not keep it."""
+    """A tensor that a node of stage `stage` saved; empty while the run does not keep it.
 
-    __slots__ = ("__weakref__", "dtype", "run", "shape", "stage", "tensor", "version", "watch")
+    leaf: a leaf itself, which is what a graph saves: it sees what `leaf.data = ...` makes of it later.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "leaf", "run", "shape", "stage", "tensor", "version", "watch")
 
     def __init__(self, run: Owner, stage: int, given: Tensor, *, keep: bool) -> None:
         self.run, self.stage = run, stage
         self.shape, self.dtype = given.shape, given.dtype
         self.tensor = given.detach() if keep else None
+        self.leaf = weakref.ref(given) if given.is_leaf else None
         self.watch = _watch(given)
         self.version = self.watch._version if self.watch is not None else 0
 
@@ -83,7 +87,8 @@ class Saved:
         if self.tensor is None:
             self.run.refuse(self.stage)
         assert self.tensor is not None
-        return self.tensor
+        leaf = self.leaf() if self.leaf is not None else None
+        return self.tensor if leaf is None else leaf.detach()
 
 
 class Pack:

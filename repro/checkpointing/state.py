@@ -11,8 +11,8 @@ import math
 import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,35 @@ COPIED_BYTES = 2**20
 _MODULES_OWN = frozenset(vars(nn.Module())) - {"training"}
 
 
+class _Noted(NamedTuple):
+    """A tensor and its version and memory (an alias) at one moment.  copy: its values, None where they
+    are watched only.
+
+    `tensor.data = ...` and `set_` give a tensor other memory, which may be another tensor's: its
+    values are put back into the memory that it had.
+    """
+
+    tensor: Tensor
+    name: str
+    version: int | None
+    memory: Tensor
+    copy: Tensor | None
+
+    def moved(self) -> bool:
+        now, then = ((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (self.tensor, self.memory))
+        return now != then
+
+    def move_back(self) -> None:
+        if self.moved():
+            self.tensor.data = self.memory
+
+
 class ModuleState:
     """Buffers and attributes of the modules of a stage (or of several in a list)."""
 
     def __init__(self, stage: Any, *, copied_bytes: float = COPIED_BYTES) -> None:
         self._places: list[tuple[dict, dict]] = []
-        self._tensors: list[tuple[Tensor, str, int | None, int, Tensor | None]] = []
+        self._tensors: list[_Noted] = []
         seen: set[int] = set()
         for root in modules_of(stage):
             for prefix, module in root.named_modules():
@@ -58,7 +81,7 @@ class ModuleState:
         if not is_sharded(tensor) and tensor.layout is torch.strided:
             trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
             copy = None if trained or tensor.nbytes > limit else tensor.detach().clone()
-            self._tensors.append((tensor, name, version(tensor), tensor.data_ptr(), copy))
+            self._tensors.append(_Noted(tensor, name, version(tensor), tensor.data, copy))
         return tensor
 
     # -- after the first run ----------------------------------------------------------------------
@@ -69,21 +92,23 @@ class ModuleState:
         If `strict`, RuntimeError where it has changed what cannot be put back: a trained parameter,
         or a tensor too large to have been copied.
         """
-        kept: list[tuple[Tensor, str, int | None, int, Tensor | None]] = []
+        kept: list[_Noted] = []
         freed: list[Tensor] = []
-        for tensor, name, before, address, copy in self._tensors:
-            moved = version(tensor) != before or tensor.data_ptr() != address
+        for noted in self._tensors:
+            tensor, name, before, memory, copy = noted
+            moved = noted.moved()
+            written = moved or version(tensor) != before
             if copy is None:
-                if moved and strict:
+                if written and strict:
                     raise RuntimeError(
                         f"{stage} writes to {name} of {tensor.nbytes:,} bytes while it runs, which "
                         "cannot be undone for a second run: write to a copy, or choose a plan that "
                         "runs this stage once (strategy='store-all')"
                     )
-                kept.append((tensor, name, before, address, None))
-            elif moved or (copy.device.type == "cpu" and not torch.equal(copy, tensor)):
-                kept.append((tensor, name, before, address, copy))
-                freed.append(copy)
+                kept.append(noted)
+            elif written or (copy.device.type == "cpu" and not torch.equal(copy, tensor)):
+                kept.append(noted)
+                freed += [copy, memory] if moved else [copy]
         self._tensors = kept
         then, now = _storages(freed), dict[int, int]()
         for place, items in self._places:
@@ -108,34 +133,33 @@ class ModuleState:
                     "run with it again: call backward first"
                 )
         now = [(place, place.copy()) for place, _ in self._places]
-        written = [tensor.detach() for tensor, *_, copy in self._tensors if copy is not None]
-        values = [tensor.clone() for tensor in written]
-        with self._versions():
-            self._restore()
+        copied = [noted for noted in self._tensors if noted.copy is not None]
+        present = [noted._replace(memory=noted.tensor.data) for noted in copied]
+        written = [noted.memory for noted in copied]
+        values = [memory.clone() for memory in written]
+        # Writing to tensors in here is no change that a graph should complain about.
+        counted = tuple(noted.tensor for noted in copied if not noted.tensor.is_inference())
+        with torch.autograd._unsafe_preserve_version_counter(counted) if counted else nullcontext():
+            self.put_back()
             try:
                 yield
             finally:
                 for place, items in now:
                     if not _alike(place, items):
                         _exchange(place, items)
+                for noted in present:
+                    noted.move_back()
                 _write(written, values)
 
     def put_back(self) -> None:
-        """Put everything back as it was, for good."""
-        with self._versions():
-            self._restore()
-
-    def _versions(self) -> AbstractContextManager[Any]:
-        """Writing to tensors in here is no change that a graph should complain about."""
-        written = tuple(t for t, *_, copy in self._tensors if copy is not None and not t.is_inference())
-        return torch.autograd._unsafe_preserve_version_counter(written) if written else nullcontext()
-
-    def _restore(self) -> None:
+        """Put everything back as it was."""
         for place, items in self._places:
             if not _alike(place, items):
                 _exchange(place, items)
-        written = [(tensor.detach(), copy) for tensor, *_, copy in self._tensors if copy is not None]
-        _write([tensor for tensor, _ in written], [copy for _, copy in written])
+        written = [(noted, noted.copy) for noted in self._tensors if noted.copy is not None]
+        for noted, _ in written:
+            noted.move_back()
+        _write([noted.memory for noted, _ in written], [copy for _, copy in written])
 
 
 def _storages(leaves: Iterable[Any]) -> dict[int, int]:
