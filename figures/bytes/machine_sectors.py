@@ -32,7 +32,7 @@ def label(row: pandas.Series) -> str:
 def draw(frame: pandas.DataFrame) -> Drawing:
     """Reads on the left, writes on the right: formula and machine code as shares of the counter."""
     rows = machine_sectors.beside(frame)
-    rows["label"] = rows.apply(label, axis=1)
+    rows["label"] = [label(row) for _, row in rows.iterrows()]
     labels = list(dict.fromkeys(rows["label"]))
     figure, axes = plt.subplots(1, 2, figsize=(13, 1.8 + 0.3 * len(labels)), layout="constrained", sharey=True)
     for ax, direction in zip(axes, ("read", "write"), strict=True):

@@ -35,7 +35,9 @@ def draw(frame: pandas.DataFrame) -> Drawing:
     rows = rows[rows["causal"] != True].copy()  # noqa: E712  object column
     rows["head_dim"] = rows["head_dim"].fillna(64)  # Fig. 8 does not say; 64 as in Fig. 7
     ours = ratio(frame, "time_ms", "forward+backward").rename("value").reset_index()
-    ours = ours.assign(source="measured", device="NVIDIA H200", head_dim=64, dropout=0.0, key_mask=False)
+    ours = ours.reindex(columns=["seqlen_q", "value"]).assign(
+        source="measured", device="NVIDIA H200", head_dim=64, dropout=0.0, key_mask=False
+    )
     figure, axes = plt.subplots(1, 5, figsize=(14.5, 3.9), layout="constrained", sharey=True)
     for ax, (device, head_dim, title) in zip(axes, PANELS, strict=True):
         panel(ax, pick(rows, device=device, head_dim=head_dim), title)
