@@ -36,8 +36,7 @@ _FEATURES: dict[str, dict[str, Any]] = {
     "all masks": {"key_mask": True, "dropout": True, "block_sparse": True},
 }
 
-#: Bytes a thread that NVRTC spills at most, 13.0 or 13.5, by name and architecture. 13.5 spills in the
-#: forward in turn alone.
+#: Bytes a thread that NVRTC 13.0 spills, by name and architecture.
 SPILLS = {
     ("backward without dq fp16 64 full", "sm_90"): 68,
     ("backward without dq fp16 64 causal", "sm_80"): 56,
@@ -45,17 +44,26 @@ SPILLS = {
     ("backward without dq bf16 64 full", "sm_90"): 68,
     ("backward without dq bf16 64 causal", "sm_80"): 56,
     ("backward without dq bf16 64 causal", "sm_90"): 48,
-    ("forward in turn fp16 128 full", "sm_80"): 112,
-    ("forward in turn fp16 128 full", "sm_90"): 184,
-    ("forward in turn fp16 128 causal", "sm_80"): 32,
-    ("forward in turn fp16 128 causal", "sm_90"): 268,
-    ("forward in turn bf16 128 full", "sm_80"): 112,
-    ("forward in turn bf16 128 full", "sm_90"): 184,
-    ("forward in turn bf16 128 causal", "sm_80"): 32,
-    ("forward in turn bf16 128 causal", "sm_90"): 268,
+    ("forward in turn fp16 128 full", "sm_80"): 72,
+    ("forward in turn fp16 128 full", "sm_90"): 152,
+    ("forward in turn fp16 128 causal", "sm_90"): 156,
+    ("forward in turn bf16 128 full", "sm_80"): 72,
+    ("forward in turn bf16 128 full", "sm_90"): 152,
+    ("forward in turn bf16 128 causal", "sm_90"): 156,
     ("forward fp32 256 causal", "sm_80"): 124,
     ("forward fp32 256 causal window", "sm_80"): 84,
     ("backward dq fp32 256 causal window", "sm_90"): 24,
+}
+#: The same of 13.5.
+NEWER_SPILLS = {
+    (f"forward in turn {dtype} 128 {mask}", arch): spilled
+    for dtype in ("fp16", "bf16")
+    for mask, arch, spilled in (
+        ("full", "sm_80", 112),
+        ("full", "sm_90", 184),
+        ("causal", "sm_80", 32),
+        ("causal", "sm_90", 268),
+    )
 }
 
 
@@ -79,9 +87,11 @@ class Variant:
         mask = "causal" if self.causal else "full"
         return " ".join(part for part in (self.form, self.dtype, str(self.head_dim), mask, self.features) if part)
 
-    def spill_bytes(self, arch: str) -> int:
-        """Bytes that a thread may store to and load from local memory, for want of registers."""
-        return SPILLS.get((self.name, arch), 0)
+    def spill_bytes(self, arch: str, version: str | None = None) -> int:
+        """Bytes that a thread stores to and loads from local memory, for want of registers: by this
+        version of NVRTC, or the most of any."""
+        found = {"13.0": SPILLS.get((self.name, arch), 0), "13.5": NEWER_SPILLS.get((self.name, arch), 0)}
+        return max(found.values()) if version is None else found["13.0" if version.startswith("13.0") else "13.5"]
 
 
 def _variant(form: str, dtype: str, head_dim: int, causal: bool, features: str) -> Variant:

@@ -87,7 +87,7 @@ def test_fp8_beside_every_other_option() -> None:
 
 @pytest.mark.thorough
 def test_packed_beside_every_other_option() -> None:
-    alone = {"key_keep": 0.0, "block_keep": 0.0, "bias": None, "bias_gradient": False}
+    alone = {"key_keep": 0.0, "block_keep": 0.0, "bias": None, "bias_gradient": False, "sink_logits": False}
     assert failure(together(**{**alone, **PACKED})) is None
 
 
