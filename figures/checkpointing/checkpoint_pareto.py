@@ -11,22 +11,9 @@ from matplotlib.axes import Axes
 
 from figures.checkpointing._checkpoint import COLOURS, MIB
 from figures.common import Drawing, devices, log_axis, note, pick, say
-from repro.experiments.checkpointing.checkpoint_pareto import LAYERS, STAGES
+from repro.experiments.checkpointing.checkpoint_pareto import HEURISTICS, LAYERS, STAGES
 
 EXPERIMENTS = ("checkpoint-pareto",)
-HEURISTICS = (
-    "store-all",
-    "sqrt",
-    "uniform-2",
-    "uniform-3",
-    "uniform-6",
-    "uniform-9",
-    "chen-search",
-    "recursive",
-    "exponential",
-    "recompute-all",
-    "revolve-3",
-)
 LABELLED = {
     "store-all": "store all",
     "sqrt": "sqrt(L)",

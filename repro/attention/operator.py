@@ -187,7 +187,6 @@ def flash_attention(
         scale_block=scale_block,
         key_mask=key_mask,
         block_mask=block_mask,
-        seed=seed,  # type: ignore[arg-type]
         alibi_slopes=alibi_slopes,
         bias=bias,
         k_scale=k_scale,

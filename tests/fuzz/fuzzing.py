@@ -45,7 +45,7 @@ def fuzzed(drawn: st.SearchStrategy[Any], *, examples: int) -> Callable[..., Cal
                 try_some()
 
         test.__doc__ = body.__doc__
-        test.drawn = True  # type: ignore[attr-defined]
+        test.drawn = True
         test.__name__ = test.__qualname__ = body.__name__
         return test
 

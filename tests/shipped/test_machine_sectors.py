@@ -37,6 +37,6 @@ def test_a_run_gives_what_is_on_record(kernel: str) -> None:
     cell = [one for one in machine_sectors.EXPERIMENT.cells() if one["kernel"] == kernel][-1]
     lines = (COMMITTED / "host" / "machine-sectors.jsonl").read_text().splitlines()
     recorded = [row for row in map(json.loads, lines) if row["cell"] == cell.id]
-    found = list(machine_sectors.EXPERIMENT.measure(cell, Context("cpu")))  # type: ignore[misc]
+    found = [row.to_json() for row in machine_sectors.EXPERIMENT.measured(cell, Context("cpu"))]
     key = ("metric", "tensor", "direction", "value")
     assert {tuple(row[k] for k in key) for row in found} == {tuple(row[k] for k in key) for row in recorded}

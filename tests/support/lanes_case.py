@@ -195,7 +195,7 @@ def expected(case: Case) -> np.ndarray | str:
         """Whether its next word is right by itself."""
         waits.pop(t, None)
         try:
-            waits[t] = runs[t].send(brought)  # type: ignore[arg-type]
+            waits[t] = runs[t].send(brought)
         except (StopIteration, _EndedError):
             del runs[t]
             return True
